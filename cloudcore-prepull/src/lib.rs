@@ -1,0 +1,3 @@
+//! cloudcore-prepull
+
+pub mod tunnel;

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# Finds a kube-apiserver, or builds one, and prints the directory it is in; all else is on stderr.
+# etcd and kubectl may be in the same directory, or in PATH.
+#
+# No package brings a kube-apiserver, but Debian 12 has its source: built once (about 4 minutes on
+# 2 cores), then taken from the cache.
+set -euo pipefail
+
+version=v1.20.2
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/prepull-e2e
+built=$cache/kube-apiserver-$version
+log=$cache/kube-apiserver-build.log
+
+say() { printf '==> %s\n' "$*" >&2; }
+
+die() {
+  say "$*"
+  exit 1
+}
+
+# Runs it, too: one for another machine type is no kube-apiserver here.
+take() { # DIR WHERE
+  local found
+  [[ -x $1/kube-apiserver ]] && found=$("$1/kube-apiserver" --version 2>/dev/null) || return 1
+  say "kube-apiserver: ${found#Kubernetes } from $2"
+  (cd "$1" && pwd -P)
+  exit 0
+}
+
+if [[ -n ${KUBEBUILDER_ASSETS-} ]]; then
+  take "$KUBEBUILDER_ASSETS" "KUBEBUILDER_ASSETS ($KUBEBUILDER_ASSETS)"
+  # Asked for and not there: another one, taken silently, would be a surprise.
+  die "KUBEBUILDER_ASSETS=$KUBEBUILDER_ASSETS has no kube-apiserver that runs: correct or unset it"
+fi
+if in_path=$(command -v kube-apiserver); then take "${in_path%/*}" "PATH ($in_path)"; fi
+take "$built" "the cache ($built)"
+
+# shellcheck source=/dev/null
+system=$(. /etc/os-release 2>/dev/null && printf '%s' "${ID-}-${VERSION_ID-}") || system=unknown
+[[ $system == debian-12 ]] || die "no kube-apiserver, and only on Debian 12 can it be built from a package (this is $system).
+    Either set PREPULL_E2E_KUBECONFIG to the kubeconfig of a cluster which the tests may use,
+    or set KUBEBUILDER_ASSETS to a directory with kube-apiserver (envtest's, which setup-envtest downloads)."
+
+mkdir -p "$cache"
+exec 9>"$cache/lock"
+flock --nonblock 9 || { say "another run is building kube-apiserver, waiting for it" && flock 9; }
+take "$built" "the cache ($built), just built by another run"
+
+# A build that was killed leaves its scratch; who holds the lock may take it away.
+rm -rf "$cache"/build.*
+scratch=$(mktemp -d "$cache/build.XXXXXX")
+job=
+cleanup() {
+  # The job is a process group of its own, so that none of make's descendants stays.
+  if [[ -n $job ]]; then
+    kill -TERM -- "-$job" 2>/dev/null || true
+    wait "$job" 2>/dev/null || true
+  fi
+  rm -rf "$scratch"
+}
+trap cleanup EXIT
+trap 'say "interrupted"; exit 130' INT TERM HUP
+: >"$log"
+say "kube-apiserver: none found, building $version once from Debian's source; log: $log"
+
+# Runs a step with its output in the log, says how long it took, and shows a sign of life meanwhile.
+phase() { # NAME COMMAND...
+  local name=$1 began=$SECONDS status=0
+  shift
+  say "  $name"
+  printf '\n### %s: %s\n' "$name" "$*" >>"$log"
+  set -m
+  "$@" >>"$log" 2>&1 </dev/null 9>&- &
+  job=$!
+  set +m
+  while kill -0 "$job" 2>/dev/null; do
+    sleep 1
+    (((SECONDS - began) % 30)) || say "    $((SECONDS - began)) s"
+  done
+  wait "$job" || status=$?
+  job=
+  ((status == 0)) || {
+    tail -n 30 "$log" >&2
+    die "$name: failed with status $status after $((SECONDS - began)) s, the end of $log is above"
+  }
+  say "    done in $((SECONDS - began)) s"
+}
+
+install_build_packages() {
+  local package missing=()
+  for package in golang-go rsync bsdmainutils make golang-github-modern-go-reflect2-dev; do
+    [[ $(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
+  done
+  ((${#missing[@]})) || return 0
+  if ((EUID != 0)); then
+    echo "not root: have these installed: ${missing[*]}"
+    return 1
+  fi
+  apt-get update || true # a third party's repository may be down; the install tells
+  DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends --no-remove \
+    -o DPkg::Lock::Timeout=600 -o Dpkg::Use-Pty=0 "${missing[@]}"
+}
+
+# Sources from the mirror that the machine uses already, with lists and a cache of their own: what
+# apt knows and offers on this machine stays as it is.
+download() {
+  local apt=$scratch/apt
+  mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$scratch/source"
+  debian_mirrors() {
+    apt-get indextargets --format 'deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Origin: Debian' 'Created-By: Packages' | sort -u
+  }
+  debian_mirrors >"$apt/sources.list"
+  if [[ ! -s $apt/sources.list ]] && ((EUID == 0)); then # fresh images come without lists
+    apt-get update || true
+    debian_mirrors >"$apt/sources.list"
+  fi
+  [[ -s $apt/sources.list ]] || {
+    echo "apt knows no Debian mirror here: run apt-get update as root"
+    return 1
+  }
+  local options=(-o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o Acquire::Retries=3
+    -o APT::Sandbox::User=root) # _apt, apt's own user, cannot enter a home directory
+  apt-get "${options[@]}" update
+  (cd "$scratch/source" && apt-get "${options[@]}" source --download-only kubernetes)
+}
+
+unpack() {
+  local archives=("$scratch"/source/kubernetes_*"${version#v}".orig.tar.*)
+  [[ -e ${archives[0]} ]] || {
+    echo "Debian's source is no longer $version: $(ls "$scratch/source")"
+    return 1
+  }
+  local tree=$scratch/go/src/k8s.io/kubernetes reflect2=github.com/modern-go/reflect2
+  mkdir -p "$tree"
+  tar --extract --file "${archives[0]}" --directory "$tree" --strip-components 1
+  # The vendored one crashes with Go 1.18 and later as soon as a custom resource is written.
+  rm -rf "${tree:?}/vendor/$reflect2"
+  cp -rL "/usr/share/gocode/src/$reflect2" "$tree/vendor/$reflect2"
+}
+
+# make, not a bare `go build`: the OpenAPI sources are generated. Debian's Go by its full path: a
+# newer one in PATH may no longer know GOPATH mode or this source.
+compile() {
+  env -C "$scratch/go/src/k8s.io/kubernetes" -u GOFLAGS -u GOROOT \
+    PATH="/usr/lib/go-1.19/bin:$PATH" GOTOOLCHAIN=local GO111MODULE=off \
+    GOPATH="$scratch/go" GOCACHE="$scratch/go-cache" TMPDIR="$scratch" \
+    KUBE_GIT_VERSION="$version" KUBE_GIT_TREE_STATE=clean KUBE_GIT_COMMIT=0 FORCE_HOST_GO=y \
+    make WHAT=cmd/kube-apiserver
+}
+
+# In place in one step, so that a cache directory is always a whole one.
+keep() {
+  mkdir "$scratch/result"
+  cp "$scratch"/go/src/k8s.io/kubernetes/_output/local/bin/linux/*/kube-apiserver "$scratch/result/"
+  "$scratch/result/kube-apiserver" --version
+  rm -rf "$built"
+  mv -T "$scratch/result" "$built"
+}
+
+phase "packages for the build" install_build_packages
+phase "download" download
+phase "unpack" unpack
+phase "compile (the long one)" compile
+phase "into the cache" keep
+say "kube-apiserver: built in $SECONDS s"
+take "$built" "the cache ($built)"
+die "$built has no kube-apiserver that runs, see $log"

@@ -1,0 +1,3 @@
+//! edgecore-prepull
+
+pub mod tunnel;
