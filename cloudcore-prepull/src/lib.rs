@@ -1,3 +1,5 @@
 //! cloudcore-prepull
 
 pub mod tunnel;
+pub mod plan;
+pub mod validate;
