@@ -1,5 +1,6 @@
 //! cloudcore-prepull
 
-pub mod tunnel;
 pub mod plan;
+pub mod plan_command;
+pub mod tunnel;
 pub mod validate;

@@ -113,9 +113,9 @@ pub fn select(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Selec
     let mut selection = Selection::default();
     let mut take = |name: &NodeName, reason: Option<&str>| match reason {
         None => selection.eligible.push(name.clone()),
-        Some(reason) => selection
-            .skipped
-            .push(SkippedNode { node_name: name.0.clone(), reason: reason.to_owned() }),
+        Some(reason) => {
+            selection.skipped.push(SkippedNode { node_name: name.0.clone(), reason: reason.to_owned() })
+        }
     };
     match &job.nodes {
         NodeSelection::Names(names) => {

@@ -7,8 +7,8 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullTemplate, OverrideRule, OverriderEntry};
 use prepull_api::credentials::RegistryPattern;
-use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullTemplate, OverriderEntry, OverrideRule};
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{ImageRule, OverrideError, SecretRef, SecretRule};
 use prepull_api::selector::Selector;
@@ -222,10 +222,9 @@ fn images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, Refusal> {
 
 fn nodes(template: &ImagePrePullTemplate) -> Result<NodeSelection, Refusal> {
     match (template.node_names.as_slice(), &template.label_selector) {
-        ([], None) => Err(Refusal::new(
-            TEMPLATE,
-            "neither nodeNames nor labelSelector is set: set exactly one of them",
-        )),
+        ([], None) => {
+            Err(Refusal::new(TEMPLATE, "neither nodeNames nor labelSelector is set: set exactly one of them"))
+        }
         ([_, ..], Some(_)) => {
             Err(Refusal::new(TEMPLATE, "nodeNames and labelSelector are both set: keep exactly one of them"))
         }

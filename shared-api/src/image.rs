@@ -48,7 +48,9 @@ pub enum ReferenceError {
     #[error("{0:?} is an image id, not a name: write a repository, with @sha256:… for a digest")]
     Id(String),
     /// The part before the first slash is taken for a host, and is none.
-    #[error("{registry:?} in image {image:?} is not a registry host: it takes letters, digits, dots and dashes, and a port after a colon")]
+    #[error(
+        "{registry:?} in image {image:?} is not a registry host: it takes letters, digits, dots and dashes, and a port after a colon"
+    )]
     Registry {
         /// The whole text.
         image: String,
@@ -56,7 +58,9 @@ pub enum ReferenceError {
         registry: String,
     },
     /// A registry given by itself that Docker would read as a part of the repository.
-    #[error("registry {0:?} is not recognised as a host: it needs a dot, a port, or to be localhost; a path belongs in the repository")]
+    #[error(
+        "registry {0:?} is not recognised as a host: it needs a dot, a port, or to be localhost; a path belongs in the repository"
+    )]
     NotAHost(String),
     /// A repository given by itself that begins with a host.
     #[error("repository {0:?} begins with a host: put it in the registry")]
@@ -70,7 +74,9 @@ pub enum ReferenceError {
         repository: String,
     },
     /// The repository breaks the grammar.
-    #[error("repository {repository:?} in image {image:?} is malformed: it takes lowercase letters and digits, joined by one of . _ __ - and /")]
+    #[error(
+        "repository {repository:?} in image {image:?} is malformed: it takes lowercase letters and digits, joined by one of . _ __ - and /"
+    )]
     Repository {
         /// The whole text.
         image: String,
@@ -86,7 +92,9 @@ pub enum ReferenceError {
         length: usize,
     },
     /// The tag breaks the grammar.
-    #[error("tag {tag:?} in image {image:?} is malformed: it takes at most {MAX_TAG} letters, digits, _ . and -, and begins with none of . and -")]
+    #[error(
+        "tag {tag:?} in image {image:?} is malformed: it takes at most {MAX_TAG} letters, digits, _ . and -, and begins with none of . and -"
+    )]
     Tag {
         /// The whole text.
         image: String,
@@ -94,7 +102,9 @@ pub enum ReferenceError {
         tag: String,
     },
     /// The digest breaks the grammar.
-    #[error("digest {digest:?} in image {image:?} is malformed: write sha256: and 64 lowercase hexadecimal digits, or sha384: with 96, or sha512: with 128")]
+    #[error(
+        "digest {digest:?} in image {image:?} is malformed: write sha256: and 64 lowercase hexadecimal digits, or sha384: with 96, or sha512: with 128"
+    )]
     Digest {
         /// The whole text.
         image: String,
@@ -336,9 +346,7 @@ fn is_lower_hex(b: u8) -> bool {
 
 /// Docker's rule for what is a host and not the first part of a repository.
 fn looks_like_host(first: &str) -> bool {
-    first == "localhost"
-        || first.contains(['.', ':'])
-        || first.chars().any(|c| c.is_ascii_uppercase())
+    first == "localhost" || first.contains(['.', ':']) || first.chars().any(|c| c.is_ascii_uppercase())
 }
 
 /// A name of letter-digit-dash labels or an IPv6 address in brackets, and a port.

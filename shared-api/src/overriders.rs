@@ -22,10 +22,14 @@ pub enum SecretRefError {
     #[error("{0:?} is not a secret: write {{namespace}}/{{name}}")]
     Form(String),
     /// The first part.
-    #[error("{0:?} is not a namespace: it takes at most 63 lowercase letters, digits and dashes, a letter or digit at both ends")]
+    #[error(
+        "{0:?} is not a namespace: it takes at most 63 lowercase letters, digits and dashes, a letter or digit at both ends"
+    )]
     Namespace(String),
     /// The second part.
-    #[error("{0:?} is not the name of a secret: it takes at most 253 lowercase letters, digits, dashes and dots, a letter or digit at both ends of each part")]
+    #[error(
+        "{0:?} is not the name of a secret: it takes at most 253 lowercase letters, digits, dashes and dots, a letter or digit at both ends of each part"
+    )]
     Name(String),
 }
 
@@ -184,7 +188,9 @@ pub enum OverrideError {
         source: ReferenceError,
     },
     /// A secret without namespace, or without name, and no other secret to take it from.
-    #[error("{rule} gives no {missing}, and the image has no secret to take it from: write {{namespace}}/{{name}}")]
+    #[error(
+        "{rule} gives no {missing}, and the image has no secret to take it from: write {{namespace}}/{{name}}"
+    )]
     Incomplete {
         /// The rule.
         rule: SecretRule,
@@ -246,7 +252,8 @@ impl ImageRule {
     /// Applies the rule. What comes out is read anew, as Karmada does: `Registry replace r.io/mirror` makes
     /// `r.io` the registry that the next rule sees.
     pub fn apply(&self, image: &Reference) -> Result<Reference, OverrideError> {
-        let (mut registry, mut repository) = (image.registry().map(str::to_owned), Some(image.repository().to_owned()));
+        let (mut registry, mut repository) =
+            (image.registry().map(str::to_owned), Some(image.repository().to_owned()));
         let (mut tag, mut digest) = (image.tag().map(str::to_owned), image.digest().map(str::to_owned));
         match self.component {
             ImageComponent::Registry => registry = self.operation.edit(registry.as_deref()),

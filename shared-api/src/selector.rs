@@ -47,13 +47,17 @@ pub enum SelectorError {
         expected: &'static str,
     },
     /// Not a label key.
-    #[error("{key:?} is not a label key: it takes letters, digits, - _ and . (at most 63, a letter or digit at both ends), after an optional DNS name and a slash")]
+    #[error(
+        "{key:?} is not a label key: it takes letters, digits, - _ and . (at most 63, a letter or digit at both ends), after an optional DNS name and a slash"
+    )]
     Key {
         /// The key.
         key: String,
     },
     /// Not a label value.
-    #[error("{value:?} is not a value that label {key} can have: it takes at most 63 letters, digits, - _ and ., a letter or digit at both ends")]
+    #[error(
+        "{value:?} is not a value that label {key} can have: it takes at most 63 letters, digits, - _ and ., a letter or digit at both ends"
+    )]
     Value {
         /// The key.
         key: String,
@@ -203,12 +207,18 @@ impl TryFrom<&k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector> for
                 "In" => Requirement::set(key, false, values)?,
                 "NotIn" => Requirement::set(key, true, values)?,
                 "Exists" | "DoesNotExist" if !values.is_empty() => {
-                    return Err(SelectorError::UnexpectedValues { key: key.clone(), operator: operator.clone() });
+                    return Err(SelectorError::UnexpectedValues {
+                        key: key.clone(),
+                        operator: operator.clone(),
+                    });
                 }
                 "Exists" => Requirement::presence(key, true)?,
                 "DoesNotExist" => Requirement::presence(key, false)?,
                 _ => {
-                    return Err(SelectorError::UnknownOperator { key: key.clone(), operator: operator.clone() });
+                    return Err(SelectorError::UnknownOperator {
+                        key: key.clone(),
+                        operator: operator.clone(),
+                    });
                 }
             });
         }

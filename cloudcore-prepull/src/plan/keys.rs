@@ -107,7 +107,11 @@ fn usable(
     if let Some(error) = broken.first() {
         return Err(format!("secret {secret}: {error}"));
     }
-    Err(format!("secret {secret} has no entry for {}; it has {}", reference.name(), listed(&config.registries())))
+    Err(format!(
+        "secret {secret} has no entry for {}; it has {}",
+        reference.name(),
+        listed(&config.registries())
+    ))
 }
 
 /// The registries of a secret, as many as a person reads.

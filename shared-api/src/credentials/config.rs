@@ -43,7 +43,9 @@ pub struct Lookup {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
     /// Of a type that holds no registry credentials.
-    #[error("type {0:?} holds no registry credentials: it must be kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg (kubectl create secret docker-registry makes one)")]
+    #[error(
+        "type {0:?} holds no registry credentials: it must be kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg (kubectl create secret docker-registry makes one)"
+    )]
     Type(String),
     /// The type's key is absent.
     #[error("the key {0} is missing")]
@@ -97,7 +99,9 @@ pub enum EntryProblem {
     #[error("has a password and no username")]
     NoUser,
     /// Neither user and password nor a token: as Docker leaves it when a credential helper has them.
-    #[error("has neither auth, nor username and password, nor a token (what a credential helper stores is not read)")]
+    #[error(
+        "has neither auth, nor username and password, nor a token (what a credential helper stores is not read)"
+    )]
     Empty,
 }
 
@@ -213,7 +217,8 @@ fn read_entry(server: &str, object: &mut Map<String, Value>) -> Result<RegistryC
         }
     };
     let (mut username, mut password) = (text("username")?, text("password")?);
-    let (auth, identity_token, registry_token) = (text("auth")?, text("identitytoken")?, text("registrytoken")?);
+    let (auth, identity_token, registry_token) =
+        (text("auth")?, text("identitytoken")?, text("registrytoken")?);
     if !identity_token.is_empty() {
         // As in Docker, the token replaces the password; `auth` has only a user then, and a runtime that saw the
         // user would send it with an empty password.

@@ -27,7 +27,9 @@ pub struct Specificity {
 
 /// Why a text is no pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a registry: write host, host:port or host/path, with * for any text in one label of the host")]
+#[error(
+    "{0:?} is not a registry: write host, host:port or host/path, with * for any text in one label of the host"
+)]
 pub struct PatternError(String);
 
 impl RegistryPattern {
@@ -46,7 +48,8 @@ impl RegistryPattern {
             _ => (host, None),
         };
         let is_label = |label: &str| {
-            !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'*'))
+            !label.is_empty()
+                && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'*'))
         };
         let is_address = host
             .strip_prefix('[')

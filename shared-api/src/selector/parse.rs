@@ -156,8 +156,6 @@ fn token(text: &str) -> (Token<'_>, &str) {
     if text.is_empty() {
         return (Token::End, "");
     }
-    let end = text
-        .find(['=', '!', '>', '<', '(', ')', ',', ' ', '\t', '\r', '\n'])
-        .unwrap_or(text.len());
+    let end = text.find(['=', '!', '>', '<', '(', ')', ',', ' ', '\t', '\r', '\n']).unwrap_or(text.len());
     (Token::Word(&text[..end]), &text[end..])
 }
