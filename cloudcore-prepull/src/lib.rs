@@ -11,7 +11,7 @@
 
 pub mod aggregate;
 //pub mod args;
-//pub mod cluster;
+pub mod cluster;
 pub mod controller;
 //pub mod crds_command;
 //pub mod dispatch;
@@ -21,7 +21,7 @@ pub mod http;
 pub mod metrics;
 //pub mod pki;
 pub mod plan;
-//pub mod plan_command;
+pub mod plan_command;
 pub mod rollout;
 //pub mod runtime;
 pub mod secrets;
