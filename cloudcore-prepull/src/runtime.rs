@@ -52,7 +52,7 @@ pub fn main(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => block_on(run(*args)),
         Command::Crds(args) => crds_command::run(&args, &mut stdout),
-        Command::Plan(args) => block_on(plan_command::run(args, &mut stdout)),
+        Command::Plan(args) => block_on(plan_command::run(&args, &mut stdout)),
         Command::Token(args) => block_on(token_command::run(args, &mut stdout)),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cloudcore-prepull", &mut stdout);
@@ -87,7 +87,7 @@ fn log_to_stderr(args: &RunArgs) -> anyhow::Result<()> {
 /// `cloudcore-prepull run`.
 async fn run(args: RunArgs) -> anyhow::Result<()> {
     log_to_stderr(&args)?;
-    let client = crate::cluster::client(&args.cluster).await?;
+    let client = crate::cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
     let metrics = Arc::new(Metrics::default());
     let readiness = Arc::new(Readiness::default());
