@@ -10,11 +10,13 @@
 //! - [`selector`]: label selectors, from the API's object form and from their string form.
 //! - [`overriders`]: image and secret rules applied to one reference or one list of secrets.
 //! - [`credentials`]: what a registry secret holds, and which entries match a reference.
+//! - [`enroll`]: how an edge gets its certificate, and what a join token is.
 //! - [`task`]: what one node is asked to do, and how it fared.
 //! - [`wire`]: the messages of the tunnel and their limits.
 //! - [`crd`]: the Kubernetes resources (feature `crd`, the cloud side only).
 
 pub mod credentials;
+pub mod enroll;
 // pub mod image;
 // pub mod overriders;
 // pub mod selector;
