@@ -4,6 +4,7 @@
 #
 # No package brings a kube-apiserver, but Debian 12 has its source: built once (about 4 minutes on
 # 2 cores), then taken from the cache.
+# shellcheck disable=SC2317 # the steps of the build are called by name, through `phase`
 set -euo pipefail
 
 version=v1.20.2
@@ -24,16 +25,15 @@ take() { # DIR WHERE
   [[ -x $1/kube-apiserver ]] && found=$("$1/kube-apiserver" --version 2>/dev/null) || return 1
   say "kube-apiserver: ${found#Kubernetes } from $2"
   (cd "$1" && pwd -P)
-  exit 0
 }
 
 if [[ -n ${KUBEBUILDER_ASSETS-} ]]; then
-  take "$KUBEBUILDER_ASSETS" "KUBEBUILDER_ASSETS ($KUBEBUILDER_ASSETS)"
+  take "$KUBEBUILDER_ASSETS" "KUBEBUILDER_ASSETS ($KUBEBUILDER_ASSETS)" && exit
   # Asked for and not there: another one, taken silently, would be a surprise.
   die "KUBEBUILDER_ASSETS=$KUBEBUILDER_ASSETS has no kube-apiserver that runs: correct or unset it"
 fi
-if in_path=$(command -v kube-apiserver); then take "${in_path%/*}" "PATH ($in_path)"; fi
-take "$built" "the cache ($built)"
+in_path=$(command -v kube-apiserver) && take "${in_path%/*}" "PATH ($in_path)" && exit
+take "$built" "the cache ($built)" && exit
 
 # shellcheck source=/dev/null
 system=$(. /etc/os-release 2>/dev/null && printf '%s' "${ID-}-${VERSION_ID-}") || system=unknown
@@ -44,10 +44,10 @@ system=$(. /etc/os-release 2>/dev/null && printf '%s' "${ID-}-${VERSION_ID-}") |
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock --nonblock 9 || { say "another run is building kube-apiserver, waiting for it" && flock 9; }
-take "$built" "the cache ($built), just built by another run"
+take "$built" "the cache ($built), just built by another run" && exit
 
 # A build that was killed leaves its scratch; who holds the lock may take it away.
-rm -rf "$cache"/build.*
+rm -rf "$cache"/build.* || true # an orphan may still write there
 scratch=$(mktemp -d "$cache/build.XXXXXX")
 job=
 cleanup() {
@@ -88,7 +88,7 @@ phase() { # NAME COMMAND...
 
 install_build_packages() {
   local package missing=()
-  for package in golang-go rsync bsdmainutils make golang-github-modern-go-reflect2-dev; do
+  for package in golang-1.19-go rsync bsdmainutils make golang-github-modern-go-reflect2-dev; do
     [[ $(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
   done
   ((${#missing[@]})) || return 0
@@ -107,6 +107,7 @@ download() {
   local apt=$scratch/apt
   mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$scratch/source"
   debian_mirrors() {
+    # shellcheck disable=SC2016 # the fields are apt's, not the shell's
     apt-get indextargets --format 'deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Origin: Debian' 'Created-By: Packages' | sort -u
   }
   debian_mirrors >"$apt/sources.list"
@@ -140,9 +141,9 @@ unpack() {
 }
 
 # make, not a bare `go build`: the OpenAPI sources are generated. Debian's Go by its full path: a
-# newer one in PATH may no longer know GOPATH mode or this source.
+# newer one in PATH may not build this source. The flags of a `make test` around us are not its own.
 compile() {
-  env -C "$scratch/go/src/k8s.io/kubernetes" -u GOFLAGS -u GOROOT \
+  env -C "$scratch/go/src/k8s.io/kubernetes" -u GOFLAGS -u GOROOT -u MAKEFLAGS -u MFLAGS -u MAKELEVEL \
     PATH="/usr/lib/go-1.19/bin:$PATH" GOTOOLCHAIN=local GO111MODULE=off \
     GOPATH="$scratch/go" GOCACHE="$scratch/go-cache" TMPDIR="$scratch" \
     KUBE_GIT_VERSION="$version" KUBE_GIT_TREE_STATE=clean KUBE_GIT_COMMIT=0 FORCE_HOST_GO=y \
@@ -164,5 +165,5 @@ phase "unpack" unpack
 phase "compile (the long one)" compile
 phase "into the cache" keep
 say "kube-apiserver: built in $SECONDS s"
-take "$built" "the cache ($built)"
+take "$built" "the cache ($built)" && exit
 die "$built has no kube-apiserver that runs, see $log"
