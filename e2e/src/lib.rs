@@ -20,16 +20,31 @@
 
 pub mod certs;
 pub mod cleanup;
-// pub mod cloud;
+pub mod cloud;
 pub mod cluster;
 // pub mod demo;
 pub mod plain_http;
-// pub mod images;
-// pub mod jobs;
-// pub mod node;
+pub mod images;
+pub mod jobs;
+pub mod node;
 pub mod parts;
 pub mod place;
 pub mod ports;
-// pub mod proxy;
-// pub mod registry;
+pub mod proxy;
+pub mod registry;
 
+
+/// What a test usually needs.
+pub mod prelude {
+    pub use crate::certs::Authority;
+    pub use crate::cloud::Cloud;
+    pub use crate::cluster::Cluster;
+    pub use crate::images::{Image, MIB};
+    pub use crate::jobs::{Job, StatusExt};
+    pub use crate::node::{Containerd, EdgeNode};
+    pub use crate::place::{CANARY, Place, password};
+    pub use crate::proxy::Proxy;
+    pub use crate::registry::Registry;
+    pub use anyhow::{Context, Result, bail, ensure};
+    pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};
+}
