@@ -1,6 +1,7 @@
 //! Certificates for servers of the tests.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
@@ -11,6 +12,8 @@ use crate::place::Place;
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     file: PathBuf,
+    /// Keeps the file.
+    place: Arc<Place>,
 }
 
 impl Authority {
@@ -21,14 +24,20 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-        let file = Place::here()?.new_dir("ca")?.join("ca.crt");
+        let place = Place::here()?;
+        let file = place.new_dir("ca")?.join("ca.crt");
         std::fs::write(&file, issuer.pem())?;
-        Ok(Self { issuer, file })
+        Ok(Self { issuer, file, place })
     }
 
     /// The certificate, PEM.
     pub fn pem(&self) -> String {
         self.issuer.pem()
+    }
+
+    /// The test's place, where the files are.
+    pub fn place(&self) -> &Arc<Place> {
+        &self.place
     }
 
     /// A file with the certificate, PEM.

@@ -123,7 +123,9 @@ impl Child {
     pub fn check_running(&mut self) -> Result<()> {
         match self.process.try_wait()? {
             None => Ok(()),
-            Some(status) => bail!("{} ended with {status}; its last words:\n{}", self.name, tail(&self.log(), 20)),
+            Some(status) => {
+                bail!("{} ended with {status}; its last words:\n{}", self.name, tail(&self.log(), 20))
+            }
         }
     }
 

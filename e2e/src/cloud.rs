@@ -125,9 +125,11 @@ impl Cloud {
         let _ = std::fs::remove_file(&ports_file);
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
-        for (flag, port) in
-            [("--tunnel-listen", &self.tunnel), ("--enroll-listen", &self.enroll), ("--metrics-listen", &self.metrics)]
-        {
+        for (flag, port) in [
+            ("--tunnel-listen", &self.tunnel),
+            ("--enroll-listen", &self.enroll),
+            ("--metrics-listen", &self.metrics),
+        ] {
             command.arg(flag).arg(port.addr().to_string());
         }
         command.arg("--ports-file").arg(&ports_file).args(&self.arguments);
@@ -246,7 +248,15 @@ mod tests {
     fn samples_are_summed_by_name_and_labels() {
         let text = "# HELP a x\n# TYPE a gauge\na{phase=\"ok\",x=\"1\"} 2\na{phase=\"ok\",x=\"2\"} 3\na{phase=\"no\"} 4\nab 9\nb 7.5\n";
         let metrics = Metrics(text.to_owned());
-        let found = [metrics.sum("a", &[]), metrics.sum("a", &[("phase", "ok")]), metrics.sum("b", &[]), metrics.sum("c", &[])];
-        assert!(found.iter().zip([9.0, 5.0, 7.5, 0.0]).all(|(a, b)| (a - b).abs() < f64::EPSILON), "{found:?}");
+        let found = [
+            metrics.sum("a", &[]),
+            metrics.sum("a", &[("phase", "ok")]),
+            metrics.sum("b", &[]),
+            metrics.sum("c", &[]),
+        ];
+        assert!(
+            found.iter().zip([9.0, 5.0, 7.5, 0.0]).all(|(a, b)| (a - b).abs() < f64::EPSILON),
+            "{found:?}"
+        );
     }
 }

@@ -30,7 +30,8 @@ pub const NAMESPACE: &str = "prepull-system";
 /// The ServiceAccount of cloudcore-prepull in the manifests, `namespace:name`.
 const ACCOUNT: &str = "prepull-system:cloudcore-prepull";
 /// The manifests that give cloudcore-prepull its rights; the workload itself is started by [`crate::cloud`].
-const RIGHTS: [&str; 2] = ["manifests/cloudcore-prepull/namespace.yaml", "manifests/cloudcore-prepull/rbac.yaml"];
+const RIGHTS: [&str; 2] =
+    ["manifests/cloudcore-prepull/namespace.yaml", "manifests/cloudcore-prepull/rbac.yaml"];
 /// For what takes a moment: the API server's start, a new definition.
 const SETTLE: Duration = Duration::from_secs(60);
 
@@ -157,7 +158,9 @@ impl Cluster {
         for definition in api.list(&kube::api::ListParams::default()).await? {
             let name = definition.metadata.name.unwrap_or_default();
             let established = await_condition(api.clone(), &name, conditions::is_crd_established());
-            tokio::time::timeout(SETTLE, established).await.with_context(|| format!("{name} is not established"))??;
+            tokio::time::timeout(SETTLE, established)
+                .await
+                .with_context(|| format!("{name} is not established"))??;
         }
         Ok(())
     }

@@ -46,7 +46,8 @@ impl Image {
     /// busybox and one small layer of its own: distinct for each name, with the base in common.
     pub fn small(name: &str) -> Result<Self> {
         cached(&format!("small-{name}"), |layout| {
-            let layers = [layout.busybox_layer()?, layout.file_layer("etc/app", format!("{name}\n").as_bytes())?];
+            let layers =
+                [layout.busybox_layer()?, layout.file_layer("etc/app", format!("{name}\n").as_bytes())?];
             layout.image(&Platform::here(), &layers)
         })
     }
@@ -69,7 +70,10 @@ impl Image {
             let images = platforms.map(|platform| {
                 let layers = [
                     layout.busybox_layer()?,
-                    layout.file_layer("etc/app", format!("{name} for {}\n", platform.architecture).as_bytes())?,
+                    layout.file_layer(
+                        "etc/app",
+                        format!("{name} for {}\n", platform.architecture).as_bytes(),
+                    )?,
                 ];
                 Ok((layout.image(&platform, &layers)?, platform))
             });

@@ -43,14 +43,21 @@ impl Cluster {
     pub async fn apply_job(&self, yaml: &str) -> Result<Job> {
         let objects = documents(yaml)?;
         let name = objects.iter().find(|object| object["kind"] == "ImagePrePullJob");
-        let name = name.and_then(|job| job["metadata"]["name"].as_str()).context("the YAML has no ImagePrePullJob")?;
+        let name = name
+            .and_then(|job| job["metadata"]["name"].as_str())
+            .context("the YAML has no ImagePrePullJob")?;
         self.apply(yaml).await?;
         Ok(self.existing_job(name))
     }
 
     /// A job that somebody else has applied, or will.
     pub fn existing_job(&self, name: &str) -> Job {
-        Job { place: Arc::clone(self.place()), api: Api::all(self.client()), name: name.to_owned(), limit: LIMIT }
+        Job {
+            place: Arc::clone(self.place()),
+            api: Api::all(self.client()),
+            name: name.to_owned(),
+            limit: LIMIT,
+        }
     }
 }
 
@@ -87,7 +94,10 @@ impl Job {
     /// How it stands on one node now.
     pub async fn node_status(&self, node: &str) -> Result<NodeStatus> {
         let status = self.status().await?;
-        status.node(node).cloned().with_context(|| format!("{} says nothing of {node}: {status:#?}", self.name))
+        status
+            .node(node)
+            .cloned()
+            .with_context(|| format!("{} says nothing of {node}: {status:#?}", self.name))
     }
 
     /// Waits until it is Completed. Ends at once where it is a Failure.
@@ -119,14 +129,19 @@ impl Job {
         so: impl Fn(&ImagePrePullJobStatus) -> bool,
     ) -> Result<ImagePrePullJobStatus> {
         let mut last = ImagePrePullJobStatus::default();
-        let found = tokio::time::timeout(self.limit, self.watch(|status| {
-            last = status;
-            so(&last)
-        }));
+        let found = tokio::time::timeout(
+            self.limit,
+            self.watch(|status| {
+                last = status;
+                so(&last)
+            }),
+        );
         match found.await {
             Ok(Ok(())) => Ok(last),
             Ok(Err(error)) => Err(error),
-            Err(_) => bail!("job {}: not «{what}» within {:?}\n{}", self.name, self.limit, self.diagnosis(&last)),
+            Err(_) => {
+                bail!("job {}: not «{what}» within {:?}\n{}", self.name, self.limit, self.diagnosis(&last))
+            }
         }
     }
 
@@ -147,7 +162,9 @@ impl Job {
     pub async fn is_gone(&self) -> Result<()> {
         let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
         let gone = async { while !matches!(changes.next().await, Some(Ok(None)) | None) {} };
-        tokio::time::timeout(self.limit, gone).await.with_context(|| format!("job {} is still there", self.name))
+        tokio::time::timeout(self.limit, gone)
+            .await
+            .with_context(|| format!("job {} is still there", self.name))
     }
 
     /// Changes it: a JSON merge patch, `{"spec": …}`.
@@ -192,6 +209,9 @@ impl StatusExt for ImagePrePullJobStatus {
     }
 
     fn skipped(&self, node: &str) -> Option<&str> {
-        self.skipped_nodes.iter().find(|skipped| skipped.node_name == node).map(|skipped| skipped.reason.as_str())
+        self.skipped_nodes
+            .iter()
+            .find(|skipped| skipped.node_name == node)
+            .map(|skipped| skipped.reason.as_str())
     }
 }

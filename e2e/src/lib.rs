@@ -23,16 +23,15 @@ pub mod cleanup;
 pub mod cloud;
 pub mod cluster;
 // pub mod demo;
-pub mod plain_http;
 pub mod images;
 pub mod jobs;
 pub mod node;
 pub mod parts;
 pub mod place;
+pub mod plain_http;
 pub mod ports;
 pub mod proxy;
 pub mod registry;
-
 
 /// What a test usually needs.
 pub mod prelude {

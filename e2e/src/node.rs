@@ -52,7 +52,13 @@ impl EdgeNode {
     /// Starts a containerd, joins with a token of the cloud, and starts the agent:
     /// `EdgeNode::start(&cluster, &cloud, "edge-1").await?`.
     pub fn start<'a>(_cluster: &Cluster, cloud: &'a Cloud, name: &str) -> Start<'a> {
-        Start { cloud, name: name.to_owned(), tunnel: cloud.tunnel_addr(), arguments: Vec::new(), agent: true }
+        Start {
+            cloud,
+            name: name.to_owned(),
+            tunnel: cloud.tunnel_addr(),
+            arguments: Vec::new(),
+            agent: true,
+        }
     }
 
     /// Of the Node.
@@ -97,7 +103,8 @@ impl EdgeNode {
 
     /// SIGTERM to the agent, and the wait for its end.
     pub async fn terminate_agent(&mut self) -> Result<()> {
-        let mut agent = self.agent.take().with_context(|| format!("the agent of {} is stopped", self.name))?;
+        let mut agent =
+            self.agent.take().with_context(|| format!("the agent of {} is stopped", self.name))?;
         agent.terminate()?;
         let status = agent.wait(STOP_LIMIT).await?;
         ensure!(status.success(), "the agent of {} ended with {status} after SIGTERM", self.name);

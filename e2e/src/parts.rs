@@ -34,7 +34,8 @@ pub fn cache_dir() -> PathBuf {
 
 /// kube-apiserver: from `PREPULL_APISERVER_DIR`, or from the cache that `make setup` fills.
 pub fn kube_apiserver() -> Result<PathBuf> {
-    let dir = std::env::var_os("PREPULL_APISERVER_DIR").map_or_else(|| cache_dir().join(APISERVER_CACHE), PathBuf::from);
+    let dir = std::env::var_os("PREPULL_APISERVER_DIR")
+        .map_or_else(|| cache_dir().join(APISERVER_CACHE), PathBuf::from);
     let path = dir.join("kube-apiserver");
     if !path.exists() {
         bail!("no kube-apiserver at {}: run `make setup`, or set PREPULL_APISERVER_DIR", path.display());

@@ -1,6 +1,6 @@
 //! Where one test lives: a temporary directory, a log directory, and what its parts share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
@@ -19,6 +19,9 @@ pub fn password(user: &str) -> String {
 
 /// The places of the tests that run in this process, by name.
 static PLACES: LazyLock<Mutex<HashMap<String, Weak<Place>>>> = LazyLock::new(Mutex::default);
+
+/// The names of all places that this process has had.
+static SEEN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
 /// A temporary directory and a log directory. The former goes with the last part that holds it.
 #[derive(Debug)]
@@ -44,6 +47,10 @@ impl Place {
         let dir = tempfile::Builder::new().prefix("prepull-").tempdir_in("/tmp")?.keep();
         reaper::watch_directory(&dir)?;
         let logs = logs_root()?.join(name);
+        // Those of an earlier run are not of this one.
+        if SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned()) && logs.exists() {
+            std::fs::remove_dir_all(&logs).with_context(|| format!("cannot empty {}", logs.display()))?;
+        }
         for path in [&logs, &dir.join("certs.d")] {
             std::fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
         }
@@ -124,7 +131,8 @@ fn unmount_below(dir: &Path) {
 
 /// `$PREPULL_E2E_LOGS`, or target/e2e-logs; exists.
 pub fn logs_root() -> Result<PathBuf> {
-    let root = std::env::var_os("PREPULL_E2E_LOGS").map_or_else(|| parts::target_dir().join("e2e-logs"), PathBuf::from);
+    let root = std::env::var_os("PREPULL_E2E_LOGS")
+        .map_or_else(|| parts::target_dir().join("e2e-logs"), PathBuf::from);
     std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
     Ok(root)
 }
@@ -134,7 +142,10 @@ fn current_test() -> String {
     let binary = std::env::current_exe().unwrap_or_default();
     let binary = binary.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     // Without the hash that cargo adds to tests.
-    let binary = binary.rsplit_once('-').filter(|(_, hash)| hash.len() == 16).map_or(binary.as_str(), |(name, _)| name);
+    let binary = binary
+        .rsplit_once('-')
+        .filter(|(_, hash)| hash.len() == 16)
+        .map_or(binary.as_str(), |(name, _)| name);
     let thread = std::thread::current();
     let test = match thread.name() {
         Some(name) if name != "main" && !name.starts_with("tokio") => Some(name.to_owned()),

@@ -19,9 +19,12 @@ pub async fn get(addr: SocketAddr, path: &str) -> Result<(u16, String)> {
         stream.read_to_end(&mut answer).await?;
         anyhow::Ok(String::from_utf8_lossy(&answer).into_owned())
     };
-    let answer = tokio::time::timeout(LIMIT, exchange).await.with_context(|| format!("GET {addr}{path}: {LIMIT:?}"))?;
+    let answer = tokio::time::timeout(LIMIT, exchange)
+        .await
+        .with_context(|| format!("GET {addr}{path}: {LIMIT:?}"))?;
     let answer = answer.with_context(|| format!("GET {addr}{path}"))?;
-    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("GET {addr}{path}: no HTTP answer"))?;
+    let (head, body) =
+        answer.split_once("\r\n\r\n").with_context(|| format!("GET {addr}{path}: no HTTP answer"))?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     Ok((status.with_context(|| format!("GET {addr}{path}: no status in {head:?}"))?, body.to_owned()))
 }

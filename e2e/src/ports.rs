@@ -29,7 +29,11 @@ impl Port {
     /// A port that nobody uses.
     pub fn reserve() -> Result<Self> {
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-        let low = range.split_whitespace().next().and_then(|low| low.parse().ok()).filter(|low| *low > FIRST + 1000);
+        let low = range
+            .split_whitespace()
+            .next()
+            .and_then(|low| low.parse().ok())
+            .filter(|low| *low > FIRST + 1000);
         let span = u64::from(low.unwrap_or(END) - FIRST);
         for attempt in 0..TRIES {
             // A hash of a random key: the standard library's source of chance.

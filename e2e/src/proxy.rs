@@ -149,7 +149,8 @@ impl Proxy {
     pub fn accept(&self) -> Result<()> {
         let mut listening = lock(&self.listening);
         if listening.is_none() {
-            let runtime = RUNTIME.as_ref().map_err(|error| anyhow::anyhow!("no runtime for proxies: {error}"))?;
+            let runtime =
+                RUNTIME.as_ref().map_err(|error| anyhow::anyhow!("no runtime for proxies: {error}"))?;
             let _context = runtime.enter();
             let listener = listen(self.addr())?;
             *listening = Some(runtime.spawn(serve(listener, Arc::clone(&self.shared))));

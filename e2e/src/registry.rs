@@ -93,7 +93,14 @@ impl Registry {
         let addr = self.addr().to_string();
         std::fs::write(&auth_file, json!({"auths": {addr.as_str(): {"auth": auth}}}).to_string())?;
         let mut command = Command::new("skopeo");
-        command.args(["--insecure-policy", "copy", "--quiet", "--all", "--preserve-digests", "--dest-authfile"]);
+        command.args([
+            "--insecure-policy",
+            "copy",
+            "--quiet",
+            "--all",
+            "--preserve-digests",
+            "--dest-authfile",
+        ]);
         command.arg(auth_file);
         match &self.ca {
             Some(ca) => command.arg("--dest-cert-dir").arg(ca.parent().unwrap_or(ca)),
@@ -106,7 +113,9 @@ impl Registry {
 
     /// Every request so far, in the order of their answers.
     pub fn requests(&self) -> Requests {
-        access_log::parse(&std::fs::read_to_string(self.place.log_file(&log_name(&self.host))).unwrap_or_default())
+        access_log::parse(
+            &std::fs::read_to_string(self.place.log_file(&log_name(&self.host))).unwrap_or_default(),
+        )
     }
 
     /// Containerds of this test reach it through the proxy from now on, under its own name.
@@ -137,7 +146,8 @@ impl Registry {
         let mut process = Child::spawn(&self.place, &log_name(&self.host), command)?;
         let addr = self.addr();
         let listens = async || Ok(tokio::net::TcpStream::connect(addr).await.map(drop)?);
-        if let Err(error) = eventually(&format!("registry {} listens", self.host), START_LIMIT, listens).await {
+        if let Err(error) = eventually(&format!("registry {} listens", self.host), START_LIMIT, listens).await
+        {
             process.check_running()?;
             return Err(error);
         }
@@ -179,13 +189,13 @@ impl Start {
     /// With TLS, and a certificate of this authority, which the containerds of this test trust for it.
     #[must_use]
     pub fn tls(mut self, authority: &Authority) -> Self {
-        let made = Place::here().and_then(|place| place.new_dir("tls")).and_then(|dir| {
-            // A directory of its own, with the name that skopeo expects.
+        let name = self.name.clone();
+        let made = authority.place().new_dir("tls").and_then(|dir| {
+            // Alone in a directory, with the name that skopeo expects: it takes every file there.
             let ca = dir.join("ca.crt");
             std::fs::write(&ca, authority.pem())?;
-            let keys = tempfile::Builder::new().prefix("key-").tempdir_in(dir.parent().unwrap_or(&dir))?.keep();
-            let names: Vec<_> = self.name.as_deref().into_iter().collect();
-            let (cert, key) = authority.server(&keys, &names)?;
+            let names: Vec<_> = name.as_deref().into_iter().collect();
+            let (cert, key) = authority.server(&authority.place().new_dir("tls-key")?, &names)?;
             Ok((ca, cert, key))
         });
         match made {
@@ -206,7 +216,8 @@ impl Start {
         let host = name.unwrap_or_else(|| port.addr().to_string());
         let mut config = json!({
             "version": "0.1",
-            "log": {"level": "info", "formatter": "json"},
+            // Only at this level it says who the user is.
+            "log": {"level": "debug", "formatter": "json"},
             "storage": {
                 "filesystem": {"rootdirectory": dir.join("storage")},
                 "delete": {"enabled": true},
@@ -253,8 +264,8 @@ async fn htpasswd(users: &[(String, String)]) -> Result<String> {
     if text.trim().is_empty() { bail!("htpasswd printed nothing") } else { Ok(text) }
 }
 
-/// Tells containerd where a registry is. Only the root table, without `[host]`: containerd tries every host and
-/// then the root, and so would ask twice.
+/// Tells containerd where a registry is. No host in `[host]`: containerd tries each of them and then the
+/// server, and so would ask twice.
 fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> Result<()> {
     let dir = dir.join(host);
     std::fs::create_dir_all(&dir)?;
@@ -263,6 +274,7 @@ fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> R
     if let Some(ca) = ca {
         text += &format!("ca = \"{}\"\n", ca.display());
     }
+    text += "[host]\n"; // containerd 1.6 ignores a file without
     // In one step: a containerd may read it at any moment.
     let scratch = dir.join("hosts.toml.new");
     std::fs::write(&scratch, text)?;

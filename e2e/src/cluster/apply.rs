@@ -20,7 +20,8 @@ impl Cluster {
 
     /// Applies a file.
     pub async fn apply_file(&self, path: &Path) -> Result<()> {
-        let yaml = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let yaml =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         self.apply(&yaml).await.with_context(|| format!("cannot apply {}", path.display()))
     }
 
@@ -47,8 +48,10 @@ impl Cluster {
     /// The server takes a moment to serve a kind after its definition is established.
     async fn kind(&self, kind: &GroupVersionKind) -> Result<(ApiResource, Scope)> {
         let (resource, capabilities) =
-            settled(&format!("{}/{} is served", kind.group, kind.kind), async || Ok(pinned_kind(&self.client(), kind).await?))
-                .await?;
+            settled(&format!("{}/{} is served", kind.group, kind.kind), async || {
+                Ok(pinned_kind(&self.client(), kind).await?)
+            })
+            .await?;
         Ok((resource, capabilities.scope))
     }
 }
@@ -84,7 +87,8 @@ mod tests {
     #[test]
     fn documents_and_lists_are_flattened() {
         let text = "kind: A\n---\nkind: List\nitems:\n- kind: B\n- kind: C\n---\n---\nkind: D\n";
-        let kinds: Vec<_> = documents(text).unwrap().iter().map(|o| o["kind"].as_str().unwrap().to_owned()).collect();
+        let kinds: Vec<_> =
+            documents(text).unwrap().iter().map(|o| o["kind"].as_str().unwrap().to_owned()).collect();
         assert_eq!(kinds, ["A", "B", "C", "D"]);
     }
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
+use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersion;
-use kube::Client;
 
 /// Not to be waited for longer: the API server may be what the test has broken.
 const LIMIT: Duration = Duration::from_secs(5);

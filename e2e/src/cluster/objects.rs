@@ -65,7 +65,12 @@ impl Cluster {
 
     /// A `kubernetes.io/dockerconfigjson` secret with an entry (registry, user, password) for each registry, as
     /// `kubectl create secret docker-registry` writes it.
-    pub async fn registry_secret(&self, namespace: &str, name: &str, entries: &[(&str, &str, &str)]) -> Result<()> {
+    pub async fn registry_secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        entries: &[(&str, &str, &str)],
+    ) -> Result<()> {
         let entry = |(registry, user, password): &(&str, &str, &str)| {
             let auth = STANDARD.encode(format!("{user}:{password}"));
             ((*registry).to_owned(), json!({"username": user, "password": password, "auth": auth}))
@@ -78,7 +83,13 @@ impl Cluster {
     /// unpadded `auth`, nothing.
     pub async fn docker_config_secret(&self, namespace: &str, name: &str, config: &Value) -> Result<()> {
         let data = config.to_string();
-        self.secret(namespace, name, "kubernetes.io/dockerconfigjson", &[(".dockerconfigjson", data.as_bytes())]).await
+        self.secret(
+            namespace,
+            name,
+            "kubernetes.io/dockerconfigjson",
+            &[(".dockerconfigjson", data.as_bytes())],
+        )
+        .await
     }
 
     /// A `kubernetes.io/dockercfg` secret, the older form: the entries without `auths` around them.
@@ -89,7 +100,13 @@ impl Cluster {
 
     /// Any secret. Its namespace is made where there is none. The API server itself refuses some malformed ones:
     /// a dockerconfigjson has to be JSON there.
-    pub async fn secret(&self, namespace: &str, name: &str, kind: &str, data: &[(&str, &[u8])]) -> Result<()> {
+    pub async fn secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        kind: &str,
+        data: &[(&str, &[u8])],
+    ) -> Result<()> {
         self.namespace(namespace).await?;
         let data = data.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.to_vec()))).collect();
         let secret = Secret {

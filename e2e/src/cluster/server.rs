@@ -9,9 +9,9 @@ use rcgen::KeyPair;
 
 use crate::certs::Authority;
 use crate::cleanup::{Child, eventually};
-use crate::plain_http;
 use crate::parts;
 use crate::place::{CANARY, Place};
+use crate::plain_http;
 use crate::ports::Port;
 
 /// They take 2 s alone on the machine.

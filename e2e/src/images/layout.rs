@@ -105,7 +105,8 @@ impl<'a> Layout<'a> {
         std::fs::create_dir(&root)?;
         fill(&root)?;
         // The same bytes whoever makes it, and when.
-        let options = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=a=rX,u+w"];
+        let options =
+            ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=a=rX,u+w"];
         run(Command::new("tar").args(options).arg("-C").arg(&root).arg("-cf").arg(&tar).arg("."))?;
         let diff_id = sha256_file(&tar)?;
         run(Command::new("gzip").args(["-1", "-n"]).arg(&tar))?;
@@ -147,7 +148,8 @@ impl<'a> Layout<'a> {
             entry
         };
         let entries: Vec<_> = images.iter().map(entry).collect();
-        let (digest, length) = self.write(&json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}))?;
+        let (digest, length) =
+            self.write(&json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}))?;
         let mut manifests = vec![digest.clone()];
         manifests.extend(images.iter().flat_map(|(image, _)| image.manifests.clone()));
         let mut blobs: Vec<_> = images.iter().flat_map(|(image, _)| image.blobs.clone()).collect();

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use prepull_api::crd::job::{
-    ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullOverrider, ImagePrePullTemplate, ImageSource, OverrideRule,
-    OverriderEntry, Overriders, RegistrySecret,
+    ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullOverrider, ImagePrePullTemplate, ImageSource,
+    OverrideRule, OverriderEntry, Overriders, RegistrySecret,
 };
 use prepull_api::crd::status::ImagePrePullJobStatus;
 
@@ -21,7 +21,8 @@ impl<'a> JobBuilder<'a> {
     pub(super) fn new(cluster: &'a Cluster, name: &str) -> Self {
         // What the API server would fill in, so that the defaults stand in one place.
         let template: ImagePrePullTemplate = serde_json::from_str("{}").unwrap_or_default();
-        let spec = ImagePrePullJobSpec { image_pre_pull_template: template, ..ImagePrePullJobSpec::default() };
+        let spec =
+            ImagePrePullJobSpec { image_pre_pull_template: template, ..ImagePrePullJobSpec::default() };
         Self { cluster, job: ImagePrePullJob::new(name, spec) }
     }
 
@@ -115,8 +116,10 @@ impl<'a> JobBuilder<'a> {
             operator: (*operator).to_owned(),
             value: (!value.is_empty()).then(|| (*value).to_owned()),
         };
-        let (secret, image): (Vec<_>, Vec<_>) =
-            rules.iter().map(rule).partition(|rule| ["SecretName", "Namespace"].contains(&rule.component.as_str()));
+        let (secret, image): (Vec<_>, Vec<_>) = rules
+            .iter()
+            .map(rule)
+            .partition(|rule| ["SecretName", "Namespace"].contains(&rule.component.as_str()));
         let overriders = Overriders { image_overriders: image, secret_overriders: secret };
         let overrider = ImagePrePullOverrider { node_label: node_label.to_owned(), overriders };
         self.job.spec.image_pre_pull_overriders.push(OverriderEntry { image_pre_pull_overrider: overrider });

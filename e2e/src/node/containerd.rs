@@ -57,7 +57,8 @@ impl Containerd {
     fn config(&self) -> String {
         let dir = self.dir.display();
         // The first directory that has a registry's host wins.
-        let hosts = format!("{}:{}", self.own_registry_hosts().display(), self.place.registry_hosts().display());
+        let hosts =
+            format!("{}:{}", self.own_registry_hosts().display(), self.place.registry_hosts().display());
         format!(
             r#"version = 2
 root = "{dir}/root"
@@ -108,8 +109,11 @@ config_path = "{hosts}"
         command.arg("--config").arg(self.dir.join("config.toml")).current_dir(&self.dir);
         // What it unpacks with, it looks for there; another one's temporary files are none of its business.
         let mut process = Child::spawn(&self.place, &format!("containerd-{}", self.name), command)?;
-        let answers = async || self.cri().await?.image_fs_info(ImageFsInfoRequest {}).await.map(drop).context("CRI");
-        if let Err(error) = eventually(&format!("containerd of {} answers", self.name), START_LIMIT, answers).await {
+        let answers =
+            async || self.cri().await?.image_fs_info(ImageFsInfoRequest {}).await.map(drop).context("CRI");
+        if let Err(error) =
+            eventually(&format!("containerd of {} answers", self.name), START_LIMIT, answers).await
+        {
             process.check_running()?;
             return Err(error);
         }
@@ -167,7 +171,9 @@ config_path = "{hosts}"
         request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
         let list = ImagesClient::new(self.channel().await?).list(request).await?.into_inner().images;
         let named = list.into_iter().filter(|image| !image.name.contains("sha256:"));
-        Ok(named.map(|image| (image.name, image.target.map(|target| target.digest).unwrap_or_default())).collect())
+        Ok(named
+            .map(|image| (image.name, image.target.map(|target| target.digest).unwrap_or_default()))
+            .collect())
     }
 
     /// Whether it is there, under that very reference.

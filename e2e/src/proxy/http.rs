@@ -35,7 +35,8 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
         std::future::pending::<()>().await;
     };
     let down = async {
-        let (head, start) = read_head(&mut from_server).await?.context("the server closed without an answer")?;
+        let (head, start) =
+            read_head(&mut from_server).await?.context("the server closed without an answer")?;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
         lock(&shared.records)[number].status = status;
         let count = |bytes: usize| lock(&shared.records)[number].bytes += bytes as u64;
@@ -102,7 +103,8 @@ fn closing(head: &str) -> String {
 /// An error in the registry's own form.
 async fn answer(client: &mut TcpStream, status: u16, shared: &Shared) -> Result<()> {
     let body = r#"{"errors":[{"code":"UNKNOWN","message":"injected by the test"}]}"#;
-    let reason = http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("-");
+    let reason =
+        http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("-");
     let text = format!(
         "HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len(),

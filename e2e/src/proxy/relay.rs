@@ -57,7 +57,11 @@ pub(super) async fn down(
 }
 
 /// One piece to the client.
-pub(super) async fn send_down(client: &mut (impl AsyncWrite + Unpin), piece: &[u8], shared: &Shared) -> Result<()> {
+pub(super) async fn send_down(
+    client: &mut (impl AsyncWrite + Unpin),
+    piece: &[u8],
+    shared: &Shared,
+) -> Result<()> {
     shared.pass().await?;
     shared.wait_for_room(piece.len() as u64).await;
     let allowed = shared.until_cut(piece.len() as u64) as usize;

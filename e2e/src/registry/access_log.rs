@@ -4,7 +4,7 @@
 //! writes instead why it did not authorise it. Range headers are not logged, but their answer is a 206. A
 //! [`crate::proxy::Proxy`] in front sees more.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
@@ -69,28 +69,31 @@ impl Requests {
 }
 
 pub(super) fn parse(log: &str) -> Requests {
+    let mut users = HashMap::new();
     let mut answered = HashSet::new();
-    let requests = log.lines().filter_map(|line| {
-        let entry: Value = serde_json::from_str(line).ok()?;
+    let mut requests = Vec::new();
+    for entry in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         let text = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
         let id = text("http.request.id");
+        if let Some(user) = entry["auth.user.name"].as_str() {
+            users.insert(id.clone(), user.to_owned());
+        }
         let status = match entry["http.response.status"].as_u64() {
-            Some(status) => u16::try_from(status).ok()?,
+            Some(status) => u16::try_from(status).unwrap_or(0),
             None if text("msg").starts_with("error authorizing") => 401,
-            None => return None,
+            None => continue,
         };
         // A request that broke off is reported twice.
-        if id.is_empty() || !answered.insert(id) {
-            return None;
+        if id.is_empty() || !answered.insert(id.clone()) {
+            continue;
         }
-        let uri = text("http.request.uri");
-        Some(Request {
-            user: text("auth.user.name"),
+        requests.push(Request {
+            user: users.remove(&id).unwrap_or_default(),
             method: text("http.request.method"),
-            path: uri.split('?').next().unwrap_or_default().to_owned(),
+            path: text("http.request.uri").split('?').next().unwrap_or_default().to_owned(),
             status,
             bytes: entry["http.response.written"].as_u64().unwrap_or(0),
-        })
-    });
-    Requests(requests.collect())
+        });
+    }
+    Requests(requests)
 }
