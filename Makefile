@@ -57,10 +57,7 @@ lint: ## Format, clippy, shellcheck, cargo deny
 	@if command -v cargo-deny >/dev/null; then echo '==> cargo deny check'; cargo deny check; else echo '==> cargo deny: not installed, skipped'; fi
 
 crds: ## Write manifests/crds from the Rust types
-	@mkdir -p manifests/crds
-	@# In two steps: a build that fails leaves the file as it was.
-	$(call run,cargo run --quiet -p cloudcore-prepull -- crds >$(TARGET)/crds.yaml)
-	@mv $(TARGET)/crds.yaml manifests/crds/prepull.yaml
+	$(call run,cargo run --quiet -p cloudcore-prepull -- crds --out manifests/crds)
 
 clean: ## Remove what was built here (a kube-apiserver stays in ~/.cache/prepull-e2e)
 	$(call run,cargo clean)

@@ -5,6 +5,14 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
+mod config;
+mod pattern;
+#[cfg(test)]
+mod tests;
+
+pub use config::{EntryProblem, Lookup, RegistryConfig, SecretError};
+pub use pattern::{PatternError, RegistryPattern, Specificity};
+
 /// A text that is wiped when dropped and never printed. It is serialised only as part of a message to the
 /// node that needs it.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, Zeroize, ZeroizeOnDrop)]

@@ -15,9 +15,9 @@
 //! - [`crd`]: the Kubernetes resources (feature `crd`, the cloud side only).
 
 pub mod credentials;
-// pub mod image;
-// pub mod overriders;
-// pub mod selector;
+pub mod image;
+pub mod overriders;
+pub mod selector;
 pub mod task;
 pub mod wire;
 

@@ -1,0 +1,125 @@
+//! Secrets become the key that an image is pulled with.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Secret;
+use prepull_api::credentials::{Lookup, RegistryConfig, SecretError};
+use prepull_api::image::NormalizedReference;
+use prepull_api::overriders::SecretRef;
+use prepull_api::wire::{Key, bounded_reason};
+
+/// What asking for a secret gave. Cheap to clone: a secret is parsed once, however many nodes need it.
+#[derive(Clone)]
+pub enum SecretLookup {
+    /// It is there; it may hold no usable credentials.
+    Found(Arc<Result<RegistryConfig, SecretError>>),
+    /// There is no such secret.
+    Missing,
+    /// We may not read it; in the API server's words.
+    Forbidden(String),
+    /// It could not be asked for; in the client's words.
+    Error(String),
+}
+
+impl SecretLookup {
+    /// Reads a secret's type and data.
+    pub fn found(type_: &str, data: &BTreeMap<String, Vec<u8>>) -> Self {
+        Self::Found(Arc::new(RegistryConfig::from_secret(type_, data)))
+    }
+
+    /// Reads a Secret object. `stringData`, which only a file can have, wins over `data`, as in the API server.
+    pub fn from_secret(secret: &Secret) -> Self {
+        let mut data: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        data.extend(secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())));
+        data.extend(
+            secret.string_data.iter().flatten().map(|(key, text)| (key.clone(), text.clone().into_bytes())),
+        );
+        // The API server's default for a secret without a type.
+        Self::found(secret.type_.as_deref().unwrap_or("Opaque"), &data)
+    }
+}
+
+/// Registries alone: credentials have no place in a log.
+impl fmt::Debug for SecretLookup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Found(config) => match config.as_ref() {
+                Ok(config) => f.debug_tuple("Found").field(&config.registries()).finish(),
+                Err(error) => f.debug_tuple("Found").field(error).finish(),
+            },
+            Self::Missing => f.write_str("Missing"),
+            Self::Forbidden(reason) => f.debug_tuple("Forbidden").field(reason).finish(),
+            Self::Error(reason) => f.debug_tuple("Error").field(reason).finish(),
+        }
+    }
+}
+
+/// The key for one image: anonymous only where no secret is named.
+///
+/// With several secrets (an overrider added one), what those hold that can be used is tried in their order; the
+/// image fails only where none has anything, and then the reason says what is wrong with each.
+pub fn resolve_key(
+    secrets: &[SecretRef],
+    reference: &NormalizedReference,
+    lookup: impl Fn(&SecretRef) -> SecretLookup,
+) -> Key {
+    if secrets.is_empty() {
+        return Key::Anonymous;
+    }
+    let mut credentials = Vec::new();
+    let mut reasons = Vec::new();
+    for secret in secrets {
+        match usable(secret, reference, lookup(secret)) {
+            Ok(found) => credentials.extend(found),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    if credentials.is_empty() {
+        Key::Unavailable { reason: bounded_reason(&reasons.join("; ")) }
+    } else {
+        let mut seen = std::collections::HashSet::new();
+        credentials.retain(|credential| seen.insert(credential.clone()));
+        Key::Credentials { credentials }
+    }
+}
+
+/// What one secret has for the image, never empty; or why it has nothing.
+fn usable(
+    secret: &SecretRef,
+    reference: &NormalizedReference,
+    found: SecretLookup,
+) -> Result<Vec<prepull_api::credentials::RegistryCredential>, String> {
+    let config = match found {
+        SecretLookup::Found(config) => config,
+        SecretLookup::Missing => return Err(format!("secret {secret} does not exist")),
+        SecretLookup::Forbidden(reason) => {
+            return Err(format!("secret {secret} may not be read by cloudcore-prepull: {reason}"));
+        }
+        SecretLookup::Error(reason) => return Err(format!("secret {secret} could not be read: {reason}")),
+    };
+    let config = config.as_ref().as_ref().map_err(|error| format!("secret {secret}: {error}"))?;
+    let Lookup { credentials, broken } = config.lookup(reference);
+    if !credentials.is_empty() {
+        return Ok(credentials);
+    }
+    if let Some(error) = broken.first() {
+        return Err(format!("secret {secret}: {error}"));
+    }
+    Err(format!(
+        "secret {secret} has no entry for {}; it has {}",
+        reference.name(),
+        listed(&config.registries())
+    ))
+}
+
+/// The registries of a secret, as many as a person reads.
+fn listed(registries: &[String]) -> String {
+    const LISTED: usize = 10;
+    match registries.len() {
+        0 => "none at all".to_owned(),
+        1..=LISTED => registries.join(", "),
+        count => format!("{} and {} more", registries[..LISTED].join(", "), count - LISTED),
+    }
+}

@@ -1,0 +1,351 @@
+//! A raw job becomes a [`ValidatedJob`], or the reason why it is refused. Touches nothing outside.
+//!
+//! The CRD's own rules say a part of this where the API server knows them; what decides is this step.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullTemplate, OverrideRule, OverriderEntry};
+use prepull_api::credentials::RegistryPattern;
+use prepull_api::image::{NormalizedReference, Reference};
+use prepull_api::overriders::{ImageRule, OverrideError, SecretRef, SecretRule};
+use prepull_api::selector::Selector;
+use prepull_api::task::{CheckItem, JobUid, NodeName, PullPolicy};
+use prepull_api::wire::MAX_IMAGES;
+
+mod ratio;
+#[cfg(test)]
+mod tests;
+
+pub use ratio::{Ratio, RatioError};
+
+/// A node's time where the job says 0, as in KubeEdge.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+/// A node's time, at most: what KubeEdge's own field can hold, so that none of its manifests is refused. Nothing
+/// here depends on it being short; a node that is silent for long keeps its slot because the job says so.
+pub const MAX_TIMEOUT_SECONDS: i64 = u32::MAX as i64;
+/// Further tries of an image, at most: what KubeEdge's own field can hold. The node's timeout ends them long
+/// before.
+pub const MAX_RETRIES: i64 = i32::MAX as i64;
+
+/// Why a job is refused: one field, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct Refusal {
+    /// The path of the field, such as `spec.imagePrePullTemplate.images[2]`.
+    pub field: String,
+    /// What is wrong with it, and the remedy.
+    pub message: String,
+}
+
+/// A job that can be carried out. Everything in it has been parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidatedJob {
+    /// Empty for a job that the API server has not seen.
+    pub uid: JobUid,
+    /// The job's name.
+    pub name: String,
+    /// Of the spec. 0 for a job that the API server has not seen.
+    pub generation: i64,
+    /// In the job's order, the same canonical reference once; never empty, at most [`MAX_IMAGES`].
+    pub images: Vec<JobImage>,
+    /// Which nodes are asked for.
+    pub nodes: NodeSelection,
+    /// In the job's order.
+    pub overriders: Vec<OverriderGroup>,
+    /// In the job's order.
+    pub registry_secrets: Vec<(RegistryPattern, SecretRef)>,
+    /// For an image that has no other secret.
+    pub fallback_secret: Option<SecretRef>,
+    /// Each once, never empty.
+    pub checks: Vec<CheckItem>,
+    /// Which part of the nodes may fail.
+    pub tolerance: Ratio,
+    /// Nodes at a time.
+    pub concurrency: NonZeroU32,
+    /// For each node, from the moment it starts.
+    pub timeout: Duration,
+    /// For each image, after the first try.
+    pub retries: u32,
+}
+
+/// An image of the job, before the overriders.
+///
+/// An image that is named twice is pulled once, where it stands first. What the first entry leaves open (name,
+/// secret, policy) is taken from the later ones; where both say something, the first one counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobImage {
+    /// As the job names it; an `imageSources` entry as its parts make it.
+    pub image: String,
+    /// Of an `imageSources` entry.
+    pub name: Option<String>,
+    /// What the overriders work on.
+    pub reference: Reference,
+    /// Its own.
+    pub secret: Option<SecretRef>,
+    /// Its own, else the template's. With none, Kubernetes' default for the reference after the overriders.
+    pub policy: Option<PullPolicy>,
+}
+
+/// Which nodes a job asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeSelection {
+    /// In the job's order, perhaps repeated.
+    Names(Vec<NodeName>),
+    /// Those that match.
+    Labels(Selector),
+}
+
+/// The rules for the nodes of one label selector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverriderGroup {
+    /// Which nodes.
+    pub selector: Selector,
+    /// The selector as the job has it.
+    pub label_text: String,
+    /// In order.
+    pub image_rules: Vec<ImageRule>,
+    /// In order.
+    pub secret_rules: Vec<SecretRule>,
+}
+
+impl Refusal {
+    /// Names the field, and says what is wrong with it.
+    pub fn new(field: impl Into<String>, message: impl fmt::Display) -> Self {
+        Self { field: field.into(), message: message.to_string() }
+    }
+}
+
+/// Parses a job. The first thing that is wrong with it is the refusal.
+pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
+    let ImagePrePullTemplate {
+        images: _,
+        image_sources: _,
+        registry_secrets,
+        image_secrets,
+        node_names: _,
+        label_selector: _,
+        check_items,
+        failure_tolerate,
+        concurrency,
+        timeout_seconds,
+        retry_times,
+        image_pull_policy: _,
+    } = &job.spec.image_pre_pull_template;
+    let template = &job.spec.image_pre_pull_template;
+    Ok(ValidatedJob {
+        uid: JobUid(job.metadata.uid.clone().unwrap_or_default()),
+        name: job.metadata.name.clone().unwrap_or_default(),
+        generation: job.metadata.generation.unwrap_or_default(),
+        images: images(template)?,
+        nodes: nodes(template)?,
+        overriders: indexed(&job.spec.image_pre_pull_overriders, overrider_group)?,
+        registry_secrets: indexed(registry_secrets, |i, entry| {
+            let field = format!("{TEMPLATE}.registrySecrets[{i}]");
+            let pattern = RegistryPattern::parse(&entry.registry)
+                .map_err(|e| Refusal::new(format!("{field}.registry"), e))?;
+            let secret = SecretRef::parse(&entry.image_secret)
+                .map_err(|e| Refusal::new(format!("{field}.imageSecret"), e))?;
+            Ok((pattern, secret))
+        })?,
+        fallback_secret: secret(image_secrets.as_ref(), || format!("{TEMPLATE}.imageSecrets"))?,
+        checks: checks(check_items)?,
+        tolerance: Ratio::parse(failure_tolerate)
+            .map_err(|e| Refusal::new(format!("{TEMPLATE}.failureTolerate"), e))?,
+        concurrency: concurrency_of(*concurrency)?,
+        timeout: match bounded("timeoutSeconds", *timeout_seconds, MAX_TIMEOUT_SECONDS)? {
+            0 => DEFAULT_TIMEOUT,
+            seconds => Duration::from_secs(seconds.into()),
+        },
+        retries: bounded("retryTimes", *retry_times, MAX_RETRIES)?,
+    })
+}
+
+const TEMPLATE: &str = "spec.imagePrePullTemplate";
+
+fn images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, Refusal> {
+    let default_policy =
+        policy(template.image_pull_policy.as_ref(), || format!("{TEMPLATE}.imagePullPolicy"))?;
+    let plain = indexed(&template.images, |i, text| {
+        let reference =
+            Reference::parse(text).map_err(|e| Refusal::new(format!("{TEMPLATE}.images[{i}]"), e))?;
+        Ok(JobImage { image: text.clone(), name: None, reference, secret: None, policy: None })
+    })?;
+    let sources = indexed(&template.image_sources, |i, source| {
+        let field = || format!("{TEMPLATE}.imageSources[{i}]");
+        let reference = Reference::from_parts(
+            filled(source.registry.as_ref()),
+            &source.repository,
+            filled(source.tag.as_ref()),
+            filled(source.digest.as_ref()),
+        )
+        .map_err(|e| Refusal::new(field(), e))?;
+        Ok(JobImage {
+            image: reference.to_string(),
+            name: filled(source.name.as_ref()).map(str::to_owned),
+            reference,
+            secret: secret(source.image_secret.as_ref(), || field() + ".imageSecret")?,
+            policy: policy(source.image_pull_policy.as_ref(), || field() + ".imagePullPolicy")?,
+        })
+    })?;
+
+    let mut places: HashMap<NormalizedReference, usize> = HashMap::new();
+    let mut images: Vec<JobImage> = Vec::new();
+    for image in plain.into_iter().chain(sources) {
+        if let Some(first) = places.get(&image.reference.normalized()).and_then(|at| images.get_mut(*at)) {
+            let JobImage { image: _, name, reference: _, secret, policy } = image;
+            first.name = first.name.take().or(name);
+            first.secret = first.secret.take().or(secret);
+            first.policy = first.policy.or(policy);
+        } else {
+            places.insert(image.reference.normalized(), images.len());
+            images.push(image);
+        }
+    }
+    for image in &mut images {
+        image.policy = image.policy.or(default_policy);
+    }
+    match images.len() {
+        0 => Err(Refusal::new(
+            format!("{TEMPLATE}.images"),
+            "images and imageSources are both empty: name at least one image",
+        )),
+        1..=MAX_IMAGES => Ok(images),
+        count => Err(Refusal::new(
+            format!("{TEMPLATE}.images"),
+            format!("{count} different images; at most {MAX_IMAGES} are allowed: split the job"),
+        )),
+    }
+}
+
+fn nodes(template: &ImagePrePullTemplate) -> Result<NodeSelection, Refusal> {
+    match (template.node_names.as_slice(), &template.label_selector) {
+        ([], None) => {
+            Err(Refusal::new(TEMPLATE, "neither nodeNames nor labelSelector is set: set exactly one of them"))
+        }
+        ([_, ..], Some(_)) => {
+            Err(Refusal::new(TEMPLATE, "nodeNames and labelSelector are both set: keep exactly one of them"))
+        }
+        (names, None) => Ok(NodeSelection::Names(indexed(names, |i, name| {
+            if name.is_empty() {
+                return Err(Refusal::new(format!("{TEMPLATE}.nodeNames[{i}]"), "the node name is empty"));
+            }
+            Ok(NodeName(name.clone()))
+        })?)),
+        ([], Some(selector)) => Selector::try_from(selector)
+            .map(NodeSelection::Labels)
+            .map_err(|e| Refusal::new(format!("{TEMPLATE}.labelSelector"), e)),
+    }
+}
+
+fn overrider_group(index: usize, entry: &OverriderEntry) -> Result<OverriderGroup, Refusal> {
+    let group = &entry.image_pre_pull_overrider;
+    Ok(OverriderGroup {
+        selector: Selector::parse(&group.node_label).map_err(|e| {
+            Refusal::new(format!("spec.imagePrePullOverriders[{index}].imagePrePullOverrider.nodeLabel"), e)
+        })?,
+        label_text: group.node_label.clone(),
+        image_rules: indexed(&group.overriders.image_overriders, |i, rule| {
+            let OverrideRule { component, operator, value } = rule;
+            ImageRule::parse(component, operator, value.as_deref())
+                .map_err(|e| bad_rule(&image_rule_field(index, i), &e))
+        })?,
+        secret_rules: indexed(&group.overriders.secret_overriders, |i, rule| {
+            let OverrideRule { component, operator, value } = rule;
+            SecretRule::parse(component, operator, value.as_deref())
+                .map_err(|e| bad_rule(&secret_rule_field(index, i), &e))
+        })?,
+    })
+}
+
+/// The path of an image rule.
+pub(crate) fn image_rule_field(group: usize, rule: usize) -> String {
+    format!("spec.imagePrePullOverriders[{group}].imagePrePullOverrider.overriders.imageOverriders[{rule}]")
+}
+
+/// The path of a secret rule.
+pub(crate) fn secret_rule_field(group: usize, rule: usize) -> String {
+    format!("spec.imagePrePullOverriders[{group}].imagePrePullOverrider.overriders.secretOverriders[{rule}]")
+}
+
+fn bad_rule(field: &str, error: &OverrideError) -> Refusal {
+    let part = match error {
+        OverrideError::Component { .. } => "component",
+        OverrideError::Operator(_) => "operator",
+        _ => "value",
+    };
+    Refusal::new(format!("{field}.{part}"), error)
+}
+
+fn checks(items: &[String]) -> Result<Vec<CheckItem>, Refusal> {
+    let mut checks = Vec::new();
+    for (i, item) in items.iter().enumerate() {
+        let check = match item.as_str() {
+            "disk" => CheckItem::Disk,
+            "cpu" => CheckItem::Cpu,
+            "mem" => CheckItem::Mem,
+            other => {
+                return Err(Refusal::new(
+                    format!("{TEMPLATE}.checkItems[{i}]"),
+                    format!("unknown check item {other:?}: use disk, cpu or mem"),
+                ));
+            }
+        };
+        if !checks.contains(&check) {
+            checks.push(check);
+        }
+    }
+    if checks.is_empty() {
+        checks.push(CheckItem::Disk); // KubeEdge's default
+    }
+    Ok(checks)
+}
+
+/// 0, which Go's clients write for an unset field, is the default.
+fn concurrency_of(value: i64) -> Result<NonZeroU32, Refusal> {
+    if value < 0 {
+        return Err(Refusal::new(
+            format!("{TEMPLATE}.concurrency"),
+            format!("{value} is negative: write how many nodes pull at the same time"),
+        ));
+    }
+    // More nodes than u32 can count do not exist: the largest u32 means all of them.
+    Ok(NonZeroU32::new(u32::try_from(value).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN))
+}
+
+fn bounded(field: &str, value: i64, max: i64) -> Result<u32, Refusal> {
+    u32::try_from(value).ok().filter(|_| value <= max).ok_or_else(|| {
+        Refusal::new(format!("{TEMPLATE}.{field}"), format!("{value} is not allowed: write 0 to {max}"))
+    })
+}
+
+fn policy(text: Option<&String>, field: impl Fn() -> String) -> Result<Option<PullPolicy>, Refusal> {
+    match filled(text) {
+        None => Ok(None),
+        Some("Always") => Ok(Some(PullPolicy::Always)),
+        Some("IfNotPresent") => Ok(Some(PullPolicy::IfNotPresent)),
+        Some("Never") => Ok(Some(PullPolicy::Never)),
+        Some(other) => Err(Refusal::new(
+            field(),
+            format!("unknown pull policy {other:?}: use Always, IfNotPresent or Never"),
+        )),
+    }
+}
+
+fn secret(text: Option<&String>, field: impl Fn() -> String) -> Result<Option<SecretRef>, Refusal> {
+    filled(text).map(SecretRef::parse).transpose().map_err(|e| Refusal::new(field(), e))
+}
+
+/// An empty text is an unset field, as Go's clients write it.
+fn filled(text: Option<&String>) -> Option<&str> {
+    text.map(String::as_str).filter(|text| !text.is_empty())
+}
+
+fn indexed<T, U>(
+    items: &[T],
+    mut read: impl FnMut(usize, &T) -> Result<U, Refusal>,
+) -> Result<Vec<U>, Refusal> {
+    items.iter().enumerate().map(|(index, item)| read(index, item)).collect()
+}

@@ -1,0 +1,143 @@
+//! Which images a registry entry is for, by the kubelet's rule (`pkg/credentialprovider/keyring.go`).
+
+use std::fmt;
+
+use crate::image::{NormalizedReference, shown};
+
+/// `host[:port][/path]`, where `*` stands for any text within one label of the host.
+///
+/// - The number of labels and the port must be the same; `r.io` is not `r.io:5000`.
+/// - The path is a prefix of the repository, letter by letter: `r.io/team` is for `r.io/team-b/app` as well.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RegistryPattern {
+    labels: Vec<String>,
+    port: Option<String>,
+    /// Without the leading slash.
+    path: String,
+}
+
+/// How much of a reference a pattern spells out; the greater, the more. A longer path wins over everything, since
+/// it is the longer match; then a host without `*`; then the host with more letters of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Specificity {
+    path: usize,
+    exact_host: bool,
+    letters: usize,
+}
+
+/// Why a text is no pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not a registry: write host, host:port or host/path, with * for any text in one label of the host"
+)]
+pub struct PatternError(String);
+
+impl RegistryPattern {
+    /// Reads a pattern. `http://` and `https://` are dropped, and so is an API version that follows the host
+    /// (`/v1/`, `/v2/`): registries' keys are written like that in Docker's configuration.
+    pub fn parse(text: &str) -> Result<Self, PatternError> {
+        let error = || PatternError(shown(text));
+        let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
+        let (host, path) = match rest.find('/') {
+            Some(slash) => rest.split_at(slash),
+            None => (rest, ""),
+        };
+        let path = path.strip_prefix("/v1/").or_else(|| path.strip_prefix("/v2/")).unwrap_or(path);
+        let (host, port) = match host.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+            _ => (host, None),
+        };
+        let is_label = |label: &str| {
+            !label.is_empty()
+                && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'*'))
+        };
+        let is_address = host
+            .strip_prefix('[')
+            .and_then(|h| h.strip_suffix(']'))
+            .is_some_and(|h| !h.is_empty() && h.bytes().all(|b| b.is_ascii_hexdigit() || b == b':'));
+        if !is_address && !host.split('.').all(is_label) {
+            return Err(error());
+        }
+        if port.is_some_and(|port| port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit())) {
+            return Err(error());
+        }
+        if path.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '?' | '#')) {
+            return Err(error());
+        }
+        Ok(Self {
+            labels: host.split('.').map(str::to_owned).collect(),
+            port: port.map(str::to_owned),
+            path: path.trim_start_matches('/').to_owned(),
+        })
+    }
+
+    /// Whether the pattern is for this image.
+    pub fn matches(&self, reference: &NormalizedReference) -> bool {
+        self.matches_parts(reference.registry(), reference.repository())
+    }
+
+    fn matches_parts(&self, registry: &str, repository: &str) -> bool {
+        let (host, port) = match registry.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+            _ => (registry, None),
+        };
+        let mut labels = host.split('.');
+        port == self.port.as_deref()
+            && repository.starts_with(&self.path)
+            && self.labels.iter().all(|glob| labels.next().is_some_and(|label| glob_matches(glob, label)))
+            && labels.next().is_none()
+    }
+
+    /// For choosing among patterns that match the same reference.
+    pub fn specificity(&self) -> Specificity {
+        let letters = |label: &String| label.bytes().filter(|b| *b != b'*').count();
+        Specificity {
+            path: self.path.len(),
+            exact_host: self.labels.iter().all(|label| !label.contains('*')),
+            letters: self.labels.iter().map(letters).sum(),
+        }
+    }
+
+    /// Whether this is Docker Hub's key of old, `https://index.docker.io/v1/`, which stands for docker.io.
+    pub(super) fn is_legacy_docker_hub(&self) -> bool {
+        self.labels == ["index", "docker", "io"] && self.port.is_none() && self.path.is_empty()
+    }
+}
+
+impl fmt::Display for RegistryPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.labels.join("."))?;
+        if let Some(port) = &self.port {
+            write!(f, ":{port}")?;
+        }
+        if self.path.is_empty() { Ok(()) } else { write!(f, "/{}", self.path) }
+    }
+}
+
+impl std::str::FromStr for RegistryPattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text)
+    }
+}
+
+/// `*` matches any text, the empty one as well. Linear in the label for each star: no blow-up.
+fn glob_matches(glob: &str, label: &str) -> bool {
+    let mut parts = glob.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| label.strip_prefix(first)) else { return false };
+    let mut parts = parts.peekable();
+    if parts.peek().is_none() {
+        return rest.is_empty();
+    }
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    true
+}
