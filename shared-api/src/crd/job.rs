@@ -41,7 +41,7 @@ pub struct ImagePrePullJobSpec {
 }
 
 /// What to pull, on which nodes, and how.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.nodeNames) && size(self.nodeNames) > 0 ? !has(self.labelSelector) : has(self.labelSelector)").message("set exactly one of nodeNames and labelSelector"),
@@ -192,6 +192,26 @@ fn default_timeout_seconds() -> i64 {
     300
 }
 
+/// What an absent template is: the same as an empty one. It is the default that the definition shows.
+impl Default for ImagePrePullTemplate {
+    fn default() -> Self {
+        Self {
+            images: Vec::new(),
+            image_sources: Vec::new(),
+            registry_secrets: Vec::new(),
+            image_secrets: None,
+            node_names: Vec::new(),
+            label_selector: None,
+            check_items: default_check_items(),
+            failure_tolerate: default_failure_tolerate(),
+            concurrency: default_concurrency(),
+            timeout_seconds: default_timeout_seconds(),
+            retry_times: 0,
+            image_pull_policy: None,
+        }
+    }
+}
+
 /// The definition with both versions: the same schema, `v1alpha2` stored, so that no conversion is needed.
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = ImagePrePullJob::crd();
@@ -252,6 +272,7 @@ mod tests {
     #[test]
     fn an_absent_field_has_the_documented_default() {
         let template: ImagePrePullTemplate = serde_json::from_str("{}").unwrap();
+        assert_eq!(template, ImagePrePullTemplate::default());
         assert_eq!(
             (template.check_items, template.failure_tolerate.as_str(), template.concurrency),
             (vec!["disk".to_owned()], "0.1", 1)
