@@ -29,12 +29,18 @@ impl Bucket {
 
     /// Takes `cost` if it is there.
     pub(crate) fn try_take(&mut self, cost: f64, now: Instant) -> Result<(), Duration> {
-        self.fill(now);
-        if self.level >= cost {
-            self.level -= cost;
-            return Ok(());
+        let wait = self.wait_for(cost, now);
+        if !wait.is_zero() {
+            return Err(wait);
         }
-        Err(Duration::from_secs_f64((cost - self.level) / self.per_second))
+        self.level -= cost;
+        Ok(())
+    }
+
+    /// How long until `cost` is there.
+    pub(crate) fn wait_for(&mut self, cost: f64, now: Instant) -> Duration {
+        self.fill(now);
+        Duration::from_secs_f64((cost - self.level).max(0.0) / self.per_second)
     }
 
     /// Whether nothing has been taken of late.
