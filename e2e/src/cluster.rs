@@ -51,10 +51,7 @@ impl Cluster {
     /// Starts one, with everything in it that cloudcore-prepull expects.
     pub async fn start() -> Result<Self> {
         let cluster = Self::start_empty().await?;
-        let crds = parts::workspace().join("manifests/crds");
-        for file in apply::manifests(&crds)? {
-            cluster.apply_file(&file).await?;
-        }
+        cluster.apply_definitions().await?;
         for file in RIGHTS {
             cluster.apply_file(&parts::workspace().join(file)).await?;
         }
@@ -111,6 +108,11 @@ impl Cluster {
         parts::output(command).await.with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
+    /// What serves the API: `Kubernetes v1.20.2`.
+    pub async fn version(&self) -> Result<String> {
+        Ok(format!("Kubernetes {}", self.client.apiserver_version().await?.git_version))
+    }
+
     /// Kills kube-apiserver. What it has answered stays in etcd.
     pub fn stop_api(&self) -> Result<()> {
         self.server().stop()
@@ -135,6 +137,20 @@ impl Cluster {
     /// Writes jobs, reports, events and nodes into the log directory. Happens on drop as well.
     pub async fn dump(&self) -> Result<()> {
         dump::write(&self.client, self.place.logs()).await
+    }
+
+    /// The checked-in ones; where there are none yet, those that the program prints.
+    async fn apply_definitions(&self) -> Result<()> {
+        let crds = parts::workspace().join("manifests/crds");
+        if !crds.exists() {
+            let mut command = Command::new(parts::program("cloudcore-prepull")?);
+            command.arg("crds");
+            return self.apply(&parts::output(command).await?).await;
+        }
+        for file in apply::manifests(&crds)? {
+            self.apply_file(&file).await?;
+        }
+        Ok(())
     }
 
     async fn is_ready(&self) -> Result<()> {
