@@ -8,16 +8,21 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::plan_command::PlanArgs;
-use crate::token_command::TokenArgs;
+use crate::token_command::TokenCommand;
 
 /// Plans image pre-pull jobs and hands them to edge nodes.
 #[derive(Debug, Parser)]
-#[command(version, about, propagate_version = true, after_help = "\
+#[command(
+    version,
+    about,
+    propagate_version = true,
+    after_help = "\
 Examples:
   cloudcore-prepull crds | kubectl apply -f -
   cloudcore-prepull run --kubeconfig ~/.kube/config --advertise cloudcore.example
   cloudcore-prepull token create --node edge-1 --ttl 1h
-  cloudcore-prepull plan --job job.yaml --nodes nodes.yaml")]
+  cloudcore-prepull plan --job job.yaml --nodes nodes.yaml"
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -34,9 +39,18 @@ pub enum Command {
     /// Print what a job would do, node by node, without doing it.
     Plan(PlanArgs),
     /// Make, list and revoke the tokens with which edge nodes join.
-    Token(TokenArgs),
+    Token {
+        /// How to reach the cluster.
+        #[command(flatten)]
+        cluster: ClusterArgs,
+        /// What to do with them.
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
     /// Print the completion script of a shell.
-    #[command(after_help = "Example:\n  cloudcore-prepull completion bash > /etc/bash_completion.d/cloudcore-prepull")]
+    #[command(
+        after_help = "Example:\n  cloudcore-prepull completion bash > /etc/bash_completion.d/cloudcore-prepull"
+    )]
     Completion {
         /// Which one.
         shell: Shell,

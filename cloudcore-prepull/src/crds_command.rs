@@ -9,7 +9,8 @@ use crate::args::CrdsArgs;
 
 /// File name and content of each definition.
 pub fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
-    let yaml = serde_saphyr::to_string(&job::crd()).context("write the definition of ImagePrePullJob as YAML")?;
+    let yaml =
+        serde_saphyr::to_string(&job::crd()).context("write the definition of ImagePrePullJob as YAML")?;
     Ok(vec![("operations.kubeedge.io_imageprepulljobs.yaml", yaml)])
 }
 
@@ -19,7 +20,8 @@ pub fn run(args: &CrdsArgs, out: &mut impl Write) -> anyhow::Result<()> {
         match &args.out {
             None => write!(out, "---\n{yaml}")?,
             Some(folder) => {
-                std::fs::create_dir_all(folder).with_context(|| format!("make the folder {}", folder.display()))?;
+                std::fs::create_dir_all(folder)
+                    .with_context(|| format!("make the folder {}", folder.display()))?;
                 let path = folder.join(name);
                 std::fs::write(&path, &yaml).with_context(|| format!("write {}", path.display()))?;
                 writeln!(out, "{}", path.display())?;

@@ -40,10 +40,13 @@ pub async fn dispatch(order: &Dispatch, secrets: &Secrets, sessions: &Sessions) 
         checks: order.job.checks.clone(),
         images,
     };
-    let assign = Assign { task, remaining: order.remaining.saturating_sub(begun.elapsed()), keys: table.keys };
+    let assign =
+        Assign { task, remaining: order.remaining.saturating_sub(begun.elapsed()), keys: table.keys };
     let message = CloudMessage::Assign(assign);
     if let Err(error) = wire::encode(&message) {
-        return DispatchOutcome::Unsendable(format!("the task is too large to send: {error}; use fewer images"));
+        return DispatchOutcome::Unsendable(format!(
+            "the task is too large to send: {error}; use fewer images"
+        ));
     }
     match sessions.send(&order.node, message) {
         Ok(session) => DispatchOutcome::Sent(session),
@@ -75,7 +78,10 @@ async fn resolve(image: &PlannedImage, secrets: &Secrets, patience: Duration) ->
         found.push((secret, lookup));
     }
     let lookup = |secret: &_| {
-        found.iter().find(|(name, _)| *name == secret).map_or(SecretLookup::Missing, |(_, lookup)| lookup.clone())
+        found
+            .iter()
+            .find(|(name, _)| *name == secret)
+            .map_or(SecretLookup::Missing, |(_, lookup)| lookup.clone())
     };
     Some(plan::resolve_key(&image.secrets, &image.pull, lookup))
 }

@@ -10,24 +10,24 @@
 //! is a thin shell around them, put together in [`runtime`].
 
 pub mod aggregate;
-//pub mod args;
+pub mod args;
 pub mod cluster;
 pub mod controller;
-//pub mod crds_command;
-//pub mod dispatch;
-//pub mod enroll;
+pub mod crds_command;
+pub mod dispatch;
+pub mod enroll;
 pub mod events;
 pub mod http;
 pub mod metrics;
-//pub mod pki;
+pub mod pki;
 pub mod plan;
 pub mod plan_command;
 pub mod rollout;
-//pub mod runtime;
+pub mod runtime;
 pub mod secrets;
 pub mod status_writer;
-//pub mod token_command;
-//pub mod tokens;
+pub mod token_command;
+pub mod tokens;
 pub mod tunnel;
 pub mod validate;
 pub mod watch;

@@ -53,7 +53,10 @@ pub fn main(cli: Cli) -> ExitCode {
         Command::Run(args) => block_on(run(*args)),
         Command::Crds(args) => crds_command::run(&args, &mut stdout),
         Command::Plan(args) => block_on(plan_command::run(&args, &mut stdout)),
-        Command::Token(args) => block_on(token_command::run(args, &mut stdout)),
+        Command::Token { cluster, command } => block_on(async {
+            let client = crate::cluster::client(cluster.kubeconfig.as_deref()).await?;
+            token_command::run(command, client, &cluster.namespace, &mut stdout).await
+        }),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cloudcore-prepull", &mut stdout);
             Ok(())
@@ -69,7 +72,8 @@ pub fn main(cli: Cli) -> ExitCode {
 }
 
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(work)
 }
 
@@ -114,17 +118,6 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     info!(address = %health_address, "metrics and health listen");
     tokio::spawn(http::serve(health, metrics, readiness.clone(), shutdown.clone()));
 
-    // Nodes before jobs, since a job is planned when it is first seen; and both before the tunnel, since an edge
-    // with a task of a job that is not known is told to stop.
-    tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
-    core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
-    tokio::spawn(watch::jobs(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "ImagePrePullJob")));
-    core.until(&mut receiver, |input| matches!(input, Input::Jobs(_)), &shutdown).await;
-    info!("jobs and nodes are known");
-
-    listeners::start(&args, health_address, client, sessions.clone(), inputs, shutdown.clone()).await?;
-    readiness.set(true);
-
     tokio::spawn({
         let shutdown = shutdown.clone();
         async move {
@@ -132,12 +125,31 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             shutdown.cancel();
         }
     });
+    // Nodes before jobs, since a job is planned when it is first seen; and both before the tunnel, since an edge
+    // with a task of a job that is not known is told to stop.
+    tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
+    core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
+    tokio::spawn(
+        watch::jobs(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "ImagePrePullJob")),
+    );
+    core.until(&mut receiver, |input| matches!(input, Input::Jobs(_)), &shutdown).await;
+    if shutdown.is_cancelled() {
+        return Ok(());
+    }
+    info!("jobs and nodes are known");
+
+    let tunnel = listeners::start(&args, health_address, client, sessions, inputs, shutdown.clone()).await?;
+    readiness.set(true);
+
     core.until(&mut receiver, |_| false, &shutdown).await;
 
     info!("ending: edges are told to come back, what is being written is waited for");
     readiness.set(false);
-    sessions.goaway_all("cloudcore-prepull is restarting");
-    let drained = tokio::time::timeout(DRAIN, async { while core.work.join_next().await.is_some() {} }).await;
+    let drained = tokio::time::timeout(DRAIN, async {
+        while core.work.join_next().await.is_some() {}
+        let _ = tunnel.await;
+    })
+    .await;
     if drained.is_err() {
         info!("not all was written in time; it is written after the restart");
     }
@@ -199,7 +211,10 @@ impl Core {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             let now = self.clock.now();
-            let wakeup = self.controller.next_wakeup().map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
+            let wakeup = self
+                .controller
+                .next_wakeup()
+                .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
             let sleep = tokio::time::sleep(wakeup.unwrap_or(Duration::from_secs(3600)));
             tokio::select! {
                 () = shutdown.cancelled() => return,

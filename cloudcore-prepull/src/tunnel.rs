@@ -6,6 +6,9 @@
 //!                            registry (the one place that holds sessions) ◀─send─ dispatch
 //! ```
 
+pub mod listener;
+pub mod registry;
+
 use std::fmt;
 
 use prepull_api::task::NodeName;

@@ -1,3 +1,5 @@
 //! edgecore-prepull
 
+pub mod identity;
+pub mod join;
 pub mod tunnel;

@@ -407,4 +407,4 @@ pub(crate) fn shown(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

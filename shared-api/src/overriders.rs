@@ -162,38 +162,38 @@ pub enum OverrideError {
     /// Nothing can be appended to a digest.
     #[error("{rule} cannot be applied to {image}: nothing can be added to a digest; use replace")]
     AddToDigest {
-        /// The rule.
-        rule: ImageRule,
+        /// The rule, as it displays.
+        rule: String,
         /// The reference before it.
         image: String,
     },
     /// The reference has a digest already.
     #[error("{rule} cannot be applied to {image}: it has a digest already; use replace")]
     SecondDigest {
-        /// The rule.
-        rule: ImageRule,
+        /// The rule, as it displays.
+        rule: String,
         /// The reference before it.
         image: String,
     },
     /// The rule makes something else than a reference.
-    #[error("{rule} makes {result:?} of {image}, which is no image reference: {source}")]
+    #[error("{rule} makes {result:?} of {image}, which is no image reference: {why}")]
     Result {
-        /// The rule.
-        rule: ImageRule,
+        /// The rule, as it displays.
+        rule: String,
         /// The reference before it.
         image: String,
         /// The text after it.
         result: String,
         /// What is wrong with that text.
-        source: ReferenceError,
+        why: Box<ReferenceError>,
     },
     /// A secret without namespace, or without name, and no other secret to take it from.
     #[error(
         "{rule} gives no {missing}, and the image has no secret to take it from: write {{namespace}}/{{name}}"
     )]
     Incomplete {
-        /// The rule.
-        rule: SecretRule,
+        /// The rule, as it displays.
+        rule: String,
         /// `namespace` or `name`.
         missing: &'static str,
     },
@@ -262,11 +262,11 @@ impl ImageRule {
         }
         let repository = repository.unwrap_or_default();
         let text = joined(registry.as_deref(), &repository, tag.as_deref(), digest.as_deref());
-        Reference::parse(&text).map_err(|source| OverrideError::Result {
-            rule: self.clone(),
+        Reference::parse(&text).map_err(|why| OverrideError::Result {
+            rule: self.to_string(),
             image: image.to_string(),
             result: shown(&text),
-            source,
+            why: Box::new(why),
         })
     }
 
@@ -280,11 +280,11 @@ impl ImageRule {
             }),
             Operation::Add(value) => match (as_digest(value), tag, image.digest()) {
                 (Some(_), _, Some(_)) => {
-                    Err(OverrideError::SecondDigest { rule: self.clone(), image: image.to_string() })
+                    Err(OverrideError::SecondDigest { rule: self.to_string(), image: image.to_string() })
                 }
                 (Some(digest), tag, None) => Ok((tag, Some(digest.to_owned()))),
                 (None, None, Some(_)) => {
-                    Err(OverrideError::AddToDigest { rule: self.clone(), image: image.to_string() })
+                    Err(OverrideError::AddToDigest { rule: self.to_string(), image: image.to_string() })
                 }
                 (None, tag, _) => Ok((self.operation.edit(tag.as_deref()), None)),
             },
@@ -333,7 +333,7 @@ impl SecretRule {
             }
             Operation::Add(value) => {
                 let first = secrets.first();
-                let incomplete = |missing| OverrideError::Incomplete { rule: self.clone(), missing };
+                let incomplete = |missing| OverrideError::Incomplete { rule: self.to_string(), missing };
                 let added = match (SecretRef::parse(value), self.component) {
                     (Ok(secret), _) => secret,
                     (Err(_), SecretComponent::SecretName) => {
