@@ -51,7 +51,9 @@ impl Cluster {
     /// Starts one, with everything in it that cloudcore-prepull expects.
     pub async fn start() -> Result<Self> {
         let cluster = Self::start_empty().await?;
-        cluster.apply_definitions().await?;
+        for file in apply::manifests(&parts::workspace().join("manifests/crds"))? {
+            cluster.apply_file(&file).await?;
+        }
         for file in RIGHTS {
             cluster.apply_file(&parts::workspace().join(file)).await?;
         }
@@ -137,20 +139,6 @@ impl Cluster {
     /// Writes jobs, reports, events and nodes into the log directory. Happens on drop as well.
     pub async fn dump(&self) -> Result<()> {
         dump::write(&self.client, self.place.logs()).await
-    }
-
-    /// The checked-in ones; where there are none yet, those that the program prints.
-    async fn apply_definitions(&self) -> Result<()> {
-        let crds = parts::workspace().join("manifests/crds");
-        if !crds.exists() {
-            let mut command = Command::new(parts::program("cloudcore-prepull")?);
-            command.arg("crds");
-            return self.apply(&parts::output(command).await?).await;
-        }
-        for file in apply::manifests(&crds)? {
-            self.apply_file(&file).await?;
-        }
-        Ok(())
     }
 
     async fn is_ready(&self) -> Result<()> {

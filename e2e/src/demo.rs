@@ -3,7 +3,6 @@
 //! ```text
 //!  scenario (who, what, what is expected) ─▶ stage (starts the parts) ─▶ live (progress) ─▶ report ─▶ verdict
 //! ```
-#![allow(clippy::print_stdout)] // it is a command line
 
 mod live;
 mod report;
@@ -138,7 +137,7 @@ async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan
         .with_context(|| format!("{} has not ended within {JOB_LIMIT:?}\n{}", plan.name, stage.log_tails()));
     let ((began, ended, phase), _) = run??;
     let since = |at: Instant| at.saturating_duration_since(began);
-    Ok((job, Times { arrived: arrived.map(since), ended: since(ended), phase }))
+    Ok((job.clone(), Times { arrived: arrived.map(since), ended: since(ended), phase }))
 }
 
 /// Follows a job; returns when it was first there, when it ended, and how.

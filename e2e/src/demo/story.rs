@@ -1,8 +1,7 @@
 //! How the demo speaks: numbered steps with the time, and calm lines below them.
 
 use std::cell::Cell;
-use std::fmt::Write;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Stdout};
 use std::time::{Duration, Instant};
 
 /// Columns of a step's title, so that the times stand below each other.
@@ -12,15 +11,25 @@ const TITLE: usize = 66;
 pub(super) struct Story {
     began: Instant,
     steps: Cell<u32>,
+    out: Stdout,
     terminal: bool,
     colours: bool,
 }
 
+/// A line on standard output. A reader who has left is no reason to stop.
+macro_rules! say {
+    ($story:expr $(, $($line:tt)+)?) => {{
+        use std::io::Write;
+        let _ = writeln!(&$story.out $(, $($line)+)?);
+    }};
+}
+
 impl Story {
     pub(super) fn new() -> Self {
-        let terminal = std::io::stdout().is_terminal();
+        let out = std::io::stdout();
+        let terminal = out.is_terminal();
         let colours = terminal && std::env::var_os("NO_COLOR").is_none();
-        Self { began: Instant::now(), steps: Cell::new(0), terminal, colours }
+        Self { began: Instant::now(), steps: Cell::new(0), out, terminal, colours }
     }
 
     /// Whether somebody looks, so that lines may change.
@@ -37,45 +46,43 @@ impl Story {
         self.steps.set(self.steps.get() + 1);
         let at = format!("{:.1} s", self.began.elapsed().as_secs_f64());
         let title = format!("{}. {title:<TITLE$}", self.steps.get());
-        println!("\n{}{}", self.bold(&title), self.dim(&format!("{at:>8}")));
+        say!(self, "\n{}{}", self.bold(&title), self.dim(&format!("{at:>8}")));
     }
 
     pub(super) fn line(&self, text: &str) {
-        println!("   {text}");
+        say!(self, "   {text}");
     }
 
     pub(super) fn blank(&self) {
-        println!();
+        say!(self);
     }
 
     /// A command that the reader could have typed.
     pub(super) fn command(&self, command: &str) {
-        println!("   {}", self.bold(&format!("$ {command}")));
+        say!(self, "   {}", self.bold(&format!("$ {command}")));
     }
 
     /// A command and what it printed.
     pub(super) fn output(&self, command: &str, output: &str) {
         self.command(command);
         for line in output.lines() {
-            println!("   {line}");
+            say!(self, "   {line}");
         }
     }
 
     /// An expectation that was met, or was not.
     pub(super) fn check(&self, good: bool, text: &str) {
-        println!("   {} {text}", self.mark(good));
+        say!(self, "   {} {text}", self.mark(good));
     }
 
     pub(super) fn note(&self, text: &str) {
-        println!("\n{text}");
+        say!(self, "\n{text}");
     }
 
     pub(super) fn failure(&self, error: &anyhow::Error) {
-        let mut text = format!("the demo stopped: {error}");
-        for cause in error.chain().skip(1) {
-            let _ = write!(text, "\n  because {cause}"); // writing to a String cannot fail
-        }
-        println!("\n{}", self.paint("31", &text));
+        let causes = error.chain().map(ToString::to_string).collect::<Vec<_>>();
+        let text = format!("the demo stopped: {}", causes.join("\n  because "));
+        say!(self, "\n{}", self.paint("31", &text));
     }
 
     pub(super) fn mark(&self, good: bool) -> String {
