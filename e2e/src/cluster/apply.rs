@@ -90,6 +90,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_empty_string_is_no_null() {
+        let labels = &documents("labels: {edge: \"\", other: ''}\n").unwrap()[0]["labels"];
+        assert_eq!(*labels, serde_json::json!({"edge": "", "other": ""}));
+    }
+
+    #[test]
     fn documents_and_lists_are_flattened() {
         let text = "kind: A\n---\nkind: List\nitems:\n- kind: B\n- kind: C\n---\n---\nkind: D\n";
         let kinds: Vec<_> =
