@@ -1,4 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::needless_pass_by_value)] // json!(…) reads better without a & before it
 
 use std::time::Instant;
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const JOB: &str = r#"
+const JOB: &str = r"
 apiVersion: operations.kubeedge.io/v1alpha1
 kind: ImagePrePullJob
 metadata:
@@ -30,7 +30,7 @@ spec:
         - {component: Registry, operator: replace, value: hangzhou.registry.io}
         secretOverriders:
         - {component: SecretName, operator: replace, value: hangzhou-secret}
-"#;
+";
 
 const NODES: &str = r#"
 apiVersion: v1

@@ -35,6 +35,8 @@ fn a_pattern_matches_as_in_the_kubelet() {
     for (pattern, text, expected) in [
         ("r.io", "r.io/app", true),
         ("r.io", "s.io/app", false),
+        ("r.io", "r.io.example/app", false),
+        ("*.io", "r.io.example/app", false),
         ("r.io", "r.io:5000/app", false),
         ("r.io:5000", "r.io:5000/app", true),
         ("r.io:5000", "r.io/app", false),
