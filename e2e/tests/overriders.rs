@@ -35,10 +35,7 @@ async fn one_group_of_nodes_pulls_from_its_own_registry_with_its_own_secret() ->
         .on(["edge-1", "edge-2"])
         .overrider(
             "region=hangzhou",
-            &[
-                ("Registry", "replace", "hangzhou.registry.io"),
-                ("SecretName", "replace", "hangzhou-secret"),
-            ],
+            &[("Registry", "replace", "hangzhou.registry.io"), ("SecretName", "replace", "hangzhou-secret")],
         )
         .completes()
         .await?;
@@ -103,11 +100,14 @@ async fn rules_apply_in_order_and_plan_tells_beforehand() -> Result<()> {
         .images([&written])
         .secret("default/alice")
         .on(["edge-1", "edge-2"])
-        .overrider("machine in (jetson, pi)", &[("Tag", "add", "-arm"), ("Registry", "replace", "mirror")])
+        .overrider(
+            "machine in (jetson, pi)",
+            &[("Registry", "replace", "mirror.local"), ("Tag", "add", "-arm")],
+        )
         .overrider(
             "machine,!nothing",
             &[
-                ("Registry", "add", ".local/cache"),
+                ("Registry", "add", "/cache"),
                 ("SecretName", "replace", "not-there"),
                 ("SecretName", "remove", ""),
             ],
@@ -121,7 +121,8 @@ async fn rules_apply_in_order_and_plan_tells_beforehand() -> Result<()> {
     stage.cluster.kubectl(&["apply", "-f", file]).await?;
     let status = stage.cluster.existing_job("rules").completes().await?;
 
-    let pulled = [("edge-1", written.as_str(), &image), ("edge-2", "mirror.local/cache/team/app:v1-arm", &arm)];
+    let pulled =
+        [("edge-1", written.as_str(), &image), ("edge-2", "mirror.local/cache/team/app:v1-arm", &arm)];
     for (node, reference, image) in pulled {
         let of_image = status.image(node, &written).context("not in the status")?;
         assert_eq!(of_image.pulled_image, reference);

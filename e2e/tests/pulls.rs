@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::job::ImageSource;
 use prepull_api::crd::status::{Action, ImagePrePullJobStatus};
 use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 
+const EPOCH: Time = Time(jiff::Timestamp::UNIX_EPOCH);
 const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
 
 /// An image by its parts, with a secret of its own.
@@ -127,12 +129,10 @@ spec:
 /// A status without what differs between two jobs that do the same.
 fn comparable(mut status: ImagePrePullJobStatus, image: &str) -> serde_json::Value {
     (status.start_time, status.completion_time) = (None, None);
-    status.conditions.iter_mut().for_each(|condition| {
-        condition.last_transition_time = k8s_openapi::jiff::Timestamp::UNIX_EPOCH.into_time();
-    });
+    status.conditions.iter_mut().for_each(|condition| condition.last_transition_time = EPOCH);
     for node in &mut status.node_status {
         node.start_time = None;
-        node.action_flow.iter_mut().for_each(|step| step.time = jiff_epoch());
+        node.action_flow.iter_mut().for_each(|step| step.time = EPOCH);
     }
     let text = serde_json::to_string(&status).unwrap_or_default().replace(image, "IMAGE");
     serde_json::from_str(&text).unwrap_or_default()
@@ -222,10 +222,10 @@ async fn what_cannot_work_is_not_tried_again_and_spares_the_other_images() -> Re
         job.images([&first, &unknown, &last]).source(source(&registry, "team/locked", "v1", "default/wrong"))
     };
     let status = job("no-tolerance").tolerate("0").fails().await?;
-    for (reference, words) in [(&locked, ["401", "alice"]), (&unknown, ["not found", "v2"])] {
+    for (reference, word) in [(&locked, "401"), (&unknown, "not found")] {
         let image = status.image("edge-1", reference).context("not in the status")?;
         assert_eq!((image.status, image.attempts, &image.digest), (Tristate::False, 1, &None), "{image:?}");
-        ensure!(words[..1].iter().all(|word| image.reason.to_lowercase().contains(word)), "{image:?}");
+        ensure!(image.reason.to_lowercase().contains(word), "{image:?}");
         ensure!(!image.reason.contains(CANARY), "{image:?}");
     }
     for reference in [&first, &last] {

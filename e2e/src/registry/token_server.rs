@@ -67,8 +67,7 @@ impl TokenServer {
         let file = place.new_dir("tokens")?.join("issuer.crt");
         std::fs::write(&file, certificate.pem())?;
         let random = SystemRandom::new();
-        let key =
-            EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &pair.serialize_der(), &random);
+        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &pair.serialize_der(), &random);
         let key = key.ok().context("ring does not take rcgen's key")?;
         let signer = Arc::new(Signer {
             user: user.to_owned(),
