@@ -2,6 +2,7 @@
 
 mod access_log;
 mod storage;
+mod token_server;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,9 +15,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub use access_log::{Request, Requests};
+pub use token_server::{Grant, TokenServer};
 
 use crate::certs::Authority;
 use crate::cleanup::{Child, eventually};
@@ -47,6 +49,7 @@ pub struct Start {
     name: Option<String>,
     users: Vec<(String, String)>,
     authority: Option<(PathBuf, PathBuf, PathBuf)>,
+    tokens: Option<Value>,
     error: Option<anyhow::Error>,
 }
 
@@ -186,6 +189,13 @@ impl Start {
         self
     }
 
+    /// Only for bearer tokens of this server, instead of users and passwords.
+    #[must_use]
+    pub fn tokens_of(mut self, server: &TokenServer) -> Self {
+        self.tokens = Some(server.registry_auth());
+        self
+    }
+
     /// With TLS, and a certificate of this authority, which the containerds of this test trust for it.
     #[must_use]
     pub fn tls(mut self, authority: &Authority) -> Self {
@@ -206,7 +216,7 @@ impl Start {
     }
 
     async fn start(self) -> Result<Registry> {
-        let Self { name, users, authority, error } = self;
+        let Self { name, users, authority, tokens, error } = self;
         if let Some(error) = error {
             return Err(error);
         }
@@ -229,6 +239,9 @@ impl Start {
             let file = dir.join("htpasswd");
             std::fs::write(&file, htpasswd(&users).await?)?;
             config["auth"] = json!({"htpasswd": {"realm": "e2e", "path": file}});
+        }
+        if let Some(tokens) = tokens {
+            config["auth"] = tokens;
         }
         if let Some((_, certificate, key)) = &authority {
             config["http"]["tls"] = json!({"certificate": certificate, "key": key});
