@@ -19,6 +19,7 @@
 //! Names that the environment sets (see e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
 //! `PREPULL_E2E_LOGS`, `PREPULL_E2E_KUBECONFIG`.
 
+mod background;
 pub mod certs;
 pub mod cleanup;
 pub mod cloud;
@@ -33,6 +34,7 @@ pub mod plain_http;
 pub mod ports;
 pub mod proxy;
 pub mod registry;
+pub mod sim;
 pub mod stage;
 
 /// What a test usually needs.
@@ -46,6 +48,7 @@ pub mod prelude {
     pub use crate::place::{CANARY, Place, password};
     pub use crate::proxy::Proxy;
     pub use crate::registry::{Registry, TokenServer};
+    pub use crate::sim::Fleet;
     pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};
     pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};
