@@ -111,10 +111,11 @@ const NOT_READY: &str = "NotReady";
 /// Chooses the nodes of a job: edge nodes that are Ready, each once.
 pub fn select(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Selection {
     let mut selection = Selection::default();
-    let mut take = |name: &NodeName, reason: Option<&str>| match reason {
-        None => selection.eligible.push(name.clone()),
-        Some(reason) => {
-            selection.skipped.push(SkippedNode { node_name: name.0.clone(), reason: reason.to_owned() })
+    let mut take = |name: &NodeName, reason: Option<&str>| {
+        if let Some(reason) = reason {
+            selection.skipped.push(SkippedNode { node_name: name.0.clone(), reason: reason.to_owned() });
+        } else {
+            selection.eligible.push(name.clone());
         }
     };
     match &job.nodes {

@@ -111,7 +111,7 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
     let given_secrets = secrets.as_deref().map(manifests::secrets).transpose()?;
     let cluster = match nodes {
         Some(_) => None,
-        None => Some(cluster::client(kubeconfig.as_deref()).await?),
+        None => Some(crate::cluster::client(kubeconfig.as_deref()).await?),
     };
     let nodes: Vec<NodeView> = match (nodes, &cluster) {
         (Some(file), _) => manifests::nodes(file)?,

@@ -6,6 +6,12 @@
 //!                            registry (the one place that holds sessions) ◀─send─ dispatch
 //! ```
 
+pub mod listener;
+pub(crate) mod peer;
+pub mod registry;
+mod session;
+pub(crate) mod throttle;
+
 use std::fmt;
 
 use prepull_api::task::NodeName;

@@ -1,1 +1,52 @@
-//! e2e
+//! The real parts, as a story: a test says what there is and what happens, and the harness starts it, waits for
+//! it, keeps its logs, and leaves nothing behind.
+//!
+//! ```text
+//!  Place (temporary directory, logs, canary)      Reaper (outlives a killed test and cleans up after it)
+//!    ├─ Cluster   etcd, kube-apiserver (RBAC on), CRDs, nodes, secrets ── Job, JobStatus
+//!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (made once, cached)
+//!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
+//!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
+//!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
+//!    ├─ Stage     cluster, cloud and edge nodes in one go
+//!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
+//! ```
+//!
+//! Every part belongs to the [`place::Place`] of the test that started it, which is found by the name of the test's
+//! thread, so that nothing has to be passed around. Parts are stopped when they are dropped; where the test
+//! process dies without dropping them, [`cleanup`] sees to it.
+//!
+//! Names that the environment sets (see e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
+//! `PREPULL_E2E_LOGS`, `PREPULL_E2E_KUBECONFIG`.
+
+pub mod certs;
+pub mod cleanup;
+pub mod cloud;
+pub mod cluster;
+pub mod demo;
+pub mod images;
+pub mod jobs;
+pub mod node;
+pub mod parts;
+pub mod place;
+pub mod plain_http;
+pub mod ports;
+pub mod proxy;
+pub mod registry;
+pub mod stage;
+
+/// What a test usually needs.
+pub mod prelude {
+    pub use crate::certs::Authority;
+    pub use crate::cloud::Cloud;
+    pub use crate::cluster::Cluster;
+    pub use crate::images::{Image, MIB};
+    pub use crate::jobs::{Job, StatusExt};
+    pub use crate::node::{Containerd, EdgeNode};
+    pub use crate::place::{CANARY, Place, password};
+    pub use crate::proxy::Proxy;
+    pub use crate::registry::{Registry, TokenServer};
+    pub use crate::stage::Stage;
+    pub use anyhow::{Context, Result, bail, ensure};
+    pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};
+}

@@ -1,5 +1,8 @@
 //! The link to the cloud: dialled by the edge, lost at any moment, dialled again.
 
+pub(crate) mod backoff;
+pub mod dial;
+
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, Welcome};
 use tokio::sync::{mpsc, oneshot};
 

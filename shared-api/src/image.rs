@@ -8,6 +8,13 @@ use std::fmt;
 
 use crate::task::PullPolicy;
 
+mod grammar;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use grammar::{is_digest, is_tag};
+use grammar::{is_host, is_lower_hex, is_repository, looks_like_host};
+
 /// Host and path of a name together, in bytes. distribution once counted both and now counts the path alone;
 /// runtimes of either age are in the field, so the stricter rule stands.
 pub const MAX_NAME: usize = 255;
@@ -321,82 +328,6 @@ pub(crate) fn joined(
     text
 }
 
-/// Whether a text is a tag.
-pub fn is_tag(text: &str) -> bool {
-    let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-    text.len() <= MAX_TAG
-        && text.bytes().next().is_some_and(word)
-        && text.bytes().all(|b| word(b) || b == b'.' || b == b'-')
-}
-
-/// Whether a text is a digest of an algorithm that OCI registers, with as many digits as it has.
-pub fn is_digest(text: &str) -> bool {
-    let digits = |hex: &str, length: usize| hex.len() == length && hex.bytes().all(is_lower_hex);
-    match text.split_once(':') {
-        Some(("sha256", hex)) => digits(hex, 64),
-        Some(("sha384", hex)) => digits(hex, 96),
-        Some(("sha512", hex)) => digits(hex, 128),
-        _ => false,
-    }
-}
-
-fn is_lower_hex(b: u8) -> bool {
-    matches!(b, b'0'..=b'9' | b'a'..=b'f')
-}
-
-/// Docker's rule for what is a host and not the first part of a repository.
-fn looks_like_host(first: &str) -> bool {
-    first == "localhost" || first.contains(['.', ':']) || first.chars().any(|c| c.is_ascii_uppercase())
-}
-
-/// A name of letter-digit-dash labels or an IPv6 address in brackets, and a port.
-fn is_host(text: &str) -> bool {
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
-        _ => (text, None),
-    };
-    let port_is_fine = port.is_none_or(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()));
-    let host_is_fine = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
-        Some(address) => !address.is_empty() && address.bytes().all(|b| b.is_ascii_hexdigit() || b == b':'),
-        None => host.split('.').all(|label| {
-            let alnum = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
-            alnum(label.bytes().next())
-                && alnum(label.bytes().last())
-                && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-        }),
-    };
-    port_is_fine && host_is_fine
-}
-
-fn is_repository(text: &str) -> bool {
-    text.split('/').all(is_path_component)
-}
-
-/// Runs of lowercase letters and digits, joined by one dot, one or two underscores, or any number of dashes.
-fn is_path_component(text: &str) -> bool {
-    let alnum = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let mut separator = String::new();
-    let mut ends_in_alnum = false;
-    for c in text.chars() {
-        if c.is_ascii() && alnum(c as u8) {
-            let joins = separator.is_empty()
-                || matches!(separator.as_str(), "." | "_" | "__")
-                || separator.bytes().all(|b| b == b'-');
-            if !joins || (!separator.is_empty() && !ends_in_alnum) {
-                return false;
-            }
-            separator.clear();
-            ends_in_alnum = true;
-        } else {
-            if !ends_in_alnum {
-                return false; // begins with a separator
-            }
-            separator.push(c);
-        }
-    }
-    ends_in_alnum && separator.is_empty()
-}
-
 /// A text as an error shows it: all of a plausible reference, the beginning of a hostile one.
 pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 300;
@@ -405,6 +336,3 @@ pub(crate) fn shown(text: &str) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
     }
 }
-
-#[cfg(test)]
-mod tests;

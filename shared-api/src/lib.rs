@@ -15,6 +15,7 @@
 //! - [`crd`]: the Kubernetes resources (feature `crd`, the cloud side only).
 
 pub mod credentials;
+pub mod enroll;
 pub mod image;
 pub mod overriders;
 pub mod selector;

@@ -8,73 +8,12 @@ use std::fmt;
 
 use crate::image::{Reference, ReferenceError, is_digest, is_tag, joined, shown};
 
-/// A Secret, `{namespace}/{name}`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SecretRef {
-    namespace: String,
-    name: String,
-}
+mod secret_ref;
+#[cfg(test)]
+mod tests;
 
-/// Why a text names no secret.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SecretRefError {
-    /// Not two parts.
-    #[error("{0:?} is not a secret: write {{namespace}}/{{name}}")]
-    Form(String),
-    /// The first part.
-    #[error(
-        "{0:?} is not a namespace: it takes at most 63 lowercase letters, digits and dashes, a letter or digit at both ends"
-    )]
-    Namespace(String),
-    /// The second part.
-    #[error(
-        "{0:?} is not the name of a secret: it takes at most 253 lowercase letters, digits, dashes and dots, a letter or digit at both ends of each part"
-    )]
-    Name(String),
-}
-
-impl SecretRef {
-    /// Both parts by Kubernetes' rules for names.
-    pub fn new(namespace: &str, name: &str) -> Result<Self, SecretRefError> {
-        if !is_dns_label(namespace) {
-            return Err(SecretRefError::Namespace(shown(namespace)));
-        }
-        if !is_dns_subdomain(name) {
-            return Err(SecretRefError::Name(shown(name)));
-        }
-        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
-    }
-
-    /// Reads `{namespace}/{name}`.
-    pub fn parse(text: &str) -> Result<Self, SecretRefError> {
-        let (namespace, name) = text.split_once('/').ok_or_else(|| SecretRefError::Form(shown(text)))?;
-        Self::new(namespace, name)
-    }
-
-    /// The namespace.
-    pub fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    /// The name within the namespace.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-}
-
-impl fmt::Display for SecretRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-impl std::str::FromStr for SecretRef {
-    type Err = SecretRefError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::parse(text)
-    }
-}
+pub(crate) use secret_ref::is_dns_subdomain;
+pub use secret_ref::{SecretRef, SecretRefError};
 
 /// What a rule does with its part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -162,38 +101,38 @@ pub enum OverrideError {
     /// Nothing can be appended to a digest.
     #[error("{rule} cannot be applied to {image}: nothing can be added to a digest; use replace")]
     AddToDigest {
-        /// The rule.
-        rule: ImageRule,
+        /// The rule, as it displays.
+        rule: String,
         /// The reference before it.
         image: String,
     },
     /// The reference has a digest already.
     #[error("{rule} cannot be applied to {image}: it has a digest already; use replace")]
     SecondDigest {
-        /// The rule.
-        rule: ImageRule,
+        /// The rule, as it displays.
+        rule: String,
         /// The reference before it.
         image: String,
     },
     /// The rule makes something else than a reference.
-    #[error("{rule} makes {result:?} of {image}, which is no image reference: {source}")]
+    #[error("{rule} makes {result:?} of {image}, which is no image reference: {why}")]
     Result {
-        /// The rule.
-        rule: ImageRule,
+        /// The rule, as it displays.
+        rule: String,
         /// The reference before it.
         image: String,
         /// The text after it.
         result: String,
         /// What is wrong with that text.
-        source: ReferenceError,
+        why: Box<ReferenceError>,
     },
     /// A secret without namespace, or without name, and no other secret to take it from.
     #[error(
         "{rule} gives no {missing}, and the image has no secret to take it from: write {{namespace}}/{{name}}"
     )]
     Incomplete {
-        /// The rule.
-        rule: SecretRule,
+        /// The rule, as it displays.
+        rule: String,
         /// `namespace` or `name`.
         missing: &'static str,
     },
@@ -262,11 +201,11 @@ impl ImageRule {
         }
         let repository = repository.unwrap_or_default();
         let text = joined(registry.as_deref(), &repository, tag.as_deref(), digest.as_deref());
-        Reference::parse(&text).map_err(|source| OverrideError::Result {
-            rule: self.clone(),
+        Reference::parse(&text).map_err(|why| OverrideError::Result {
+            rule: self.to_string(),
             image: image.to_string(),
             result: shown(&text),
-            source,
+            why: Box::new(why),
         })
     }
 
@@ -280,11 +219,11 @@ impl ImageRule {
             }),
             Operation::Add(value) => match (as_digest(value), tag, image.digest()) {
                 (Some(_), _, Some(_)) => {
-                    Err(OverrideError::SecondDigest { rule: self.clone(), image: image.to_string() })
+                    Err(OverrideError::SecondDigest { rule: self.to_string(), image: image.to_string() })
                 }
                 (Some(digest), tag, None) => Ok((tag, Some(digest.to_owned()))),
                 (None, None, Some(_)) => {
-                    Err(OverrideError::AddToDigest { rule: self.clone(), image: image.to_string() })
+                    Err(OverrideError::AddToDigest { rule: self.to_string(), image: image.to_string() })
                 }
                 (None, tag, _) => Ok((self.operation.edit(tag.as_deref()), None)),
             },
@@ -333,7 +272,7 @@ impl SecretRule {
             }
             Operation::Add(value) => {
                 let first = secrets.first();
-                let incomplete = |missing| OverrideError::Incomplete { rule: self.clone(), missing };
+                let incomplete = |missing| OverrideError::Incomplete { rule: self.to_string(), missing };
                 let added = match (SecretRef::parse(value), self.component) {
                     (Ok(secret), _) => secret,
                     (Err(_), SecretComponent::SecretName) => {
@@ -403,27 +342,3 @@ fn as_digest(value: &str) -> Option<&str> {
     let digest = value.strip_prefix('@').unwrap_or(value);
     is_digest(digest).then_some(digest)
 }
-
-/// A namespace's name, RFC 1123: at most 63 lowercase letters, digits and dashes.
-fn is_dns_label(text: &str) -> bool {
-    let alnum = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    text.len() <= 63
-        && alnum(text.bytes().next())
-        && alnum(text.bytes().last())
-        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-}
-
-/// An object's name, RFC 1123: labels joined by dots, at most 253 bytes. Kubernetes bounds the whole and not
-/// each label.
-pub(crate) fn is_dns_subdomain(text: &str) -> bool {
-    let alnum = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    text.len() <= 253
-        && text.split('.').all(|label| {
-            alnum(label.bytes().next())
-                && alnum(label.bytes().last())
-                && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-        })
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,13 +1,11 @@
 //! Nodes and secrets of a live cluster.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::api::ListParams;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client};
 use prepull_api::overriders::SecretRef;
 
 use super::Secrets;
@@ -15,20 +13,6 @@ use crate::plan::{NodeView, SecretLookup};
 
 /// Nodes of one answer: kubectl's own chunk.
 const PAGE: u32 = 500;
-
-pub(super) async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    let config = match kubeconfig {
-        Some(file) => {
-            let kubeconfig =
-                Kubeconfig::read_from(file).with_context(|| format!("reading {}", file.display()))?;
-            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("reading {}", file.display()))?
-        }
-        None => Config::infer().await.context("no cluster to ask: give --nodes FILE or --kubeconfig FILE")?,
-    };
-    Client::try_from(config).context("preparing the connection to the cluster")
-}
 
 pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
     let api: Api<Node> = Api::all(client.clone());

@@ -118,7 +118,6 @@ fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
     budget.max_total_scalar_bytes = usize::MAX; // the text is in memory already
     let mut options = serde_saphyr::Options::default();
     options.budget = Some(budget);
-    options.with_snippet = false;
     serde_saphyr::from_multiple_with_options(text, options).map_err(|error| match error.location() {
         Some(at) => anyhow::anyhow!("not YAML: line {} column {}", at.line(), at.column()),
         None => anyhow::anyhow!("not YAML, or larger than this command reads"),

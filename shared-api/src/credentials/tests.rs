@@ -1,1 +1,305 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::image::{NormalizedReference, Reference};
+
+fn image(text: &str) -> NormalizedReference {
+    Reference::parse(text).unwrap().normalized()
+}
+
+fn config(auths: &serde_json::Value) -> RegistryConfig {
+    RegistryConfig::from_docker_config(json!({ "auths": auths }).to_string().as_bytes()).unwrap()
+}
+
+/// The keys of the entries for an image, in the order in which they would be tried.
+fn keys(config: &RegistryConfig, text: &str) -> Vec<String> {
+    config.matching(&image(text)).into_iter().map(|credential| credential.server).collect()
+}
+
+/// A config whose entries have these keys and any credential.
+fn with_keys(keys: &[&str]) -> RegistryConfig {
+    let auths: serde_json::Map<_, _> =
+        keys.iter().map(|key| ((*key).to_owned(), json!({"username": "u", "password": "p"}))).collect();
+    config(&auths.into())
+}
+
+#[test]
+fn a_pattern_matches_as_in_the_kubelet() {
+    for (pattern, text, expected) in [
+        ("r.io", "r.io/app", true),
+        ("r.io", "s.io/app", false),
+        ("r.io", "r.io.example/app", false),
+        ("*.io", "r.io.example/app", false),
+        ("r.io", "r.io:5000/app", false),
+        ("r.io:5000", "r.io:5000/app", true),
+        ("r.io:5000", "r.io/app", false),
+        ("r.io:443", "r.io/app", false),
+        ("localhost:5000", "localhost:5000/a/b", true),
+        ("r.io/team", "r.io/team/app", true),
+        ("r.io/team", "r.io/team-b/app", true),
+        ("r.io/team/", "r.io/team-b/app", false),
+        ("r.io/team/", "r.io/team/app", true),
+        ("r.io/team/app", "r.io/team/app:1", true),
+        ("r.io/other", "r.io/team/app", false),
+        ("r.io/", "r.io/app", true),
+        ("https://r.io", "r.io/app", true),
+        ("http://r.io:80/", "r.io:80/app", true),
+        ("https://r.io/v1/", "r.io/app", true),
+        ("https://r.io/v2/team", "r.io/team/app", true),
+        ("https://r.io/v2/team", "r.io/other/app", false),
+        ("*.r.io", "a.r.io/app", true),
+        ("*.r.io", "r.io/app", false),
+        ("*.r.io", "a.b.r.io/app", false),
+        ("*.*.r.io", "a.b.r.io/app", true),
+        ("a*c.r.io", "abc.r.io/app", true),
+        ("a*c.r.io", "ac.r.io/app", true),
+        ("a*c.r.io", "ab.r.io/app", false),
+        ("a*b*c.r.io", "axbxbyc.r.io/app", true),
+        ("a*b*c.r.io", "axc.r.io/app", false),
+        ("*a.r.io", "a.r.io/app", true),
+        ("ab*b.r.io", "ab.r.io/app", false),
+        ("*.io:5000/team", "r.io:5000/team/app", true),
+        ("docker.io", "nginx", true),
+        ("docker.io/library", "nginx", true),
+        ("docker.io/team", "nginx", false),
+        ("index.docker.io", "nginx", false),
+        ("[::1]:5000", "[::1]:5000/app", true),
+        ("[::1]", "[::1]/app", true),
+        ("[::1]", "[::1]:5000/app", false),
+    ] {
+        let parsed = RegistryPattern::parse(pattern).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(parsed.matches(&image(text)), expected, "{pattern} {text}");
+    }
+    for pattern in
+        ["", "/team", "r..io", "r.io:", "r.io:http", "user:secret@r.io", "r io", "r.io/a b", "r.io/?x", "[]"]
+    {
+        assert!(RegistryPattern::parse(pattern).is_err(), "{pattern:?}");
+    }
+}
+
+#[test]
+fn the_longest_path_wins_then_the_plainest_host() {
+    let order = ["r.io/team/app", "r.io/team", "*.io/team", "r.io", "r*.io", "*.io", "*.*"];
+    let mut patterns: Vec<_> = order.iter().rev().map(|text| RegistryPattern::parse(text).unwrap()).collect();
+    patterns.sort_by_key(|pattern| std::cmp::Reverse(pattern.specificity()));
+    let sorted: Vec<_> = patterns.iter().map(RegistryPattern::to_string).collect();
+    assert_eq!(sorted, order);
+}
+
+#[test]
+fn all_matching_entries_are_tried_most_specific_first() {
+    let config = with_keys(&["r.io", "*.io", "r.io/team", "https://r.io/v2/", "s.io", "r.io:5000"]);
+    assert_eq!(keys(&config, "r.io/team/app"), ["r.io/team", "https://r.io/v2/", "r.io", "*.io"]);
+    assert_eq!(keys(&config, "r.io:5000/app"), ["r.io:5000"]);
+    assert_eq!(keys(&config, "nginx"), ["*.io"], "docker.io is a host like any other");
+    assert_eq!(keys(&config, "r.example/app"), Vec::<String>::new());
+    assert_eq!(config.registries(), ["*.io", "https://r.io/v2/", "r.io", "r.io/team", "r.io:5000", "s.io"]);
+}
+
+#[test]
+fn docker_hubs_old_key_serves_where_nothing_names_docker_io() {
+    for key in
+        ["https://index.docker.io/v1/", "index.docker.io/v1/", "index.docker.io", "https://index.docker.io"]
+    {
+        let config = with_keys(&[key]);
+        assert_eq!(keys(&config, "nginx"), [key]);
+        assert_eq!(keys(&config, "docker.io/team/app"), [key]);
+        assert_eq!(keys(&config, "r.io/app"), Vec::<String>::new());
+    }
+    let both = with_keys(&["https://index.docker.io/v1/", "docker.io/team"]);
+    assert_eq!(keys(&both, "team/app"), ["docker.io/team"]);
+    assert_eq!(keys(&both, "nginx"), ["https://index.docker.io/v1/"]);
+}
+
+fn only(entry: &serde_json::Value) -> Result<RegistryCredential, SecretError> {
+    let lookup = config(&json!({"r.io": entry})).lookup(&image("r.io/app"));
+    lookup.credentials.into_iter().next().ok_or_else(|| lookup.broken[0].clone())
+}
+
+#[test]
+fn an_entry_is_read_in_each_of_its_forms() {
+    let credential = |username: &str, password: &str, identity: &str, registry: &str| RegistryCredential {
+        server: "r.io".to_owned(),
+        username: Sensitive::new(username),
+        password: Sensitive::new(password),
+        identity_token: Sensitive::new(identity),
+        registry_token: Sensitive::new(registry),
+    };
+    let user = credential("user", "pa:ss?>", "", "");
+    for (entry, expected) in [
+        (json!({"username": "user", "password": "pa:ss?>"}), user.clone()),
+        (json!({"Username": "user", "PASSWORD": "pa:ss?>", "email": "x@y"}), user.clone()),
+        (json!({"auth": "dXNlcjpwYTpzcz8+"}), user.clone()),
+        (json!({"auth": "dXNlcjpwYTpzcz8-"}), user.clone()),
+        (json!({"auth": "dXNlcjpw\nYTpzcz8+\r\n"}), user.clone()),
+        (json!({"auth": "dXNlcjpwYTpzcz8+", "username": "other", "password": "x"}), user),
+        (json!({"auth": "dTpw"}), credential("u", "p", "", "")),
+        (json!({"auth": "dTpwcA=="}), credential("u", "pp", "", "")),
+        (json!({"auth": "dTpwcA"}), credential("u", "pp", "", "")),
+        (json!({"auth": "dTo="}), credential("u", "", "", "")),
+        (json!({"auth": "dTo=", "identitytoken": "token"}), credential("", "", "token", "")),
+        (
+            json!({"username": "u", "password": "p", "identityToken": "token"}),
+            credential("", "", "token", ""),
+        ),
+        (json!({"registrytoken": "bearer"}), credential("", "", "", "bearer")),
+        (json!({"auth": "dTpw", "registrytoken": null}), credential("u", "p", "", "")),
+    ] {
+        assert_eq!(only(&entry), Ok(expected), "{entry}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_an_entry_is_said_without_quoting_it() {
+    for (entry, message) in [
+        (json!({"auth": "s3cr*t"}), "the entry for r.io has an auth that is not base64"),
+        (
+            json!({"auth": BASE64_STANDARD.encode("s3cret")}),
+            "the entry for r.io has an auth without a colon between user and password once decoded",
+        ),
+        (
+            json!({"auth": BASE64_STANDARD.encode([0xff, b':', 0xfe])}),
+            "the entry for r.io has an auth that is not UTF-8 once decoded",
+        ),
+        (json!({"password": "s3cret"}), "the entry for r.io has a password and no username"),
+        (json!({"auth": {"s3cret": 1}}), "the entry for r.io must be a JSON object whose fields are strings"),
+        (json!("s3cret"), "the entry for r.io must be a JSON object whose fields are strings"),
+        (
+            json!({}),
+            "the entry for r.io has neither auth, nor username and password, nor a token (what a credential helper \
+             stores is not read)",
+        ),
+    ] {
+        assert_eq!(only(&entry).unwrap_err().to_string(), message, "{entry}");
+    }
+}
+
+#[test]
+fn a_malformed_entry_fails_only_what_needs_it() {
+    let config = config(&json!({
+        "broken.io": {"auth": "*"},
+        "fine.io": {"auth": "dTpw"},
+        "fine.io/team": {"auth": "*"},
+    }));
+    assert_eq!(keys(&config, "fine.io/app"), ["fine.io"]);
+    let lookup = config.lookup(&image("fine.io/team/app"));
+    assert_eq!((lookup.credentials.len(), lookup.broken.len()), (1, 1));
+    let lookup = config.lookup(&image("broken.io/app"));
+    assert_eq!((lookup.credentials.len(), lookup.broken.len()), (0, 1));
+    assert_eq!(config.lookup(&image("other.io/app")), Lookup::default());
+}
+
+fn secret(type_: &str, key: &str, value: &str) -> Result<RegistryConfig, String> {
+    let data = BTreeMap::from([(key.to_owned(), value.as_bytes().to_vec())]);
+    RegistryConfig::from_secret(type_, &data).map_err(|error| error.to_string())
+}
+
+#[test]
+fn both_types_of_secret_are_read() {
+    let new = secret(
+        "kubernetes.io/dockerconfigjson",
+        ".dockerconfigjson",
+        r#"{"auths":{"r.io":{"auth":"dTpw"}}}"#,
+    );
+    let old = secret("kubernetes.io/dockercfg", ".dockercfg", r#"{"r.io":{"auth":"dTpw"}}"#);
+    assert_eq!(new.unwrap(), old.unwrap());
+}
+
+#[test]
+fn what_is_wrong_with_a_secret_is_said_without_quoting_it() {
+    let (new, new_key) = ("kubernetes.io/dockerconfigjson", ".dockerconfigjson");
+    for (type_, key, value, message) in [
+        (
+            "Opaque",
+            new_key,
+            "{}",
+            "type \"Opaque\" holds no registry credentials: it must be kubernetes.io/dockerconfigjson or \
+             kubernetes.io/dockercfg (kubectl create secret docker-registry makes one)",
+        ),
+        (new, ".dockercfg", "{}", "the key .dockerconfigjson is missing"),
+        ("kubernetes.io/dockercfg", new_key, "{}", "the key .dockercfg is missing"),
+        (
+            new,
+            new_key,
+            "{\"auths\": s3cret}",
+            ".dockerconfigjson is not JSON: a syntax error at line 1 column 11",
+        ),
+        (
+            new,
+            new_key,
+            "{\"auths\":\n{",
+            ".dockerconfigjson is not JSON: it ends too early at line 2 column 1",
+        ),
+        (new, new_key, "", ".dockerconfigjson is not JSON: it ends too early at line 1 column 0"),
+        (new, new_key, "\"s3cret\"", ".dockerconfigjson must be a JSON object"),
+        (new, new_key, "{}", ".dockerconfigjson must be a JSON object with an object named auths in it"),
+        (
+            new,
+            new_key,
+            "{\"auths\": \"s3cret\"}",
+            ".dockerconfigjson must be a JSON object with an object named auths in it",
+        ),
+        ("kubernetes.io/dockercfg", ".dockercfg", "[]", ".dockercfg must be a JSON object"),
+    ] {
+        assert_eq!(secret(type_, key, value).unwrap_err(), message);
+    }
+}
+
+#[test]
+fn nothing_that_can_be_printed_shows_a_password() {
+    let config =
+        config(&json!({"r.io": {"username": "us3r", "password": "s3cret"}, "s.io": {"auth": "s3cret*"}}));
+    let printed = format!("{config:?} {:?}", config.lookup(&image("r.io/app")));
+    assert!(!printed.contains("s3cret") && !printed.contains("us3r"), "{printed}");
+    // A key with a password in it is not a registry, and is not listed.
+    assert_eq!(with_keys(&["https://user:s3cret@r.io"]).registries(), Vec::<String>::new());
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        let data = BTreeMap::from([(".dockerconfigjson".to_owned(), bytes)]);
+        let _ = RegistryConfig::from_secret("kubernetes.io/dockerconfigjson", &data);
+    }
+
+    #[test]
+    fn any_user_and_password_come_back(
+        user in "[^:\\x00]{1,12}", password in ".{0,12}", padded: bool,
+    ) {
+        let auth = BASE64_STANDARD.encode(format!("{user}:{password}"));
+        let auth = if padded { auth.as_str() } else { auth.trim_end_matches('=') };
+        let credential = only(&json!({"auth": auth})).unwrap();
+        prop_assert_eq!(credential.username.expose(), user);
+        prop_assert_eq!(credential.password.expose(), password);
+    }
+
+    #[test]
+    fn a_pattern_matches_what_it_was_made_from(text in crate::image::tests::reference_text(), star: bool) {
+        let image = Reference::parse(&text).unwrap().normalized();
+        let host = if star && !image.registry().starts_with('[') {
+            let (host, port) = image.registry().split_once(':').map_or((image.registry(), ""), |(h, p)| (h, p));
+            let stars: Vec<_> = host.split('.').map(|_| "*").collect();
+            stars.join(".") + if port.is_empty() { "" } else { ":" } + port
+        } else {
+            image.registry().to_owned()
+        };
+        prop_assert!(RegistryPattern::parse(&host).unwrap().matches(&image));
+        let whole = format!("{host}/{}", image.repository());
+        prop_assert!(RegistryPattern::parse(&whole).unwrap().matches(&image));
+        let longer = format!("{host}/{}x", image.repository());
+        prop_assert!(!RegistryPattern::parse(&longer).unwrap().matches(&image));
+    }
+
+    #[test]
+    fn patterns_display_as_they_parse(text in "[a-z*]{1,3}(\\.[a-z*]{1,3}){0,2}(:[0-9]{1,4})?(/[a-z]{1,3}){0,2}/?") {
+        let pattern = RegistryPattern::parse(&text).unwrap();
+        prop_assert_eq!(RegistryPattern::parse(&pattern.to_string()).unwrap(), pattern);
+    }
+}

@@ -1,0 +1,63 @@
+# The only entry points. `make` lists them; what each needs, it gets (see e2e/setup).
+#
+# One test by hand, with the real parts around it (after one `make test`):
+#   e2e/setup/with-parts.sh target/debug cargo test -p prepull-e2e NAME
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+SETUP := e2e/setup
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+SCRIPTS := $(wildcard $(SETUP)/*.sh) .ci/run
+PROGRAMS := -p cloudcore-prepull -p edgecore-prepull
+
+BUILD := cargo build --release $(PROGRAMS)
+# The programs and the tests in one go, so that both are built with the same features.
+BUILD_TESTS := cargo build --workspace --bins --tests --examples
+# nextest runs no documentation tests.
+TEST := cargo test --workspace
+ifneq ($(shell command -v cargo-nextest),)
+TEST := cargo nextest run --workspace && cargo test --workspace --doc
+endif
+
+# Says what it does, does it, says how long it took.
+run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
+
+.PHONY: help setup build demo test bench lint crds clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Get the real parts: packages, and a kube-apiserver (built once, about 4 minutes)
+	@$(SETUP)/packages.sh
+	@$(SETUP)/kube-apiserver.sh >/dev/null
+
+build: ## Release build of cloudcore-prepull and edgecore-prepull
+	$(call run,$(BUILD))
+
+demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its options)
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin demo'
+	@$(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin demo -- $(ARGS)
+
+test: ## Every test, on real parts; afterwards no log may hold a credential
+	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
+	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug bash -ec '$(TEST)'
+
+bench: ## The numbers to hold (ARGS= for a benchmark's name and options)
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-e2e --no-run'
+	@$(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-e2e -- $(ARGS)
+
+lint: ## Format, clippy, shellcheck, cargo deny
+	@$(SETUP)/packages.sh
+	$(call run,cargo fmt --all --check)
+	$(call run,cargo clippy --workspace --all-targets -- -D warnings)
+	@# Looked for only now: packages.sh may have brought it.
+	@if command -v shellcheck >/dev/null; then echo '==> shellcheck'; shellcheck $(SCRIPTS); else echo '==> shellcheck: not installed, skipped'; fi
+	@if command -v cargo-deny >/dev/null; then echo '==> cargo deny check'; cargo deny check; else echo '==> cargo deny: not installed, skipped'; fi
+
+crds: ## Write manifests/crds from the Rust types
+	$(call run,cargo run --quiet -p cloudcore-prepull -- crds --out manifests/crds)
+
+clean: ## Remove what was built here (a kube-apiserver stays in ~/.cache/prepull-e2e)
+	$(call run,cargo clean)

@@ -1,0 +1,235 @@
+//! From the state of a job to the status that the API server is to have. Pure.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use prepull_api::crd::status::{
+    ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, SkippedNode, Summary,
+};
+
+/// Bytes of `nodeStatus` as JSON, at most: with what else is in the object it stays below the 256 KiB that an
+/// object of a large job may have, and far below etcd's 1.5 MiB. Where the images of all nodes do not fit, the
+/// nodes that need no eyes are listed without theirs.
+pub const NODE_STATUS_BUDGET: usize = 160 * 1024;
+
+/// What a status is made of.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// Of the spec.
+    pub generation: Option<i64>,
+    /// Of the job.
+    pub phase: JobPhase,
+    /// One sentence for a person.
+    pub reason: String,
+    /// When the nodes were selected.
+    pub start_time: Option<Timestamp>,
+    /// When the job ended.
+    pub completion_time: Option<Timestamp>,
+    /// Counts, `skipped` included.
+    pub summary: Summary,
+    /// As they were, so that a transition time changes only with its status.
+    pub conditions: &'a [Condition],
+    /// What the conditions are to say.
+    pub facts: Vec<Fact>,
+    /// All that were left out.
+    pub skipped: &'a [SkippedNode],
+}
+
+/// One condition, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    /// Valid, Progressing, Complete, Failed.
+    pub type_: &'static str,
+    /// True or False.
+    pub status: bool,
+    /// One CamelCase word.
+    pub reason: &'static str,
+    /// One sentence.
+    pub message: String,
+}
+
+/// Makes the status.
+pub fn status<'a>(
+    parts: Parts<'_>,
+    nodes: impl Iterator<Item = &'a NodeStatus>,
+    now: Timestamp,
+) -> ImagePrePullJobStatus {
+    let Parts { generation, phase, reason, start_time, completion_time, summary, conditions, facts, skipped } =
+        parts;
+    ImagePrePullJobStatus {
+        observed_generation: generation,
+        phase,
+        reason,
+        start_time: start_time.map(Time),
+        completion_time: completion_time.map(Time),
+        summary,
+        conditions: merge_conditions(conditions, facts, generation, now),
+        node_status: view(nodes),
+        skipped_nodes: skipped.iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
+    }
+}
+
+/// What the conditions of a job say. `refusal`: why the spec, or its last change, was not taken over.
+pub fn facts(phase: JobPhase, started: bool, refusal: Option<&str>, reason: &str) -> Vec<Fact> {
+    let fact =
+        |type_, status, reason, message: &str| Fact { type_, status, reason, message: message.to_owned() };
+    let valid = match refusal {
+        None => fact("Valid", true, "Accepted", ""),
+        Some(refusal) => fact("Valid", false, "Refused", refusal),
+    };
+    let rest = match phase {
+        JobPhase::Init | JobPhase::InProgress => [
+            fact("Progressing", true, "NodesPulling", reason),
+            fact("Complete", false, "NodesPulling", ""),
+            fact("Failed", false, "NodesPulling", ""),
+        ],
+        JobPhase::Completed => [
+            fact("Progressing", false, "Completed", ""),
+            fact("Complete", true, "Completed", reason),
+            fact("Failed", false, "Completed", ""),
+        ],
+        JobPhase::Failure => [
+            fact("Progressing", false, "Failed", ""),
+            fact("Complete", false, "Failed", ""),
+            fact("Failed", true, if started { "ToleranceExceeded" } else { "NotStarted" }, reason),
+        ],
+    };
+    std::iter::once(valid).chain(rest).collect()
+}
+
+/// Those that need eyes first; in the job's order where all fit.
+fn view<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
+    let mut ranked: Vec<(usize, &NodeStatus)> = nodes.enumerate().collect();
+    if ranked.len() > MAX_NODES_IN_STATUS {
+        ranked.sort_by_key(|(at, node)| (rank(node.phase), *at));
+        ranked.truncate(MAX_NODES_IN_STATUS);
+    }
+    // Who keeps the images is decided by rank; who stands where is not.
+    let mut by_rank: Vec<usize> = (0..ranked.len()).collect();
+    by_rank.sort_by_key(|&slot| (rank(ranked[slot].1.phase), slot));
+    let mut left = NODE_STATUS_BUDGET;
+    let mut view: Vec<NodeStatus> = ranked.iter().map(|(_, node)| bare(node)).collect();
+    for slot in by_rank {
+        let node = ranked[slot].1;
+        let size = serde_json::to_string(node).map_or(usize::MAX, |json| json.len());
+        if size <= left {
+            left -= size;
+            view[slot] = node.clone();
+        }
+    }
+    view
+}
+
+fn rank(phase: NodePhase) -> u8 {
+    match phase {
+        NodePhase::Failure => 0,
+        NodePhase::Unknown => 1,
+        NodePhase::InProgress => 2,
+        NodePhase::Pending => 3,
+        NodePhase::Successful => 4,
+    }
+}
+
+fn bare(node: &NodeStatus) -> NodeStatus {
+    NodeStatus {
+        node_name: node.node_name.clone(),
+        phase: node.phase,
+        reason: node.reason.chars().take(120).collect(),
+        attempt: node.attempt,
+        start_time: node.start_time.clone(),
+        action_flow: Vec::new(),
+        image_status: Vec::new(),
+    }
+}
+
+fn merge_conditions(
+    before: &[Condition],
+    facts: Vec<Fact>,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Vec<Condition> {
+    let condition = |Fact { type_, status, reason, message }: Fact| {
+        let status = if status { "True" } else { "False" };
+        let same = before.iter().find(|old| old.type_ == type_ && old.status == status);
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            observed_generation: generation,
+            last_transition_time: same.map_or(Time(now), |old| old.last_transition_time.clone()),
+        }
+    };
+    facts.into_iter().map(condition).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use prepull_api::crd::status::{ImageStatus, Tristate};
+
+    use super::*;
+
+    fn node(name: &str, phase: NodePhase, images: usize) -> NodeStatus {
+        let image = ImageStatus {
+            image: "registry.example/team/application:v1.2.3".to_owned(),
+            status: Tristate::True,
+            digest: Some(format!("sha256:{}", "a".repeat(64))),
+            ..ImageStatus::default()
+        };
+        NodeStatus {
+            node_name: name.to_owned(),
+            phase,
+            image_status: vec![image; images],
+            ..NodeStatus::default()
+        }
+    }
+
+    #[test]
+    fn up_to_200_nodes_keep_the_order_of_the_job() {
+        let nodes: Vec<_> = (0..200)
+            .map(|n| {
+                node(&format!("n{n}"), if n == 150 { NodePhase::Failure } else { NodePhase::Successful }, 1)
+            })
+            .collect();
+        let names: Vec<_> = view(nodes.iter()).into_iter().map(|n| n.node_name).collect();
+        assert_eq!(names, (0..200).map(|n| format!("n{n}")).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn beyond_200_the_failing_come_first() {
+        let nodes: Vec<_> = (0..1000)
+            .map(|n| {
+                node(&format!("n{n}"), if n >= 990 { NodePhase::Failure } else { NodePhase::Successful }, 1)
+            })
+            .collect();
+        let view = view(nodes.iter());
+        assert_eq!(view.len(), 200);
+        assert!(view[..10].iter().all(|n| n.phase == NodePhase::Failure));
+        assert_eq!(view[0].node_name, "n990");
+        assert_eq!(view[10].node_name, "n0");
+    }
+
+    #[test]
+    fn the_view_stays_small_and_failures_keep_their_images() {
+        let nodes: Vec<_> = (0..200)
+            .map(|n| {
+                node(&format!("n{n}"), if n >= 195 { NodePhase::Failure } else { NodePhase::Successful }, 40)
+            })
+            .collect();
+        let view = view(nodes.iter());
+        assert!(serde_json::to_string(&view).unwrap().len() <= NODE_STATUS_BUDGET + 200 * 200);
+        assert!(view[195..].iter().all(|n| n.image_status.len() == 40));
+        assert!(view[..195].iter().any(|n| n.image_status.is_empty()));
+    }
+
+    #[test]
+    fn a_condition_keeps_its_transition_time_until_it_changes() {
+        let early = Timestamp::from_second(1_000).unwrap();
+        let late = Timestamp::from_second(2_000).unwrap();
+        let fact = |status| Fact { type_: "Complete", status, reason: "X", message: String::new() };
+        let first = merge_conditions(&[], vec![fact(false)], Some(1), early);
+        let second = merge_conditions(&first, vec![fact(false)], Some(1), late);
+        assert_eq!(second[0].last_transition_time, Time(early));
+        let third = merge_conditions(&second, vec![fact(true)], Some(1), late);
+        assert_eq!((third[0].status.as_str(), third[0].last_transition_time.clone()), ("True", Time(late)));
+    }
+}

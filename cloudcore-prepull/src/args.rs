@@ -1,0 +1,170 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::plan_command::PlanArgs;
+use crate::token_command::TokenCommand;
+
+/// Plans image pre-pull jobs and hands them to edge nodes.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    about,
+    propagate_version = true,
+    after_help = "\
+Examples:
+  cloudcore-prepull crds | kubectl apply -f -
+  cloudcore-prepull run --kubeconfig ~/.kube/config --advertise cloudcore.example
+  cloudcore-prepull token create --node edge-1 --ttl 1h
+  cloudcore-prepull plan --job job.yaml --nodes nodes.yaml"
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the controller and the tunnel.
+    Run(Box<RunArgs>),
+    /// Print the custom resource definitions.
+    Crds(CrdsArgs),
+    /// Print what a job would do, node by node, without doing it.
+    Plan(PlanArgs),
+    /// Make, list and revoke the tokens with which edge nodes join.
+    Token {
+        /// How to reach the cluster.
+        #[command(flatten)]
+        cluster: ClusterArgs,
+        /// What to do with them.
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
+    /// Print the completion script of a shell.
+    #[command(
+        after_help = "Example:\n  cloudcore-prepull completion bash > /etc/bash_completion.d/cloudcore-prepull"
+    )]
+    Completion {
+        /// Which one.
+        shell: Shell,
+    },
+}
+
+/// How to reach the cluster.
+#[derive(Clone, Debug, Args)]
+pub struct ClusterArgs {
+    /// The kubeconfig. Without it: KUBECONFIG, ~/.kube/config, or the pod's own ServiceAccount.
+    #[arg(long, global = true, value_name = "FILE", env = "PREPULL_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The namespace of cloudcore-prepull itself: its CA and its tokens are Secrets there.
+    #[arg(long, global = true, value_name = "NAME", env = "POD_NAMESPACE", default_value = "prepull-system")]
+    pub namespace: String,
+}
+
+/// Settings of the controller.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  cloudcore-prepull run --kubeconfig ~/.kube/config --advertise cloudcore.example --advertise 192.0.2.10
+  cloudcore-prepull run --log-format json --log info,cloudcore_prepull=debug
+
+The edges reach the tunnel and the enrolment port by one of the --advertise names: they are in the server's
+certificate.")]
+pub struct RunArgs {
+    /// How to reach the cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Where edges open their tunnel (TLS, client certificates).
+    #[arg(long, value_name = "ADDR", env = "PREPULL_TUNNEL_LISTEN", default_value = "0.0.0.0:10000")]
+    pub tunnel_listen: SocketAddr,
+    /// Where edges join and renew their certificate (TLS).
+    #[arg(long, value_name = "ADDR", env = "PREPULL_ENROLL_LISTEN", default_value = "0.0.0.0:10002")]
+    pub enroll_listen: SocketAddr,
+    /// Metrics and health (plain HTTP).
+    #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN", default_value = "0.0.0.0:10003")]
+    pub metrics_listen: SocketAddr,
+    /// A DNS name or IP address by which edges reach this server; may be repeated.
+    #[arg(long, value_name = "NAME", env = "PREPULL_ADVERTISE", value_delimiter = ',')]
+    pub advertise: Vec<String>,
+    /// The certificate of the CA, instead of the Secret prepull-ca.
+    #[arg(long, value_name = "FILE", requires = "ca_key", env = "PREPULL_CA_CERT")]
+    pub ca_cert: Option<PathBuf>,
+    /// The key of the CA, instead of the Secret prepull-ca.
+    #[arg(long, value_name = "FILE", requires = "ca_cert", env = "PREPULL_CA_KEY")]
+    pub ca_key: Option<PathBuf>,
+    /// How long an edge's certificate lives. Edges renew at two thirds of it.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "30d", env = "PREPULL_EDGE_CERT_TTL")]
+    pub edge_cert_ttl: Duration,
+    /// How often both sides ping. Silence for two of them ends a session.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "15s", env = "PREPULL_HEARTBEAT")]
+    pub heartbeat: Duration,
+    /// Writes the addresses that were really bound as JSON, once all listen.
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub ports_file: Option<PathBuf>,
+    /// How to log.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// How to log.
+#[derive(Clone, Debug, Args)]
+pub struct LogArgs {
+    /// The form of a log line.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PREPULL_LOG_FORMAT")]
+    pub log_format: LogFormat,
+    /// What is logged, in the syntax of RUST_LOG: info, debug, cloudcore_prepull::tunnel=debug,info.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "PREPULL_LOG")]
+    pub log: String,
+}
+
+/// The form of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Where the definitions go.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  cloudcore-prepull crds | kubectl apply -f -
+  cloudcore-prepull crds --out manifests/crds")]
+pub struct CrdsArgs {
+    /// A folder that gets a file per definition, instead of the standard output.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_cluster_may_be_named_before_and_after_what_is_done_with_a_token() {
+        let before = ["c", "token", "--kubeconfig", "f", "--namespace", "n", "create", "--node", "edge-1"];
+        let after = ["c", "token", "create", "--node", "edge-1", "--kubeconfig", "f", "--namespace", "n"];
+        for line in [before, after] {
+            let Command::Token { cluster, command: _ } = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not a token command")
+            };
+            assert_eq!((cluster.kubeconfig, cluster.namespace.as_str()), (Some(PathBuf::from("f")), "n"));
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What Prometheus can see.
+
+use std::sync::atomic::AtomicU64;
+
+use prepull_api::crd::status::JobPhase;
+use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::controller::{DispatchOutcome, Input, WriteOutcome};
+use crate::tunnel::SessionEvent;
+use prepull_api::task::TaskOutcome;
+use prepull_api::wire::EdgeMessage;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+/// All metrics of cloudcore-prepull. They are counted where the controller's inputs and actions pass.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    jobs: Family<PhaseLabel, Gauge>,
+    sessions: Gauge<i64>,
+    dispatches: Family<OutcomeLabel, Counter>,
+    results: Family<OutcomeLabel, Counter>,
+    writes: Family<OutcomeLabel, Counter>,
+    inputs: Counter<u64, AtomicU64>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("cloudcore_prepull");
+        let jobs = Family::default();
+        let sessions = Gauge::default();
+        let dispatches = Family::default();
+        let results = Family::default();
+        let writes = Family::default();
+        let inputs = Counter::default();
+        registry.register("jobs", "ImagePrePullJobs by phase", jobs.clone());
+        registry.register("edge_sessions", "Edge nodes that are connected", sessions.clone());
+        registry.register("dispatches", "Tasks sent to edge nodes, by outcome", dispatches.clone());
+        registry.register("results", "Results that edge nodes sent, by outcome", results.clone());
+        registry.register("status_writes", "Writes of job status, by outcome", writes.clone());
+        registry.register("controller_inputs", "What the controller took in", inputs.clone());
+        Self { registry, jobs, sessions, dispatches, results, writes, inputs }
+    }
+}
+
+impl Metrics {
+    /// Counts what comes in.
+    pub fn input(&self, input: &Input) {
+        self.inputs.inc();
+        match input {
+            Input::Dispatched { outcome, .. } => {
+                let outcome = match outcome {
+                    DispatchOutcome::Sent(_) => "sent",
+                    DispatchOutcome::Offline => "offline",
+                    DispatchOutcome::Unsendable(_) => "unsendable",
+                };
+                self.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();
+            }
+            Input::Written { outcome, .. } => {
+                let outcome = match outcome {
+                    WriteOutcome::Done => "done",
+                    WriteOutcome::Gone => "gone",
+                    WriteOutcome::Failed => "failed",
+                };
+                self.writes.get_or_create(&OutcomeLabel { outcome }).inc();
+            }
+            Input::Session(SessionEvent::Message { message: EdgeMessage::Result(result), .. }) => {
+                let outcome = match result.outcome {
+                    TaskOutcome::Succeeded => "succeeded",
+                    TaskOutcome::Failed => "failed",
+                    TaskOutcome::DeadlineExceeded => "deadline_exceeded",
+                    TaskOutcome::Cancelled => "cancelled",
+                };
+                self.results.get_or_create(&OutcomeLabel { outcome }).inc();
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the state that is a level and no flow.
+    pub fn levels(&self, phases: impl Iterator<Item = JobPhase>, sessions: usize) {
+        let mut counts = [0_i64; 4];
+        phases.for_each(|phase| counts[phase as usize] += 1);
+        for (phase, count) in
+            [JobPhase::Init, JobPhase::InProgress, JobPhase::Completed, JobPhase::Failure].iter().zip(counts)
+        {
+            let phase = match phase {
+                JobPhase::Init => "Init",
+                JobPhase::InProgress => "InProgress",
+                JobPhase::Completed => "Completed",
+                JobPhase::Failure => "Failure",
+            };
+            self.jobs.get_or_create(&PhaseLabel { phase }).set(count);
+        }
+        self.sessions.set(i64::try_from(sessions).unwrap_or(i64::MAX));
+    }
+
+    /// In the text format of OpenMetrics.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

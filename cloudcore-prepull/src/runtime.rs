@@ -1,0 +1,274 @@
+//! The shell around the controller: starts what listens and watches, carries inputs in and actions out.
+//!
+//! ```text
+//!  watch ─┐                                    ┌─▶ dispatch (secrets, tunnel) ─┐
+//!  tunnel ┼─▶ inputs (bounded) ─▶ Controller ──┼─▶ status_writer ──────────────┼─▶ inputs
+//!  time ──┘                       one task     ├─▶ tunnel::registry (send)     │
+//!                                              └─▶ events                      │
+//! ```
+
+use std::future::Future;
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::CommandFactory;
+use jiff::Timestamp;
+use kube::Client;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, error, info, info_span};
+
+use crate::args::{Cli, Command, LogFormat, RunArgs};
+use crate::controller::{Action, Controller, Input};
+use crate::events::Events;
+use crate::http::Readiness;
+use crate::metrics::Metrics;
+use crate::secrets::Secrets;
+use crate::tunnel::registry::Sessions;
+use crate::{crds_command, dispatch, http, plan_command, status_writer, token_command, watch};
+
+mod listeners;
+
+/// Inputs that wait for the controller. It takes a batch in well below a millisecond; where it cannot keep up
+/// the sessions and watches wait, and nothing grows.
+const INPUTS: usize = 4096;
+/// Inputs of one batch: the writes and decisions that follow are made once for all of them.
+const BATCH: usize = 1024;
+/// Dispatches under way: each may ask the API server for secrets.
+const DISPATCHES: usize = 64;
+/// What is under way when the program is told to end may take this long: the results that are being written.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Runs a command; errors go to stderr, with their causes.
+pub fn main(cli: Cli) -> ExitCode {
+    // A second install is refused and harmless: the first one is the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut stdout = std::io::stdout();
+    let outcome = match cli.command {
+        Command::Run(args) => block_on(run(*args)),
+        Command::Crds(args) => crds_command::run(&args, &mut stdout),
+        Command::Plan(args) => block_on(plan_command::run(&args, &mut stdout)),
+        Command::Token { cluster, command } => block_on(async {
+            let client = crate::cluster::client(cluster.kubeconfig.as_deref()).await?;
+            token_command::run(command, client, &cluster.namespace, &mut stdout).await
+        }),
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "cloudcore-prepull", &mut stdout);
+            Ok(())
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    runtime.block_on(work)
+}
+
+fn log_to_stderr(args: &RunArgs) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(&args.log.log)
+        .with_context(|| format!("--log {} is no filter; try info or debug", args.log.log))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match args.log.log_format {
+        LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => builder.json().init(),
+    }
+    Ok(())
+}
+
+/// `cloudcore-prepull run`.
+async fn run(args: RunArgs) -> anyhow::Result<()> {
+    log_to_stderr(&args)?;
+    let client = crate::cluster::client(args.cluster.kubeconfig.as_deref()).await?;
+    let shutdown = CancellationToken::new();
+    let metrics = Arc::new(Metrics::default());
+    let readiness = Arc::new(Readiness::default());
+    let (inputs, mut receiver) = mpsc::channel(INPUTS);
+    let sessions = Sessions::default();
+    let mut core = Core {
+        controller: Controller::default(),
+        clock: Clock::start(),
+        sessions: sessions.clone(),
+        secrets: Secrets::new(client.clone()),
+        events: Events::start(client.clone()),
+        client: client.clone(),
+        metrics: metrics.clone(),
+        inputs: inputs.clone(),
+        permits: Arc::new(Semaphore::new(DISPATCHES)),
+        work: JoinSet::new(),
+    };
+
+    // Health answers from the start; metrics with it.
+    let health = TcpListener::bind(args.metrics_listen)
+        .await
+        .with_context(|| format!("listen on --metrics-listen {}", args.metrics_listen))?;
+    let health_address = health.local_addr()?;
+    info!(address = %health_address, "metrics and health listen");
+    tokio::spawn(http::serve(health, metrics, readiness.clone(), shutdown.clone()));
+
+    tokio::spawn({
+        let shutdown = shutdown.clone();
+        async move {
+            termination().await;
+            shutdown.cancel();
+        }
+    });
+    // Nodes before jobs, since a job is planned when it is first seen; and both before the tunnel, since an edge
+    // with a task of a job that is not known is told to stop.
+    tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
+    core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
+    tokio::spawn(
+        watch::jobs(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "ImagePrePullJob")),
+    );
+    core.until(&mut receiver, |input| matches!(input, Input::Jobs(_)), &shutdown).await;
+    if shutdown.is_cancelled() {
+        return Ok(());
+    }
+    info!("jobs and nodes are known");
+
+    let tunnel = listeners::start(&args, health_address, client, sessions, inputs, shutdown.clone()).await?;
+    readiness.set(true);
+
+    core.until(&mut receiver, |_| false, &shutdown).await;
+
+    info!("ending: edges are told to come back, what is being written is waited for");
+    readiness.set(false);
+    let drained = tokio::time::timeout(DRAIN, async {
+        while core.work.join_next().await.is_some() {}
+        let _ = tunnel.await;
+    })
+    .await;
+    if drained.is_err() {
+        info!("not all was written in time; it is written after the restart");
+    }
+    Ok(())
+}
+
+/// Resolves at SIGTERM or SIGINT.
+async fn termination() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(mut terminate), Ok(mut interrupt)) => {
+            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            error!(%error, "no signals can be received; end the program with SIGKILL");
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Wall-clock time that does not jump: the clock of the start, and what a monotonic clock adds.
+struct Clock {
+    wall: Timestamp,
+    monotonic: Instant,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { wall: Timestamp::now(), monotonic: Instant::now() }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.wall.checked_add(self.monotonic.elapsed()).unwrap_or(Timestamp::MAX)
+    }
+}
+
+/// The one task that owns the controller.
+struct Core {
+    controller: Controller,
+    clock: Clock,
+    client: Client,
+    sessions: Sessions,
+    secrets: Secrets,
+    events: Events,
+    metrics: Arc<Metrics>,
+    inputs: mpsc::Sender<Input>,
+    permits: Arc<Semaphore>,
+    work: JoinSet<()>,
+}
+
+impl Core {
+    /// Carries inputs in and actions out, up to and including the first input that `last` accepts.
+    async fn until(
+        &mut self,
+        receiver: &mut mpsc::Receiver<Input>,
+        last: impl Fn(&Input) -> bool,
+        shutdown: &CancellationToken,
+    ) {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            let now = self.clock.now();
+            let wakeup = self
+                .controller
+                .next_wakeup()
+                .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
+            let sleep = tokio::time::sleep(wakeup.unwrap_or(Duration::from_secs(3600)));
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                received = receiver.recv_many(&mut batch, BATCH) => if received == 0 { return },
+                () = sleep => batch.push(Input::Tick),
+                // Reaps what ended; a panic is logged, and its job is picked up by its deadline.
+                Some(ended) = self.work.join_next(), if !self.work.is_empty() => {
+                    if let Err(error) = ended { error!(%error, "a task died"); }
+                    continue;
+                }
+            }
+            let now = self.clock.now();
+            let mut found = false;
+            for input in batch.drain(..) {
+                found |= last(&input);
+                self.metrics.input(&input);
+                self.controller.handle(input, now);
+            }
+            for action in self.controller.flush(now) {
+                self.act(action);
+            }
+            self.metrics.levels(self.controller.phases(), self.sessions.len());
+            if found {
+                return;
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            // A message that finds no session is not lost: the node's next Hello brings the matter up again.
+            Action::Send(node, message) => _ = self.sessions.send(&node, message),
+            Action::Event(event) => self.events.send(event),
+            Action::Write { job, name, version, status } => {
+                let (client, inputs) = (self.client.clone(), self.inputs.clone());
+                self.work.spawn(async move {
+                    let outcome = status_writer::write(client, &job, &name, &status).await;
+                    let _ = inputs.send(Input::Written { job, version, outcome }).await;
+                });
+            }
+            Action::Dispatch(order) => {
+                let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
+                let (permits, inputs) = (self.permits.clone(), self.inputs.clone());
+                let span = info_span!("dispatch", job = order.job.name, node = %order.node);
+                let work = async move {
+                    // The semaphore is never closed.
+                    let _permit = permits.acquire().await;
+                    let outcome = dispatch::dispatch(&order, &secrets, &sessions).await;
+                    info!(?outcome, images = order.plan.images.len(), "dispatched");
+                    let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
+                    let _ = inputs.send(Input::Dispatched { job, node, attempt, outcome }).await;
+                };
+                self.work.spawn(work.instrument(span));
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Registry secrets from the API server, kept for a few seconds: the nodes of one wave ask for the same ones.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::Api;
+use kube::{Client, Error};
+use prepull_api::overriders::SecretRef;
+use tokio::sync::Mutex;
+use tracing::warn;
+
+use crate::plan::SecretLookup;
+
+/// How old an answer may be: a changed password is used by the next wave, and 10,000 nodes that start together
+/// ask the API server once.
+const FRESH: Duration = Duration::from_secs(5);
+/// Between two tries while the API server does not answer.
+const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// The secrets that jobs name.
+#[derive(Clone)]
+pub struct Secrets {
+    client: Client,
+    recent: Arc<Mutex<HashMap<SecretRef, Slot>>>,
+}
+
+/// One secret: whoever comes second waits for the first one's answer.
+type Slot = Arc<Mutex<Option<(Instant, SecretLookup)>>>;
+
+impl Secrets {
+    /// Reads with this client's rights.
+    pub fn new(client: Client) -> Self {
+        Self { client, recent: Arc::default() }
+    }
+
+    /// The secret, or the final reason why there is none. Waits while the API server is away: give it a
+    /// deadline. Dropping the future loses nothing.
+    pub async fn get(&self, secret: &SecretRef) -> SecretLookup {
+        let slot = self.slot(secret).await;
+        let mut answer = slot.lock().await;
+        if let Some((at, lookup)) = &*answer
+            && at.elapsed() < FRESH
+        {
+            return lookup.clone();
+        }
+        let lookup = self.read(secret).await;
+        *answer = Some((Instant::now(), lookup.clone()));
+        lookup
+    }
+
+    async fn slot(&self, secret: &SecretRef) -> Slot {
+        let mut recent = self.recent.lock().await;
+        // Nothing is kept longer than it serves; a slot that is locked is being filled.
+        recent.retain(|_, slot| {
+            slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
+        });
+        recent.entry(secret.clone()).or_default().clone()
+    }
+
+    async fn read(&self, secret: &SecretRef) -> SecretLookup {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), secret.namespace());
+        let mut wait = RETRY.0;
+        loop {
+            match api.get(secret.name()).await {
+                Ok(found) => return SecretLookup::from_secret(&found),
+                Err(Error::Api(answer)) if answer.code == 404 => return SecretLookup::Missing,
+                Err(Error::Api(answer)) if matches!(answer.code, 401 | 403) => {
+                    return SecretLookup::Forbidden(answer.message.clone());
+                }
+                Err(error) => {
+                    warn!(%secret, %error, "secret not read; trying again");
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(RETRY.1);
+                }
+            }
+        }
+    }
+
+    /// Drops what is kept, now and then: credentials stay in memory no longer than they serve.
+    pub async fn forget_stale(&self) {
+        let mut recent = self.recent.lock().await;
+        recent.retain(|_, slot| {
+            slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
+        });
+    }
+}

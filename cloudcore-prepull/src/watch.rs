@@ -1,0 +1,103 @@
+//! Jobs and nodes, as the API server tells of them, turned into the controller's inputs.
+//!
+//! A watch that breaks is listed again (410, a restart of the API server): what vanished meanwhile is found by
+//! comparison, in the controller. Errors are logged and waited out with backoff; they never end the stream.
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher::watcher};
+use kube::{Client, ResourceExt};
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::task::JobUid;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use crate::controller::{Input, JobObject, UnreadableJob};
+use crate::plan::NodeView;
+
+/// Watches all nodes for ever. Of each only what planning needs is kept.
+pub async fn nodes(client: Client, inputs: mpsc::Sender<Input>) {
+    follow(
+        Api::<Node>::all(client),
+        inputs,
+        |node| NodeView::from_node(&node),
+        Watched {
+            all: Input::Nodes,
+            one: Input::Node,
+            gone: |node: &NodeView| Input::NodeGone(node.name.clone()),
+        },
+    )
+    .await;
+}
+
+/// Watches all jobs for ever. One that cannot be read does not stop the others.
+pub async fn jobs(client: Client, inputs: mpsc::Sender<Input>) {
+    follow(
+        Api::<DeserializeGuard<ImagePrePullJob>>::all(client),
+        inputs,
+        job_object,
+        Watched { all: Input::Jobs, one: Input::Job, gone: |job: &JobObject| Input::JobGone(uid(job)) },
+    )
+    .await;
+}
+
+struct Watched<T> {
+    all: fn(Vec<T>) -> Input,
+    one: fn(T) -> Input,
+    gone: fn(&T) -> Input,
+}
+
+async fn follow<K, T>(api: Api<K>, inputs: mpsc::Sender<Input>, read: impl Fn(K) -> T, watched: Watched<T>)
+where
+    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+    K::DynamicType: Default + Eq + std::hash::Hash + Clone,
+{
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
+    let mut listed = Vec::new();
+    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    loop {
+        let input = match stream.next().await {
+            Some(Ok(Event::Init)) => {
+                listed.clear();
+                continue;
+            }
+            Some(Ok(Event::InitApply(object))) => {
+                listed.push(read(object));
+                continue;
+            }
+            Some(Ok(Event::InitDone)) => (watched.all)(std::mem::take(&mut listed)),
+            Some(Ok(Event::Apply(object))) => (watched.one)(read(object)),
+            Some(Ok(Event::Delete(object))) => (watched.gone)(&read(object)),
+            Some(Err(error)) => {
+                warn!(%kind, %error, "watch interrupted; it goes on by itself");
+                continue;
+            }
+            None => return,
+        };
+        if inputs.send(input).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn job_object(DeserializeGuard(object): DeserializeGuard<ImagePrePullJob>) -> JobObject {
+    match object {
+        Ok(job) => Ok(Box::new(job)),
+        Err(invalid) => Err(UnreadableJob {
+            uid: JobUid(invalid.metadata.uid.clone().unwrap_or_default()),
+            name: invalid.metadata.name.clone().unwrap_or_default(),
+            generation: invalid.metadata.generation.unwrap_or_default(),
+            error: format!("the object cannot be read: {}", invalid.error),
+        }),
+    }
+}
+
+fn uid(job: &JobObject) -> JobUid {
+    match job {
+        Ok(job) => JobUid(job.uid().unwrap_or_default()),
+        Err(unreadable) => unreadable.uid.clone(),
+    }
+}

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Runs a command that uses the real parts, and tells it where they are:
+#
+#   PREPULL_APISERVER_DIR  the directory of kube-apiserver (unset where PREPULL_E2E_KUBECONFIG is set)
+#   PREPULL_BIN_DIR        the directory of cloudcore-prepull and edgecore-prepull: BIN-DIR
+#   PREPULL_E2E_LOGS       where each test writes its logs, emptied first; default: target/e2e-logs
+#
+# Usage: with-parts.sh [--search-secrets] BIN-DIR COMMAND [ARGUMENT]...
+# --search-secrets: afterwards, whether it failed or not, no log may hold a credential.
+set -euo pipefail
+setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+say() { printf '==> %s\n' "$*"; }
+
+search=
+if [[ $1 == --search-secrets ]]; then search=yes && shift; fi
+# Absolute, all of them: cargo runs each test in the directory of its crate.
+PREPULL_BIN_DIR=$(realpath -m "$1")
+shift
+target=${CARGO_TARGET_DIR:-$setup/../../target}
+PREPULL_E2E_LOGS=$(realpath -m "${PREPULL_E2E_LOGS:-$target/e2e-logs}")
+export PREPULL_BIN_DIR PREPULL_E2E_LOGS
+if [[ -z ${PREPULL_E2E_KUBECONFIG-} ]]; then
+  PREPULL_APISERVER_DIR=$("$setup/kube-apiserver.sh")
+  export PREPULL_APISERVER_DIR
+fi
+
+mkdir -p "$PREPULL_E2E_LOGS"
+# One run at a time: the next would empty the logs under our hands.
+exec 9>"$PREPULL_E2E_LOGS.lock"
+flock --nonblock 9 || { say "another run writes to $PREPULL_E2E_LOGS, waiting for it" && flock 9; }
+# The mark shows that what is in there is ours: a directory given by mistake is never emptied.
+mark=$PREPULL_E2E_LOGS/.prepull-e2e-logs
+if [[ ! -e $mark && -n $(ls -A "$PREPULL_E2E_LOGS") ]]; then
+  say "PREPULL_E2E_LOGS=$PREPULL_E2E_LOGS has files that no test wrote: give an empty or a new directory" >&2
+  exit 1
+fi
+find "$PREPULL_E2E_LOGS" -mindepth 1 -delete
+touch "$mark"
+
+say "$* (logs: $PREPULL_E2E_LOGS)"
+status=0
+# Without the lock: a process that outlives the run must not block the next one.
+"$@" 9>&- || status=$?
+if ((status == 0)); then say "done after $SECONDS s"; else say "FAILED with status $status after $SECONDS s" >&2; fi
+if [[ -n $search ]]; then
+  "$setup/search-secrets.sh" "$PREPULL_E2E_LOGS" || exit $((status ? status : 1))
+fi
+exit "$status"

@@ -1,0 +1,60 @@
+//! Certificates for servers of the tests.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+
+use crate::place::Place;
+
+/// A certificate authority that nobody trusts unless told to.
+pub struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    file: PathBuf,
+    /// Keeps the file.
+    place: Arc<Place>,
+}
+
+impl Authority {
+    /// A new one, in the place of the calling test.
+    pub fn new(name: &str) -> Result<Self> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let place = Place::here()?;
+        let file = place.new_dir("ca")?.join("ca.crt");
+        std::fs::write(&file, issuer.pem())?;
+        Ok(Self { issuer, file, place })
+    }
+
+    /// The certificate, PEM.
+    pub fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// The test's place, where the files are.
+    pub fn place(&self) -> &Arc<Place> {
+        &self.place
+    }
+
+    /// A file with the certificate, PEM.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Writes `server.crt` and `server.key` for a server on loopback and under the further names.
+    pub fn server(&self, dir: &Path, names: &[&str]) -> Result<(PathBuf, PathBuf)> {
+        let names = ["127.0.0.1", "localhost"].iter().chain(names).map(ToString::to_string);
+        let mut params = CertificateParams::new(names.collect::<Vec<_>>())?;
+        params.distinguished_name.push(DnType::CommonName, "server");
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        let (cert_file, key_file) = (dir.join("server.crt"), dir.join("server.key"));
+        std::fs::write(&cert_file, certificate.pem())?;
+        std::fs::write(&key_file, key.serialize_pem())?;
+        Ok((cert_file, key_file))
+    }
+}

@@ -1,0 +1,171 @@
+//! Processes that end with the test that started them, however it ends.
+//!
+//! - A test that returns or panics drops its [`Child`]ren: each is killed with its process group, and waited for.
+//! - A test process that is killed (Ctrl-C, SIGKILL, a runner's timeout) drops nothing. The [`reaper`] holds a list
+//!   of what was started and lives in a process group of its own: it reads our end of a pipe, and at its end, which
+//!   the kernel guarantees, kills what is on the list and removes the directories.
+
+pub mod reaper;
+
+use std::fs::OpenOptions;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::place::Place;
+
+/// Between two looks at something that can only be looked at.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Set by [`keep_everything`].
+static KEEP: AtomicBool = AtomicBool::new(false);
+
+/// From now on nothing is stopped or removed on drop: the demo with KEEP=1.
+pub fn keep_everything() {
+    KEEP.store(true, Ordering::SeqCst);
+}
+
+/// Whether [`keep_everything`] was called.
+pub fn keeping() -> bool {
+    KEEP.load(Ordering::SeqCst)
+}
+
+/// A process that we started, the leader of a process group of its own.
+#[derive(Debug)]
+pub struct Child {
+    name: String,
+    process: std::process::Child,
+    pid: Pid,
+    log: PathBuf,
+}
+
+impl Child {
+    /// Starts a program. What it prints goes to the end of `<name>.log` in the place's log directory.
+    pub fn spawn(place: &Place, name: &str, mut command: Command) -> Result<Self> {
+        let log = place.log_file(name);
+        let file = OpenOptions::new().create(true).append(true).open(&log);
+        let file = file.with_context(|| format!("cannot write the log of {name}, {}", log.display()))?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
+        let process = command.spawn().with_context(|| format!("cannot start {program} ({name})"))?;
+        reaper::watch_process(process.id())?;
+        let pid = Pid::from_child(&process);
+        Ok(Self { name: name.to_owned(), process, pid, log })
+    }
+
+    /// The name it was started under.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Of the process and of its group.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Everything that it has printed so far, over all its restarts under the same name.
+    pub fn log(&self) -> String {
+        std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// Where its output goes.
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
+    /// Whether it has not ended yet. A stopped process runs, too.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
+    }
+
+    /// SIGSTOP: the process hangs, its connections stay open.
+    pub fn stop(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// SIGCONT: it goes on.
+    pub fn cont(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// SIGKILL, and it is gone when this returns.
+    pub fn kill9(&mut self) -> Result<()> {
+        if self.is_running() {
+            self.signal(Signal::KILL)?;
+        }
+        self.process.wait().with_context(|| format!("cannot wait for {}", self.name))?;
+        Ok(())
+    }
+
+    /// SIGTERM, without waiting: see [`Self::wait`].
+    pub fn terminate(&self) -> Result<()> {
+        self.signal(Signal::TERM)
+    }
+
+    /// Waits for the end.
+    pub async fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        while self.is_running() {
+            if Instant::now() >= deadline {
+                bail!("{} (pid {}) still runs after {limit:?}", self.name, self.pid());
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(self.process.wait()?)
+    }
+
+    /// Its end, if it has ended, as an error with what it printed last. For whoever waits for something of it.
+    pub fn check_running(&mut self) -> Result<()> {
+        match self.process.try_wait()? {
+            None => Ok(()),
+            Some(status) => {
+                bail!("{} ended with {status}; its last words:\n{}", self.name, tail(&self.log(), 20))
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process_group(self.pid, signal)
+            .with_context(|| format!("cannot send {signal:?} to {} (pid {})", self.name, self.pid()))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if keeping() {
+            return;
+        }
+        // The whole group, also where the leader has ended: its children may not have.
+        let _ = kill_process_group(self.pid, Signal::KILL);
+        let _ = self.process.wait();
+    }
+}
+
+/// The last lines of a text.
+pub fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<_> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Tries again, soon, until it works or the time is up; then the last error is the answer. For what can only be
+/// asked, such as a server that is starting; whatever can be watched is watched.
+pub async fn eventually<T, F>(what: &str, limit: Duration, mut attempt: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let deadline = Instant::now() + limit;
+    loop {
+        match attempt().await {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() >= deadline => {
+                return Err(error.context(format!("{what}: not within {limit:?}")));
+            }
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
+    }
+}

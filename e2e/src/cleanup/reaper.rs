@@ -1,0 +1,89 @@
+//! One helper process for each test process (e2e/setup/reaper.sh): it is told what was started, and cleans up at
+//! the end of its input, which comes when this process ends, whatever ended it.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::{parts, place};
+
+struct Reaper {
+    input: ChildStdin,
+    process: Child,
+}
+
+static REAPER: LazyLock<Mutex<Result<Reaper, String>>> =
+    LazyLock::new(|| Mutex::new(start().map_err(|error| format!("{error:#}"))));
+
+fn start() -> Result<Reaper> {
+    let script = parts::setup_dir().join("reaper.sh");
+    let log = place::logs_root()?.join(format!("reaper-{}.log", std::process::id()));
+    let mut process = Command::new("bash")
+        .arg(&script)
+        .arg(log)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0) // Ctrl-C is for the foreground group, and the reaper has work to do then
+        .spawn()
+        .with_context(|| format!("cannot start the reaper, bash {}", script.display()))?;
+    let input = process.stdin.take().context("the reaper has no input")?;
+    Ok(Reaper { input, process })
+}
+
+fn tell(line: &str) -> Result<()> {
+    let mut reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
+    let reaper = reaper.as_mut().map_err(|error| anyhow!("{error}"))?;
+    let told = reaper.input.write_all(line.as_bytes()).and_then(|()| reaper.input.flush());
+    // Without it a killed test would leave its processes behind: better to stop at once.
+    told.context("the reaper is gone (see reaper-*.log in the log directory)")
+}
+
+/// The process, and its group and descendants, go when this process ends.
+pub fn watch_process(pid: u32) -> Result<()> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let stat = stat.with_context(|| format!("process {pid} vanished while it was started"))?;
+    // Field 22, counted behind the name, which may itself hold blanks and parentheses: 2 fields end there.
+    let start_time = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(22 - 3));
+    let start_time = start_time.with_context(|| format!("/proc/{pid}/stat has no field 22"))?;
+    tell(&format!("pid {pid} {start_time}\n"))
+}
+
+/// The directory, with whatever is mounted below it, goes when this process ends.
+pub fn watch_directory(path: &Path) -> Result<()> {
+    tell(&format!("dir {}\n", path.display()))
+}
+
+/// The network namespace goes when this process ends.
+pub fn watch_netns(name: &str) -> Result<()> {
+    tell(&format!("netns {name}\n"))
+}
+
+/// Hands the list to a process that outlives this one, and returns its PID: when that is killed, the reaper cleans
+/// up. For the demo with KEEP=1.
+pub fn outlive_us() -> Result<u32> {
+    let reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
+    let reaper = reaper.as_ref().map_err(|error| anyhow!("{error}"))?;
+    // It holds the pipe as its standard output, to which it never writes.
+    let pipe = reaper.input.as_fd().try_clone_to_owned()?;
+    let keeper = Command::new("sleep")
+        .arg("infinity")
+        .stdin(Stdio::null())
+        .stdout(pipe)
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .context("cannot start sleep")?;
+    Ok(keeper.id())
+}
+
+/// Of the reaper of this process, for the test of the reaper itself.
+pub fn pid() -> Result<u32> {
+    let reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
+    reaper.as_ref().map(|reaper| reaper.process.id()).map_err(|error| anyhow!("{error}"))
+}

@@ -1,0 +1,269 @@
+//! cloudcore-prepull, as its own ServiceAccount.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use crate::cleanup::{Child, eventually, keeping};
+use crate::cluster::{Cluster, NAMESPACE};
+use crate::parts;
+use crate::place::Place;
+use crate::plain_http;
+use crate::ports::Port;
+
+/// It is up in well under a second; the machine may be busy.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// SIGTERM is graceful, and not endless.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+const PROGRAM: &str = "cloudcore-prepull";
+
+/// The cloud side: a process, and what it takes to start it again in the same place.
+pub struct Cloud {
+    place: Arc<Place>,
+    name: String,
+    kubeconfig: PathBuf,
+    dir: PathBuf,
+    tunnel: Port,
+    enroll: Port,
+    metrics: Port,
+    arguments: Vec<OsString>,
+    process: Option<Child>,
+}
+
+/// A cloud to be; `.await` starts it.
+pub struct Start<'a> {
+    cluster: &'a Cluster,
+    name: String,
+    arguments: Vec<OsString>,
+}
+
+impl Cloud {
+    /// Under RBAC, with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`.
+    pub fn start(cluster: &Cluster) -> Start<'_> {
+        Start { cluster, name: PROGRAM.to_owned(), arguments: Vec::new() }
+    }
+
+    /// Where edges dial.
+    pub fn tunnel_addr(&self) -> SocketAddr {
+        self.tunnel.addr()
+    }
+
+    /// Where edges join.
+    pub fn enroll_addr(&self) -> SocketAddr {
+        self.enroll.addr()
+    }
+
+    /// Where /metrics, /healthz and /readyz are.
+    pub fn metrics_addr(&self) -> SocketAddr {
+        self.metrics.addr()
+    }
+
+    /// A token for this node, as an operator makes it: `cloudcore-prepull token create --node`.
+    pub async fn token(&self, node: &str) -> Result<String> {
+        self.command(&["token", "create", "--node", node]).await
+    }
+
+    /// Runs another command of the program in the same cluster, and returns what it prints.
+    pub async fn command(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(parts::program(PROGRAM)?);
+        command.args(arguments).arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
+        Ok(parts::output(command).await?.trim().to_owned())
+    }
+
+    /// Runs `plan` against the cluster, with the rights of the cloud, and returns what it prints.
+    pub async fn plan(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(parts::program(PROGRAM)?);
+        command.arg("plan").args(arguments).arg("--kubeconfig").arg(&self.kubeconfig);
+        parts::output(command).await
+    }
+
+    /// The metrics, as they are now.
+    pub async fn metrics(&self) -> Result<Metrics> {
+        let (status, body) = plain_http::get(self.metrics_addr(), "/metrics").await?;
+        ensure!(status == 200, "/metrics: {status} {body}");
+        Ok(Metrics(body))
+    }
+
+    /// Whether it says that it is ready.
+    pub async fn is_ready(&self) -> Result<bool> {
+        Ok(plain_http::get(self.metrics_addr(), "/readyz").await?.0 == 200)
+    }
+
+    /// What it logged, over all its restarts.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Where it logs.
+    pub fn log_path(&self) -> PathBuf {
+        self.place.log_file(&self.name)
+    }
+
+    /// The process.
+    pub fn process(&self) -> Result<&Child> {
+        self.process.as_ref().context("cloudcore-prepull is stopped")
+    }
+
+    /// SIGKILL.
+    pub fn kill9(&mut self) -> Result<()> {
+        self.process.take().map_or(Ok(()), |mut process| process.kill9())
+    }
+
+    /// SIGTERM, and the wait for its end.
+    pub async fn terminate(&mut self) -> Result<()> {
+        let mut process = self.process.take().context("cloudcore-prepull is stopped")?;
+        process.terminate()?;
+        let status = process.wait(STOP_LIMIT).await?;
+        ensure!(status.success(), "cloudcore-prepull ended with {status} after SIGTERM");
+        Ok(())
+    }
+
+    /// Kills it, if it runs, and starts it on the same ports. Everything else it has to find again.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.kill9()?;
+        let ports_file = self.dir.join("ports.json");
+        let _ = std::fs::remove_file(&ports_file);
+        let mut command = Command::new(parts::program(PROGRAM)?);
+        command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
+        for (flag, port) in [
+            ("--tunnel-listen", &self.tunnel),
+            ("--enroll-listen", &self.enroll),
+            ("--metrics-listen", &self.metrics),
+        ] {
+            command.arg(flag).arg(port.addr().to_string());
+        }
+        command.arg("--ports-file").arg(&ports_file).args(&self.arguments);
+        let mut process = Child::spawn(&self.place, &self.name, command)?;
+        let listens = || {
+            // The outer error is worth another try, the inner one is not.
+            let answer = process.check_running().map_or_else(
+                |error| Ok(Err(error)),
+                |()| if ports_file.exists() { Ok(Ok(())) } else { Err(anyhow!("it has not said so")) },
+            );
+            std::future::ready(answer)
+        };
+        eventually("cloudcore-prepull listens", START_LIMIT, listens).await??;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// SIGSTOP: its connections stay open and nothing answers.
+    pub fn pause(&self) -> Result<()> {
+        self.process()?.stop()
+    }
+
+    /// It goes on.
+    pub fn resume(&self) -> Result<()> {
+        self.process()?.cont()
+    }
+}
+
+impl Start<'_> {
+    /// One more flag of `run`.
+    #[must_use]
+    pub fn arg(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// Flags of `run`.
+    #[must_use]
+    pub fn args(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(Into::into));
+        self
+    }
+
+    /// Under another name: a second one beside the first. It is the name of its log.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
+    async fn start(self) -> Result<Cloud> {
+        let place = Arc::clone(self.cluster.place());
+        let mut cloud = Cloud {
+            dir: place.new_dir("cloud")?,
+            place,
+            name: self.name,
+            kubeconfig: self.cluster.cloudcore_kubeconfig().to_owned(),
+            tunnel: Port::reserve()?,
+            enroll: Port::reserve()?,
+            metrics: Port::reserve()?,
+            arguments: self.arguments,
+            process: None,
+        };
+        cloud.restart().await?;
+        Ok(cloud)
+    }
+}
+
+impl<'a> IntoFuture for Start<'a> {
+    type Output = Result<Cloud>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.start().boxed()
+    }
+}
+
+impl Drop for Cloud {
+    fn drop(&mut self) {
+        let Some(process) = self.process.as_ref().filter(|_| !keeping()) else { return };
+        // It may be stopped, or hang: the log directory then has no metrics.
+        let _ = process.cont();
+        let (addr, file) = (self.metrics_addr(), self.place.log_file(&format!("{}-metrics", self.name)));
+        let scrape = std::thread::spawn(move || -> Result<()> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let (_, body) = runtime.block_on(plain_http::get(addr, "/metrics"))?;
+            Ok(std::fs::write(file, body)?)
+        });
+        let _ = scrape.join();
+    }
+}
+
+/// Metrics in Prometheus' text format.
+#[derive(Clone, Debug)]
+pub struct Metrics(pub String);
+
+impl Metrics {
+    /// The sum of the samples of that name which have all of these labels. 0 where there is none.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let samples = self.0.lines().filter(|line| !line.starts_with('#'));
+        let fitting = samples.filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let (found, found_labels) = series.split_once('{').unwrap_or((series, ""));
+            let has = |(key, value): &(&str, &str)| found_labels.contains(&format!("{key}=\"{value}\""));
+            (found == name && labels.iter().all(has)).then(|| value.parse::<f64>().ok())?
+        });
+        fitting.sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_summed_by_name_and_labels() {
+        let text = "# HELP a x\n# TYPE a gauge\na{phase=\"ok\",x=\"1\"} 2\na{phase=\"ok\",x=\"2\"} 3\na{phase=\"no\"} 4\nab 9\nb 7.5\n";
+        let metrics = Metrics(text.to_owned());
+        let found = [
+            metrics.sum("a", &[]),
+            metrics.sum("a", &[("phase", "ok")]),
+            metrics.sum("b", &[]),
+            metrics.sum("c", &[]),
+        ];
+        assert!(
+            found.iter().zip([9.0, 5.0, 7.5, 0.0]).all(|(a, b)| (a - b).abs() < f64::EPSILON),
+            "{found:?}"
+        );
+    }
+}

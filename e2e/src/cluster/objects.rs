@@ -1,0 +1,175 @@
+//! Nodes and secrets, as a test names them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
+use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams};
+use prepull_api::crd::EDGE_LABEL;
+use serde_json::{Value, json};
+
+use super::Cluster;
+
+/// A Node to be created. There is no kubelet: what a Node says is what the test wants it to say.
+pub struct NodeBuilder<'a> {
+    cluster: &'a Cluster,
+    name: String,
+    labels: BTreeMap<String, String>,
+    ready: bool,
+}
+
+impl Cluster {
+    /// A Node that is not an edge node and not Ready, until told otherwise.
+    pub fn node(&self, name: &str) -> NodeBuilder<'_> {
+        NodeBuilder { cluster: self, name: name.to_owned(), labels: BTreeMap::new(), ready: false }
+    }
+
+    /// Edge nodes that are Ready.
+    pub async fn edge_nodes(&self, names: &[&str]) -> Result<()> {
+        for name in names {
+            self.node(name).edge().ready().create().await?;
+        }
+        Ok(())
+    }
+
+    /// Sets the node's `Ready` condition, as its kubelet (or the node controller) would.
+    pub async fn mark_ready(&self, node: &str, ready: bool) -> Result<()> {
+        let status = if ready { "True" } else { "False" };
+        let now = jiff::Timestamp::now().to_string();
+        let condition = json!({"type": "Ready", "status": status, "reason": "E2e", "message": "as the test says",
+            "lastHeartbeatTime": now, "lastTransitionTime": now});
+        let patch = json!({"status": {"conditions": [condition]}});
+        let nodes: Api<Node> = Api::all(self.client());
+        nodes
+            .patch_status(node, &PatchParams::default(), &Patch::Strategic(patch))
+            .await
+            .with_context(|| format!("cannot mark node {node}"))?;
+        Ok(())
+    }
+
+    /// Sets or, with None, removes a label of a node.
+    pub async fn label_node(&self, node: &str, key: &str, value: Option<&str>) -> Result<()> {
+        let patch = json!({"metadata": {"labels": {key: value}}});
+        Api::<Node>::all(self.client()).patch(node, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Removes the Node.
+    pub async fn delete_node(&self, node: &str) -> Result<()> {
+        Api::<Node>::all(self.client()).delete(node, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// A `kubernetes.io/dockerconfigjson` secret with an entry (registry, user, password) for each registry, as
+    /// `kubectl create secret docker-registry` writes it.
+    pub async fn registry_secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        entries: &[(&str, &str, &str)],
+    ) -> Result<()> {
+        let entry = |(registry, user, password): &(&str, &str, &str)| {
+            let auth = STANDARD.encode(format!("{user}:{password}"));
+            ((*registry).to_owned(), json!({"username": user, "password": password, "auth": auth}))
+        };
+        let auths: serde_json::Map<_, _> = entries.iter().map(entry).collect();
+        self.docker_config_secret(namespace, name, &json!({"auths": auths})).await
+    }
+
+    /// A `kubernetes.io/dockerconfigjson` secret with this configuration, whatever it holds: identity tokens,
+    /// unpadded `auth`, nothing.
+    pub async fn docker_config_secret(&self, namespace: &str, name: &str, config: &Value) -> Result<()> {
+        let data = config.to_string();
+        self.secret(
+            namespace,
+            name,
+            "kubernetes.io/dockerconfigjson",
+            &[(".dockerconfigjson", data.as_bytes())],
+        )
+        .await
+    }
+
+    /// A `kubernetes.io/dockercfg` secret, the older form: the entries without `auths` around them.
+    pub async fn dockercfg_secret(&self, namespace: &str, name: &str, entries: &Value) -> Result<()> {
+        let data = entries.to_string();
+        self.secret(namespace, name, "kubernetes.io/dockercfg", &[(".dockercfg", data.as_bytes())]).await
+    }
+
+    /// Any secret. Its namespace is made where there is none. The API server itself refuses some malformed ones:
+    /// a dockerconfigjson has to be JSON there.
+    pub async fn secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        kind: &str,
+        data: &[(&str, &[u8])],
+    ) -> Result<()> {
+        self.namespace(namespace).await?;
+        let data = data.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.to_vec()))).collect();
+        let secret = Secret {
+            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+            type_: Some(kind.to_owned()),
+            data: Some(data),
+            ..Secret::default()
+        };
+        Api::<Secret>::namespaced(self.client(), namespace)
+            .patch(name, &PatchParams::apply("prepull-e2e").force(), &Patch::Apply(&secret))
+            .await
+            .with_context(|| format!("cannot apply secret {namespace}/{name}"))?;
+        Ok(())
+    }
+
+    /// Removes a secret.
+    pub async fn delete_secret(&self, namespace: &str, name: &str) -> Result<()> {
+        Api::<Secret>::namespaced(self.client(), namespace).delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Makes a namespace where there is none.
+    pub async fn namespace(&self, name: &str) -> Result<()> {
+        let namespace = Namespace {
+            metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+            ..Namespace::default()
+        };
+        Api::<Namespace>::all(self.client())
+            .patch(name, &PatchParams::apply("prepull-e2e").force(), &Patch::Apply(&namespace))
+            .await
+            .with_context(|| format!("cannot apply namespace {name}"))?;
+        Ok(())
+    }
+}
+
+impl NodeBuilder<'_> {
+    /// With the label of edge nodes.
+    #[must_use]
+    pub fn edge(self) -> Self {
+        self.label(EDGE_LABEL, "")
+    }
+
+    /// With a `Ready` condition that is True.
+    #[must_use]
+    pub fn ready(mut self) -> Self {
+        self.ready = true;
+        self
+    }
+
+    /// With a label.
+    #[must_use]
+    pub fn label(mut self, key: &str, value: &str) -> Self {
+        self.labels.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Creates it.
+    pub async fn create(self) -> Result<()> {
+        let Self { cluster, name, labels, ready } = self;
+        let metadata = ObjectMeta { name: Some(name.clone()), labels: Some(labels), ..ObjectMeta::default() };
+        let node = Node { metadata, ..Node::default() };
+        let created = Api::all(cluster.client()).create(&kube::api::PostParams::default(), &node).await;
+        created.with_context(|| format!("cannot create node {name}"))?;
+        cluster.mark_ready(&name, ready).await
+    }
+}

@@ -1,0 +1,153 @@
+//! etcd and kube-apiserver, with RBAC on.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rcgen::KeyPair;
+
+use crate::certs::Authority;
+use crate::cleanup::{Child, eventually};
+use crate::parts;
+use crate::place::{CANARY, Place};
+use crate::plain_http;
+use crate::ports::Port;
+
+/// They take 2 s alone on the machine.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// The name and the groups that kube-apiserver gives a ServiceAccount's token.
+const SERVICE_ACCOUNTS: &str = "system:serviceaccounts,system:authenticated";
+
+/// Both servers, their data and the ways in.
+pub(super) struct Server {
+    etcd: Child,
+    apiserver: Option<Child>,
+    dir: PathBuf,
+    etcd_port: Port,
+    port: Port,
+    tls: (PathBuf, PathBuf),
+    /// May do everything.
+    pub(super) admin: Access,
+    /// Is the ServiceAccount of cloudcore-prepull, and may do what RBAC lets it.
+    pub(super) cloudcore: Access,
+}
+
+/// A way in.
+pub(super) struct Access {
+    token: String,
+    /// A kubeconfig.
+    pub(super) kubeconfig: PathBuf,
+}
+
+impl Server {
+    /// Starts etcd, with nothing in it, and prepares the files of kube-apiserver. `account` is `namespace:name`.
+    pub(super) async fn new(place: &Place, account: &str) -> Result<Self> {
+        let dir = place.new_dir("cluster")?;
+        let (etcd_port, port) = (Port::reserve()?, Port::reserve()?);
+        let etcd = start_etcd(place, &dir, etcd_port.number()).await?;
+
+        let authority = Authority::new("kubernetes")?;
+        let tls = authority.server(&dir, &[])?;
+        let accounts_key = KeyPair::generate()?;
+        std::fs::write(dir.join("accounts.key"), accounts_key.serialize_pem())?;
+        std::fs::write(dir.join("accounts.pub"), accounts_key.public_key_pem())?;
+
+        let admin = Access::new(&dir, "admin", port.number(), &authority)?;
+        let cloudcore = Access::new(&dir, "cloudcore", port.number(), &authority)?;
+        let tokens = format!(
+            "{},admin,admin,\"system:masters\"\n{},system:serviceaccount:{account},cloudcore,\"{SERVICE_ACCOUNTS},system:serviceaccounts:{}\"\n",
+            admin.token,
+            cloudcore.token,
+            account.split(':').next().unwrap_or_default(),
+        );
+        std::fs::write(dir.join("tokens.csv"), tokens)?;
+        Ok(Self { etcd, apiserver: None, dir, etcd_port, port, tls, admin, cloudcore })
+    }
+
+    /// Starts kube-apiserver, on the same port and with the same data every time.
+    pub(super) fn start(&mut self, place: &Place) -> Result<()> {
+        if self.apiserver.is_some() {
+            bail!("kube-apiserver runs already");
+        }
+        let file = |name: &str| self.dir.join(name).display().to_string();
+        let mut command = Command::new(parts::kube_apiserver()?);
+        command.current_dir(&self.dir).args([
+            &format!("--etcd-servers=http://{}", self.etcd_port.addr()),
+            &format!("--secure-port={}", self.port.number()),
+            &format!("--cert-dir={}", file("certs")),
+            &format!("--tls-cert-file={}", self.tls.0.display()),
+            &format!("--tls-private-key-file={}", self.tls.1.display()),
+            &format!("--token-auth-file={}", file("tokens.csv")),
+            &format!("--service-account-key-file={}", file("accounts.pub")),
+            &format!("--service-account-signing-key-file={}", file("accounts.key")),
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--bind-address=127.0.0.1",
+            "--authorization-mode=RBAC",
+            // There is no controller-manager which would create the accounts that it asks for.
+            "--disable-admission-plugins=ServiceAccount",
+            "--allow-privileged=true",
+        ]);
+        self.apiserver = Some(Child::spawn(place, "kube-apiserver", command)?);
+        Ok(())
+    }
+
+    /// Ends early where kube-apiserver has ended.
+    pub(super) fn check_running(&mut self) -> Result<()> {
+        self.etcd.check_running()?;
+        self.apiserver.as_mut().map_or(Ok(()), Child::check_running)
+    }
+
+    /// The process of kube-apiserver, while it runs.
+    pub(super) fn apiserver(&self) -> Result<&Child> {
+        self.apiserver.as_ref().ok_or_else(|| anyhow::anyhow!("kube-apiserver is stopped"))
+    }
+
+    /// Kills kube-apiserver; etcd keeps the data.
+    pub(super) fn stop(&mut self) -> Result<()> {
+        self.apiserver.take().map_or(Ok(()), |mut apiserver| apiserver.kill9())
+    }
+}
+
+async fn start_etcd(place: &Place, dir: &Path, port: u16) -> Result<Child> {
+    let url = format!("http://127.0.0.1:{port}");
+    let mut command = Command::new(parts::etcd()?);
+    command.arg("--data-dir").arg(dir.join("etcd")).args(["--listen-client-urls", &url]).args([
+        "--advertise-client-urls",
+        &url,
+        // There is one member and nobody dials it: any port will do.
+        "--listen-peer-urls",
+        "http://127.0.0.1:0",
+        "--log-level",
+        "warn",
+    ]);
+    let mut etcd = Child::spawn(place, "etcd", command)?;
+    let addr = ([127, 0, 0, 1], port).into();
+    eventually("etcd is healthy", START_LIMIT, async || {
+        let (status, body) = plain_http::get(addr, "/health").await?;
+        if status == 200 { Ok(()) } else { bail!("{status} {body}") }
+    })
+    .await
+    .map_err(|error| etcd.check_running().err().unwrap_or(error))?;
+    Ok(etcd)
+}
+
+impl Access {
+    fn new(dir: &Path, name: &str, port: u16, authority: &Authority) -> Result<Self> {
+        // With the canary: a kubeconfig's token is a credential, too.
+        let token = format!("{CANARY}{name}-token");
+        let config = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "e2e",
+            "clusters": [{"name": "e2e", "cluster": {
+                "server": format!("https://127.0.0.1:{port}"),
+                "certificate-authority": authority.file(),
+            }}],
+            "users": [{"name": name, "user": {"token": token}}],
+            "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": name}}],
+        });
+        let kubeconfig = dir.join(format!("{name}.kubeconfig"));
+        std::fs::write(&kubeconfig, serde_json::to_string_pretty(&config)?)?;
+        Ok(Self { token, kubeconfig })
+    }
+}

@@ -1,0 +1,212 @@
+//! Writes an OCI image layout: <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use ring::digest::{Context as Hash, SHA256, digest};
+use serde_json::{Value, json};
+
+const BUSYBOX: &str = "/bin/busybox";
+/// A few of what busybox can be; each is a link.
+const APPLETS: [&str; 6] = ["sh", "ls", "cat", "echo", "sleep", "env"];
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+
+/// A layout being written.
+pub(super) struct Layout<'a> {
+    dir: &'a Path,
+}
+
+/// A layer in the layout.
+pub(super) struct Layer {
+    digest: String,
+    size: u64,
+    /// Of the uncompressed tar.
+    diff_id: String,
+}
+
+/// A manifest or an index in the layout, with all that it leads to.
+pub(super) struct Manifest {
+    media_type: &'static str,
+    pub(super) digest: String,
+    length: usize,
+    pub(super) manifests: Vec<String>,
+    pub(super) blobs: Vec<String>,
+    pub(super) size: u64,
+}
+
+/// Go's names.
+pub(super) struct Platform {
+    pub(super) architecture: &'static str,
+}
+
+impl Platform {
+    /// This machine's.
+    pub(super) fn here() -> Self {
+        let architecture = if std::env::consts::ARCH == "aarch64" { "arm64" } else { "amd64" };
+        Self { architecture }
+    }
+
+    /// Not this machine's.
+    pub(super) fn other() -> Self {
+        let architecture = if std::env::consts::ARCH == "aarch64" { "amd64" } else { "arm64" };
+        Self { architecture }
+    }
+}
+
+impl<'a> Layout<'a> {
+    pub(super) fn new(dir: &'a Path) -> Result<Self> {
+        std::fs::create_dir_all(dir.join("blobs/sha256"))?;
+        std::fs::write(dir.join("oci-layout"), json!({"imageLayoutVersion": "1.0.0"}).to_string())?;
+        Ok(Self { dir })
+    }
+
+    /// A layer with busybox and links to it.
+    pub(super) fn busybox_layer(&self) -> Result<Layer> {
+        self.layer(|root| {
+            let bin = root.join("bin");
+            std::fs::create_dir(&bin)?;
+            std::fs::copy(BUSYBOX, bin.join("busybox"))
+                .with_context(|| format!("no {BUSYBOX}: install busybox-static"))?;
+            for applet in APPLETS {
+                std::os::unix::fs::symlink("busybox", bin.join(applet))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A layer with one file.
+    pub(super) fn file_layer(&self, path: &str, content: &[u8]) -> Result<Layer> {
+        self.layer(|root| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap_or(root))?;
+            Ok(std::fs::write(path, content)?)
+        })
+    }
+
+    /// A layer with one file of bytes that do not compress. They follow from the seed.
+    pub(super) fn random_layer(&self, seed: &str, size: u64) -> Result<Layer> {
+        self.layer(|root| {
+            let mut file = std::io::BufWriter::new(std::fs::File::create(root.join("data"))?);
+            for block in 0..size.div_ceil(32) {
+                file.write_all(digest(&SHA256, format!("{seed}/{block}").as_bytes()).as_ref())?;
+            }
+            Ok(file.flush()?)
+        })
+    }
+
+    fn layer(&self, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Layer> {
+        let scratch = tempfile::tempdir_in(self.dir)?;
+        let (root, tar) = (scratch.path().join("root"), scratch.path().join("layer.tar"));
+        std::fs::create_dir(&root)?;
+        fill(&root)?;
+        // The same bytes whoever makes it, and when.
+        let options =
+            ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=a=rX,u+w"];
+        run(Command::new("tar").args(options).arg("-C").arg(&root).arg("-cf").arg(&tar).arg("."))?;
+        let diff_id = sha256_file(&tar)?;
+        run(Command::new("gzip").args(["-1", "-n"]).arg(&tar))?;
+        let compressed = tar.with_extension("tar.gz");
+        let (digest, size) = (sha256_file(&compressed)?, compressed.metadata()?.len());
+        std::fs::rename(&compressed, blob_file(self.dir, &digest))?;
+        Ok(Layer { digest, size, diff_id })
+    }
+
+    /// Configuration and manifest of an image.
+    pub(super) fn image(&self, platform: &Platform, layers: &[Layer]) -> Result<Manifest> {
+        let config = json!({
+            "architecture": platform.architecture,
+            "os": "linux",
+            "created": "1970-01-01T00:00:00Z",
+            "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]},
+            "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|layer| &layer.diff_id).collect::<Vec<_>>()},
+        });
+        let (config_digest, config_length) = self.write(&config)?;
+        let layer = |layer: &Layer| json!({"mediaType": LAYER, "digest": layer.digest, "size": layer.size});
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"mediaType": CONFIG, "digest": config_digest, "size": config_length},
+            "layers": layers.iter().map(layer).collect::<Vec<_>>(),
+        });
+        let (digest, length) = self.write(&manifest)?;
+        let mut blobs = vec![config_digest];
+        blobs.extend(layers.iter().map(|layer| layer.digest.clone()));
+        let size = layers.iter().map(|layer| layer.size).sum();
+        Ok(Manifest { media_type: MANIFEST, manifests: vec![digest.clone()], digest, length, blobs, size })
+    }
+
+    /// An index. Its size is that of the first image.
+    pub(super) fn index(&self, images: &[(Manifest, Platform)]) -> Result<Manifest> {
+        let entry = |(image, platform): &(Manifest, Platform)| {
+            let mut entry = image.descriptor();
+            entry["platform"] = json!({"architecture": platform.architecture, "os": "linux"});
+            entry
+        };
+        let entries: Vec<_> = images.iter().map(entry).collect();
+        let (digest, length) =
+            self.write(&json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}))?;
+        let mut manifests = vec![digest.clone()];
+        manifests.extend(images.iter().flat_map(|(image, _)| image.manifests.clone()));
+        let mut blobs: Vec<_> = images.iter().flat_map(|(image, _)| image.blobs.clone()).collect();
+        blobs.sort();
+        blobs.dedup();
+        let size = images.first().map_or(0, |(image, _)| image.size);
+        Ok(Manifest { media_type: INDEX, digest, length, manifests, blobs, size })
+    }
+
+    /// Makes `top` what the layout holds.
+    pub(super) fn finish(&self, top: &Manifest) -> Result<()> {
+        let index = json!({"schemaVersion": 2, "manifests": [top.descriptor()]});
+        Ok(std::fs::write(self.dir.join("index.json"), index.to_string())?)
+    }
+
+    fn write(&self, document: &Value) -> Result<(String, usize)> {
+        let text = document.to_string();
+        let digest = sha256(text.as_bytes());
+        std::fs::write(blob_file(self.dir, &digest), &text)?;
+        Ok((digest, text.len()))
+    }
+}
+
+impl Manifest {
+    fn descriptor(&self) -> Value {
+        json!({"mediaType": self.media_type, "digest": self.digest, "size": self.length})
+    }
+}
+
+/// Where a layout has a blob.
+pub(super) fn blob_file(dir: &Path, digest: &str) -> PathBuf {
+    dir.join("blobs").join(digest.replace(':', "/"))
+}
+
+/// `sha256:…`
+pub(super) fn sha256(bytes: &[u8]) -> String {
+    named(digest(&SHA256, bytes).as_ref())
+}
+
+fn sha256_file(path: &Path) -> Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let mut hash = Hash::new(&SHA256);
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(named(hash.finish().as_ref())),
+            length => hash.update(&buffer[..length]),
+        }
+    }
+}
+
+fn named(hash: &[u8]) -> String {
+    hash.iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
+    ensure!(status.success(), "{command:?} ended with {status}");
+    Ok(())
+}

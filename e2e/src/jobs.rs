@@ -1,0 +1,251 @@
+//! Jobs, from their application to their end.
+
+mod builder;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Event;
+use kube::Resource;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::watch_object;
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::status::{ImagePrePullJobStatus, ImageStatus, JobPhase, NodeStatus};
+
+pub use builder::JobBuilder;
+
+use crate::cleanup::eventually;
+use crate::cluster::{Cluster, documents};
+use crate::place::Place;
+
+/// How long a test waits for what it expects, unless it says otherwise: long enough for a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Events are published one after another, beside the status.
+const EVENT_LIMIT: Duration = Duration::from_secs(10);
+/// Whose logs are shown when a job does not get where it should.
+const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
+
+/// A job that was applied.
+#[derive(Clone)]
+pub struct Job {
+    place: Arc<Place>,
+    api: Api<ImagePrePullJob>,
+    name: String,
+    limit: Duration,
+}
+
+impl Cluster {
+    /// A job to be, which [`JobBuilder::apply`] applies.
+    pub fn job(&self, name: &str) -> JobBuilder<'_> {
+        JobBuilder::new(self, name)
+    }
+
+    /// Applies a job as YAML, of whichever version.
+    pub async fn apply_job(&self, yaml: &str) -> Result<Job> {
+        let objects = documents(yaml)?;
+        let name = objects.iter().find(|object| object["kind"] == "ImagePrePullJob");
+        let name = name
+            .and_then(|job| job["metadata"]["name"].as_str())
+            .context("the YAML has no ImagePrePullJob")?;
+        self.apply(yaml).await?;
+        Ok(self.existing_job(name))
+    }
+
+    /// A job that somebody else has applied, or will.
+    pub fn existing_job(&self, name: &str) -> Job {
+        Job {
+            place: Arc::clone(self.place()),
+            api: Api::all(self.client()),
+            name: name.to_owned(),
+            limit: LIMIT,
+        }
+    }
+}
+
+impl Job {
+    pub(crate) async fn create(cluster: &Cluster, job: &ImagePrePullJob) -> Result<Self> {
+        let handle = cluster.existing_job(job.metadata.name.as_deref().unwrap_or_default());
+        let created = handle.api.create(&PostParams::default(), job).await;
+        created.with_context(|| format!("cannot create job {}", handle.name))?;
+        Ok(handle)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits this long instead of a minute.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// The job as the API server has it.
+    pub async fn get(&self) -> Result<ImagePrePullJob> {
+        self.api.get(&self.name).await.with_context(|| format!("cannot get job {}", self.name))
+    }
+
+    /// Its status now. The default one where it has none yet.
+    pub async fn status(&self) -> Result<ImagePrePullJobStatus> {
+        Ok(self.get().await?.status.unwrap_or_default())
+    }
+
+    /// How it stands on one node now.
+    pub async fn node_status(&self, node: &str) -> Result<NodeStatus> {
+        let status = self.status().await?;
+        status
+            .node(node)
+            .cloned()
+            .with_context(|| format!("{} says nothing of {node}: {status:#?}", self.name))
+    }
+
+    /// Waits until it is Completed. Ends at once where it is a Failure.
+    pub async fn completes(&self) -> Result<ImagePrePullJobStatus> {
+        self.reaches(JobPhase::Completed).await
+    }
+
+    /// Waits until it is a Failure. Ends at once where it is Completed.
+    pub async fn fails(&self) -> Result<ImagePrePullJobStatus> {
+        self.reaches(JobPhase::Failure).await
+    }
+
+    /// Waits until it is in that phase. Ends at once where it is in another one that is final.
+    pub async fn reaches(&self, phase: JobPhase) -> Result<ImagePrePullJobStatus> {
+        let is_final = |phase| matches!(phase, JobPhase::Completed | JobPhase::Failure);
+        let there = |status: &ImagePrePullJobStatus| status.phase == phase || is_final(status.phase);
+        let status = self.until(&format!("is {phase:?}"), there).await?;
+        if status.phase != phase {
+            bail!("job {} is {:?}, not {phase:?}\n{}", self.name, status.phase, self.diagnosis(&status));
+        }
+        Ok(status)
+    }
+
+    /// Waits until its status is so. Where that takes too long, the error says what the status is and ends with
+    /// the logs.
+    pub async fn until(
+        &self,
+        what: &str,
+        so: impl Fn(&ImagePrePullJobStatus) -> bool,
+    ) -> Result<ImagePrePullJobStatus> {
+        let mut last = ImagePrePullJobStatus::default();
+        let found = tokio::time::timeout(
+            self.limit,
+            self.watch(|status| {
+                last = status;
+                so(&last)
+            }),
+        );
+        match found.await {
+            Ok(Ok(())) => Ok(last),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                bail!("job {}: not «{what}» within {:?}\n{}", self.name, self.limit, self.diagnosis(&last))
+            }
+        }
+    }
+
+    /// Shows each status, the present one first, until `enough` says so. A restart of the API server is no end.
+    pub async fn watch(&self, mut enough: impl FnMut(ImagePrePullJobStatus) -> bool) -> Result<()> {
+        let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
+        while let Some(change) = changes.next().await {
+            // An error is followed by another try.
+            let Ok(Some(job)) = change else { continue };
+            if enough(job.status.unwrap_or_default()) {
+                return Ok(());
+            }
+        }
+        bail!("the watch of job {} ended", self.name)
+    }
+
+    /// Waits until there is such a job.
+    pub async fn exists(&self) -> Result<()> {
+        let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
+        let there = async { while !matches!(changes.next().await, Some(Ok(Some(_))) | None) {} };
+        tokio::time::timeout(self.limit, there)
+            .await
+            .with_context(|| format!("job {} is not there", self.name))
+    }
+
+    /// Waits until there is no such job.
+    pub async fn is_gone(&self) -> Result<()> {
+        let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
+        let gone = async { while !matches!(changes.next().await, Some(Ok(None)) | None) {} };
+        tokio::time::timeout(self.limit, gone)
+            .await
+            .with_context(|| format!("job {} is still there", self.name))
+    }
+
+    /// Changes it: a JSON merge patch, `{"spec": …}`.
+    pub async fn patch(&self, patch: serde_json::Value) -> Result<ImagePrePullJob> {
+        Ok(self.api.patch(&self.name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    /// Deletes it.
+    pub async fn delete(&self) -> Result<()> {
+        self.api.delete(&self.name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// The events on it so far: type, reason, message.
+    pub async fn events(&self) -> Result<Vec<(String, String, String)>> {
+        let api: Api<Event> = Api::namespaced(self.api.clone().into_client(), "default");
+        let fields = format!("involvedObject.uid={}", self.uid().await?);
+        let mut events = api.list(&ListParams::default().fields(&fields)).await?.items;
+        events.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name)); // their names end in the time
+        let text = Option::unwrap_or_default;
+        Ok(events.into_iter().map(|e| (text(e.type_), text(e.reason), text(e.message))).collect())
+    }
+
+    /// Waits for an event with that reason, and returns its type and message. Events follow the status.
+    pub async fn event(&self, reason: &str) -> Result<(String, String)> {
+        eventually(&format!("event {reason} on job {}", self.name), EVENT_LIMIT, async || {
+            let events = self.events().await?;
+            let found = events.iter().find(|(_, found, _)| found == reason);
+            let (kind, _, message) = found.with_context(|| format!("there are {events:?}"))?;
+            Ok((kind.clone(), message.clone()))
+        })
+        .await
+    }
+
+    /// What the API server knows it by.
+    pub async fn uid(&self) -> Result<String> {
+        Ok(self.get().await?.meta().uid.clone().unwrap_or_default())
+    }
+
+    fn diagnosis(&self, status: &ImagePrePullJobStatus) -> String {
+        let status = serde_saphyr::to_string(status).unwrap_or_else(|error| error.to_string());
+        format!("--- status:\n{status}\n{}", self.place.log_tails(&LOGS))
+    }
+}
+
+/// Short ways to what a test looks at.
+pub trait StatusExt {
+    /// How it stands on one node.
+    fn node(&self, name: &str) -> Option<&NodeStatus>;
+    /// How one image fared on one node, by the name that the job has for it.
+    fn image(&self, node: &str, image: &str) -> Option<&ImageStatus>;
+    /// Why a node was left out.
+    fn skipped(&self, node: &str) -> Option<&str>;
+}
+
+impl StatusExt for ImagePrePullJobStatus {
+    fn node(&self, name: &str) -> Option<&NodeStatus> {
+        self.node_status.iter().find(|node| node.node_name == name)
+    }
+
+    fn image(&self, node: &str, image: &str) -> Option<&ImageStatus> {
+        self.node(node)?.image_status.iter().find(|status| status.image == image)
+    }
+
+    fn skipped(&self, node: &str) -> Option<&str> {
+        self.skipped_nodes
+            .iter()
+            .find(|skipped| skipped.node_name == node)
+            .map(|skipped| skipped.reason.as_str())
+    }
+}

@@ -1,0 +1,79 @@
+//! Where the real parts are.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// What e2e/setup builds; a release of kube-apiserver more or less does not matter to the tests.
+const APISERVER_CACHE: &str = "kube-apiserver-v1.20.2-2";
+
+/// The root of the workspace.
+pub fn workspace() -> &'static Path {
+    // This crate is a directory of the workspace.
+    let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    crate_dir.parent().unwrap_or(crate_dir)
+}
+
+/// The scripts, e2e/setup.
+pub fn setup_dir() -> PathBuf {
+    workspace().join("e2e/setup")
+}
+
+/// Cargo's target directory.
+pub fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+/// `${XDG_CACHE_HOME:-~/.cache}/prepull-e2e`.
+pub fn cache_dir() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_else(|| "/root".into())).join(".cache");
+    cache.unwrap_or_else(home).join("prepull-e2e")
+}
+
+/// kube-apiserver: from `PREPULL_APISERVER_DIR`, or from the cache that `make setup` fills.
+pub fn kube_apiserver() -> Result<PathBuf> {
+    let dir = std::env::var_os("PREPULL_APISERVER_DIR")
+        .map_or_else(|| cache_dir().join(APISERVER_CACHE), PathBuf::from);
+    let path = dir.join("kube-apiserver");
+    if !path.exists() {
+        bail!("no kube-apiserver at {}: run `make setup`, or set PREPULL_APISERVER_DIR", path.display());
+    }
+    Ok(path)
+}
+
+/// etcd: beside kube-apiserver (as envtest has it), or in PATH.
+pub fn etcd() -> Result<PathBuf> {
+    let beside = kube_apiserver()?.with_file_name("etcd");
+    Ok(if beside.exists() { beside } else { PathBuf::from("etcd") })
+}
+
+/// kubectl: beside kube-apiserver, or in PATH.
+pub fn kubectl() -> PathBuf {
+    let beside = kube_apiserver().map(|path| path.with_file_name("kubectl"));
+    beside.ok().filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("kubectl"))
+}
+
+/// One of our two programs: from `PREPULL_BIN_DIR`, or from target/debug.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let dir = std::env::var_os("PREPULL_BIN_DIR").map_or_else(|| target_dir().join("debug"), PathBuf::from);
+    let path = dir.join(name);
+    if !path.exists() {
+        bail!("no {name} at {}: build it (cargo build -p {name}), or set PREPULL_BIN_DIR", path.display());
+    }
+    Ok(path)
+}
+
+/// Runs a helper program to its end, and returns what it printed; its errors are the error.
+pub async fn output(command: Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut command = tokio::process::Command::from(command);
+    let output = command.kill_on_drop(true).stdin(std::process::Stdio::null()).output().await;
+    let output = output.with_context(|| format!("cannot start {name}"))?;
+    if !output.status.success() {
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        bail!("{name} ended with {}: {}{}", output.status, out.trim(), err.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,153 @@
+//! One HTTP/1.1 request a connection, so that requests and answers can be told apart without parsing bodies: both
+//! sides are told to close, and the answer ends with the connection.
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{Record, Shared, lock, relay};
+
+/// Of a request's or an answer's head. Go's own limit is 1 MiB; tokens of some KiB are the longest that we see.
+const MAX_HEAD: usize = 64 * 1024;
+
+pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()> {
+    let Some((head, body)) = read_head(&mut client).await? else { return Ok(()) };
+    let mut record = parse(&head)?;
+    let fault = shared.next_fault(&record.path);
+    (record.injected, record.status) = (fault.is_some(), fault.unwrap_or(0));
+    let number = {
+        let mut records = lock(&shared.records);
+        records.push(record);
+        records.len() - 1
+    };
+    if let Some(status) = fault {
+        return answer(&mut client, status, shared).await;
+    }
+
+    let mut server = TcpStream::connect(shared.target).await?;
+    server.write_all(closing(&head).as_bytes()).await?;
+    server.write_all(&body).await?;
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let up = async {
+        // The rest of a request's body. A client that has nothing more to send keeps its side open.
+        let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
+        std::future::pending::<()>().await;
+    };
+    let down = async {
+        let (head, start) =
+            read_head(&mut from_server).await?.context("the server closed without an answer")?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        lock(&shared.records)[number].status = status;
+        let count = |bytes: usize| lock(&shared.records)[number].bytes += bytes as u64;
+        relay::send_down(&mut to_client, closing(&head).as_bytes(), shared).await?;
+        if !start.is_empty() {
+            relay::send_down(&mut to_client, &start, shared).await?;
+            count(start.len());
+        }
+        relay::down(&mut from_server, &mut to_client, shared, count).await?;
+        anyhow::Ok(to_client.shutdown().await?)
+    };
+    tokio::select! {
+        () = up => Ok(()),
+        result = down => result,
+    }
+}
+
+/// A head with its blank line, and what came behind it. None where the connection was closed without a word.
+async fn read_head(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Option<(String, Vec<u8>)>> {
+    const END: &[u8] = b"\r\n\r\n";
+    let mut bytes = Vec::new();
+    loop {
+        if let Some(end) = bytes.windows(END.len()).position(|window| window == END) {
+            let rest = bytes.split_off(end + END.len());
+            return Ok(Some((String::from_utf8_lossy(&bytes).into_owned(), rest)));
+        }
+        if bytes.len() > MAX_HEAD {
+            bail!("a head of more than {MAX_HEAD} bytes");
+        }
+        if stream.read_buf(&mut bytes).await? == 0 {
+            return if bytes.is_empty() { Ok(None) } else { bail!("half a head") };
+        }
+    }
+}
+
+fn parse(head: &str) -> Result<Record> {
+    let mut lines = head.lines();
+    let mut request = lines.next().unwrap_or_default().split(' ');
+    let (Some(method), Some(target)) = (request.next(), request.next()) else { bail!("no request line") };
+    let mut record = Record {
+        method: method.to_owned(),
+        path: target.split('?').next().unwrap_or_default().to_owned(),
+        ..Record::default()
+    };
+    for (name, value) in lines.filter_map(|line| line.split_once(':')) {
+        match name.to_ascii_lowercase().as_str() {
+            "range" => record.range = Some(value.trim().to_owned()),
+            "authorization" => record.authorized = true,
+            _ => {}
+        }
+    }
+    Ok(record)
+}
+
+/// The head, with `Connection: close` in place of whatever it said.
+fn closing(head: &str) -> String {
+    let mut lines = head.trim_end().split("\r\n");
+    let first = lines.next().unwrap_or_default();
+    let kept = lines.filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
+    let headers: Vec<_> = std::iter::once(first).chain(kept).chain(["Connection: close", "", ""]).collect();
+    headers.join("\r\n")
+}
+
+/// An error in the registry's own form.
+async fn answer(client: &mut TcpStream, status: u16, shared: &Shared) -> Result<()> {
+    let body = r#"{"errors":[{"code":"UNKNOWN","message":"injected by the test"}]}"#;
+    let reason =
+        http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("-");
+    let text = format!(
+        "HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len(),
+    );
+    relay::send_down(client, text.as_bytes(), shared).await?;
+    Ok(client.shutdown().await?)
+}
+
+impl Shared {
+    /// The status to answer with, if the next request on this path is to fail.
+    fn next_fault(&self, path: &str) -> Option<u16> {
+        let mut faults = lock(&self.faults);
+        faults.retain(|fault| fault.times > 0);
+        let fault = faults.iter_mut().find(|fault| path.contains(&fault.on))?;
+        fault.times -= 1;
+        Some(fault.status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const REQUEST: &str = "GET /v2/a/blobs/sha256:00?ns=r.io HTTP/1.1\r\nHost: r\r\nconnection: keep-alive\r\nRange: bytes=5-\r\nAuthorization: Basic x\r\n\r\n";
+
+    #[test]
+    fn a_request_is_recorded_without_its_credential() {
+        let record = parse(REQUEST).unwrap();
+        let expected = Record {
+            method: "GET".to_owned(),
+            path: "/v2/a/blobs/sha256:00".to_owned(),
+            range: Some("bytes=5-".to_owned()),
+            authorized: true,
+            ..Record::default()
+        };
+        assert_eq!(record, expected);
+    }
+
+    #[test]
+    fn both_sides_are_told_to_close() {
+        let head = closing(REQUEST);
+        assert!(head.ends_with("Authorization: Basic x\r\nConnection: close\r\n\r\n"), "{head}");
+        assert_eq!(head.to_lowercase().matches("connection:").count(), 1);
+    }
+}

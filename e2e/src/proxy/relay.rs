@@ -1,0 +1,118 @@
+//! Carries bytes, as the link lets them.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{Shared, lock};
+
+/// Read at once, at most.
+const PIECE: usize = 16 * 1024;
+/// Pieces a second on a throttled link: small ones, so that it is slow and not jerky.
+const PIECES_PER_SECOND: u64 = 20;
+
+/// Until both sides have nothing more to say, or one of them is gone.
+pub(super) async fn both_ways(client: TcpStream, server: TcpStream, shared: &Shared) -> Result<()> {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let up = async {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let length = from_client.read(&mut buffer).await?;
+            if length == 0 {
+                return anyhow::Ok(to_server.shutdown().await?);
+            }
+            shared.pass().await?;
+            to_server.write_all(&buffer[..length]).await?;
+        }
+    };
+    let down = async {
+        down(&mut from_server, &mut to_client, shared, |_| {}).await?;
+        anyhow::Ok(to_client.shutdown().await?)
+    };
+    tokio::try_join!(up, down).map(drop)
+}
+
+/// From the server to the client, until the server ends. `count` is told of each piece.
+pub(super) async fn down(
+    server: &mut (impl AsyncRead + Unpin),
+    client: &mut (impl AsyncWrite + Unpin),
+    shared: &Shared,
+    mut count: impl FnMut(usize),
+) -> Result<()> {
+    let mut buffer = vec![0; PIECE];
+    loop {
+        let rate = shared.link.borrow().rate;
+        let piece = rate
+            .map_or(PIECE, |rate| usize::try_from(rate / PIECES_PER_SECOND).unwrap_or(PIECE).clamp(1, PIECE));
+        let length = server.read(&mut buffer[..piece]).await?;
+        if length == 0 {
+            return Ok(());
+        }
+        send_down(client, &buffer[..length], shared).await?;
+        count(length);
+    }
+}
+
+/// One piece to the client.
+pub(super) async fn send_down(
+    client: &mut (impl AsyncWrite + Unpin),
+    piece: &[u8],
+    shared: &Shared,
+) -> Result<()> {
+    shared.pass().await?;
+    shared.wait_for_room(piece.len() as u64).await;
+    let allowed = shared.until_cut(piece.len());
+    client.write_all(&piece[..allowed]).await?;
+    shared.bytes.fetch_add(allowed as u64, Ordering::SeqCst);
+    if allowed < piece.len() {
+        client.flush().await?;
+        bail!("cut, as asked");
+    }
+    Ok(())
+}
+
+impl Shared {
+    /// Returns when the link carries something.
+    async fn pass(&self) -> Result<()> {
+        let mut link = self.link.subscribe();
+        link.wait_for(|link| !link.frozen).await?;
+        let delay = link.borrow().delay;
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+            link.wait_for(|link| !link.frozen).await?;
+        }
+        Ok(())
+    }
+
+    /// One link for all connections: each waits for those before it.
+    async fn wait_for_room(&self, bytes: u64) {
+        let Some(rate) = self.link.borrow().rate else { return };
+        let until = {
+            let mut free_at = lock(&self.free_at);
+            let from = (*free_at).max(tokio::time::Instant::now());
+            *free_at = from + Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / rate);
+            *free_at
+        };
+        tokio::time::sleep_until(until).await;
+    }
+
+    /// How many of the next bytes may go before the cut that was asked for.
+    fn until_cut(&self, bytes: usize) -> usize {
+        let mut cut_after = lock(&self.cut_after);
+        match *cut_after {
+            Some(left) if left < bytes => {
+                *cut_after = None;
+                left
+            }
+            Some(left) => {
+                *cut_after = Some(left - bytes);
+                bytes
+            }
+            None => bytes,
+        }
+    }
+}

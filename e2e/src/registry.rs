@@ -1,0 +1,299 @@
+//! Private registries: docker-registry, one process each, on loopback.
+
+mod access_log;
+mod storage;
+mod token_server;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use serde_json::{Value, json};
+
+pub use access_log::{Request, Requests};
+pub use token_server::{Grant, TokenServer};
+
+use crate::certs::Authority;
+use crate::cleanup::{Child, eventually};
+use crate::images::Image;
+use crate::parts;
+use crate::place::Place;
+use crate::ports::Port;
+use crate::proxy::Proxy;
+
+/// It takes a fraction of a second.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// A registry, with its storage, its users and the log of its requests.
+pub struct Registry {
+    place: Arc<Place>,
+    /// As references name it.
+    host: String,
+    port: Port,
+    dir: PathBuf,
+    users: Vec<(String, String)>,
+    ca: Option<PathBuf>,
+    process: Option<Child>,
+}
+
+/// A registry to be; `.await` starts it.
+#[derive(Default)]
+pub struct Start {
+    name: Option<String>,
+    users: Vec<(String, String)>,
+    authority: Option<(PathBuf, PathBuf, PathBuf)>,
+    tokens: Option<Value>,
+    error: Option<anyhow::Error>,
+}
+
+impl Registry {
+    /// Plain HTTP and open to everybody, until told otherwise: `Registry::start().user("alice", "…").await?`.
+    pub fn start() -> Start {
+        Start::default()
+    }
+
+    /// The host of its references: `127.0.0.1:<port>`, or its name.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.port.addr()
+    }
+
+    /// A reference to an image of it: `image("team/app:v1")`.
+    pub fn image(&self, path: &str) -> String {
+        format!("{}/{path}", self.host)
+    }
+
+    /// Host, user and password, as [`crate::cluster::Cluster::registry_secret`] takes them.
+    pub fn login(&self, user: &str) -> Result<(&str, &str, &str)> {
+        let found = self.users.iter().find(|(name, _)| name == user);
+        let (user, password) = found.with_context(|| format!("{} has no user {user}", self.host))?;
+        Ok((&self.host, user, password))
+    }
+
+    /// Puts an image in under a name such as `team/app:v1`, and returns its reference with the host. It is put
+    /// where the registry itself would have stored it, which takes a millisecond; [`Self::push`] is the long way.
+    pub fn seed(&self, image: &Image, path: &str) -> Result<String> {
+        storage::seed(&self.dir.join("storage"), image, path)?;
+        Ok(self.image(path))
+    }
+
+    /// Pushes an image as a user, with skopeo, and returns its reference with the host.
+    pub async fn push(&self, image: &Image, path: &str, user: &str) -> Result<String> {
+        let (_, user, password) = self.login(user)?;
+        let auth = STANDARD.encode(format!("{user}:{password}"));
+        let auth_file = self.dir.join(format!("{user}.json"));
+        let addr = self.addr().to_string();
+        std::fs::write(&auth_file, json!({"auths": {addr.as_str(): {"auth": auth}}}).to_string())?;
+        let mut command = Command::new("skopeo");
+        command.args([
+            "--insecure-policy",
+            "copy",
+            "--quiet",
+            "--all",
+            "--preserve-digests",
+            "--dest-authfile",
+        ]);
+        command.arg(auth_file);
+        match &self.ca {
+            Some(ca) => command.arg("--dest-cert-dir").arg(ca.parent().unwrap_or(ca)),
+            None => command.arg("--dest-tls-verify=false"),
+        };
+        command.arg(format!("oci:{}", image.dir().display())).arg(format!("docker://{addr}/{path}"));
+        parts::output(command).await.with_context(|| format!("cannot push {path} to {}", self.host))?;
+        Ok(self.image(path))
+    }
+
+    /// Every request so far, in the order of their answers.
+    pub fn requests(&self) -> Requests {
+        access_log::parse(
+            &std::fs::read_to_string(self.place.log_file(&log_name(&self.host))).unwrap_or_default(),
+        )
+    }
+
+    /// Containerds of this test reach it through the proxy from now on, under its own name.
+    pub fn route_through(&self, proxy: &Proxy) -> Result<()> {
+        write_hosts(&self.place.registry_hosts(), &self.host, proxy.addr(), self.ca.as_deref())
+    }
+
+    /// As [`Self::route_through`], for one containerd.
+    pub fn route_node_through(&self, containerd: &crate::node::Containerd, proxy: &Proxy) -> Result<()> {
+        write_hosts(&containerd.own_registry_hosts(), &self.host, proxy.addr(), self.ca.as_deref())
+    }
+
+    /// Containerds of this test reach it directly again.
+    pub fn route_directly(&self) -> Result<()> {
+        write_hosts(&self.place.registry_hosts(), &self.host, self.addr(), self.ca.as_deref())
+    }
+
+    /// SIGKILL: connections to it are refused from now on.
+    pub fn stop(&mut self) -> Result<()> {
+        self.process.take().map_or(Ok(()), |mut process| process.kill9())
+    }
+
+    /// Starts it again, on the same port and with the same storage.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.stop()?;
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(self.dir.join("config.json"));
+        let mut process = Child::spawn(&self.place, &log_name(&self.host), command)?;
+        let addr = self.addr();
+        let listens = async || Ok(tokio::net::TcpStream::connect(addr).await.map(drop)?);
+        if let Err(error) = eventually(&format!("registry {} listens", self.host), START_LIMIT, listens).await
+        {
+            process.check_running()?;
+            return Err(error);
+        }
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// SIGSTOP: it accepts connections and answers nothing.
+    pub fn pause(&self) -> Result<()> {
+        self.running()?.stop()
+    }
+
+    /// It goes on.
+    pub fn resume(&self) -> Result<()> {
+        self.running()?.cont()
+    }
+
+    fn running(&self) -> Result<&Child> {
+        self.process.as_ref().with_context(|| format!("registry {} is stopped", self.host))
+    }
+}
+
+impl Start {
+    /// References name it so (`harbor.example`) instead of by address and port. The containerds of this test know
+    /// where it is; nothing else does.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    /// Only for users; this is one of them.
+    #[must_use]
+    pub fn user(mut self, name: &str, password: &str) -> Self {
+        self.users.push((name.to_owned(), password.to_owned()));
+        self
+    }
+
+    /// Only for bearer tokens of this server, instead of users and passwords.
+    #[must_use]
+    pub fn tokens_of(mut self, server: &TokenServer) -> Self {
+        self.tokens = Some(server.registry_auth());
+        self
+    }
+
+    /// With TLS, and a certificate of this authority, which the containerds of this test trust for it.
+    #[must_use]
+    pub fn tls(mut self, authority: &Authority) -> Self {
+        let name = self.name.clone();
+        let made = authority.place().new_dir("tls").and_then(|dir| {
+            // Alone in a directory, with the name that skopeo expects: it takes every file there.
+            let ca = dir.join("ca.crt");
+            std::fs::write(&ca, authority.pem())?;
+            let names: Vec<_> = name.as_deref().into_iter().collect();
+            let (cert, key) = authority.server(&authority.place().new_dir("tls-key")?, &names)?;
+            Ok((ca, cert, key))
+        });
+        match made {
+            Ok(files) => self.authority = Some(files),
+            Err(error) => self.error = Some(error),
+        }
+        self
+    }
+
+    async fn start(self) -> Result<Registry> {
+        let Self { name, users, authority, tokens, error } = self;
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let place = Place::here()?;
+        let port = Port::reserve()?;
+        let dir = place.new_dir("registry")?;
+        let host = name.unwrap_or_else(|| port.addr().to_string());
+        let mut config = json!({
+            "version": "0.1",
+            // Only at this level it says who the user is.
+            "log": {"level": "debug", "formatter": "json"},
+            "storage": {
+                "filesystem": {"rootdirectory": dir.join("storage")},
+                "delete": {"enabled": true},
+                "cache": {"blobdescriptor": "inmemory"},
+            },
+            "http": {"addr": port.addr().to_string(), "secret": "of one process, so of no use to anybody"},
+        });
+        if !users.is_empty() {
+            let file = dir.join("htpasswd");
+            std::fs::write(&file, htpasswd(&users).await?)?;
+            config["auth"] = json!({"htpasswd": {"realm": "e2e", "path": file}});
+        }
+        if let Some(tokens) = tokens {
+            config["auth"] = tokens;
+        }
+        if let Some((_, certificate, key)) = &authority {
+            config["http"]["tls"] = json!({"certificate": certificate, "key": key});
+        }
+        // YAML, of which JSON is a part.
+        std::fs::write(dir.join("config.json"), config.to_string())?;
+        let ca = authority.map(|(ca, _, _)| ca);
+        let mut registry = Registry { place, host, port, dir, users, ca, process: None };
+        registry.route_directly()?;
+        registry.restart().await?;
+        Ok(registry)
+    }
+}
+
+impl IntoFuture for Start {
+    type Output = Result<Registry>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.start().boxed()
+    }
+}
+
+async fn htpasswd(users: &[(String, String)]) -> Result<String> {
+    let mut text = String::new();
+    for (user, password) in users {
+        let mut command = Command::new("htpasswd");
+        // -C 4: the cheapest bcrypt. The registry computes it for every request.
+        command.args(["-Bbn", "-C", "4", user, password]);
+        text += parts::output(command).await.context("htpasswd (package apache2-utils)")?.trim();
+        text.push('\n');
+    }
+    ensure!(!text.trim().is_empty(), "htpasswd printed nothing");
+    Ok(text)
+}
+
+/// Tells containerd where a registry is. No host in `[host]`: containerd tries each of them and then the
+/// server, and so would ask twice.
+fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> Result<()> {
+    let dir = dir.join(host);
+    std::fs::create_dir_all(&dir)?;
+    let scheme = if ca.is_some() { "https" } else { "http" };
+    let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
+    // containerd 1.6 ignores a file without [host].
+    let text =
+        format!("server = \"{scheme}://{addr}\"\ncapabilities = [\"pull\", \"resolve\"]\n{ca}[host]\n");
+    // In one step: a containerd may read it at any moment.
+    let scratch = dir.join("hosts.toml.new");
+    std::fs::write(&scratch, text)?;
+    Ok(std::fs::rename(scratch, dir.join("hosts.toml"))?)
+}
+
+fn log_name(host: &str) -> String {
+    format!("registry-{}", host.replace(':', "-"))
+}

@@ -1,0 +1,39 @@
+//! Puts an image into the storage of a docker-registry, as the registry lays it out:
+//! <https://github.com/distribution/distribution/blob/v2.8.2/registry/storage/paths.go>.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::images::Image;
+
+/// `path` is a repository and a tag.
+pub(super) fn seed(storage: &Path, image: &Image, path: &str) -> Result<()> {
+    let (repository, tag) = path.rsplit_once(':').with_context(|| format!("{path} has no tag"))?;
+    let root = storage.join("docker/registry/v2");
+    let repository = root.join("repositories").join(repository);
+    for digest in image.manifests().iter().chain(image.blobs()) {
+        let hex = digest.trim_start_matches("sha256:");
+        let dir = root.join("blobs/sha256").join(&hex[..2]).join(hex);
+        std::fs::create_dir_all(&dir)?;
+        let (from, to) = (image.blob_file(digest), dir.join("data"));
+        if !to.exists() {
+            // A link, where the cache is on the same file system: the registry never writes to a blob again.
+            std::fs::hard_link(&from, &to).or_else(|_| std::fs::copy(&from, &to).map(drop))?;
+        }
+    }
+    for digest in image.blobs() {
+        link(&repository.join("_layers").join(digest.replace(':', "/")), digest)?;
+    }
+    for digest in image.manifests() {
+        link(&repository.join("_manifests/revisions").join(digest.replace(':', "/")), digest)?;
+    }
+    let tag = repository.join("_manifests/tags").join(tag);
+    link(&tag.join("index").join(image.digest().replace(':', "/")), image.digest())?;
+    link(&tag.join("current"), image.digest())
+}
+
+fn link(dir: &Path, digest: &str) -> Result<()> {
+    std::fs::create_dir_all(dir)?;
+    Ok(std::fs::write(dir.join("link"), digest)?)
+}

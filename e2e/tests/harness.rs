@@ -1,0 +1,231 @@
+//! What the harness itself promises, on real parts. Where one of these fails, look here first: every other test
+//! stands on them.
+
+#![allow(clippy::expect_used, clippy::print_stdout)]
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::api::{Api, ListParams, PostParams};
+use prepull_e2e::cleanup::{Child, reaper};
+use prepull_e2e::prelude::*;
+use prepull_e2e::proxy::Record;
+
+#[tokio::test]
+async fn a_cluster_keeps_its_data_over_a_restart() -> Result<()> {
+    let cluster = Cluster::start_empty().await?;
+    cluster.node("edge-1").edge().ready().label("region", "hangzhou").create().await?;
+    cluster.node("cloud-1").create().await?;
+    let before = cluster.kubectl(&["get", "nodes", "--no-headers", "-L", "region"]).await?;
+    let rows: Vec<Vec<_>> = before.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0][..3], ["cloud-1", "NotReady", "<none>"], "{before}");
+    assert_eq!(
+        (rows[1][..3].to_vec(), rows[1].last()),
+        (vec!["edge-1", "Ready", "edge"], Some(&"hangzhou")),
+        "{before}"
+    );
+
+    cluster.stop_api()?;
+    let nodes: Api<Node> = Api::all(cluster.client());
+    ensure!(
+        nodes.list(&ListParams::default()).await.is_err(),
+        "the API server answers although it was stopped"
+    );
+    cluster.start_api().await?;
+    assert_eq!(nodes.list(&ListParams::default()).await?.items.len(), 2);
+
+    cluster.pause_api()?;
+    let hung = tokio::time::timeout(Duration::from_millis(500), nodes.list(&ListParams::default())).await;
+    ensure!(hung.is_err(), "the API server answers although it was paused");
+    cluster.resume_api()?;
+    assert_eq!(nodes.list(&ListParams::default()).await?.items.len(), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_cluster_refuses_what_the_role_of_cloudcore_lacks() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloudcore = cluster.cloudcore_client().await?;
+    Api::<Node>::all(cloudcore.clone())
+        .list(&ListParams::default())
+        .await
+        .context("cloudcore may list nodes")?;
+    let config_maps: Api<ConfigMap> = Api::namespaced(cloudcore, "kube-system");
+    match config_maps.create(&PostParams::default(), &ConfigMap::default()).await {
+        Err(kube::Error::Api(status)) if status.code == 403 => {}
+        other => {
+            bail!("cloudcore may write ConfigMaps in kube-system, or something else happened: {other:?}")
+        }
+    }
+    // The CRDs are there, with the names of KubeEdge.
+    assert_eq!(cluster.kubectl(&["get", "ippj", "--no-headers"]).await?, "");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_registry_lets_in_who_has_the_password() -> Result<()> {
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let containerd = Containerd::start("edge-1").await?;
+    let image = Image::small("one")?;
+    let reference = registry.seed(&image, "team/app:v1")?;
+
+    ensure!(containerd.pull(&reference, None).await.is_err(), "pulled as nobody");
+    let wrong = containerd.pull(&reference, Some(("alice", &password("bob")))).await;
+    let message = format!("{:#}", wrong.expect_err("a wrong password serves"));
+    ensure!(message.contains("401"), "the reason is not the registry's: {message}");
+    assert!(containerd.images().await?.is_empty());
+
+    containerd.pull(&reference, Some(("alice", &password("alice")))).await?;
+    let there: Vec<_> = containerd.images().await?.into_iter().collect();
+    assert_eq!(there, [(reference.clone(), image.digest().to_owned())]);
+
+    let requests = registry.requests();
+    ensure!(requests.0.iter().any(|request| request.status == 401), "no refusal in {requests:?}");
+    let fetches = requests.blob_fetches();
+    assert_eq!(fetches.len(), image.blobs().len(), "{requests:?}");
+    assert!(fetches.0.iter().all(|fetch| fetch.user == "alice"), "{fetches:?}");
+    ensure!(fetches.bytes() > image.size(), "layers and configuration: {fetches:?}");
+
+    containerd.remove_image(&reference).await?;
+    ensure!(!containerd.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_registry_with_tls_and_a_name_is_pushed_to_and_pulled_from() -> Result<()> {
+    let authority = Authority::new("a CA of its own")?;
+    let registry =
+        Registry::start().named("harbor.example").user("bob", &password("bob")).tls(&authority).await?;
+    let image = Image::multi_arch("app")?;
+    // With skopeo, through the API: the registry agrees that the image is what its digests say.
+    let reference = registry.push(&image, "team/app:v1", "bob").await?;
+    assert_eq!(reference, "harbor.example/team/app:v1");
+    let containerd = Containerd::start("edge-1").await?;
+    containerd.pull(&reference, Some(("bob", &password("bob")))).await?;
+    assert_eq!(containerd.images().await?.get(&reference).map(String::as_str), Some(image.digest()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn parts_come_back_where_they_were() -> Result<()> {
+    let mut registry = Registry::start().await?;
+    let mut containerd = Containerd::start("edge-1").await?;
+    let first = registry.seed(&Image::small("one")?, "team/one:v1")?;
+    let second = registry.seed(&Image::small("two")?, "team/two:v1")?;
+    containerd.pull(&first, None).await?;
+
+    registry.stop()?;
+    ensure!(containerd.pull(&second, None).await.is_err(), "the registry was stopped");
+    registry.restart().await?;
+    containerd.restart().await?;
+    ensure!(containerd.has_image(&first).await?, "containerd forgot {first}");
+    containerd.pull(&second, None).await
+}
+
+#[tokio::test]
+async fn a_proxy_cuts_and_injects_and_records() -> Result<()> {
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let proxy = Proxy::http(registry.addr())?;
+    registry.route_through(&proxy)?;
+    let containerd = Containerd::start("edge-1").await?;
+    let login = Some(("alice", "s3cr3t-canary-alice"));
+    let image = Image::of_layers("cut", &[3 * MIB])?;
+    let reference = registry.seed(&image, "team/cut:v1")?;
+
+    proxy.fail_next_on("/manifests/", 1, 500);
+    let error = containerd.pull(&reference, login).await.expect_err("the proxy answers 500");
+    ensure!(format!("{error:#}").contains("500"), "{error:#}");
+
+    proxy.refuse();
+    ensure!(containerd.pull(&reference, login).await.is_err(), "the proxy refuses");
+    proxy.accept()?;
+
+    // Within the layer. containerd itself goes on where it was, with a Range.
+    proxy.cut_after(1024 * 1024);
+    containerd.pull(&reference, login).await?;
+    let records = proxy.records();
+    ensure!(records.iter().any(|record| record.injected && record.status == 500), "{records:#?}");
+    let layer = image.blobs().last().context("no layer")?;
+    let of_layer: Vec<&Record> =
+        records.iter().filter(|record| record.path.ends_with(layer.as_str())).collect();
+    let (cut, resumed) = (of_layer.first().context("no request")?, of_layer.last().context("no request")?);
+    ensure!(cut.range.is_none() && cut.bytes < MIB && cut.authorized, "{of_layer:#?}");
+    ensure!(resumed.range.is_some() && resumed.status == 206, "{of_layer:#?}");
+    ensure!(resumed.bytes < image.size(), "fetched again what was there: {of_layer:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_proxy_slows_and_freezes() -> Result<()> {
+    let registry = Registry::start().await?;
+    let proxy = Proxy::tcp(registry.addr())?;
+    registry.route_through(&proxy)?;
+    let containerd = Containerd::start("edge-1").await?;
+    let reference = registry.seed(&Image::of_layers("slow", &[MIB])?, "team/slow:v1")?;
+
+    proxy.freeze();
+    let frozen = tokio::time::timeout(Duration::from_millis(700), containerd.pull(&reference, None)).await;
+    ensure!(frozen.is_err(), "something came through: {frozen:?}");
+    proxy.thaw();
+    proxy.throttle(Some(MIB));
+    let began = Instant::now();
+    containerd.pull(&reference, None).await?;
+    let took = began.elapsed();
+    ensure!(took > Duration::from_millis(700), "1 MiB at 1 MiB/s took {took:?}");
+    ensure!(proxy.connections() > 0 && proxy.bytes() > MIB);
+    Ok(())
+}
+
+/// The part of the next test that is killed: starts what a test starts, says what, and hangs.
+#[tokio::test]
+#[ignore = "run by sigkill_leaves_nothing_behind"]
+async fn victim() -> Result<()> {
+    let registry = Registry::start().await?;
+    let containerd = Containerd::start("victim").await?;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "sleep 1000 & sleep 1000"]);
+    let shell = Child::spawn(&*Place::here()?, "shell", shell)?;
+    println!("READY {} {} {}", Place::here()?.dir().display(), shell.pid(), reaper::pid()?);
+    std::future::pending::<()>().await;
+    drop((registry, containerd));
+    Ok(())
+}
+
+#[tokio::test]
+async fn sigkill_leaves_nothing_behind() -> Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["victim", "--exact", "--ignored", "--nocapture"]);
+    let mut victim = Child::spawn(&*Place::here()?, "victim", command)?;
+    let said = prepull_e2e::cleanup::eventually("the victim is ready", Duration::from_secs(30), async || {
+        let log = victim.log();
+        let line = log.lines().find_map(|line| line.split_once("READY ")).context("not ready")?;
+        Ok(line.1.to_owned())
+    });
+    let said = said.await.with_context(|| victim.log())?;
+    let [dir, _shell, reaper] = said.split(' ').collect::<Vec<_>>()[..] else { bail!("it said {said}") };
+    let started = processes_with(dir)?;
+    ensure!(started.len() >= 2, "a registry and a containerd run: {started:?}");
+    let in_group = processes_with("sleep 1000")?;
+    ensure!(in_group.len() >= 2, "the shell's children run: {in_group:?}");
+
+    victim.kill9()?;
+    prepull_e2e::cleanup::eventually("the reaper is done", Duration::from_secs(30), async || {
+        ensure!(!std::path::Path::new("/proc").join(reaper).exists(), "it still works");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(processes_with(dir)?, Vec::<String>::new());
+    let left: Vec<_> =
+        processes_with("sleep 1000")?.into_iter().filter(|line| in_group.contains(line)).collect();
+    assert_eq!(left, Vec::<String>::new());
+    ensure!(!std::path::Path::new(dir).exists(), "{dir} is still there");
+    Ok(())
+}
+
+/// PID and command line of the processes whose command line contains this.
+fn processes_with(text: &str) -> Result<Vec<String>> {
+    let output = Command::new("ps").args(["-ww", "-eo", "pid,args"]).stdin(Stdio::null()).output()?;
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(lines.lines().filter(|line| line.contains(text)).map(str::to_owned).collect())
+}
