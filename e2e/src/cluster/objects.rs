@@ -13,6 +13,7 @@ use prepull_api::crd::EDGE_LABEL;
 use serde_json::{Value, json};
 
 use super::Cluster;
+use super::existing::MARK;
 
 /// A Node to be created. There is no kubelet: what a Node says is what the test wants it to say.
 pub struct NodeBuilder<'a> {
@@ -25,7 +26,9 @@ pub struct NodeBuilder<'a> {
 impl Cluster {
     /// A Node that is not an edge node and not Ready, until told otherwise.
     pub fn node(&self, name: &str) -> NodeBuilder<'_> {
-        NodeBuilder { cluster: self, name: name.to_owned(), labels: BTreeMap::new(), ready: false }
+        let node =
+            NodeBuilder { cluster: self, name: name.to_owned(), labels: BTreeMap::new(), ready: false };
+        if self.is_lent() { node.label(MARK, "true") } else { node }
     }
 
     /// Edge nodes that are Ready.
