@@ -48,7 +48,10 @@ fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<Stri
             #[allow(clippy::cast_precision_loss)] // a number of processors is far below 2^52
             let percent = load * 100.0 / processors.max(1) as f64;
             (percent > f64::from(limits.cpu_max_load.0)).then(|| {
-                format!("cpu: load is {percent:.0}% per processor, more than --cpu-max-load {}", limits.cpu_max_load)
+                format!(
+                    "cpu: load is {percent:.0}% per processor, more than --cpu-max-load {}",
+                    limits.cpu_max_load
+                )
             })
         }
         CheckItem::Mem => {
@@ -106,7 +109,11 @@ mod tests {
 
     fn readings(free: u64, load: f64, memory: u64) -> Readings {
         Readings {
-            disk: Some(Filesystem { mountpoint: "/var/lib/images".to_owned(), available: free, capacity: 100 * GIB }),
+            disk: Some(Filesystem {
+                mountpoint: "/var/lib/images".to_owned(),
+                available: free,
+                capacity: 100 * GIB,
+            }),
             load: Some((load, 4)),
             memory: Some((memory, 8 * GIB)),
         }

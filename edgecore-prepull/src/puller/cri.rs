@@ -71,7 +71,9 @@ impl CriPuller {
     fn error(&self, status: &tonic::Status, reference: &str) -> PullError {
         let error = PullError::from_status(status, reference);
         match error.class {
-            ErrorClass::RuntimeDown => PullError::new(error.class, format!("{} ({})", error.message, self.endpoint)),
+            ErrorClass::RuntimeDown => {
+                PullError::new(error.class, format!("{} ({})", error.message, self.endpoint))
+            }
             _ => error,
         }
     }
@@ -97,8 +99,11 @@ impl Puller for CriPuller {
         credential: Option<&RegistryCredential>,
         progress: ProgressSink<'_>,
     ) -> Result<Pulled, PullError> {
-        let request =
-            PullImageRequest { image: Some(spec(reference)), auth: credential.map(auth), sandbox_config: None };
+        let request = PullImageRequest {
+            image: Some(spec(reference)),
+            auth: credential.map(auth),
+            sandbox_config: None,
+        };
         let mut images = self.images.clone();
         let watch = self.content.watch(reference);
         tokio::select! {
@@ -230,7 +235,8 @@ mod tests {
             password: Sensitive::new("p"),
             ..RegistryCredential::default()
         };
-        let expected = AuthConfig { username: "u".to_owned(), password: "p".to_owned(), ..AuthConfig::default() };
+        let expected =
+            AuthConfig { username: "u".to_owned(), password: "p".to_owned(), ..AuthConfig::default() };
         assert_eq!(auth(&credential), expected);
     }
 
