@@ -162,6 +162,15 @@ impl Job {
         bail!("the watch of job {} ended", self.name)
     }
 
+    /// Waits until there is such a job.
+    pub async fn exists(&self) -> Result<()> {
+        let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
+        let there = async { while !matches!(changes.next().await, Some(Ok(Some(_))) | None) {} };
+        tokio::time::timeout(self.limit, there)
+            .await
+            .with_context(|| format!("job {} is not there", self.name))
+    }
+
     /// Waits until there is no such job.
     pub async fn is_gone(&self) -> Result<()> {
         let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());

@@ -23,7 +23,7 @@ pub mod certs;
 pub mod cleanup;
 pub mod cloud;
 pub mod cluster;
-// pub mod demo;
+pub mod demo;
 pub mod images;
 pub mod jobs;
 pub mod node;

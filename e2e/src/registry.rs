@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use futures::FutureExt;
@@ -274,7 +274,8 @@ async fn htpasswd(users: &[(String, String)]) -> Result<String> {
         text += parts::output(command).await.context("htpasswd (package apache2-utils)")?.trim();
         text.push('\n');
     }
-    if text.trim().is_empty() { bail!("htpasswd printed nothing") } else { Ok(text) }
+    ensure!(!text.trim().is_empty(), "htpasswd printed nothing");
+    Ok(text)
 }
 
 /// Tells containerd where a registry is. No host in `[host]`: containerd tries each of them and then the
@@ -283,11 +284,10 @@ fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> R
     let dir = dir.join(host);
     std::fs::create_dir_all(&dir)?;
     let scheme = if ca.is_some() { "https" } else { "http" };
-    let mut text = format!("server = \"{scheme}://{addr}\"\ncapabilities = [\"pull\", \"resolve\"]\n");
-    if let Some(ca) = ca {
-        text += &format!("ca = \"{}\"\n", ca.display());
-    }
-    text += "[host]\n"; // containerd 1.6 ignores a file without
+    let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
+    // containerd 1.6 ignores a file without [host].
+    let text =
+        format!("server = \"{scheme}://{addr}\"\ncapabilities = [\"pull\", \"resolve\"]\n{ca}[host]\n");
     // In one step: a containerd may read it at any moment.
     let scratch = dir.join("hosts.toml.new");
     std::fs::write(&scratch, text)?;
