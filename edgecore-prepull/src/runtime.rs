@@ -28,8 +28,6 @@ use crate::{join, logging, pull_command};
 const TUNNEL_EVENTS: usize = 64;
 /// The work is waiting: for the network, for the runtime, for the disk. Two threads keep the memory small.
 const WORKERS: usize = 2;
-/// Frames of async code are in the heap; the stacks hold little more than TLS and JSON.
-const STACK: usize = 512 * 1024;
 
 /// Runs a command; errors go to stderr, with their causes.
 pub fn main(cli: Cli) -> ExitCode {
@@ -57,7 +55,6 @@ pub fn main(cli: Cli) -> ExitCode {
 fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
-        .thread_stack_size(STACK)
         .enable_all()
         .build()
         .context("start the runtime")?;
