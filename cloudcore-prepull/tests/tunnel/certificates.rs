@@ -81,7 +81,7 @@ async fn a_certificate_of_the_ca_that_is_no_nodes_is_refused() {
 #[tokio::test]
 async fn neither_a_session_nor_a_ticket_outlives_its_certificate() {
     let cloud = Cloud::start();
-    let credentials = Credentials::until(&cloud, "edge-1", Duration::from_secs(3), SystemTime::now());
+    let credentials = Credentials::until(&cloud, "edge-1", Duration::from_secs(4), SystemTime::now());
     let tls = tls(&cloud, Some(&credentials));
     let mut first = dial(cloud.tunnel, tls.clone()).await.unwrap();
     say(&mut first, &EdgeMessage::Hello(Hello::default())).await;
