@@ -51,10 +51,9 @@ impl Cluster {
     /// Starts one, with everything in it that cloudcore-prepull expects.
     pub async fn start() -> Result<Self> {
         let cluster = Self::start_empty().await?;
-        let crds = parts::workspace().join("manifests/crds");
-        // As docs/operations.md says for a server that knows no CEL: it drops what it does not know.
-        let crds = crds.to_str().context("the workspace's path is not UTF-8")?;
-        cluster.kubectl(&["apply", "--validate=false", "-f", crds]).await?;
+        for file in apply::manifests(&parts::workspace().join("manifests/crds"))? {
+            cluster.apply_file(&file).await?;
+        }
         for file in RIGHTS {
             cluster.apply_file(&parts::workspace().join(file)).await?;
         }
@@ -109,6 +108,11 @@ impl Cluster {
         // Its cache of what the server knows: not the user's, and not another cluster's.
         command.arg("--cache-dir").arg(self.place.dir().join("kubectl-cache"));
         parts::output(command).await.with_context(|| format!("kubectl {}", arguments.join(" ")))
+    }
+
+    /// What serves the API: `Kubernetes v1.20.2`.
+    pub async fn version(&self) -> Result<String> {
+        Ok(format!("Kubernetes {}", self.client.apiserver_version().await?.git_version))
     }
 
     /// Kills kube-apiserver. What it has answered stays in etcd.

@@ -8,6 +8,7 @@
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
+//!    ├─ Stage     cluster, cloud and edge nodes in one go
 //!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
 //! ```
 //!
@@ -22,7 +23,7 @@ pub mod certs;
 pub mod cleanup;
 pub mod cloud;
 pub mod cluster;
-// pub mod demo;
+pub mod demo;
 pub mod images;
 pub mod jobs;
 pub mod node;
@@ -32,6 +33,7 @@ pub mod plain_http;
 pub mod ports;
 pub mod proxy;
 pub mod registry;
+pub mod stage;
 
 /// What a test usually needs.
 pub mod prelude {
@@ -43,7 +45,8 @@ pub mod prelude {
     pub use crate::node::{Containerd, EdgeNode};
     pub use crate::place::{CANARY, Place, password};
     pub use crate::proxy::Proxy;
-    pub use crate::registry::Registry;
+    pub use crate::registry::{Registry, TokenServer};
+    pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};
     pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};
 }

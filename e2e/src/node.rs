@@ -16,16 +16,19 @@ use futures::future::BoxFuture;
 
 pub use containerd::Containerd;
 
-use crate::cleanup::Child;
+use crate::cleanup::{Child, eventually};
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::parts;
 use crate::place::Place;
+use crate::plain_http;
 use crate::ports::Port;
 use crate::proxy::Proxy;
 
 /// SIGTERM is graceful, and not endless.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
+/// It connects in a fraction of a second.
+const START_LIMIT: Duration = Duration::from_secs(30);
 const PROGRAM: &str = "edgecore-prepull";
 
 /// A node that has joined with a token. The Node object is the test's to create.
@@ -150,6 +153,23 @@ impl EdgeNode {
     /// The agent's state directory.
     pub fn state_dir(&self) -> &Path {
         &self.state
+    }
+
+    /// How many tasks are in the agent's ledger: each is a file there.
+    pub fn open_tasks(&self) -> usize {
+        let files = std::fs::read_dir(self.state.join("tasks")).into_iter().flatten().flatten();
+        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "json")).count()
+    }
+
+    /// Waits until the agent says that its tunnel is up.
+    pub async fn is_connected(&self) -> Result<()> {
+        eventually(&format!("the agent of {} is connected", self.name), START_LIMIT, async || {
+            let (status, body) = plain_http::get(self.metrics_addr(), "/readyz").await?;
+            ensure!(status == 200, "/readyz: {status} {body}");
+            Ok(())
+        })
+        .await
+        .with_context(|| crate::cleanup::tail(&self.agent_log(), 20))
     }
 
     /// Where the agent's metrics are.

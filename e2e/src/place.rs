@@ -93,18 +93,19 @@ impl Place {
     /// The last lines of each log, for a message of what went wrong.
     pub fn log_tails(&self, parts: &[&str]) -> String {
         const LINES: usize = 25;
-        let mut text = String::new();
         let mut files: Vec<_> = std::fs::read_dir(&self.logs).into_iter().flatten().flatten().collect();
         files.sort_by_key(std::fs::DirEntry::file_name);
+        let mut sections = Vec::new();
         for file in files {
             let name = file.file_name().to_string_lossy().into_owned();
             if parts.iter().any(|part| name.starts_with(part)) {
                 let log = std::fs::read(file.path()).unwrap_or_default();
                 let log = crate::cleanup::tail(&String::from_utf8_lossy(&log), LINES);
-                text += &format!("--- {name}, the end:\n{log}\n");
+                sections.push(format!("--- {name}, the end:\n{log}"));
             }
         }
-        text + &format!("--- all logs: {}", self.logs.display())
+        sections.push(format!("--- all logs: {}", self.logs.display()));
+        sections.join("\n")
     }
 }
 

@@ -80,7 +80,7 @@ struct Shared {
     /// When the link has room again.
     free_at: Mutex<tokio::time::Instant>,
     /// The connection that would carry more bytes than these is cut, once.
-    cut_after: Mutex<Option<u64>>,
+    cut_after: Mutex<Option<usize>>,
     faults: Mutex<Vec<Fault>>,
     records: Mutex<Vec<Record>>,
     accepted: AtomicU64,
@@ -179,7 +179,7 @@ impl Proxy {
     }
 
     /// Once: after so many more bytes towards the client, the connection that carries the next one is cut.
-    pub fn cut_after(&self, bytes: u64) {
+    pub fn cut_after(&self, bytes: usize) {
         *lock(&self.shared.cut_after) = Some(bytes);
     }
 

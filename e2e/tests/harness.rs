@@ -142,7 +142,7 @@ async fn a_proxy_cuts_and_injects_and_records() -> Result<()> {
     proxy.accept()?;
 
     // Within the layer. containerd itself goes on where it was, with a Range.
-    proxy.cut_after(MIB);
+    proxy.cut_after(1024 * 1024);
     containerd.pull(&reference, login).await?;
     let records = proxy.records();
     ensure!(records.iter().any(|record| record.injected && record.status == 500), "{records:#?}");
