@@ -8,7 +8,8 @@
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
-//!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
+//!    ├─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
+//!    └─ Site      a cluster, a cloud and a registry behind a proxy, as most tests want them
 //! ```
 //!
 //! Every part belongs to the [`place::Place`] of the test that started it, which is found by the name of the test's
@@ -32,10 +33,12 @@ pub mod plain_http;
 pub mod ports;
 pub mod proxy;
 pub mod registry;
+pub mod site;
 
 /// What a test usually needs.
 pub mod prelude {
     pub use crate::certs::Authority;
+    pub use crate::cleanup::eventually;
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
     pub use crate::images::{Image, MIB};
@@ -44,6 +47,7 @@ pub mod prelude {
     pub use crate::place::{CANARY, Place, password};
     pub use crate::proxy::Proxy;
     pub use crate::registry::Registry;
+    pub use crate::site::{SOON, Site};
     pub use anyhow::{Context, Result, bail, ensure};
     pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};
 }
