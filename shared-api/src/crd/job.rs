@@ -1,6 +1,8 @@
 //! The spec of an ImagePrePullJob.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
@@ -39,7 +41,7 @@ pub struct ImagePrePullJobSpec {
 }
 
 /// What to pull, on which nodes, and how.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.nodeNames) && size(self.nodeNames) > 0 ? !has(self.labelSelector) : has(self.labelSelector)").message("set exactly one of nodeNames and labelSelector"),
@@ -190,14 +192,68 @@ fn default_timeout_seconds() -> i64 {
     300
 }
 
+/// What an absent template is: the same as an empty one. It is the default that the definition shows.
+impl Default for ImagePrePullTemplate {
+    fn default() -> Self {
+        Self {
+            images: Vec::new(),
+            image_sources: Vec::new(),
+            registry_secrets: Vec::new(),
+            image_secrets: None,
+            node_names: Vec::new(),
+            label_selector: None,
+            check_items: default_check_items(),
+            failure_tolerate: default_failure_tolerate(),
+            concurrency: default_concurrency(),
+            timeout_seconds: default_timeout_seconds(),
+            retry_times: 0,
+            image_pull_policy: None,
+        }
+    }
+}
+
 /// The definition with both versions: the same schema, `v1alpha2` stored, so that no conversion is needed.
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = ImagePrePullJob::crd();
+    for version in &mut crd.spec.versions {
+        if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
+            keep_plain_defaults(root);
+            root.properties
+                .iter_mut()
+                .flatten()
+                .filter(|(name, _)| *name == "status")
+                .for_each(|(_, s)| drop_defaults(s));
+        }
+    }
     let mut old = crd.spec.versions[0].clone();
     "v1alpha1".clone_into(&mut old.name);
     old.storage = false;
     crd.spec.versions.insert(0, old);
     crd
+}
+
+/// The definition as the server completes it is what a user reads back: a default is worth writing down where
+/// it is a value, and not where it only says that an object may be left out.
+fn keep_plain_defaults(schema: &mut JSONSchemaProps) {
+    if schema.default.as_ref().is_some_and(|JSON(value)| value.is_object() || value.is_null() || value == "")
+    {
+        schema.default = None;
+    }
+    children(schema).for_each(keep_plain_defaults);
+}
+
+/// Nobody fills in a status but cloudcore.
+fn drop_defaults(schema: &mut JSONSchemaProps) {
+    schema.default = None;
+    children(schema).for_each(drop_defaults);
+}
+
+fn children(schema: &mut JSONSchemaProps) -> impl Iterator<Item = &mut JSONSchemaProps> {
+    let items = schema.items.iter_mut().filter_map(|items| match items {
+        JSONSchemaPropsOrArray::Schema(schema) => Some(schema.as_mut()),
+        JSONSchemaPropsOrArray::Schemas(_) => None, // not structural, so never made
+    });
+    schema.properties.iter_mut().flatten().map(|(_, schema)| schema).chain(items)
 }
 
 #[cfg(test)]
@@ -216,6 +272,7 @@ mod tests {
     #[test]
     fn an_absent_field_has_the_documented_default() {
         let template: ImagePrePullTemplate = serde_json::from_str("{}").unwrap();
+        assert_eq!(template, ImagePrePullTemplate::default());
         assert_eq!(
             (template.check_items, template.failure_tolerate.as_str(), template.concurrency),
             (vec!["disk".to_owned()], "0.1", 1)
