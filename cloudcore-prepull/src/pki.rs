@@ -1,38 +1,276 @@
-//! skeleton
-use std::{path::Path, sync::Arc};
-use tokio_util::sync::CancellationToken;
-/// Why there is no CA or no certificate.
+//! The CA, and what it signs: cloudcore's own certificate and those of the edges.
+//!
+//! ```text
+//!  Secret or files ─▶ Authority ─sign_server─▶ ServerIdentity ─▶ TLS of both listeners
+//!                         └──────sign_client─▶ enroll
+//! ```
+
+mod server;
+mod store;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION};
+use prepull_api::task::NodeName;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PublicKeyData, SerialNumber, SubjectPublicKeyInfo,
+};
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+pub use server::ServerIdentity;
+pub use store::CA_SECRET;
+
+/// How long the CA lives. A fleet cannot be given another one without joining every edge again.
+const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// How long cloudcore's own certificate lives; it is renewed when a third is left.
+const SERVER_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
+/// How far back a certificate's life begins. Edges without NTP have been seen minutes off, and a certificate
+/// that is not yet valid there cannot be used to find out.
+const BACKDATE: Duration = Duration::from_secs(10 * 60);
+/// A CSR with an ECDSA key is below 1 KiB.
+const MAX_CSR: usize = 8 * 1024;
+
+/// Why there is no CA, or no certificate.
 #[derive(Debug, thiserror::Error)]
-pub enum PkiError {}
-/// The CA.
-pub struct Authority {}
+pub enum PkiError {
+    /// A file of `--ca-cert` or `--ca-key`.
+    #[error("reading {}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The API server.
+    #[error("{operation} Secret {namespace}/{}", CA_SECRET)]
+    Secret {
+        /// `reading` or `creating`.
+        operation: &'static str,
+        /// Our own namespace.
+        namespace: String,
+        /// Why not.
+        source: Box<kube::Error>,
+    },
+    /// What was found is no CA.
+    #[error("{origin} holds no CA that can be used: {reason}")]
+    Unusable {
+        /// The Secret or the files.
+        origin: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A name of `--advertise`.
+    #[error("--advertise {0}: neither a DNS name nor an IP address")]
+    Advertise(String),
+    /// A CSR that an edge sent.
+    #[error("the certificate request was refused: {0}")]
+    Csr(&'static str),
+    /// The cryptography itself.
+    #[error("making a certificate")]
+    Signing(#[from] rcgen::Error),
+    /// The operating system gives no random bytes.
+    #[error("no random bytes from the operating system")]
+    Random,
+    /// rustls does not accept what we made.
+    #[error("setting up TLS: {0}")]
+    Tls(String),
+}
+
+/// The CA with its key.
+pub struct Authority {
+    certificate: CertificateDer<'static>,
+    issuer: Issuer<'static, KeyPair>,
+    not_after: SystemTime,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Authority({})", prepull_api::enroll::hex(&self.fingerprint()))
+    }
+}
+
+/// A certificate for an edge.
+#[derive(Clone, Debug)]
+pub struct SignedCertificate {
+    /// The certificate.
+    pub pem: String,
+    /// Its end.
+    pub not_after: SystemTime,
+}
+
+/// A CSR whose sender has proved to hold the key. Nothing else of it is looked at.
+#[derive(Clone, Debug)]
+pub struct VerifiedCsr {
+    key: SubjectPublicKeyInfo,
+}
+
+impl VerifiedCsr {
+    /// Reads PEM and checks the CSR's own signature.
+    pub fn from_pem(pem: &str) -> Result<Self, PkiError> {
+        if pem.len() > MAX_CSR {
+            return Err(PkiError::Csr("it is longer than any CSR with an ECDSA key"));
+        }
+        let der = rustls_pki_types::CertificateSigningRequestDer::from_pem_slice(pem.as_bytes())
+            .map_err(|_| PkiError::Csr("it is not a PEM block CERTIFICATE REQUEST"))?;
+        let (_, csr) = X509CertificationRequest::from_der(&der)
+            .map_err(|_| PkiError::Csr("it is not a PKCS#10 request"))?;
+        let key = &csr.certification_request_info.subject_pki;
+        let curve = key.algorithm.parameters.as_ref().and_then(|curve| curve.as_oid().ok());
+        if key.algorithm.algorithm != OID_KEY_TYPE_EC_PUBLIC_KEY || curve != Some(OID_EC_P256) {
+            return Err(PkiError::Csr("its key is not ECDSA P-256"));
+        }
+        csr.verify_signature().map_err(|_| PkiError::Csr("its signature was not made with its key"))?;
+        Ok(Self { key: SubjectPublicKeyInfo::from_der(key.raw)? })
+    }
+
+    /// SHA-256 of the public key (SubjectPublicKeyInfo, DER).
+    pub fn key_fingerprint(&self) -> [u8; 32] {
+        sha256(&self.key.subject_public_key_info())
+    }
+}
+
 impl Authority {
-    /// From the Secret `prepull-ca`, made there first where it does not exist.
-    pub async fn in_cluster(_client: kube::Client, _namespace: &str) -> Result<Self, PkiError> {
-        todo!()
+    /// A new CA with an ECDSA P-256 key, which is returned as PEM for whoever is to keep it.
+    pub fn generate(now: SystemTime) -> Result<(Self, String), PkiError> {
+        let key = KeyPair::generate()?;
+        let mut params = certificate_params(now, now + CA_LIFE)?;
+        params.distinguished_name.push(DnType::CommonName, "cloudcore-prepull CA");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.use_authority_key_identifier_extension = false; // it is its own
+        let certificate = params.self_signed(&key)?.pem();
+        let key = key.serialize_pem();
+        Ok((Self::from_pem(&certificate, &key, "a new CA", now)?, key))
     }
-    /// From files.
-    pub fn from_files(_certificate: &Path, _key: &Path) -> Result<Self, PkiError> {
-        todo!()
+
+    /// Reads a CA. `origin` is where it comes from, for the error.
+    pub fn from_pem(certificate: &str, key: &str, origin: &str, now: SystemTime) -> Result<Self, PkiError> {
+        let unusable =
+            |reason: &str| PkiError::Unusable { origin: origin.to_owned(), reason: reason.to_owned() };
+        let der = CertificateDer::from_pem_slice(certificate.as_bytes())
+            .map_err(|_| unusable("the certificate is not a PEM block CERTIFICATE"))?;
+        let key = KeyPair::from_pem(key)
+            .map_err(|_| unusable("the key is not a PEM block PRIVATE KEY (PKCS#8)"))?;
+        let (_, parsed) = X509Certificate::from_der(&der)
+            .map_err(|_| unusable("the certificate is not an X.509 certificate"))?;
+        if !parsed.is_ca() {
+            return Err(unusable("the certificate is not a CA's (basicConstraints CA:TRUE is missing)"));
+        }
+        if parsed.public_key().raw != key.subject_public_key_info() {
+            return Err(unusable("key and certificate do not belong together"));
+        }
+        let not_after = system_time(parsed.validity().not_after.timestamp());
+        if not_after <= now {
+            let end = humantime::format_rfc3339_seconds(not_after);
+            return Err(unusable(&format!("the certificate expired at {end}")));
+        }
+        let issuer = Issuer::from_ca_cert_der(&der, key)?;
+        Ok(Self { certificate: der, issuer, not_after })
+    }
+
+    /// The CA's certificate, PEM.
+    pub fn pem(&self) -> String {
+        pem_of(&self.certificate)
+    }
+
+    /// SHA-256 of the certificate's DER: what join tokens carry.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        sha256(&self.certificate)
+    }
+
+    /// The CA's certificate.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// A certificate that makes the holder of the CSR's key this node, and nothing more. It never outlives the
+    /// CA.
+    pub fn sign_client(
+        &self,
+        csr: &VerifiedCsr,
+        node: &NodeName,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<SignedCertificate, PkiError> {
+        let not_after = (now + ttl).min(self.not_after);
+        let mut params = certificate_params(now, not_after)?;
+        params.distinguished_name.push(DnType::OrganizationName, NODES_ORGANISATION);
+        params.distinguished_name.push(DnType::CommonName, format!("{NODE_PREFIX}{node}"));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let certificate = params.signed_by(&csr.key, &self.issuer)?;
+        Ok(SignedCertificate { pem: certificate.pem(), not_after })
+    }
+
+    /// A certificate for cloudcore itself, with a key of its own.
+    fn sign_server(
+        &self,
+        names: Vec<rcgen::SanType>,
+        now: SystemTime,
+    ) -> Result<(CertificateDer<'static>, KeyPair, SystemTime), PkiError> {
+        let not_after = (now + SERVER_LIFE).min(self.not_after);
+        let key = KeyPair::generate()?;
+        let mut params = certificate_params(now, not_after)?;
+        params.distinguished_name.push(DnType::CommonName, "cloudcore-prepull");
+        params.subject_alt_names = names;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        Ok((params.signed_by(&key, &self.issuer)?.into(), key, not_after))
     }
 }
-/// cloudcore's own certificate.
-pub struct ServerIdentity {}
-impl ServerIdentity {
-    /// For `localhost`, loopback and these names or addresses.
-    pub fn new(_authority: Arc<Authority>, _advertise: &[String]) -> Result<Arc<Self>, PkiError> {
-        todo!()
-    }
-    /// For port 10000.
-    pub fn tunnel_tls(self: &Arc<Self>) -> Result<Arc<rustls::ServerConfig>, PkiError> {
-        todo!()
-    }
-    /// For port 10002.
-    pub fn enroll_tls(self: &Arc<Self>) -> Result<Arc<rustls::ServerConfig>, PkiError> {
-        todo!()
-    }
-    /// Renews it until `shutdown`.
-    pub async fn keep_renewed(self: Arc<Self>, _shutdown: CancellationToken) {
-        todo!()
-    }
+
+/// An empty subject, a random serial number (RFC 5280, 4.1.2.2), and the time.
+fn certificate_params(now: SystemTime, not_after: SystemTime) -> Result<CertificateParams, PkiError> {
+    let mut serial = [0; 16];
+    SystemRandom::new().fill(&mut serial).map_err(|_| PkiError::Random)?;
+    serial[0] = (serial[0] & 0x7f) | 0x40; // positive, and never shortened
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.serial_number = Some(SerialNumber::from_slice(&serial));
+    params.not_before = rcgen::date_time_ymd(1970, 1, 1) + since_epoch(now - BACKDATE);
+    params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_epoch(not_after);
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
 }
+
+/// X.509 knows whole seconds.
+fn since_epoch(time: SystemTime) -> Duration {
+    Duration::from_secs(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+}
+
+fn system_time(seconds: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest(&SHA256, bytes).as_ref());
+    hash
+}
+
+fn pem_of(certificate: &CertificateDer<'_>) -> String {
+    use base64::Engine as _;
+    let base64 = base64::engine::general_purpose::STANDARD.encode(certificate);
+    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+    let mut rest = base64.as_str();
+    while !rest.is_empty() {
+        let (line, next) = rest.split_at(rest.len().min(64));
+        pem.push_str(line);
+        pem.push('\n');
+        rest = next;
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
+}
+
+#[cfg(test)]
+mod tests;

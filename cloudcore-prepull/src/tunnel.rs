@@ -7,7 +7,10 @@
 //! ```
 
 pub mod listener;
+pub(crate) mod peer;
 pub mod registry;
+mod session;
+pub(crate) mod throttle;
 
 use std::fmt;
 

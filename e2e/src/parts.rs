@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// What e2e/setup builds; a release of kube-apiserver more or less does not matter to the tests.
-const APISERVER_CACHE: &str = "kube-apiserver-v1.20.2";
+const APISERVER_CACHE: &str = "kube-apiserver-v1.20.2-2";
 
 /// The root of the workspace.
 pub fn workspace() -> &'static Path {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::{Sink, SinkExt, Stream};
+use futures::{Sink, Stream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::WebSocketStream;
@@ -242,13 +242,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         Poll::Pending
     }
 
-    /// Writes what is under way to its end, as far as its deadline allows.
-    pub async fn finish_writing(&mut self) {
-        if let Some(write) = self.writing.take() {
-            let _ = tokio::time::timeout_at(write.until, self.socket.flush()).await;
-        }
-    }
-
     /// Says why and hangs up, within two seconds whatever the peer does.
     pub async fn close(mut self, code: CloseCode, reason: &str) {
         let frame = CloseFrame { code, reason: close_reason(reason).into() };
@@ -272,7 +265,7 @@ fn accept(message: Message) -> Result<Option<Event>, Ended> {
             Err(Ended::Protocol("messages are text frames, and this one is binary".to_owned()))
         }
         Message::Close(Some(frame)) => {
-            Err(Ended::ByPeer { code: frame.code.into(), reason: frame.reason.as_str().to_owned() })
+            Err(Ended::ByPeer { code: frame.code.into(), reason: printable(&frame.reason) })
         }
         Message::Close(None) => {
             Err(Ended::ByPeer { code: CloseCode::Status.into(), reason: "no reason".to_owned() })
@@ -280,4 +273,9 @@ fn accept(message: Message) -> Result<Option<Event>, Ended> {
         // Only made by the caller of a write.
         Message::Frame(_) => Ok(None),
     }
+}
+
+/// The peer's words end up in logs, where a line break would start a line of their own.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,34 +1,325 @@
-//! Accepts connections.
-use super::{SessionEvent, registry::Sessions};
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+//! Accepts connections, within bounds, and makes sessions of them.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use prepull_api::task::NodeName;
+use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
+use prepull_tunnel::{Channel, Metered, Terms, websocket_config};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Instant, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_tungstenite::accept_hdr_async_with_config;
+use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
+use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode, header::SEC_WEBSOCKET_PROTOCOL};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument;
+
+use super::SessionEvent;
+use super::peer::{Peer, PeerError};
+use super::registry::Sessions;
+use super::session::{self, Session};
+use super::throttle::Bucket;
+
+/// Connections that the kernel holds ready: a fleet's first second after a restart.
+const BACKLOG: u32 = 4096;
+/// Wait after a failed accept: it fails where descriptors have run out, and would fail again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Refusals that are logged per second, and at once. Anyone who reaches the port can cause them.
+const LOGGED_REFUSALS: (f64, f64) = (5.0, 50.0);
+/// How long, while it drains, a listener waits before it looks for sessions that began in the meantime.
+const DRAIN_STEP: Duration = Duration::from_millis(100);
+/// What rustls may hold of one session's outgoing bytes: one TLS record. Beyond, the websocket waits.
+const TLS_BUFFER: usize = 16 * 1024;
 
 /// Bounds and timing of the tunnel's cloud side.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `--heartbeat`.
+    /// How often both sides ping; `--heartbeat`.
     pub heartbeat: Duration,
+    /// The shortest time between two `Progress` of one task: a person reads no faster.
+    pub progress_interval: Duration,
+    /// Connections at a time, of all nodes. Each takes up to 25 KiB while idle.
+    pub max_connections: usize,
+    /// Connections of one node at a time: its session, the one that replaces it, and some that are closing.
+    pub max_connections_per_node: usize,
+    /// TLS and websocket handshakes in flight. More of them than cores can serve in the deadline only make
+    /// all of them fail.
+    pub max_handshakes: usize,
+    /// For TLS and the websocket's handshake together: four round trips on a bad link.
+    pub handshake_deadline: Duration,
+    /// For `Hello`, which the edge sends without waiting for anything.
+    pub hello_deadline: Duration,
+    /// What a write may take beyond its size at 8 KiB/s.
+    pub write_grace: Duration,
+    /// How long sessions may take to end after `shutdown`.
+    pub drain_deadline: Duration,
 }
+
 impl Default for Settings {
     fn default() -> Self {
-        todo!()
+        Self {
+            heartbeat: Duration::from_secs(15),
+            progress_interval: Duration::from_secs(1),
+            max_connections: 20_000,
+            max_connections_per_node: 4,
+            max_handshakes: 512,
+            handshake_deadline: Duration::from_secs(10),
+            hello_deadline: Duration::from_secs(10),
+            write_grace: Duration::from_secs(10),
+            drain_deadline: Duration::from_secs(5),
+        }
     }
 }
-/// Listens.
-pub fn bind(_address: std::net::SocketAddr) -> std::io::Result<TcpListener> {
-    todo!()
+
+/// Listens with a backlog that a fleet's return fits into.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
-/// Serves until `shutdown`, then drains.
+
+/// Serves until `shutdown`; then stops accepting, sends every session a `Goaway`, and returns when all have
+/// ended, or at the drain's deadline.
 pub async fn serve(
-    _listener: TcpListener,
-    _tls: Arc<rustls::ServerConfig>,
-    _sessions: Sessions,
-    _events: mpsc::Sender<SessionEvent>,
-    _settings: Settings,
-    _shutdown: CancellationToken,
+    listener: TcpListener,
+    tls: Arc<rustls::ServerConfig>,
+    sessions: Sessions,
+    events: mpsc::Sender<SessionEvent>,
+    settings: Settings,
+    shutdown: CancellationToken,
 ) {
-    todo!()
+    let door = Arc::new(Door::new(tls, sessions.clone(), events, settings.clone()));
+    let tracker = TaskTracker::new();
+    let abort = CancellationToken::new();
+    while let Some((stream, address, admission)) = door.admit(&listener, &shutdown).await {
+        let (door, abort) = (Arc::clone(&door), abort.clone());
+        let span = tracing::info_span!("tunnel", %address, node = tracing::field::Empty);
+        let connection = async move {
+            tokio::select! {
+                () = door.enter(stream, admission) => {}
+                () = abort.cancelled() => {}
+            }
+        };
+        tracker.spawn(connection.instrument(span));
+    }
+    drop(listener);
+    tracker.close();
+    let drained = async {
+        // A connection may have become a session after the first round.
+        while !tracker.is_empty() {
+            sessions.goaway_all("cloudcore is shutting down");
+            let _ = timeout(DRAIN_STEP, tracker.wait()).await;
+        }
+    };
+    if timeout(settings.drain_deadline, drained).await.is_err() {
+        tracing::warn!(sessions = tracker.len(), "sessions did not end in time and are cut");
+    }
+    abort.cancel();
+    tracker.wait().await;
+}
+
+/// What the connections share, and what bounds them.
+struct Door {
+    acceptor: TlsAcceptor,
+    sessions: Sessions,
+    events: mpsc::Sender<SessionEvent>,
+    settings: Settings,
+    connections: Arc<Semaphore>,
+    handshakes: Arc<Semaphore>,
+    per_node: Arc<Mutex<HashMap<NodeName, usize>>>,
+    refusals: Mutex<Bucket>,
+}
+
+/// A place among the connections, and one among the handshakes.
+struct Admission {
+    connection: OwnedSemaphorePermit,
+    handshake: OwnedSemaphorePermit,
+}
+
+/// Why a connection did not become a session.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("TLS handshake failed")]
+    Tls(#[source] io::Error),
+    #[error("no handshake within {0:?}")]
+    TooSlow(Duration),
+    #[error("{0}")]
+    Peer(#[from] PeerError),
+    #[error("node {0} has too many connections open")]
+    TooMany(NodeName),
+    #[error("websocket handshake failed")]
+    WebSocket(#[source] tokio_tungstenite::tungstenite::Error),
+}
+
+impl Door {
+    fn new(
+        tls: Arc<rustls::ServerConfig>,
+        sessions: Sessions,
+        events: mpsc::Sender<SessionEvent>,
+        settings: Settings,
+    ) -> Self {
+        let (rate, burst) = LOGGED_REFUSALS;
+        Self {
+            acceptor: TlsAcceptor::from(tls),
+            sessions,
+            events,
+            connections: Arc::new(Semaphore::new(settings.max_connections)),
+            handshakes: Arc::new(Semaphore::new(settings.max_handshakes)),
+            per_node: Arc::default(),
+            refusals: Mutex::new(Bucket::new(rate, burst, Instant::now())),
+            settings,
+        }
+    }
+
+    /// The next connection for which there is room. While there is none, connections wait in the kernel's
+    /// backlog, where they cost us nothing.
+    async fn admit(
+        &self,
+        listener: &TcpListener,
+        shutdown: &CancellationToken,
+    ) -> Option<(TcpStream, SocketAddr, Admission)> {
+        let admitted = async {
+            // Neither semaphore is ever closed, so that both give a permit in the end.
+            let handshake = Arc::clone(&self.handshakes).acquire_owned().await.ok()?;
+            let connection = Arc::clone(&self.connections).acquire_owned().await.ok()?;
+            loop {
+                match listener.accept().await {
+                    Ok((stream, address)) => {
+                        return Some((stream, address, Admission { connection, handshake }));
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "accept failed; is the limit of open files (ulimit -n) too low?");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => None,
+            admitted = admitted => admitted,
+        }
+    }
+
+    async fn enter(&self, stream: TcpStream, admission: Admission) {
+        let Admission { connection, handshake } = admission;
+        // Boxed, so that the handshake's memory does not stay with the session.
+        let established = Box::pin(timeout(self.settings.handshake_deadline, self.establish(stream))).await;
+        drop(handshake);
+        let refusal = match established {
+            Ok(Ok((channel, peer, place))) => {
+                tracing::Span::current().record("node", tracing::field::display(&peer.node));
+                let session = Session {
+                    peer,
+                    sessions: &self.sessions,
+                    events: &self.events,
+                    settings: &self.settings,
+                };
+                session::run(channel, session).await;
+                drop((place, connection));
+                return;
+            }
+            Ok(Err(refusal)) => refusal,
+            Err(_) => Refusal::TooSlow(self.settings.handshake_deadline),
+        };
+        let mut logged = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.try_take(1.0, Instant::now()).is_ok() {
+            let cause = std::error::Error::source(&refusal).map(ToString::to_string);
+            tracing::warn!(reason = %refusal, cause, "connection refused");
+        }
+    }
+
+    async fn establish(
+        &self,
+        stream: TcpStream,
+    ) -> Result<(Channel<TlsStream<TcpStream>>, Peer, Place), Refusal> {
+        // Messages are whole and flushed at once; waiting for more would only delay them.
+        let _ = stream.set_nodelay(true);
+        let limit = |connection: &mut rustls::ServerConnection| connection.set_buffer_limit(Some(TLS_BUFFER));
+        let stream = self.acceptor.accept_with(stream, limit).await.map_err(Refusal::Tls)?;
+        let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now());
+        let admitted = peer.map_err(Refusal::from).and_then(|peer| {
+            let place = Place::take(&self.per_node, &peer.node, self.settings.max_connections_per_node)
+                .ok_or_else(|| Refusal::TooMany(peer.node.clone()))?;
+            Ok((peer, place))
+        });
+        let refused = admitted.as_ref().err().map(|refusal| {
+            let status = match refusal {
+                Refusal::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
+                _ => StatusCode::FORBIDDEN,
+            };
+            (status, refusal.to_string())
+        });
+        // The signature is tungstenite's.
+        #[allow(clippy::result_large_err)]
+        let check = |request: &Request, response: Response| match refused {
+            Some((status, reason)) => Err(refuse(status, reason)),
+            None => negotiate(request, response),
+        };
+        let accepted =
+            accept_hdr_async_with_config(Metered::new(stream), check, Some(websocket_config())).await;
+        let (peer, place) = admitted?;
+        let socket = accepted.map_err(Refusal::WebSocket)?;
+        let terms = Terms { heartbeat: self.settings.heartbeat, write_grace: self.settings.write_grace };
+        Ok((Channel::new(socket, terms), peer, place))
+    }
+}
+
+#[allow(clippy::result_large_err)] // tungstenite's signature
+fn negotiate(request: &Request, mut response: Response) -> Result<Response, ErrorResponse> {
+    if request.uri().path() != TUNNEL_PATH {
+        return Err(refuse(StatusCode::NOT_FOUND, format!("the tunnel is at {TUNNEL_PATH}")));
+    }
+    let offered = request.headers().get_all(SEC_WEBSOCKET_PROTOCOL);
+    let spoken = offered.iter().filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(','));
+    if !spoken.into_iter().any(|protocol| protocol.trim() == SUBPROTOCOL) {
+        let reason =
+            format!("the subprotocol {SUBPROTOCOL} is to be offered; is the agent of another version?");
+        return Err(refuse(StatusCode::BAD_REQUEST, reason));
+    }
+    response.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+    Ok(response)
+}
+
+fn refuse(status: StatusCode, reason: String) -> ErrorResponse {
+    let mut response = ErrorResponse::new(Some(reason));
+    *response.status_mut() = status;
+    response
+}
+
+/// A place among one node's connections.
+struct Place {
+    taken: Arc<Mutex<HashMap<NodeName, usize>>>,
+    node: NodeName,
+}
+
+impl Place {
+    fn take(taken: &Arc<Mutex<HashMap<NodeName, usize>>>, node: &NodeName, max: usize) -> Option<Self> {
+        let mut counts = taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(node.clone()).or_default();
+        if *count >= max {
+            return None;
+        }
+        *count += 1;
+        Some(Self { taken: Arc::clone(taken), node: node.clone() })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.node) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.node);
+            }
+        }
+    }
 }

@@ -174,6 +174,8 @@ struct Waiting {
     messages: VecDeque<Utf8Bytes>,
     bytes: usize,
     end: Option<Farewell>,
+    /// The end does not wait for a write that is under way.
+    at_once: bool,
 }
 
 impl Outbox {
@@ -215,18 +217,22 @@ impl Outbox {
         self.wake.notify_one();
     }
 
-    /// Waits for something to do. Cancel safe; for one caller at a time.
-    pub(super) async fn next(&self) -> Outgoing {
+    /// Waits for something to do; where the session is not writable, for nothing but an end that does not
+    /// wait. Cancel safe; for one caller at a time.
+    pub(super) async fn next(&self, writable: bool) -> Outgoing {
         loop {
-            if let Some(outgoing) = self.take() {
+            if let Some(outgoing) = self.take(writable) {
                 return outgoing;
             }
             self.wake.notified().await;
         }
     }
 
-    fn take(&self) -> Option<Outgoing> {
+    fn take(&self, writable: bool) -> Option<Outgoing> {
         let mut waiting = self.waiting();
+        if !writable && !waiting.at_once {
+            return None;
+        }
         if let Some(message) = waiting.messages.pop_front() {
             waiting.bytes -= message.len();
             if waiting.messages.is_empty() {
@@ -248,6 +254,7 @@ impl Waiting {
     fn drop_all_for(&mut self, farewell: Farewell) {
         self.messages = VecDeque::new();
         self.bytes = 0;
+        self.at_once = true;
         self.end.get_or_insert(farewell);
     }
 }
@@ -270,7 +277,7 @@ mod tests {
     }
 
     fn ended(outbox: &Outbox) -> Option<String> {
-        match outbox.next().now_or_never() {
+        match outbox.next(true).now_or_never() {
             Some(Outgoing::End(farewell)) => Some(farewell.reason),
             _ => None,
         }
@@ -284,9 +291,9 @@ mod tests {
         sessions.send(&node(), cancel("1")).unwrap();
         sessions.send(&node(), cancel("2")).unwrap();
         let expected = |reason| Some(Outgoing::Message(encode(&cancel(reason)).unwrap().into()));
-        assert_eq!(outbox.next().now_or_never(), expected("1"));
-        assert_eq!(outbox.next().now_or_never(), expected("2"));
-        assert_eq!(outbox.next().now_or_never(), None);
+        assert_eq!(outbox.next(true).now_or_never(), expected("1"));
+        assert_eq!(outbox.next(true).now_or_never(), expected("2"));
+        assert_eq!(outbox.next(true).now_or_never(), None);
     }
 
     #[test]
@@ -310,7 +317,7 @@ mod tests {
         let outbox = sessions.register(node());
         for _ in 0..20 {
             sessions.send(&node(), cancel(&"x".repeat(1024 * 1000))).unwrap();
-            assert!(matches!(outbox.next().now_or_never(), Some(Outgoing::Message(_))));
+            assert!(matches!(outbox.next(true).now_or_never(), Some(Outgoing::Message(_))));
         }
     }
 
@@ -335,7 +342,7 @@ mod tests {
         assert!(sessions.is_empty());
         let mut delays = Vec::new();
         for outbox in outboxes {
-            let Some(Outgoing::Message(text)) = outbox.next().now_or_never() else { panic!("no goaway") };
+            let Some(Outgoing::Message(text)) = outbox.next(true).now_or_never() else { panic!("no goaway") };
             let CloudMessage::Goaway { after, .. } = prepull_api::wire::decode(&text).unwrap() else {
                 panic!()
             };
@@ -345,6 +352,18 @@ mod tests {
         delays.sort_unstable();
         assert_eq!(delays, [0, 250, 500, 750]);
         assert_eq!(spread(10_000).last().unwrap().as_secs(), 19);
+    }
+
+    #[test]
+    fn a_session_that_cannot_write_still_learns_of_an_end_that_does_not_wait() {
+        let sessions = Sessions::new();
+        let outbox = sessions.register(node());
+        sessions.send(&node(), cancel("x")).unwrap();
+        assert_eq!(outbox.next(false).now_or_never(), None);
+        sessions.goaway_all("restart");
+        assert_eq!(outbox.next(false).now_or_never(), None);
+        outbox.end(Farewell::new(CloseCode::Policy, "too slow"));
+        assert!(matches!(outbox.next(false).now_or_never(), Some(Outgoing::End(_))));
     }
 
     #[test]

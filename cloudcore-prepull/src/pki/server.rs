@@ -1,0 +1,178 @@
+//! cloudcore's own certificate, and TLS for both listeners.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use rcgen::SanType;
+use rustls::crypto::CryptoProvider;
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
+use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_util::sync::CancellationToken;
+
+use super::{Authority, PkiError};
+
+/// How often the certificate's age is looked at: of a month that is left when it is due, a day is little.
+const CHECK_EVERY: Duration = Duration::from_secs(24 * 3600);
+
+/// cloudcore's own certificate, which can be renewed while connections go on.
+pub struct ServerIdentity {
+    authority: Arc<Authority>,
+    provider: Arc<CryptoProvider>,
+    names: Vec<SanType>,
+    current: RwLock<Current>,
+}
+
+struct Current {
+    key: Arc<CertifiedKey>,
+    issued: SystemTime,
+    not_after: SystemTime,
+}
+
+impl fmt::Debug for ServerIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerIdentity").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+impl ServerIdentity {
+    /// A certificate for `advertise` (DNS names or IP addresses), `localhost`, `127.0.0.1` and `::1`.
+    pub fn new(authority: Arc<Authority>, advertise: &[String]) -> Result<Arc<Self>, PkiError> {
+        let names = names(advertise)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let current = issue(&authority, &provider, &names, SystemTime::now())?;
+        Ok(Arc::new(Self { authority, provider, names, current: RwLock::new(current) }))
+    }
+
+    /// For the tunnel: a client certificate of our CA is required.
+    pub fn tunnel_tls(self: &Arc<Self>) -> Result<Arc<ServerConfig>, PkiError> {
+        self.tls(true)
+    }
+
+    /// For enrolment: a client certificate of our CA is looked at where there is one.
+    pub fn enroll_tls(self: &Arc<Self>) -> Result<Arc<ServerConfig>, PkiError> {
+        self.tls(false)
+    }
+
+    /// Renews the certificate in time, until `shutdown`.
+    pub async fn keep_renewed(self: Arc<Self>, shutdown: CancellationToken) {
+        while shutdown.run_until_cancelled(tokio::time::sleep(CHECK_EVERY)).await.is_some() {
+            match self.renew_if_due(SystemTime::now()) {
+                Ok(true) => tracing::info!("the server certificate was renewed"),
+                Ok(false) => {}
+                // A month of daily tries is left.
+                Err(error) => tracing::error!(%error, "the server certificate was not renewed"),
+            }
+        }
+    }
+
+    /// Whether it was due.
+    fn renew_if_due(&self, now: SystemTime) -> Result<bool, PkiError> {
+        {
+            let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+            let life = current.not_after.duration_since(current.issued).unwrap_or_default();
+            if current.not_after.duration_since(now).unwrap_or_default() > life / 3 {
+                return Ok(false);
+            }
+        }
+        let renewed = issue(&self.authority, &self.provider, &self.names, now)?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+        Ok(true)
+    }
+
+    fn tls(self: &Arc<Self>, certificate_required: bool) -> Result<Arc<ServerConfig>, PkiError> {
+        let tls = |error: &dyn fmt::Display| PkiError::Tls(error.to_string());
+        let mut roots = RootCertStore::empty();
+        roots.add(self.authority.certificate().clone()).map_err(|error| tls(&error))?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&self.provider));
+        let verifier = if certificate_required { verifier } else { verifier.allow_unauthenticated() };
+        let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
+            .map_err(|error| tls(&error))?
+            .with_client_cert_verifier(verifier.build().map_err(|error| tls(&error))?)
+            .with_cert_resolver(Arc::clone(self) as Arc<dyn ResolvesServerCert>);
+        // What resumption needs is in the ticket, at the edge, and takes no memory here. The key is made anew
+        // with every listener, so that a ticket of one is worth nothing at the other.
+        config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| tls(&error))?;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 1; // an edge opens one connection at a time
+        Ok(Arc::new(config))
+    }
+}
+
+impl ResolvesServerCert for ServerIdentity {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).key))
+    }
+}
+
+fn names(advertise: &[String]) -> Result<Vec<SanType>, PkiError> {
+    let mut names = vec![
+        SanType::DnsName("localhost".try_into()?),
+        SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        SanType::IpAddress(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+    ];
+    for name in advertise {
+        let refused = || PkiError::Advertise(name.clone());
+        let name = match name.parse::<IpAddr>() {
+            Ok(address) => SanType::IpAddress(address),
+            Err(_) => {
+                rustls_pki_types::DnsName::try_from(name.as_str()).map_err(|_| refused())?;
+                SanType::DnsName(name.as_str().try_into().map_err(|_| refused())?)
+            }
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+fn issue(
+    authority: &Authority,
+    provider: &CryptoProvider,
+    names: &[SanType],
+    now: SystemTime,
+) -> Result<Current, PkiError> {
+    let (certificate, key, not_after) = authority.sign_server(names.to_vec(), now)?;
+    let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let signer =
+        provider.key_provider.load_private_key(private).map_err(|error| PkiError::Tls(error.to_string()))?;
+    // The CA goes along: an edge that joins knows only its hash.
+    let chain = vec![certificate, authority.certificate().clone()];
+    Ok(Current { key: Arc::new(CertifiedKey::new(chain, signer)), issued: now, not_after })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_is_advertised_is_a_name_or_an_address() {
+        let advertise = ["cloud.example", "192.0.2.7", "localhost", "2001:db8::7"].map(str::to_owned);
+        assert_eq!(names(&advertise).unwrap().len(), 6);
+        for bad in ["", "https://cloud.example", "cloud.example:10000", "a b"] {
+            assert!(
+                matches!(names(&[bad.to_owned()]), Err(PkiError::Advertise(name)) if name == bad),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_certificate_is_renewed_when_a_third_of_its_life_is_left() {
+        let (authority, _) = Authority::generate(SystemTime::now()).unwrap();
+        let identity = ServerIdentity::new(Arc::new(authority), &[]).unwrap();
+        let shown = || identity.current.read().unwrap().key.cert[0].clone();
+        let (first, day) = (shown(), Duration::from_secs(24 * 3600));
+        assert!(!identity.renew_if_due(SystemTime::now() + 59 * day).unwrap());
+        assert_eq!(shown(), first);
+        assert!(identity.renew_if_due(SystemTime::now() + 61 * day).unwrap());
+        assert_ne!(shown(), first);
+        assert!(!identity.renew_if_due(SystemTime::now() + 62 * day).unwrap());
+    }
+}

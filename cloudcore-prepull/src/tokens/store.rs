@@ -1,0 +1,245 @@
+//! Where tokens are kept.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
+use prepull_api::enroll::{hex, unhex};
+use prepull_api::task::NodeName;
+
+use super::record::{Record, Scope};
+
+/// The label of every token's Secret; its value is the token's id.
+pub const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
+
+/// What the Secrets' names start with; the id follows.
+const NAME_PREFIX: &str = "prepull-token-";
+/// Keeps these Secrets apart in `kubectl get secrets`.
+const SECRET_TYPE: &str = "prepull.kubeedge.io/join-token";
+/// Tokens of one page of a listing.
+const PAGE: u32 = 500;
+
+/// Where tokens are kept failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} Secret {NAME_PREFIX}{id}")]
+pub struct StoreError {
+    operation: &'static str,
+    id: String,
+    source: Box<kube::Error>,
+}
+
+/// Where tokens are kept.
+#[derive(Clone, Debug)]
+pub(super) enum Store {
+    Secrets(Box<Api<Secret>>),
+    Memory(Arc<Mutex<BTreeMap<String, (Record, u64)>>>),
+}
+
+/// Names one version of a token: a replacement of any other is refused.
+#[derive(Clone, Debug)]
+pub(super) enum Version {
+    Resource(Option<String>),
+    Count(u64),
+}
+
+impl Store {
+    pub(super) fn in_cluster(client: kube::Client, namespace: &str) -> Self {
+        Self::Secrets(Box::new(Api::namespaced(client, namespace)))
+    }
+
+    pub(super) fn in_memory() -> Self {
+        Self::Memory(Arc::default())
+    }
+
+    pub(super) async fn create(&self, id: &str, record: &Record) -> Result<(), StoreError> {
+        match self {
+            Self::Secrets(secrets) => {
+                let created = secrets.create(&PostParams::default(), &to_secret(id, record, None)).await;
+                created.map(drop).map_err(failed("creating", id))
+            }
+            Self::Memory(memory) => {
+                lock(memory).insert(id.to_owned(), (record.clone(), 0));
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) async fn get(&self, id: &str) -> Result<Option<(Record, Version)>, StoreError> {
+        match self {
+            Self::Secrets(secrets) => {
+                let secret = secrets.get_opt(&name(id)).await.map_err(failed("reading", id))?;
+                Ok(secret.and_then(|secret| {
+                    Some((from_secret(&secret)?, Version::Resource(secret.metadata.resource_version)))
+                }))
+            }
+            Self::Memory(memory) => {
+                let found = lock(memory).get(id).cloned();
+                Ok(found.map(|(record, count)| (record, Version::Count(count))))
+            }
+        }
+    }
+
+    /// Whether it was still of that version.
+    pub(super) async fn replace(
+        &self,
+        id: &str,
+        record: &Record,
+        version: Version,
+    ) -> Result<bool, StoreError> {
+        match (self, version) {
+            (Self::Secrets(secrets), Version::Resource(version)) => {
+                let secret = to_secret(id, record, version);
+                match secrets.replace(&name(id), &PostParams::default(), &secret).await {
+                    Ok(_) => Ok(true),
+                    // 404: revoked in between; the next read says so.
+                    Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+                    Err(error) => Err(failed("replacing", id)(error)),
+                }
+            }
+            (Self::Memory(memory), Version::Count(expected)) => Ok(match lock(memory).get_mut(id) {
+                Some((current, count)) if *count == expected => {
+                    *current = record.clone();
+                    *count += 1;
+                    true
+                }
+                _ => false,
+            }),
+            // A version is only ever handed back to the store that it came from.
+            (Self::Secrets(_), Version::Count(_)) | (Self::Memory(_), Version::Resource(_)) => Ok(false),
+        }
+    }
+
+    /// Whether there was one.
+    pub(super) async fn delete(&self, id: &str) -> Result<bool, StoreError> {
+        match self {
+            Self::Secrets(secrets) => match secrets.delete(&name(id), &DeleteParams::default()).await {
+                Ok(_) => Ok(true),
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+                Err(error) => Err(failed("deleting", id)(error)),
+            },
+            Self::Memory(memory) => Ok(lock(memory).remove(id).is_some()),
+        }
+    }
+
+    /// Every token; without a record where its Secret is malformed.
+    pub(super) async fn list(&self) -> Result<Vec<(String, Option<Record>)>, StoreError> {
+        match self {
+            Self::Secrets(secrets) => {
+                let mut params = ListParams::default().labels(TOKEN_LABEL).limit(PAGE);
+                let mut tokens = Vec::new();
+                loop {
+                    let page = secrets.list(&params).await.map_err(failed("listing", "*"))?;
+                    tokens.extend(page.items.iter().filter_map(|secret| {
+                        let id = secret.metadata.name.as_deref()?.strip_prefix(NAME_PREFIX)?;
+                        Some((id.to_owned(), from_secret(secret)))
+                    }));
+                    match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                        Some(next) => params = params.continue_token(&next),
+                        None => return Ok(tokens),
+                    }
+                }
+            }
+            Self::Memory(memory) => {
+                Ok(lock(memory).iter().map(|(id, (record, _))| (id.clone(), Some(record.clone()))).collect())
+            }
+        }
+    }
+}
+
+fn lock<T>(memory: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds the lock can leave the map half changed.
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn failed(operation: &'static str, id: &str) -> impl FnOnce(kube::Error) -> StoreError {
+    move |source| StoreError { operation, id: id.to_owned(), source: Box::new(source) }
+}
+
+fn name(id: &str) -> String {
+    format!("{NAME_PREFIX}{id}")
+}
+
+const SECRET_HASH: &str = "secret-sha256";
+const EXPIRATION: &str = "expiration";
+const NODE: &str = "node";
+const USED_BY: &str = "used-by-key-sha256";
+
+fn to_secret(id: &str, record: &Record, version: Option<String>) -> Secret {
+    let Record { scope, expires, secret_hash, used_by } = record;
+    let mut data = BTreeMap::from([
+        (SECRET_HASH, hex(secret_hash)),
+        (EXPIRATION, humantime::format_rfc3339_seconds(*expires).to_string()),
+    ]);
+    if let Scope::Node(node) = scope {
+        data.insert(NODE, node.to_string());
+    }
+    if let Some(key) = used_by {
+        data.insert(USED_BY, hex(key));
+    }
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(name(id)),
+            resource_version: version,
+            labels: Some(BTreeMap::from([(TOKEN_LABEL.to_owned(), id.to_owned())])),
+            ..ObjectMeta::default()
+        },
+        type_: Some(SECRET_TYPE.to_owned()),
+        data: Some(
+            data.into_iter().map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes()))).collect(),
+        ),
+        ..Secret::default()
+    }
+}
+
+fn from_secret(secret: &Secret) -> Option<Record> {
+    let data = secret.data.as_ref()?;
+    let text = |key: &str| data.get(key).map(|bytes| std::str::from_utf8(&bytes.0).ok());
+    Some(Record {
+        secret_hash: unhex(text(SECRET_HASH)??)?,
+        expires: humantime::parse_rfc3339(text(EXPIRATION)??).ok()?,
+        scope: match text(NODE) {
+            Some(node) => Scope::Node(NodeName::from(node?)),
+            None => Scope::Fleet,
+        },
+        used_by: match text(USED_BY) {
+            Some(key) => Some(unhex(key?)?),
+            None => None,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn a_token_survives_its_secret_and_a_malformed_one_is_none() {
+        let expires = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let fleet = Record { scope: Scope::Fleet, expires, secret_hash: [1; 32], used_by: None };
+        let node = Record { scope: Scope::Node("edge-1".into()), used_by: Some([2; 32]), ..fleet.clone() };
+        for record in [fleet, node] {
+            let mut secret = to_secret("0123456789ab", &record, Some("7".into()));
+            assert_eq!(secret.metadata.resource_version.as_deref(), Some("7"));
+            assert_eq!(from_secret(&secret), Some(record));
+            secret.data.as_mut().unwrap().insert(NODE.into(), ByteString(vec![0xff]));
+            assert_eq!(from_secret(&secret), None, "a fleet's token is never made of a node's");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_that_was_changed_in_between_is_not_replaced() {
+        let (store, expires) = (Store::in_memory(), UNIX_EPOCH);
+        let record = Record { scope: Scope::Fleet, expires, secret_hash: [1; 32], used_by: None };
+        store.create("x", &record).await.unwrap();
+        let (_, first) = store.get("x").await.unwrap().unwrap();
+        let (_, second) = store.get("x").await.unwrap().unwrap();
+        assert!(store.replace("x", &record, first).await.unwrap());
+        assert!(!store.replace("x", &record, second).await.unwrap());
+    }
+}

@@ -1,0 +1,136 @@
+//! Who is at the other end: the client certificate, and nothing that is said.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION};
+use prepull_api::task::NodeName;
+use rustls_pki_types::CertificateDer;
+use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// A node, as its certificate has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) node: NodeName,
+    pub(crate) not_after: SystemTime,
+}
+
+/// A certificate of our CA that does not make its holder a node.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PeerError {
+    #[error("no client certificate: join this node first (edgecore-prepull join)")]
+    Missing,
+    #[error("the client certificate is malformed")]
+    Malformed,
+    #[error(
+        "the client certificate is not a node's: its subject is to be CN={NODE_PREFIX}<name>, O={NODES_ORGANISATION} \
+         and nothing else"
+    )]
+    NotANode,
+    #[error(
+        "the client certificate of node {node} expired at {}: join again with a new token",
+        humantime::format_rfc3339_seconds(*not_after)
+    )]
+    Expired { node: NodeName, not_after: SystemTime },
+}
+
+impl Peer {
+    /// Reads the leaf of a chain that TLS has verified against our CA.
+    ///
+    /// The expiry is looked at again because TLS has done so only when the chain was first shown: a session
+    /// ticket brings it back, unchecked, for as long as the ticket lives.
+    pub(crate) fn from_chain(
+        chain: Option<&[CertificateDer<'_>]>,
+        now: SystemTime,
+    ) -> Result<Self, PeerError> {
+        let leaf = chain.and_then(<[_]>::first).ok_or(PeerError::Missing)?;
+        let (_, certificate) = X509Certificate::from_der(leaf).map_err(|_| PeerError::Malformed)?;
+        let node = node_of(&certificate).ok_or(PeerError::NotANode)?;
+        let seconds =
+            u64::try_from(certificate.validity().not_after.timestamp()).map_err(|_| PeerError::Malformed)?;
+        let not_after = UNIX_EPOCH + Duration::from_secs(seconds);
+        if not_after <= now {
+            Err(PeerError::Expired { node, not_after })
+        } else {
+            Ok(Self { node, not_after })
+        }
+    }
+}
+
+fn node_of(certificate: &X509Certificate<'_>) -> Option<NodeName> {
+    let (mut common_name, mut organisation) = (None, None);
+    for attribute in certificate.subject().iter_attributes() {
+        let part = if *attribute.attr_type() == OID_X509_COMMON_NAME {
+            &mut common_name
+        } else if *attribute.attr_type() == OID_X509_ORGANIZATION_NAME {
+            &mut organisation
+        } else {
+            return None;
+        };
+        if part.replace(attribute.as_str().ok()?).is_some() {
+            return None;
+        }
+    }
+    if organisation? != NODES_ORGANISATION {
+        return None;
+    }
+    let node = NodeName::from(common_name?.strip_prefix(NODE_PREFIX)?);
+    node.is_valid().then_some(node)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    use super::*;
+
+    fn certificate(subject: &[(DnType, &str)]) -> CertificateDer<'static> {
+        let mut params = CertificateParams::new(vec!["system:node:san".to_owned()]).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        for (kind, value) in subject {
+            params.distinguished_name.push(kind.clone(), *value);
+        }
+        params.not_after = rcgen::date_time_ymd(2030, 1, 1);
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().into()
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn only_the_exact_subject_names_a_node() {
+        use DnType::{CommonName as CN, OrganizationName as O, OrganizationalUnitName as OU};
+        let read = |subject: &[(DnType, &str)]| Peer::from_chain(Some(&[certificate(subject)]), at(0));
+        assert_eq!(read(&[(O, "system:nodes"), (CN, "system:node:edge-1")]).unwrap().node, "edge-1".into());
+        let long = format!("system:node:{}", vec!["a".repeat(60); 4].join("."));
+        assert_eq!(read(&[(CN, &long), (O, "system:nodes")]).unwrap().node.as_str().len(), 243);
+        for bad in [
+            &[][..],
+            &[(CN, "system:node:edge-1")],
+            &[(O, "system:nodes")],
+            &[(O, "system:masters"), (CN, "system:node:edge-1")],
+            &[(O, "system:nodes"), (CN, "edge-1")],
+            &[(O, "system:nodes"), (CN, "system:node:")],
+            &[(O, "system:nodes"), (CN, "system:node:Edge_1")],
+            &[(O, "system:nodes"), (OU, "x"), (CN, "system:node:edge-1")],
+        ] {
+            assert_eq!(read(bad), Err(PeerError::NotANode), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_expired_a_missing_and_a_broken_certificate_are_told_apart() {
+        let leaf = [certificate(&[
+            (DnType::OrganizationName, "system:nodes"),
+            (DnType::CommonName, "system:node:edge-1"),
+        ])];
+        let end = 1_893_456_000; // 2030-01-01
+        assert!(Peer::from_chain(Some(&leaf), at(end - 1)).is_ok());
+        let error = Peer::from_chain(Some(&leaf), at(end)).unwrap_err().to_string();
+        assert!(error.contains("edge-1 expired at 2030-01-01T00:00:00Z: join again"), "{error}");
+        assert_eq!(Peer::from_chain(None, at(0)), Err(PeerError::Missing));
+        assert_eq!(Peer::from_chain(Some(&[vec![0; 9].into()]), at(0)), Err(PeerError::Malformed));
+    }
+}

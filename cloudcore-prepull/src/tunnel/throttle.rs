@@ -1,0 +1,178 @@
+//! Token buckets, with the clock passed in.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Fills at a rate up to a burst. It may go into debt, so that a single large cost delays what follows rather
+/// than never passing.
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    level: f64,
+    at: Instant,
+    per_second: f64,
+    burst: f64,
+}
+
+impl Bucket {
+    /// Full.
+    pub(crate) fn new(per_second: f64, burst: f64, now: Instant) -> Self {
+        Self { level: burst, at: now, per_second, burst }
+    }
+
+    /// Takes `cost` in any case; the answer is how long to wait until the debt is paid.
+    pub(crate) fn take(&mut self, cost: f64, now: Instant) -> Duration {
+        self.fill(now);
+        self.level -= cost;
+        self.debt()
+    }
+
+    /// Takes `cost` if it is there.
+    pub(crate) fn try_take(&mut self, cost: f64, now: Instant) -> Result<(), Duration> {
+        let wait = self.wait_for(cost, now);
+        if !wait.is_zero() {
+            return Err(wait);
+        }
+        self.level -= cost;
+        Ok(())
+    }
+
+    /// How long until `cost` is there.
+    pub(crate) fn wait_for(&mut self, cost: f64, now: Instant) -> Duration {
+        self.fill(now);
+        Duration::from_secs_f64((cost - self.level).max(0.0) / self.per_second)
+    }
+
+    /// Whether nothing has been taken of late.
+    pub(crate) fn is_full(&mut self, now: Instant) -> bool {
+        self.fill(now);
+        self.level >= self.burst
+    }
+
+    fn debt(&self) -> Duration {
+        Duration::from_secs_f64((-self.level).max(0.0) / self.per_second)
+    }
+
+    fn fill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.level = (self.level + passed * self.per_second).min(self.burst);
+        self.at = now;
+    }
+}
+
+/// Messages a second that a session may send in the long run. The most that the protocol asks for is one
+/// `Progress` a second for each of 64 tasks and some `Accepted` and pongs; twice that is not.
+const MESSAGES_PER_SECOND: f64 = 150.0;
+/// Messages at once: after an outage, a `Result` and an `Accepted` for each of 64 tasks, and then some.
+const MESSAGE_BURST: f64 = 400.0;
+/// Bytes a second in the long run: a `Progress` a second of 64 tasks with a few images each is half of it.
+const BYTES_PER_SECOND: f64 = 512.0 * 1024.0;
+/// Bytes at once: the results of one node after an outage are a few KiB each, seldom some 100 KiB.
+const BYTE_BURST: f64 = 4.0 * 1024.0 * 1024.0;
+/// Messages, in a row and other than results, that came in faster than the rate although reading was held
+/// back for each: three seconds' worth of what the rate allows. No agent of ours comes near the rate.
+const FLOOD: u32 = 450;
+
+/// Keeps one session's share of the cloud's attention. What is beyond is delayed (the peer feels it through
+/// TCP); results are only ever delayed, since they are sent again until they are heard.
+#[derive(Clone, Debug)]
+pub(super) struct Inbound {
+    messages: Bucket,
+    bytes: Bucket,
+    delayed: u32,
+}
+
+/// The peer does not stop where it is held back.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Flooding;
+
+impl Inbound {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            messages: Bucket::new(MESSAGES_PER_SECOND, MESSAGE_BURST, now),
+            bytes: Bucket::new(BYTES_PER_SECOND, BYTE_BURST, now),
+            delayed: 0,
+        }
+    }
+
+    /// Counts a message that came in. The answer is how long nothing more is to be read.
+    pub(super) fn admit(
+        &mut self,
+        bytes: usize,
+        is_result: bool,
+        now: Instant,
+    ) -> Result<Duration, Flooding> {
+        let by_count = self.messages.take(1.0, now);
+        // A message is at most 1 MiB, which an f64 holds exactly.
+        #[allow(clippy::cast_precision_loss)]
+        let by_size = self.bytes.take(bytes as f64, now);
+        if by_count.is_zero() {
+            self.delayed = 0;
+        } else if !is_result {
+            self.delayed += 1;
+            if self.delayed > FLOOD {
+                return Err(Flooding);
+            }
+        }
+        Ok(by_count.max(by_size))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_fills_up_to_its_burst() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(10.0, 2.0, start);
+        assert!(bucket.is_full(start));
+        assert_eq!(bucket.try_take(1.0, start), Ok(()));
+        assert_eq!(bucket.try_take(1.0, start), Ok(()));
+        assert_eq!(bucket.try_take(1.0, start), Err(Duration::from_millis(100)));
+        assert_eq!(bucket.try_take(1.0, start + Duration::from_millis(100)), Ok(()));
+        assert!(bucket.is_full(start + Duration::from_secs(9)));
+        assert_eq!(bucket.take(12.0, start + Duration::from_secs(9)), Duration::from_secs(1));
+    }
+
+    /// Sends as fast as it is read, for ten minutes.
+    fn run(bytes: usize, is_result: impl Fn(u32) -> bool, pause: Duration) -> (u32, Result<(), Flooding>) {
+        let start = Instant::now();
+        let (mut now, mut inbound, mut sent) = (start, Inbound::new(start), 0);
+        while now < start + Duration::from_secs(600) {
+            match inbound.admit(bytes, is_result(sent), now) {
+                Ok(delay) => now += delay.max(pause),
+                Err(flooding) => return (sent, Err(flooding)),
+            }
+            sent += 1;
+        }
+        (sent, Ok(()))
+    }
+
+    #[test]
+    fn the_busiest_honest_edge_is_not_held_back() {
+        assert_eq!(run(2000, |_| false, Duration::from_millis(10)).0, 60_000);
+    }
+
+    #[test]
+    fn results_are_delayed_but_never_end_the_session() {
+        let (sent, outcome) = run(1000, |_| true, Duration::ZERO);
+        assert_eq!(outcome, Ok(()));
+        assert!((90_000..91_000).contains(&sent), "{sent}");
+        let (sent, outcome) = run(1024 * 1024, |_| true, Duration::ZERO);
+        assert_eq!(outcome, Ok(()));
+        assert!((300..310).contains(&sent), "{sent}");
+    }
+
+    #[test]
+    fn large_progress_is_delayed_only() {
+        assert_eq!(run(100_000, |_| false, Duration::ZERO).1, Ok(()));
+    }
+
+    #[test]
+    fn a_flood_ends_the_session() {
+        let (sent, outcome) = run(30, |_| false, Duration::ZERO);
+        assert_eq!(outcome, Err(Flooding));
+        assert!(sent < 1000, "{sent}");
+    }
+}
