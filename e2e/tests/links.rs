@@ -134,13 +134,13 @@ async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes
     site.link.throttle(Some(2 * MIB));
     let job = site.job("pulls").images([&reference]).on(["edge-1"]).apply().await?;
     site.carries(MIB).await?;
-    assert_eq!(sessions(&site).await?, 1);
+    ensure!(has_session(&site).await?, "the cloud knows of no session");
 
     // As a NAT that has forgotten the connection: nobody is told.
     let dialled = tunnel.connections();
     tunnel.freeze();
     eventually("the cloud ends the session", Duration::from_secs(6), async || {
-        ensure!(sessions(&site).await? == 0, "it still has one");
+        ensure!(!has_session(&site).await?, "it still has one");
         Ok(())
     })
     .await?;
@@ -169,7 +169,7 @@ async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes
     Ok(())
 }
 
-/// Edges that the cloud believes to be connected.
-async fn sessions(site: &Site) -> Result<u64> {
-    Ok(site.cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]) as u64)
+/// Whether the cloud believes that the edge is connected.
+async fn has_session(site: &Site) -> Result<bool> {
+    Ok(site.cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]) > 0.5)
 }
