@@ -15,9 +15,9 @@
 //! - An image that ended stays as it ended, also over a restart.
 //! - Whatever arrives twice or late changes nothing but deadline and keys.
 
-mod record;
 #[cfg(test)]
 mod model;
+mod record;
 #[cfg(test)]
 mod tests;
 
@@ -251,7 +251,10 @@ impl Agent {
             Stage::Running | Stage::Ending => Some(OpenPhase::Running),
             Stage::Ended => Some(OpenPhase::Finished),
         };
-        let open = self.tasks.iter().filter_map(|(task, entry)| Some(OpenTask { task: task.clone(), phase: phase(entry)? }));
+        let open = self
+            .tasks
+            .iter()
+            .filter_map(|(task, entry)| Some(OpenTask { task: task.clone(), phase: phase(entry)? }));
         open.take(MAX_OPEN_TASKS).collect()
     }
 
@@ -414,7 +417,10 @@ impl Agent {
             return refuse(&assign.task, TaskOutcome::Cancelled, &reason, effects);
         }
         if assign.task.images.len() > MAX_IMAGES {
-            let reason = format!("the task has {} images; a node takes {MAX_IMAGES} at most", assign.task.images.len());
+            let reason = format!(
+                "the task has {} images; a node takes {MAX_IMAGES} at most",
+                assign.task.images.len()
+            );
             return refuse(&assign.task, TaskOutcome::Failed, &reason, effects);
         }
         // Not persisted: the bound is there to keep the ledger small. Should the answer be lost, the task is in
@@ -548,7 +554,9 @@ impl Entry {
 
     fn end(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<Effect>) {
         let TaskEnd { outcome, reason, check, images } = end;
-        let took = self.accepted.map_or_else(|| self.record.age(now.wall()), |then| now.monotonic.duration_since(then));
+        let took = self
+            .accepted
+            .map_or_else(|| self.record.age(now.wall()), |then| now.monotonic.duration_since(then));
         let task = self.record.id().clone();
         let reason = bounded_reason(&reason);
         self.record.result = Some(TaskResult { task, outcome, reason, check, images, took });
@@ -576,5 +584,12 @@ fn refuse(task: &Task, outcome: TaskOutcome, reason: &str, effects: &mut Vec<Eff
     };
     let images = task.images.iter().take(MAX_IMAGES).map(|_| image()).collect();
     let took = Duration::ZERO;
-    effects.push(send_result(TaskResult { task: task.id.clone(), outcome, reason, check: None, images, took }));
+    effects.push(send_result(TaskResult {
+        task: task.id.clone(),
+        outcome,
+        reason,
+        check: None,
+        images,
+        took,
+    }));
 }

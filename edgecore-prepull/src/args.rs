@@ -10,11 +10,16 @@ use crate::join::JoinArgs;
 
 /// Pulls images ahead on an edge node and reports how each fared.
 #[derive(Debug, Parser)]
-#[command(version, about, propagate_version = true, after_help = "\
+#[command(
+    version,
+    about,
+    propagate_version = true,
+    after_help = "\
 Examples:
   edgecore-prepull join --server cloudcore.example --token TOKEN --node-name edge-1
   edgecore-prepull run
-  edgecore-prepull pull nginx:1.25 redis:7")]
+  edgecore-prepull pull nginx:1.25 redis:7"
+)]
 pub struct Cli {
     /// What to do
     #[command(subcommand)]
@@ -31,7 +36,9 @@ pub enum Command {
     /// Pull images on this machine now, without the cloud
     Pull(PullArgs),
     /// Print the completion script of a shell
-    #[command(after_help = "Example:\n  edgecore-prepull completion bash > /etc/bash_completion.d/edgecore-prepull")]
+    #[command(
+        after_help = "Example:\n  edgecore-prepull completion bash > /etc/bash_completion.d/edgecore-prepull"
+    )]
     Completion {
         /// Which one
         shell: Shell,
@@ -83,6 +90,9 @@ pub struct PullArgs {
     /// Further tries per image where an error may pass
     #[arg(long, value_name = "TIMES", default_value_t = 3)]
     pub retries: u32,
+    /// Give up after this
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub timeout: std::time::Duration,
     /// Images at a time
     #[arg(long, value_name = "NUMBER", default_value_t = crate::config::DEFAULT_PARALLEL_PULLS)]
     pub parallel_pulls: std::num::NonZeroUsize,

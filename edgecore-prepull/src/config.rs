@@ -101,11 +101,13 @@ impl Default for Limits {
 impl Settings {
     /// Reads a file. An unknown key is an error that names it.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("read --config {}", path.display()))?;
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("read --config {}", path.display()))?;
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
-        serde_saphyr::from_str(&text).with_context(|| format!("--config {} is not what it should be", path.display()))
+        serde_saphyr::from_str(&text)
+            .with_context(|| format!("--config {} is not what it should be", path.display()))
     }
 
     /// Fills in what is not set here from `file`, and then from the defaults.
@@ -182,7 +184,9 @@ impl Amount {
     pub fn of(self, whole: u64) -> u64 {
         match self {
             // At most 100, and the product is taken in 128 bits.
-            Self::Percent(part) => u64::try_from(u128::from(whole) * u128::from(part) / 100).unwrap_or(u64::MAX),
+            Self::Percent(part) => {
+                u64::try_from(u128::from(whole) * u128::from(part) / 100).unwrap_or(u64::MAX)
+            }
             Self::Bytes(bytes) => bytes,
         }
     }
@@ -216,7 +220,12 @@ impl FromStr for Amount {
             "TiB" | "Ti" => 1 << 40,
             _ => return Err(wrong()),
         };
-        number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).map(Self::Bytes).ok_or_else(wrong)
+        number
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(unit))
+            .map(Self::Bytes)
+            .ok_or_else(wrong)
     }
 }
 
@@ -297,7 +306,8 @@ mod tests {
     #[test]
     fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
         let file: Settings =
-            serde_saphyr::from_str("parallelPulls: 7\nstateDir: /x\ndiskMinFree: 5%\nmetricsListen: off\n").unwrap();
+            serde_saphyr::from_str("parallelPulls: 7\nstateDir: /x\ndiskMinFree: 5%\nmetricsListen: off\n")
+                .unwrap();
         let flags = Settings { state_dir: Some("/y".into()), ..Settings::default() };
         let effective = flags.over(file);
         assert_eq!((effective.state_dir, effective.parallel_pulls.get()), (PathBuf::from("/y"), 7));

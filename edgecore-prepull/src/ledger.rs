@@ -210,7 +210,8 @@ fn read(path: &Path) -> Result<TaskRecord, String> {
 fn file_name(task: &TaskId) -> String {
     const LONGEST: usize = 64;
     let job = &task.job.0;
-    let plain = (1..=LONGEST).contains(&job.len()) && job.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    let plain =
+        (1..=LONGEST).contains(&job.len()) && job.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
     let name = if plain {
         job.clone()
     } else {

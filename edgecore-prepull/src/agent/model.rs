@@ -133,9 +133,11 @@ impl World {
                     }
                     EdgeMessage::Result(result) => {
                         if self.accepted.contains(&result.task) || self.disk.contains_key(&result.task) {
-                            let stored = self.disk.get(&result.task).and_then(|record| record.result.as_ref());
+                            let stored =
+                                self.disk.get(&result.task).and_then(|record| record.result.as_ref());
                             assert_eq!(stored, Some(result), "sent and not on the disk");
-                            let first = self.sent.entry(result.task.clone()).or_insert_with(|| result.clone());
+                            let first =
+                                self.sent.entry(result.task.clone()).or_insert_with(|| result.clone());
                             assert_eq!(first, result, "a second outcome");
                         }
                     }
@@ -156,7 +158,8 @@ impl World {
                 }
             }
             Step::Cancel(n) if self.connected => {
-                self.to_edge.push_back(CloudMessage::Cancel { task: Self::task(n).id, reason: "stop".to_owned() });
+                self.to_edge
+                    .push_back(CloudMessage::Cancel { task: Self::task(n).id, reason: "stop".to_owned() });
             }
             Step::Cancel(_) => {}
             Step::ToEdge(again) => self.edge_reads(again),
@@ -254,7 +257,8 @@ impl World {
             rest => {
                 let (work, _) = self.executors.remove(id).unwrap();
                 let stopped = ImageResult { outcome: ImageOutcome::Stopped, ..pulled() };
-                let images = work.done.into_iter().map(|done| done.unwrap_or_else(|| stopped.clone())).collect();
+                let images =
+                    work.done.into_iter().map(|done| done.unwrap_or_else(|| stopped.clone())).collect();
                 let outcome = if rest.is_some() { TaskOutcome::Cancelled } else { TaskOutcome::Succeeded };
                 let end = TaskEnd { outcome, reason: String::new(), check: None, images };
                 self.on(Event::Ended(id.clone(), end));

@@ -113,11 +113,14 @@ impl TaskRecord {
 
 /// How the images of a task add up: the outcome, and a sentence for a person where one failed.
 pub fn summary(task: &Task, images: &[ImageResult]) -> (TaskOutcome, String) {
-    let failed: Vec<_> = images.iter().zip(&task.images).filter(|(result, _)| !result.outcome.is_there()).collect();
+    let failed: Vec<_> =
+        images.iter().zip(&task.images).filter(|(result, _)| !result.outcome.is_there()).collect();
     let Some((first, image)) = failed.first() else { return (TaskOutcome::Succeeded, String::new()) };
     let reason = match failed.len() {
         1 => format!("{}: {}", image.image, first.reason),
-        more => format!("{more} of {} images failed, the first: {}: {}", images.len(), image.image, first.reason),
+        more => {
+            format!("{more} of {} images failed, the first: {}: {}", images.len(), image.image, first.reason)
+        }
     };
     (TaskOutcome::Failed, bounded_reason(&reason))
 }

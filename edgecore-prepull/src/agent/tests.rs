@@ -18,7 +18,8 @@ pub(super) fn task(job: &str, attempt: u32, images: usize) -> Task {
 }
 
 pub(super) fn assign(task: Task) -> Assign {
-    let credential = RegistryCredential { password: Sensitive::new("hunter2"), ..RegistryCredential::default() };
+    let credential =
+        RegistryCredential { password: Sensitive::new("hunter2"), ..RegistryCredential::default() };
     let keys = vec![Key::Credentials { credentials: vec![credential] }];
     Assign { task, remaining: Duration::from_secs(300), keys }
 }
@@ -112,7 +113,11 @@ fn a_result_is_stored_then_sent_and_kept_until_it_is_acknowledged() {
     bench.pass(7);
     let record = record_of(&bench.end(&task));
     assert_eq!(record.result.as_ref().unwrap().took, Duration::from_secs(7));
-    assert_eq!(bench.on(Event::ResultAck(task.id.clone())), [], "nothing was sent that could be acknowledged");
+    assert_eq!(
+        bench.on(Event::ResultAck(task.id.clone())),
+        [],
+        "nothing was sent that could be acknowledged"
+    );
     let result = result_of(&bench.on(Event::Persisted(task.id.clone())));
     assert_eq!(Some(&result), record.result.as_ref());
 
@@ -144,7 +149,8 @@ fn a_running_task_assigned_again_gets_new_terms_and_no_second_start() {
     bench.run(&task);
     bench.pass(100);
     let effects = bench.on(Event::Assign(assign(task.clone())));
-    let [Effect::Persist(record), Effect::Renew(_, terms), Effect::Send(EdgeMessage::Accepted { .. })] = &effects[..]
+    let [Effect::Persist(record), Effect::Renew(_, terms), Effect::Send(EdgeMessage::Accepted { .. })] =
+        &effects[..]
     else {
         panic!("{effects:?}")
     };
@@ -164,7 +170,8 @@ fn after_a_restart_the_task_waits_for_keys_and_keeps_what_had_ended() {
     assert_eq!(bench.restart(vec![record]), []);
     assert_eq!(bench.agent.open_tasks()[0].phase, OpenPhase::NeedsKeys);
     let effects = bench.on(Event::Assign(assign(task.clone())));
-    let [Effect::Persist(_), Effect::Send(EdgeMessage::Accepted { .. }), Effect::Start(work)] = &effects[..] else {
+    let [Effect::Persist(_), Effect::Send(EdgeMessage::Accepted { .. }), Effect::Start(work)] = &effects[..]
+    else {
         panic!("{effects:?}")
     };
     assert_eq!(work.done, [None, Some(pulled()), None]);
@@ -203,7 +210,9 @@ fn the_deadline_passes_while_a_restarted_task_waits_for_keys() {
 fn a_clock_in_the_past_gives_the_whole_time_again_and_no_more() {
     let set = WallClock(1_000_000_000);
     let record = TaskRecord::new(task("a", 1, 1), Duration::from_secs(60), set);
-    for (now, left) in [(0, 60_000), (999_999_999, 60_000), (1_000_000_000, 60_000), (1_000_045_000, 15_000), (u64::MAX, 0)] {
+    for (now, left) in
+        [(0, 60_000), (999_999_999, 60_000), (1_000_000_000, 60_000), (1_000_045_000, 15_000), (u64::MAX, 0)]
+    {
         assert_eq!(record.left(WallClock(now)), Duration::from_millis(left), "{now}");
     }
 }
@@ -216,7 +225,10 @@ fn a_cancel_stops_the_executor_and_the_result_says_so() {
     assert_eq!(bench.on(cancel()), [], "unknown");
 
     bench.run(&task);
-    assert_eq!(bench.on(cancel()), [Effect::Stop { task: task.id.clone(), reason: "job deleted".to_owned() }]);
+    assert_eq!(
+        bench.on(cancel()),
+        [Effect::Stop { task: task.id.clone(), reason: "job deleted".to_owned() }]
+    );
     // The executor was faster: what it says stands.
     let record = record_of(&bench.end(&task));
     assert_eq!(record.result.unwrap().outcome, TaskOutcome::Succeeded);

@@ -71,7 +71,9 @@ impl CriPuller {
     fn error(&self, status: &tonic::Status, reference: &str) -> PullError {
         let error = PullError::from_status(status, reference);
         match error.class {
-            ErrorClass::RuntimeDown => PullError::new(error.class, format!("{} ({})", error.message, self.endpoint)),
+            ErrorClass::RuntimeDown => {
+                PullError::new(error.class, format!("{} ({})", error.message, self.endpoint))
+            }
             _ => error,
         }
     }
@@ -97,8 +99,11 @@ impl Puller for CriPuller {
         credential: Option<&RegistryCredential>,
         progress: ProgressSink<'_>,
     ) -> Result<Pulled, PullError> {
-        let request =
-            PullImageRequest { image: Some(spec(reference)), auth: credential.map(auth), sandbox_config: None };
+        let request = PullImageRequest {
+            image: Some(spec(reference)),
+            auth: credential.map(auth),
+            sandbox_config: None,
+        };
         let mut images = self.images.clone();
         let watch = self.content.watch(reference);
         tokio::select! {
@@ -134,7 +139,7 @@ impl Puller for CriPuller {
             PullError::new(ErrorClass::Transient, "the container runtime does not say where it keeps images")
         })?;
         // A file system of a dead server may block for long.
-        let read = tokio::task::spawn_blocking(move || filesystem_of(mountpoint)).await;
+        let read = tokio::task::spawn_blocking(move || filesystem_of(&mountpoint)).await;
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
     }
 
@@ -183,13 +188,9 @@ fn digest_among(name: &str, repo_digests: &[String]) -> Option<String> {
     digests.next().is_none().then(|| first.to_owned())
 }
 
-fn filesystem_of(mountpoint: String) -> Result<Filesystem, PullError> {
-    match rustix::fs::statvfs(&mountpoint) {
-        Ok(stat) => Ok(Filesystem {
-            available: stat.f_bavail.saturating_mul(stat.f_frsize),
-            capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
-            mountpoint,
-        }),
+fn filesystem_of(mountpoint: &str) -> Result<Filesystem, PullError> {
+    match crate::checks::filesystem(std::path::Path::new(mountpoint)) {
+        Ok(filesystem) => Ok(filesystem),
         Err(error) => Err(PullError::new(
             ErrorClass::Transient,
             format!(
@@ -230,7 +231,8 @@ mod tests {
             password: Sensitive::new("p"),
             ..RegistryCredential::default()
         };
-        let expected = AuthConfig { username: "u".to_owned(), password: "p".to_owned(), ..AuthConfig::default() };
+        let expected =
+            AuthConfig { username: "u".to_owned(), password: "p".to_owned(), ..AuthConfig::default() };
         assert_eq!(auth(&credential), expected);
     }
 
@@ -245,9 +247,9 @@ mod tests {
 
     #[test]
     fn room_is_read_from_the_mountpoint() {
-        let root = filesystem_of("/".to_owned()).unwrap();
+        let root = filesystem_of("/").unwrap();
         assert!(root.capacity > root.available && root.available > 0, "{root:?}");
-        let error = filesystem_of("/nonexistent".to_owned()).unwrap_err();
+        let error = filesystem_of("/nonexistent").unwrap_err();
         assert!(error.message.contains("/nonexistent"), "{error}");
     }
 }

@@ -136,7 +136,8 @@ impl Watch<'_> {
 
     async fn find(&self) -> Option<Vec<Layer>> {
         if self.claim.digest().is_none() {
-            let found = self.content.store.manifests_since(&self.name.host, &self.name.path, self.begun).await?;
+            let found =
+                self.content.store.manifests_since(&self.name.host, &self.name.path, self.begun).await?;
             self.claim.resolve(&found);
         }
         self.content.layers(&self.claim.digest()?).await
@@ -226,7 +227,8 @@ mod tests {
             ("127.0.0.1:5000/a/b", "127.0.0.1:5000", "a/b", None),
             ("r.io:5000/a:1@sha256:00", "r.io:5000", "a", Some("sha256:00")),
         ] {
-            let expected = Name { host: host.to_owned(), path: path.to_owned(), digest: digest.map(str::to_owned) };
+            let expected =
+                Name { host: host.to_owned(), path: path.to_owned(), digest: digest.map(str::to_owned) };
             assert_eq!(Name::of(reference), expected);
         }
     }

@@ -25,7 +25,9 @@ pub struct RuntimeEndpoint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// Not the address of a unix socket.
-    #[error("{0:?} is no address of a container runtime: give the path of its socket, such as unix:///run/containerd/containerd.sock")]
+    #[error(
+        "{0:?} is no address of a container runtime: give the path of its socket, such as unix:///run/containerd/containerd.sock"
+    )]
     Address(String),
     /// None of the usual places has a socket.
     #[error("found no container runtime; looked at {}; name its socket with --runtime-endpoint unix:///…", .0.join(", "))]
@@ -44,9 +46,8 @@ impl RuntimeEndpoint {
     }
 
     fn first_of(places: &[&str]) -> Result<Self, EndpointError> {
-        let is_socket = |place: &&&str| {
-            std::fs::metadata(place).is_ok_and(|metadata| metadata.file_type().is_socket())
-        };
+        let is_socket =
+            |place: &&&str| std::fs::metadata(place).is_ok_and(|metadata| metadata.file_type().is_socket());
         let place = places.iter().find(is_socket);
         place
             .map(|place| Self { path: PathBuf::from(place) })
@@ -85,7 +86,8 @@ mod tests {
         for text in ["unix:///run/a.sock", "/run/a.sock"] {
             assert_eq!(text.parse::<RuntimeEndpoint>().unwrap().to_string(), "unix:///run/a.sock");
         }
-        for text in ["", "/", "unix://", "unix://run/a.sock", "tcp://127.0.0.1:1", "http://x/y", "run/a.sock"] {
+        for text in ["", "/", "unix://", "unix://run/a.sock", "tcp://127.0.0.1:1", "http://x/y", "run/a.sock"]
+        {
             let message = text.parse::<RuntimeEndpoint>().unwrap_err().to_string();
             assert!(message.contains(&format!("{text:?}")), "{message}");
         }

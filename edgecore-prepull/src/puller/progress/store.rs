@@ -88,9 +88,15 @@ impl ContentStore {
 
     /// Bytes that are there of every blob that is being written, by digest.
     pub(super) async fn being_written(&self) -> Option<HashMap<String, u64>> {
-        let answer = self.content.clone().list_statuses(request(ListStatusesRequest { filters: Vec::new() })).await;
+        let answer =
+            self.content.clone().list_statuses(request(ListStatusesRequest { filters: Vec::new() })).await;
         let statuses = self.ok(answer)?.into_inner().statuses;
-        Some(statuses.into_iter().filter_map(|status| Some((digest_of(&status.r#ref)?, size(status.offset)))).collect())
+        Some(
+            statuses
+                .into_iter()
+                .filter_map(|status| Some((digest_of(&status.r#ref)?, size(status.offset))))
+                .collect(),
+        )
     }
 
     /// Whether a blob is in the store as a whole.
@@ -100,11 +106,16 @@ impl ContentStore {
     }
 
     /// Manifests and indexes of a repository that were stored, or met again, since then.
-    pub(super) async fn manifests_since(&self, host: &str, path: &str, since: SystemTime) -> Option<Vec<Candidate>> {
+    pub(super) async fn manifests_since(
+        &self,
+        host: &str,
+        path: &str,
+        since: SystemTime,
+    ) -> Option<Vec<Candidate>> {
         let source = format!("{SOURCE_LABEL}.{host}");
         // The list may have thousands of blobs: containerd shall pick those that can be meant.
-        let filters =
-            [CONFIG_LABEL, &format!("{CHILD_LABEL}0")].map(|label| format!("labels.\"{source}\",labels.\"{label}\""));
+        let filters = [CONFIG_LABEL, &format!("{CHILD_LABEL}0")]
+            .map(|label| format!("labels.\"{source}\",labels.\"{label}\""));
         let filters = filters.to_vec();
         let answer = self.content.clone().list(request(ListContentRequest { filters })).await;
         let mut parts = self.ok(answer)?.into_inner();
