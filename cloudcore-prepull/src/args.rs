@@ -61,10 +61,10 @@ pub enum Command {
 #[derive(Clone, Debug, Args)]
 pub struct ClusterArgs {
     /// The kubeconfig. Without it: KUBECONFIG, ~/.kube/config, or the pod's own ServiceAccount.
-    #[arg(long, value_name = "FILE", env = "PREPULL_KUBECONFIG")]
+    #[arg(long, global = true, value_name = "FILE", env = "PREPULL_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// The namespace of cloudcore-prepull itself: its CA and its tokens are Secrets there.
-    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = "prepull-system")]
+    #[arg(long, global = true, value_name = "NAME", env = "POD_NAMESPACE", default_value = "prepull-system")]
     pub namespace: String,
 }
 
@@ -154,5 +154,17 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_cluster_may_be_named_before_and_after_what_is_done_with_a_token() {
+        let before = ["c", "token", "--kubeconfig", "f", "--namespace", "n", "create", "--node", "edge-1"];
+        let after = ["c", "token", "create", "--node", "edge-1", "--kubeconfig", "f", "--namespace", "n"];
+        for line in [before, after] {
+            let Command::Token { cluster, command: _ } = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not a token command")
+            };
+            assert_eq!((cluster.kubeconfig, cluster.namespace.as_str()), (Some(PathBuf::from("f")), "n"));
+        }
     }
 }

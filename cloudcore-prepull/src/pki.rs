@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION};
+use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION, certificate_pem};
 use prepull_api::task::NodeName;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -179,7 +179,7 @@ impl Authority {
 
     /// The CA's certificate, PEM.
     pub fn pem(&self) -> String {
-        pem_of(&self.certificate)
+        certificate_pem(&self.certificate)
     }
 
     /// SHA-256 of the certificate's DER: what join tokens carry.
@@ -255,21 +255,6 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(digest(&SHA256, bytes).as_ref());
     hash
-}
-
-fn pem_of(certificate: &CertificateDer<'_>) -> String {
-    use base64::Engine as _;
-    let base64 = base64::engine::general_purpose::STANDARD.encode(certificate);
-    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
-    let mut rest = base64.as_str();
-    while !rest.is_empty() {
-        let (line, next) = rest.split_at(rest.len().min(64));
-        pem.push_str(line);
-        pem.push('\n');
-        rest = next;
-    }
-    pem.push_str("-----END CERTIFICATE-----\n");
-    pem
 }
 
 #[cfg(test)]

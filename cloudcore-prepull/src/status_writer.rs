@@ -37,8 +37,9 @@ pub async fn write(client: Client, job: &JobUid, name: &str, status: &ImagePrePu
         Ok(Err(Error::Api(answer))) if answer.code == 422 && is_another(&api, job, name).await => {
             WriteOutcome::Gone
         }
-        Ok(Err(error @ Error::Api(_))) => {
-            error!(job = name, %error, "the API server refuses the status; trying again");
+        Ok(Err(Error::Api(answer))) => {
+            let (code, message) = (answer.code, &answer.message);
+            error!(job = name, code, message, "the API server refuses the status; trying again");
             WriteOutcome::Failed
         }
         Ok(Err(error)) => {

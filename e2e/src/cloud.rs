@@ -77,6 +77,13 @@ impl Cloud {
         Ok(parts::output(command).await?.trim().to_owned())
     }
 
+    /// Runs `plan` against the cluster, with the rights of the cloud, and returns what it prints.
+    pub async fn plan(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(parts::program(PROGRAM)?);
+        command.arg("plan").args(arguments).arg("--kubeconfig").arg(&self.kubeconfig);
+        parts::output(command).await
+    }
+
     /// The metrics, as they are now.
     pub async fn metrics(&self) -> Result<Metrics> {
         let (status, body) = plain_http::get(self.metrics_addr(), "/metrics").await?;

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::StreamExt;
+use k8s_openapi::api::core::v1::Event;
 use kube::Resource;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use prepull_api::crd::job::ImagePrePullJob;
@@ -16,11 +17,14 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, ImageStatus, JobPhase, Nod
 
 pub use builder::JobBuilder;
 
+use crate::cleanup::eventually;
 use crate::cluster::{Cluster, documents};
 use crate::place::Place;
 
 /// How long a test waits for what it expects, unless it says otherwise: long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Events are published one after another, beside the status.
+const EVENT_LIMIT: Duration = Duration::from_secs(10);
 /// Whose logs are shown when a job does not get where it should.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
@@ -158,6 +162,15 @@ impl Job {
         bail!("the watch of job {} ended", self.name)
     }
 
+    /// Waits until there is such a job.
+    pub async fn exists(&self) -> Result<()> {
+        let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
+        let there = async { while !matches!(changes.next().await, Some(Ok(Some(_))) | None) {} };
+        tokio::time::timeout(self.limit, there)
+            .await
+            .with_context(|| format!("job {} is not there", self.name))
+    }
+
     /// Waits until there is no such job.
     pub async fn is_gone(&self) -> Result<()> {
         let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
@@ -176,6 +189,27 @@ impl Job {
     pub async fn delete(&self) -> Result<()> {
         self.api.delete(&self.name, &DeleteParams::default()).await?;
         Ok(())
+    }
+
+    /// The events on it so far: type, reason, message.
+    pub async fn events(&self) -> Result<Vec<(String, String, String)>> {
+        let api: Api<Event> = Api::namespaced(self.api.clone().into_client(), "default");
+        let fields = format!("involvedObject.uid={}", self.uid().await?);
+        let mut events = api.list(&ListParams::default().fields(&fields)).await?.items;
+        events.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name)); // their names end in the time
+        let text = Option::unwrap_or_default;
+        Ok(events.into_iter().map(|e| (text(e.type_), text(e.reason), text(e.message))).collect())
+    }
+
+    /// Waits for an event with that reason, and returns its type and message. Events follow the status.
+    pub async fn event(&self, reason: &str) -> Result<(String, String)> {
+        eventually(&format!("event {reason} on job {}", self.name), EVENT_LIMIT, async || {
+            let events = self.events().await?;
+            let found = events.iter().find(|(_, found, _)| found == reason);
+            let (kind, _, message) = found.with_context(|| format!("there are {events:?}"))?;
+            Ok((kind.clone(), message.clone()))
+        })
+        .await
     }
 
     /// What the API server knows it by.

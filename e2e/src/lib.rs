@@ -8,8 +8,9 @@
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
-//!    ├─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
-//!    └─ Site      a cluster, a cloud and a registry behind a proxy, as most tests want them
+//!    ├─ Stage     cluster, cloud and edge nodes in one go
+//!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
+//!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
 //! ```
 //!
 //! Every part belongs to the [`place::Place`] of the test that started it, which is found by the name of the test's
@@ -19,11 +20,12 @@
 //! Names that the environment sets (see e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
 //! `PREPULL_E2E_LOGS`, `PREPULL_E2E_KUBECONFIG`.
 
+mod background;
 pub mod certs;
 pub mod cleanup;
 pub mod cloud;
 pub mod cluster;
-// pub mod demo;
+pub mod demo;
 pub mod images;
 pub mod jobs;
 pub mod node;
@@ -33,7 +35,9 @@ pub mod plain_http;
 pub mod ports;
 pub mod proxy;
 pub mod registry;
+pub mod sim;
 pub mod site;
+pub mod stage;
 
 /// What a test usually needs.
 pub mod prelude {
@@ -46,8 +50,10 @@ pub mod prelude {
     pub use crate::node::{Containerd, EdgeNode};
     pub use crate::place::{CANARY, Place, password};
     pub use crate::proxy::Proxy;
-    pub use crate::registry::Registry;
+    pub use crate::registry::{Registry, TokenServer};
+    pub use crate::sim::Fleet;
     pub use crate::site::{SOON, Site};
+    pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};
     pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};
 }

@@ -18,16 +18,19 @@ use futures::future::BoxFuture;
 pub use containerd::Containerd;
 pub use ledger::LedgerTask;
 
-use crate::cleanup::Child;
-use crate::cloud::Cloud;
+use crate::cleanup::{Child, eventually};
+use crate::cloud::{Cloud, Metrics};
 use crate::cluster::Cluster;
 use crate::parts;
 use crate::place::Place;
+use crate::plain_http;
 use crate::ports::Port;
 use crate::proxy::Proxy;
 
 /// SIGTERM is graceful, and not endless.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
+/// It connects in a fraction of a second.
+const START_LIMIT: Duration = Duration::from_secs(30);
 const PROGRAM: &str = "edgecore-prepull";
 
 /// A node that has joined with a token. The Node object is the test's to create.
@@ -152,6 +155,30 @@ impl EdgeNode {
     /// The agent's state directory.
     pub fn state_dir(&self) -> &Path {
         &self.state
+    }
+
+    /// How many tasks are in the agent's ledger: each is a file there.
+    pub fn open_tasks(&self) -> usize {
+        let files = std::fs::read_dir(self.state.join("tasks")).into_iter().flatten().flatten();
+        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "json")).count()
+    }
+
+    /// Waits until the agent says that its tunnel is up.
+    pub async fn is_connected(&self) -> Result<()> {
+        eventually(&format!("the agent of {} is connected", self.name), START_LIMIT, async || {
+            let connected = self.metrics().await?.sum("edgecore_prepull_connected", &[]);
+            ensure!(connected > 0.0, "it is not");
+            Ok(())
+        })
+        .await
+        .with_context(|| crate::cleanup::tail(&self.agent_log(), 20))
+    }
+
+    /// The agent's metrics, as they are now.
+    pub async fn metrics(&self) -> Result<Metrics> {
+        let (status, body) = plain_http::get(self.metrics_addr(), "/metrics").await?;
+        ensure!(status == 200, "/metrics: {status} {body}");
+        Ok(Metrics(body))
     }
 
     /// Where the agent's metrics are.

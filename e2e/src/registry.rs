@@ -2,6 +2,7 @@
 
 mod access_log;
 mod storage;
+mod token_server;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,14 +10,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub use access_log::{Request, Requests};
+pub use token_server::{Grant, TokenServer};
 
 use crate::certs::Authority;
 use crate::cleanup::{Child, eventually};
@@ -47,6 +49,7 @@ pub struct Start {
     name: Option<String>,
     users: Vec<(String, String)>,
     authority: Option<(PathBuf, PathBuf, PathBuf)>,
+    tokens: Option<Value>,
     error: Option<anyhow::Error>,
 }
 
@@ -186,6 +189,13 @@ impl Start {
         self
     }
 
+    /// Only for bearer tokens of this server, instead of users and passwords.
+    #[must_use]
+    pub fn tokens_of(mut self, server: &TokenServer) -> Self {
+        self.tokens = Some(server.registry_auth());
+        self
+    }
+
     /// With TLS, and a certificate of this authority, which the containerds of this test trust for it.
     #[must_use]
     pub fn tls(mut self, authority: &Authority) -> Self {
@@ -206,7 +216,7 @@ impl Start {
     }
 
     async fn start(self) -> Result<Registry> {
-        let Self { name, users, authority, error } = self;
+        let Self { name, users, authority, tokens, error } = self;
         if let Some(error) = error {
             return Err(error);
         }
@@ -229,6 +239,9 @@ impl Start {
             let file = dir.join("htpasswd");
             std::fs::write(&file, htpasswd(&users).await?)?;
             config["auth"] = json!({"htpasswd": {"realm": "e2e", "path": file}});
+        }
+        if let Some(tokens) = tokens {
+            config["auth"] = tokens;
         }
         if let Some((_, certificate, key)) = &authority {
             config["http"]["tls"] = json!({"certificate": certificate, "key": key});
@@ -261,7 +274,8 @@ async fn htpasswd(users: &[(String, String)]) -> Result<String> {
         text += parts::output(command).await.context("htpasswd (package apache2-utils)")?.trim();
         text.push('\n');
     }
-    if text.trim().is_empty() { bail!("htpasswd printed nothing") } else { Ok(text) }
+    ensure!(!text.trim().is_empty(), "htpasswd printed nothing");
+    Ok(text)
 }
 
 /// Tells containerd where a registry is. No host in `[host]`: containerd tries each of them and then the
@@ -270,11 +284,10 @@ fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> R
     let dir = dir.join(host);
     std::fs::create_dir_all(&dir)?;
     let scheme = if ca.is_some() { "https" } else { "http" };
-    let mut text = format!("server = \"{scheme}://{addr}\"\ncapabilities = [\"pull\", \"resolve\"]\n");
-    if let Some(ca) = ca {
-        text += &format!("ca = \"{}\"\n", ca.display());
-    }
-    text += "[host]\n"; // containerd 1.6 ignores a file without
+    let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
+    // containerd 1.6 ignores a file without [host].
+    let text =
+        format!("server = \"{scheme}://{addr}\"\ncapabilities = [\"pull\", \"resolve\"]\n{ca}[host]\n");
     // In one step: a containerd may read it at any moment.
     let scratch = dir.join("hosts.toml.new");
     std::fs::write(&scratch, text)?;

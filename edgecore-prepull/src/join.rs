@@ -1,11 +1,198 @@
-//! skeleton
-/// `edgecore-prepull join`
-#[derive(Debug, clap::Args)]
-pub struct JoinArgs {}
-/// Why
+//! `edgecore-prepull join`: from a token to a certificate, over one connection.
+//!
+//! ```text
+//!  key on disk ─▶ TLS: is the token's CA in the chain, and is the server of it? ─▶ token, CSR ─▶ certificate
+//! ```
+//!
+//! The token is shown only to a server that has proved to be the one it is for.
+
+mod pin;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use clap::Args;
+use prepull_api::credentials::Sensitive;
+use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, Issued, JoinToken, NotAToken};
+use prepull_api::task::NodeName;
+use prepull_api::wire::TUNNEL_PATH;
+
+use crate::endpoint::{BadUrl, Endpoint, RequestError, post};
+use crate::identity::{Connection, IdentityError, StateDir, certificate_facts};
+use pin::PinnedCa;
+
+/// cloudcore's default port for the tunnel.
+const TUNNEL_PORT: u16 = 10_000;
+/// cloudcore's default port for enrolment.
+const ENROLL_PORT: u16 = 10_002;
+
+/// What `join` is told.
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Example:\n  edgecore-prepull join --server cloud.example --node-name edge-1 --token TOKEN\n\n\
+                        The token comes from `cloudcore-prepull token create` and is best given in PREPULL_TOKEN: \
+                        arguments can be seen by every user of this machine."
+)]
+pub struct JoinArgs {
+    /// Where cloudcore is: short for --enroll-url https://HOST:10002 and --tunnel-url wss://HOST:10000/v1/edge.
+    #[arg(long, value_name = "HOST", env = "PREPULL_SERVER", required_unless_present_all = ["enroll_url", "tunnel_url"])]
+    pub server: Option<String>,
+    /// Where to enrol [default: by --server].
+    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL")]
+    pub enroll_url: Option<String>,
+    /// Where the tunnel is [default: by --server].
+    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL")]
+    pub tunnel_url: Option<String>,
+    /// The join token.
+    #[arg(long, value_name = "TOKEN", env = "PREPULL_TOKEN", hide_env_values = true)]
+    pub token: SecretArg,
+    /// The name of this machine's Node object.
+    #[arg(long, value_name = "NAME", env = "PREPULL_NODE_NAME")]
+    pub node_name: String,
+    /// Where the agent keeps its state.
+    #[arg(long, value_name = "DIR", env = "PREPULL_STATE_DIR", default_value = "/var/lib/edgecore-prepull")]
+    pub state_dir: PathBuf,
+    /// Give up the identity of another node that is in the state directory.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// A secret of the command line: wiped when dropped, never printed, not even in an error about its form.
+#[derive(Clone, Debug)]
+pub struct SecretArg(Sensitive);
+
+impl From<String> for SecretArg {
+    fn from(text: String) -> Self {
+        Self(Sensitive::new(text))
+    }
+}
+
+/// What has been achieved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// As whom.
+    pub node: NodeName,
+    /// The certificate's end; it is renewed long before.
+    pub not_after: SystemTime,
+    /// Where the identity is.
+    pub state_dir: PathBuf,
+}
+
+impl fmt::Display for Joined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, not_after, state_dir } = self;
+        let until = humantime::format_rfc3339_seconds(*not_after);
+        write!(f, "joined as node {node}; the certificate in {} is valid until {until}", state_dir.display())
+    }
+}
+
+/// Why this node has not joined.
 #[derive(Debug, thiserror::Error)]
-pub enum JoinError {}
-/// Joins.
-pub async fn run(_args: JoinArgs) -> Result<(), JoinError> {
-    todo!()
+pub enum JoinError {
+    /// `--node-name`
+    #[error(
+        "--node-name {0:?} is not a node's name: lower-case letters, digits, '-' and '.', as in `kubectl get nodes`"
+    )]
+    NodeName(String),
+    /// `--token`
+    #[error("--token: {0}")]
+    Token(#[from] NotAToken),
+    /// One of the URLs.
+    #[error(transparent)]
+    Url(#[from] BadUrl),
+    /// It has joined already.
+    #[error("{} holds the identity of node {node}: give --force to replace it", dir.display())]
+    OtherNode {
+        /// Which node has joined.
+        node: NodeName,
+        /// The state directory.
+        dir: PathBuf,
+    },
+    /// The server, or the way there.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The files.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The request could not be made.
+    #[error("making a certificate request: {0}")]
+    Csr(#[from] rcgen::Error),
+    /// The answer is of no use.
+    #[error("the certificate that the server gave cannot be used: {0}")]
+    Answer(&'static str),
+    /// rustls itself.
+    #[error("setting up TLS: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// Joins. May be repeated: until it has succeeded the same key is used, so that an answer that was lost is
+/// given again.
+pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
+    let JoinArgs { server, enroll_url, tunnel_url, token, node_name, state_dir, force } = args;
+    let node = NodeName(node_name);
+    if !node.is_valid() {
+        return Err(JoinError::NodeName(node.0));
+    }
+    let token: JoinToken = token.0.expose().parse()?;
+    let (enroll_url, tunnel_url) = urls(server.as_deref(), enroll_url, tunnel_url);
+    let endpoint = Endpoint::parse(&enroll_url, "https")?;
+    Endpoint::parse(&tunnel_url, "wss")?;
+    let dir = StateDir::new(&state_dir);
+    if !force
+        && let Some(other) = dir.joined_as()?
+        && other != node
+    {
+        return Err(JoinError::OtherNode { node: other, dir: state_dir });
+    }
+
+    let key = dir.new_key()?;
+    let pinned = Arc::new(PinnedCa::new(token.ca));
+    let request = EnrollRequest { node: node.clone(), token: token.bearer(), csr: key.csr()? };
+    let Issued { certificate, ca: _, not_after: _ } =
+        post(&endpoint, ENROLL_PATH, pinned.client_tls()?, &request).await?;
+
+    let facts = certificate_facts(&certificate).map_err(JoinError::Answer)?;
+    if facts.node != node {
+        return Err(JoinError::Answer("it is for another node"));
+    }
+    if facts.public_key != key.public_key() {
+        return Err(JoinError::Answer("it is for another key"));
+    }
+    // The CA of the handshake, whose hash was checked, rather than the one of the answer.
+    let ca = pinned.found_pem().ok_or(JoinError::Answer("the connection had no CA"))?;
+    dir.store_connection(&ca, &Connection { tunnel_url, enroll_url, node_name: node.clone() })?;
+    dir.store_certificate(&certificate)?;
+    Ok(Joined { node, not_after: facts.not_after, state_dir })
+}
+
+fn urls(server: Option<&str>, enroll_url: Option<String>, tunnel_url: Option<String>) -> (String, String) {
+    let host = match server.unwrap_or_default() {
+        v6 if v6.parse::<std::net::Ipv6Addr>().is_ok() => format!("[{v6}]"),
+        other => other.to_owned(),
+    };
+    (
+        enroll_url.unwrap_or_else(|| format!("https://{host}:{ENROLL_PORT}")),
+        tunnel_url.unwrap_or_else(|| format!("wss://{host}:{TUNNEL_PORT}{TUNNEL_PATH}")),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_stands_for_both_urls() {
+        let expected = |host: &str| (format!("https://{host}:10002"), format!("wss://{host}:10000/v1/edge"));
+        assert_eq!(urls(Some("cloud.example"), None, None), expected("cloud.example"));
+        assert_eq!(urls(Some("2001:db8::1"), None, None), expected("[2001:db8::1]"));
+        let (enroll, tunnel) = urls(Some("a"), Some("https://b".into()), None);
+        assert_eq!((enroll.as_str(), tunnel.as_str()), ("https://b", "wss://a:10000/v1/edge"));
+    }
+
+    #[test]
+    fn the_token_shows_in_no_debug_output() {
+        assert_eq!(format!("{:?}", SecretArg::from("s3cret".to_owned())), "SecretArg(<redacted>)");
+    }
 }

@@ -1,1 +1,10 @@
-fn main() {}
+//! The program; everything is in the library.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use edgecore_prepull::{args::Cli, runtime};
+
+fn main() -> ExitCode {
+    runtime::main(Cli::parse())
+}

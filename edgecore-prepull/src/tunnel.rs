@@ -1,6 +1,6 @@
 //! The link to the cloud: dialled by the edge, lost at any moment, dialled again.
 
-pub mod backoff;
+pub(crate) mod backoff;
 pub mod dial;
 
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, Welcome};

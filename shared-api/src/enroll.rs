@@ -123,6 +123,22 @@ impl fmt::Debug for JoinToken {
     }
 }
 
+/// A certificate as PEM (RFC 7468: lines of 64).
+pub fn certificate_pem(der: &[u8]) -> String {
+    use base64::Engine as _;
+    let base64 = base64::engine::general_purpose::STANDARD.encode(der);
+    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+    let mut rest = base64.as_str();
+    while !rest.is_empty() {
+        let (line, next) = rest.split_at(rest.len().min(64));
+        pem.push_str(line);
+        pem.push('\n');
+        rest = next;
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
+}
+
 /// Lower-case hex.
 pub fn hex(bytes: &[u8]) -> String {
     use fmt::Write as _;

@@ -77,7 +77,7 @@ fn a_request_that_does_not_prove_its_key_is_refused() {
         rustls_pki_types::CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec();
     let name = der.windows(5).position(|bytes| bytes == b"other").unwrap();
     der[name] = b'O';
-    let forged = pem_of(&CertificateDer::from(der)).replace("CERTIFICATE", "CERTIFICATE REQUEST");
+    let forged = certificate_pem(&CertificateDer::from(der)).replace("CERTIFICATE", "CERTIFICATE REQUEST");
     let error = VerifiedCsr::from_pem(&forged).unwrap_err().to_string();
     assert_eq!(error, "the certificate request was refused: its signature was not made with its key");
 
@@ -97,7 +97,7 @@ fn what_is_no_ca_is_refused_with_the_reason() {
     let (leaf, leaf_key, _) = authority.sign_server(Vec::new(), now).unwrap();
     for (certificate, key, at, reason) in [
         (authority.pem(), other_key, now, "key and certificate do not belong together"),
-        (pem_of(&leaf), leaf_key.serialize_pem(), now, "CA:TRUE is missing"),
+        (certificate_pem(&leaf), leaf_key.serialize_pem(), now, "CA:TRUE is missing"),
         (authority.pem(), key.clone(), now + 3651 * DAY, "the certificate expired at"),
         (String::new(), key.clone(), now, "not a PEM block CERTIFICATE"),
         (authority.pem(), "x".to_owned(), now, "not a PEM block PRIVATE KEY"),

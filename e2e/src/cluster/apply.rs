@@ -1,16 +1,18 @@
-//! Server-side apply of YAML, several documents and Lists included.
+//! Applies YAML, several documents and Lists included.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::discovery::{Scope, pinned_kind};
 use serde_json::Value;
 
 use super::{Cluster, settled};
 
 impl Cluster {
-    /// Applies YAML as `kubectl apply --server-side` does. An object without a namespace goes to `default`.
+    /// Applies YAML as `kubectl apply` does: creates what is not there, and merges into what is. Not server-side:
+    /// a server refuses there what it does not know, such as CEL rules before 1.25. An object without a namespace
+    /// goes to `default`.
     pub async fn apply(&self, yaml: &str) -> Result<()> {
         for object in documents(yaml)? {
             self.apply_object(object).await?;
@@ -38,10 +40,13 @@ impl Cluster {
                 Api::namespaced_with(self.client(), namespace, &resource)
             }
         };
-        let params = PatchParams::apply("prepull-e2e").force();
-        api.patch(&name, &params, &Patch::Apply(&object))
-            .await
-            .with_context(|| format!("cannot apply {} {name}", types.kind))?;
+        let applied = match api.create(&PostParams::default(), &object).await {
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                api.patch(&name, &PatchParams::default(), &Patch::Merge(&object)).await
+            }
+            created => created,
+        };
+        applied.with_context(|| format!("cannot apply {} {name}", types.kind))?;
         Ok(())
     }
 
@@ -83,6 +88,12 @@ pub(super) fn manifests(dir: &Path) -> Result<Vec<PathBuf>> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn an_empty_string_is_no_null() {
+        let labels = &documents("labels: {edge: \"\", other: ''}\n").unwrap()[0]["labels"];
+        assert_eq!(*labels, serde_json::json!({"edge": "", "other": ""}));
+    }
 
     #[test]
     fn documents_and_lists_are_flattened() {

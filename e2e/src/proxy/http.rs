@@ -96,8 +96,8 @@ fn closing(head: &str) -> String {
     let mut lines = head.trim_end().split("\r\n");
     let first = lines.next().unwrap_or_default();
     let kept = lines.filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
-    let headers: String = kept.map(|line| format!("{line}\r\n")).collect();
-    format!("{first}\r\n{headers}Connection: close\r\n\r\n")
+    let headers: Vec<_> = std::iter::once(first).chain(kept).chain(["Connection: close", "", ""]).collect();
+    headers.join("\r\n")
 }
 
 /// An error in the registry's own form.

@@ -46,7 +46,8 @@ pub(super) async fn down(
     let mut buffer = vec![0; PIECE];
     loop {
         let rate = shared.link.borrow().rate;
-        let piece = rate.map_or(PIECE, |rate| (rate / PIECES_PER_SECOND).clamp(1, PIECE as u64) as usize);
+        let piece = rate
+            .map_or(PIECE, |rate| usize::try_from(rate / PIECES_PER_SECOND).unwrap_or(PIECE).clamp(1, PIECE));
         let length = server.read(&mut buffer[..piece]).await?;
         if length == 0 {
             return Ok(());
@@ -64,7 +65,7 @@ pub(super) async fn send_down(
 ) -> Result<()> {
     shared.pass().await?;
     shared.wait_for_room(piece.len() as u64).await;
-    let allowed = shared.until_cut(piece.len() as u64) as usize;
+    let allowed = shared.until_cut(piece.len());
     client.write_all(&piece[..allowed]).await?;
     shared.bytes.fetch_add(allowed as u64, Ordering::SeqCst);
     if allowed < piece.len() {
@@ -93,14 +94,14 @@ impl Shared {
         let until = {
             let mut free_at = lock(&self.free_at);
             let from = (*free_at).max(tokio::time::Instant::now());
-            *free_at = from + Duration::from_secs_f64(bytes as f64 / rate as f64);
+            *free_at = from + Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / rate);
             *free_at
         };
         tokio::time::sleep_until(until).await;
     }
 
     /// How many of the next bytes may go before the cut that was asked for.
-    fn until_cut(&self, bytes: u64) -> u64 {
+    fn until_cut(&self, bytes: usize) -> usize {
         let mut cut_after = lock(&self.cut_after);
         match *cut_after {
             Some(left) if left < bytes => {

@@ -4,7 +4,7 @@
 //! writes instead why it did not authorise it. Range headers are not logged, but their answer is a 206. A
 //! [`crate::proxy::Proxy`] in front sees more.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde_json::Value;
 
@@ -50,6 +50,18 @@ impl Requests {
     #[must_use]
     pub fn blob_fetches(&self) -> Self {
         self.filter(|request| request.method == "GET" && request.is_blob() && request.status < 300)
+    }
+
+    /// Those for a repository: `team/app`.
+    #[must_use]
+    pub fn of(&self, repository: &str) -> Self {
+        let start = format!("/v2/{repository}/");
+        self.filter(|request| request.path.starts_with(&start))
+    }
+
+    /// Who was let in.
+    pub fn users(&self) -> BTreeSet<&str> {
+        self.0.iter().map(|request| request.user.as_str()).filter(|user| !user.is_empty()).collect()
     }
 
     /// Bytes of all the answers' bodies.

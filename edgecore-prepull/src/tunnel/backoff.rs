@@ -1,1 +1,66 @@
-//! skeleton
+//! How long to wait before the next try.
+
+use std::time::Duration;
+
+use ring::rand::{SecureRandom, SystemRandom};
+
+/// Exponential, with full jitter: any time up to a ceiling that doubles. A fleet that was cut off at one
+/// moment comes back spread over all of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Backoff {
+    first: Duration,
+    last: Duration,
+    ceiling: Duration,
+}
+
+impl Backoff {
+    /// The ceiling starts at `first` and doubles up to `last`.
+    pub(crate) fn new(first: Duration, last: Duration) -> Self {
+        Self { first, last, ceiling: first }
+    }
+
+    /// The next wait; `chance` is from 0 to 1.
+    pub(crate) fn next(&mut self, chance: f64) -> Duration {
+        let wait = self.ceiling.mul_f64(chance.clamp(0.0, 1.0));
+        self.ceiling = (self.ceiling * 2).min(self.last);
+        wait
+    }
+
+    /// All is well again.
+    pub(crate) fn reset(&mut self) {
+        self.ceiling = self.first;
+    }
+}
+
+/// Evenly from 0 to 1, of the operating system: two edges that were cloned from one disk must not agree.
+pub(crate) fn random() -> f64 {
+    let mut bytes = [0; 4];
+    // Without random bytes there would be no TLS either; half is as good as any.
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX),
+        Err(_) => 0.5,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ceiling_doubles_up_to_the_last_and_starts_again() {
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+        let ceilings: Vec<u64> = (0..8).map(|_| backoff.next(1.0).as_secs()).collect();
+        assert_eq!(ceilings, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(backoff.next(0.5), Duration::from_secs(30));
+        assert_eq!(backoff.next(0.0), Duration::ZERO);
+        backoff.reset();
+        assert_eq!(backoff.next(0.25), Duration::from_millis(250));
+    }
+
+    #[test]
+    fn chance_is_from_0_to_1_and_differs() {
+        let drawn: Vec<f64> = (0..100).map(|_| random()).collect();
+        assert!(drawn.iter().all(|chance| (0.0..=1.0).contains(chance)));
+        assert!(drawn.windows(2).any(|pair| (pair[0] - pair[1]).abs() > 0.1));
+    }
+}

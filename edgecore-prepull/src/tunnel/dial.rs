@@ -1,16 +1,355 @@
-//! skeleton
-use super::TunnelEvent;
-use crate::identity::Identity;
-use prepull_api::wire::EdgeMessage;
-use tokio::sync::mpsc;
+//! Keeps a session up: dials, says `Hello`, carries messages, waits, dials again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prepull_api::wire::{
+    CloudMessage, DecodeError, EdgeMessage, Hello, SUBPROTOCOL, Welcome, decode, encode,
+};
+use prepull_tunnel::{Channel, CloseCode, Ended, Event, Metered, Terms, websocket_config};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::client_async_with_config;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::http::{HeaderValue, header::SEC_WEBSOCKET_PROTOCOL};
+use tokio_tungstenite::tungstenite::{self, Error as WsError};
 use tokio_util::sync::CancellationToken;
-/// Keeps a session up until `shutdown`.
+
+use super::TunnelEvent;
+use super::backoff::{Backoff, random};
+use crate::endpoint::{BadUrl, Endpoint, Trouble, printable};
+use crate::identity::{Current, Identity};
+
+/// The longest that a `Goaway` is obeyed: a drain is over in minutes, and a mistake must not cost a node for
+/// days.
+const LONGEST_GOAWAY: Duration = Duration::from_secs(600);
+/// What a cloud may choose as heartbeat. Below, the fleet would be busy with pings; above, a NAT forgets the
+/// connection and nobody notices.
+const HEARTBEATS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(300));
+
+/// Timing of the tunnel's edge side.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The first wait's ceiling.
+    pub first_backoff: Duration,
+    /// The last wait's ceiling.
+    pub last_backoff: Duration,
+    /// A session that lasted for so long was a good one: the waits start again from the first.
+    pub stable_after: Duration,
+    /// For TLS and the websocket's handshake. Longer than the server's: it gives up first, and says why.
+    pub handshake_deadline: Duration,
+    /// For the agent's `Hello` and for `Welcome`.
+    pub welcome_deadline: Duration,
+    /// What a write may take beyond its size at 8 KiB/s.
+    pub write_grace: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            first_backoff: Duration::from_secs(1),
+            last_backoff: Duration::from_secs(60),
+            stable_after: Duration::from_secs(60),
+            handshake_deadline: Duration::from_secs(20),
+            welcome_deadline: Duration::from_secs(20),
+            write_grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Keeps a session with `tunnel_url` up until `shutdown`. While there is none, what comes from `outgoing` is
+/// dropped.
+///
+/// # Errors
+/// Only for a URL that is none: everything else is tried again.
 pub async fn run(
-    _identity: Identity,
-    _tunnel_url: String,
-    _events: mpsc::Sender<TunnelEvent>,
-    _outgoing: mpsc::Receiver<EdgeMessage>,
-    _shutdown: CancellationToken,
-) {
-    todo!()
+    identity: Identity,
+    tunnel_url: String,
+    events: mpsc::Sender<TunnelEvent>,
+    outgoing: mpsc::Receiver<EdgeMessage>,
+    shutdown: CancellationToken,
+) -> Result<(), BadUrl> {
+    run_with(Settings::default(), identity, tunnel_url, events, outgoing, shutdown).await
+}
+
+/// [`run`] with other timing.
+pub async fn run_with(
+    settings: Settings,
+    identity: Identity,
+    tunnel_url: String,
+    events: mpsc::Sender<TunnelEvent>,
+    mut outgoing: mpsc::Receiver<EdgeMessage>,
+    shutdown: CancellationToken,
+) -> Result<(), BadUrl> {
+    let endpoint = Endpoint::parse(&tunnel_url, "wss")?;
+    let mut backoff = Backoff::new(settings.first_backoff, settings.last_backoff);
+    let mut dial = Dial { settings, endpoint, identity: identity.watch(), events, shutdown };
+    while !dial.shutdown.is_cancelled() {
+        let Attempt { end, lasted } = dial.attempt(&mut outgoing).await;
+        if lasted.is_some_and(|lasted| lasted >= dial.settings.stable_after) {
+            backoff.reset();
+        }
+        let wait = match &end {
+            End::Shutdown => break,
+            End::Goaway { after, .. } => (*after).min(LONGEST_GOAWAY),
+            // Nothing is wrong, and the cloud is there.
+            End::Renewed => Duration::ZERO,
+            _ => backoff.next(random()),
+        };
+        if lasted.is_some() {
+            tracing::info!(reason = %end, reconnect_in = ?wait, "disconnected from the cloud");
+        } else {
+            tracing::warn!(reason = %end, retry_in = ?wait, "not connected to the cloud");
+        }
+        let shutdown = dial.shutdown.clone();
+        let waited = shutdown.run_until_cancelled(drop_meanwhile(sleep(wait), &mut outgoing));
+        if waited.await.is_none() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+struct Dial {
+    settings: Settings,
+    endpoint: Endpoint,
+    identity: watch::Receiver<Arc<Current>>,
+    events: mpsc::Sender<TunnelEvent>,
+    shutdown: CancellationToken,
+}
+
+/// How a try went.
+struct Attempt {
+    end: End,
+    /// From `Welcome` on; absent where it did not come to that.
+    lasted: Option<Duration>,
+}
+
+/// Why there is no session, or none any more.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("{0}")]
+    Unreachable(Trouble),
+    #[error("no handshake within {0:?}")]
+    HandshakeTooSlow(Duration),
+    #[error("the server refused the tunnel: {0}")]
+    Refused(String),
+    #[error("the agent did not say Hello")]
+    NoHello,
+    #[error("no Welcome within {0:?}")]
+    NoWelcome(Duration),
+    #[error("the server said something else than Welcome first")]
+    NotWelcome,
+    #[error("{0}")]
+    Connection(Trouble),
+    #[error("{0}")]
+    Channel(Ended),
+    #[error("{0}")]
+    Decode(#[from] DecodeError),
+    #[error("the server asks to come back later: {reason}")]
+    Goaway { after: Duration, reason: String },
+    #[error("the certificate was renewed")]
+    Renewed,
+    #[error("the agent is stopping")]
+    Shutdown,
+}
+
+impl From<Ended> for End {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            // TLS 1.3 tells us only now what the server thinks of our certificate.
+            Ended::Io(error) => Self::Connection(error.into()),
+            ended => Self::Channel(ended),
+        }
+    }
+}
+
+impl End {
+    fn close_code(&self) -> Option<CloseCode> {
+        match self {
+            Self::Channel(ended) => ended.close_code(),
+            Self::Decode(DecodeError::TooLarge(_)) => Some(CloseCode::Size),
+            Self::Decode(DecodeError::Malformed(_)) => Some(CloseCode::Invalid),
+            Self::NotWelcome | Self::NoWelcome(_) => Some(CloseCode::Protocol),
+            Self::NoHello | Self::Goaway { .. } | Self::Renewed | Self::Shutdown => Some(CloseCode::Away),
+            Self::Unreachable(_) | Self::HandshakeTooSlow(_) | Self::Refused(_) | Self::Connection(_) => None,
+        }
+    }
+}
+
+type Tunnel = Channel<TlsStream<TcpStream>>;
+
+impl Dial {
+    /// One session, from the dial to its end.
+    async fn attempt(&mut self, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> Attempt {
+        let shutdown = self.shutdown.clone();
+        let connected = drop_meanwhile(self.connect(), outgoing);
+        let mut channel = match shutdown.run_until_cancelled(connected).await {
+            Some(Ok(channel)) => channel,
+            Some(Err(end)) => return Attempt { end, lasted: None },
+            None => return Attempt { end: End::Shutdown, lasted: None },
+        };
+        let welcomed = drop_meanwhile(self.greet(&mut channel), outgoing);
+        let (end, lasted) = match shutdown.run_until_cancelled(welcomed).await {
+            Some(Ok(welcome)) => {
+                let start = Instant::now();
+                tracing::info!(session = welcome.session, "connected to the cloud");
+                let _ = drop_meanwhile(self.events.send(TunnelEvent::Connected(welcome)), outgoing).await;
+                let end = match shutdown.run_until_cancelled(self.carry(&mut channel, outgoing)).await {
+                    Some(Ok(never)) => match never {},
+                    Some(Err(end)) => end,
+                    None => End::Shutdown,
+                };
+                (end, Some(start.elapsed()))
+            }
+            Some(Err(end)) => (end, None),
+            None => (End::Shutdown, None),
+        };
+        let farewell = async {
+            match end.close_code() {
+                Some(code) => channel.close(code, &end.to_string()).await,
+                None => drop(channel),
+            }
+        };
+        let told = self.events.send(TunnelEvent::Disconnected);
+        // The agent may be waiting to say something before it listens.
+        drop_meanwhile(async { tokio::join!(farewell, told) }, outgoing).await.1.ok();
+        Attempt { end, lasted }
+    }
+
+    async fn connect(&mut self) -> Result<Tunnel, End> {
+        let unreachable = |error: std::io::Error| End::Unreachable(error.into());
+        let stream = self.endpoint.connect().await.map_err(unreachable)?;
+        let tls = self.identity.borrow_and_update().tls.clone();
+        let name = self.endpoint.server_name().map_err(unreachable)?;
+        let handshake = async {
+            let stream = TlsConnector::from(tls).connect(name, stream).await.map_err(unreachable)?;
+            let (socket, _) =
+                client_async_with_config(self.request()?, Metered::new(stream), Some(websocket_config()))
+                    .await
+                    .map_err(of_websocket)?;
+            Ok::<_, End>(socket)
+        };
+        let deadline = self.settings.handshake_deadline;
+        let socket = timeout(deadline, handshake).await.map_err(|_| End::HandshakeTooSlow(deadline))??;
+        let terms =
+            Terms { heartbeat: self.settings.welcome_deadline, write_grace: self.settings.write_grace };
+        Ok(Channel::new(socket, terms))
+    }
+
+    fn request(&self) -> Result<tungstenite::handshake::client::Request, End> {
+        let Endpoint { path, .. } = &self.endpoint;
+        let url = format!("wss://{}{path}", self.endpoint.authority());
+        let mut request = url.into_client_request().map_err(of_websocket)?;
+        request.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+        Ok(request)
+    }
+
+    /// `Hello`, `Welcome`.
+    async fn greet(&self, channel: &mut Tunnel) -> Result<Welcome, End> {
+        let greeting = async {
+            let hello = self.hello().await.ok_or(End::NoHello)?;
+            channel.start_send(encode(&EdgeMessage::Hello(hello))?.into())?;
+            loop {
+                match channel.next(true).await? {
+                    Event::Text(text) => {
+                        return match decode(&text)? {
+                            CloudMessage::Welcome(welcome) => Ok(welcome),
+                            CloudMessage::Goaway { after, reason } => {
+                                Err(End::Goaway { after, reason: printable(&reason) })
+                            }
+                            _ => Err(End::NotWelcome),
+                        };
+                    }
+                    Event::Control | Event::Writable => {}
+                }
+            }
+        };
+        let deadline = self.settings.welcome_deadline;
+        let welcome: Welcome = match timeout(deadline, greeting).await {
+            Ok(welcome) => welcome?,
+            Err(_) => return Err(End::NoWelcome(deadline)),
+        };
+        let heartbeat = welcome.heartbeat.clamp(HEARTBEATS.0, HEARTBEATS.1);
+        channel.set_terms(Terms { heartbeat, write_grace: self.settings.write_grace });
+        Ok(welcome)
+    }
+
+    async fn hello(&self) -> Option<Hello> {
+        let (answer, hello) = oneshot::channel();
+        self.events.send(TunnelEvent::Connecting(answer)).await.ok()?;
+        hello.await.ok()
+    }
+
+    /// Messages both ways. The socket is read only while there is room for an event, and written all the
+    /// same: the agent may have to say something before it listens again.
+    async fn carry(
+        &mut self,
+        channel: &mut Tunnel,
+        outgoing: &mut mpsc::Receiver<EdgeMessage>,
+    ) -> Result<std::convert::Infallible, End> {
+        let mut room = None;
+        loop {
+            tokio::select! {
+                permit = self.events.reserve(), if room.is_none() => {
+                    room = Some(permit.map_err(|_| End::Shutdown)?);
+                }
+                message = outgoing.recv(), if channel.is_writable() => {
+                    let message = message.ok_or(End::Shutdown)?;
+                    match encode(&message) {
+                        Ok(text) => channel.start_send(text.into())?,
+                        // The agent bounds what it says, so this is a bug that must not be silent.
+                        Err(error) => tracing::error!(%error, "a message for the cloud cannot be sent"),
+                    }
+                }
+                event = channel.next(room.is_some()) => {
+                    let Event::Text(text) = event? else { continue };
+                    match decode(&text)? {
+                        CloudMessage::Goaway { after, reason } => {
+                            return Err(End::Goaway { after, reason: printable(&reason) });
+                        }
+                        message => {
+                            // Read only with room, as `next` was told.
+                            if let Some(permit) = room.take() {
+                                permit.send(TunnelEvent::Message(message));
+                            }
+                        }
+                    }
+                }
+                changed = self.identity.changed() => {
+                    changed.map_err(|_| End::Shutdown)?;
+                    return Err(End::Renewed);
+                }
+            }
+        }
+    }
+}
+
+/// Does `work`; what comes from `outgoing` meanwhile is dropped, so that the agent never waits for a session.
+async fn drop_meanwhile<T>(work: impl Future<Output = T>, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> T {
+    let dropping = async {
+        while outgoing.recv().await.is_some() {}
+        std::future::pending().await
+    };
+    tokio::select! {
+        // Once the work is done nothing more is dropped: after `Connected` a message counts.
+        biased;
+        done = work => done,
+        never = dropping => never,
+    }
+}
+
+fn of_websocket(error: WsError) -> End {
+    match error {
+        WsError::Io(error) => End::Unreachable(error.into()),
+        WsError::Http(response) => {
+            let body = response.body().as_deref().unwrap_or_default();
+            let reason = printable(&String::from_utf8_lossy(body));
+            End::Refused(format!("{reason} (HTTP {})", response.status().as_u16()))
+        }
+        other => End::Refused(other.to_string()),
+    }
 }

@@ -1,0 +1,8 @@
+//! `make demo`.
+
+use std::process::ExitCode;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    prepull_e2e::demo::run().await
+}

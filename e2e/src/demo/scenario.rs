@@ -1,0 +1,168 @@
+//! Who is there, what is asked for, and what is to come of it. No IO.
+
+use super::story::Story;
+
+/// The first registry: plain HTTP.
+pub(super) const HARBOR: &str = "harbor.example";
+/// The second registry: TLS with a CA of its own. It has everything that the first one has.
+pub(super) const HANGZHOU: &str = "hangzhou.example";
+/// The user of each registry.
+pub(super) const HARBOR_USER: &str = "alice";
+pub(super) const HANGZHOU_USER: &str = "bob";
+
+/// An edge node and, where it has one, its region.
+pub(super) const NODES: [(&str, Option<&str>); 3] =
+    [("edge-1", None), ("edge-2", Some("hangzhou")), ("edge-3", Some("hangzhou"))];
+/// Asked for by name, and not an edge node.
+pub(super) const CLOUD_NODE: &str = "cloud-1";
+/// Asked for by name, and NotReady.
+pub(super) const OFFLINE_NODE: &str = "edge-4";
+
+/// An image of the registries: path and layers in bytes.
+pub(super) struct DemoImage {
+    pub(super) path: &'static str,
+    pub(super) layers: &'static [u64],
+}
+
+const MB: u64 = 1_000_000;
+pub(super) const IMAGES: [DemoImage; 6] = [
+    DemoImage { path: "shop/web:v1", layers: &[12 * MB, 8 * MB] },
+    DemoImage { path: "shop/api:v2", layers: &[10 * MB, 5 * MB, 3 * MB] },
+    DemoImage { path: "shop/database:v3", layers: &[16 * MB, 6 * MB] },
+    DemoImage { path: "ai/model:v1", layers: &[24 * MB] },
+    DemoImage { path: "shop/cache:v1", layers: &[2 * MB] },
+    DemoImage { path: "shop/queue:v1", layers: &[2 * MB, MB] },
+];
+
+/// A job: its name, and (registry, path) of each image as the job names it, by node order.
+pub(super) struct Plan {
+    pub(super) name: &'static str,
+    pub(super) nodes: &'static [&'static str],
+    pub(super) images: &'static [(&'static str, &'static str)],
+    words: &'static [&'static str],
+}
+
+pub(super) const MAIN: Plan = Plan {
+    name: "spring-release",
+    nodes: &["edge-1", "edge-2", "edge-3"],
+    images: &[
+        (HARBOR, "shop/web:v1"),
+        (HARBOR, "shop/api:v2"),
+        (HARBOR, "shop/database:v3"),
+        (HANGZHOU, "ai/model:v1"),
+    ],
+    words: &[
+        "Secrets: one by registry for harbor.example, one by image for each of the other two images.",
+        "Overrider: nodes with region=hangzhou take everything from hangzhou.example, with its secret.",
+        "Asked for as well, and to be left out: cloud-1 (not an edge node), edge-4 (NotReady).",
+    ],
+};
+
+pub(super) const SECOND: Plan = Plan {
+    name: "wrong-password",
+    nodes: &["edge-1"],
+    images: &[(HARBOR, "shop/cache:v1"), (HARBOR, "shop/queue:v1"), (HANGZHOU, "ai/model:v1")],
+    words: &[
+        "shop/cache names a secret with a wrong password, shop/queue the right one; ai/model is there already.",
+    ],
+};
+
+impl Plan {
+    pub(super) fn explain(&self, story: &Story) {
+        for line in self.words {
+            story.line(line);
+        }
+    }
+}
+
+/// Where a node takes an image from that the job names with `registry`.
+pub(super) fn registry_for(node: &str, registry: &'static str) -> &'static str {
+    let region = NODES.iter().find(|(name, _)| *name == node).and_then(|(_, region)| *region);
+    if region == Some("hangzhou") { HANGZHOU } else { registry }
+}
+
+/// The first job.
+pub(super) fn job() -> String {
+    format!(
+        r"apiVersion: operations.kubeedge.io/v1alpha2
+kind: ImagePrePullJob
+metadata:
+  name: {name}
+spec:
+  imagePrePullTemplate:
+    images:
+    - {HARBOR}/shop/web:v1
+    - {HARBOR}/shop/api:v2
+    imageSources:
+    - {{name: database, registry: {HARBOR}, repository: shop/database, tag: v3, imageSecret: default/harbor}}
+    - {{name: model, registry: {HANGZHOU}, repository: ai/model, tag: v1, imageSecret: default/hangzhou}}
+    registrySecrets:
+    - {{registry: {HARBOR}, imageSecret: default/harbor}}
+    nodeNames: [edge-1, edge-2, edge-3, {CLOUD_NODE}, {OFFLINE_NODE}]
+    concurrency: 2
+    retryTimes: 1
+    timeoutSeconds: 120
+  imagePrePullOverriders:
+  - imagePrePullOverrider:
+      nodeLabel: region=hangzhou
+      overriders:
+        imageOverriders:
+        - {{component: Registry, operator: replace, value: {HANGZHOU}}}
+        secretOverriders:
+        - {{component: SecretName, operator: replace, value: hangzhou}}
+",
+        name = MAIN.name
+    )
+}
+
+/// The second job.
+pub(super) fn second_job() -> String {
+    format!(
+        r"apiVersion: operations.kubeedge.io/v1alpha2
+kind: ImagePrePullJob
+metadata:
+  name: {name}
+spec:
+  imagePrePullTemplate:
+    imageSources:
+    - {{registry: {HARBOR}, repository: shop/cache, tag: v1, imageSecret: default/wrong}}
+    - {{registry: {HARBOR}, repository: shop/queue, tag: v1, imageSecret: default/harbor}}
+    - {{registry: {HANGZHOU}, repository: ai/model, tag: v1, imageSecret: default/hangzhou}}
+    nodeNames: [edge-1]
+    retryTimes: 1
+    timeoutSeconds: 60
+",
+        name = SECOND.name
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::cluster::documents;
+    use prepull_api::crd::job::ImagePrePullJob;
+
+    #[test]
+    fn the_jobs_ask_for_what_the_plans_expect() {
+        for (yaml, plan) in [(job(), MAIN), (second_job(), SECOND)] {
+            let job: ImagePrePullJob = serde_json::from_value(documents(&yaml).unwrap().remove(0)).unwrap();
+            let template = job.spec.image_pre_pull_template;
+            let sources = template.image_sources.iter().map(|source| {
+                let [registry, tag] = [&source.registry, &source.tag].map(|part| part.as_deref().unwrap());
+                format!("{registry}/{}:{tag}", source.repository)
+            });
+            let asked: Vec<_> = template.images.iter().cloned().chain(sources).collect();
+            let planned: Vec<_> =
+                plan.images.iter().map(|(registry, path)| format!("{registry}/{path}")).collect();
+            assert_eq!((job.metadata.name.as_deref(), asked), (Some(plan.name), planned));
+            assert!(plan.nodes.iter().all(|node| template.node_names.iter().any(|name| name == node)));
+        }
+    }
+
+    #[test]
+    fn two_nodes_are_sent_to_the_second_registry() {
+        let from = NODES.map(|(node, _)| registry_for(node, HARBOR));
+        assert_eq!(from, [HARBOR, HANGZHOU, HANGZHOU]);
+    }
+}

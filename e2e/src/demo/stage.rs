@@ -1,0 +1,153 @@
+//! Starts everything that the demo shows.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use futures::future::try_join_all;
+
+use super::scenario::{
+    CLOUD_NODE, HANGZHOU, HANGZHOU_USER, HARBOR, HARBOR_USER, IMAGES, NODES, OFFLINE_NODE,
+};
+use super::story::{Story, megabytes, table};
+use crate::certs::Authority;
+use crate::cloud::Cloud;
+use crate::cluster::Cluster;
+use crate::images::Image;
+use crate::node::EdgeNode;
+use crate::place::{Place, password};
+use crate::registry::Registry;
+
+/// Everything that runs. Dropped from top to bottom: first whoever uses what comes later.
+pub(super) struct Stage {
+    pub(super) nodes: Vec<EdgeNode>,
+    cloud: Cloud,
+    pub(super) harbor: Registry,
+    pub(super) hangzhou: Registry,
+    pub(super) cluster: Cluster,
+    images: Vec<(&'static str, Image)>,
+    place: Arc<Place>,
+}
+
+impl Stage {
+    pub(super) async fn set(story: &Story) -> Result<Self> {
+        let place = Place::here()?;
+
+        story.step("A Kubernetes API");
+        let cluster = Cluster::start().await?;
+        story.line(&format!("{} and etcd, RBAC on, on loopback", cluster.version().await?));
+
+        story.step("Two private registries, with different users");
+        let authority = Authority::new("the CA of hangzhou.example")?;
+        let harbor = Registry::start().named(HARBOR).user(HARBOR_USER, &password(HARBOR_USER));
+        let hangzhou =
+            Registry::start().named(HANGZHOU).user(HANGZHOU_USER, &password(HANGZHOU_USER)).tls(&authority);
+        let (harbor, hangzhou) = tokio::try_join!(harbor, hangzhou)?;
+        // The layers are made at the first run, which takes some seconds, and are in the cache from then on.
+        let images = tokio::task::spawn_blocking(|| {
+            let image = |image: &super::scenario::DemoImage| {
+                anyhow::Ok((image.path, Image::of_layers(image.path, image.layers)?))
+            };
+            IMAGES.iter().map(image).collect::<Result<Vec<_>>>()
+        });
+        let images = images.await??;
+        tokio::try_join!(
+            push_all(&harbor, &images, HARBOR_USER),
+            push_all(&hangzhou, &images, HANGZHOU_USER)
+        )?;
+        let bytes = images.iter().map(|(_, image)| image.size()).sum();
+        let pushed = format!("{} images, {}", images.len(), megabytes(bytes));
+        let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+        for line in table(&[
+            row([HARBOR, "plain HTTP", "user alice", &pushed]),
+            row([HANGZHOU, "TLS, a CA of its own", "user bob", &pushed]),
+        ]) {
+            story.line(&line);
+        }
+        let wrong = password("mallory");
+        cluster.registry_secret("default", "harbor", &[harbor.login(HARBOR_USER)?]).await?;
+        cluster.registry_secret("default", "hangzhou", &[hangzhou.login(HANGZHOU_USER)?]).await?;
+        cluster.registry_secret("default", "wrong", &[(HARBOR, HARBOR_USER, &wrong)]).await?;
+        story.line("Secrets: default/harbor, default/hangzhou, and default/wrong with a wrong password");
+
+        story.step("cloudcore-prepull");
+        let cloud = Cloud::start(&cluster).await?;
+        story.line(&format!(
+            "acts as its ServiceAccount with the rights of manifests/; edges dial wss://{}",
+            cloud.tunnel_addr()
+        ));
+
+        story.step("Edge nodes, each with its own containerd and its own edgecore-prepull");
+        let nodes = Self::nodes(story, &cluster, &cloud).await?;
+        Ok(Self { nodes, cloud, harbor, hangzhou, cluster, images, place })
+    }
+
+    async fn nodes(story: &Story, cluster: &Cluster, cloud: &Cloud) -> Result<Vec<EdgeNode>> {
+        for (name, region) in NODES {
+            let node = cluster.node(name).edge().ready();
+            match region {
+                Some(region) => node.label("region", region).create().await?,
+                None => node.create().await?,
+            }
+        }
+        cluster.node(CLOUD_NODE).ready().create().await?;
+        cluster.node(OFFLINE_NODE).edge().create().await?;
+        let nodes =
+            try_join_all(NODES.map(|(name, _)| EdgeNode::start(cluster, cloud, name).into_future())).await?;
+        for node in &nodes {
+            node.is_connected().await?;
+        }
+        let mut rows = Vec::new();
+        for (name, region) in NODES {
+            let region = region.map_or_else(String::new, |region| format!("region={region}"));
+            rows.push(vec![name.to_owned(), "joined with a token, connected".to_owned(), region]);
+        }
+        rows.push(vec![CLOUD_NODE.to_owned(), "not an edge node".to_owned()]);
+        rows.push(vec![OFFLINE_NODE.to_owned(), "an edge node that is NotReady".to_owned()]);
+        for line in table(&rows) {
+            story.line(&line);
+        }
+        Ok(nodes)
+    }
+
+    /// The digest that a tag points to, in both registries.
+    pub(super) fn digest(&self, path: &str) -> &str {
+        self.images.iter().find(|(known, _)| *known == path).map_or("", |(_, image)| image.digest())
+    }
+
+    pub(super) fn logs(&self) -> &Path {
+        self.place.logs()
+    }
+
+    pub(super) fn log_tails(&self) -> String {
+        self.place.log_tails(&["cloudcore-prepull", "agent-"])
+    }
+
+    pub(super) fn print_how_to_go_on(&self, story: &Story, keeper: u32) {
+        story.note("KEEP=1: everything stays up.");
+        let row = |name: &str, value: String| vec![name.to_owned(), value];
+        let mut rows = vec![
+            row("kubeconfig", format!("export KUBECONFIG={}", self.cluster.kubeconfig().display())),
+            row("logs", self.logs().display().to_string()),
+            row("metrics", format!("curl http://{}/metrics", self.cloud.metrics_addr())),
+        ];
+        for node in &self.nodes {
+            let socket = node.containerd().socket();
+            rows.push(row(
+                node.name(),
+                format!("ctr --address {} --namespace k8s.io images list", socket.display()),
+            ));
+        }
+        rows.push(row("stop it all", format!("kill {keeper}")));
+        for line in table(&rows) {
+            story.line(&line);
+        }
+    }
+}
+
+async fn push_all(registry: &Registry, images: &[(&str, Image)], user: &str) -> Result<()> {
+    for (path, image) in images {
+        registry.push(image, path, user).await?;
+    }
+    Ok(())
+}

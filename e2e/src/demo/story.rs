@@ -1,0 +1,142 @@
+//! How the demo speaks: numbered steps with the time, and calm lines below them.
+
+use std::cell::Cell;
+use std::io::{IsTerminal, Stdout};
+use std::time::{Duration, Instant};
+
+/// Columns of a step's title, so that the times stand below each other.
+const TITLE: usize = 66;
+
+/// What is told on standard output.
+pub(super) struct Story {
+    began: Instant,
+    steps: Cell<u32>,
+    out: Stdout,
+    terminal: bool,
+    colours: bool,
+}
+
+/// A line on standard output. A reader who has left is no reason to stop.
+macro_rules! say {
+    ($story:expr $(, $($line:tt)+)?) => {{
+        use std::io::Write;
+        let _ = writeln!(&$story.out $(, $($line)+)?);
+    }};
+}
+
+impl Story {
+    pub(super) fn new() -> Self {
+        let out = std::io::stdout();
+        let terminal = out.is_terminal();
+        let colours = terminal && std::env::var_os("NO_COLOR").is_none();
+        Self { began: Instant::now(), steps: Cell::new(0), out, terminal, colours }
+    }
+
+    /// Whether somebody looks, so that lines may change.
+    pub(super) fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// Since the beginning.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(super) fn step(&self, title: &str) {
+        self.steps.set(self.steps.get() + 1);
+        let at = format!("{:.1} s", self.began.elapsed().as_secs_f64());
+        let title = format!("{}. {title:<TITLE$}", self.steps.get());
+        say!(self, "\n{}{}", self.bold(&title), self.dim(&format!("{at:>8}")));
+    }
+
+    pub(super) fn line(&self, text: &str) {
+        say!(self, "   {text}");
+    }
+
+    pub(super) fn blank(&self) {
+        say!(self);
+    }
+
+    /// A command that the reader could have typed.
+    pub(super) fn command(&self, command: &str) {
+        say!(self, "   {}", self.bold(&format!("$ {command}")));
+    }
+
+    /// A command and what it printed.
+    pub(super) fn output(&self, command: &str, output: &str) {
+        self.command(command);
+        for line in output.lines() {
+            say!(self, "   {line}");
+        }
+    }
+
+    /// An expectation that was met, or was not.
+    pub(super) fn check(&self, good: bool, text: &str) {
+        say!(self, "   {} {text}", self.mark(good));
+    }
+
+    pub(super) fn note(&self, text: &str) {
+        say!(self, "\n{text}");
+    }
+
+    pub(super) fn failure(&self, error: &anyhow::Error) {
+        let causes = error.chain().map(ToString::to_string).collect::<Vec<_>>();
+        let text = format!("the demo stopped: {}", causes.join("\n  because "));
+        say!(self, "\n{}", self.paint("31", &text));
+    }
+
+    pub(super) fn mark(&self, good: bool) -> String {
+        if good { self.paint("32", "✓") } else { self.paint("31", "✗") }
+    }
+
+    pub(super) fn bold(&self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    pub(super) fn dim(&self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// `12.3 MB`
+pub(super) fn megabytes(bytes: u64) -> String {
+    // Tenths, so that no float is needed.
+    let tenths = bytes / 100_000;
+    format!("{}.{} MB", tenths / 10, tenths % 10)
+}
+
+/// The beginning of a digest: enough to compare by eye.
+pub(super) fn short_digest(digest: &str) -> &str {
+    digest.get(.."sha256:".len() + 12).unwrap_or(digest)
+}
+
+/// Rows with their columns below each other.
+pub(super) fn table(rows: &[Vec<String>]) -> Vec<String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<_> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_tables_are_legible() {
+        assert_eq!((megabytes(0), megabytes(25_165_824)), ("0.0 MB".to_owned(), "25.1 MB".to_owned()));
+        assert_eq!(short_digest("sha256:0123456789abcdef"), "sha256:0123456789ab");
+        let rows =
+            [vec!["a".to_owned(), "bcd".to_owned()], vec!["efg".to_owned(), "h".to_owned(), "i".to_owned()]];
+        assert_eq!(table(&rows), ["a    bcd", "efg  h    i"]);
+    }
+}

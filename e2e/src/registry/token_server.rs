@@ -1,0 +1,184 @@
+//! A token server, as registries with an OAuth2 front have one:
+//! <https://distribution.github.io/distribution/spec/auth/oauth/>.
+//!
+//! It knows one user, and takes nothing but that user's refresh token (what a docker config calls an
+//! `identitytoken`): neither passwords nor nobody get a token from it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use rcgen::{CertificateParams, KeyPair};
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::place::Place;
+
+const ISSUER: &str = "e2e-tokens";
+const SERVICE: &str = "e2e-registry";
+/// Of an access token: longer than any test.
+const LIFE_SECONDS: i64 = 600;
+
+/// One request for a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// `refresh_token`, `password`, or empty for a GET.
+    pub grant_type: String,
+    /// What for: `repository:team/app:pull`.
+    pub scope: String,
+    /// Whether it was given.
+    pub given: bool,
+}
+
+/// The server. Ends when dropped.
+pub struct TokenServer {
+    addr: SocketAddr,
+    certificate: PathBuf,
+    grants: Arc<Mutex<Vec<Grant>>>,
+    serving: JoinHandle<()>,
+    /// Keeps the certificate.
+    _place: Arc<Place>,
+}
+
+/// What signs.
+struct Signer {
+    user: String,
+    refresh_token: String,
+    key: EcdsaKeyPair,
+    /// DER.
+    certificate: Vec<u8>,
+}
+
+impl TokenServer {
+    /// For one user with this refresh token.
+    pub async fn start(user: &str, refresh_token: &str) -> Result<Self> {
+        let place = Place::here()?;
+        let pair = KeyPair::generate()?;
+        let certificate = CertificateParams::new(Vec::new())?.self_signed(&pair)?;
+        let file = place.new_dir("tokens")?.join("issuer.crt");
+        std::fs::write(&file, certificate.pem())?;
+        let random = SystemRandom::new();
+        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &pair.serialize_der(), &random);
+        let key = key.ok().context("ring does not take rcgen's key")?;
+        let signer = Arc::new(Signer {
+            user: user.to_owned(),
+            refresh_token: refresh_token.to_owned(),
+            key,
+            certificate: certificate.der().to_vec(),
+        });
+
+        let grants: Arc<Mutex<Vec<Grant>>> = Arc::default();
+        let answer = {
+            let grants = Arc::clone(&grants);
+            move |form: String| {
+                let (grant, answer) = signer.answer(&form);
+                grants.lock().unwrap_or_else(PoisonError::into_inner).push(grant);
+                std::future::ready(answer)
+            }
+        };
+        let router = Router::new().route("/token", get(answer.clone()).post(answer));
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await?;
+        let addr = listener.local_addr()?;
+        let serving = tokio::spawn(async move {
+            // It ends with the test.
+            let _ = axum::serve(listener, router).await;
+        });
+        Ok(Self { addr, certificate: file, grants, serving, _place: place })
+    }
+
+    /// What it was asked so far.
+    pub fn grants(&self) -> Vec<Grant> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The `auth` of a registry's configuration.
+    pub(super) fn registry_auth(&self) -> Value {
+        json!({"token": {
+            "realm": format!("http://{}/token", self.addr),
+            "service": SERVICE,
+            "issuer": ISSUER,
+            "rootcertbundle": self.certificate,
+        }})
+    }
+}
+
+impl Drop for TokenServer {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Signer {
+    fn answer(&self, form: &str) -> (Grant, (StatusCode, String)) {
+        let form = fields(form);
+        let field = |name: &str| form.get(name).cloned().unwrap_or_default();
+        let (grant_type, scope) = (field("grant_type"), field("scope"));
+        let knows = grant_type == "refresh_token" && field("refresh_token") == self.refresh_token;
+        let token = if knows { self.token(&scope) } else { None };
+        let grant = Grant { grant_type, scope, given: token.is_some() };
+        let answer = match token {
+            Some(token) => {
+                let body = json!({"access_token": token, "scope": grant.scope, "expires_in": LIFE_SECONDS});
+                (StatusCode::OK, body.to_string())
+            }
+            None => (StatusCode::UNAUTHORIZED, json!({"error": "invalid_grant"}).to_string()),
+        };
+        (grant, answer)
+    }
+
+    /// A JWT: <https://distribution.github.io/distribution/spec/auth/jwt/>.
+    fn token(&self, scope: &str) -> Option<String> {
+        let (kind, rest) = scope.split_once(':')?;
+        let (name, actions) = rest.rsplit_once(':')?;
+        let now = jiff::Timestamp::now().as_second();
+        let header = json!({"typ": "JWT", "alg": "ES256", "x5c": [STANDARD.encode(&self.certificate)]});
+        let claims = json!({
+            "iss": ISSUER, "aud": SERVICE, "sub": self.user, "jti": format!("{now}"),
+            "iat": now, "nbf": now - 60, "exp": now + LIFE_SECONDS,
+            "access": [{"type": kind, "name": name, "actions": actions.split(',').collect::<Vec<_>>()}],
+        });
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let signed = format!("{}.{}", part(&header), part(&claims));
+        let signature = self.key.sign(&SystemRandom::new(), signed.as_bytes()).ok()?;
+        Some(format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature)))
+    }
+}
+
+/// `application/x-www-form-urlencoded`.
+fn fields(form: &str) -> HashMap<String, String> {
+    form.split('&').filter_map(|pair| pair.split_once('=')).map(|(k, v)| (decoded(k), decoded(v))).collect()
+}
+
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let hex = tail.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        let escaped = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        bytes.push(escaped.unwrap_or(if *first == b'+' { b' ' } else { *first }));
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_decoded() {
+        let fields = fields("scope=repository%3Ateam%2Fapp%3Apull&x=a+b%&grant_type=refresh_token");
+        assert_eq!(fields["scope"], "repository:team/app:pull");
+        assert_eq!(fields["x"], "a b%");
+        assert_eq!(fields.len(), 3);
+    }
+}

@@ -1,0 +1,189 @@
+//! Whatever a job says, it gets an answer, and cloudcore goes on with the others.
+
+use std::time::{Duration, Instant};
+
+use prepull_api::crd::job::ImagePrePullJobSpec;
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+/// A job as YAML, with this as its spec.
+fn yaml(name: &str, spec: &serde_json::Value) -> String {
+    json!({
+        "apiVersion": "operations.kubeedge.io/v1alpha2",
+        "kind": "ImagePrePullJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    })
+    .to_string()
+}
+
+/// A template that would do, with one field changed.
+fn template(field: &str, value: serde_json::Value) -> serde_json::Value {
+    let mut template = json!({"images": ["r.example/app:v1"], "nodeNames": ["edge-1"]});
+    template[field] = value;
+    json!({ "imagePrePullTemplate": template })
+}
+
+/// A good template with one overrider.
+fn overridden(label: &str, component: &str, operator: &str, value: &str) -> serde_json::Value {
+    let mut spec = template("nodeNames", json!(["edge-1"]));
+    let rule = json!({"component": component, "operator": operator, "value": value});
+    let overriders = if component == "SecretName" {
+        json!({"secretOverriders": [rule]})
+    } else {
+        json!({"imageOverriders": [rule]})
+    };
+    spec["imagePrePullOverriders"] =
+        json!([{"imagePrePullOverrider": {"nodeLabel": label, "overriders": overriders}}]);
+    spec
+}
+
+#[tokio::test]
+async fn a_job_that_makes_no_sense_is_refused_with_its_reason_and_the_next_one_runs() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    stage.cluster.label_node("edge-1", "region", Some("hangzhou")).await?;
+    let pid = stage.cloud.process()?.pid();
+    let too_many: Vec<_> = (0..257).map(|n| format!("r.example/app-{n}:v1")).collect();
+    let long = format!("r.example/{}:v1", "a".repeat(300));
+
+    let cases = [
+        ("upper-case", template("images", json!(["r.example/App:v1"])), vec!["images[0]", "lowercase"]),
+        ("no-reference", template("images", json!(["nginx", "not a reference"])), vec!["images[1]"]),
+        ("empty-reference", template("images", json!([""])), vec!["images[0]"]),
+        ("long-reference", template("images", json!([long])), vec!["images[0]"]),
+        ("no-images", template("images", json!([])), vec!["name at least one image"]),
+        ("too-many-images", template("images", json!(too_many)), vec!["257", "at most 256"]),
+        ("tolerance", template("failureTolerate", json!("a lot")), vec!["failureTolerate", "a lot"]),
+        ("tolerance-above-1", template("failureTolerate", json!("1.5")), vec!["failureTolerate", "1.5"]),
+        ("tolerance-below-0", template("failureTolerate", json!("-0.1")), vec!["failureTolerate", "-0.1"]),
+        ("concurrency", template("concurrency", json!(-1)), vec!["concurrency", "-1 is negative"]),
+        ("timeout", template("timeoutSeconds", json!(-5)), vec!["timeoutSeconds", "-5"]),
+        ("long-timeout", template("timeoutSeconds", json!(i64::MAX)), vec!["timeoutSeconds"]),
+        ("retries", template("retryTimes", json!(-1)), vec!["retryTimes", "-1"]),
+        ("check", template("checkItems", json!(["disk", "gpu"])), vec!["checkItems[1]", "gpu"]),
+        ("policy", template("imagePullPolicy", json!("Sometimes")), vec!["imagePullPolicy", "Sometimes"]),
+        (
+            "secret",
+            template("imageSecrets", json!("no-namespace")),
+            vec!["imageSecrets", "{namespace}/{name}"],
+        ),
+        ("no-node-name", template("nodeNames", json!(["edge-1", ""])), vec!["nodeNames[1]"]),
+        (
+            "override-makes-nonsense",
+            overridden("region=hangzhou", "Repository", "replace", "App"),
+            vec!["imageOverriders[0]", "region=hangzhou", "Repository replace \"App\"", "lowercase"],
+        ),
+        (
+            "override-removes-the-repository",
+            overridden("region", "Repository", "remove", ""),
+            vec!["imageOverriders[0]", "\"region\"", "Repository remove"],
+        ),
+        ("component", overridden("region", "Colour", "replace", "red"), vec!["component", "Colour"]),
+        ("operator", overridden("region", "Tag", "paint", "red"), vec!["operator", "paint"]),
+        ("no-value", overridden("region", "Tag", "replace", ""), vec!["needs a value"]),
+        ("node-label", overridden("region in (", "Tag", "replace", "v2"), vec!["nodeLabel"]),
+    ];
+    for (name, spec, words) in cases {
+        let job = stage.cluster.apply_job(&yaml(name, &spec)).await?.within(Duration::from_secs(10));
+        let status = job.fails().await?;
+        ensure!(status.reason.starts_with("spec."), "{name}: the field comes first: {}", status.reason);
+        for word in words {
+            ensure!(status.reason.contains(word), "{name}: {word:?} is not in {:?}", status.reason);
+        }
+        assert_eq!(status.observed_generation, Some(1), "{name}");
+        let valid = status.conditions.iter().find(|condition| condition.type_ == "Valid");
+        assert_eq!(valid.map(|valid| valid.status.as_str()), Some("False"), "{name}");
+        let (kind, message) = job.event("InvalidSpec").await?;
+        assert_eq!((kind.as_str(), message.as_str()), ("Warning", status.reason.as_str()), "{name}");
+    }
+
+    let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
+    stage.cluster.job("good").images([&reference]).on(["edge-1"]).completes().await?;
+    assert_eq!(stage.cloud.process()?.pid(), pid);
+    ensure!(stage.cloud.is_ready().await?, "it is not ready");
+    ensure!(!stage.cloud.log().contains("panicked"), "it panicked");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_edit_gives_a_refused_job_another_chance() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
+
+    let job = stage.cluster.job("typo").images([reference.replace("team", "Team")]).on(["edge-1"]);
+    let job = job.apply().await?;
+    job.fails().await?;
+    // Another mistake is another answer.
+    job.patch(json!({"spec": {"imagePrePullTemplate": {"images": [reference], "nodeNames": ["edge-9"]}}}))
+        .await?;
+    let status = job.until("the edit was read", |status| status.observed_generation == Some(2)).await?;
+    assert_eq!(status.phase, JobPhase::Failure);
+    ensure!(status.reason.contains("edge-9 is not found"), "{}", status.reason);
+
+    job.patch(json!({"spec": {"imagePrePullTemplate": {"nodeNames": ["edge-1"]}}})).await?;
+    let status = job.until("it is Completed", |status| status.phase == JobPhase::Completed).await?;
+    assert_eq!((status.summary.successful, status.summary.skipped), (1, 0), "{status:?}");
+    assert_eq!((status.reason.as_str(), status.skipped_nodes.len()), ("", 0));
+    let failed = status.conditions.iter().find(|condition| condition.type_ == "Failed");
+    assert_eq!(failed.map(|failed| failed.status.as_str()), Some("False"));
+    ensure!(stage.edge("edge-1")?.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_small() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
+    let names: Vec<_> = (0..10_000).map(|n| format!("node-{n:05}")).collect();
+
+    let began = Instant::now();
+    let none = stage.cluster.job("none").images([&reference]).on(&names).apply().await?;
+    let status = none.within(Duration::from_secs(10)).fails().await?;
+    ensure!(
+        status.reason.contains("node-00000 is not found") && status.reason.contains("9997 more"),
+        "{}",
+        status.reason
+    );
+    ensure!(status.reason.len() < 500, "{}", status.reason);
+    assert_eq!((status.summary.skipped, status.skipped_nodes.len()), (10_000, 200));
+
+    let (first, last) = names.split_at(5_000);
+    let one = stage.cluster.job("one").images([&reference]).on(first).on(["edge-1"]).on(last).apply().await?;
+    let one = one.within(Duration::from_secs(10));
+    let status = one.completes().await?;
+    ensure!(began.elapsed() < Duration::from_secs(10), "both took {:?}", began.elapsed());
+    assert_eq!((status.summary.desired, status.summary.skipped), (1, 10_000));
+    for job in ["none", "one"] {
+        let mut object = stage.cluster.existing_job(job).get().await?;
+        // The list of names is the user's own.
+        object.spec = ImagePrePullJobSpec::default();
+        let size = serde_json::to_vec(&object)?.len();
+        ensure!(size < 32 * 1024, "job {job} has grown by {size} bytes");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn fields_of_the_wrong_kind_are_refused_by_the_api_server() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    for (name, field, value) in [
+        ("images", "images", json!("nginx")),
+        ("image", "images", json!([{"name": "nginx"}])),
+        ("names", "nodeNames", json!("edge-1")),
+        ("tolerance", "failureTolerate", json!(0.3)),
+        ("concurrency", "concurrency", json!("many")),
+        ("timeout", "timeoutSeconds", json!(1.5)),
+        ("secrets", "registrySecrets", json!([{"registry": "r.example"}])),
+        ("selector", "labelSelector", json!("site=factory")),
+    ] {
+        let error = cluster.apply(&yaml(name, &template(field, value.clone()))).await;
+        let Err(error) = error else { bail!("{field}: {value} was taken") };
+        let error = format!("{error:#}");
+        ensure!(error.contains(&format!("spec.imagePrePullTemplate.{field}")), "{field}: {value}: {error}");
+    }
+    assert_eq!(cluster.kubectl(&["get", "ippj", "--no-headers"]).await?, "");
+    Ok(())
+}

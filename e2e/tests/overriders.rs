@@ -1,0 +1,168 @@
+//! Overriders: another registry, tag or secret for a group of nodes, and nothing new for the others.
+
+use std::collections::BTreeSet;
+
+use prepull_e2e::parts;
+use prepull_e2e::prelude::*;
+
+/// Who was let in for this repository.
+fn users(registry: &Registry, repository: &str) -> BTreeSet<String> {
+    registry.requests().of(repository).users().into_iter().map(str::to_owned).collect()
+}
+
+fn only(user: &str) -> BTreeSet<String> {
+    BTreeSet::from([user.to_owned()])
+}
+
+#[tokio::test]
+async fn one_group_of_nodes_pulls_from_its_own_registry_with_its_own_secret() -> Result<()> {
+    let central = Registry::start().user("central-user", &password("central")).await?;
+    let hangzhou =
+        Registry::start().named("hangzhou.registry.io").user("hz-user", &password("hangzhou")).await?;
+    let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
+    stage.cluster.label_node("edge-2", "region", Some("hangzhou")).await?;
+    stage.cluster.registry_secret("default", "secret", &[central.login("central-user")?]).await?;
+    stage.cluster.registry_secret("default", "hangzhou-secret", &[hangzhou.login("hz-user")?]).await?;
+    let image = Image::small("shop")?;
+    let here = central.seed(&image, "shop/web:2.4")?;
+    let there = hangzhou.seed(&image, "shop/web:2.4")?;
+
+    let status = stage
+        .cluster
+        .job("by-region")
+        .images([&here])
+        .secret("default/secret")
+        .on(["edge-1", "edge-2"])
+        .overrider(
+            "region=hangzhou",
+            &[("Registry", "replace", "hangzhou.registry.io"), ("SecretName", "replace", "hangzhou-secret")],
+        )
+        .completes()
+        .await?;
+
+    for (node, pulled) in [("edge-1", &here), ("edge-2", &there)] {
+        let of_image = status.image(node, &here).context("the status has the job's own name")?;
+        assert_eq!((&of_image.pulled_image, of_image.status), (pulled, Tristate::True), "{of_image:?}");
+        let there: Vec<_> = stage.edge(node)?.images().await?.into_iter().collect();
+        assert_eq!(there, [(pulled.clone(), image.digest().to_owned())], "on {node}");
+    }
+    // One node each: nobody fetched anything for the other group.
+    for (registry, user) in [(&central, "central-user"), (&hangzhou, "hz-user")] {
+        assert_eq!(users(registry, "shop/web"), only(user));
+        assert_eq!(registry.requests().of("shop/web").blob_fetches().len(), image.blobs().len(), "{user}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_sample_of_the_proposal_does_what_it_says() -> Result<()> {
+    let harbor = Registry::start().named("harbor.docker.hub").user("jili", &password("jili")).await?;
+    let hangzhou = Registry::start().named("hangzhou.registry.io").user("hz", &password("hz")).await?;
+    let stage = Stage::with_edges(&["node1", "node2"]).await?;
+    stage.cluster.label_node("node2", "labelexample", Some("")).await?;
+    stage.cluster.registry_secret("default", "secret", &[harbor.login("jili")?]).await?;
+    stage.cluster.registry_secret("default", "hangzhou-secret", &[hangzhou.login("hz")?]).await?;
+    let image = Image::small("example")?;
+    harbor.seed(&image, "jili/example:v1.0.0")?;
+    hangzhou.seed(&image, "jili/example:v1.0.0")?;
+
+    let sample = parts::workspace().join("manifests/samples/image-prepull-example.yaml");
+    stage.cluster.kubectl(&["apply", "-f", sample.to_str().context("not UTF-8")?]).await?;
+    stage.cluster.existing_job("imageprepullexample").completes().await?;
+
+    for (node, pulled) in [
+        ("node1", "harbor.docker.hub/jili/example:v1.0.0"),
+        ("node2", "hangzhou.registry.io/jili/example:v1.0.0"),
+    ] {
+        let there: Vec<_> = stage.edge(node)?.images().await?.into_keys().collect();
+        assert_eq!(there, [pulled]);
+    }
+    assert_eq!(users(&harbor, "jili/example"), only("jili"));
+    assert_eq!(users(&hangzhou, "jili/example"), only("hz"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn rules_apply_in_order_and_plan_tells_beforehand() -> Result<()> {
+    let private = Registry::start().user("alice", &password("alice")).await?;
+    let open = Registry::start().named("mirror.local").await?;
+    let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
+    stage.cluster.label_node("edge-2", "machine", Some("jetson")).await?;
+    stage.cluster.registry_secret("default", "alice", &[private.login("alice")?]).await?;
+    let (image, arm) = (Image::small("rules")?, Image::small("rules-arm")?);
+    let written = private.seed(&image, "team/app:v1")?;
+    open.seed(&arm, "cache/team/app:v1-arm")?;
+
+    // Every entry that matches applies, each rule to the result of the one before; the last one matches nobody.
+    let job = stage
+        .cluster
+        .job("rules")
+        .images([&written])
+        .secret("default/alice")
+        .on(["edge-1", "edge-2"])
+        .overrider(
+            "machine in (jetson, pi)",
+            &[("Registry", "replace", "mirror.local"), ("Tag", "add", "-arm")],
+        )
+        .overrider(
+            "machine,!nothing",
+            &[
+                ("Registry", "add", "/cache"),
+                ("SecretName", "replace", "not-there"),
+                ("SecretName", "remove", ""),
+            ],
+        )
+        .overrider("machine=other", &[("Repository", "replace", "wrong")])
+        .build();
+    let file = stage.cluster.place().dir().join("rules.json");
+    std::fs::write(&file, serde_json::to_vec(&job)?)?;
+    let file = file.to_str().context("not UTF-8")?;
+    let plan = stage.cloud.plan(&["--job", file, "-o", "json"]).await?;
+    stage.cluster.kubectl(&["apply", "-f", file]).await?;
+    let status = stage.cluster.existing_job("rules").completes().await?;
+
+    let pulled =
+        [("edge-1", written.as_str(), &image), ("edge-2", "mirror.local/cache/team/app:v1-arm", &arm)];
+    for (node, reference, image) in pulled {
+        let of_image = status.image(node, &written).context("not in the status")?;
+        assert_eq!(of_image.pulled_image, reference);
+        assert_eq!(of_image.digest.as_deref(), Some(image.digest()));
+    }
+    assert_eq!(users(&private, "team/app"), only("alice"));
+    ensure!(open.requests().0.iter().all(|request| request.user.is_empty()), "it asks nobody for a name");
+
+    let plan: serde_json::Value = serde_json::from_str(&plan)?;
+    let planned: Vec<_> = plan["nodes"].as_array().context("no nodes")?.iter().collect();
+    assert_eq!(planned.len(), 2, "{plan}");
+    for (node, (name, reference, _)) in planned.iter().zip(pulled) {
+        assert_eq!((&node["name"], &node["images"][0]["pull"]), (&name.into(), &reference.into()), "{plan}");
+        assert_eq!(node["images"][0]["error"], serde_json::Value::Null, "{plan}");
+    }
+    assert_eq!(planned[0]["images"][0]["secrets"], serde_json::json!(["default/alice"]));
+    assert_eq!(planned[1]["images"][0]["secrets"], serde_json::json!([]));
+    ensure!(!plan.to_string().contains(CANARY), "{plan}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_secret_that_is_added_is_tried_after_the_first_one() -> Result<()> {
+    let registry = Registry::start().user("second", &password("second")).await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let wrong = (registry.host(), "first", &*password("first"));
+    stage.cluster.registry_secret("default", "first", &[wrong]).await?;
+    stage.cluster.registry_secret("edge", "second", &[registry.login("second")?]).await?;
+    let reference = registry.seed(&Image::small("added")?, "team/added:v1")?;
+    let status = stage
+        .cluster
+        .job("added")
+        .images([&reference])
+        .secret("default/first")
+        .on(["edge-1"])
+        .overrider("node-role.kubernetes.io/edge", &[("SecretName", "add", "edge/second")])
+        .completes()
+        .await?;
+    let image = status.image("edge-1", &reference).context("not in the status")?;
+    assert_eq!((image.status, image.reason.as_str()), (Tristate::True, ""));
+    assert_eq!(users(&registry, "team/added"), only("second"));
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! Pull policies, with the kubelet's meaning.
+
+use prepull_e2e::prelude::*;
+
+/// Digest and tries of an image on edge-1.
+fn pulled(
+    status: &prepull_api::crd::status::ImagePrePullJobStatus,
+    image: &str,
+) -> Result<(Option<String>, Tristate, u32)> {
+    let image = status.image("edge-1", image).with_context(|| format!("no {image} in {status:?}"))?;
+    Ok((image.digest.clone(), image.status, image.attempts))
+}
+
+#[tokio::test]
+async fn a_tag_that_moved_is_pulled_again_with_always_and_not_with_if_not_present() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let (before, after) = (Image::small("before")?, Image::small("after")?);
+    let digest = |image: &Image| Some(image.digest().to_owned());
+    let reference = registry.seed(&before, "team/app:stable")?;
+    let job = |name: &str| stage.cluster.job(name).on(["edge-1"]).images([&reference]);
+
+    let status = job("first").completes().await?;
+    assert_eq!(pulled(&status, &reference)?, (digest(&before), Tristate::True, 1));
+
+    registry.seed(&after, "team/app:stable")?;
+    let asked = registry.requests().len();
+    let status = job("if-not-present").policy("IfNotPresent").completes().await?;
+    assert_eq!(pulled(&status, &reference)?, (digest(&before), Tristate::True, 0), "it is there");
+    assert_eq!(registry.requests().len(), asked, "nobody had to be asked");
+
+    let status = job("always").policy("Always").completes().await?;
+    assert_eq!(pulled(&status, &reference)?, (digest(&after), Tristate::True, 1));
+    assert_eq!(stage.edge("edge-1")?.images().await?.get(&reference), digest(&after).as_ref());
+
+    // Nothing moved: the registry is asked, and no blob is fetched again.
+    let before = (registry.requests().blob_fetches().len(), registry.requests().len());
+    job("always-again").policy("Always").completes().await?;
+    assert_eq!(registry.requests().blob_fetches().len(), before.0);
+    ensure!(registry.requests().len() > before.1, "nobody asked");
+    Ok(())
+}
+
+#[tokio::test]
+async fn never_takes_what_is_there_and_fails_clearly_where_nothing_is() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let image = Image::small("never")?;
+    let there = registry.seed(&image, "team/there:v1")?;
+    let absent = registry.seed(&image, "team/absent:v1")?;
+    stage.edge("edge-1")?.containerd().pull(&there, None).await?;
+    let asked = registry.requests().len();
+
+    let job = stage.cluster.job("never").on(["edge-1"]).images([&there, &absent]).policy("Never").retries(3);
+    let status = job.fails().await?;
+    assert_eq!(pulled(&status, &there)?, (Some(image.digest().to_owned()), Tristate::True, 0));
+    assert_eq!(pulled(&status, &absent)?, (None, Tristate::False, 0));
+    let reason = &status.image("edge-1", &absent).context("no image")?.reason;
+    ensure!(reason.contains("Never") && reason.contains("not"), "{reason}");
+    assert_eq!(registry.requests().len(), asked, "nobody may be asked");
+    Ok(())
+}
+
+#[tokio::test]
+async fn latest_and_no_tag_are_always_pulled_unless_the_job_says_otherwise() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let (before, after) = (Image::small("before")?, Image::small("after")?);
+    let seed = |image: &Image| -> Result<()> {
+        for path in ["named:latest", "untagged:latest", "fixed:v1", "calm:latest"] {
+            registry.seed(image, path)?;
+        }
+        Ok(())
+    };
+    let [named, untagged, fixed, calm] =
+        ["named:latest", "untagged", "fixed:v1", "calm:latest"].map(|path| registry.image(path));
+    let job = |name: &str| stage.cluster.job(name).on(["edge-1"]).images([&named, &untagged, &fixed]);
+    let calm_job = |name: &str| stage.cluster.job(name).on(["edge-1"]).images([&calm]).policy("IfNotPresent");
+    seed(&before)?;
+    job("first").completes().await?;
+    calm_job("first-calm").completes().await?;
+    seed(&after)?;
+    let status = job("second").completes().await?;
+    let calm_status = calm_job("second-calm").completes().await?;
+
+    for (status, reference, expected) in [
+        (&status, &named, &after),
+        (&status, &untagged, &after),
+        (&status, &fixed, &before),
+        (&calm_status, &calm, &before),
+    ] {
+        let (digest, ..) = pulled(status, reference)?;
+        assert_eq!(digest.as_deref(), Some(expected.digest()), "{reference}");
+    }
+    Ok(())
+}

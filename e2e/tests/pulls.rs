@@ -1,0 +1,253 @@
+//! Jobs that do what they say: images, digests, bytes, and what kubectl shows of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::job::ImageSource;
+use prepull_api::crd::status::{Action, ImagePrePullJobStatus};
+use prepull_e2e::cleanup::eventually;
+use prepull_e2e::prelude::*;
+
+const EPOCH: Time = Time(jiff::Timestamp::UNIX_EPOCH);
+const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
+
+/// An image by its parts, with a secret of its own.
+fn source(registry: &Registry, repository: &str, tag: &str, secret: &str) -> ImageSource {
+    ImageSource {
+        registry: Some(registry.host().to_owned()),
+        repository: repository.to_owned(),
+        tag: Some(tag.to_owned()),
+        image_secret: Some(secret.to_owned()),
+        ..ImageSource::default()
+    }
+}
+
+#[tokio::test]
+async fn three_nodes_pull_four_images_from_two_registries_with_a_secret_each() -> Result<()> {
+    let authority = Authority::new("a CA of its own")?;
+    let plain = Registry::start().user("alice", &password("alice")).user("bob", &password("bob")).await?;
+    let tls = Registry::start()
+        .named("harbor.example")
+        .user("carol", &password("carol"))
+        .user("dave", &password("dave"))
+        .tls(&authority)
+        .await?;
+    let stage = Stage::with_edges(&NODES).await?;
+    let wanted = [
+        (&plain, "alice", "team/web", Image::small("web")?),
+        (&plain, "bob", "team/cache", Image::of_layers("cache", &[2 * MIB, MIB])?),
+        (&tls, "carol", "shop/app", Image::multi_arch("app")?),
+        (&tls, "dave", "model", Image::of_layers("model", &[3 * MIB])?),
+    ];
+    let mut job = stage.cluster.job("three-nodes").on(NODES).concurrency(3);
+    for (registry, user, repository, image) in &wanted {
+        registry.push(image, &format!("{repository}:v1"), user).await?;
+        stage.cluster.registry_secret("pull-secrets", user, &[registry.login(user)?]).await?;
+        let source = source(registry, repository, "v1", &format!("pull-secrets/{user}"));
+        job = job.source(ImageSource { name: Some(format!("of-{user}")), ..source });
+    }
+    let job = job.apply().await?;
+    let status = job.completes().await?;
+
+    assert_eq!((status.summary.desired, status.summary.successful), (3, 3), "{:?}", status.summary);
+    assert_eq!(status.reason, "");
+    assert!(status.start_time.is_some() && status.start_time <= status.completion_time);
+    let digests: BTreeMap<_, _> = wanted
+        .iter()
+        .map(|(registry, _, repository, image)| {
+            (registry.image(&format!("{repository}:v1")), image.digest().to_owned())
+        })
+        .collect();
+    for node in NODES {
+        assert_eq!(stage.edge(node)?.images().await?, digests, "in the containerd of {node}");
+        let of_node = status.node(node).context("not in the status")?;
+        assert_eq!((of_node.phase, of_node.reason.as_str()), (NodePhase::Successful, ""));
+        let flow: Vec<_> = of_node.action_flow.iter().map(|step| (step.action, step.status)).collect();
+        assert_eq!(flow, [(Action::Check, Tristate::True), (Action::Pull, Tristate::True)]);
+        for (registry, user, repository, image) in &wanted {
+            let reference = registry.image(&format!("{repository}:v1"));
+            let of_image = status.image(node, &reference).with_context(|| reference.clone())?;
+            assert_eq!(of_image.name, Some(format!("of-{user}")));
+            assert_eq!(of_image.pulled_image, reference);
+            assert_eq!(of_image.digest.as_deref(), Some(image.digest()), "{of_image:?}");
+            assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
+            let bytes = of_image.bytes.context("containerd can tell the bytes")?;
+            assert_eq!(bytes.done, bytes.total, "{of_image:?}");
+            assert_eq!(bytes.total, image.size(), "{of_image:?}");
+        }
+    }
+    for (registry, user, repository, _) in &wanted {
+        assert_eq!(registry.requests().of(repository).users(), BTreeSet::from([*user]), "{repository}");
+    }
+
+    // What a person sees of it.
+    let columns = stage.cluster.kubectl(&["get", "ippj"]).await?;
+    let rows: Vec<Vec<_>> = columns.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["NAME", "PHASE", "DESIRED", "SUCCESSFUL", "FAILED", "AGE"], "{columns}");
+    assert_eq!(rows[1][..5], ["three-nodes", "Completed", "3", "3", "0"], "{columns}");
+    let wide = stage.cluster.kubectl(&["get", "ippj", "-o", "wide"]).await?;
+    ensure!(wide.lines().next().is_some_and(|header| header.trim_end().ends_with("REASON")), "{wide}");
+
+    let (kind, message) = job.event("Completed").await?;
+    assert_eq!((kind.as_str(), message.as_str()), ("Normal", "3 successful, 0 failed, 0 unknown"));
+    let events = job.events().await?;
+    let reasons: Vec<_> = events.iter().map(|(_, reason, _)| reason.as_str()).collect();
+    assert_eq!(reasons, ["Started", "Completed"], "{events:?}");
+    let described = stage.cluster.kubectl(&["describe", "ippj", "three-nodes"]).await?;
+    ensure!(described.contains("4 images on 3 nodes, 0 skipped"), "no event in {described}");
+    Ok(())
+}
+
+/// As KubeEdge's users have it, word for word but for the names.
+fn kubeedge_manifest(version: &str, name: &str, image: &str) -> String {
+    format!(
+        r#"apiVersion: operations.kubeedge.io/{version}
+kind: ImagePrePullJob
+metadata:
+  name: {name}
+  labels:
+    description: ImagePrePullLabel
+spec:
+  imagePrePullTemplate:
+    concurrency: 1
+    images:
+      - {image}
+    nodeNames:
+      - edge-1
+      - edge-2
+    checkItems:
+      - disk
+    failureTolerate: "0.3"
+    imageSecrets: default/my-registry
+    timeoutSeconds: 300
+    retryTimes: 1
+"#
+    )
+}
+
+/// A status without what differs between two jobs that do the same.
+fn comparable(mut status: ImagePrePullJobStatus, image: &str) -> serde_json::Value {
+    (status.start_time, status.completion_time) = (None, None);
+    status.conditions.iter_mut().for_each(|condition| condition.last_transition_time = EPOCH);
+    for node in &mut status.node_status {
+        node.start_time = None;
+        node.action_flow.iter_mut().for_each(|step| step.time = EPOCH);
+    }
+    let text = serde_json::to_string(&status).unwrap_or_default().replace(image, "IMAGE");
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_manifest_of_kubeedge_does_the_same_in_both_versions() -> Result<()> {
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
+    stage.cluster.registry_secret("default", "my-registry", &[registry.login("alice")?]).await?;
+    let mut statuses = Vec::new();
+    for version in ["v1alpha1", "v1alpha2"] {
+        let image = Image::small("kubeedge")?;
+        let reference = registry.seed(&image, &format!("team/{version}:v1.0.0"))?;
+        let file = stage.cluster.place().dir().join("job.yaml");
+        let name = format!("imageprepull-{version}");
+        std::fs::write(&file, kubeedge_manifest(version, &name, &reference))?;
+        let file = file.to_str().context("not UTF-8")?;
+        stage.cluster.kubectl(&["apply", "-f", file]).await?;
+        let status = stage.cluster.existing_job(&name).completes().await?;
+        assert_eq!(status.summary.successful, 2);
+        for edge in stage.edges() {
+            assert_eq!(edge.images().await?.get(&reference).map(String::as_str), Some(image.digest()));
+        }
+        statuses.push(comparable(status, &reference));
+        assert_eq!(registry.requests().of(&format!("team/{version}")).users(), BTreeSet::from(["alice"]));
+
+        let resource = format!("imageprepulljobs.{version}.operations.kubeedge.io");
+        let phase = ["get", &resource, &name, "-o", "jsonpath={.apiVersion} {.status.phase}"];
+        let read = stage.cluster.kubectl(&phase).await?;
+        assert_eq!(read, format!("operations.kubeedge.io/{version} Completed"));
+    }
+    assert_eq!(statuses[0], statuses[1]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn kubectl_explains_every_field_of_the_template() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    // The server publishes the schema of a new definition some seconds later.
+    let explained = eventually("the schema is published", Duration::from_secs(30), async || {
+        cluster.kubectl(&["explain", "imageprepulljob.spec.imagePrePullTemplate"]).await
+    })
+    .await?;
+    for field in [
+        "images",
+        "imageSources",
+        "registrySecrets",
+        "imageSecrets",
+        "nodeNames",
+        "labelSelector",
+        "checkItems",
+        "failureTolerate",
+        "concurrency",
+        "timeoutSeconds",
+        "retryTimes",
+        "imagePullPolicy",
+    ] {
+        let mut lines = explained.lines().skip_while(|line| {
+            !line.trim_start().starts_with(&format!("{field}\t"))
+                && !line.trim_start().starts_with(&format!("{field} "))
+        });
+        let described = lines.nth(1).unwrap_or_default().trim();
+        ensure!(
+            described.len() > 20 && !described.contains("<no description>"),
+            "{field}: {described:?} in\n{explained}"
+        );
+    }
+    ensure!(explained.contains("What to pull, on which nodes, and how."), "{explained}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_not_tried_again_and_spares_the_other_images() -> Result<()> {
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let host = registry.host();
+    stage.cluster.registry_secret("default", "right", &[registry.login("alice")?]).await?;
+    stage.cluster.registry_secret("default", "wrong", &[(host, "alice", &password("mallory"))]).await?;
+    let first = registry.seed(&Image::small("first")?, "team/first:v1")?;
+    let locked = registry.seed(&Image::small("locked")?, "team/locked:v1")?;
+    let unknown = registry.image("team/first:v2");
+    let last = registry.seed(&Image::small("last")?, "team/last:v1")?;
+
+    let job = |name| {
+        let job = stage.cluster.job(name).on(["edge-1"]).retries(3).secret("default/right");
+        job.images([&first, &unknown, &last]).source(source(&registry, "team/locked", "v1", "default/wrong"))
+    };
+    let status = job("no-tolerance").tolerate("0").fails().await?;
+    for (reference, word) in [(&locked, "401"), (&unknown, "not found")] {
+        let image = status.image("edge-1", reference).context("not in the status")?;
+        assert_eq!((image.status, image.attempts, &image.digest), (Tristate::False, 1, &None), "{image:?}");
+        ensure!(image.reason.to_lowercase().contains(word), "{image:?}");
+        ensure!(!image.reason.contains(CANARY), "{image:?}");
+    }
+    for reference in [&first, &last] {
+        let image = status.image("edge-1", reference).context("not in the status")?;
+        assert_eq!((image.status, image.attempts), (Tristate::True, 1), "{image:?}");
+        ensure!(stage.edge("edge-1")?.has_image(reference).await?, "{reference}");
+    }
+    let node = status.node("edge-1").context("not in the status")?;
+    assert_eq!(node.phase, NodePhase::Failure);
+    ensure!(node.reason.contains(&locked) && node.reason.contains(&unknown), "{}", node.reason);
+    assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0 allows");
+    // containerd itself asks a few times before it gives up; four tries would be four times that.
+    let asked = registry.requests().filter(|request| request.path.ends_with("/manifests/v2")).len();
+    ensure!(asked <= 3, "{asked} requests for {unknown}");
+
+    // The same failures are no failure of a job that may have them.
+    let tolerant = job("tolerant").tolerate("1").apply().await?;
+    let status = tolerant.completes().await?;
+    assert_eq!(status.node("edge-1").map(|node| node.phase), Some(NodePhase::Failure));
+    assert_eq!(status.reason, "1 of 1 nodes failed, within failureTolerate 1");
+    let (kind, message) = tolerant.event("NodeFailed").await?;
+    assert_eq!(kind, "Warning");
+    ensure!(message.starts_with("edge-1: ") && message.contains(&unknown), "{message}");
+    Ok(())
+}

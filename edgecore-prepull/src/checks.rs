@@ -1,0 +1,154 @@
+//! What is looked at before the first pull. The decision is pure; reading the machine is a line each.
+
+use std::path::Path;
+
+use prepull_api::task::{CheckItem, CheckOutcome};
+use prepull_api::wire::Filesystem;
+
+use crate::config::Limits;
+
+/// The state of the machine, as far as it could be read.
+#[derive(Clone, Debug, Default)]
+pub struct Readings {
+    /// The file system where the runtime keeps images.
+    pub disk: Option<Filesystem>,
+    /// Load average of the last minute and the number of processors.
+    pub load: Option<(f64, usize)>,
+    /// Memory available and in all, in bytes.
+    pub memory: Option<(u64, u64)>,
+}
+
+/// Whether the machine is fit to pull. All that is wrong is named, not only the first thing.
+pub fn judge(items: &[CheckItem], limits: &Limits, readings: &Readings) -> CheckOutcome {
+    let problems: Vec<String> = items.iter().filter_map(|item| problem(*item, limits, readings)).collect();
+    CheckOutcome { passed: problems.is_empty(), reason: problems.join("; ") }
+}
+
+fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<String> {
+    match item {
+        CheckItem::Disk => {
+            let Some(disk) = &readings.disk else {
+                return Some("disk: the runtime does not say where it keeps images".to_owned());
+            };
+            let needed = limits.disk_min_free.of(disk.capacity);
+            (disk.available < needed).then(|| {
+                format!(
+                    "disk: {} has {} MiB free, less than --disk-min-free {} ({} MiB)",
+                    disk.mountpoint,
+                    disk.available >> 20,
+                    limits.disk_min_free,
+                    needed >> 20
+                )
+            })
+        }
+        CheckItem::Cpu => {
+            let Some((load, processors)) = readings.load else {
+                return Some("cpu: the load cannot be read from /proc/loadavg".to_owned());
+            };
+            #[allow(clippy::cast_precision_loss)] // a number of processors is far below 2^52
+            let percent = load * 100.0 / processors.max(1) as f64;
+            (percent > f64::from(limits.cpu_max_load.0)).then(|| {
+                format!(
+                    "cpu: load is {percent:.0}% per processor, more than --cpu-max-load {}",
+                    limits.cpu_max_load
+                )
+            })
+        }
+        CheckItem::Mem => {
+            let Some((available, whole)) = readings.memory else {
+                return Some("mem: the memory cannot be read from /proc/meminfo".to_owned());
+            };
+            let needed = limits.mem_min_free.of(whole);
+            (available < needed).then(|| {
+                format!(
+                    "mem: {} MiB available, less than --mem-min-free {} ({} MiB)",
+                    available >> 20,
+                    limits.mem_min_free,
+                    needed >> 20
+                )
+            })
+        }
+    }
+}
+
+/// Room on the file system of a path, for whoever is no superuser.
+pub fn filesystem(mountpoint: &Path) -> std::io::Result<Filesystem> {
+    let stat = rustix::fs::statvfs(mountpoint)?;
+    Ok(Filesystem {
+        mountpoint: mountpoint.display().to_string(),
+        available: stat.f_bavail.saturating_mul(stat.f_frsize),
+        capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
+    })
+}
+
+/// Load average of the last minute, and the number of processors.
+pub fn load() -> Option<(f64, usize)> {
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    let load = text.split_ascii_whitespace().next()?.parse().ok()?;
+    Some((load, std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)))
+}
+
+/// Memory available and in all, in bytes.
+pub fn memory() -> Option<(u64, u64)> {
+    parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some((field("MemAvailable")?, field("MemTotal")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn readings(free: u64, load: f64, memory: u64) -> Readings {
+        Readings {
+            disk: Some(Filesystem {
+                mountpoint: "/var/lib/images".to_owned(),
+                available: free,
+                capacity: 100 * GIB,
+            }),
+            load: Some((load, 4)),
+            memory: Some((memory, 8 * GIB)),
+        }
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_checked_and_all_that_is_wrong_is_named() {
+        let limits = Limits::default();
+        let bad = readings(GIB, 16.0, 1 << 20);
+        assert!(judge(&[], &limits, &bad).passed);
+        assert!(judge(&[CheckItem::Disk], &limits, &readings(10 * GIB, 16.0, 0)).passed);
+        let outcome = judge(&[CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem], &limits, &bad);
+        assert!(!outcome.passed);
+        assert_eq!(
+            outcome.reason,
+            "disk: /var/lib/images has 1024 MiB free, less than --disk-min-free 10% (10240 MiB); \
+             cpu: load is 400% per processor, more than --cpu-max-load 90%; \
+             mem: 1 MiB available, less than --mem-min-free 100 MiB (100 MiB)"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_does_not_pass() {
+        for item in [CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem] {
+            assert!(!judge(&[item], &Limits::default(), &Readings::default()).passed, "{item:?}");
+        }
+    }
+
+    #[test]
+    fn the_machine_can_be_read() {
+        assert!(filesystem(Path::new("/")).unwrap().capacity > 0);
+        assert!(load().is_some());
+        let (available, whole) = memory().unwrap();
+        assert!(available <= whole);
+        assert_eq!(parse_meminfo("MemTotal: 8 kB\nMemAvailable: 4 kB\n"), Some((4096, 8192)));
+        assert_eq!(parse_meminfo("garbage"), None);
+    }
+}

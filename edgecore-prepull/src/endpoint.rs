@@ -1,0 +1,113 @@
+//! Where cloudcore is, how to get there, and what may be wrong on the way.
+
+mod explain;
+mod request;
+
+use std::io;
+use std::time::Duration;
+
+use hyper::Uri;
+use rustls_pki_types::ServerName;
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tokio::time::timeout;
+
+pub use explain::Trouble;
+pub(crate) use explain::{PinMismatch, printable};
+pub use request::RequestError;
+pub(crate) use request::post;
+
+/// For one address; a name may have several.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The host, port and path of a URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    /// Without the brackets of an IPv6 address.
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) path: String,
+}
+
+/// A URL that cannot be dialled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{url:?} is no URL of the form {scheme}://HOST[:PORT][/PATH]")]
+pub struct BadUrl {
+    url: String,
+    scheme: &'static str,
+}
+
+impl Endpoint {
+    /// Reads a URL. Nothing but `scheme` is accepted: what is not encrypted is not spoken.
+    pub(crate) fn parse(url: &str, scheme: &'static str) -> Result<Self, BadUrl> {
+        let bad = || BadUrl { url: url.to_owned(), scheme };
+        let uri: Uri = url.parse().map_err(|_| bad())?;
+        let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(bad)?;
+        if uri.scheme_str() != Some(scheme) || uri.authority().is_some_and(|a| a.as_str().contains('@')) {
+            return Err(bad());
+        }
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        ServerName::try_from(host.as_str()).map_err(|_| bad())?;
+        Ok(Self { host, port: uri.port_u16().unwrap_or(443), path: uri.path().to_owned() })
+    }
+
+    /// `host:port`, as it stands in URLs and in the `Host` header.
+    pub(crate) fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    /// The name that the server's certificate is to bear.
+    pub(crate) fn server_name(&self) -> io::Result<ServerName<'static>> {
+        ServerName::try_from(self.host.clone()).map_err(io::Error::other)
+    }
+
+    /// Tries every address of the host, one after the other.
+    pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
+        let resolved = timeout(CONNECT_DEADLINE, lookup_host((self.host.as_str(), self.port))).await??;
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in resolved {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+            socket.set_keepalive(true)?;
+            socket.set_nodelay(true)?;
+            match timeout(CONNECT_DEADLINE, socket.connect(address)).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => last = error,
+                Err(late) => last = late.into(),
+            }
+        }
+        Err(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn urls_are_read_and_others_refused() {
+        let parse = |url| Endpoint::parse(url, "wss");
+        let tunnel = parse("wss://cloud.example:10000/v1/edge").unwrap();
+        assert_eq!((tunnel.authority().as_str(), tunnel.path.as_str()), ("cloud.example:10000", "/v1/edge"));
+        assert_eq!(parse("wss://[::1]:7").unwrap().authority(), "[::1]:7");
+        assert_eq!(
+            parse("wss://[::1]:7").unwrap().server_name().unwrap(),
+            ServerName::try_from("::1").unwrap()
+        );
+        assert_eq!(parse("wss://192.0.2.1/").unwrap().port, 443);
+        for bad in [
+            "",
+            "cloud.example",
+            "ws://cloud.example",
+            "https://cloud.example",
+            "wss://",
+            "wss://a@b",
+            "wss://a b",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What a failed connection means to the operator, and what to do about it.
+
+use std::error::Error;
+use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::{AlertDescription, CertificateError};
+use rustls_pki_types::UnixTime;
+
+/// Why there is no TLS connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// The server's certificate begins in the future.
+    #[error(
+        "the server's certificate is valid from {} on, and this machine's clock says {}: set the clock",
+        humantime::format_rfc3339_seconds(*not_before),
+        humantime::format_rfc3339_seconds(*now)
+    )]
+    NotYetValid {
+        /// Of the certificate.
+        not_before: SystemTime,
+        /// By this machine.
+        now: SystemTime,
+    },
+    /// The server's certificate is over.
+    #[error(
+        "the server's certificate ended at {}, and this machine's clock says {}: set the clock, or restart cloudcore \
+         if the clock is right",
+        humantime::format_rfc3339_seconds(*not_after),
+        humantime::format_rfc3339_seconds(*now)
+    )]
+    Expired {
+        /// Of the certificate.
+        not_after: SystemTime,
+        /// By this machine.
+        now: SystemTime,
+    },
+    /// The server has other names.
+    #[error(
+        "the server's certificate is not for {expected} but for {presented}: use one of those names, or start \
+         cloudcore with --advertise {expected}"
+    )]
+    OtherName {
+        /// What was dialled.
+        expected: String,
+        /// What the certificate bears.
+        presented: String,
+    },
+    /// The server is of another CA.
+    #[error(
+        "the server's certificate is not of the CA that this node has joined: is it another installation? If it \
+             is the right one, its CA was replaced: join again with a new token"
+    )]
+    OtherCa,
+    /// The chain lacks the CA of the token.
+    #[error(
+        "the server is not the one that the token is for (no certificate in its chain has the token's hash): check \
+             the server's address, and that the token comes from its `token create`"
+    )]
+    OtherPin,
+    /// The server refused our certificate.
+    #[error(
+        "the server refused this node's certificate ({0:?}): join again with a new token, unless this machine's \
+             or the server's clock is wrong"
+    )]
+    Refused(AlertDescription),
+    /// What was dialled speaks no TLS.
+    #[error("what listens there does not speak TLS: check the port")]
+    NotTls,
+    /// Nobody listens.
+    #[error("connection refused: is cloudcore running there, and is the port right?")]
+    NobodyThere,
+    /// No answer at all.
+    #[error("no answer: is the address right, and does a firewall let this port through?")]
+    NoAnswer,
+    /// Anything else, in the words of who found it.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// The hash of the token's CA is not among those of the server's chain.
+#[derive(Debug, thiserror::Error)]
+#[error("no certificate of the chain has the pinned hash")]
+pub(crate) struct PinMismatch;
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        if let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            return Self::of_tls(tls);
+        }
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => Self::NobodyThere,
+            io::ErrorKind::TimedOut => Self::NoAnswer,
+            _ => Self::Other(chain(&error)),
+        }
+    }
+}
+
+impl Trouble {
+    fn of_tls(error: &rustls::Error) -> Self {
+        let time = |at: &UnixTime| UNIX_EPOCH + Duration::from_secs(at.as_secs());
+        match error {
+            rustls::Error::InvalidCertificate(problem) => match problem {
+                CertificateError::NotValidYetContext { time: now, not_before } => {
+                    Self::NotYetValid { not_before: time(not_before), now: time(now) }
+                }
+                CertificateError::ExpiredContext { time: now, not_after } => {
+                    Self::Expired { not_after: time(not_after), now: time(now) }
+                }
+                CertificateError::NotValidForNameContext { expected, presented } => {
+                    Self::OtherName { expected: expected.to_str().into_owned(), presented: names(presented) }
+                }
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::OtherCa,
+                CertificateError::Other(other) if other.0.is::<PinMismatch>() => Self::OtherPin,
+                _ => Self::Other(error.to_string()),
+            },
+            rustls::Error::AlertReceived(
+                alert @ (AlertDescription::CertificateExpired
+                | AlertDescription::CertificateRequired
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::BadCertificate
+                | AlertDescription::UnknownCA
+                | AlertDescription::AccessDenied),
+            ) => Self::Refused(*alert),
+            rustls::Error::InvalidMessage(_) => Self::NotTls,
+            _ => Self::Other(error.to_string()),
+        }
+    }
+}
+
+/// webpki gives `DnsName("a")` and `IpAddress(192.0.2.1)`; an operator wants `a`.
+fn names(presented: &[String]) -> String {
+    let plain = |name: &String| {
+        let inner = name.split_once('(').map_or(name.as_str(), |(_, inner)| inner);
+        printable(inner.trim_end_matches(')').trim_matches('"'))
+    };
+    presented.iter().map(plain).collect::<Vec<_>>().join(", ")
+}
+
+/// The error with its causes, each once.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// What a server says ends up in logs and on terminals.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().take(500).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once_and_control_characters_never() {
+        let inner = io::Error::other("inner");
+        assert_eq!(chain(&io::Error::other(inner)), "inner");
+        assert_eq!(printable("a\nb\x1b[1m"), "a b [1m");
+    }
+
+    #[test]
+    fn what_the_operator_can_mend_is_told_apart() {
+        let of = |kind: io::ErrorKind| Trouble::from(io::Error::from(kind)).to_string();
+        assert!(of(io::ErrorKind::ConnectionRefused).starts_with("connection refused: is cloudcore running"));
+        assert!(of(io::ErrorKind::TimedOut).contains("firewall"));
+        let tls = |error| Trouble::from(io::Error::other::<rustls::Error>(error)).to_string();
+        let expired = rustls::Error::AlertReceived(AlertDescription::CertificateExpired);
+        assert!(tls(expired).contains("CertificateExpired): join again with a new token"));
+    }
+}

@@ -1,0 +1,20 @@
+//! Logs go to stderr.
+
+use std::io::IsTerminal;
+
+use anyhow::Context;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{LogArgs, LogFormat};
+
+/// To be called once, before anything is logged.
+pub fn init(args: &LogArgs) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&args.log)
+        .with_context(|| format!("--log {} is no filter; try info or debug", args.log))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match args.log_format {
+        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => builder.json().init(),
+    }
+    Ok(())
+}

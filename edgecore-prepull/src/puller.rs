@@ -1,0 +1,56 @@
+//! What pulls images. The agent and its executor know this trait only, so that a simulation can stand in for
+//! a container runtime.
+
+pub mod cri;
+mod errors;
+mod progress;
+pub mod socket;
+
+use std::future::Future;
+
+use prepull_api::credentials::RegistryCredential;
+use prepull_api::task::Bytes;
+use prepull_api::wire::Filesystem;
+
+pub use errors::{ErrorClass, PullError};
+
+/// Takes how far a pull is, now and then, from within [`Puller::pull`].
+pub type ProgressSink<'a> = &'a (dyn Fn(Bytes) + Send + Sync);
+
+/// A container runtime, as far as images go.
+pub trait Puller: Send + Sync + 'static {
+    /// Pulls what the reference points to now, as `Always` means it. Dropping the future stops the pull in the
+    /// runtime as well.
+    fn pull(
+        &self,
+        reference: &str,
+        credential: Option<&RegistryCredential>,
+        progress: ProgressSink<'_>,
+    ) -> impl Future<Output = Result<Pulled, PullError>> + Send;
+
+    /// What the runtime has under the reference; asks no registry.
+    fn present(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
+
+    /// Where the runtime keeps images.
+    fn filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
+
+    /// Name and version of the runtime: `containerd 1.6.20`.
+    fn version(&self) -> impl Future<Output = Result<String, PullError>> + Send;
+}
+
+/// An image that was pulled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pulled {
+    /// Of the manifest, or of the index, that the reference points to: `sha256:…`.
+    pub digest: Option<String>,
+    /// Absent where the runtime cannot tell.
+    pub bytes: Option<Bytes>,
+}
+
+/// An image that is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Present {
+    /// Of the manifest, or of the index, that the reference points to: `sha256:…`. Absent for an image that
+    /// was imported or built and has none.
+    pub digest: Option<String>,
+}

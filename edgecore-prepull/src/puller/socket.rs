@@ -1,0 +1,108 @@
+//! Where the container runtime listens.
+
+use std::fmt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Looked at in this order where no endpoint is given. containerd's own place comes before k3s's (RKE2 uses the
+/// same), since k3s can be told to use the system's containerd.
+const USUAL_PLACES: [&str; 5] = [
+    "/run/containerd/containerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/run/k0s/containerd.sock",
+    "/var/run/crio/crio.sock",
+    "/run/crio/crio.sock",
+];
+
+/// A runtime's socket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RuntimeEndpoint {
+    path: PathBuf,
+}
+
+/// Why there is no endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EndpointError {
+    /// Not the address of a unix socket.
+    #[error(
+        "{0:?} is no address of a container runtime: give the path of its socket, such as unix:///run/containerd/containerd.sock"
+    )]
+    Address(String),
+    /// None of the usual places has a socket.
+    #[error("found no container runtime; looked at {}; name its socket with --runtime-endpoint unix:///…", .0.join(", "))]
+    NotFound(Vec<String>),
+}
+
+impl RuntimeEndpoint {
+    /// The path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The first of the usual places that has a socket.
+    pub fn discover() -> Result<Self, EndpointError> {
+        Self::first_of(&USUAL_PLACES)
+    }
+
+    fn first_of(places: &[&str]) -> Result<Self, EndpointError> {
+        let is_socket =
+            |place: &&&str| std::fs::metadata(place).is_ok_and(|metadata| metadata.file_type().is_socket());
+        let place = places.iter().find(is_socket);
+        place
+            .map(|place| Self { path: PathBuf::from(place) })
+            .ok_or_else(|| EndpointError::NotFound(places.iter().map(|&place| place.to_owned()).collect()))
+    }
+}
+
+impl FromStr for RuntimeEndpoint {
+    type Err = EndpointError;
+
+    /// `unix:///path`, as the kubelet takes it, or the path alone.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let path = text.strip_prefix("unix://").unwrap_or(text);
+        if path.starts_with('/') && path.len() > 1 {
+            Ok(Self { path: PathBuf::from(path) })
+        } else {
+            Err(EndpointError::Address(text.to_owned()))
+        }
+    }
+}
+
+impl fmt::Display for RuntimeEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix://{}", self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_path_with_or_without_its_scheme() {
+        for text in ["unix:///run/a.sock", "/run/a.sock"] {
+            assert_eq!(text.parse::<RuntimeEndpoint>().unwrap().to_string(), "unix:///run/a.sock");
+        }
+        for text in ["", "/", "unix://", "unix://run/a.sock", "tcp://127.0.0.1:1", "http://x/y", "run/a.sock"]
+        {
+            let message = text.parse::<RuntimeEndpoint>().unwrap_err().to_string();
+            assert!(message.contains(&format!("{text:?}")), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_first_socket_is_taken_and_a_plain_file_is_none() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let (absent, file, first, second) = (path("absent"), path("file"), path("first"), path("second"));
+        std::fs::write(&file, "").unwrap();
+        let places = [absent.as_str(), &file, &first, &second];
+        let message = RuntimeEndpoint::first_of(&places).unwrap_err().to_string();
+        assert!(message.contains(&first) && message.contains("--runtime-endpoint"), "{message}");
+        let _sockets = [&first, &second].map(|path| std::os::unix::net::UnixListener::bind(path).unwrap());
+        assert_eq!(RuntimeEndpoint::first_of(&places).unwrap().path(), Path::new(&first));
+    }
+}
