@@ -79,10 +79,7 @@ async fn tell(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdict> {
     report::print_times(story, &times);
 
     story.step("What Kubernetes says");
-    story.output(
-        "kubectl get imageprepulljobs -o wide",
-        &stage.cluster.kubectl(&["get", "ippj", "-o", "wide"]).await?,
-    );
+    stage.print_jobs(story).await?;
     let status = job.status().await?;
     report::print_nodes(story, &status);
     verdict.of_main_job(stage, &status);
@@ -97,6 +94,8 @@ async fn tell(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdict> {
 
     story.step("A wrong password fails its image, and no other");
     let (job, _) = run_job(story, stage, &scenario::second_job(), &scenario::SECOND).await?;
+    story.blank();
+    stage.print_jobs(story).await?;
     let status = job.status().await?;
     report::print_nodes(story, &status);
     let images = stage.nodes.first().context("no node")?.images().await?;

@@ -82,7 +82,9 @@ pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         };
         match event {
             Some(Event::Progress(progress)) => {
-                progress.images.iter().for_each(|moment| display.moment(moment))
+                for moment in &progress.images {
+                    display.moment(moment);
+                }
             }
             Some(Event::ImageEnded { index, result, .. }) => display.ended(index, &result),
             Some(Event::Ended(_, end)) => {
@@ -110,7 +112,7 @@ fn key(config: Option<&RegistryConfig>, reference: &NormalizedReference) -> Key 
 
 /// Bars on a terminal, lines elsewhere.
 enum Display {
-    Bars(MultiProgress, Vec<ProgressBar>),
+    Bars(Vec<ProgressBar>),
     Lines(Vec<Line>),
 }
 
@@ -137,7 +139,7 @@ impl Display {
             bar
         };
         let all = images.iter().map(bar).collect();
-        Self::Bars(bars, all)
+        Self::Bars(all)
     }
 
     fn moment(&mut self, moment: &ImageProgress) {
@@ -149,7 +151,7 @@ impl Display {
             ImagePhase::Done => return,
         };
         match self {
-            Self::Bars(_, bars) => {
+            Self::Bars(bars) => {
                 let Some(bar) = bars.get(index) else { return };
                 if let Some(Bytes { done, total }) = moment.bytes {
                     bar.set_length(total);
@@ -178,7 +180,7 @@ impl Display {
             ImageOutcome::Failed | ImageOutcome::Stopped => format!("FAILED: {}", result.reason),
         };
         match self {
-            Self::Bars(_, bars) => {
+            Self::Bars(bars) => {
                 let Some(bar) = bars.get(index) else { return };
                 if let Some(Bytes { done, total }) = result.bytes {
                     bar.set_length(total);
@@ -195,8 +197,10 @@ impl Display {
     }
 
     fn close(&self) {
-        if let Self::Bars(_, bars) = self {
-            bars.iter().filter(|bar| !bar.is_finished()).for_each(ProgressBar::abandon);
+        if let Self::Bars(bars) = self {
+            for bar in bars.iter().filter(|bar| !bar.is_finished()) {
+                bar.abandon();
+            }
         }
     }
 }

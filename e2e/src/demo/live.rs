@@ -119,10 +119,19 @@ fn word(node: &NodeStatus, image: &ImageStatus) -> String {
     match image.status {
         Tristate::True if image.attempts == 0 => format!("there already  {digest}"),
         Tristate::True => format!("there  {digest}"),
-        Tristate::False => format!("FAILED  {}", image.reason.chars().take(REASON).collect::<String>()),
+        Tristate::False => format!("FAILED  {}", end_of(&image.reason)),
         Tristate::Unknown if node.phase == NodePhase::InProgress => "pulls".to_owned(),
         Tristate::Unknown => "waits".to_owned(),
     }
+}
+
+/// The end of a reason: what begins with what was tried ends with what came of it.
+fn end_of(reason: &str) -> String {
+    let length = reason.chars().count();
+    if length <= REASON {
+        return reason.to_owned();
+    }
+    format!("…{}", reason.chars().skip(length - REASON).collect::<String>())
 }
 
 /// A duration for people.
