@@ -51,7 +51,7 @@ pub struct Cluster {
 /// Who serves the API.
 enum Serving {
     /// Processes of ours.
-    Own(Mutex<Server>),
+    Own(Box<Mutex<Server>>),
     /// A cluster that was lent to us.
     Lent(#[expect(dead_code, reason = "held until the end")] existing::Turn),
 }
@@ -76,7 +76,7 @@ impl Cluster {
         let (kubeconfig, cloudcore_kubeconfig) =
             (server.admin.kubeconfig.clone(), server.cloudcore.kubeconfig.clone());
         let client = client(&kubeconfig).await?;
-        let serving = Serving::Own(Mutex::new(server));
+        let serving = Serving::Own(Box::new(Mutex::new(server)));
         let cluster = Self { place, serving, client, kubeconfig, cloudcore_kubeconfig };
         cluster.is_ready().await?;
         Ok(cluster)

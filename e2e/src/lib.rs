@@ -8,8 +8,9 @@
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
+//!    ├─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
 //!    ├─ Stage     cluster, cloud and edge nodes in one go
-//!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
+//!    └─ Site      the same with a registry behind a proxy
 //! ```
 //!
 //! Every part belongs to the [`place::Place`] of the test that started it, which is found by the name of the test's
@@ -35,11 +36,13 @@ pub mod ports;
 pub mod proxy;
 pub mod registry;
 pub mod sim;
+pub mod site;
 pub mod stage;
 
 /// What a test usually needs.
 pub mod prelude {
     pub use crate::certs::Authority;
+    pub use crate::cleanup::eventually;
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
     pub use crate::images::{Image, MIB};
@@ -49,6 +52,7 @@ pub mod prelude {
     pub use crate::proxy::Proxy;
     pub use crate::registry::{Registry, TokenServer};
     pub use crate::sim::Fleet;
+    pub use crate::site::{SOON, Site};
     pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};
     pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};

@@ -1,6 +1,7 @@
 //! Edge nodes: a containerd and an edgecore-prepull each.
 
 mod containerd;
+mod ledger;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,6 +16,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 pub use containerd::Containerd;
+pub use ledger::LedgerTask;
 
 use crate::cleanup::{Child, eventually};
 use crate::cloud::{Cloud, Metrics};

@@ -193,6 +193,11 @@ impl Proxy {
         lock(&self.shared.records).clone()
     }
 
+    /// Bytes of the answers' bodies so far, over all requests for a blob. HTTP only.
+    pub fn bytes_of(&self, blob: &str) -> u64 {
+        lock(&self.shared.records).iter().filter(|r| r.path.ends_with(blob)).map(|r| r.bytes).sum()
+    }
+
     /// Connections so far.
     pub fn connections(&self) -> u64 {
         self.shared.accepted.load(Ordering::SeqCst)
