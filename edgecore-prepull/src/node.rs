@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
-use crate::agent::{Agent, Effect, Event, Now, TaskEnd, Work};
+use crate::agent::{Agent, Effect, Event, Now, TaskEnd, TaskRecord, Work};
 use crate::config::Limits;
 use crate::executor::{Control, Executor, Report};
 use crate::ledger::{LedgerError, Store};
@@ -136,7 +136,10 @@ impl<P: Puller> Node<P> {
 
     fn perform(&mut self, effect: Effect) {
         match effect {
-            Effect::Persist(record) => self.recorder.save(record),
+            Effect::Persist(record) => {
+                self.abandon_failed(&record);
+                self.recorder.save(record);
+            }
             Effect::Forget(task) => {
                 info!(%task, "result acknowledged");
                 self.recorder.remove(task);
@@ -155,6 +158,22 @@ impl<P: Puller> Node<P> {
             }
             Effect::Send(message) => self.outbox.push_back(message),
         }
+    }
+
+    /// Where a task is over, nobody goes on with what it could not finish.
+    fn abandon_failed(&self, record: &TaskRecord) {
+        let Some(result) = &record.result else { return };
+        let failed = record.task.images.iter().zip(&result.images).filter(|(_, end)| !end.outcome.is_there());
+        let failed: Vec<String> = failed.map(|(image, _)| image.reference.clone()).collect();
+        if failed.is_empty() {
+            return;
+        }
+        let puller = self.puller.clone();
+        tokio::spawn(async move {
+            for reference in failed {
+                puller.abandon(&reference).await;
+            }
+        });
     }
 
     fn start_task(&mut self, work: Work) {

@@ -3,6 +3,7 @@
 
 pub mod cri;
 mod errors;
+mod lease;
 mod progress;
 pub mod socket;
 
@@ -27,6 +28,11 @@ pub trait Puller: Send + Sync + 'static {
         credential: Option<&RegistryCredential>,
         progress: ProgressSink<'_>,
     ) -> impl Future<Output = Result<Pulled, PullError>> + Send;
+
+    /// Nobody will go on with a pull of the reference that did not come to its end: what it has fetched may go.
+    fn abandon(&self, _reference: &str) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
 
     /// What the runtime has under the reference; asks no registry.
     fn present(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;

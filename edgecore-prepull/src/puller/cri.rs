@@ -15,6 +15,7 @@ use prepull_api::wire::Filesystem;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
+use super::lease::Leases;
 use super::progress::{Content, Stalled};
 use super::socket::RuntimeEndpoint;
 use super::{ErrorClass, Present, ProgressSink, PullError, Pulled, Puller};
@@ -33,6 +34,7 @@ pub struct CriPuller {
     images: ImageServiceClient<Channel>,
     runtime: RuntimeServiceClient<Channel>,
     content: Arc<Content>,
+    leases: Arc<Leases>,
 }
 
 impl CriPuller {
@@ -43,7 +45,8 @@ impl CriPuller {
             endpoint,
             images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
             runtime: RuntimeServiceClient::new(channel.clone()),
-            content: Arc::new(Content::new(channel)),
+            content: Arc::new(Content::new(channel.clone())),
+            leases: Arc::new(Leases::new(channel)),
         }
     }
 
@@ -99,11 +102,15 @@ impl Puller for CriPuller {
         credential: Option<&RegistryCredential>,
         progress: ProgressSink<'_>,
     ) -> Result<Pulled, PullError> {
-        let request = PullImageRequest {
+        let mut request = tonic::Request::new(PullImageRequest {
             image: Some(spec(reference)),
             auth: credential.map(auth),
             sandbox_config: None,
-        };
+        });
+        let lease = self.leases.take(reference).await;
+        if let Some(lease) = &lease {
+            lease.put_on(&mut request);
+        }
         let mut images = self.images.clone();
         let watch = self.content.watch(reference);
         tokio::select! {
@@ -117,12 +124,18 @@ impl Puller for CriPuller {
                 ));
             }
         }
-        // The image is there. What follows only describes it, and must not turn a success into a failure.
+        // The image is there. What follows must not turn a success into a failure.
+        drop(lease);
+        self.leases.release(reference).await;
         let digest = self.digest(reference).await;
         let Some(digest) = digest else { return Ok(Pulled::default()) };
         watch.settle(&digest);
         let bytes = self.content.size(&digest).await;
         Ok(Pulled { digest: Some(digest), bytes })
+    }
+
+    async fn abandon(&self, reference: &str) {
+        self.leases.release(reference).await;
     }
 
     async fn present(&self, reference: &str) -> Result<Option<Present>, PullError> {

@@ -23,6 +23,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::transport::Channel;
 
 use self::claims::{Claim, Claims};
+pub(super) use self::store::request;
 use self::store::{ContentStore, Document, Layer};
 use super::ProgressSink;
 

@@ -143,7 +143,8 @@ impl ContentStore {
     }
 }
 
-fn request<T>(message: T) -> Request<T> {
+/// A request about what CRI has.
+pub(in crate::puller) fn request<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
     request
