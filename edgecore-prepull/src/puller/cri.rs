@@ -15,6 +15,7 @@ use prepull_api::wire::Filesystem;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
+use super::lease::{self, Leases};
 use super::progress::{Content, Stalled};
 use super::socket::RuntimeEndpoint;
 use super::{ErrorClass, Present, ProgressSink, PullError, Pulled, Puller};
@@ -33,6 +34,7 @@ pub struct CriPuller {
     images: ImageServiceClient<Channel>,
     runtime: RuntimeServiceClient<Channel>,
     content: Arc<Content>,
+    leases: Arc<Leases>,
 }
 
 impl CriPuller {
@@ -43,7 +45,8 @@ impl CriPuller {
             endpoint,
             images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
             runtime: RuntimeServiceClient::new(channel.clone()),
-            content: Arc::new(Content::new(channel)),
+            content: Arc::new(Content::new(channel.clone())),
+            leases: Arc::new(Leases::new(channel)),
         }
     }
 
@@ -99,11 +102,15 @@ impl Puller for CriPuller {
         credential: Option<&RegistryCredential>,
         progress: ProgressSink<'_>,
     ) -> Result<Pulled, PullError> {
-        let request = PullImageRequest {
+        let auth = credential.map(auth);
+        let mut request = tonic::Request::new(PullImageRequest {
             image: Some(spec(reference)),
-            auth: credential.map(auth),
+            auth,
             sandbox_config: None,
-        };
+        });
+        if let Some(lease) = self.leases.hold(reference).await {
+            request.metadata_mut().insert(lease::HEADER, lease);
+        }
         let mut images = self.images.clone();
         let watch = self.content.watch(reference);
         tokio::select! {
@@ -118,7 +125,7 @@ impl Puller for CriPuller {
             }
         }
         // The image is there. What follows only describes it, and must not turn a success into a failure.
-        let digest = self.digest(reference).await;
+        let ((), digest) = tokio::join!(self.leases.release(reference), self.digest(reference));
         let Some(digest) = digest else { return Ok(Pulled::default()) };
         watch.settle(&digest);
         let bytes = self.content.size(&digest).await;
@@ -141,6 +148,10 @@ impl Puller for CriPuller {
         // A file system of a dead server may block for long.
         let read = tokio::task::spawn_blocking(move || filesystem_of(&mountpoint)).await;
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
+    }
+
+    async fn give_up(&self, reference: &str) {
+        self.leases.release(reference).await;
     }
 
     async fn version(&self) -> Result<String, PullError> {

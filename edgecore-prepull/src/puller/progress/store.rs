@@ -10,14 +10,12 @@ use containerd_client::services::v1::{
     GetImageRequest, Info, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
 };
 use serde::Deserialize;
-use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Status};
 
 use super::claims::Candidate;
+use crate::puller::namespaced;
 
-/// Where CRI keeps its images in containerd.
-const NAMESPACE: &str = "k8s.io";
 /// The size up to which the OCI distribution specification wants registries to take a manifest.
 const MAX_MANIFEST: usize = 4 * 1024 * 1024;
 /// containerd's own limit for a message. A list of blobs comes in parts.
@@ -92,13 +90,13 @@ impl ContentStore {
         if self.is_absent() {
             return None;
         }
-        let answer = self.images.clone().get(request(GetImageRequest { name: name.to_owned() })).await;
+        let answer = self.images.clone().get(namespaced(GetImageRequest { name: name.to_owned() })).await;
         Some(self.ok(answer)?.into_inner().image?.target?.digest)
     }
 
     /// Every blob that is being written, by digest. Among them are torsos of pulls that were given up.
     pub(super) async fn being_written(&self) -> Option<HashMap<String, Written>> {
-        let request = request(ListStatusesRequest { filters: Vec::new() });
+        let request = namespaced(ListStatusesRequest { filters: Vec::new() });
         let statuses = self.ok(self.content.clone().list_statuses(request).await)?.into_inner().statuses;
         let written = statuses.into_iter().filter_map(|status| {
             let last = time(status.updated_at.map(|time| (time.seconds, time.nanos)));
@@ -109,7 +107,7 @@ impl ContentStore {
 
     /// Whether a blob is in the store as a whole.
     pub(super) async fn has(&self, digest: &str) -> bool {
-        let answer = self.content.clone().info(request(InfoRequest { digest: digest.to_owned() })).await;
+        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         self.ok(answer).is_some()
     }
 
@@ -127,7 +125,7 @@ impl ContentStore {
         let filters = [CONFIG_LABEL, &format!("{CHILD_LABEL}0")]
             .map(|label| format!("labels.\"{source}\",labels.\"{label}\""))
             .to_vec();
-        let answer = self.content.clone().list(request(ListContentRequest { filters })).await;
+        let answer = self.content.clone().list(namespaced(ListContentRequest { filters })).await;
         let mut parts = self.ok(answer)?.into_inner();
         let (mut new, mut resumed) = (Vec::new(), Vec::new());
         while let Some(part) = self.ok(parts.message().await)? {
@@ -145,24 +143,18 @@ impl ContentStore {
     /// Reads a manifest or an index.
     pub(super) async fn document(&self, digest: &str) -> Option<Document> {
         let read = ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 };
-        let info = self.content.clone().info(request(InfoRequest { digest: digest.to_owned() })).await;
+        let info = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         let length = self.ok(info)?.into_inner().info?.size;
         if size(length) > MAX_MANIFEST as u64 {
             return None;
         }
-        let mut parts = self.ok(self.content.clone().read(request(read)).await)?.into_inner();
+        let mut parts = self.ok(self.content.clone().read(namespaced(read)).await)?.into_inner();
         let mut text = Vec::new();
         while let Some(part) = self.ok(parts.message().await)? {
             text.extend(part.data);
         }
         parse(&text)
     }
-}
-
-fn request<T>(message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
-    request
 }
 
 /// Blobs are written under names such as `layer-sha256:…`.

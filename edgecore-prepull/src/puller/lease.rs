@@ -1,0 +1,84 @@
+//! Keeps what a broken pull has fetched, so that the next try goes on where it broke.
+//!
+//! containerd removes everything of a pull that failed, whole layers included, within a second: what it fetches
+//! hangs on a lease that ends with the pull. A pull that names a lease of ours in its request uses that one
+//! instead, which stays for the next try; measured with containerd 1.6: a layer that broke after 20 of 50 MB is
+//! then fetched from byte 20,000,000 on, with a `Range` request. A runtime that does not know the header ignores
+//! it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use containerd_client::services::v1::leases_client::LeasesClient;
+use containerd_client::services::v1::{CreateRequest, DeleteRequest};
+use tokio::time::timeout;
+use tonic::Code;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+
+use super::namespaced;
+
+/// The header by which containerd's clients name the lease of a request.
+pub(super) const HEADER: &str = "containerd-lease";
+/// As long as containerd's own leases live. Whoever goes on with the image does so within a day; the room of a
+/// pull that nobody goes on with is free again after it.
+const LIFE: Duration = Duration::from_secs(24 * 3600);
+/// A lease is worth a short wait and no longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The leases of pulls, one for each reference.
+#[derive(Debug)]
+pub(super) struct Leases {
+    client: LeasesClient<Channel>,
+    absent: AtomicBool,
+}
+
+impl Leases {
+    pub(super) fn new(channel: Channel) -> Self {
+        Self { client: LeasesClient::new(channel), absent: AtomicBool::new(false) }
+    }
+
+    /// The lease of a pull, for its header. None where the runtime has none: the pull does without.
+    pub(super) async fn hold(&self, reference: &str) -> Option<MetadataValue<Ascii>> {
+        if self.absent.load(Ordering::Relaxed) {
+            return None;
+        }
+        let id = id(reference);
+        let expire = humantime::format_rfc3339_seconds(SystemTime::now() + LIFE).to_string();
+        let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expire)]);
+        let request = namespaced(CreateRequest { id: id.clone(), labels });
+        match timeout(PATIENCE, self.client.clone().create(request)).await.ok()? {
+            Ok(_) => {}
+            // An earlier try's: just what it is for.
+            Err(status) if status.code() == Code::AlreadyExists => {}
+            Err(status) => {
+                if status.code() == Code::Unimplemented {
+                    self.absent.store(true, Ordering::Relaxed);
+                }
+                return None;
+            }
+        }
+        id.parse().ok()
+    }
+
+    /// Nobody goes on with this pull: it is done, or given up.
+    pub(super) async fn release(&self, reference: &str) {
+        if self.absent.load(Ordering::Relaxed) {
+            return;
+        }
+        let request = namespaced(DeleteRequest { id: id(reference), sync: false });
+        // It may not exist; and if it cannot be removed, it expires.
+        let _ = timeout(PATIENCE, self.client.clone().delete(request)).await;
+    }
+}
+
+fn id(reference: &str) -> String {
+    use std::fmt::Write;
+    let hash = ring::digest::digest(&ring::digest::SHA256, reference.as_bytes());
+    hash.as_ref().iter().take(16).fold("edgecore-prepull-".to_owned(), |mut id, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(id, "{byte:02x}");
+        id
+    })
+}
