@@ -3,6 +3,8 @@
 
 pub mod cri;
 mod errors;
+#[cfg(test)]
+pub(crate) mod fake;
 mod lease;
 mod progress;
 pub mod socket;
