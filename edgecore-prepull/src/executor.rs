@@ -180,7 +180,14 @@ impl<P: Puller> Executor<P> {
                 never = self.tell(&board, &reports) => match never {},
             }
         };
-        conclude(&work, ended, check, &trouble, &board)
+        let end = conclude(&work, ended, check, &trouble, &board);
+        if end.outcome == TaskOutcome::Cancelled {
+            let images = work.task.images.iter().zip(&end.images);
+            let broken =
+                images.filter(|(_, result)| result.outcome == ImageOutcome::Stopped && result.attempts > 0);
+            join_all(broken.map(|(image, _)| self.give_up(&image.reference))).await;
+        }
+        end
     }
 
     async fn images(&self, work: &Work, context: &TaskContext<'_>, reports: &mpsc::Sender<Report>) {

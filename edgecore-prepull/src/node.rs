@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use prepull_api::task::TaskId;
+use prepull_api::task::{ImageOutcome, TaskId, TaskOutcome};
 use prepull_api::wire::{
     CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, OpenTask, Progress, bounded_reason,
 };
@@ -137,7 +137,7 @@ impl<P: Puller> Node<P> {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Persist(record) => {
-                self.abandon_failed(&record);
+                self.give_up_unbegun(&record);
                 self.recorder.save(record);
             }
             Effect::Forget(task) => {
@@ -160,18 +160,20 @@ impl<P: Puller> Node<P> {
         }
     }
 
-    /// Where a task is over, nobody goes on with what it could not finish.
-    fn abandon_failed(&self, record: &TaskRecord) {
-        let Some(result) = &record.result else { return };
-        let failed = record.task.images.iter().zip(&result.images).filter(|(_, end)| !end.outcome.is_there());
-        let failed: Vec<String> = failed.map(|(image, _)| image.reference.clone()).collect();
-        if failed.is_empty() {
+    /// A task from before a restart may be cancelled without ever reaching the executor, which gives up what it
+    /// has begun itself: what the agent pulled in its earlier life is to go all the same.
+    fn give_up_unbegun(&self, record: &TaskRecord) {
+        let Some(result) = record.result.as_ref().filter(|result| result.outcome == TaskOutcome::Cancelled)
+        else {
             return;
-        }
-        let puller = self.puller.clone();
+        };
+        let images = record.task.images.iter().zip(&result.images);
+        let unbegun = images.filter(|(_, end)| end.outcome == ImageOutcome::Stopped && end.attempts == 0);
+        let references: Vec<String> = unbegun.map(|(image, _)| image.reference.clone()).collect();
+        let executor = self.executor.clone();
         tokio::spawn(async move {
-            for reference in failed {
-                puller.abandon(&reference).await;
+            for reference in references {
+                executor.give_up(&reference).await;
             }
         });
     }

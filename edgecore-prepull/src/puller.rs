@@ -3,6 +3,8 @@
 
 pub mod cri;
 mod errors;
+#[cfg(test)]
+pub(crate) mod fake;
 mod lease;
 mod progress;
 pub mod socket;
@@ -29,19 +31,29 @@ pub trait Puller: Send + Sync + 'static {
         progress: ProgressSink<'_>,
     ) -> impl Future<Output = Result<Pulled, PullError>> + Send;
 
-    /// Nobody will go on with a pull of the reference that did not come to its end: what it has fetched may go.
-    fn abandon(&self, _reference: &str) -> impl Future<Output = ()> + Send {
-        std::future::ready(())
-    }
-
     /// What the runtime has under the reference; asks no registry.
     fn present(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
 
     /// Where the runtime keeps images.
     fn filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
 
+    /// Nobody will go on with a pull of this reference that broke: what it left may be removed.
+    fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send {
+        let _ = reference;
+        std::future::ready(())
+    }
+
     /// Name and version of the runtime: `containerd 1.6.20`.
     fn version(&self) -> impl Future<Output = Result<String, PullError>> + Send;
+}
+
+/// A request to containerd's own API, about what CRI keeps there.
+fn namespaced<T>(message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    request
+        .metadata_mut()
+        .insert("containerd-namespace", tonic::metadata::MetadataValue::from_static("k8s.io"));
+    request
 }
 
 /// An image that was pulled.

@@ -38,7 +38,13 @@ impl<P: Puller> Executor<P> {
             match error.class {
                 ErrorClass::RuntimeDown => {}
                 ErrorClass::Transient if failures < image.retries => failures += 1,
-                _ => break failed(&error),
+                class => {
+                    // What passes may be tried by another task, and then goes on where this one ended.
+                    if class != ErrorClass::Transient {
+                        self.give_up(&image.reference).await;
+                    }
+                    break failed(&error);
+                }
             }
             let wait = backoff.next((self.random)());
             tracing::info!(image = %image.reference, %error, class = error.class.as_str(), retry_in = ?wait, "pull failed");
@@ -46,6 +52,13 @@ impl<P: Puller> Executor<P> {
             sleep(wait).await;
         };
         board.ends(index, result)
+    }
+
+    /// Has the runtime remove what pulls of this reference left, unless somebody else is at it.
+    pub(crate) async fn give_up(&self, reference: &str) {
+        if let Some(_turn) = self.once.free_turn(reference) {
+            self.puller.give_up(reference).await;
+        }
     }
 
     async fn attempt(

@@ -18,27 +18,34 @@ pub(super) struct Fresh {
 /// The turn of one pull of a reference. The next one's begins when it is dropped.
 pub(super) type Turn = OwnedMutexGuard<Option<Fresh>>;
 
+type Slot = AsyncMutex<Option<Fresh>>;
+
 /// References that are being pulled or waited for, and no others.
 #[derive(Debug, Default)]
 pub(super) struct Once {
-    slots: Mutex<HashMap<String, Weak<AsyncMutex<Option<Fresh>>>>>,
+    slots: Mutex<HashMap<String, Weak<Slot>>>,
 }
 
 impl Once {
     /// Waits until nobody else pulls the reference.
     pub(super) async fn turn(&self, reference: &str) -> Turn {
-        let slot = {
-            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(slot) = slots.get(reference).and_then(Weak::upgrade) {
-                slot
-            } else {
-                slots.retain(|_, slot| slot.strong_count() > 0);
-                let slot = Arc::default();
-                slots.insert(reference.to_owned(), Arc::downgrade(&slot));
-                slot
-            }
-        };
-        slot.lock_owned().await
+        self.slot(reference).lock_owned().await
+    }
+
+    /// A turn, if nobody else pulls the reference.
+    pub(super) fn free_turn(&self, reference: &str) -> Option<Turn> {
+        self.slot(reference).try_lock_owned().ok()
+    }
+
+    fn slot(&self, reference: &str) -> Arc<Slot> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = slots.get(reference).and_then(Weak::upgrade) {
+            return slot;
+        }
+        slots.retain(|_, slot| slot.strong_count() > 0);
+        let slot = Arc::default();
+        slots.insert(reference.to_owned(), Arc::downgrade(&slot));
+        slot
     }
 }
 

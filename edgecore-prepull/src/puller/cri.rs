@@ -15,7 +15,7 @@ use prepull_api::wire::Filesystem;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-use super::lease::Leases;
+use super::lease::{self, Leases};
 use super::progress::{Content, Stalled};
 use super::socket::RuntimeEndpoint;
 use super::{ErrorClass, Present, ProgressSink, PullError, Pulled, Puller};
@@ -102,14 +102,14 @@ impl Puller for CriPuller {
         credential: Option<&RegistryCredential>,
         progress: ProgressSink<'_>,
     ) -> Result<Pulled, PullError> {
+        let auth = credential.map(auth);
         let mut request = tonic::Request::new(PullImageRequest {
             image: Some(spec(reference)),
-            auth: credential.map(auth),
+            auth,
             sandbox_config: None,
         });
-        let lease = self.leases.take(reference).await;
-        if let Some(lease) = &lease {
-            lease.put_on(&mut request);
+        if let Some(lease) = self.leases.hold(reference).await {
+            request.metadata_mut().insert(lease::HEADER, lease);
         }
         let mut images = self.images.clone();
         let watch = self.content.watch(reference);
@@ -124,18 +124,12 @@ impl Puller for CriPuller {
                 ));
             }
         }
-        // The image is there. What follows must not turn a success into a failure.
-        drop(lease);
-        self.leases.release(reference).await;
-        let digest = self.digest(reference).await;
+        // The image is there. What follows only describes it, and must not turn a success into a failure.
+        let ((), digest) = tokio::join!(self.leases.release(reference), self.digest(reference));
         let Some(digest) = digest else { return Ok(Pulled::default()) };
         watch.settle(&digest);
         let bytes = self.content.size(&digest).await;
         Ok(Pulled { digest: Some(digest), bytes })
-    }
-
-    async fn abandon(&self, reference: &str) {
-        self.leases.release(reference).await;
     }
 
     async fn present(&self, reference: &str) -> Result<Option<Present>, PullError> {
@@ -154,6 +148,10 @@ impl Puller for CriPuller {
         // A file system of a dead server may block for long.
         let read = tokio::task::spawn_blocking(move || filesystem_of(&mountpoint)).await;
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
+    }
+
+    async fn give_up(&self, reference: &str) {
+        self.leases.release(reference).await;
     }
 
     async fn version(&self) -> Result<String, PullError> {

@@ -1,137 +1,95 @@
-//! Keeps what a pull has fetched, so that the next try goes on from there.
+//! Keeps what a broken pull has fetched, so that the next try goes on where it broke.
 //!
-//! containerd holds the content of a pull by a lease that ends with the request. So when a try fails, or when the
-//! agent is killed, the layers that are whole and the beginnings of the others are garbage at once, and all of it
-//! is fetched again. A request may bring a lease of its own instead, which outlives it:
-//! <https://github.com/containerd/containerd/blob/v1.6.20/docs/garbage-collection.md>.
-//!
-//! It is given back when the image is there (the image holds its content by itself) and when nobody will go on
-//! with the pull. A runtime without leases (CRI-O) pulls just as well, from the start.
+//! containerd removes everything of a pull that failed, whole layers included, within a second: what it fetches
+//! hangs on a lease that ends with the pull. A pull that names a lease of ours in its request uses that one
+//! instead, which stays for the next try; measured with containerd 1.6: a layer that broke after 20 of 50 MB is
+//! then fetched from byte 20,000,000 on, with a `Range` request. A runtime that does not know the header ignores
+//! it.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use containerd_client::services::v1::leases_client::LeasesClient;
-use containerd_client::services::v1::{CreateRequest, DeleteRequest, ListRequest};
+use containerd_client::services::v1::{CreateRequest, DeleteRequest};
 use tokio::time::timeout;
+use tonic::Code;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
 
-use super::progress::request;
+use super::namespaced;
 
-/// As long as containerd's own leases of pulls: for an agent that is never started again.
-const LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// A lease is a write of some bytes. Where it takes longer, the pull begins without one.
+/// The header by which containerd's clients name the lease of a request.
+pub(super) const HEADER: &str = "containerd-lease";
+/// containerd's own leases of pulls live for a day. Whoever goes on with the image does so within that; the room
+/// of a pull that nobody goes on with is free again soon after it.
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// A lease cannot be renewed, and one that ends under a pull takes what was fetched with it. So each day has its
+/// own, which takes over what the pull meets of the one before, and at any moment has a day to live.
+const LIFE: Duration = DAY.saturating_mul(2);
+/// A lease is worth a short wait and no longer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The lease of a request, by containerd's name for it.
-const HEADER: &str = "containerd-lease";
-/// Marks our leases: the reference that they are for.
-const LABEL: &str = "edgecore-prepull/reference";
-/// containerd removes the lease after this moment.
-const EXPIRES: &str = "containerd.io/gc.expire";
 
-/// Leases in containerd.
+/// The leases of pulls, one for each reference.
 #[derive(Debug)]
 pub(super) struct Leases {
     client: LeasesClient<Channel>,
-    /// By id: those of the pulls that run now.
-    used: Mutex<HashSet<String>>,
-    count: AtomicU64,
     absent: AtomicBool,
-}
-
-/// The lease of one try. What it holds stays when this is dropped.
-#[derive(Debug)]
-pub(super) struct Lease<'a> {
-    leases: &'a Leases,
-    id: String,
-    header: MetadataValue<Ascii>,
 }
 
 impl Leases {
     pub(super) fn new(channel: Channel) -> Self {
-        Self {
-            client: LeasesClient::new(channel),
-            used: Mutex::default(),
-            count: AtomicU64::new(0),
-            absent: AtomicBool::new(false),
-        }
+        Self { client: LeasesClient::new(channel), absent: AtomicBool::new(false) }
     }
 
-    /// A lease for a try to pull the reference. It takes over what an earlier one holds as the pull meets it.
-    /// None where the runtime gives none.
-    pub(super) async fn take(&self, reference: &str) -> Option<Lease<'_>> {
+    /// The lease of a pull, for its header. None where the runtime has none: the pull does without.
+    pub(super) async fn hold(&self, reference: &str) -> Option<MetadataValue<Ascii>> {
         if self.absent.load(Ordering::Relaxed) {
             return None;
         }
         let now = SystemTime::now();
-        let nanos = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let id = format!("edgecore-prepull-{nanos}-{}", self.count.fetch_add(1, Ordering::Relaxed));
-        let header = id.parse().ok()?;
-        // Before it exists: it must not be given back in between.
-        used(&self.used).insert(id.clone());
-        let lease = Lease { leases: self, id: id.clone(), header };
-        let expires = humantime::format_rfc3339_seconds(now + LIFETIME).to_string();
-        let labels = HashMap::from([(LABEL.to_owned(), reference.to_owned()), (EXPIRES.to_owned(), expires)]);
-        let mut client = self.client.clone();
-        let created = timeout(PATIENCE, client.create(request(CreateRequest { id, labels }))).await;
-        match created {
-            Ok(Ok(_)) => Some(lease),
-            Ok(Err(status)) => {
-                self.note(&status);
-                None
+        let id = id(reference, today(now));
+        let expire = humantime::format_rfc3339_seconds(now + LIFE).to_string();
+        let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expire)]);
+        let request = namespaced(CreateRequest { id: id.clone(), labels });
+        match timeout(PATIENCE, self.client.clone().create(request)).await.ok()? {
+            Ok(_) => {}
+            // An earlier try's: just what it is for.
+            Err(status) if status.code() == Code::AlreadyExists => {}
+            Err(status) => {
+                if status.code() == Code::Unimplemented {
+                    self.absent.store(true, Ordering::Relaxed);
+                }
+                return None;
             }
-            Err(_) => None,
         }
+        id.parse().ok()
     }
 
-    /// Gives back every lease for the reference that no pull uses.
+    /// Nobody goes on with this pull: it is done, or given up.
     pub(super) async fn release(&self, reference: &str) {
         if self.absent.load(Ordering::Relaxed) {
             return;
         }
-        if let Ok(Err(status)) = timeout(PATIENCE, self.try_release(reference)).await {
-            self.note(&status);
-        }
-    }
-
-    async fn try_release(&self, reference: &str) -> Result<(), Status> {
-        let mut client = self.client.clone();
-        let filters = vec![format!("labels.\"{LABEL}\"==\"{reference}\"")];
-        let list = client.list(request(ListRequest { filters })).await?.into_inner().leases;
-        for lease in list {
-            if !used(&self.used).contains(&lease.id) {
-                client.delete(request(DeleteRequest { id: lease.id, sync: false })).await?;
-            }
-        }
-        Ok(())
-    }
-
-    fn note(&self, status: &Status) {
-        if status.code() == Code::Unimplemented {
-            self.absent.store(true, Ordering::Relaxed);
-        } else {
-            tracing::debug!(%status, "no lease");
+        let today = today(SystemTime::now());
+        for day in today.saturating_sub(2)..=today {
+            let request = namespaced(DeleteRequest { id: id(reference, day), sync: false });
+            // It may not exist; and if it cannot be removed, it expires.
+            let _ = timeout(PATIENCE, self.client.clone().delete(request)).await;
         }
     }
 }
 
-impl Lease<'_> {
-    /// Has a request hold what it fetches by this lease.
-    pub(super) fn put_on<T>(&self, request: &mut Request<T>) {
-        request.metadata_mut().insert(HEADER, self.header.clone());
-    }
+fn today(now: SystemTime) -> u64 {
+    now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() / DAY.as_secs()
 }
 
-impl Drop for Lease<'_> {
-    fn drop(&mut self) {
-        used(&self.leases.used).remove(&self.id);
-    }
-}
-
-fn used(used: &Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
-    used.lock().unwrap_or_else(PoisonError::into_inner)
+fn id(reference: &str, day: u64) -> String {
+    use std::fmt::Write;
+    let hash = ring::digest::digest(&ring::digest::SHA256, reference.as_bytes());
+    hash.as_ref().iter().take(16).fold(format!("edgecore-prepull-{day}-"), |mut id, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(id, "{byte:02x}");
+        id
+    })
 }

@@ -4,7 +4,7 @@
 //! written; what it does not say is which image a blob belongs to. That is found out in this order:
 //!
 //! ```text
-//! reference ─▶ manifest that appeared in its repository since the pull began ─(index: the platform's)─▶ layers
+//! reference ─▶ manifest of its repository that is new, or being fetched, since the pull began ─(index: the platform's)─▶ layers
 //!   done  = layers in the store + bytes of those being written
 //!   total = the manifest's sizes
 //! ```
@@ -15,7 +15,7 @@
 mod claims;
 mod store;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 use prepull_api::task::Bytes;
@@ -23,8 +23,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::transport::Channel;
 
 use self::claims::{Claim, Claims};
-pub(super) use self::store::request;
-use self::store::{ContentStore, Document, Layer};
+use self::store::{ContentStore, Document, Layer, Written};
 use super::ProgressSink;
 
 /// Progress goes to the cloud once a second at the most, so that asking more often would be for nobody.
@@ -115,14 +114,15 @@ impl Watch<'_> {
             if self.content.store.is_absent() {
                 std::future::pending::<()>().await;
             }
+            let Some(written) = self.content.store.being_written().await else { continue };
             if layers.is_none() {
-                layers = self.find().await.map(|layers| layers.into_iter().map(LayerState::new).collect());
+                layers =
+                    self.find(&written).await.map(|layers| layers.into_iter().map(LayerState::new).collect());
             }
             let Some(layers) = &mut layers else { continue };
-            let Some(writing) = self.content.store.being_written().await else { continue };
             for layer in layers.iter_mut() {
-                match writing.get(&layer.layer.digest) {
-                    Some(offset) => layer.writing(*offset),
+                match written.get(&layer.layer.digest) {
+                    Some(written) => layer.writing(written.offset),
                     None if !layer.whole => layer.whole = self.content.store.has(&layer.layer.digest).await,
                     None => {}
                 }
@@ -135,10 +135,10 @@ impl Watch<'_> {
         }
     }
 
-    async fn find(&self) -> Option<Vec<Layer>> {
+    async fn find(&self, written: &HashMap<String, Written>) -> Option<Vec<Layer>> {
         if self.claim.digest().is_none() {
-            let found =
-                self.content.store.manifests_since(&self.name.host, &self.name.path, self.begun).await?;
+            let Name { host, path, digest: _ } = &self.name;
+            let found = self.content.store.candidates(host, path, self.begun, written).await?;
             self.claim.resolve(&found);
         }
         self.content.layers(&self.claim.digest()?).await
@@ -166,6 +166,8 @@ impl Name {
         };
         let (host, path) = name.split_once('/').unwrap_or(("", name));
         let path = path.split_once(':').map_or(path, |(path, _tag)| path);
+        // containerd cuts the host at the first colon, and so leaves out the port.
+        let host = host.split_once(':').map_or(host, |(host, _port)| host);
         Self { host: host.to_owned(), path: path.to_owned(), digest }
     }
 
@@ -225,8 +227,8 @@ mod tests {
     fn a_name_is_split_as_containerd_labels_it() {
         for (reference, host, path, digest) in [
             ("docker.io/library/nginx:1.25", "docker.io", "library/nginx", None),
-            ("127.0.0.1:5000/a/b", "127.0.0.1:5000", "a/b", None),
-            ("r.io:5000/a:1@sha256:00", "r.io:5000", "a", Some("sha256:00")),
+            ("127.0.0.1:5000/a/b", "127.0.0.1", "a/b", None),
+            ("r.io:5000/a:1@sha256:00", "r.io", "a", Some("sha256:00")),
         ] {
             let expected =
                 Name { host: host.to_owned(), path: path.to_owned(), digest: digest.map(str::to_owned) };

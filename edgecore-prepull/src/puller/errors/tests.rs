@@ -1,1 +1,139 @@
+#![allow(clippy::unwrap_used)]
 
+use tonic::Code;
+
+use super::ErrorClass::{Auth, NotFound, Permanent, RuntimeDown, Transient};
+use super::*;
+
+/// Texts as seen, with containerd 1.6.20 and docker-registry 2.8.2 where nothing else is said.
+const SEEN: &[(ErrorClass, Code, &str)] = &[
+    (
+        Auth,
+        Code::Unknown,
+        r#"failed to pull and unpack image "r.example/a:1": failed to resolve reference "r.example/a:1": pulling from host r.example failed with status code [manifests 1]: 401 Unauthorized"#,
+    ),
+    (
+        NotFound,
+        Code::NotFound,
+        r#"failed to pull and unpack image "r.example/a:1": failed to resolve reference "r.example/a:1": r.example/a:1: not found"#,
+    ),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to pull and unpack image "r.example/a:1": failed to resolve reference "r.example/a:1": failed to do request: Head "http://r.example/v2/a/manifests/1": dial tcp 127.0.0.1:1: connect: connection refused"#,
+    ),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to pull and unpack image "r.example/a:1": failed to resolve reference "r.example/a:1": failed to do request: Head "https://r.example/v2/a/manifests/1": dial tcp: lookup r.example on 127.0.0.53:53: no such host"#,
+    ),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to pull and unpack image "r.example/a:1": failed to read expected number of bytes: unexpected EOF"#,
+    ),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to pull and unpack image "r.example/a:1": failed to resolve reference "r.example/a:1": failed to do request: Head "http://r.example/v2/a/manifests/1": EOF"#,
+    ),
+    // From the sources of containerd 2.x, CRI-O and the registries behind them.
+    (
+        Auth,
+        Code::Unknown,
+        r#"failed to pull and unpack image "r.example/a:1": failed to resolve reference "r.example/a:1": failed to authorize: failed to fetch anonymous token: unexpected status from GET request to https://auth.example/token?scope=x: 401 Unauthorized"#,
+    ),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to resolve reference "r.example/a:1": failed to authorize: failed to fetch oauth token: unexpected status: 503 Service Unavailable"#,
+    ),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to resolve reference "r.example/a:1": failed to authorize: failed to fetch anonymous token: Get "https://auth.example/token": dial tcp 10.0.0.1:443: i/o timeout"#,
+    ),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to pull and unpack image "r.example/a:1": failed to copy: httpReadSeeker: failed open: unexpected status code https://r.example/v2/a/blobs/sha256:00: 500 Internal Server Error"#,
+    ),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to resolve reference "r.example/a:1": pulling from host r.example failed with status code [manifests 1]: 429 Too Many Requests"#,
+    ),
+    (
+        Auth,
+        Code::Unknown,
+        r#"failed to resolve reference "r.example/a:1": pull access denied, repository does not exist or may require authorization: server message: insufficient_scope: authorization failed"#,
+    ),
+    (
+        Permanent,
+        Code::Unknown,
+        r#"failed to pull and unpack image "r.example/a:1": no match for platform in manifest: not found"#,
+    ),
+    (Permanent, Code::Unknown, r#"failed to parse image reference "a:b:c": invalid reference format"#),
+    (NotFound, Code::Unknown, "reading manifest 1 in r.example/a: manifest unknown"),
+    (Auth, Code::Unknown, "reading manifest 1 in r.example/a: unauthorized: authentication required"),
+    (
+        Auth,
+        Code::Unknown,
+        "initializing source docker://r.example/a:1: requested access to the resource is denied",
+    ),
+    (Transient, Code::Unknown, "RegistryUnavailable: pull image failed"),
+    (Permanent, Code::Unknown, "SignatureValidationFailed: image policy"),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to extract layer sha256:00: mount callback failed: content digest sha256:00: not found"#,
+    ),
+    (Transient, Code::Unknown, "write /var/lib/containerd/x: no space left on device"),
+    (
+        Transient,
+        Code::Unknown,
+        r#"failed to do request: Head "https://r.example/v2/a/manifests/1": x509: certificate has expired or is not yet valid: current time is before 2026"#,
+    ),
+    // By the code alone.
+    (RuntimeDown, Code::Unavailable, "server is not initialized yet"),
+    (Permanent, Code::InvalidArgument, "something"),
+    (NotFound, Code::NotFound, "something"),
+    (Transient, Code::Unknown, "something that nobody has ever seen"),
+    (Transient, Code::DeadlineExceeded, "context deadline exceeded"),
+];
+
+#[test]
+fn texts_are_told_apart() {
+    for (class, code, text) in SEEN {
+        assert_eq!(classify(*code, text, "r.example/a:1"), *class, "{text}");
+    }
+}
+
+#[test]
+fn a_name_decides_nothing() {
+    for name in ["r.example/eof:unauthorized", "r.example/401/unauthorized:503"] {
+        let text = format!(
+            r#"failed to pull and unpack image "{name}": failed to resolve reference "{name}": {name}: not found"#
+        );
+        assert_eq!(classify(Code::Unknown, &text, name), NotFound, "{text}");
+    }
+}
+
+#[test]
+fn nothing_secret_is_left_in_a_message() {
+    for (text, cleaned) in [
+        ("Get \"https://user:hunter2@mirror.example/v2/a\": EOF", "Get \"https://mirror.example/v2/a\": EOF"),
+        (
+            "Get \"https://s3.example/b?X-Amz-Signature=hunter2&x=1\": 403 Forbidden",
+            "Get \"https://s3.example/b?…\": 403 Forbidden",
+        ),
+        ("at http://a:hunter2@h, again", "at http://h, again"),
+        ("https://u:p@ss@h/x@y", "https://h/x@y"),
+        ("two\n lines\t and   more", "two lines and more"),
+        ("://", "://"),
+        ("", ""),
+    ] {
+        assert_eq!(clean(text), cleaned);
+    }
+    assert!(clean(&"x".repeat(5000)).len() <= prepull_api::wire::MAX_REASON);
+}

@@ -10,14 +10,12 @@ use containerd_client::services::v1::{
     GetImageRequest, Info, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
 };
 use serde::Deserialize;
-use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Status};
 
 use super::claims::Candidate;
+use crate::puller::namespaced;
 
-/// Where CRI keeps its images in containerd.
-const NAMESPACE: &str = "k8s.io";
 /// The size up to which the OCI distribution specification wants registries to take a manifest.
 const MAX_MANIFEST: usize = 4 * 1024 * 1024;
 /// containerd's own limit for a message. A list of blobs comes in parts.
@@ -26,6 +24,16 @@ const MAX_ANSWER: usize = 16 * 1024 * 1024;
 const SOURCE_LABEL: &str = "containerd.io/distribution.source";
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 const CHILD_LABEL: &str = "containerd.io/gc.ref.content.m.";
+const LAYER_LABEL: &str = "containerd.io/gc.ref.content.l.";
+
+/// A blob that is being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Written {
+    /// Bytes that are there.
+    pub(super) offset: u64,
+    /// The last write.
+    pub(super) last: Option<SystemTime>,
+}
 
 /// A layer of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -82,72 +90,71 @@ impl ContentStore {
         if self.is_absent() {
             return None;
         }
-        let answer = self.images.clone().get(request(GetImageRequest { name: name.to_owned() })).await;
+        let answer = self.images.clone().get(namespaced(GetImageRequest { name: name.to_owned() })).await;
         Some(self.ok(answer)?.into_inner().image?.target?.digest)
     }
 
-    /// Bytes that are there of every blob that is being written, by digest.
-    pub(super) async fn being_written(&self) -> Option<HashMap<String, u64>> {
-        let answer =
-            self.content.clone().list_statuses(request(ListStatusesRequest { filters: Vec::new() })).await;
-        let statuses = self.ok(answer)?.into_inner().statuses;
-        Some(
-            statuses
-                .into_iter()
-                .filter_map(|status| Some((digest_of(&status.r#ref)?, size(status.offset))))
-                .collect(),
-        )
+    /// Every blob that is being written, by digest. Among them are torsos of pulls that were given up.
+    pub(super) async fn being_written(&self) -> Option<HashMap<String, Written>> {
+        let request = namespaced(ListStatusesRequest { filters: Vec::new() });
+        let statuses = self.ok(self.content.clone().list_statuses(request).await)?.into_inner().statuses;
+        let written = statuses.into_iter().filter_map(|status| {
+            let last = time(status.updated_at.map(|time| (time.seconds, time.nanos)));
+            Some((digest_of(&status.r#ref)?, Written { offset: size(status.offset), last }))
+        });
+        Some(written.collect())
     }
 
     /// Whether a blob is in the store as a whole.
     pub(super) async fn has(&self, digest: &str) -> bool {
-        let answer = self.content.clone().info(request(InfoRequest { digest: digest.to_owned() })).await;
+        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         self.ok(answer).is_some()
     }
 
-    /// Manifests and indexes of a repository that were stored, or met again, since then.
-    pub(super) async fn manifests_since(
+    /// Manifests and indexes of a repository that a pull which began at that moment may be about: those that
+    /// are new; or, where it goes on with what an earlier try left, those whose layers are being written.
+    pub(super) async fn candidates(
         &self,
         host: &str,
         path: &str,
         since: SystemTime,
+        written: &HashMap<String, Written>,
     ) -> Option<Vec<Candidate>> {
         let source = format!("{SOURCE_LABEL}.{host}");
         // The list may have thousands of blobs: containerd shall pick those that can be meant.
         let filters = [CONFIG_LABEL, &format!("{CHILD_LABEL}0")]
-            .map(|label| format!("labels.\"{source}\",labels.\"{label}\""));
-        let filters = filters.to_vec();
-        let answer = self.content.clone().list(request(ListContentRequest { filters })).await;
+            .map(|label| format!("labels.\"{source}\",labels.\"{label}\""))
+            .to_vec();
+        let answer = self.content.clone().list(namespaced(ListContentRequest { filters })).await;
         let mut parts = self.ok(answer)?.into_inner();
-        let mut found = Vec::new();
+        let (mut new, mut resumed) = (Vec::new(), Vec::new());
         while let Some(part) = self.ok(parts.message().await)? {
-            found.extend(part.info.into_iter().filter_map(|info| candidate(info, &source, path, since)));
+            for info in part.info.into_iter().filter(|info| is_of(info, &source, path)) {
+                if is_since(&info, since) {
+                    new.push(candidate(info));
+                } else if is_written_since(&info, since, written) {
+                    resumed.push(candidate(info));
+                }
+            }
         }
-        Some(found)
+        Some(if new.is_empty() { resumed } else { new })
     }
 
     /// Reads a manifest or an index.
     pub(super) async fn document(&self, digest: &str) -> Option<Document> {
         let read = ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 };
-        let info = self.content.clone().info(request(InfoRequest { digest: digest.to_owned() })).await;
+        let info = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         let length = self.ok(info)?.into_inner().info?.size;
         if size(length) > MAX_MANIFEST as u64 {
             return None;
         }
-        let mut parts = self.ok(self.content.clone().read(request(read)).await)?.into_inner();
+        let mut parts = self.ok(self.content.clone().read(namespaced(read)).await)?.into_inner();
         let mut text = Vec::new();
         while let Some(part) = self.ok(parts.message().await)? {
             text.extend(part.data);
         }
         parse(&text)
     }
-}
-
-/// A request about what CRI has.
-pub(in crate::puller) fn request<T>(message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
-    request
 }
 
 /// Blobs are written under names such as `layer-sha256:…`.
@@ -160,19 +167,32 @@ fn size(size: i64) -> u64 {
     u64::try_from(size).unwrap_or(0)
 }
 
-fn candidate(info: Info, source: &str, path: &str, since: SystemTime) -> Option<Candidate> {
+fn time(since_1970: Option<(i64, i32)>) -> Option<SystemTime> {
+    let (seconds, nanos) = since_1970?;
+    // containerd 1.6 leaves the update of a blob at the year 1.
+    Some(UNIX_EPOCH + Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?))
+}
+
+fn is_of(info: &Info, source: &str, path: &str) -> bool {
     // The label lists every repository of that host that the blob was found in.
-    if !info.labels.get(source)?.split(',').any(|repository| repository == path) {
-        return None;
-    }
-    // A manifest that was there before is labelled anew when it is met again.
-    let updated = info.updated_at?;
-    let updated = Duration::new(u64::try_from(updated.seconds).ok()?, u32::try_from(updated.nanos).ok()?);
-    if UNIX_EPOCH + updated < since {
-        return None;
-    }
+    info.labels.get(source).is_some_and(|found| found.split(',').any(|repository| repository == path))
+}
+
+fn is_since(info: &Info, since: SystemTime) -> bool {
+    let times = [&info.created_at, &info.updated_at];
+    let mut times = times.into_iter().filter_map(|at| time(at.as_ref().map(|at| (at.seconds, at.nanos))));
+    times.any(|at| at >= since)
+}
+
+fn is_written_since(info: &Info, since: SystemTime, written: &HashMap<String, Written>) -> bool {
+    let layers = info.labels.iter().filter(|(label, _)| label.starts_with(LAYER_LABEL));
+    let mut writes = layers.filter_map(|(_, digest)| written.get(digest)?.last);
+    writes.any(|last| last >= since)
+}
+
+fn candidate(info: Info) -> Candidate {
     let children = info.labels.into_iter().filter(|(label, _)| label.starts_with(CHILD_LABEL));
-    Some(Candidate { digest: info.digest, children: children.map(|(_, digest)| digest).collect() })
+    Candidate { digest: info.digest, children: children.map(|(_, digest)| digest).collect() }
 }
 
 fn parse(text: &[u8]) -> Option<Document> {
@@ -210,26 +230,37 @@ mod tests {
         assert_eq!(parse(b"\xff"), None);
     }
 
+    fn info(repositories: &str, created: i64) -> Info {
+        let mut info = Info { digest: "sha256:m".to_owned(), ..Info::default() };
+        info.labels.insert("source".to_owned(), repositories.to_owned());
+        info.labels.insert(format!("{CHILD_LABEL}0"), "sha256:child".to_owned());
+        info.labels.insert(format!("{LAYER_LABEL}0"), "sha256:layer".to_owned());
+        info.created_at.get_or_insert_default().seconds = created;
+        // As containerd 1.6 has it.
+        info.updated_at.get_or_insert_default().seconds = -62_135_596_800;
+        info
+    }
+
     #[test]
-    fn a_candidate_is_of_the_repository_and_new() {
-        let since = UNIX_EPOCH + Duration::from_secs(100);
-        let info = |repositories: &str, seconds: i64| {
-            let mut info = Info { digest: "sha256:m".to_owned(), ..Info::default() };
-            info.labels.insert("source".to_owned(), repositories.to_owned());
-            info.labels.insert(format!("{CHILD_LABEL}0"), "sha256:child".to_owned());
-            let mut updated = info.updated_at.take().unwrap_or_default();
-            updated.seconds = seconds;
-            info.updated_at = Some(updated);
-            info
-        };
-        let is = |info| candidate(info, "source", "team/app", since).is_some();
-        assert!(is(info("team/app", 100)));
-        assert!(is(info("other,team/app", 200)));
-        assert!(!is(info("team/app", 99)));
-        assert!(!is(info("team/app2", 100)));
-        assert!(!candidate(info("team/app", 100), "elsewhere", "team/app", since).is_some());
-        let found = candidate(info("team/app", 100), "source", "team/app", since);
-        assert_eq!(found.map(|found| found.children), Some(vec!["sha256:child".to_owned()]));
+    fn a_candidate_is_of_the_repository() {
+        assert!(is_of(&info("other,team/app", 0), "source", "team/app"));
+        assert!(!is_of(&info("team/app2", 0), "source", "team/app"));
+        assert!(!is_of(&info("team/app", 0), "elsewhere", "team/app"));
+        assert_eq!(candidate(info("team/app", 0)).children, ["sha256:child"]);
+    }
+
+    #[test]
+    fn a_candidate_is_new_or_its_layers_are_being_written() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert!(is_since(&info("a", 100), at(100)));
+        assert!(!is_since(&info("a", 99), at(100)));
+        let written = |last| HashMap::from([("sha256:layer".to_owned(), Written { offset: 1, last })]);
+        assert!(is_written_since(&info("a", 1), at(100), &written(Some(at(100)))));
+        assert!(
+            !is_written_since(&info("a", 1), at(100), &written(Some(at(99)))),
+            "left by a pull that was given up"
+        );
+        assert!(!is_written_since(&info("a", 1), at(100), &HashMap::new()));
     }
 
     #[test]

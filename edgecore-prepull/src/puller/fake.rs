@@ -1,0 +1,133 @@
+//! A runtime that follows a script.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use prepull_api::credentials::RegistryCredential;
+use prepull_api::task::Bytes;
+use prepull_api::wire::Filesystem;
+use tokio::time::sleep;
+
+use super::{ErrorClass, Present, ProgressSink, PullError, Pulled, Puller};
+
+/// What a fake pull does.
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    /// Takes so long, in two halves with bytes told in between, and succeeds.
+    Take(u64),
+    Fail(ErrorClass, &'static str),
+    /// Only for this password; everything else is a 401.
+    Password(&'static str),
+    /// A bug.
+    Panic,
+}
+
+/// A runtime with a script for each reference. What has no script is pulled in a second.
+#[derive(Debug, Default)]
+pub(crate) struct Fake {
+    pub(crate) script: Mutex<HashMap<String, VecDeque<Act>>>,
+    pub(crate) state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) present: Vec<String>,
+    pub(crate) pulls: Vec<String>,
+    pub(crate) running: usize,
+    pub(crate) most: usize,
+    pub(crate) dropped: Vec<String>,
+    pub(crate) given_up: Vec<String>,
+    pub(crate) outages: usize,
+    pub(crate) free: u64,
+}
+
+impl Fake {
+    pub(crate) fn new() -> Arc<Self> {
+        let fake = Self::default();
+        fake.state.lock().unwrap().free = 50;
+        Arc::new(fake)
+    }
+
+    pub(crate) fn script(&self, reference: &str, acts: impl IntoIterator<Item = Act>) {
+        self.script.lock().unwrap().insert(reference.to_owned(), acts.into_iter().collect());
+    }
+
+    pub(crate) fn pulls(&self) -> Vec<String> {
+        self.state.lock().unwrap().pulls.clone()
+    }
+}
+
+/// Notes a pull that is dropped before its end.
+struct Running<'a>(&'a Fake, String, bool);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock().unwrap();
+        state.running -= 1;
+        if !self.2 {
+            state.dropped.push(self.1.clone());
+        }
+    }
+}
+
+impl Puller for Fake {
+    async fn pull(
+        &self,
+        reference: &str,
+        credential: Option<&RegistryCredential>,
+        progress: ProgressSink<'_>,
+    ) -> Result<Pulled, PullError> {
+        {
+            let mut state = self.state.lock().unwrap();
+            state.pulls.push(reference.to_owned());
+            state.running += 1;
+            state.most = state.most.max(state.running);
+        }
+        let mut running = Running(self, reference.to_owned(), false);
+        let act = self.script.lock().unwrap().get_mut(reference).and_then(VecDeque::pop_front);
+        let result = match act.unwrap_or(Act::Take(1)) {
+            Act::Take(seconds) => {
+                for done in [50, 100] {
+                    sleep(Duration::from_millis(seconds * 500)).await;
+                    progress(Bytes { done, total: 100 });
+                }
+                Ok(())
+            }
+            Act::Fail(class, message) => Err(PullError::new(class, message)),
+            Act::Password(password) => match credential {
+                Some(credential) if credential.password.expose() == password => Ok(()),
+                _ => Err(PullError::new(ErrorClass::Auth, "401 Unauthorized")),
+            },
+            Act::Panic => panic!("a bug"),
+        };
+        running.2 = true;
+        result?;
+        self.state.lock().unwrap().present.push(reference.to_owned());
+        Ok(Pulled { digest: Some("sha256:d".to_owned()), bytes: Some(Bytes { done: 100, total: 100 }) })
+    }
+
+    async fn present(&self, reference: &str) -> Result<Option<Present>, PullError> {
+        let state = self.state.lock().unwrap();
+        let there = state.present.iter().any(|present| present == reference);
+        Ok(there.then(|| Present { digest: Some("sha256:d".to_owned()) }))
+    }
+
+    async fn filesystem(&self) -> Result<Filesystem, PullError> {
+        let mut state = self.state.lock().unwrap();
+        if state.outages > 0 {
+            state.outages -= 1;
+            return Err(PullError::new(ErrorClass::RuntimeDown, "connection refused"));
+        }
+        Ok(Filesystem { mountpoint: "/images".to_owned(), available: state.free, capacity: 100 })
+    }
+
+    async fn give_up(&self, reference: &str) {
+        self.state.lock().unwrap().given_up.push(reference.to_owned());
+    }
+
+    async fn version(&self) -> Result<String, PullError> {
+        Ok("fake 1".to_owned())
+    }
+}
