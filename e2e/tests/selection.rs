@@ -36,15 +36,11 @@ async fn nodes_that_cannot_be_taken_are_listed_with_their_reason_and_count_for_n
 async fn a_label_selector_takes_the_nodes_that_match_in_all_its_parts() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
-    for (name, site, canary) in
-        [("edge-3", "factory", Some("yes")), ("edge-4", "farm", None), ("edge-5", "factory", None)]
-    {
-        let node = stage.cluster.node(name).edge().label("site", site);
-        canary
-            .map_or(node, |value| stage.cluster.node(name).edge().label("site", site).label("canary", value))
-            .create()
-            .await?;
+    for (name, site) in [("edge-3", "factory"), ("edge-4", "farm"), ("edge-5", "factory")] {
+        stage.cluster.node(name).edge().label("site", site).create().await?;
     }
+    stage.cluster.label_node("edge-5", "canary", Some("")).await?;
+    stage.cluster.label_node("edge-5", "hardware", Some("nuc")).await?;
     stage.cluster.node("cloud-1").ready().label("site", "factory").create().await?;
     for node in ["edge-1", "edge-2"] {
         stage.cluster.label_node(node, "site", Some("factory")).await?;

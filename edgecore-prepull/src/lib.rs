@@ -1,19 +1,15 @@
-//! Pulls images ahead on an edge node and reports how each fared.
+//! The edge side: dials out, pulls what the cloud assigns, and reports until it is heard.
 //!
 //! ```text
-//!                      ┌──────────── node (the loop) ────────────┐
-//!  cloud ═tunnel═▶ events ─▶ agent (pure) ─effects─▶ ledger (disk) │
-//!        ◀═tunnel═ link ◀──────┘    ▲    └────────▶ executor ──────┼─▶ checks, puller ─▶ CRI, containerd
-//!                                   └── reports ───────┘           │
-//!                      └──────────────────────────────────────────┘
+//!  (cloud) ═tunnel═▶ node: agent ─▶ executor ─▶ checks ─▶ puller ─▶ CRI, containerd
+//!     ▲                     │   ▲        │
+//!     └══════tunnel══════ link  └─events─┘
+//!                           │
+//!                         ledger (disk; never a credential)
 //! ```
 //!
-//! - [`agent`]: the tasks of the node as a state machine without IO; every rule about order is here.
-//! - [`ledger`]: the tasks on the disk. [`executor`]: carries one task out. [`checks`]: fit to pull?
-//! - [`puller`]: what pulls, as a trait; [`puller::cri`] is the real one.
-//! - [`node`]: wires these together, for any puller and any store: a simulation runs it by the thousand.
-//! - [`join`], [`identity`], [`endpoint`], [`tunnel`]: who the node is, and its link to the cloud.
-//! - [`args`], [`config`], [`runtime`], [`pull_command`], [`metrics`], [`logging`]: the program around it.
+//! [`agent`] is pure and decides; [`executor`] carries out one task; [`node`] puts them between tunnel and ledger,
+//! generic over what pulls; [`runtime`] is the program.
 
 pub mod agent;
 pub mod args;

@@ -203,7 +203,12 @@ pub fn decode<T: DeserializeOwned>(frame: &str) -> Result<T, DecodeError> {
         return Err(DecodeError::TooLarge(frame.len()));
     }
     serde_json::from_str(frame).map_err(|error| {
-        DecodeError::Malformed(format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column()))
+        DecodeError::Malformed(format!(
+            "{:?} error at line {} column {}",
+            error.classify(),
+            error.line(),
+            error.column()
+        ))
     })
 }
 
@@ -225,4 +230,3 @@ pub fn bounded_reason(text: &str) -> String {
     }
     format!("{}{MARK}", &text[..end])
 }
-

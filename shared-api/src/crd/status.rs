@@ -108,7 +108,9 @@ pub struct NodeStatus {
 }
 
 /// The phase of a node.
-#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub enum NodePhase {
     /// Waits for a slot, or for its edge to be online.
     #[default]
