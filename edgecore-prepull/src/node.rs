@@ -48,6 +48,8 @@ pub struct NodeConfig {
     pub limits: Limits,
 }
 
+type TaskReport = (TaskId, Report);
+
 /// An edge node's agent at work.
 #[derive(Debug)]
 pub struct Node<P> {
@@ -60,7 +62,7 @@ pub struct Node<P> {
     controls: HashMap<TaskId, watch::Sender<Control>>,
     tasks: JoinSet<TaskEnd>,
     names: HashMap<Id, TaskId>,
-    reports: (mpsc::Sender<(TaskId, Report)>, mpsc::Receiver<(TaskId, Report)>),
+    reports: (mpsc::Sender<TaskReport>, mpsc::Receiver<TaskReport>),
 }
 
 impl<P: Puller> Node<P> {
