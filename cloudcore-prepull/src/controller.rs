@@ -180,7 +180,9 @@ impl Controller {
                         nodes.iter().map(|node| &node.name).collect();
                     self.nodes.keys().filter(|name| !listed.contains(name)).cloned().collect()
                 };
-                gone.into_iter().for_each(|name| self.node_gone(&name));
+                for name in gone {
+                    self.node_gone(&name);
+                }
                 self.nodes.extend(nodes.into_iter().map(|node| (node.name.clone(), node)));
             }
             Input::Node(node) => {
@@ -192,14 +194,18 @@ impl Controller {
                     let listed: std::collections::HashSet<JobUid> = jobs.iter().map(job::uid_of).collect();
                     self.jobs.keys().filter(|uid| !listed.contains(uid)).cloned().collect()
                 };
-                gone.iter().for_each(|uid| self.job_gone(uid));
-                jobs.into_iter().for_each(|job| self.job(job, now));
+                for uid in gone {
+                    self.job_gone(&uid);
+                }
+                for job in jobs {
+                    self.job(job, now);
+                }
             }
             Input::Job(job) => self.job(job, now),
             Input::JobGone(uid) => self.job_gone(&uid),
             Input::Session(event) => self.session(event, now),
             Input::Dispatched { job, node, attempt, outcome } => {
-                self.dispatched(&job, &node, attempt, &outcome, now)
+                self.dispatched(&job, &node, attempt, &outcome, now);
             }
             Input::Written { job, version, outcome } => {
                 if outcome == WriteOutcome::Gone {

@@ -30,7 +30,10 @@ use failures::Failures;
 use routes::Routes;
 
 /// Connections at a time. Each serves one request and is gone; more wait in the kernel.
-const MAX_CONNECTIONS: usize = 256;
+const MAX_CONNECTIONS: usize = 1024;
+/// Tokens that are looked up at the API server at a time: what it can bear, and by how much the bound on failed
+/// tokens can be overrun.
+const MAX_LOOKUPS: usize = 32;
 /// For the whole of a connection: TLS, one request, the API server, the answer.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(20);
 /// For the request's head, after TLS.
@@ -67,7 +70,8 @@ pub async fn serve(
 ) {
     let acceptor = TlsAcceptor::from(tls);
     let failures = Mutex::new(Failures::new(Instant::now()));
-    let routes = Arc::new(Routes { authority, tokens, settings, failures });
+    let lookups = Semaphore::new(MAX_LOOKUPS);
+    let routes = Arc::new(Routes { authority, tokens, settings, failures, lookups });
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let tracker = TaskTracker::new();
     let accept = async {

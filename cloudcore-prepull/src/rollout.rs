@@ -274,7 +274,7 @@ impl Rollout {
         self.members[at].online = Some(session);
         self.index_member(at);
         let record = &self.members[at].record;
-        let current = open.filter(|(attempt, _)| *attempt == record.attempt);
+        let current = open.filter(|(attempt, _)| *attempt == record.attempt.max(1));
         match (record.phase, current) {
             // Its result follows, and is acknowledged when it is written.
             (_, Some((_, OpenPhase::Finished))) => Reattach::Leave,
@@ -287,17 +287,17 @@ impl Rollout {
                 Flight::Recording | Flight::Dispatching => Reattach::Leave,
                 Flight::Sent(_) | Flight::Accepted => Reattach::Dispatch,
             },
-            // A start is recorded before it is sent, so this record was lost by hand (a status edited or
-            // restored): what runs is taken as it is.
-            (NodePhase::Pending, Some(_)) => {
+            // A start is recorded before it is sent, so the record was lost: the status shows 200 nodes at
+            // the most, or was edited or restored by hand. What runs is taken as it is.
+            (NodePhase::Pending, Some((attempt, _))) => {
+                self.members[at].record.attempt = attempt;
                 self.members[at].record.start_time = Some(Time(now));
                 self.members[at].flight = Flight::Accepted;
                 self.set(at, NodePhase::InProgress, String::new());
                 Reattach::Dispatch
             }
-            (NodePhase::Pending, None) => Reattach::Leave,
             (NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown, Some(_)) => Reattach::Cancel,
-            (NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown, None) => Reattach::Leave,
+            (_, None) => Reattach::Leave,
         }
     }
 

@@ -111,9 +111,10 @@ fn table(tokens: &[ListedToken]) -> String {
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let (id, scope, expires) = (width(0), width(1), width(2));
-    rows.iter()
-        .map(|row| format!("{:id$}  {:scope$}  {:expires$}  {}\n", row[0], row[1], row[2], row[3]))
-        .collect()
+    let line =
+        |row: &[String; 4]| format!("{:id$}  {:scope$}  {:expires$}  {}", row[0], row[1], row[2], row[3]);
+    let lines: Vec<String> = rows.iter().map(line).collect();
+    lines.join("\n") + "\n"
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ optional=(
   kubectl:kubernetes-client
   shellcheck:shellcheck
 )
-rust_needed=1.89
+rust_needed=1.91
 
 say() { printf '==> %s\n' "$*"; }
 

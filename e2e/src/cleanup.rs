@@ -14,13 +14,16 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::place::Place;
 
 /// Between two looks at something that can only be looked at.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// A thread stops when it next leaves the kernel: at once, but for a disk that hangs.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Set by [`keep_everything`].
 static KEEP: AtomicBool = AtomicBool::new(false);
@@ -83,9 +86,25 @@ impl Child {
         matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// SIGSTOP: the process hangs, its connections stay open.
+    /// SIGSTOP: the process hangs, its connections stay open. It does when this returns: the signal itself takes
+    /// effect thread by thread, after it was sent.
     pub fn stop(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+        self.signal(Signal::STOP)?;
+        let began = Instant::now();
+        while !self.is_stopped() {
+            ensure!(began.elapsed() < STOP_LIMIT, "{} does not stop", self.name);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
+        threads.into_iter().flatten().flatten().all(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // The state is the first field behind the name, which is in parentheses.
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        })
     }
 
     /// SIGCONT: it goes on.

@@ -2,12 +2,13 @@
 
 mod apply;
 mod dump;
+mod existing;
 mod objects;
 mod server;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -41,39 +42,77 @@ const SETTLE: Duration = Duration::from_secs(60);
 /// garbage collected.
 pub struct Cluster {
     place: Arc<Place>,
-    server: Mutex<Server>,
+    serving: Serving,
     client: Client,
     kubeconfig: PathBuf,
     cloudcore_kubeconfig: PathBuf,
 }
 
+/// Who serves the API.
+enum Serving {
+    /// Processes of ours.
+    Own(Box<Mutex<Server>>),
+    /// A cluster that was lent to us.
+    Lent(#[expect(dead_code, reason = "held until the end")] existing::Turn),
+}
+
 impl Cluster {
-    /// Starts one, with everything in it that cloudcore-prepull expects.
+    /// One with everything in it that cloudcore-prepull expects: a new one, or the one of `PREPULL_E2E_KUBECONFIG`.
     pub async fn start() -> Result<Self> {
+        if let Some(kubeconfig) = std::env::var_os("PREPULL_E2E_KUBECONFIG") {
+            return Self::existing(Path::new(&kubeconfig)).await;
+        }
         let cluster = Self::start_empty().await?;
-        for file in apply::manifests(&parts::workspace().join("manifests/crds"))? {
-            cluster.apply_file(&file).await?;
-        }
-        for file in RIGHTS {
-            cluster.apply_file(&parts::workspace().join(file)).await?;
-        }
-        cluster.definitions_are_established().await?;
+        cluster.install().await?;
         Ok(cluster)
     }
 
     /// Starts one with nothing in it.
     pub async fn start_empty() -> Result<Self> {
-        // The first one wins, and all are the same.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        install_crypto();
         let place = Place::here()?;
         let mut server = Server::new(&place, ACCOUNT).await?;
         server.start(&place)?;
         let (kubeconfig, cloudcore_kubeconfig) =
             (server.admin.kubeconfig.clone(), server.cloudcore.kubeconfig.clone());
         let client = client(&kubeconfig).await?;
-        let cluster = Self { place, server: Mutex::new(server), client, kubeconfig, cloudcore_kubeconfig };
+        let serving = Serving::Own(Box::new(Mutex::new(server)));
+        let cluster = Self { place, serving, client, kubeconfig, cloudcore_kubeconfig };
         cluster.is_ready().await?;
         Ok(cluster)
+    }
+
+    /// One that runs already and is lent to the tests: see [`existing`] for what they do to it. It cannot be
+    /// stopped.
+    pub async fn existing(kubeconfig: &Path) -> Result<Self> {
+        install_crypto();
+        let place = Place::here()?;
+        let turn = existing::Turn::wait().await?;
+        let (client, kubeconfig) = (client(kubeconfig).await?, kubeconfig.to_owned());
+        existing::sweep(&client, NAMESPACE).await?;
+        let dir = place.new_dir("cluster")?;
+        let mut cluster = Self {
+            place,
+            serving: Serving::Lent(turn),
+            client,
+            kubeconfig,
+            cloudcore_kubeconfig: PathBuf::new(),
+        };
+        cluster.install().await?;
+        cluster.cloudcore_kubeconfig =
+            existing::account_kubeconfig(&cluster.kubeconfig, &cluster.client, ACCOUNT, &dir).await?;
+        Ok(cluster)
+    }
+
+    /// Definitions and rights, as an operator applies them.
+    async fn install(&self) -> Result<()> {
+        for file in apply::manifests(&parts::workspace().join("manifests/crds"))? {
+            self.apply_file(&file).await?;
+        }
+        for file in RIGHTS {
+            self.apply_file(&parts::workspace().join(file)).await?;
+        }
+        self.definitions_are_established().await
     }
 
     /// The test's place.
@@ -117,23 +156,23 @@ impl Cluster {
 
     /// Kills kube-apiserver. What it has answered stays in etcd.
     pub fn stop_api(&self) -> Result<()> {
-        self.server().stop()
+        self.server()?.stop()
     }
 
     /// Starts kube-apiserver again, on the same port and with the same data.
     pub async fn start_api(&self) -> Result<()> {
-        self.server().start(&self.place)?;
+        self.server()?.start(&self.place)?;
         self.is_ready().await
     }
 
     /// SIGSTOP: kube-apiserver accepts connections and answers nothing.
     pub fn pause_api(&self) -> Result<()> {
-        self.server().apiserver()?.stop()
+        self.server()?.apiserver()?.stop()
     }
 
     /// It goes on.
     pub fn resume_api(&self) -> Result<()> {
-        self.server().apiserver()?.cont()
+        self.server()?.apiserver()?.cont()
     }
 
     /// Writes jobs, reports, events and nodes into the log directory. Happens on drop as well.
@@ -146,7 +185,7 @@ impl Cluster {
             let request = http::Request::get("/readyz").body(Vec::new())?;
             let answer = self.client.request_text(request).await;
             // A process that has ended will not get ready.
-            if let Err(error) = self.server().check_running() {
+            if let Err(error) = self.server()?.check_running() {
                 return Ok(Err(error));
             }
             match answer?.as_str() {
@@ -169,31 +208,49 @@ impl Cluster {
         Ok(())
     }
 
-    fn server(&self) -> std::sync::MutexGuard<'_, Server> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    fn server(&self) -> Result<MutexGuard<'_, Server>> {
+        match &self.serving {
+            Serving::Own(server) => Ok(server.lock().unwrap_or_else(PoisonError::into_inner)),
+            Serving::Lent(_) => {
+                bail!("this cluster is not ours to stop: unset PREPULL_E2E_KUBECONFIG for this test")
+            }
+        }
+    }
+
+    fn is_lent(&self) -> bool {
+        matches!(self.serving, Serving::Lent(_))
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if keeping() || self.server().apiserver().and_then(server_goes_on).is_err() {
+        if keeping() {
+            return;
+        }
+        let lent = self.is_lent();
+        // A paused one goes on, which does nothing to one that runs; a stopped one has nothing to say.
+        if !lent && self.resume_api().is_err() {
             return;
         }
         let (kubeconfig, logs) = (self.kubeconfig.clone(), self.place.logs().to_owned());
         // The test's runtime may not be blocked from here, and may be gone: a thread with one of its own.
-        let dump = std::thread::spawn(move || -> Result<()> {
+        let last = std::thread::spawn(move || -> Result<()> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async { dump::write(&client(&kubeconfig).await?, &logs).await })
+            runtime.block_on(async {
+                let client = client(&kubeconfig).await?;
+                dump::write(&client, &logs).await?;
+                if lent { existing::sweep(&client, NAMESPACE).await } else { Ok(()) }
+            })
         });
-        if let Ok(Err(error)) = dump.join() {
+        if let Ok(Err(error)) = last.join() {
             let _ = std::fs::write(self.place.log_file("dump-failed"), format!("{error:#}\n"));
         }
     }
 }
 
-/// SIGCONT does nothing to a process that runs.
-fn server_goes_on(apiserver: &crate::cleanup::Child) -> Result<()> {
-    apiserver.cont()
+/// The first provider wins, and all are the same.
+fn install_crypto() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 async fn client(kubeconfig: &Path) -> Result<Client> {

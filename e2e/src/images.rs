@@ -115,7 +115,8 @@ impl Image {
 /// Takes it from the cache, or makes it. Two processes may do so at the same time: one of them wins.
 fn cached(name: &str, make: impl FnOnce(&Layout) -> Result<layout::Manifest>) -> Result<Image> {
     let cache = parts::cache_dir().join(RECIPE);
-    let dir = cache.join(name.replace('/', "_"));
+    // A colon would be the beginning of a tag for skopeo.
+    let dir = cache.join(name.replace(['/', ':'], "_"));
     if let Some(image) = read(&dir) {
         return Ok(image);
     }

@@ -130,7 +130,7 @@ impl Job {
     pub async fn until(
         &self,
         what: &str,
-        so: impl Fn(&ImagePrePullJobStatus) -> bool,
+        mut so: impl FnMut(&ImagePrePullJobStatus) -> bool,
     ) -> Result<ImagePrePullJobStatus> {
         let mut last = ImagePrePullJobStatus::default();
         let found = tokio::time::timeout(

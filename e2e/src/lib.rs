@@ -9,6 +9,7 @@
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
 //!    ├─ Stage     cluster, cloud and edge nodes in one go
+//!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
 //!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
 //! ```
 //!
@@ -19,6 +20,7 @@
 //! Names that the environment sets (see e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
 //! `PREPULL_E2E_LOGS`, `PREPULL_E2E_KUBECONFIG`.
 
+mod background;
 pub mod certs;
 pub mod cleanup;
 pub mod cloud;
@@ -33,11 +35,14 @@ pub mod plain_http;
 pub mod ports;
 pub mod proxy;
 pub mod registry;
+pub mod sim;
+pub mod site;
 pub mod stage;
 
 /// What a test usually needs.
 pub mod prelude {
     pub use crate::certs::Authority;
+    pub use crate::cleanup::eventually;
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
     pub use crate::images::{Image, MIB};
@@ -46,6 +51,8 @@ pub mod prelude {
     pub use crate::place::{CANARY, Place, password};
     pub use crate::proxy::Proxy;
     pub use crate::registry::{Registry, TokenServer};
+    pub use crate::sim::Fleet;
+    pub use crate::site::{SOON, Site};
     pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};
     pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};

@@ -1,6 +1,7 @@
 //! Edge nodes: a containerd and an edgecore-prepull each.
 
 mod containerd;
+mod ledger;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,9 +16,10 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 pub use containerd::Containerd;
+pub use ledger::LedgerTask;
 
 use crate::cleanup::{Child, eventually};
-use crate::cloud::Cloud;
+use crate::cloud::{Cloud, Metrics};
 use crate::cluster::Cluster;
 use crate::parts;
 use crate::place::Place;
@@ -164,12 +166,19 @@ impl EdgeNode {
     /// Waits until the agent says that its tunnel is up.
     pub async fn is_connected(&self) -> Result<()> {
         eventually(&format!("the agent of {} is connected", self.name), START_LIMIT, async || {
-            let (status, body) = plain_http::get(self.metrics_addr(), "/readyz").await?;
-            ensure!(status == 200, "/readyz: {status} {body}");
+            let connected = self.metrics().await?.sum("edgecore_prepull_connected", &[]);
+            ensure!(connected > 0.0, "it is not");
             Ok(())
         })
         .await
         .with_context(|| crate::cleanup::tail(&self.agent_log(), 20))
+    }
+
+    /// The agent's metrics, as they are now.
+    pub async fn metrics(&self) -> Result<Metrics> {
+        let (status, body) = plain_http::get(self.metrics_addr(), "/metrics").await?;
+        ensure!(status == 200, "/metrics: {status} {body}");
+        Ok(Metrics(body))
     }
 
     /// Where the agent's metrics are.

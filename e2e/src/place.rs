@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use anyhow::{Context, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cleanup::{keeping, reaper};
 use crate::parts;
@@ -43,6 +44,7 @@ impl Place {
         if let Some(place) = places.get(name).and_then(Weak::upgrade) {
             return Ok(place);
         }
+        raise_file_limit();
         // Short: the path of a unix socket has room for 107 bytes. Below /tmp: what the reaper removes.
         let dir = tempfile::Builder::new().prefix("prepull-").tempdir_in("/tmp")?.keep();
         reaper::watch_directory(&dir)?;
@@ -136,6 +138,13 @@ pub fn logs_root() -> Result<PathBuf> {
         .map_or_else(|| parts::target_dir().join("e2e-logs"), PathBuf::from);
     std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
     Ok(root)
+}
+
+/// As many open files as the system lets us have, for us and for whatever we start: a fleet and its cloud take
+/// one for each edge, and 1024 is the usual limit.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// `<test binary>.<test>`: cargo runs each test on a thread with the test's name, except where it runs only one.

@@ -1,27 +1,23 @@
 //! A bad link, or a bad server: a proxy of our own on loopback, in front of a registry or of the tunnel.
 //!
-//! It runs on threads of its own, so that a test which blocks does not block it.
+//! It runs on threads of the harness, so that a test which blocks does not block it.
 
 mod http;
 mod relay;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::background;
 use crate::ports::Port;
-
-/// The threads of all proxies of this process.
-static RUNTIME: LazyLock<std::io::Result<Runtime>> =
-    LazyLock::new(|| Builder::new_multi_thread().worker_threads(2).thread_name("proxy").enable_all().build());
 
 /// What it forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,8 +145,7 @@ impl Proxy {
     pub fn accept(&self) -> Result<()> {
         let mut listening = lock(&self.listening);
         if listening.is_none() {
-            let runtime =
-                RUNTIME.as_ref().map_err(|error| anyhow::anyhow!("no runtime for proxies: {error}"))?;
+            let runtime = background::runtime()?;
             let _context = runtime.enter();
             let listener = listen(self.addr())?;
             *listening = Some(runtime.spawn(serve(listener, Arc::clone(&self.shared))));
@@ -196,6 +191,11 @@ impl Proxy {
     /// Every request so far, in the order of arrival. HTTP only.
     pub fn records(&self) -> Vec<Record> {
         lock(&self.shared.records).clone()
+    }
+
+    /// Bytes of the answers' bodies so far, over all requests for a blob. HTTP only.
+    pub fn bytes_of(&self, blob: &str) -> u64 {
+        lock(&self.shared.records).iter().filter(|r| r.path.ends_with(blob)).map(|r| r.bytes).sum()
     }
 
     /// Connections so far.

@@ -64,6 +64,23 @@ async fn the_cluster_refuses_what_the_role_of_cloudcore_lacks() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_cluster_that_is_lent_is_returned_as_it_was() -> Result<()> {
+    let own = Cluster::start_empty().await?;
+    own.node("theirs").create().await?;
+    let lent = Cluster::existing(own.kubeconfig()).await?;
+    lent.edge_nodes(&["ours"]).await?;
+    let job = lent.job("ours").images(["nginx:1.25"]).on(["ours"]).apply().await?;
+    // With the rights of the ServiceAccount, by a token of the API server's own.
+    let nodes = Api::<Node>::all(lent.cloudcore_client().await?).list(&ListParams::default()).await?;
+    assert_eq!(nodes.items.len(), 2);
+    ensure!(lent.stop_api().is_err(), "it is not ours to stop");
+    drop(lent);
+
+    assert_eq!(own.kubectl(&["get", "nodes", "--output", "name"]).await?.trim(), "node/theirs");
+    job.is_gone().await
+}
+
+#[tokio::test]
 async fn a_registry_lets_in_who_has_the_password() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let containerd = Containerd::start("edge-1").await?;

@@ -20,7 +20,7 @@ use prepull_api::task::NodeName;
 use prepull_api::wire::TUNNEL_PATH;
 
 use crate::endpoint::{BadUrl, Endpoint, RequestError, post};
-use crate::identity::{Connection, IdentityError, StateDir, certificate_facts};
+use crate::identity::{Connection, Identity, IdentityError, StateDir, certificate_facts};
 use pin::PinnedCa;
 
 /// cloudcore's default port for the tunnel.
@@ -57,6 +57,10 @@ pub struct JoinArgs {
     /// Give up the identity of another node that is in the state directory.
     #[arg(long)]
     pub force: bool,
+    /// Do nothing where this node has joined already and its certificate is valid, however old the token is: for
+    /// whatever runs at every start.
+    #[arg(long, env = "PREPULL_UNLESS_JOINED", conflicts_with = "force")]
+    pub unless_joined: bool,
 }
 
 /// A secret of the command line: wiped when dropped, never printed, not even in an error about its form.
@@ -130,10 +134,16 @@ pub enum JoinError {
 /// Joins. May be repeated: until it has succeeded the same key is used, so that an answer that was lost is
 /// given again.
 pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
-    let JoinArgs { server, enroll_url, tunnel_url, token, node_name, state_dir, force } = args;
+    let JoinArgs { server, enroll_url, tunnel_url, token, node_name, state_dir, force, unless_joined } = args;
     let node = NodeName(node_name);
     if !node.is_valid() {
         return Err(JoinError::NodeName(node.0));
+    }
+    if unless_joined
+        && let Ok(identity) = Identity::load(&state_dir)
+        && identity.node() == node
+    {
+        return Ok(Joined { node, not_after: identity.not_after(), state_dir });
     }
     let token: JoinToken = token.0.expose().parse()?;
     let (enroll_url, tunnel_url) = urls(server.as_deref(), enroll_url, tunnel_url);
@@ -180,7 +190,55 @@ fn urls(server: Option<&str>, enroll_url: Option<String>, tunnel_url: Option<Str
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// For a server that is not there, with a token that is none.
+    fn args(state_dir: &std::path::Path, node: &str) -> JoinArgs {
+        JoinArgs {
+            server: Some("localhost".into()),
+            enroll_url: None,
+            tunnel_url: None,
+            token: SecretArg::from("expired and forgotten".to_owned()),
+            node_name: node.into(),
+            state_dir: state_dir.to_owned(),
+            force: false,
+            unless_joined: true,
+        }
+    }
+
+    /// What joining leaves behind, with a certificate until the end of that year.
+    fn joined(state_dir: &std::path::Path, node: &str, until: i32) {
+        let dir = StateDir::new(state_dir);
+        dir.new_key().unwrap();
+        let mut subject = rcgen::DistinguishedName::new();
+        subject.push(rcgen::DnType::CommonName, format!("system:node:{node}"));
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = subject;
+        params.not_after = rcgen::date_time_ymd(until, 12, 31);
+        let pair = std::fs::read_to_string(state_dir.join("pki/client.key.new")).unwrap();
+        let certificate = params.self_signed(&rcgen::KeyPair::from_pem(&pair).unwrap()).unwrap().pem();
+        let (enroll_url, tunnel_url) = urls(Some("localhost"), None, None);
+        let connection = Connection { tunnel_url, enroll_url, node_name: node.into() };
+        dir.store_connection(&certificate, &connection).unwrap();
+        dir.store_certificate(&certificate).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_node_that_has_joined_needs_no_token_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(
+            matches!(run(args(dir.path(), "edge-1")).await, Err(JoinError::Token(_))),
+            "it has not joined"
+        );
+        joined(dir.path(), "edge-1", 2999);
+        assert_eq!(run(args(dir.path(), "edge-1")).await.unwrap().node, "edge-1".into());
+        let asked = JoinArgs { unless_joined: false, ..args(dir.path(), "edge-1") };
+        assert!(matches!(run(asked).await, Err(JoinError::Token(_))), "it was asked to join again");
+        assert!(run(args(dir.path(), "edge-2")).await.is_err(), "another node has joined");
+        joined(dir.path(), "edge-1", 2020);
+        assert!(matches!(run(args(dir.path(), "edge-1")).await, Err(JoinError::Token(_))), "it has expired");
+    }
 
     #[test]
     fn the_server_stands_for_both_urls() {

@@ -9,7 +9,7 @@ use futures::{Sink, Stream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::error::CapacityError;
+use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message, Utf8Bytes};
 
@@ -92,15 +92,14 @@ impl Ended {
 impl From<Error> for Ended {
     fn from(error: Error) -> Self {
         match error {
-            Error::ConnectionClosed | Error::AlreadyClosed => Self::Cut,
+            Error::ConnectionClosed
+            | Error::AlreadyClosed
+            | Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Self::Cut,
             Error::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Self::Cut,
             Error::Io(error) => Self::Io(error),
             Error::Capacity(CapacityError::MessageTooLong { size, max_size }) => {
                 Self::TooLarge { size, limit: max_size }
             }
-            Error::Protocol(
-                tokio_tungstenite::tungstenite::error::ProtocolError::ResetWithoutClosingHandshake,
-            ) => Self::Cut,
             other => Self::Protocol(other.to_string()),
         }
     }
@@ -109,7 +108,9 @@ impl From<Error> for Ended {
 /// One websocket. Cancel safe: [`Self::next`] may be dropped at any await and called again.
 #[derive(Debug)]
 pub struct Channel<S> {
-    socket: WebSocketStream<Metered<S>>,
+    // Boxed: it is some KiB with TLS in it, and every future that a channel is moved through would hold a
+    // copy's room.
+    socket: Box<WebSocketStream<Metered<S>>>,
     terms: Terms,
     heard: Instant,
     next_ping: Instant,
@@ -132,7 +133,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     /// Takes over a websocket whose handshake is done.
     pub fn new(socket: WebSocketStream<Metered<S>>, terms: Terms) -> Self {
         let now = Instant::now();
-        Self { socket, terms, heard: now, next_ping: now + terms.heartbeat, writing: None }
+        Self { socket: Box::new(socket), terms, heard: now, next_ping: now + terms.heartbeat, writing: None }
     }
 
     /// From here on, other timing: the edge learns it from `Welcome`.
@@ -163,7 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         let at_slowest = Duration::from_secs(message.len() as u64 / SLOWEST_LINK);
         let allowed = self.terms.write_grace + at_slowest;
         self.writing = Some(Write { allowed, until: Instant::now() + allowed });
-        Ok(Pin::new(&mut self.socket).start_send(message)?)
+        Ok(Pin::new(&mut *self.socket).start_send(message)?)
     }
 
     /// Waits for what happens next. With `read` false nothing is read, for as long as the caller has no room
@@ -226,14 +227,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 
     fn poll_io(&mut self, cx: &mut Context<'_>, read: bool) -> Poll<Io> {
         if self.writing.is_some()
-            && let Poll::Ready(done) = Pin::new(&mut self.socket).poll_flush(cx)
+            && let Poll::Ready(done) = Pin::new(&mut *self.socket).poll_flush(cx)
         {
             self.writing = None;
             return Poll::Ready(Io::Written(done));
         }
         if read {
             let before = self.socket.get_ref().received();
-            let polled = Pin::new(&mut self.socket).poll_next(cx);
+            let polled = Pin::new(&mut *self.socket).poll_next(cx);
             if self.socket.get_ref().received() != before {
                 self.heard = Instant::now();
             }
@@ -279,3 +280,6 @@ fn accept(message: Message) -> Result<Option<Event>, Ended> {
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
+
+#[cfg(test)]
+mod tests;

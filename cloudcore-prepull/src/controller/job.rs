@@ -125,7 +125,7 @@ impl Job {
             Err(unreadable) if unreadable.generation == self.generation => return,
             Err(unreadable) => {
                 self.generation = unreadable.generation;
-                self.keep_going(unreadable.error, actions);
+                self.keep_going(&unreadable.error, actions);
                 return;
             }
         };
@@ -136,14 +136,13 @@ impl Job {
             return self.touch(false);
         }
         match validate::validate(&object) {
-            Err(refusal) => self.keep_going(refusal.to_string(), actions),
+            Err(refusal) => self.keep_going(&refusal.to_string(), actions),
             Ok(job) => {
                 run.rollout.configure(settings(&job));
                 let changed = before.is_some_and(|before| fixed_part(before) != fixed_part(object.spec));
                 if changed {
                     self.keep_going(
-                        "what is pulled, and on which nodes, cannot change once a job has started: create a new job"
-                            .to_owned(),
+                        "what is pulled, and on which nodes, cannot change once a job has started: create a new job",
                         actions,
                     );
                 } else {
@@ -191,7 +190,7 @@ impl Job {
             start_time: now,
             completion_time: None,
         });
-        self.event(actions, false, "Started", note);
+        self.event(actions, false, "Started", &note);
         self.touch(true);
     }
 
@@ -259,7 +258,7 @@ impl Job {
         if !over {
             self.touch(false);
             if let Some(error) = refusal {
-                self.keep_going(error, actions);
+                self.keep_going(&error, actions);
             }
         }
     }
@@ -269,14 +268,14 @@ impl Job {
         self.phase = JobPhase::Failure;
         self.reason = bounded_reason(message);
         self.refusal = Some(self.reason.clone());
-        self.event(actions, true, reason, message.to_owned());
+        self.event(actions, true, reason, message);
         self.touch(true);
     }
 
     /// A running job was edited in a way that cannot be followed.
-    fn keep_going(&mut self, message: String, actions: &mut Vec<Action>) {
-        self.refusal = Some(bounded_reason(&message));
-        self.event(actions, true, "SpecChangeIgnored", format!("the job goes on as it was: {message}"));
+    fn keep_going(&mut self, message: &str, actions: &mut Vec<Action>) {
+        self.refusal = Some(bounded_reason(message));
+        self.event(actions, true, "SpecChangeIgnored", &format!("the job goes on as it was: {message}"));
         self.touch(true);
     }
 
@@ -357,7 +356,7 @@ impl Job {
             if run.rollout.result(node, plan.as_deref(), result, now) {
                 let failed = run.rollout.record(node).filter(|record| record.phase == NodePhase::Failure);
                 if let Some(note) = failed.map(|record| format!("{node}: {}", record.reason)) {
-                    self.node_event(actions, "NodeFailed", note);
+                    self.node_event(actions, "NodeFailed", &note);
                 }
                 self.touch(true);
             }
@@ -393,7 +392,7 @@ impl Job {
             }
             DispatchOutcome::Unsendable(reason) => {
                 run.rollout.refused(node, reason, now);
-                self.node_event(actions, "NodeFailed", format!("{node}: {reason}"));
+                self.node_event(actions, "NodeFailed", &format!("{node}: {reason}"));
                 self.touch(true);
             }
         }
@@ -424,7 +423,7 @@ impl Job {
                     let record = self.run.as_ref().and_then(|run| run.rollout.record(&node));
                     let (attempt, reason) = record.map(|r| (r.attempt, r.reason.clone())).unwrap_or_default();
                     actions.push(cancel(&node, TaskId { job: self.uid.clone(), attempt }, &reason));
-                    self.node_event(actions, "NodeUnknown", format!("{node}: {reason}"));
+                    self.node_event(actions, "NodeUnknown", &format!("{node}: {reason}"));
                 }
             }
         }
@@ -460,7 +459,7 @@ impl Job {
                         actions,
                         true,
                         "ToleranceExceeded",
-                        format!("{excess}; no further node starts"),
+                        &format!("{excess}; no further node starts"),
                     );
                     self.touch(true);
                 }
@@ -493,7 +492,7 @@ impl Job {
             actions,
             warning,
             reason,
-            if note.is_empty() { counted } else { format!("{note} ({counted})") },
+            &if note.is_empty() { counted } else { format!("{note} ({counted})") },
         );
         self.touch(true);
     }
@@ -570,8 +569,8 @@ impl Job {
         aggregate::status(parts, self.run.iter().flat_map(|run| run.rollout.records()), now)
     }
 
-    fn event(&self, actions: &mut Vec<Action>, warning: bool, reason: &'static str, note: String) {
-        let note = bounded_reason(&note);
+    fn event(&self, actions: &mut Vec<Action>, warning: bool, reason: &'static str, note: &str) {
+        let note = bounded_reason(note);
         actions.push(Action::Event(JobEvent {
             job: self.uid.clone(),
             name: self.name.clone(),
@@ -581,7 +580,7 @@ impl Job {
         }));
     }
 
-    fn node_event(&mut self, actions: &mut Vec<Action>, reason: &'static str, note: String) {
+    fn node_event(&mut self, actions: &mut Vec<Action>, reason: &'static str, note: &str) {
         if self.node_events < NODE_EVENTS {
             self.node_events += 1;
             self.event(actions, true, reason, note);

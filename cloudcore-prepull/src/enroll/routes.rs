@@ -1,6 +1,7 @@
 //! What each route does.
 
 use std::error::Error as _;
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -15,6 +16,7 @@ use prepull_api::enroll::{
 use prepull_api::task::NodeName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::Settings;
@@ -29,6 +31,7 @@ pub(super) struct Routes {
     pub(super) tokens: Tokens,
     pub(super) settings: Settings,
     pub(super) failures: Mutex<Failures>,
+    pub(super) lookups: Semaphore,
 }
 
 /// A request that is not granted. The text is for the operator on the edge.
@@ -40,8 +43,8 @@ struct Denial {
 }
 
 impl Denial {
-    fn new(status: StatusCode, error: impl ToString) -> Self {
-        Self { status, error: error.to_string(), retry_after: None }
+    fn new(status: StatusCode, error: impl Display) -> Self {
+        Self { status, error: format!("{error}"), retry_after: None }
     }
 }
 
@@ -109,7 +112,10 @@ impl Routes {
         B: Body,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        // Before anything is read or looked up: this is what bounds the guessing.
+        let EnrollRequest { node, token, csr } = read(body).await?;
+        // Closed never; held until the failure, if it is one, has been counted.
+        let _lookup = self.lookups.acquire().await;
+        // Before anything is looked up: this is what bounds the guessing.
         if let Err(wait) = self.failures().check(address, Instant::now()) {
             let seconds = wait.as_secs() + 1;
             let error = format!("too many failed tokens from {address}: try again in {seconds} s");
@@ -118,7 +124,6 @@ impl Routes {
                 ..Denial::new(StatusCode::TOO_MANY_REQUESTS, error)
             });
         }
-        let EnrollRequest { node, token, csr } = read(body).await?;
         let csr = VerifiedCsr::from_pem(&csr)?;
         let now = SystemTime::now();
         match self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await {

@@ -117,12 +117,11 @@ fn names(advertise: &[String]) -> Result<Vec<SanType>, PkiError> {
     ];
     for name in advertise {
         let refused = || PkiError::Advertise(name.clone());
-        let name = match name.parse::<IpAddr>() {
-            Ok(address) => SanType::IpAddress(address),
-            Err(_) => {
-                rustls_pki_types::DnsName::try_from(name.as_str()).map_err(|_| refused())?;
-                SanType::DnsName(name.as_str().try_into().map_err(|_| refused())?)
-            }
+        let name = if let Ok(address) = name.parse::<IpAddr>() {
+            SanType::IpAddress(address)
+        } else {
+            rustls_pki_types::DnsName::try_from(name.as_str()).map_err(|_| refused())?;
+            SanType::DnsName(name.as_str().try_into().map_err(|_| refused())?)
         };
         if !names.contains(&name) {
             names.push(name);

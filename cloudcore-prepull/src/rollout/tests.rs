@@ -207,6 +207,8 @@ fn what_a_hello_says_decides_what_happens_to_a_task() {
         (NodePhase::InProgress, Some((1, needs)), Reattach::Dispatch),
         (NodePhase::InProgress, Some((1, finished)), Reattach::Leave),
         (NodePhase::InProgress, Some((7, running)), Reattach::Dispatch),
+        (NodePhase::Pending, None, Reattach::Leave),
+        (NodePhase::Pending, Some((1, running)), Reattach::Dispatch),
         (NodePhase::Successful, Some((1, running)), Reattach::Cancel),
         (NodePhase::Unknown, Some((1, needs)), Reattach::Cancel),
         (NodePhase::Unknown, Some((1, finished)), Reattach::Leave),

@@ -57,7 +57,7 @@ pub(super) async fn start(
     info!(address = %tunnel_address, "tunnel listens");
     info!(address = %enroll_address, "enrolment listens");
 
-    let settings = enroll::Settings { certificate_ttl: args.edge_cert_ttl, ..enroll::Settings::default() };
+    let settings = enroll::Settings { certificate_ttl: args.edge_cert_ttl };
     let tokens = Tokens::in_cluster(client, namespace);
     tokio::spawn(
         enroll::serve(enrolment, enroll_tls, authority, tokens, settings, shutdown.clone())

@@ -47,6 +47,8 @@ impl Sessions {
     /// # Errors
     /// [`SendError::Full`] closes the session: what was queued is lost with it, and is told anew after the
     /// next `Hello`.
+    // By value: an `Assign` holds credentials, which the caller is not to keep after they were sent.
+    #[allow(clippy::needless_pass_by_value)]
     pub fn send(&self, node: &NodeName, message: CloudMessage) -> Result<SessionId, SendError> {
         let Some(outbox) = self.table().get(node).cloned() else { return Err(SendError::Offline) };
         let text = match encode(&message) {

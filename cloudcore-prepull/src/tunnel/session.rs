@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use prepull_api::task::NodeName;
 use prepull_api::wire::{
     CloudMessage, DecodeError, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, decode, encode,
 };
@@ -91,12 +92,13 @@ where
         Ok(Ok(hello)) => {
             let outbox = session.sessions.register(session.peer.node.clone());
             let id = outbox.id;
+            let registered = Registered { sessions: session.sessions, node: &session.peer.node, id };
             let mut up = false;
             let end = match session.carry(&mut channel, &outbox, hello, &mut up).await {
                 Ok(never) => match never {},
                 Err(end) => end,
             };
-            session.sessions.forget(&session.peer.node, id);
+            drop(registered);
             (end, up.then_some(id))
         }
         Ok(Err(end)) => (end, None),
@@ -123,6 +125,19 @@ where
         }
     };
     tokio::join!(farewell, down);
+}
+
+/// Takes the session out of the registry, also where its task panics or is dropped.
+struct Registered<'a> {
+    sessions: &'a Sessions,
+    node: &'a NodeName,
+    id: SessionId,
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        self.sessions.forget(self.node, self.id);
+    }
 }
 
 /// The first message, which has to be `Hello`.

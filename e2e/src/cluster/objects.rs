@@ -6,12 +6,14 @@ use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{Namespace, Node, Secret};
-use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams};
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, NodeStatus, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
 use prepull_api::crd::EDGE_LABEL;
 use serde_json::{Value, json};
 
 use super::Cluster;
+use super::existing::MARK;
 
 /// A Node to be created. There is no kubelet: what a Node says is what the test wants it to say.
 pub struct NodeBuilder<'a> {
@@ -24,7 +26,9 @@ pub struct NodeBuilder<'a> {
 impl Cluster {
     /// A Node that is not an edge node and not Ready, until told otherwise.
     pub fn node(&self, name: &str) -> NodeBuilder<'_> {
-        NodeBuilder { cluster: self, name: name.to_owned(), labels: BTreeMap::new(), ready: false }
+        let node =
+            NodeBuilder { cluster: self, name: name.to_owned(), labels: BTreeMap::new(), ready: false };
+        if self.is_lent() { node.label(MARK, "true") } else { node }
     }
 
     /// Edge nodes that are Ready.
@@ -37,11 +41,7 @@ impl Cluster {
 
     /// Sets the node's `Ready` condition, as its kubelet (or the node controller) would.
     pub async fn mark_ready(&self, node: &str, ready: bool) -> Result<()> {
-        let status = if ready { "True" } else { "False" };
-        let now = jiff::Timestamp::now().to_string();
-        let condition = json!({"type": "Ready", "status": status, "reason": "E2e", "message": "as the test says",
-            "lastHeartbeatTime": now, "lastTransitionTime": now});
-        let patch = json!({"status": {"conditions": [condition]}});
+        let patch = json!({"status": {"conditions": [ready_condition(ready)]}});
         let nodes: Api<Node> = Api::all(self.client());
         nodes
             .patch_status(node, &PatchParams::default(), &Patch::Strategic(patch))
@@ -167,9 +167,23 @@ impl NodeBuilder<'_> {
     pub async fn create(self) -> Result<()> {
         let Self { cluster, name, labels, ready } = self;
         let metadata = ObjectMeta { name: Some(name.clone()), labels: Some(labels), ..ObjectMeta::default() };
-        let node = Node { metadata, ..Node::default() };
-        let created = Api::all(cluster.client()).create(&kube::api::PostParams::default(), &node).await;
+        // The API server lets a Node, and only a Node, bring its status along.
+        let status = NodeStatus { conditions: Some(vec![ready_condition(ready)]), ..NodeStatus::default() };
+        let node = Node { metadata, status: Some(status), ..Node::default() };
+        let created = Api::all(cluster.client()).create(&PostParams::default(), &node).await;
         created.with_context(|| format!("cannot create node {name}"))?;
-        cluster.mark_ready(&name, ready).await
+        Ok(())
+    }
+}
+
+fn ready_condition(ready: bool) -> NodeCondition {
+    let now = Time(jiff::Timestamp::now());
+    NodeCondition {
+        type_: "Ready".to_owned(),
+        status: if ready { "True" } else { "False" }.to_owned(),
+        reason: Some("E2e".to_owned()),
+        message: Some("as the test says".to_owned()),
+        last_heartbeat_time: Some(now.clone()),
+        last_transition_time: Some(now),
     }
 }

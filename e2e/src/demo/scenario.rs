@@ -52,7 +52,7 @@ pub(super) const MAIN: Plan = Plan {
         (HANGZHOU, "ai/model:v1"),
     ],
     words: &[
-        "Secrets: one by registry for harbor.example, one by image for each of the other two images.",
+        "Secrets: by registry for both registries; database and model name one of their own.",
         "Overrider: nodes with region=hangzhou take everything from hangzhou.example, with its secret.",
         "Asked for as well, and to be left out: cloud-1 (not an edge node), edge-4 (NotReady).",
     ],
@@ -98,6 +98,7 @@ spec:
     - {{name: model, registry: {HANGZHOU}, repository: ai/model, tag: v1, imageSecret: default/hangzhou}}
     registrySecrets:
     - {{registry: {HARBOR}, imageSecret: default/harbor}}
+    - {{registry: {HANGZHOU}, imageSecret: default/hangzhou}}
     nodeNames: [edge-1, edge-2, edge-3, {CLOUD_NODE}, {OFFLINE_NODE}]
     concurrency: 2
     retryTimes: 1

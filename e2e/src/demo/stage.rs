@@ -77,7 +77,7 @@ impl Stage {
             cloud.tunnel_addr()
         ));
 
-        story.step("Edge nodes, each with its own containerd and its own edgecore-prepull");
+        story.step("Three edge nodes, each with its own containerd and agent");
         let nodes = Self::nodes(story, &cluster, &cloud).await?;
         Ok(Self { nodes, cloud, harbor, hangzhou, cluster, images, place })
     }
@@ -108,6 +108,13 @@ impl Stage {
             story.line(&line);
         }
         Ok(nodes)
+    }
+
+    /// As `kubectl get` shows them.
+    pub(super) async fn print_jobs(&self, story: &Story) -> Result<()> {
+        let arguments = ["get", "imageprepulljobs", "-o", "wide"];
+        story.output(&format!("kubectl {}", arguments.join(" ")), &self.cluster.kubectl(&arguments).await?);
+        Ok(())
     }
 
     /// The digest that a tag points to, in both registries.

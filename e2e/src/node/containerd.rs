@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use containerd_client::services::v1::ListImagesRequest;
+use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::{ListImagesRequest, ListStatusesRequest};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::{AuthConfig, ImageFsInfoRequest, ImageSpec, PullImageRequest, RemoveImageRequest};
 use tonic::Request;
@@ -179,6 +180,14 @@ config_path = "{hosts}"
     /// Whether it is there, under that very reference.
     pub async fn has_image(&self, reference: &str) -> Result<bool> {
         Ok(self.images().await?.contains_key(reference))
+    }
+
+    /// Content that is not whole yet: what it is, and the bytes that are there.
+    pub async fn ingests(&self) -> Result<BTreeMap<String, u64>> {
+        let mut request = Request::new(ListStatusesRequest::default());
+        request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
+        let list = ContentClient::new(self.channel().await?).list_statuses(request).await?.into_inner();
+        Ok(list.statuses.into_iter().map(|s| (s.r#ref, u64::try_from(s.offset).unwrap_or(0))).collect())
     }
 
     /// Removes it, and what only it needs.

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::{AlertDescription, CertificateError};
@@ -132,7 +133,8 @@ impl Trouble {
 fn names(presented: &[String]) -> String {
     let plain = |name: &String| {
         let inner = name.split_once('(').map_or(name.as_str(), |(_, inner)| inner);
-        printable(inner.trim_end_matches(')').trim_matches('"'))
+        let inner = inner.trim_end_matches(')').trim_matches('"');
+        inner.parse::<IpAddr>().map_or_else(|_| printable(inner), |address| address.to_string())
     };
     presented.iter().map(plain).collect::<Vec<_>>().join(", ")
 }

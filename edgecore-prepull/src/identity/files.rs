@@ -135,15 +135,14 @@ impl StateDir {
         let path = self.in_pki(CA);
         let ca = CertificateDer::from_pem_slice(read_text(&path)?.as_bytes())
             .map_err(|_| IdentityError::Malformed { path, reason: "it is not a PEM block CERTIFICATE" })?;
-        let key = match self.read_key(KEY, &facts)? {
-            Some(key) => key,
-            None => {
-                let path = self.in_pki(KEY);
-                let reason = "it is not the key of client.crt";
-                let key = self.read_key(NEW_KEY, &facts)?.ok_or(IdentityError::Malformed { path, reason })?;
-                self.promote_key()?; // the power was cut between the certificate and this
-                key
-            }
+        let key = if let Some(key) = self.read_key(KEY, &facts)? {
+            key
+        } else {
+            let path = self.in_pki(KEY);
+            let reason = "it is not the key of client.crt";
+            let key = self.read_key(NEW_KEY, &facts)?.ok_or(IdentityError::Malformed { path, reason })?;
+            self.promote_key()?; // the power was cut between the certificate and this
+            key
         };
         Ok(Pki { ca, certificate, key, facts })
     }
@@ -235,7 +234,7 @@ fn read_text(path: &Path) -> Result<String, IdentityError> {
 
 /// Writes beside the file, to the disk, and only then takes its place.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
-    let temporary = path.with_added_extension("tmp");
+    let temporary = path.with_extension("tmp");
     let written = || {
         let _ = fs::remove_file(&temporary); // of an earlier try, perhaps with another mode
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;

@@ -65,10 +65,10 @@ impl ServerCertVerifier for PinnedCa {
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), Arc::clone(&self.provider))
             .build()
             .map_err(|error| Error::General(error.to_string()))?;
-        let verified = verifier.verify_server_cert(end_entity, &[], server_name, ocsp_response, now)?;
+        let proof = verifier.verify_server_cert(end_entity, &[], server_name, ocsp_response, now)?;
         // A second handshake would find the same: the hash is the same.
         let _ = self.found.set(ca);
-        Ok(verified)
+        Ok(proof)
     }
 
     fn verify_tls12_signature(

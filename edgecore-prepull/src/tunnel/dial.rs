@@ -186,7 +186,8 @@ impl Dial {
     /// One session, from the dial to its end.
     async fn attempt(&mut self, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> Attempt {
         let shutdown = self.shutdown.clone();
-        let connected = drop_meanwhile(self.connect(), outgoing);
+        // Boxed, so that the handshake's memory does not stay with the session.
+        let connected = drop_meanwhile(Box::pin(self.connect()), outgoing);
         let mut channel = match shutdown.run_until_cancelled(connected).await {
             Some(Ok(channel)) => channel,
             Some(Err(end)) => return Attempt { end, lasted: None },
@@ -197,7 +198,7 @@ impl Dial {
             Some(Ok(welcome)) => {
                 let start = Instant::now();
                 tracing::info!(session = welcome.session, "connected to the cloud");
-                let _ = drop_meanwhile(self.events.send(TunnelEvent::Connected(welcome)), outgoing).await;
+                drop_meanwhile(self.tell(TunnelEvent::Connected(welcome)), outgoing).await;
                 let end = match shutdown.run_until_cancelled(self.carry(&mut channel, outgoing)).await {
                     Some(Ok(never)) => match never {},
                     Some(Err(end)) => end,
@@ -214,10 +215,20 @@ impl Dial {
                 None => drop(channel),
             }
         };
-        let told = self.events.send(TunnelEvent::Disconnected);
+        let told = self.tell(TunnelEvent::Disconnected);
         // The agent may be waiting to say something before it listens.
-        drop_meanwhile(async { tokio::join!(farewell, told) }, outgoing).await.1.ok();
+        drop_meanwhile(async { tokio::join!(farewell, told) }, outgoing).await;
         Attempt { end, lasted }
+    }
+
+    /// Tells the agent; once it is stopping, only where it has room: it may not listen any more.
+    async fn tell(&self, event: TunnelEvent) {
+        match self.shutdown.run_until_cancelled(self.events.reserve()).await {
+            Some(Ok(permit)) => permit.send(event),
+            Some(Err(_)) | None => {
+                let _ = self.events.try_send(event);
+            }
+        }
     }
 
     async fn connect(&mut self) -> Result<Tunnel, End> {

@@ -19,6 +19,7 @@ fn routes() -> Routes {
         tokens: Tokens::in_memory(),
         settings: Settings::default(),
         failures: Mutex::new(Failures::new(Instant::now())),
+        lookups: Semaphore::new(1),
     }
 }
 

@@ -1,0 +1,99 @@
+//! The edge's end: the real dialler, and an agent that the test plays.
+
+use std::path::Path;
+use std::time::Duration;
+
+use edgecore_prepull::identity::Identity;
+use edgecore_prepull::join::{self, JoinArgs, JoinError, Joined};
+use edgecore_prepull::tunnel::dial::{self, Settings};
+use edgecore_prepull::tunnel::{Link, TunnelEvent};
+use prepull_api::enroll::JoinToken;
+use prepull_api::wire::{CloudMessage, Hello, Welcome};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::cloud::{Cloud, SOON};
+
+pub(crate) fn join_args(cloud: &Cloud, token: &JoinToken, node: &str, state_dir: &Path) -> JoinArgs {
+    JoinArgs {
+        server: None,
+        enroll_url: Some(cloud.enroll_url()),
+        tunnel_url: Some(cloud.tunnel_url()),
+        token: token.expose().into(),
+        node_name: node.into(),
+        state_dir: state_dir.into(),
+        force: false,
+        unless_joined: false,
+    }
+}
+
+pub(crate) async fn join(
+    cloud: &Cloud,
+    token: &JoinToken,
+    node: &str,
+    dir: &Path,
+) -> Result<Joined, JoinError> {
+    timeout(SOON, join::run(join_args(cloud, token, node, dir))).await.unwrap()
+}
+
+pub(crate) struct Agent {
+    pub(crate) identity: Identity,
+    pub(crate) link: Link,
+    events: mpsc::Receiver<TunnelEvent>,
+    pub(crate) shutdown: CancellationToken,
+    _stop: DropGuard,
+    _state: TempDir,
+}
+
+impl Agent {
+    /// Joins and starts to dial, at `tunnel_url` where that is another way to the cloud.
+    pub(crate) async fn start(cloud: &Cloud, node: &str, tunnel_url: Option<String>) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        let token = cloud.token(cloudcore_prepull::tokens::Scope::Node(node.into())).await;
+        join(cloud, &token, node, state.path()).await.unwrap();
+        let identity = Identity::load(state.path()).unwrap();
+        let (link, outgoing) = Link::new(8);
+        let (sender, events) = mpsc::channel(8);
+        let shutdown = CancellationToken::new();
+        let settings = Settings {
+            first_backoff: Duration::from_millis(20),
+            last_backoff: Duration::from_millis(100),
+            ..Settings::default()
+        };
+        let url = tunnel_url.unwrap_or_else(|| cloud.tunnel_url());
+        tokio::spawn(dial::run_with(settings, identity.clone(), url, sender, outgoing, shutdown.clone()));
+        Self { identity, link, events, _stop: shutdown.clone().drop_guard(), shutdown, _state: state }
+    }
+
+    pub(crate) async fn event(&mut self) -> TunnelEvent {
+        timeout(SOON, self.events.recv()).await.expect("no event came").unwrap()
+    }
+
+    /// Says `Hello` as often as it takes, and is welcomed.
+    pub(crate) async fn connected(&mut self, hello: Hello) -> Welcome {
+        loop {
+            match self.event().await {
+                TunnelEvent::Connecting(answer) => answer.send(hello.clone()).unwrap(),
+                TunnelEvent::Connected(welcome) => return welcome,
+                TunnelEvent::Disconnected => {}
+                other @ TunnelEvent::Message(_) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    pub(crate) async fn message(&mut self) -> CloudMessage {
+        match self.event().await {
+            TunnelEvent::Message(message) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn disconnected(&mut self) {
+        match self.event().await {
+            TunnelEvent::Disconnected => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

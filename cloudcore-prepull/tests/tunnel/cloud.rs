@@ -1,0 +1,138 @@
+//! cloudcore's listeners, with tokens in memory.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use cloudcore_prepull::enroll;
+use cloudcore_prepull::pki::{Authority, ServerIdentity, VerifiedCsr};
+use cloudcore_prepull::tokens::{Scope, Tokens};
+use cloudcore_prepull::tunnel::listener::{self, Settings};
+use cloudcore_prepull::tunnel::registry::Sessions;
+use cloudcore_prepull::tunnel::{SessionEvent, SessionId};
+use prepull_api::enroll::JoinToken;
+use prepull_api::task::{JobUid, NodeName, TaskId};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// More than any step of a test takes, on a machine that is busy.
+pub(crate) const SOON: Duration = Duration::from_secs(15);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
+
+pub(crate) struct Cloud {
+    pub(crate) authority: Arc<Authority>,
+    /// PEM.
+    pub(crate) authority_key: String,
+    pub(crate) tokens: Tokens,
+    pub(crate) sessions: Sessions,
+    pub(crate) tunnel: std::net::SocketAddr,
+    pub(crate) enroll: std::net::SocketAddr,
+    events: mpsc::Receiver<SessionEvent>,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) serving: JoinHandle<()>,
+    _stop: DropGuard,
+}
+
+/// Timing for tests that wait for deadlines.
+pub(crate) fn fast() -> Settings {
+    Settings { heartbeat: Duration::from_millis(200), ..Settings::default() }
+}
+
+impl Cloud {
+    pub(crate) fn start() -> Self {
+        Self::start_with(Settings::default())
+    }
+
+    pub(crate) fn start_with(settings: Settings) -> Self {
+        let (authority, authority_key) = Authority::generate(SystemTime::now()).unwrap();
+        let authority = Arc::new(authority);
+        let identity = ServerIdentity::new(Arc::clone(&authority), &["cloud.example".to_owned()]).unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let (tunnel, enroll) = (listener::bind(any).unwrap(), listener::bind(any).unwrap());
+        let (tunnel_address, enroll_address) = (tunnel.local_addr().unwrap(), enroll.local_addr().unwrap());
+        let (sender, events) = mpsc::channel(64);
+        let (sessions, tokens, shutdown) = (Sessions::new(), Tokens::in_memory(), CancellationToken::new());
+        tokio::spawn(enroll::serve(
+            enroll,
+            identity.enroll_tls().unwrap(),
+            Arc::clone(&authority),
+            tokens.clone(),
+            enroll::Settings::default(),
+            shutdown.clone(),
+        ));
+        let tls = identity.tunnel_tls().unwrap();
+        let serving =
+            tokio::spawn(listener::serve(tunnel, tls, sessions.clone(), sender, settings, shutdown.clone()));
+        Self {
+            authority,
+            authority_key,
+            tokens,
+            sessions,
+            tunnel: tunnel_address,
+            enroll: enroll_address,
+            events,
+            _stop: shutdown.clone().drop_guard(),
+            shutdown,
+            serving,
+        }
+    }
+
+    pub(crate) fn tunnel_url(&self) -> String {
+        format!("wss://{}/v1/edge", self.tunnel)
+    }
+
+    pub(crate) fn enroll_url(&self) -> String {
+        format!("https://{}", self.enroll)
+    }
+
+    pub(crate) async fn token(&self, scope: Scope) -> JoinToken {
+        self.tokens.create(self.authority.fingerprint(), scope, HOUR, SystemTime::now()).await.unwrap()
+    }
+
+    /// A certificate as enrolment would give, for any time.
+    pub(crate) fn certificate(&self, csr: &str, node: &str, ttl: Duration, now: SystemTime) -> String {
+        let csr = VerifiedCsr::from_pem(csr).unwrap();
+        self.authority.sign_client(&csr, &node.into(), ttl, now).unwrap().pem
+    }
+
+    pub(crate) async fn event(&mut self) -> SessionEvent {
+        timeout(SOON, self.events.recv()).await.expect("no event came").unwrap()
+    }
+
+    pub(crate) async fn no_event(&mut self, within: Duration) {
+        if let Ok(event) = timeout(within, self.events.recv()).await {
+            panic!("{event:?}");
+        }
+    }
+
+    pub(crate) async fn up(&mut self) -> (NodeName, SessionId, Hello) {
+        match self.event().await {
+            SessionEvent::Up { node, session, hello } => (node, session, hello),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn down(&mut self) -> (NodeName, SessionId) {
+        match self.event().await {
+            SessionEvent::Down { node, session } => (node, session),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn message(&mut self) -> (NodeName, EdgeMessage) {
+        match self.event().await {
+            SessionEvent::Message { node, message, .. } => (node, message),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub(crate) fn task(job: &str) -> TaskId {
+    TaskId { job: JobUid(job.into()), attempt: 1 }
+}
+
+pub(crate) fn ack(job: &str) -> CloudMessage {
+    CloudMessage::ResultAck { task: task(job) }
+}

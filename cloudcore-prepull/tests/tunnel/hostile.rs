@@ -1,0 +1,170 @@
+//! What a node that means ill, or is broken, can do: end its own session, and nothing else.
+
+use std::time::Duration;
+
+use cloudcore_prepull::tunnel::SendError;
+use cloudcore_prepull::tunnel::listener::Settings;
+use futures::{SinkExt, StreamExt};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase, OpenTask};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+use tokio_tungstenite::tungstenite::{Error, Message};
+
+use crate::cloud::{Cloud, SOON, ack, fast, task};
+use crate::raw::{self, Credentials, closed, dial, heard, say, tls};
+
+#[tokio::test]
+async fn a_wrong_message_closes_that_session_with_the_reason_and_no_other() {
+    let mut cloud = Cloud::start();
+    let mut honest = raw::session(&mut cloud, "edge-1").await;
+    let second_hello = prepull_api::wire::encode(&EdgeMessage::Hello(Hello::default())).unwrap();
+    for (message, code, reason) in [
+        (Message::text("{"), 1007, "not a message of prepull.v1"),
+        (Message::text(r#"{"type":"become_root"}"#), 1007, "not a message of prepull.v1"),
+        (Message::text(r#"{"type":"accepted","task":7}"#), 1007, "not a message of prepull.v1"),
+        (Message::text(second_hello), 1002, "Hello may come only once"),
+        (Message::binary(vec![1]), 1002, "text frames"),
+        (Message::text("x".repeat(MAX_MESSAGE + 1)), 1009, "message of 1048577 bytes; at most 1048576"),
+        (Message::text("x".repeat(3 * MAX_MESSAGE)), 1009, "at most 1048576"),
+    ] {
+        let mut hostile = raw::session(&mut cloud, "edge-2").await;
+        let what = format!("{message:.30}");
+        let _ = hostile.send(message).await; // the server may hang up before the end of it
+        let (got, text) = raw::closed(&mut hostile).await;
+        assert_eq!((got, text.contains(reason)), (code, true), "{what}: {text}");
+        assert_eq!(cloud.down().await.0, "edge-2".into());
+    }
+    cloud.sessions.send(&"edge-1".into(), ack("still there")).unwrap();
+    assert_eq!(heard(&mut honest).await, ack("still there"));
+}
+
+#[tokio::test]
+async fn hello_comes_first_and_in_time() {
+    let settings = Settings { hello_deadline: Duration::from_millis(300), ..Settings::default() };
+    let mut cloud = Cloud::start_with(settings);
+    let tls = tls(&cloud, Some(&Credentials::of(&cloud, "edge-1")));
+
+    let mut silent = dial(cloud.tunnel, tls.clone()).await.unwrap();
+    assert_eq!(closed(&mut silent).await, (1002, "no Hello within 300ms".to_owned()));
+
+    let mut hasty = dial(cloud.tunnel, tls.clone()).await.unwrap();
+    say(&mut hasty, &EdgeMessage::Accepted { task: task("j") }).await;
+    assert_eq!(closed(&mut hasty).await, (1002, "the first message is to be Hello".to_owned()));
+
+    let mut greedy = dial(cloud.tunnel, tls).await.unwrap();
+    let open = vec![OpenTask { task: task("j"), phase: OpenPhase::Running }; 65];
+    say(&mut greedy, &EdgeMessage::Hello(Hello { open, ..Hello::default() })).await;
+    assert_eq!(closed(&mut greedy).await.1, "Hello lists 65 tasks; at most 64 are accepted");
+    cloud.no_event(Duration::from_millis(50)).await;
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_read_is_disconnected() {
+    let mut cloud = Cloud::start();
+    let mut other = raw::session(&mut cloud, "edge-1").await;
+    let _slow = raw::session(&mut cloud, "edge-2").await;
+    let start = Instant::now();
+    let large = CloudMessage::Cancel { task: task("j"), reason: "x".repeat(900_000) };
+    let full = async {
+        loop {
+            match cloud.sessions.send(&"edge-2".into(), large.clone()) {
+                Ok(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(error) => return error,
+            }
+        }
+    };
+    assert_eq!(timeout(SOON, full).await.unwrap(), SendError::Full);
+    assert!(!cloud.sessions.is_online(&"edge-2".into()));
+    // It does not wait for the write that is stuck.
+    assert_eq!(cloud.down().await.0, "edge-2".into());
+    assert!(start.elapsed() < Duration::from_secs(10));
+    cloud.sessions.send(&"edge-1".into(), ack("still there")).unwrap();
+    assert_eq!(heard(&mut other).await, ack("still there"));
+}
+
+#[tokio::test]
+async fn a_flood_is_held_back_and_then_ended() {
+    let mut cloud = Cloud::start();
+    let socket = raw::session(&mut cloud, "edge-1").await;
+    let (mut sink, mut stream) = socket.split();
+    let flood = async {
+        let text = prepull_api::wire::encode(&EdgeMessage::Accepted { task: task("j") }).unwrap();
+        while sink.send(Message::text(text.clone())).await.is_ok() {}
+        std::future::pending::<()>().await;
+    };
+    let ended = async {
+        loop {
+            match stream.next().await {
+                Some(Ok(Message::Close(frame))) => return frame.unwrap().reason.as_str().to_owned(),
+                Some(Ok(_)) => {}
+                // The flood may cut its own connection before it reads.
+                Some(Err(_)) | None => return "too many messages".to_owned(),
+            }
+        }
+    };
+    let (start, mut counted) = (Instant::now(), 0_u32);
+    let counting = async {
+        loop {
+            match cloud.event().await {
+                cloudcore_prepull::tunnel::SessionEvent::Message { .. } => counted += 1,
+                cloudcore_prepull::tunnel::SessionEvent::Down { .. } => return,
+                other @ cloudcore_prepull::tunnel::SessionEvent::Up { .. } => panic!("{other:?}"),
+            }
+        }
+    };
+    let both = async { tokio::join!(ended, counting) };
+    let reason = tokio::select! {
+        () = flood => unreachable!(),
+        (reason, ()) = both => reason,
+    };
+    assert!(reason.starts_with("too many messages"), "{reason}");
+    // The burst, what is tolerated beyond, and the rate for as long as it took.
+    let most = 400.0 + 450.0 + 150.0 * start.elapsed().as_secs_f64() + 1.0;
+    assert!(counted >= 400 && f64::from(counted) <= most, "{counted} of {most}");
+}
+
+#[tokio::test]
+async fn a_half_open_connection_ends_after_two_heartbeats() {
+    let mut cloud = Cloud::start_with(fast());
+    let _silent = raw::session(&mut cloud, "edge-1").await; // nothing polls it, so no ping is answered
+    let start = Instant::now();
+    assert_eq!(cloud.down().await.0, "edge-1".into());
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(!cloud.sessions.is_online(&"edge-1".into()));
+}
+
+#[tokio::test]
+async fn handshakes_that_are_begun_and_left_do_not_keep_others_out() {
+    let settings =
+        Settings { max_handshakes: 2, handshake_deadline: Duration::from_millis(500), ..Settings::default() };
+    let mut cloud = Cloud::start_with(settings);
+    let mut idle = Vec::new();
+    for _ in 0..4 {
+        idle.push(TcpStream::connect(cloud.tunnel).await.unwrap());
+    }
+    raw::session(&mut cloud, "edge-1").await;
+    let mut rest = Vec::new();
+    timeout(SOON, idle[0].read_to_end(&mut rest)).await.unwrap().ok();
+}
+
+#[tokio::test]
+async fn a_node_has_a_bounded_number_of_connections() {
+    let cloud = Cloud::start();
+    let tls = tls(&cloud, Some(&Credentials::of(&cloud, "edge-1")));
+    let mut open = Vec::new();
+    for _ in 0..4 {
+        open.push(dial(cloud.tunnel, tls.clone()).await.unwrap());
+    }
+    let Err(Error::Http(response)) = dial(cloud.tunnel, tls.clone()).await else {
+        panic!("a fifth was accepted")
+    };
+    assert_eq!(response.status().as_u16(), 429);
+    drop(open);
+    let again = async {
+        while dial(cloud.tunnel, tls.clone()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(SOON, again).await.unwrap();
+}

@@ -1,0 +1,304 @@
+//! From a token to a certificate, and from that to the next.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use cloudcore_prepull::tokens::Scope;
+use edgecore_prepull::identity::{Connection, Identity, IdentityError};
+use edgecore_prepull::join::{self, JoinError};
+use prepull_api::enroll::{CA_PATH, JoinToken};
+use prepull_api::wire::Hello;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::agent::{Agent, join, join_args};
+use crate::cloud::{Cloud, HOUR};
+use crate::raw;
+
+fn read(dir: &Path, name: &str) -> String {
+    std::fs::read_to_string(dir.join("pki").join(name)).unwrap()
+}
+
+#[tokio::test]
+async fn a_join_leaves_an_identity_and_is_repeated_without_harm() {
+    let cloud = Cloud::start();
+    let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Node("edge-1".into())).await);
+    let joined = join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
+    assert!(joined.to_string().starts_with("joined as node edge-1"), "{joined}");
+    let month = SystemTime::now() + 30 * 24 * HOUR;
+    assert!(month.duration_since(joined.not_after).unwrap() < HOUR);
+    assert_eq!(read(dir.path(), "ca.crt"), cloud.authority.pem());
+    assert_eq!(Identity::load(dir.path()).unwrap().node(), "edge-1".into());
+    let connection = Connection::load(dir.path()).unwrap();
+    assert_eq!((connection.tunnel_url, connection.enroll_url), (cloud.tunnel_url(), cloud.enroll_url()));
+
+    // Another key for a token that is used up.
+    let error = join(&cloud, &token, "edge-1", dir.path()).await.unwrap_err().to_string();
+    assert!(error.contains("the token has been used with another key"), "{error}");
+    assert_eq!(
+        Identity::load(dir.path()).unwrap().node(),
+        "edge-1".into(),
+        "a join that fails changes nothing"
+    );
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_is_given_again() {
+    let cloud = Cloud::start();
+    let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Node("edge-1".into())).await);
+    // Passes the request on, and loses the answer.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let lossy = listener.local_addr().unwrap();
+    let (enroll, tokens) = (cloud.enroll, cloud.tokens.clone());
+    tokio::spawn(async move {
+        let (mut edge, _) = listener.accept().await.unwrap();
+        let mut cloud = TcpStream::connect(enroll).await.unwrap();
+        let used = async {
+            while !tokens.list(SystemTime::now()).await.unwrap()[0].used {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let (mut edge_in, mut edge_out) = edge.split();
+        let (mut cloud_in, mut cloud_out) = cloud.split();
+        let handshake = async {
+            // The server's flight, not its answer: that comes only after the token is used.
+            let _ = tokio::io::copy(&mut cloud_in, &mut edge_out).await;
+        };
+        tokio::select! {
+            biased;
+            () = used => {}
+            _ = tokio::io::copy(&mut edge_in, &mut cloud_out) => {}
+            () = handshake => {}
+        }
+    });
+    let mut args = join_args(&cloud, &token, "edge-1", dir.path());
+    args.enroll_url = Some(format!("https://{lossy}"));
+    let first = join::run(args).await;
+    // On a busy machine the answer may slip through; then there was nothing to lose.
+    if first.is_err() {
+        assert!(matches!(Identity::load(dir.path()), Err(IdentityError::NotJoined(_))));
+        assert!(cloud.tokens.list(SystemTime::now()).await.unwrap()[0].used);
+        join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
+    }
+    assert_eq!(Identity::load(dir.path()).unwrap().node(), "edge-1".into());
+}
+
+#[tokio::test]
+async fn the_token_is_never_shown_to_a_server_that_is_not_the_one() {
+    let cloud = Cloud::start();
+    let token = cloud.token(Scope::Fleet).await;
+    let dir = tempfile::tempdir().unwrap();
+
+    // Another installation, with a good certificate of its own CA: it records what it is sent.
+    let stranger = Cloud::start();
+    let identity = cloudcore_prepull::pki::ServerIdentity::new(Arc::clone(&stranger.authority), &[]).unwrap();
+    let acceptor = TlsAcceptor::from(identity.enroll_tls().unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let recording = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut heard = Vec::new();
+        if let Ok(mut stream) = acceptor.accept(stream).await {
+            let _ = stream.read_to_end(&mut heard).await;
+        }
+        heard
+    });
+    let mut args = join_args(&cloud, &token, "edge-1", dir.path());
+    args.enroll_url = Some(format!("https://{address}"));
+    let error = join::run(args).await.unwrap_err().to_string();
+    assert!(error.contains("the server is not the one that the token is for"), "{error}");
+    assert_eq!(recording.await.unwrap(), b"", "not a byte of the request goes out");
+    assert!(matches!(Identity::load(dir.path()), Err(IdentityError::NotJoined(_))));
+}
+
+#[tokio::test]
+async fn a_server_that_only_shows_the_right_ca_is_not_trusted() {
+    let cloud = Cloud::start();
+    let token = cloud.token(Scope::Fleet).await;
+    let dir = tempfile::tempdir().unwrap();
+    // The CA's certificate is no secret: here it stands in the chain of a leaf that it did not sign.
+    let own =
+        rcgen::generate_simple_self_signed(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let key = rustls_pki_types::PrivatePkcs8KeyDer::from(own.signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![own.cert.der().clone(), cloud.authority.certificate().clone()], key.into())
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let accepted = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        TlsAcceptor::from(Arc::new(config)).accept(stream).await.is_ok()
+    });
+    let mut args = join_args(&cloud, &token, "edge-1", dir.path());
+    args.enroll_url = Some(format!("https://{address}"));
+    assert!(matches!(join::run(args).await, Err(JoinError::Request(_))));
+    assert!(!accepted.await.unwrap(), "the handshake was refused");
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_said_with_its_remedy() {
+    let cloud = Cloud::start();
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = cloud.token(Scope::Fleet).await;
+    let edge_1 = cloud.token(Scope::Node("edge-1".into())).await;
+    let unknown = JoinToken { id: "0".repeat(12), ..fleet.clone() };
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plain_address = plain.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = plain.accept().await {
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        }
+    });
+    let port = cloud.enroll.port();
+    for (token, node, url, reason) in [
+        (&edge_1, "edge-2", None, "the token is for node edge-1"),
+        (&unknown, "edge-1", None, "unknown token"),
+        (&fleet, "Edge", None, "--node-name \"Edge\" is not a node's name"),
+        (&fleet, "edge-1", Some(format!("https://{free}")), "connection refused: is cloudcore running there"),
+        (&fleet, "edge-1", Some(format!("https://{plain_address}")), "does not speak TLS"),
+        (&fleet, "edge-1", Some(format!("http://127.0.0.1:{port}")), "no URL of the form https://"),
+        (&fleet, "edge-1", Some(format!("https://127.0.0.2:{port}")), "connection refused"),
+    ] {
+        let mut args = join_args(&cloud, token, node, dir.path());
+        args.enroll_url = url.or(args.enroll_url);
+        let error = join::run(args).await.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        assert!(!error.contains(token.secret.expose()), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_another_name_says_which_names_it_has() {
+    let cloud = Cloud::start();
+    let token = cloud.token(Scope::Fleet).await;
+    let dir = tempfile::tempdir().unwrap();
+    // The same server, by an address that is not in its certificate.
+    let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let (other, enroll) = (listener.local_addr().unwrap(), cloud.enroll);
+    tokio::spawn(async move {
+        let (mut edge, _) = listener.accept().await.unwrap();
+        let mut cloud = TcpStream::connect(enroll).await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut edge, &mut cloud).await;
+    });
+    let mut args = join_args(&cloud, &token, "edge-1", dir.path());
+    args.enroll_url = Some(format!("https://{other}"));
+    let error = join::run(args).await.unwrap_err().to_string();
+    assert!(error.contains("not for 127.0.0.2 but for localhost, 127.0.0.1, ::1, cloud.example"), "{error}");
+    assert!(error.contains("--advertise 127.0.0.2"), "{error}");
+}
+
+#[tokio::test]
+async fn another_nodes_identity_is_given_up_only_by_force() {
+    let cloud = Cloud::start();
+    let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
+    join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
+    let error = join(&cloud, &token, "edge-2", dir.path()).await.unwrap_err().to_string();
+    assert!(error.contains("holds the identity of node edge-1: give --force"), "{error}");
+    assert_eq!(Identity::load(dir.path()).unwrap().node(), "edge-1".into());
+    let mut args = join_args(&cloud, &token, "edge-2", dir.path());
+    args.force = true;
+    join::run(args).await.unwrap();
+    assert_eq!(Identity::load(dir.path()).unwrap().node(), "edge-2".into());
+    join(&cloud, &token, "edge-2", dir.path()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_taken_up_without_a_restart() {
+    let mut cloud = Cloud::start();
+    let mut agent = Agent::start(&cloud, "edge-1", None).await;
+    agent.connected(Hello::default()).await;
+    let (_, first, _) = cloud.up().await;
+    let not_after = agent.identity.not_after();
+    tokio::time::sleep(Duration::from_millis(1100)).await; // certificates know whole seconds
+    agent.identity.renew(&cloud.enroll_url()).await.unwrap();
+    assert!(agent.identity.not_after() > not_after);
+    agent.disconnected().await;
+    agent.connected(Hello::default()).await;
+    // The old session's end and the new one's beginning, in either order.
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        match cloud.event().await {
+            cloudcore_prepull::tunnel::SessionEvent::Up { session, .. } => {
+                sessions.push(("up", session > first));
+            }
+            cloudcore_prepull::tunnel::SessionEvent::Down { session, .. } => {
+                sessions.push(("down", session > first));
+            }
+            other @ cloudcore_prepull::tunnel::SessionEvent::Message { .. } => panic!("{other:?}"),
+        }
+    }
+    sessions.sort_unstable();
+    assert_eq!(sessions, [("down", false), ("up", true)]);
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_due_is_renewed_by_itself() {
+    let cloud = Cloud::start();
+    let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
+    join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
+    // Ten minutes old by its backdating, and five minutes left: past two thirds.
+    let key = rcgen::KeyPair::from_pem(&read(dir.path(), "client.key")).unwrap();
+    let csr = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+    let aged = cloud.certificate(&csr, "edge-1", Duration::from_secs(200), SystemTime::now());
+    std::fs::write(dir.path().join("pki/client.crt"), aged).unwrap();
+    let identity = Identity::load(dir.path()).unwrap();
+    let soon = SystemTime::now() + HOUR;
+    assert!(identity.not_after() < soon);
+    let keeping = tokio::spawn(identity.clone().keep_renewed(cloud.enroll_url(), cloud.shutdown.clone()));
+    let renewed = async {
+        while identity.not_after() < soon {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(crate::cloud::SOON, renewed).await.unwrap();
+    assert_eq!(Identity::load(dir.path()).unwrap().not_after(), identity.not_after());
+    cloud.shutdown.cancel();
+    keeping.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_expired_identity_says_so() {
+    let cloud = Cloud::start();
+    let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
+    join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
+    let key = rcgen::KeyPair::from_pem(&read(dir.path(), "client.key")).unwrap();
+    let csr = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+    let expired = cloud.certificate(&csr, "edge-1", HOUR, SystemTime::now() - 2 * HOUR);
+    std::fs::write(dir.path().join("pki/client.crt"), expired).unwrap();
+    let error = Identity::load(dir.path()).unwrap_err().to_string();
+    assert!(
+        error.contains("node edge-1 expired at") && error.contains("join again with a new token"),
+        "{error}"
+    );
+    join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
+    Identity::load(dir.path()).unwrap();
+}
+
+#[tokio::test]
+async fn a_renewal_needs_a_certificate_and_the_ca_needs_none() {
+    let cloud = Cloud::start();
+    let request = |head: &'static str, tls| async move {
+        let stream = TcpStream::connect(cloud.enroll).await.unwrap();
+        let name = rustls_pki_types::ServerName::try_from("localhost").unwrap();
+        let mut stream = TlsConnector::from(tls).connect(name, stream).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer).await;
+        answer
+    };
+    let nobody = raw::tls(&cloud, None);
+    let renew = "POST /v1/renew HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
+    let answer = request(renew, nobody.clone()).await;
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("no client certificate"), "{answer}");
+    let get = "GET /v1/ca HTTP/1.1\r\nHost: x\r\n\r\n";
+    assert!(get.contains(CA_PATH));
+    let answer = request(get, nobody).await;
+    assert!(answer.ends_with(&cloud.authority.pem()), "{answer}");
+}

@@ -1,0 +1,11 @@
+//! Both ends of the tunnel in one process, over real TLS on loopback.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod agent;
+mod cloud;
+mod raw;
+
+mod certificates;
+mod hostile;
+mod joining;
+mod sessions;

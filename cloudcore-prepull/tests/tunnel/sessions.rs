@@ -1,0 +1,175 @@
+//! A session's life, with the real dialler.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use edgecore_prepull::tunnel::TunnelEvent;
+use prepull_api::wire::{EdgeMessage, Hello};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use crate::agent::Agent;
+use crate::cloud::{Cloud, SOON, ack, fast, task};
+use crate::raw;
+
+#[tokio::test]
+async fn messages_go_both_ways() {
+    let mut cloud = Cloud::start();
+    let mut agent = Agent::start(&cloud, "edge-1", None).await;
+    let hello = Hello { version: "1.2.3".into(), ..Hello::default() };
+    let welcome = agent.connected(hello.clone()).await;
+    assert_eq!(welcome.heartbeat, Duration::from_secs(15));
+    let (node, session, said) = cloud.up().await;
+    assert_eq!((node, said, session.to_string()), ("edge-1".into(), hello, welcome.session));
+    for n in 0..100 {
+        let job = n.to_string();
+        agent.link.send(EdgeMessage::Accepted { task: task(&job) }).await;
+        assert_eq!(cloud.message().await.1, EdgeMessage::Accepted { task: task(&job) });
+        cloud.sessions.send(&"edge-1".into(), ack(&job)).unwrap();
+        assert_eq!(agent.message().await, ack(&job));
+    }
+    agent.shutdown.cancel();
+    agent.disconnected().await;
+    assert_eq!(cloud.down().await.1, session);
+    assert!(cloud.sessions.is_empty());
+}
+
+#[tokio::test]
+async fn an_idle_session_lives_by_its_heartbeats() {
+    let mut cloud = Cloud::start_with(fast());
+    let mut agent = Agent::start(&cloud, "edge-1", None).await;
+    agent.connected(Hello::default()).await;
+    cloud.up().await;
+    cloud.no_event(Duration::from_secs(2)).await;
+    cloud.sessions.send(&"edge-1".into(), ack("j")).unwrap();
+    assert_eq!(agent.message().await, ack("j"));
+}
+
+#[tokio::test]
+async fn a_second_session_replaces_the_first() {
+    let mut cloud = Cloud::start();
+    let mut first = raw::session(&mut cloud, "edge-1").await;
+    let mut second = raw::session(&mut cloud, "edge-1").await;
+    assert_eq!(raw::closed(&mut first).await.1, "replaced by a newer session of this node");
+    let (_, ended) = cloud.down().await;
+    assert_eq!(cloud.sessions.len(), 1);
+    cloud.sessions.send(&"edge-1".into(), ack("j")).unwrap();
+    assert_eq!(raw::heard(&mut second).await, ack("j"));
+    drop(second);
+    assert!(cloud.down().await.1 > ended);
+}
+
+#[tokio::test]
+async fn an_agent_that_does_not_listen_can_still_speak() {
+    let mut cloud = Cloud::start();
+    let mut agent = Agent::start(&cloud, "edge-1", None).await;
+    agent.connected(Hello::default()).await;
+    cloud.up().await;
+    // More than the agent's queue holds: the dialler stops reading and goes on writing.
+    for _ in 0..50 {
+        cloud.sessions.send(&"edge-1".into(), ack("j")).unwrap();
+    }
+    for _ in 0..50 {
+        timeout(SOON, agent.link.send(EdgeMessage::Accepted { task: task("j") })).await.unwrap();
+        cloud.message().await;
+    }
+    for _ in 0..50 {
+        agent.message().await;
+    }
+}
+
+#[tokio::test]
+async fn a_goaway_is_obeyed_to_the_time() {
+    let mut cloud = Cloud::start();
+    let mut agents = Vec::new();
+    for node in ["edge-1", "edge-2"] {
+        let mut agent = Agent::start(&cloud, node, None).await;
+        agent.connected(Hello::default()).await;
+        cloud.up().await;
+        agents.push(agent);
+    }
+    let start = Instant::now();
+    cloud.sessions.goaway_all("rebalancing");
+    for agent in &mut agents {
+        agent.disconnected().await;
+    }
+    let mut returned = Vec::new();
+    while returned.len() < 2 {
+        for agent in &mut agents {
+            if let Ok(TunnelEvent::Connecting(hello)) =
+                timeout(Duration::from_millis(10), agent.event()).await
+            {
+                hello.send(Hello::default()).unwrap();
+                returned.push(start.elapsed());
+            }
+        }
+        assert!(start.elapsed() < SOON);
+    }
+    // Two are spread over a second: one may come at once, the other after half of it, although the dialler's
+    // own longest wait here is a tenth.
+    assert!(returned[1] >= Duration::from_millis(500), "{returned:?}");
+}
+
+#[tokio::test]
+async fn shutting_down_sends_everyone_away_and_ends() {
+    let mut cloud = Cloud::start();
+    let mut agent = Agent::start(&cloud, "edge-1", None).await;
+    agent.connected(Hello::default()).await;
+    cloud.up().await;
+    cloud.shutdown.cancel();
+    agent.disconnected().await;
+    cloud.down().await;
+    timeout(SOON, &mut cloud.serving).await.unwrap().unwrap();
+    assert!(TcpStream::connect(cloud.tunnel).await.is_err());
+}
+
+/// A way to the cloud that can go dead without being cut, as behind a NAT that has forgotten the connection.
+struct Way {
+    address: SocketAddr,
+    dead: Arc<Notify>,
+}
+
+impl Way {
+    async fn to(cloud: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, dead) = (listener.local_addr().unwrap(), Arc::new(Notify::new()));
+        let died = Arc::clone(&dead);
+        tokio::spawn(async move {
+            let mut lost = Vec::new();
+            loop {
+                let (mut edge, _) = listener.accept().await.unwrap();
+                let mut cloud = TcpStream::connect(cloud).await.unwrap();
+                tokio::select! {
+                    _ = copy_bidirectional(&mut edge, &mut cloud) => {}
+                    () = died.notified() => lost.push((edge, cloud)), // open, and nothing passes
+                }
+            }
+        });
+        Self { address, dead }
+    }
+}
+
+#[tokio::test]
+async fn a_way_that_goes_dead_is_noticed_by_both_and_another_is_dialled() {
+    let mut cloud = Cloud::start_with(fast());
+    let way = Way::to(cloud.tunnel).await;
+    let mut agent = Agent::start(&cloud, "edge-1", Some(format!("wss://{}/v1/edge", way.address))).await;
+    agent.connected(Hello::default()).await;
+    let (_, first, _) = cloud.up().await;
+    way.dead.notify_one();
+    let start = Instant::now();
+    agent.disconnected().await;
+    assert_eq!(cloud.down().await.1, first);
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    // While there is no session, the agent never waits for one.
+    for _ in 0..100 {
+        timeout(SOON, agent.link.send(EdgeMessage::Accepted { task: task("lost") })).await.unwrap();
+    }
+    agent.connected(Hello::default()).await;
+    assert!(cloud.up().await.1 > first);
+    agent.link.send(EdgeMessage::Accepted { task: task("kept") }).await;
+    assert_eq!(cloud.message().await.1, EdgeMessage::Accepted { task: task("kept") });
+}

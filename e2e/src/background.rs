@@ -1,0 +1,15 @@
+//! Threads of the harness itself: what runs on them goes on while a test blocks.
+
+use std::sync::LazyLock;
+
+use anyhow::{Result, anyhow};
+use tokio::runtime::{Builder, Handle, Runtime};
+
+static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(|| {
+    Builder::new_multi_thread().worker_threads(2).thread_name("harness").enable_all().build()
+});
+
+/// Where proxies and simulated edges run.
+pub(crate) fn runtime() -> Result<&'static Handle> {
+    RUNTIME.as_ref().map(Runtime::handle).map_err(|error| anyhow!("no runtime for the harness: {error}"))
+}

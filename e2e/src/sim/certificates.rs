@@ -1,0 +1,64 @@
+//! Certificates for simulated edges, signed with the cloud's own CA: joining ten thousand times would measure the
+//! joining.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use edgecore_prepull::identity::Identity;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::Api;
+use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION};
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose};
+
+use crate::cluster::{Cluster, NAMESPACE};
+
+/// Where cloudcore keeps its CA.
+const SECRET: &str = "prepull-ca";
+
+/// The cloud's CA.
+pub(super) struct Authority {
+    certificate: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// Reads it, with an administrator's rights.
+    pub(super) async fn of(cluster: &Cluster) -> Result<Self> {
+        let secret = Api::<Secret>::namespaced(cluster.client(), NAMESPACE).get(SECRET).await;
+        let secret = secret.with_context(|| format!("cannot read Secret {NAMESPACE}/{SECRET}"))?;
+        let part = |name: &str| {
+            let bytes = secret.data.as_ref().and_then(|data| data.get(name));
+            let bytes = bytes.with_context(|| format!("Secret {NAMESPACE}/{SECRET} has no {name}"))?;
+            anyhow::Ok(String::from_utf8(bytes.0.clone())?)
+        };
+        let certificate = part("tls.crt")?;
+        let issuer = Issuer::from_ca_cert_pem(&certificate, KeyPair::from_pem(&part("tls.key")?)?)?;
+        Ok(Self { certificate, issuer })
+    }
+
+    /// One identity for each node. They share a key: it takes as long to make as a certificate, and proves
+    /// nothing here.
+    pub(super) fn identities(&self, dir: &Path, nodes: &[String]) -> Result<Vec<Identity>> {
+        let key = KeyPair::generate()?;
+        nodes.iter().map(|node| self.identity(&dir.join(node), node, &key)).collect()
+    }
+
+    /// As `join` would leave it.
+    fn identity(&self, dir: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::OrganizationName, NODES_ORGANISATION);
+        params.distinguished_name.push(DnType::CommonName, format!("{NODE_PREFIX}{node}"));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let certificate = params.signed_by(key, &self.issuer)?;
+        let pki = dir.join("pki");
+        std::fs::create_dir_all(&pki)?;
+        std::fs::write(pki.join("ca.crt"), &self.certificate)?;
+        std::fs::write(pki.join("client.crt"), certificate.pem())?;
+        std::fs::write(pki.join("client.key"), key.serialize_pem())?;
+        let identity = Identity::load(dir).with_context(|| format!("no identity for {node}"))?;
+        // It is in memory, and not renewed within a test.
+        std::fs::remove_dir_all(dir)?;
+        Ok(identity)
+    }
+}

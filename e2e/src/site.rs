@@ -1,0 +1,89 @@
+//! What the tests of faults begin with: a cluster with its cloud, and a private registry behind a link that can be
+//! slowed and cut.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::cleanup::eventually;
+use crate::cloud::Cloud;
+use crate::cluster::Cluster;
+use crate::images::Image;
+use crate::jobs::JobBuilder;
+use crate::node::{EdgeNode, Start};
+use crate::place::password;
+use crate::proxy::Proxy;
+use crate::registry::{Registry, Request};
+
+/// For what happens within a second on an idle machine.
+pub const SOON: Duration = Duration::from_secs(30);
+/// Who may pull.
+const USER: &str = "alice";
+/// Its password, as a job names it.
+const SECRET: (&str, &str) = ("default", "registry");
+
+/// The cluster, the cloud and the registry. Nodes are added by the test: it is the test that kills them.
+pub struct Site {
+    /// The Kubernetes API.
+    pub cluster: Cluster,
+    /// cloudcore-prepull.
+    pub cloud: Cloud,
+    /// Only for a user, whose password is in a secret.
+    pub registry: Registry,
+    /// Through which every node of the site reaches the registry.
+    pub link: Proxy,
+}
+
+impl Site {
+    /// Starts all of it.
+    pub async fn start() -> Result<Self> {
+        Self::with(&[]).await
+    }
+
+    /// Starts all of it, the cloud with these flags.
+    pub async fn with(cloud: &[&str]) -> Result<Self> {
+        let (cluster, registry) =
+            tokio::try_join!(Cluster::start(), Registry::start().user(USER, &password(USER)).into_future())?;
+        let link = Proxy::http(registry.addr())?;
+        registry.route_through(&link)?;
+        cluster.registry_secret(SECRET.0, SECRET.1, &[registry.login(USER)?]).await?;
+        let cloud = Cloud::start(&cluster).args(cloud).await?;
+        Ok(Self { cluster, cloud, registry, link })
+    }
+
+    /// A Node that is Ready, and its edge node, to be started with `.await`.
+    pub async fn node(&self, name: &str) -> Result<Start<'_>> {
+        self.cluster.edge_nodes(&[name]).await?;
+        Ok(EdgeNode::start(&self.cluster, &self.cloud, name))
+    }
+
+    /// A job that may pull from the registry. Unless told otherwise, it waits no longer for a node than a test does.
+    pub fn job(&self, name: &str) -> JobBuilder<'_> {
+        self.cluster.job(name).secret(&format!("{}/{}", SECRET.0, SECRET.1)).timeout_seconds(55)
+    }
+
+    /// An image of random layers of these sizes, and its reference.
+    pub fn image(&self, name: &str, layers: &[u64]) -> Result<(Image, String)> {
+        let image = Image::of_layers(name, layers)?;
+        let reference = self.registry.seed(&image, &format!("team/{name}:v1"))?;
+        Ok((image, reference))
+    }
+
+    /// Waits until the link has carried so many bytes more than it had at the call.
+    pub async fn carries(&self, bytes: u64) -> Result<()> {
+        let begin = self.link.bytes();
+        eventually(&format!("the link carries {bytes} bytes"), SOON, async || {
+            let carried = self.link.bytes() - begin;
+            ensure!(carried >= bytes, "it has carried {carried}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// How often somebody asked the registry for something of this image's content and got it.
+    pub fn fetches(&self, image: &Image) -> usize {
+        let of_image =
+            |request: &Request| image.blobs().iter().any(|blob| request.path.ends_with(blob.as_str()));
+        self.registry.requests().blob_fetches().filter(of_image).len()
+    }
+}

@@ -1,0 +1,120 @@
+//! A job that is deleted goes at once, and so does its work on the edges.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prepull_e2e::prelude::*;
+
+/// A pull of this would take half a minute over a link of 2 MiB/s.
+const LARGE: u64 = 64 * MIB;
+
+/// A site with one node that is in the middle of a long pull.
+struct MidPull {
+    site: Site,
+    tunnel: Proxy,
+    node: EdgeNode,
+    job: Job,
+    reference: String,
+}
+
+impl MidPull {
+    async fn start() -> Result<Self> {
+        let site = Site::start().await?;
+        let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
+        let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
+        let (_, reference) = site.image("large", &[LARGE])?;
+        site.link.throttle(Some(2 * MIB));
+        let job = site.job("large").images([&reference]).on(["edge-1"]).apply().await?;
+        site.carries(MIB).await?;
+        node.accepts().await?;
+        Ok(Self { site, tunnel, node, job, reference })
+    }
+
+    /// Deletes the job. Nothing on an edge can hold the object back.
+    async fn delete(&self) -> Result<()> {
+        self.job.delete().await?;
+        self.job.clone().within(Duration::from_secs(2)).is_gone().await
+    }
+
+    /// The pull has stopped for good, and left nothing but what a later pull can go on from.
+    async fn pull_has_stopped(&self) -> Result<()> {
+        self.node.forgets().await?;
+        // What was under way within the proxy.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let before = (self.site.link.bytes(), self.ingests().await?);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let after = (self.site.link.bytes(), self.ingests().await?);
+        assert_eq!(before, after, "it is still pulling");
+        ensure!(after.0 < LARGE / 2, "it pulled {} bytes before it stopped", after.0);
+        ensure!(!self.node.has_image(&self.reference).await?, "the image is there");
+        Ok(())
+    }
+
+    async fn ingests(&self) -> Result<BTreeMap<String, u64>> {
+        self.node.containerd().ingests().await
+    }
+
+    /// The node is as good as new.
+    async fn node_takes_another_job(&self) -> Result<()> {
+        self.site.link.throttle(None);
+        self.site.job("another").images([&self.reference]).on(["edge-1"]).completes().await?;
+        ensure!(self.node.has_image(&self.reference).await?);
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn deleting_a_job_stops_its_pulls_and_lets_the_object_go_at_once() -> Result<()> {
+    let mid = MidPull::start().await?;
+    mid.delete().await?;
+    mid.pull_has_stopped().await?;
+    mid.node_takes_another_job().await
+}
+
+#[tokio::test]
+async fn an_edge_that_was_offline_during_the_deletion_is_told_when_it_is_back() -> Result<()> {
+    let mid = MidPull::start().await?;
+    mid.tunnel.refuse();
+    mid.delete().await?;
+    // It does not know yet.
+    mid.site.carries(MIB).await?;
+    assert_eq!(mid.node.ledger()?.len(), 1);
+
+    mid.tunnel.accept()?;
+    mid.pull_has_stopped().await?;
+    mid.node_takes_another_job().await
+}
+
+#[tokio::test]
+async fn an_agent_that_was_down_during_the_deletion_does_not_pull_any_more() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.node.kill9_agent()?;
+    mid.delete().await?;
+    mid.node.restart_agent()?;
+    mid.pull_has_stopped().await?;
+    mid.node_takes_another_job().await
+}
+
+#[tokio::test]
+async fn a_job_that_was_deleted_while_the_cloud_was_down_is_stopped_when_the_cloud_is_back() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.site.cloud.kill9()?;
+    mid.delete().await?;
+    mid.site.carries(MIB).await?;
+    mid.site.cloud.restart().await?;
+    mid.pull_has_stopped().await?;
+    mid.node_takes_another_job().await
+}
+
+#[tokio::test]
+async fn the_result_of_a_deleted_job_is_taken_and_forgotten() -> Result<()> {
+    let mid = MidPull::start().await?;
+    mid.tunnel.refuse();
+    mid.site.link.throttle(None);
+    mid.node.ends().await?;
+    mid.delete().await?;
+    mid.tunnel.accept()?;
+    mid.node.forgets().await?;
+    ensure!(mid.node.has_image(&mid.reference).await?, "what is pulled stays");
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Bad registries and bad links: what may pass is tried again, what cannot pass is said, and no byte is fetched
+//! twice because a link was cut.
+
+use std::time::Duration;
+
+use prepull_e2e::prelude::*;
+use prepull_e2e::proxy::Record;
+
+#[tokio::test]
+async fn a_registry_that_comes_back_within_the_retries_is_pulled_from() -> Result<()> {
+    let mut site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("comes-back", &[MIB])?;
+    site.registry.stop()?;
+
+    let job = site.job("comes-back").images([&reference]).on(["edge-1"]).retries(5).apply().await?;
+    let refused = job
+        .until("a try has failed, and it goes on", |status| {
+            status.image("edge-1", &reference).is_some_and(|image| !image.reason.is_empty())
+        })
+        .await?;
+    assert_eq!(refused.phase, JobPhase::InProgress);
+    let during = refused.image("edge-1", &reference).context("no image")?;
+    assert_eq!(during.status, Tristate::Unknown, "nothing is decided yet: {during:?}");
+
+    site.registry.restart().await?;
+    let status = job.completes().await?;
+    let image_status = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!(image_status.digest.as_deref(), Some(image.digest()));
+    ensure!((2..=6).contains(&image_status.attempts), "{image_status:?}");
+    assert_eq!(image_status.reason, "", "an image that is there has nothing to complain of");
+    ensure!(node.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_busy_and_a_broken_registry_are_tried_again() -> Result<()> {
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    let (_, reference) = site.image("busy", &[MIB])?;
+    // containerd itself asks six times after a 429 before it gives up, and once after a 500.
+    site.link.fail_next_on("/manifests/", 6, 429);
+    site.link.fail_next_on("/blobs/", 1, 500);
+
+    let job = site.job("busy").images([&reference]).on(["edge-1"]).retries(3).apply().await?;
+    let status = job.completes().await?;
+    let image = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!(image.attempts, 3, "one for the 429, one for the 500, one that went well: {image:?}");
+    let injected = |status| site.link.records().iter().filter(|r| r.injected && r.status == status).count();
+    assert_eq!((injected(429), injected(500)), (6, 1));
+    ensure!(node.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> Result<()> {
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    let (_, broken) = site.image("broken", &[MIB])?;
+    let (_, fine) = site.image("fine", &[MIB])?;
+    let missing = site.registry.image("team/fine:v2");
+    site.link.fail_next_on("/broken/manifests/", 1000, 503);
+
+    let images = [&broken, &missing, &fine];
+    let job = site.job("broken").images(images).on(["edge-1"]).retries(2).apply().await?;
+    let status = job.fails().await?;
+    let image = |reference: &str| status.image("edge-1", reference).context("no image");
+    let (of_broken, of_missing, of_fine) = (image(&broken)?, image(&missing)?, image(&fine)?);
+    assert_eq!((of_broken.status, of_broken.attempts), (Tristate::False, 3), "{of_broken:?}");
+    ensure!(of_broken.reason.contains("503"), "the registry's answer is not in {of_broken:?}");
+    let asked = site.link.records().iter().filter(|record| record.injected).count();
+    assert_eq!(asked, 3, "the first try and two more");
+
+    assert_eq!(
+        (of_missing.status, of_missing.attempts),
+        (Tristate::False, 1),
+        "no try can help: {of_missing:?}"
+    );
+    ensure!(of_missing.reason.contains("not found"), "{of_missing:?}");
+    // One image that fails takes no other with it.
+    assert_eq!((of_fine.status, of_fine.attempts), (Tristate::True, 1), "{of_fine:?}");
+    ensure!(node.has_image(&fine).await?);
+
+    let of_node = status.node("edge-1").context("no node")?;
+    assert_eq!(of_node.phase, NodePhase::Failure);
+    ensure!(of_node.reason.contains("2 of 3 images"), "{of_node:?}");
+    assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0.1 allows");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_large_layer_goes_on_where_the_link_was_cut() -> Result<()> {
+    const SIZE: u64 = 64 * MIB;
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("large", &[SIZE])?;
+    let layer = image.blobs().last().context("no layer")?;
+    site.link.throttle(Some(24 * MIB));
+
+    let job = site.job("large").images([&reference]).on(["edge-1"]).retries(5).apply().await?;
+    site.carries(SIZE / 2).await?;
+    site.link.refuse();
+    let before = site.link.bytes_of(layer);
+    ensure!(before < SIZE, "the link was cut too late");
+    // Long enough for containerd to give up, so that it is a try of ours that goes on.
+    job.until("a try has failed", |status| {
+        status.image("edge-1", &reference).is_some_and(|image| !image.reason.is_empty())
+    })
+    .await?;
+    site.link.throttle(None);
+    site.link.accept()?;
+
+    let status = job.completes().await?;
+    let of_image = status.image("edge-1", &reference).context("no image")?;
+    ensure!(of_image.attempts >= 2, "{of_image:?}");
+    let bytes = of_image.bytes.context("containerd can tell")?;
+    assert_eq!((bytes.done, bytes.total), (image.size(), image.size()));
+    let records: Vec<Record> =
+        site.link.records().into_iter().filter(|record| record.path.ends_with(layer.as_str())).collect();
+    let resumed = records.last().context("no request")?;
+    ensure!(resumed.range.is_some() && resumed.status == 206, "no range was asked for: {records:#?}");
+    let fetched = site.link.bytes_of(layer);
+    ensure!(fetched < SIZE + SIZE / 8, "{fetched} bytes for a layer of {SIZE}: {records:#?}");
+    ensure!(node.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes_back() -> Result<()> {
+    let site = Site::with(&["--heartbeat", "1s"]).await?;
+    let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
+    let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
+    let (image, reference) = site.image("silent-tunnel", &[4 * MIB])?;
+    site.link.throttle(Some(2 * MIB));
+    let job = site.job("pulls").images([&reference]).on(["edge-1"]).apply().await?;
+    site.carries(MIB).await?;
+    ensure!(has_session(&site).await?, "the cloud knows of no session");
+
+    // As a NAT that has forgotten the connection: nobody is told.
+    let dialled = tunnel.connections();
+    tunnel.freeze();
+    eventually("the cloud ends the session", Duration::from_secs(6), async || {
+        ensure!(!has_session(&site).await?, "it still has one");
+        Ok(())
+    })
+    .await?;
+    eventually("the edge ends the session, and dials again", Duration::from_secs(6), async || {
+        ensure!(tunnel.connections() > dialled, "it has not dialled");
+        Ok(())
+    })
+    .await?;
+    // The pull needs no tunnel.
+    node.ends().await?;
+    let during = job.status().await?;
+    assert_eq!((during.phase, during.summary.in_progress), (JobPhase::InProgress, 1), "{during:?}");
+    let waiting = site.job("waits").images([&reference]).on(["edge-1"]).apply().await?;
+    waiting
+        .until("the node is known to be offline", |status| {
+            status.node("edge-1").is_some_and(|node| node.reason.contains("offline"))
+        })
+        .await?;
+
+    tunnel.thaw();
+    let status = job.completes().await?;
+    assert_eq!(status.node("edge-1").map(|node| node.attempt), Some(1));
+    waiting.completes().await?;
+    node.forgets().await?;
+    assert_eq!(site.fetches(&image), image.blobs().len(), "the image was pulled once");
+    Ok(())
+}
+
+/// Whether the cloud believes that the edge is connected.
+async fn has_session(site: &Site) -> Result<bool> {
+    Ok(site.cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]) > 0.5)
+}

@@ -1,0 +1,253 @@
+//! Every part is killed, stopped or told to end in the middle of a job. Each time the job ends right, nothing that
+//! is whole is pulled twice, and no result is lost.
+
+use std::time::{Duration, Instant};
+
+use prepull_e2e::prelude::*;
+
+const SMALL: u64 = MIB / 4;
+const LARGE: u64 = 12 * MIB;
+/// A pull takes some seconds with it.
+const SLOW: Option<u64> = Some(4 * MIB);
+
+/// A site with one node that is in the middle of a pull: of the image's two layers one is whole, the other is not.
+struct MidPull {
+    site: Site,
+    tunnel: Proxy,
+    node: EdgeNode,
+    job: Job,
+    image: Image,
+    reference: String,
+}
+
+impl MidPull {
+    async fn start() -> Result<Self> {
+        let site = Site::with(&["--heartbeat", "1s"]).await?;
+        let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
+        let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
+        let (image, reference) = site.image("mid-pull", &[SMALL, LARGE])?;
+        site.link.throttle(SLOW);
+        let job = site.job("mid-pull").images([&reference]).on(["edge-1"]).retries(3).apply().await?;
+        site.carries(LARGE / 3).await?;
+        node.accepts().await?;
+        let [_, small, large] = image.blobs() else { bail!("three blobs, not {:?}", image.blobs()) };
+        ensure!(site.link.bytes_of(small) >= SMALL, "the small layer is not whole");
+        ensure!(site.link.bytes_of(large) < LARGE, "the large layer is whole");
+        Ok(Self { site, tunnel, node, job, image, reference })
+    }
+
+    /// The job ends as if nothing had happened, and the agent has nothing left to say.
+    async fn ends_right(&self) -> Result<()> {
+        let status = self.job.completes().await?;
+        let image = status.image("edge-1", &self.reference).context("no image")?;
+        assert_eq!(image.status, Tristate::True);
+        assert_eq!(image.digest.as_deref(), Some(self.image.digest()));
+        assert_eq!(status.summary.successful, 1);
+        ensure!(self.node.has_image(&self.reference).await?);
+        self.node.forgets().await
+    }
+
+    /// Of what was whole nothing was fetched again, and of the rest little.
+    fn nothing_was_pulled_twice(&self) -> Result<()> {
+        for blob in self.image.blobs() {
+            let size = std::fs::metadata(self.image.blob_file(blob))?.len();
+            let fetched = self.site.link.bytes_of(blob);
+            // On the way, and not yet written, when the pull was interrupted: at most what sockets hold.
+            let again = if size > SMALL * 2 { LARGE / 4 } else { 0 };
+            ensure!(fetched <= size + again, "{fetched} bytes of {blob}, which has {size}");
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.node.kill9_agent()?;
+    assert_eq!(mid.node.ledger()?.len(), 1);
+    mid.node.restart_agent()?;
+    mid.ends_right().await?;
+    mid.nothing_was_pulled_twice()
+}
+
+#[tokio::test]
+async fn an_agent_told_to_end_in_the_middle_of_a_pull_ends_at_once_and_goes_on_later() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    let began = Instant::now();
+    mid.node.terminate_agent().await?;
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(3), "it took {took:?}");
+    // It is no failure and no result: the work is only put off.
+    assert_eq!(mid.node.ledger()?.iter().filter(|task| !task.ended).count(), 1);
+    let before = mid.site.link.bytes();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    ensure!(mid.site.link.bytes() < before + MIB, "the runtime still pulls");
+    let during = mid.job.node_status("edge-1").await?;
+    assert_eq!(during.phase, NodePhase::InProgress);
+
+    mid.node.restart_agent()?;
+    mid.ends_right().await?;
+    mid.nothing_was_pulled_twice()
+}
+
+#[tokio::test]
+async fn an_image_that_was_done_before_the_kill_is_not_touched_again() -> Result<()> {
+    let site = Site::start().await?;
+    let mut node = site.node("edge-1").await?.args(&["--parallel-pulls", "1"]).await?;
+    let (_, first) = site.image("done-first", &[SMALL])?;
+    let (_, second) = site.image("done-second", &[LARGE])?;
+    site.link.throttle(SLOW);
+    let job = site.job("two").images([&first, &second]).on(["edge-1"]).policy("Always").apply().await?;
+    node.ledger_gets("an image", |tasks| tasks.iter().any(|task| task.images_ended == 1)).await?;
+    site.carries(MIB).await?;
+    let asked = |of: &str| site.link.records().iter().filter(|record| record.path.contains(of)).count();
+    let before = asked("/done-first/");
+    ensure!(before > 0);
+    node.restart_agent()?;
+    let status = job.completes().await?;
+    assert_eq!(asked("/done-first/"), before, "it was asked for again");
+    for reference in [&first, &second] {
+        let image = status.image("edge-1", reference).context("no image")?;
+        ensure!(image.status == Tristate::True && image.digest.is_some(), "{image:?}");
+    }
+    node.forgets().await
+}
+
+#[tokio::test]
+async fn a_result_outlives_a_kill_before_it_could_be_reported() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    // The agent says it into the void.
+    mid.tunnel.freeze();
+    mid.node.ends().await?;
+    mid.node.kill9_agent()?;
+    // What is still in the proxy must not get through after all.
+    mid.tunnel.refuse();
+    assert!(mid.node.ledger()?.iter().all(|task| task.ended), "the result is on the disk");
+    assert_eq!(mid.job.status().await?.phase, JobPhase::InProgress);
+    let asked = mid.site.link.records().len();
+
+    mid.tunnel.thaw();
+    mid.tunnel.accept()?;
+    mid.node.restart_agent()?;
+    mid.ends_right().await?;
+    assert_eq!(mid.site.link.records().len(), asked, "nobody needs the registry for that");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.site.cloud.kill9()?;
+    mid.node.ends().await?;
+    mid.node.kill9_agent()?;
+    let asked = mid.site.link.records().len();
+    mid.site.cloud.restart().await?;
+    mid.node.restart_agent()?;
+    mid.ends_right().await?;
+    assert_eq!(mid.site.link.records().len(), asked, "nobody needs the registry for that");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cloud_killed_in_the_middle_of_a_job_goes_on_with_it() -> Result<()> {
+    let mut site = Site::start().await?;
+    let (image, reference) = site.image("cloud-killed", &[SMALL, LARGE])?;
+    let mut nodes = Vec::new();
+    for name in ["edge-1", "edge-2", "edge-3"] {
+        nodes.push(site.node(name).await?.await?);
+    }
+    site.link.throttle(Some(6 * MIB));
+    let job = site.job("killed").images([&reference]).on(["edge-1", "edge-2", "edge-3"]).apply().await?;
+
+    // While it waits for a result; back before there is one.
+    nodes[0].accepts().await?;
+    site.carries(MIB).await?;
+    site.cloud.restart().await?;
+    // While the result comes in; back when there is one.
+    job.until("edge-2 has begun", |status| {
+        status.node("edge-2").is_some_and(|node| node.phase == NodePhase::InProgress)
+    })
+    .await?;
+    nodes[1].accepts().await?;
+    site.cloud.kill9()?;
+    nodes[1].ends().await?;
+    site.cloud.restart().await?;
+
+    let status = job.completes().await?;
+    assert_eq!(status.summary.successful, 3);
+    for node in &nodes {
+        assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
+        node.forgets().await?;
+    }
+    assert_eq!(site.fetches(&image), 3 * image.blobs().len(), "each node fetched each blob once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cloud_told_to_end_ends_at_once_and_its_edges_come_back() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    let began = Instant::now();
+    mid.site.cloud.terminate().await?;
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(3), "it took {took:?}");
+    mid.site.cloud.restart().await?;
+    let began = Instant::now();
+    eventually("the edge is back", SOON, async || {
+        let sessions = mid.site.cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]);
+        ensure!(sessions > 0.5, "no session");
+        Ok(())
+    })
+    .await?;
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(10), "it took {took:?}");
+    mid.ends_right().await?;
+    assert_eq!(mid.site.fetches(&mid.image), mid.image.blobs().len());
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_away_for_ten_seconds_loses_nothing() -> Result<()> {
+    let site = Site::start().await?;
+    let (image, reference) = site.image("api-away", &[SMALL, LARGE])?;
+    let nodes = [site.node("edge-1").await?.await?, site.node("edge-2").await?.await?];
+    site.link.throttle(Some(8 * MIB));
+    let job =
+        site.job("api-away").images([&reference]).on(["edge-1", "edge-2"]).concurrency(2).apply().await?;
+    for node in &nodes {
+        node.accepts().await?;
+    }
+    site.carries(MIB).await?;
+
+    let away = Instant::now();
+    site.cluster.stop_api()?;
+    for node in &nodes {
+        node.ends().await?;
+    }
+    tokio::time::sleep(Duration::from_secs(10).saturating_sub(away.elapsed())).await;
+    for node in &nodes {
+        assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());
+    }
+    site.cluster.start_api().await?;
+
+    let status = job.completes().await?;
+    assert_eq!(status.summary.successful, 2);
+    for node in &nodes {
+        node.forgets().await?;
+    }
+    assert_eq!(site.fetches(&image), 2 * image.blobs().len());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_runtime_restarted_in_the_middle_of_a_pull_is_tried_again() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.node.containerd_mut().kill9()?;
+    mid.job
+        .until("it is known that the runtime is away", |status| {
+            status.image("edge-1", &mid.reference).is_some_and(|image| !image.reason.is_empty())
+        })
+        .await?;
+    mid.node.restart_containerd().await?;
+    mid.ends_right().await?;
+    mid.nothing_was_pulled_twice()
+}
