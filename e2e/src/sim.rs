@@ -45,6 +45,8 @@ struct Counts {
     pulls: AtomicU64,
     twice: AtomicU64,
     tasks: AtomicUsize,
+    running: AtomicUsize,
+    most_running: AtomicUsize,
 }
 
 /// A fleet to be; `.await` starts it.
@@ -53,13 +55,14 @@ pub struct Start<'a> {
     cloud: &'a Cloud,
     size: usize,
     pull: Duration,
+    failing: usize,
 }
 
 impl Fleet {
     /// So many edges, `sim-0` and on, each with a Node that is Ready: `Fleet::start(&cluster, &cloud, 1000).await?`.
     /// Returns when all are connected.
     pub fn start<'a>(cluster: &'a Cluster, cloud: &'a Cloud, size: usize) -> Start<'a> {
-        Start { cluster, cloud, size, pull: Duration::ZERO }
+        Start { cluster, cloud, size, pull: Duration::ZERO, failing: 0 }
     }
 
     /// The names of the nodes.
@@ -101,6 +104,11 @@ impl Fleet {
         self.counts.twice.load(Ordering::SeqCst)
     }
 
+    /// How many edges have been pulling at the same time, at most.
+    pub fn most_at_once(&self) -> usize {
+        self.counts.most_running.load(Ordering::SeqCst)
+    }
+
     /// Tasks that the edges hold: not acknowledged yet.
     pub fn open_tasks(&self) -> usize {
         self.counts.tasks.load(Ordering::SeqCst)
@@ -136,8 +144,15 @@ impl Start<'_> {
         self
     }
 
+    /// On the first so many edges every image fails.
+    #[must_use]
+    pub fn the_first_fail(mut self, edges: usize) -> Self {
+        self.failing = edges;
+        self
+    }
+
     async fn start(self) -> Result<Fleet> {
-        let Self { cluster, cloud, size, pull } = self;
+        let Self { cluster, cloud, size, pull, failing } = self;
         let names: Vec<_> = (0..size).map(|number| format!("sim-{number}")).collect();
         let nodes = stream::iter(names.iter().map(|name| Ok(cluster.node(name).edge().ready().create())));
         nodes.try_for_each_concurrent(AT_A_TIME, |created| created).await?;
@@ -155,17 +170,17 @@ impl Start<'_> {
             shutdown: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        fleet.dial(identities, &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr()), pull)?;
+        fleet.dial(identities, &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr()), pull, failing)?;
         fleet.all_connected().await?;
         Ok(fleet)
     }
 }
 
 impl Fleet {
-    fn dial(&self, identities: Vec<Identity>, url: &str, pull: Duration) -> Result<()> {
+    fn dial(&self, identities: Vec<Identity>, url: &str, pull: Duration, failing: usize) -> Result<()> {
         let runtime = background::runtime()?;
-        for identity in identities {
-            let edge = edge::Edge::new(pull, Arc::clone(&self.counts));
+        for (number, identity) in identities.into_iter().enumerate() {
+            let edge = edge::Edge::new(pull, number < failing, Arc::clone(&self.counts));
             let run = edge.run(identity, url.to_owned(), self.shutdown.clone(), self.tasks.clone());
             self.tasks.spawn_on(run, runtime);
         }

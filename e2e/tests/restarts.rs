@@ -65,6 +65,8 @@ async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Resul
     let mut mid = MidPull::start().await?;
     mid.node.kill9_agent()?;
     assert_eq!(mid.node.ledger()?.len(), 1);
+    // Time for containerd to throw away what belongs to nobody.
+    tokio::time::sleep(Duration::from_secs(2)).await;
     mid.node.restart_agent()?;
     mid.ends_right().await?;
     mid.nothing_was_pulled_twice()

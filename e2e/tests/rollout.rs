@@ -1,9 +1,108 @@
-//! Who pulls when: never more than the concurrency allows, nobody waits for a node that is silent or offline, and
-//! nothing starts once too many have failed.
+//! Who pulls when: never more nodes than the concurrency allows, nobody waits for a node that is silent or offline,
+//! and nothing starts once too many have failed.
 
 use std::time::Duration;
 
+use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_e2e::prelude::*;
+
+/// What simulated edges are told to pull: nobody asks for it anywhere.
+const IMAGE: &str = "harbor.example/app:v1";
+
+#[tokio::test]
+async fn the_concurrency_is_used_and_never_exceeded_also_while_the_cloud_restarts() -> Result<()> {
+    const EDGES: u32 = 60;
+    const AT_A_TIME: u32 = 7;
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, EDGES as usize).pulls_take(Duration::from_millis(100)).await?;
+    let job =
+        cluster.job("many").images([IMAGE]).on(fleet.names()).concurrency(AT_A_TIME.into()).apply().await?;
+
+    let mut most = 0;
+    let mut counted = |status: &ImagePrePullJobStatus| {
+        let summary = &status.summary;
+        most = most.max(summary.in_progress);
+        let sum =
+            summary.pending + summary.in_progress + summary.successful + summary.failure + summary.unknown;
+        assert!(sum == summary.desired, "{summary:?}");
+        summary.successful
+    };
+    job.until("a third is done", |status| counted(status) >= EDGES / 3).await?;
+    cloud.restart().await?;
+    let status = job.until("all is done", |status| counted(status) == EDGES).await?;
+    assert_eq!((status.phase, status.summary.successful), (JobPhase::Completed, EDGES));
+    assert_eq!((most, fleet.most_at_once()), (AT_A_TIME, AT_A_TIME as usize));
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (EDGES.into(), 0));
+    fleet.all_acknowledged().await
+}
+
+#[tokio::test]
+async fn one_of_ten_may_fail_at_a_tenth_and_two_may_not() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 11).the_first_fail(2).await?;
+    let job = |name: &str| cluster.job(name).images([IMAGE]).tolerate("0.1").concurrency(1);
+
+    let one = job("one").on(&fleet.names()[1..]).completes().await?;
+    assert_eq!((one.summary.desired, one.summary.failure, one.summary.successful), (10, 1, 9));
+    assert_eq!(one.reason, "1 of 10 nodes failed, within failureTolerate 0.1");
+    let failed = one.node("sim-1").context("no node")?;
+    assert_eq!(
+        (failed.phase, failed.reason.as_str()),
+        (NodePhase::Failure, "simulated: the registry is away")
+    );
+
+    let pulled = fleet.pulls();
+    let two = job("two").on(&fleet.names()[..10]).fails().await?;
+    assert_eq!((two.summary.desired, two.summary.failure, two.summary.pending), (10, 2, 8));
+    assert_eq!(
+        two.reason,
+        "2 of 10 nodes failed, more than failureTolerate 0.1 allows; 8 nodes were not started"
+    );
+    nothing_else_starts(&fleet, pulled + 2).await?;
+    let untouched = two.node("sim-2").context("no node")?;
+    assert_eq!((untouched.phase, untouched.start_time.as_ref()), (NodePhase::Pending, None));
+    ensure!(untouched.reason.contains("not started"), "{untouched:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_of_two_hundred_and_one_may_not_fail_at_zero() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 201).the_first_fail(1).await?;
+    let job = cluster.job("strict").images([IMAGE]).on(fleet.names()).tolerate("0").concurrency(1);
+    let status = job.fails().await?;
+    assert_eq!((status.summary.failure, status.summary.pending), (1, 200));
+    nothing_else_starts(&fleet, 1).await?;
+    // Of more than 200 nodes, those that need eyes are shown.
+    assert_eq!(status.node_status.len(), 200);
+    assert_eq!(status.node_status[0].node_name, "sim-0");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_runs_when_the_tolerance_is_exceeded_may_end() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet =
+        Fleet::start(&cluster, &cloud, 20).the_first_fail(1).pulls_take(Duration::from_millis(500)).await?;
+    let job = cluster.job("drains").images([IMAGE]).on(fleet.names()).tolerate("0").concurrency(4);
+    let status = job.fails().await?;
+    let summary = &status.summary;
+    assert_eq!((summary.failure, summary.in_progress, summary.unknown), (1, 0, 0), "{summary:?}");
+    ensure!(summary.successful >= 3, "those beside the one that failed: {summary:?}");
+    nothing_else_starts(&fleet, u64::from(summary.successful) + 1).await?;
+    fleet.all_acknowledged().await
+}
+
+/// So many images were pulled, and it stays at that.
+async fn nothing_else_starts(fleet: &Fleet, pulled: u64) -> Result<()> {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(fleet.pulls(), pulled);
+    Ok(())
+}
 
 #[tokio::test]
 async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() -> Result<()> {

@@ -24,6 +24,7 @@ const DIGEST: &str = "sha256:000000000000000000000000000000000000000000000000000
 pub(super) struct Edge {
     agent: Agent,
     pull: Duration,
+    fails: bool,
     counts: Arc<Counts>,
     connected: bool,
     /// Image by task and index, once it was pulled.
@@ -32,8 +33,8 @@ pub(super) struct Edge {
 }
 
 impl Edge {
-    pub(super) fn new(pull: Duration, counts: Arc<Counts>) -> Self {
-        Self { agent: Agent::new(), pull, counts, connected: false, pulled: HashSet::new(), tasks: 0 }
+    pub(super) fn new(pull: Duration, fails: bool, counts: Arc<Counts>) -> Self {
+        Self { agent: Agent::new(), pull, fails, counts, connected: false, pulled: HashSet::new(), tasks: 0 }
     }
 
     /// Until it is told to end.
@@ -126,13 +127,17 @@ impl Edge {
         }
         let images =
             u32::try_from(work.done.iter().filter(|done| done.is_none()).count()).unwrap_or(u32::MAX);
-        let end = Event::Ended(task, succeeded(work));
+        let running = self.counts.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.counts.most_running.fetch_max(running, Ordering::SeqCst);
+        let end = Event::Ended(task, if self.fails { failed(&work) } else { succeeded(work) });
         if self.pull.is_zero() {
+            self.counts.running.fetch_sub(1, Ordering::SeqCst);
             return events.push_back(end);
         }
-        let (ended, pull) = (ended.clone(), self.pull * images);
+        let (ended, pull, counts) = (ended.clone(), self.pull * images, Arc::clone(&self.counts));
         tokio::spawn(async move {
             tokio::time::sleep(pull).await;
+            counts.running.fetch_sub(1, Ordering::SeqCst);
             let _ = ended.send(end).await; // the edge has ended before its pull
         });
     }
@@ -158,6 +163,23 @@ fn succeeded(work: Work) -> TaskEnd {
         reason: String::new(),
         check: Some(CheckOutcome { passed: true, reason: String::new() }),
         images: work.done.into_iter().map(|done| done.unwrap_or_else(pulled)).collect(),
+    }
+}
+
+fn failed(work: &Work) -> TaskEnd {
+    const REASON: &str = "simulated: the registry is away";
+    let failed = ImageResult {
+        outcome: ImageOutcome::Failed,
+        digest: None,
+        reason: REASON.to_owned(),
+        bytes: None,
+        attempts: 1,
+    };
+    TaskEnd {
+        outcome: TaskOutcome::Failed,
+        reason: REASON.to_owned(),
+        check: Some(CheckOutcome { passed: true, reason: String::new() }),
+        images: vec![failed; work.done.len()],
     }
 }
 
