@@ -19,6 +19,7 @@ use prepull_api::crd::status::JobPhase;
 
 use crate::cleanup::{self, reaper};
 use crate::jobs::Job;
+use crate::place;
 use live::Live;
 use stage::Stage;
 use story::Story;
@@ -35,6 +36,7 @@ const INTERRUPTED: u8 = 130;
 pub async fn run() -> ExitCode {
     let keep = std::env::var_os("KEEP").is_some_and(|value| !value.is_empty() && value != "0");
     let mut story = Story::new();
+    let logs = place::logs_root().map(|root| root.join("demo")).unwrap_or_default();
     let mut stage = None;
     let told = tokio::select! {
         told = tell(&mut story, &mut stage) => Some(told),
@@ -42,8 +44,9 @@ pub async fn run() -> ExitCode {
     };
     let (code, reached) = match told {
         None => {
-            story.note("interrupted: cleaning up");
-            return ExitCode::from(INTERRUPTED); // what was started is dropped, and so stopped
+            drop(stage.take());
+            story.note("Interrupted; everything is stopped.");
+            return ExitCode::from(INTERRUPTED);
         }
         Some(Ok(verdict)) => {
             (if verdict.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }, Ok(verdict))
@@ -62,10 +65,9 @@ pub async fn run() -> ExitCode {
             }
             Err(error) => story.failure(&error),
         }
-    } else if let Some(stage) = stage.take() {
-        let logs = stage.logs().display().to_string();
-        drop(stage);
-        story.note(&format!("everything is stopped; the logs are in {logs}"));
+    } else {
+        drop(stage.take());
+        story.note(&format!("Everything is stopped; the logs are in {}", logs.display()));
     }
     code
 }

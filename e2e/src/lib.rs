@@ -8,9 +8,9 @@
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
-//!    ├─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
 //!    ├─ Stage     cluster, cloud and edge nodes in one go
-//!    └─ Site      the same with a registry behind a proxy
+//!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
+//!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
 //! ```
 //!
 //! Every part belongs to the [`place::Place`] of the test that started it, which is found by the name of the test's

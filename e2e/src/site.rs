@@ -1,5 +1,5 @@
-//! What most tests of the whole stand on: a cluster with its cloud, and a private registry behind a link that can
-//! be slowed and cut.
+//! What the tests of faults begin with: a cluster with its cloud, and a private registry behind a link that can be
+//! slowed and cut.
 
 use std::time::Duration;
 

@@ -90,6 +90,9 @@ pub struct PullArgs {
     /// Further tries per image where an error may pass
     #[arg(long, value_name = "TIMES", default_value_t = 3)]
     pub retries: u32,
+    /// Give up after this
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub timeout: std::time::Duration,
     /// Images at a time
     #[arg(long, value_name = "NUMBER", default_value_t = crate::config::DEFAULT_PARALLEL_PULLS)]
     pub parallel_pulls: std::num::NonZeroUsize,

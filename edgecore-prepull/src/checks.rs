@@ -8,10 +8,10 @@ use prepull_api::wire::Filesystem;
 use crate::config::Limits;
 
 /// The state of the machine, as far as it could be read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Readings {
-    /// The file system where the runtime keeps images.
-    pub disk: Option<Filesystem>,
+    /// The file system where the runtime keeps images, or why it cannot be read.
+    pub disk: Result<Filesystem, String>,
     /// Load average of the last minute and the number of processors.
     pub load: Option<(f64, usize)>,
     /// Memory available and in all, in bytes.
@@ -27,8 +27,9 @@ pub fn judge(items: &[CheckItem], limits: &Limits, readings: &Readings) -> Check
 fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<String> {
     match item {
         CheckItem::Disk => {
-            let Some(disk) = &readings.disk else {
-                return Some("disk: the runtime does not say where it keeps images".to_owned());
+            let disk = match &readings.disk {
+                Ok(disk) => disk,
+                Err(problem) => return Some(format!("disk: {problem}")),
             };
             let needed = limits.disk_min_free.of(disk.capacity);
             (disk.available < needed).then(|| {
@@ -81,11 +82,19 @@ pub fn filesystem(mountpoint: &Path) -> std::io::Result<Filesystem> {
     })
 }
 
-/// Load average of the last minute, and the number of processors.
+/// Load average of the last minute, and the number of processors: the machine's, as the load is the machine's,
+/// whatever part of it this process may use.
 pub fn load() -> Option<(f64, usize)> {
-    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
-    let load = text.split_ascii_whitespace().next()?.parse().ok()?;
-    Some((load, std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)))
+    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+    parse_load(&load, &std::fs::read_to_string("/proc/stat").ok()?)
+}
+
+fn parse_load(load: &str, stat: &str) -> Option<(f64, usize)> {
+    let load = load.split_ascii_whitespace().next()?.parse().ok()?;
+    let is_processor = |line: &&str| {
+        line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    Some((load, stat.lines().filter(is_processor).count()))
 }
 
 /// Memory available and in all, in bytes.
@@ -103,13 +112,15 @@ fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     const GIB: u64 = 1 << 30;
 
     fn readings(free: u64, load: f64, memory: u64) -> Readings {
         Readings {
-            disk: Some(Filesystem {
+            disk: Ok(Filesystem {
                 mountpoint: "/var/lib/images".to_owned(),
                 available: free,
                 capacity: 100 * GIB,
@@ -137,15 +148,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_does_not_pass() {
+        let nothing = Readings { disk: Err("no such mount".to_owned()), load: None, memory: None };
         for item in [CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem] {
-            assert!(!judge(&[item], &Limits::default(), &Readings::default()).passed, "{item:?}");
+            assert!(!judge(&[item], &Limits::default(), &nothing).passed, "{item:?}");
         }
     }
 
     #[test]
     fn the_machine_can_be_read() {
         assert!(filesystem(Path::new("/")).unwrap().capacity > 0);
-        assert!(load().is_some());
+        assert!(load().is_some_and(|(_, processors)| processors > 0));
+        assert_eq!(parse_load("1.50 0.1 0.1 1/2 3", "cpu  1\ncpu0 1\ncpu1 1\nintr 5\n"), Some((1.5, 2)));
         let (available, whole) = memory().unwrap();
         assert!(available <= whole);
         assert_eq!(parse_meminfo("MemTotal: 8 kB\nMemAvailable: 4 kB\n"), Some((4096, 8192)));

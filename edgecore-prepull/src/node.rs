@@ -1,269 +1,329 @@
-//! The agent put between tunnel, ledger and executor. Generic over what pulls and what stores, so that a
-//! simulation runs the very same loop thousands of times in one process.
+//! A node: the agent with everything that it needs around it, over any puller and any store.
 //!
-//! ```text
-//!  tunnel ─TunnelEvent─▶ ┐                       ┌─▶ link (tunnel)
-//!  executor ──Event────▶ ├─▶ Agent::handle ──────┼─▶ executor
-//!  ledger ──Event──────▶ ┘    one task           └─▶ ledger (a thread: it waits for the disk)
-//! ```
+//! The loop never waits for anything but its inputs: writes are made by a task of their own, one after the
+//! other, and what is to be said to the cloud waits in a queue that is emptied beside the rest.
 
-use std::collections::HashMap;
+mod recorder;
+
+use std::collections::{HashMap, VecDeque};
+use std::future::pending;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use prepull_api::task::TaskId;
-use prepull_api::wire::{CloudMessage, EdgeMessage, Filesystem, Hello, MAX_OPEN_TASKS};
-use tokio::sync::{mpsc, watch};
+use prepull_api::wire::{
+    CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, OpenTask, Progress, bounded_reason,
+};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info, warn};
+use tracing::{Instrument, debug, error, info, info_span, warn};
 
-use crate::agent::{Agent, Effect, Event, Now, TaskRecord};
-use crate::executor::{Executor, Running};
+use crate::agent::{Agent, Effect, Event, Now, TaskEnd, Work};
+use crate::config::Limits;
+use crate::executor::{Control, Executor, Report};
 use crate::ledger::{LedgerError, Store};
 use crate::metrics::Metrics;
 use crate::puller::Puller;
 use crate::tunnel::{Link, TunnelEvent};
+use recorder::{Outcome, Recorder};
 
-/// Messages that wait for the tunnel. All tasks' `Accepted`, `Result` and some seconds of `Progress` fit; beyond
-/// it the session is stuck, and what is dropped is told again on the next one.
-pub const LINK_DEPTH: usize = 16 * MAX_OPEN_TASKS;
-/// Events that wait for the agent: it takes one in microseconds, and whoever tells waits.
-const EVENTS: usize = 256;
-/// How often the runtime is asked how it is.
-const PROBE: Duration = Duration::from_secs(15);
+/// Reports of all tasks that wait for the loop. It takes one in microseconds; where it is behind, progress is
+/// dropped and ends of images wait.
+const REPORTS: usize = 64;
+/// Messages that wait for the tunnel before no more is read from it: every task may owe a result, an
+/// acceptance and an answer to a repeated assignment.
+const OUTBOX: usize = 4 * MAX_OPEN_TASKS;
+/// The cloud waits for `Hello`. A runtime that takes longer than this to say who it is, is left out.
+const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the runtime last said of itself.
-#[derive(Clone, Debug, Default)]
-pub struct RuntimeInfo {
-    /// Name and version.
-    pub version: Option<String>,
-    /// Where images are kept.
-    pub filesystem: Option<Filesystem>,
+/// What a node does not learn from the cloud.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Images at the same time, over all tasks.
+    pub parallel_pulls: NonZeroUsize,
+    /// What the check items look for.
+    pub limits: Limits,
 }
 
-/// Everything that a node consists of.
+/// An edge node's agent at work.
 #[derive(Debug)]
-pub struct Node<P, S> {
-    /// Carries tasks out.
-    pub executor: Executor<P>,
-    /// Keeps tasks.
-    pub store: S,
-    /// Tells the cloud.
-    pub link: Link,
-    /// What Prometheus sees.
-    pub metrics: Arc<Metrics>,
+pub struct Node<P> {
+    agent: Agent,
+    executor: Arc<Executor<P>>,
+    puller: Arc<P>,
+    recorder: Recorder,
+    metrics: Arc<Metrics>,
+    outbox: VecDeque<EdgeMessage>,
+    controls: HashMap<TaskId, watch::Sender<Control>>,
+    tasks: JoinSet<TaskEnd>,
+    names: HashMap<Id, TaskId>,
+    reports: (mpsc::Sender<(TaskId, Report)>, mpsc::Receiver<(TaskId, Report)>),
 }
 
-enum LedgerOrder {
-    Save(Box<TaskRecord>),
-    Forget(TaskId),
-}
-
-impl<P: Puller, S: Store> Node<P, S> {
-    /// Runs until `shutdown`, or until the tunnel's events end. Tasks that are under way then stay in the
-    /// ledger.
-    ///
-    /// # Errors
-    /// Where the ledger cannot be read at the start.
-    pub async fn run(
-        self,
-        mut tunnel: mpsc::Receiver<TunnelEvent>,
-        shutdown: CancellationToken,
-    ) -> Result<(), LedgerError> {
-        let Self { executor, mut store, link, metrics } = self;
-        let records = store.load()?;
-        if !records.is_empty() {
-            info!(tasks = records.len(), "the ledger has open tasks");
-        }
-        let (sender, mut events) = mpsc::channel(EVENTS);
-        let ledger = ledger_thread(store, sender.clone());
-        let (info_sender, info) = watch::channel(RuntimeInfo::default());
-        let probe = tokio::spawn(probe(executor.clone(), info_sender, metrics.clone()));
-        let mut core = Core {
+impl<P: Puller> Node<P> {
+    /// Reads the store, and takes up what is in it.
+    pub async fn start(
+        puller: Arc<P>,
+        store: impl Store,
+        config: NodeConfig,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, LedgerError> {
+        let (recorder, records) = Recorder::start(store).await?;
+        let NodeConfig { parallel_pulls, limits } = config;
+        let mut node = Self {
             agent: Agent::new(),
-            running: HashMap::new(),
-            executor,
-            link,
-            ledger,
-            events: sender,
-            info,
+            executor: Arc::new(Executor::new(puller.clone(), parallel_pulls, limits)),
+            puller,
+            recorder,
             metrics,
+            outbox: VecDeque::new(),
+            controls: HashMap::new(),
+            tasks: JoinSet::new(),
+            names: HashMap::new(),
+            reports: mpsc::channel(REPORTS),
         };
-        core.take(Event::Loaded(records)).await;
+        if !records.is_empty() {
+            info!(tasks = records.len(), "tasks found in the ledger");
+        }
+        node.on(Event::Loaded(records));
+        Ok(node)
+    }
+
+    /// Works until `shutdown`, or until the tunnel ends. Tasks that run are dropped and stay in the ledger: they
+    /// go on after the next start.
+    pub async fn run(
+        mut self,
+        mut tunnel: mpsc::Receiver<TunnelEvent>,
+        link: Link,
+        shutdown: CancellationToken,
+    ) {
         loop {
-            let tick = core.agent.next_tick().unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            self.metrics.open_tasks(self.agent.len());
+            let tick = self.agent.next_tick().map(Instant::from_std);
+            let front = self.outbox.front().cloned();
             tokio::select! {
                 () = shutdown.cancelled() => break,
-                event = tunnel.recv() => match event {
-                    Some(event) => core.tunnel(event).await,
+                event = tunnel.recv(), if self.outbox.len() < OUTBOX => match event {
+                    Some(event) => self.on_tunnel(event),
                     None => break,
                 },
-                // The sender is held by `core`.
-                Some(event) = events.recv() => core.take(event).await,
-                () = tokio::time::sleep_until(tick.into()) => core.take(Event::Tick).await,
+                outcome = self.recorder.next() => self.on_recorded(outcome),
+                report = self.reports.1.recv() => {
+                    if let Some((task, report)) = report {
+                        self.on_report(task, report, &link);
+                    }
+                }
+                Some(ended) = self.tasks.join_next_with_id() => self.on_task_ended(ended),
+                () = async { tick.map_or_else(|| futures::future::Either::Left(pending()), |tick| futures::future::Either::Right(sleep_until(tick))).await } => self.on(Event::Tick),
+                () = say(&link, front) => {
+                    self.outbox.pop_front();
+                }
             }
         }
-        probe.abort();
-        Ok(())
-    }
-}
-
-struct Core<P> {
-    agent: Agent,
-    running: HashMap<TaskId, Running>,
-    executor: Executor<P>,
-    link: Link,
-    ledger: mpsc::Sender<LedgerOrder>,
-    events: mpsc::Sender<Event>,
-    info: watch::Receiver<RuntimeInfo>,
-    metrics: Arc<Metrics>,
-}
-
-impl<P: Puller> Core<P> {
-    async fn tunnel(&mut self, event: TunnelEvent) {
-        match event {
-            TunnelEvent::Connecting(answer) => {
-                let RuntimeInfo { version, filesystem } = self.info.borrow().clone();
-                let hello = Hello {
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
-                    os: std::env::consts::OS.to_owned(),
-                    arch: go_arch(std::env::consts::ARCH).to_owned(),
-                    runtime: version,
-                    image_filesystem: filesystem,
-                    open: self.agent.open_tasks(),
-                };
-                // The attempt may be over by now.
-                let _ = answer.send(hello);
-            }
-            TunnelEvent::Connected(welcome) => {
-                info!(session = welcome.session, heartbeat = ?welcome.heartbeat, "connected to the cloud");
-                self.metrics.connected(true);
-                self.take(Event::Connected).await;
-            }
-            TunnelEvent::Disconnected => {
-                self.metrics.connected(false);
-                self.take(Event::Disconnected).await;
-            }
-            TunnelEvent::Message(message) => match message {
-                CloudMessage::Assign(assign) => {
-                    info!(task = %assign.task.id, title = assign.task.title, images = assign.task.images.len(), "task assigned");
-                    self.take(Event::Assign(assign)).await;
-                }
-                CloudMessage::ResultAck { task } => self.take(Event::ResultAck(task)).await,
-                CloudMessage::Cancel { task, reason } => {
-                    info!(%task, reason, "task cancelled by the cloud");
-                    self.take(Event::Cancel { task, reason }).await;
-                }
-                // The tunnel deals with both.
-                CloudMessage::Welcome(_) | CloudMessage::Goaway { .. } => {}
-            },
-        }
+        self.tasks.shutdown().await;
+        self.recorder.finish().await;
     }
 
-    async fn take(&mut self, event: Event) {
-        match &event {
-            Event::ImageEnded { result, .. } => self.metrics.image_ended(result.outcome.is_there()),
-            Event::Ended(task, end) => {
-                self.metrics.task_ended(end.outcome);
-                self.running.remove(task);
-            }
-            Event::Crashed { task, reason } => {
-                error!(%task, reason, "the executor of a task died");
-                self.running.remove(task);
-            }
-            Event::PersistFailed { task, reason } => warn!(%task, reason, "task record not written"),
-            _ => {}
-        }
-        let now = Now { monotonic: Instant::now(), wall: SystemTime::now() };
+    fn on(&mut self, event: Event) {
+        let now = Now { monotonic: Instant::now().into_std(), wall: SystemTime::now() };
         for effect in self.agent.handle(event, now) {
-            self.carry_out(effect).await;
+            self.perform(effect);
         }
-        self.metrics.open_tasks(self.agent.len());
     }
 
-    async fn carry_out(&mut self, effect: Effect) {
+    fn perform(&mut self, effect: Effect) {
         match effect {
-            Effect::Persist(record) => _ = self.ledger.send(LedgerOrder::Save(record)).await,
-            Effect::Forget(task) => _ = self.ledger.send(LedgerOrder::Forget(task)).await,
-            Effect::Start(work) => {
-                let task = work.task.id.clone();
-                self.running.insert(task, self.executor.start(*work, self.events.clone()));
+            Effect::Persist(record) => self.recorder.save(record),
+            Effect::Forget(task) => {
+                info!(%task, "result acknowledged");
+                self.recorder.remove(task);
             }
+            Effect::Start(work) => self.start_task(*work),
             Effect::Renew(task, terms) => {
-                if let Some(running) = self.running.get(&task) {
-                    running.renew(terms);
+                if let Some(control) = self.controls.get(&task) {
+                    control.send_modify(|control| control.terms = terms);
                 }
             }
             Effect::Stop { task, reason } => {
-                if let Some(running) = self.running.get_mut(&task) {
-                    running.stop(reason);
+                if let Some(control) = self.controls.get(&task) {
+                    info!(%task, reason, "task is being stopped");
+                    control.send_modify(|control| control.stop = Some(reason));
                 }
             }
-            // Never waits: the tunnel may itself be waiting for this task to take an event.
-            Effect::Send(message) => {
-                if let EdgeMessage::Result(result) = &message {
-                    debug!(task = %result.task, outcome = ?result.outcome, "result sent");
-                }
-                self.link.offer(message);
-            }
+            Effect::Send(message) => self.outbox.push_back(message),
         }
     }
-}
 
-/// The disk is waited for on a thread of its own, in the order of the orders.
-fn ledger_thread<S: Store>(mut store: S, events: mpsc::Sender<Event>) -> mpsc::Sender<LedgerOrder> {
-    // At most one save and one removal per task are under way.
-    let (sender, mut orders) = mpsc::channel(2 * MAX_OPEN_TASKS);
-    tokio::task::spawn_blocking(move || {
-        while let Some(order) = orders.blocking_recv() {
-            let event = match order {
-                LedgerOrder::Save(record) => {
-                    let task = record.id().clone();
-                    match store.save(&record) {
-                        Ok(()) => Event::Persisted(task),
-                        Err(error) => Event::PersistFailed { task, reason: error.to_string() },
-                    }
-                }
-                LedgerOrder::Forget(task) => {
-                    if let Err(error) = store.remove(&task) {
-                        // It comes up again after a restart, and its result is acknowledged again.
-                        warn!(%task, %error, "task record not removed");
-                    }
-                    continue;
+    fn start_task(&mut self, work: Work) {
+        let id = work.task.id.clone();
+        let span = info_span!("task", %id, title = work.task.title);
+        span.in_scope(|| {
+            let kept = work.done.iter().flatten().count();
+            info!(images = work.task.images.len(), kept, "task begins");
+        });
+        let (control, terms) = watch::channel(Control { terms: work.terms.clone(), stop: None });
+        self.controls.insert(id.clone(), control);
+        let executor = self.executor.clone();
+        let all = self.reports.0.clone();
+        let name = id.clone();
+        let task = async move {
+            let (sender, mut receiver) = mpsc::channel(1);
+            let name_reports = async {
+                while let Some(report) = receiver.recv().await {
+                    // The loop is gone when the agent stops.
+                    let _ = all.send((name.clone(), report)).await;
                 }
             };
-            if events.blocking_send(event).is_err() {
-                return;
+            tokio::join!(executor.run(work, terms, sender), name_reports).0
+        };
+        let handle = self.tasks.spawn(task.instrument(span));
+        self.names.insert(handle.id(), id);
+    }
+
+    fn on_task_ended(&mut self, ended: Result<(Id, TaskEnd), JoinError>) {
+        let (id, ended) = match ended {
+            Ok((id, end)) => (id, Ok(end)),
+            Err(error) => (error.id(), Err(error)),
+        };
+        let Some(task) = self.names.remove(&id) else { return };
+        self.controls.remove(&task);
+        match ended {
+            Ok(end) => {
+                info!(%task, outcome = ?end.outcome, reason = end.reason, "task ended");
+                self.metrics.task_ended(end.outcome);
+                self.on(Event::Ended(task, end));
+            }
+            Err(error) => {
+                error!(%task, %error, "the executor died");
+                let reason = bounded_reason(&format!("the agent's executor died: {error}"));
+                self.on(Event::Crashed { task, reason });
             }
         }
-    });
-    sender
-}
+    }
 
-async fn probe<P: Puller>(executor: Executor<P>, info: watch::Sender<RuntimeInfo>, metrics: Arc<Metrics>) {
-    let mut was_up = None;
-    loop {
-        let version = executor.puller().version().await;
-        metrics.runtime_up(version.is_ok());
-        match (&version, was_up) {
-            (Ok(version), None | Some(false)) => info!(runtime = version, "the container runtime answers"),
-            (Err(error), None | Some(true)) => warn!(%error, "the container runtime does not answer"),
-            _ => {}
+    fn on_report(&mut self, task: TaskId, report: Report, link: &Link) {
+        match report {
+            Report::Checked(outcome) => self.on(Event::Checked(task, outcome)),
+            Report::Progress(images) => {
+                // Past the outbox: what does not fit is of the moment, and old in a second.
+                let now = Now { monotonic: Instant::now().into_std(), wall: SystemTime::now() };
+                for effect in self.agent.handle(Event::Progress(Progress { task, images }), now) {
+                    match effect {
+                        Effect::Send(message) => link.offer(message),
+                        other => self.perform(other),
+                    }
+                }
+            }
+            Report::ImageEnded { index, result } => {
+                self.metrics.image_ended(result.outcome.is_there());
+                self.on(Event::ImageEnded { task, index, result });
+            }
         }
-        was_up = Some(version.is_ok());
-        let filesystem = executor.puller().filesystem().await.ok();
-        info.send_replace(RuntimeInfo { version: version.ok(), filesystem });
-        tokio::time::sleep(PROBE).await;
+    }
+
+    fn on_recorded(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Saved(task) => self.on(Event::Persisted(task)),
+            Outcome::NotSaved(task, error) => {
+                let reason = chain(&error);
+                warn!(%task, error = reason, "the task's record cannot be written");
+                self.on(Event::PersistFailed { task, reason });
+            }
+            Outcome::NotRemoved(task, error) => {
+                // The result is sent, and acknowledged, once more after the next start.
+                warn!(%task, error = chain(&error), "the task's record cannot be removed");
+            }
+        }
+    }
+
+    fn on_tunnel(&mut self, event: TunnelEvent) {
+        match event {
+            TunnelEvent::Connecting(answer) => self.say_hello(answer),
+            TunnelEvent::Connected(welcome) => {
+                self.metrics.connected(true);
+                self.executor.pace().set_interval(welcome.progress_interval);
+                self.executor.pace().new_listener();
+                self.on(Event::Connected);
+            }
+            TunnelEvent::Disconnected => {
+                self.metrics.connected(false);
+                // What had not been said is said anew on the next session, if it still counts.
+                self.outbox.clear();
+                self.on(Event::Disconnected);
+            }
+            TunnelEvent::Message(CloudMessage::Assign(assign)) => {
+                info!(task = %assign.task.id, title = assign.task.title, remaining = ?assign.remaining, "task assigned");
+                self.on(Event::Assign(assign));
+            }
+            TunnelEvent::Message(CloudMessage::ResultAck { task }) => self.on(Event::ResultAck(task)),
+            TunnelEvent::Message(CloudMessage::Cancel { task, reason }) => {
+                info!(%task, reason, "the cloud cancels the task");
+                self.on(Event::Cancel { task, reason });
+            }
+            // The tunnel's own affair.
+            TunnelEvent::Message(message @ (CloudMessage::Welcome(_) | CloudMessage::Goaway { .. })) => {
+                debug!(?message, "not for the agent");
+            }
+        }
+    }
+
+    fn say_hello(&self, answer: oneshot::Sender<Hello>) {
+        let open = self.agent.open_tasks();
+        let puller = self.puller.clone();
+        let metrics = self.metrics.clone();
+        tokio::spawn(async move {
+            // The tunnel may have given up meanwhile.
+            let _ = answer.send(hello(&*puller, &metrics, open).await);
+        });
     }
 }
 
-/// Go's name of an architecture, as Node objects have it.
+async fn hello(puller: &impl Puller, metrics: &Metrics, open: Vec<OpenTask>) -> Hello {
+    let (runtime, image_filesystem) =
+        tokio::join!(timeout(HELLO_PATIENCE, puller.version()), timeout(HELLO_PATIENCE, puller.filesystem()));
+    let runtime = runtime.ok().and_then(Result::ok);
+    metrics.runtime_up(runtime.is_some());
+    Hello {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        os: std::env::consts::OS.to_owned(),
+        arch: go_arch(std::env::consts::ARCH).to_owned(),
+        runtime,
+        image_filesystem: image_filesystem.ok().and_then(Result::ok),
+        open,
+    }
+}
+
+/// Go's name of an architecture, which Node objects have, by Rust's.
 fn go_arch(arch: &str) -> &str {
     match arch {
         "x86_64" => "amd64",
-        "aarch64" => "arm64",
         "x86" => "386",
-        "powerpc64" => "ppc64le",
+        "aarch64" => "arm64",
+        "loongarch64" => "loong64",
         other => other,
     }
 }
+
+async fn say(link: &Link, message: Option<EdgeMessage>) {
+    match message {
+        Some(message) => link.send(message).await,
+        None => pending().await,
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,45 +1,55 @@
-//! The shell: settings, identity, and the parts of a node put together.
+//! The program: reads the settings, wires the parts together, stops them in order.
 
 use std::future::Future;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::CommandFactory;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tokio_util::task::TaskTracker;
+use tracing::{Instrument, info, info_span, warn};
 
 use crate::args::{Cli, Command, RunArgs};
 use crate::config::{Effective, Listen, Settings};
-use crate::executor::Executor;
 use crate::identity::{Connection, Identity};
+use crate::join::JoinArgs;
 use crate::ledger::Ledger;
 use crate::metrics::{self, Metrics};
-use crate::node::{LINK_DEPTH, Node};
+use crate::node::{Node, NodeConfig};
+use crate::puller::Puller;
 use crate::puller::cri::CriPuller;
 use crate::puller::socket::RuntimeEndpoint;
 use crate::tunnel::{Link, dial};
 use crate::{join, logging, pull_command};
 
-/// The tunnel's events that wait for the agent.
-const TUNNEL_EVENTS: usize = 64;
-/// The work is waiting: for the network, for the runtime, for the disk. Two threads keep the memory small.
-const WORKERS: usize = 2;
+/// Events of the tunnel that wait for the node: it takes them in microseconds, and the tunnel stops reading
+/// while it cannot.
+const EVENTS: usize = 16;
+/// Messages between the node and the tunnel. Results wait in the node, beyond this progress is dropped.
+const MESSAGES: usize = 16;
+/// How often the runtime is asked whether it is there, for /readyz.
+const RUNTIME_PROBE: Duration = Duration::from_secs(10);
+/// A runtime that takes longer to say its version is not ready.
+const PROBE_PATIENCE: Duration = Duration::from_secs(5);
+/// For the farewell to the cloud and the last write; systemd kills after 90 s.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Threads for files: one writes the ledger, one may hang on a dead file system.
+const BLOCKING_THREADS: usize = 4;
 
 /// Runs a command; errors go to stderr, with their causes.
 pub fn main(cli: Cli) -> ExitCode {
     // A second install is refused and harmless: the first one is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match cli.command {
-        Command::Join(args) => block_on(async {
-            let joined = join::run(args).await?;
-            writeln!(std::io::stdout(), "{joined}").context("write to stdout")?;
-            Ok(ExitCode::SUCCESS)
-        }),
-        Command::Run(args) => block_on(run(*args)),
+        Command::Join(args) => block_on(join(args)),
+        Command::Run(args) => run(*args),
         Command::Pull(args) => block_on(pull_command::run(args)),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "edgecore-prepull", &mut std::io::stdout());
@@ -52,96 +62,145 @@ pub fn main(cli: Cli) -> ExitCode {
     })
 }
 
-fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
+/// One thread does it: the agent waits, nearly always, and every thread costs memory.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .context("start the runtime")?;
     let outcome = runtime.block_on(work);
-    // The ledger's thread has written what it was told; a pull that hangs is not waited for.
-    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    // A thread that hangs on a dead file system must not keep the program.
+    runtime.shutdown_background();
     outcome
 }
 
-/// The socket that is given, or the one that is found.
-pub(crate) fn endpoint(given: Option<&str>) -> anyhow::Result<RuntimeEndpoint> {
-    match given {
-        Some(text) => text.parse().context("--runtime-endpoint"),
-        None => Ok(RuntimeEndpoint::discover()?),
-    }
+async fn join(args: JoinArgs) -> anyhow::Result<ExitCode> {
+    let join::Joined { node, not_after, state_dir } = join::run(args).await?;
+    let until = humantime::format_rfc3339_seconds(not_after);
+    writeln!(
+        std::io::stdout(),
+        "joined as {node}; the certificate in {} is valid until {until}",
+        state_dir.display()
+    )?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// `edgecore-prepull run`.
-async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let RunArgs { config, settings, log } = args;
     logging::init(&log)?;
     let file = config.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
+    block_on(serve(settings.over(file)))
+}
+
+/// The runtime's endpoint: as given, or found.
+pub(crate) fn runtime_endpoint(given: Option<&str>) -> anyhow::Result<RuntimeEndpoint> {
+    let endpoint = match given {
+        Some(text) => text.parse().map_err(|error| anyhow!("--runtime-endpoint: {error}"))?,
+        None => RuntimeEndpoint::discover()?,
+    };
+    Ok(endpoint)
+}
+
+async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     let Effective {
         state_dir,
         tunnel_url,
         enroll_url,
-        runtime_endpoint,
+        runtime_endpoint: endpoint,
         metrics_listen,
         parallel_pulls,
         limits,
-    } = settings.over(file);
-
-    let ledger = Ledger::open(&state_dir)?;
+    } = settings;
     let identity = Identity::load(&state_dir)?;
-    let connection = Connection::load(&state_dir)?;
-    let tunnel_url = tunnel_url.unwrap_or(connection.tunnel_url);
-    let enroll_url = enroll_url.unwrap_or(connection.enroll_url);
-    let endpoint = endpoint(runtime_endpoint.as_deref())?;
-    info!(
-        node = %identity.node(),
-        version = env!("CARGO_PKG_VERSION"),
-        tunnel = tunnel_url,
-        runtime = %endpoint,
-        state_dir = %state_dir.display(),
-        "edgecore-prepull starts"
-    );
+    let stored = match (&tunnel_url, &enroll_url) {
+        (Some(_), Some(_)) => None,
+        _ => Some(Connection::load(&state_dir)?),
+    };
+    let stored_url = |url: fn(&Connection) -> &String| stored.as_ref().map(url).cloned().unwrap_or_default();
+    let tunnel_url = tunnel_url.unwrap_or_else(|| stored_url(|stored| &stored.tunnel_url));
+    let enroll_url = enroll_url.unwrap_or_else(|| stored_url(|stored| &stored.enroll_url));
+    let endpoint = runtime_endpoint(endpoint.as_deref())?;
+    let ledger = Ledger::open(&state_dir)?;
+    let node_name = identity.node();
+    info!(node = %node_name, %tunnel_url, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");
 
     let shutdown = CancellationToken::new();
+    let tasks = TaskTracker::new();
     let metrics = Arc::new(Metrics::default());
     if let Listen::On(address) = metrics_listen {
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("listen on --metrics-listen {address}; another address, or off, may be given")
-        })?;
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("listen on --metrics-listen {address}"))?;
         info!(address = %listener.local_addr()?, "metrics and health listen");
-        tokio::spawn(metrics::serve(listener, metrics.clone(), shutdown.clone()));
+        tasks.spawn(metrics::serve(listener, metrics.clone(), shutdown.clone()));
     }
+    let puller = Arc::new(CriPuller::new(endpoint));
+    let config = NodeConfig { parallel_pulls, limits };
+    let node = Node::start(puller.clone(), ledger, config, metrics.clone()).await?;
+    tasks.spawn(probe(puller, metrics, shutdown.clone()));
+    tasks
+        .spawn(identity.clone().keep_renewed(enroll_url, shutdown.clone()).instrument(info_span!("renewal")));
 
-    let (link, outgoing) = Link::new(LINK_DEPTH);
-    let (sender, events) = mpsc::channel(TUNNEL_EVENTS);
-    tokio::spawn(identity.clone().keep_renewed(enroll_url, shutdown.clone()));
-    let tunnel = tokio::spawn(dial::run(identity, tunnel_url, sender, outgoing, shutdown.clone()));
-    tokio::spawn({
-        let shutdown = shutdown.clone();
-        async move {
-            termination().await;
-            info!("ending: open tasks stay in the ledger and go on after the next start");
-            shutdown.cancel();
-        }
-    });
+    let (events, tunnel_events) = mpsc::channel(EVENTS);
+    let (link, outgoing) = Link::new(MESSAGES);
+    let node = tasks.spawn(node.run(tunnel_events, link, shutdown.clone()));
+    let tunnel = tasks.spawn(
+        dial::run(identity, tunnel_url, events, outgoing, shutdown.clone()).instrument(info_span!("tunnel")),
+    );
+    tasks.close();
 
-    let executor = Executor::new(CriPuller::new(endpoint), limits, parallel_pulls);
-    Node { executor, store: ledger, link, metrics }.run(events, shutdown.clone()).await?;
+    let ended = tokio::select! {
+        signal = termination() => signal.map(|signal| info!(signal, "stopping; tasks that run go on after the next start")),
+        ended = tunnel => match ended {
+            Ok(ended) => ended.map_err(anyhow::Error::from).and(Err(anyhow!("the tunnel ended"))),
+            Err(error) => Err(anyhow!("the tunnel died: {error}")),
+        },
+        ended = node => match ended {
+            Ok(()) => Err(anyhow!("the agent ended")),
+            Err(error) => Err(anyhow!("the agent died: {error}")),
+        },
+    };
     shutdown.cancel();
-    tunnel.await.context("the tunnel's task died")??;
-    Ok(ExitCode::SUCCESS)
+    if timeout(DRAIN, tasks.wait()).await.is_err() {
+        warn!("not everything has stopped within {DRAIN:?}");
+    }
+    ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Resolves at SIGTERM or SIGINT.
-pub(crate) async fn termination() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(mut terminate), Ok(mut interrupt)) => {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+/// Asks the runtime now and then whether it is there.
+async fn probe(puller: Arc<CriPuller>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+    let mut was_up = None;
+    let probing = async {
+        loop {
+            let answer = timeout(PROBE_PATIENCE, puller.version()).await;
+            let up = matches!(answer, Ok(Ok(_)));
+            metrics.runtime_up(up);
+            if was_up != Some(up) {
+                match answer {
+                    Ok(Ok(runtime)) => info!(runtime, "the container runtime answers"),
+                    Ok(Err(error)) => {
+                        warn!(%error, "the container runtime does not answer; pulls wait for it")
+                    }
+                    Err(_) => warn!("the container runtime does not answer in time; pulls wait for it"),
+                }
+                was_up = Some(up);
+            }
+            sleep(RUNTIME_PROBE).await;
         }
-        (Err(error), _) | (_, Err(error)) => {
-            error!(%error, "no signals can be received; end the program with SIGKILL");
-            std::future::pending::<()>().await;
-        }
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = probing => {}
     }
+}
+
+/// Ends with the signal's name when the program is told to stop.
+pub(crate) async fn termination() -> anyhow::Result<&'static str> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    Ok(tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    })
 }

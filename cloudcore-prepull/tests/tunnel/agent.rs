@@ -25,6 +25,7 @@ pub(crate) fn join_args(cloud: &Cloud, token: &JoinToken, node: &str, state_dir:
         node_name: node.into(),
         state_dir: state_dir.into(),
         force: false,
+        unless_joined: false,
     }
 }
 

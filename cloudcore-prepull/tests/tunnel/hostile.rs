@@ -69,7 +69,7 @@ async fn a_node_that_does_not_read_is_disconnected() {
     let full = async {
         loop {
             match cloud.sessions.send(&"edge-2".into(), large.clone()) {
-                Ok(()) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Ok(_) => tokio::time::sleep(Duration::from_millis(5)).await,
                 Err(error) => return error,
             }
         }

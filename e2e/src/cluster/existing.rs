@@ -14,6 +14,7 @@ use kube::config::{AuthInfo, Kubeconfig};
 use prepull_api::crd::job::ImagePrePullJob;
 
 use super::settled;
+use crate::parts;
 
 /// The label of nodes that a test made.
 pub(super) const MARK: &str = "prepull-e2e";
@@ -25,7 +26,7 @@ pub(super) struct Turn(#[expect(dead_code, reason = "held for its lock")] File);
 
 impl Turn {
     pub(super) async fn wait() -> Result<Self> {
-        let path = std::env::temp_dir().join("prepull-e2e-cluster.lock");
+        let path = parts::cache_dir().join("cluster.lock");
         let locked = tokio::task::spawn_blocking(move || {
             let file = File::options().create(true).append(true).open(path)?;
             file.lock().map(|()| file)

@@ -13,6 +13,8 @@ use super::story::{Story, megabytes, short_digest};
 const FRAMES: u8 = 10;
 /// Bars count in thousandths, since an image of unknown size has no length.
 const WHOLE: u64 = 1000;
+/// Steps of an image that are worth a line of their own where nobody watches.
+const QUARTERS: u64 = 4;
 /// Characters of a reason on one line of a terminal.
 const REASON: usize = 60;
 
@@ -120,7 +122,13 @@ fn word(node: &NodeStatus, image: &ImageStatus) -> String {
         Tristate::True if image.attempts == 0 => format!("there already  {digest}"),
         Tristate::True => format!("there  {digest}"),
         Tristate::False => format!("FAILED  {}", end_of(&image.reason)),
-        Tristate::Unknown if node.phase == NodePhase::InProgress => "pulls".to_owned(),
+        Tristate::Unknown if node.phase == NodePhase::InProgress => {
+            let bytes = image.bytes.unwrap_or_default();
+            match (bytes.done * QUARTERS).checked_div(bytes.total) {
+                Some(quarters) if quarters > 0 => format!("pulls  {} %", quarters * 100 / QUARTERS),
+                _ => "pulls".to_owned(),
+            }
+        }
         Tristate::Unknown => "waits".to_owned(),
     }
 }

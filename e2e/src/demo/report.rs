@@ -19,8 +19,9 @@ pub(super) fn print_times(story: &Story, times: &Times) {
 /// The status, node by node and image by image.
 pub(super) fn print_nodes(story: &Story, status: &ImagePrePullJobStatus) {
     story.blank();
-    let heading = ["NODE", "PHASE", "PULLED IMAGE", "", "SIZE", "TRIES", "DIGEST OR REASON"];
+    let heading = ["NODE", "PHASE", "PULLED IMAGE", "", "SIZE", "TRIES", "DIGEST"];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    let mut reasons = vec![""];
     for node in &status.node_status {
         for (number, image) in node.image_status.iter().enumerate() {
             let first = |text: String| if number == 0 { text } else { String::new() };
@@ -29,10 +30,6 @@ pub(super) fn print_nodes(story: &Story, status: &ImagePrePullJobStatus) {
                 Tristate::False => "failed",
                 Tristate::Unknown => "unknown",
             };
-            let end = match &image.digest {
-                Some(digest) if image.status == Tristate::True => short_digest(digest).to_owned(),
-                _ => image.reason.clone(),
-            };
             rows.push(vec![
                 first(node.node_name.clone()),
                 first(format!("{:?}", node.phase)),
@@ -40,15 +37,20 @@ pub(super) fn print_nodes(story: &Story, status: &ImagePrePullJobStatus) {
                 mark.to_owned(),
                 image.bytes.map(|bytes| megabytes(bytes.total)).unwrap_or_default(),
                 image.attempts.to_string(),
-                end,
+                image.digest.as_deref().map(short_digest).unwrap_or_default().to_owned(),
             ]);
+            reasons.push(if image.status == Tristate::True { "" } else { &image.reason });
         }
     }
     for skipped in &status.skipped_nodes {
         rows.push(vec![skipped.node_name.clone(), "left out".to_owned(), skipped.reason.clone()]);
+        reasons.push("");
     }
-    for line in table(&rows) {
-        story.line(&line);
+    for (line, reason) in table(&rows).iter().zip(reasons) {
+        story.line(line);
+        if !reason.is_empty() {
+            story.line(&format!("   {reason}"));
+        }
     }
 }
 

@@ -1,125 +1,141 @@
-//! Where each image of a task stands.
+//! Where the images of one task stand, and what of it has been told.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use prepull_api::task::{Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult};
+use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageResult};
 use prepull_api::wire::bounded_reason;
 
-use super::waiting;
-use crate::agent::Work;
-
+/// One place for each image.
+#[derive(Debug)]
 pub(super) struct Board {
-    state: Mutex<State>,
+    images: Mutex<Vec<Image>>,
 }
 
-struct State {
-    check: Option<CheckOutcome>,
-    results: Vec<Option<ImageResult>>,
-    moments: Vec<ImageProgress>,
-    changed: Vec<bool>,
+#[derive(Clone, Debug)]
+struct Image {
+    now: ImageProgress,
+    told: ImageProgress,
+    result: Option<ImageResult>,
 }
 
 impl Board {
-    pub(super) fn new(work: &Work) -> Self {
-        let count = work.task.images.len();
-        let mut results = work.done.clone();
-        results.resize(count, None);
-        let moments = (0..count).map(waiting).collect();
-        Self {
-            state: Mutex::new(State {
-                check: work.check.clone(),
-                results,
-                moments,
-                changed: vec![false; count],
-            }),
-        }
+    /// With the images that ended before.
+    pub(super) fn new(done: &[Option<ImageResult>]) -> Self {
+        let image = |(index, result): (usize, &Option<ImageResult>)| {
+            let untold = untold(index);
+            let mut image = Image { now: untold.clone(), told: untold, result: None };
+            if let Some(result) = result {
+                image.end(result.clone());
+            }
+            image
+        };
+        Self { images: Mutex::new(done.iter().enumerate().map(image).collect()) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic in between leaves nothing half done that matters.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Image>> {
+        self.images.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn change(&self, index: usize, change: impl FnOnce(&mut ImageProgress)) {
-        let mut state = self.state();
-        change(&mut state.moments[index]);
-        state.changed[index] = true;
+        if let Some(image) = self.lock().get_mut(index) {
+            change(&mut image.now);
+        }
     }
 
-    pub(super) fn checked(&self, check: CheckOutcome) {
-        self.state().check = Some(check);
-    }
-
-    pub(super) fn check(&self) -> Option<CheckOutcome> {
-        self.state().check.clone()
-    }
-
-    pub(super) fn is_open(&self, index: usize) -> bool {
-        self.state().results[index].is_none()
-    }
-
-    pub(super) fn pulling(&self, index: usize, attempts: u32) {
-        self.change(index, |moment| {
-            moment.phase = ImagePhase::Pulling;
-            moment.attempts = attempts;
+    /// It has to wait: for its turn, or for the runtime.
+    pub(super) fn waits(&self, index: usize, phase: ImagePhase, reason: &str) {
+        self.change(index, |now| {
+            now.phase = phase;
+            if !reason.is_empty() {
+                now.reason = bounded_reason(reason);
+            }
         });
     }
 
-    pub(super) fn advance(&self, index: usize, bytes: Bytes) {
-        self.change(index, |moment| moment.bytes = Some(bytes));
-    }
-
-    pub(super) fn backing_off(&self, index: usize, attempts: u32, reason: &str) {
-        self.change(index, |moment| {
-            moment.phase = ImagePhase::BackingOff;
-            moment.attempts = attempts;
-            moment.reason = bounded_reason(reason);
+    /// A try begins.
+    pub(super) fn tries(&self, index: usize) {
+        self.change(index, |now| {
+            now.phase = ImagePhase::Pulling;
+            now.attempts += 1;
         });
     }
 
-    pub(super) fn ended(&self, index: usize, result: ImageResult) {
-        self.change(index, |moment| {
-            moment.phase = ImagePhase::Done;
-            moment.bytes = result.bytes;
-            moment.attempts = result.attempts;
-            moment.reason.clone_from(&result.reason);
-        });
-        self.state().results[index] = Some(result);
+    /// The try was none: nothing could be asked.
+    pub(super) fn takes_back_try(&self, index: usize) {
+        self.change(index, |now| now.attempts = now.attempts.saturating_sub(1));
     }
 
-    pub(super) fn bytes(&self, index: usize) -> Option<Bytes> {
-        self.state().moments[index].bytes
+    pub(super) fn bytes(&self, index: usize, bytes: Bytes) {
+        self.change(index, |now| now.bytes = Some(bytes));
     }
 
-    /// What changed since the last call.
+    /// It ended. What the board knows of it is filled in.
+    pub(super) fn ends(&self, index: usize, mut result: ImageResult) -> ImageResult {
+        if let Some(image) = self.lock().get_mut(index) {
+            result.attempts = image.now.attempts;
+            result.bytes = result.bytes.or(image.now.bytes);
+            image.end(result.clone());
+        }
+        result
+    }
+
+    /// What is new since the last call.
     pub(super) fn news(&self) -> Vec<ImageProgress> {
-        let mut state = self.state();
-        let fresh = vec![false; state.moments.len()];
-        let changed = std::mem::replace(&mut state.changed, fresh);
-        state
-            .moments
-            .iter()
-            .zip(changed)
-            .filter(|(_, changed)| *changed)
-            .map(|(moment, _)| moment.clone())
-            .collect()
+        let mut images = self.lock();
+        let news = images.iter_mut().filter(|image| image.now != image.told);
+        news.map(|image| {
+            image.told = image.now.clone();
+            image.now.clone()
+        })
+        .collect()
     }
 
-    /// All images; those that did not end are filled in.
-    pub(super) fn results(&self, otherwise: ImageOutcome, reason: &str) -> Vec<ImageResult> {
-        let state = self.state();
-        let open = |moment: &ImageProgress| ImageResult {
-            outcome: otherwise,
-            digest: None,
-            // What the last try failed with tells more than that time ran out.
-            reason: bounded_reason(&match moment.reason.as_str() {
-                "" => reason.to_owned(),
-                last => format!("{reason}; the last try failed with: {last}"),
-            }),
-            bytes: moment.bytes,
-            attempts: moment.attempts,
-        };
-        let pairs = state.results.iter().zip(&state.moments);
-        pairs.map(|(result, moment)| result.clone().unwrap_or_else(|| open(moment))).collect()
+    /// Whoever was told has forgotten.
+    pub(super) fn forget_told(&self) {
+        for (index, image) in self.lock().iter_mut().enumerate() {
+            image.told = untold(index);
+        }
     }
+
+    /// All images; those that have not ended are stopped, `why` it says.
+    pub(super) fn results(&self, why: &str) -> Vec<ImageResult> {
+        let result = |image: &Image| {
+            image.result.clone().unwrap_or_else(|| {
+                let ImageProgress { index: _, phase, bytes, attempts, reason } = &image.now;
+                let doing = match phase {
+                    ImagePhase::Pulling => "while it was being pulled",
+                    ImagePhase::Waiting if *attempts == 0 => "before its turn came",
+                    ImagePhase::Waiting | ImagePhase::BackingOff | ImagePhase::Done => "between two tries",
+                };
+                let mut text = format!("{why} {doing}");
+                if !reason.is_empty() {
+                    text = format!("{text}; the last try failed: {reason}");
+                }
+                ImageResult {
+                    outcome: ImageOutcome::Stopped,
+                    digest: None,
+                    reason: bounded_reason(&text),
+                    bytes: *bytes,
+                    attempts: *attempts,
+                }
+            })
+        };
+        self.lock().iter().map(result).collect()
+    }
+}
+
+impl Image {
+    fn end(&mut self, result: ImageResult) {
+        self.now.phase = ImagePhase::Done;
+        self.now.attempts = result.attempts;
+        self.now.bytes = result.bytes;
+        self.now.reason.clone_from(&result.reason);
+        self.result = Some(result);
+    }
+}
+
+fn untold(index: usize) -> ImageProgress {
+    // A task has at most MAX_IMAGES images.
+    let index = u32::try_from(index).unwrap_or(u32::MAX);
+    ImageProgress { index, phase: ImagePhase::Waiting, bytes: None, attempts: 0, reason: String::new() }
 }

@@ -139,7 +139,7 @@ impl Puller for CriPuller {
             PullError::new(ErrorClass::Transient, "the container runtime does not say where it keeps images")
         })?;
         // A file system of a dead server may block for long.
-        let read = tokio::task::spawn_blocking(move || filesystem_of(mountpoint)).await;
+        let read = tokio::task::spawn_blocking(move || filesystem_of(&mountpoint)).await;
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
     }
 
@@ -188,13 +188,9 @@ fn digest_among(name: &str, repo_digests: &[String]) -> Option<String> {
     digests.next().is_none().then(|| first.to_owned())
 }
 
-fn filesystem_of(mountpoint: String) -> Result<Filesystem, PullError> {
-    match rustix::fs::statvfs(&mountpoint) {
-        Ok(stat) => Ok(Filesystem {
-            available: stat.f_bavail.saturating_mul(stat.f_frsize),
-            capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
-            mountpoint,
-        }),
+fn filesystem_of(mountpoint: &str) -> Result<Filesystem, PullError> {
+    match crate::checks::filesystem(std::path::Path::new(mountpoint)) {
+        Ok(filesystem) => Ok(filesystem),
         Err(error) => Err(PullError::new(
             ErrorClass::Transient,
             format!(
@@ -251,9 +247,9 @@ mod tests {
 
     #[test]
     fn room_is_read_from_the_mountpoint() {
-        let root = filesystem_of("/".to_owned()).unwrap();
+        let root = filesystem_of("/").unwrap();
         assert!(root.capacity > root.available && root.available > 0, "{root:?}");
-        let error = filesystem_of("/nonexistent".to_owned()).unwrap_err();
+        let error = filesystem_of("/nonexistent").unwrap_err();
         assert!(error.message.contains("/nonexistent"), "{error}");
     }
 }

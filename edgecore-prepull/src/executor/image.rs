@@ -1,0 +1,164 @@
+//! One image of a task, over all its tries.
+
+use std::sync::Arc;
+
+use prepull_api::credentials::RegistryCredential;
+use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageResult, ImageTask, PullPolicy};
+use prepull_api::wire::{Key, bounded_reason};
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
+
+use super::once::Fresh;
+use super::{BACKOFF, Executor, TaskContext};
+use crate::puller::{ErrorClass, PullError, Pulled, Puller};
+use crate::tunnel::backoff::Backoff;
+
+/// How an image came to be there.
+enum There {
+    Pulled(Pulled),
+    Present(Option<String>),
+}
+
+impl<P: Puller> Executor<P> {
+    /// Tries until the image is there, or will not be.
+    pub(super) async fn image(
+        &self,
+        context: &TaskContext<'_>,
+        index: usize,
+        image: &ImageTask,
+    ) -> ImageResult {
+        let board = context.board;
+        let mut failures = 0;
+        let mut backoff = Backoff::new(BACKOFF.0, BACKOFF.1);
+        let result = loop {
+            let error = match self.attempt(context, index, image).await {
+                Ok(there) => break there.into(),
+                Err(error) => error,
+            };
+            match error.class {
+                ErrorClass::RuntimeDown => {}
+                ErrorClass::Transient if failures < image.retries => failures += 1,
+                _ => break failed(&error),
+            }
+            let wait = backoff.next((self.random)());
+            tracing::info!(image = %image.reference, %error, class = error.class.as_str(), retry_in = ?wait, "pull failed");
+            board.waits(index, ImagePhase::BackingOff, &error.message);
+            sleep(wait).await;
+        };
+        board.ends(index, result)
+    }
+
+    async fn attempt(
+        &self,
+        context: &TaskContext<'_>,
+        index: usize,
+        image: &ImageTask,
+    ) -> Result<There, PullError> {
+        // In this order, always: whoever waits for another pull of the same reference must not take a place
+        // from one that could run.
+        let mut turn = self.once.turn(&image.reference).await;
+        let _place_in_task = acquire(&context.window).await;
+        let _place_on_node = acquire(&self.places).await;
+
+        let key = context.key(index);
+        if let Key::Unavailable { reason } = &*key {
+            return Err(PullError::new(ErrorClass::Permanent, reason));
+        }
+        match image.policy {
+            PullPolicy::Never => {
+                return match self.puller.present(&image.reference).await? {
+                    Some(present) => Ok(There::Present(present.digest)),
+                    None => Err(PullError::new(
+                        ErrorClass::Permanent,
+                        format!("image {} is not present and its pull policy is Never", image.reference),
+                    )),
+                };
+            }
+            PullPolicy::IfNotPresent => {
+                if let Some(present) = self.puller.present(&image.reference).await? {
+                    return Ok(There::Present(present.digest));
+                }
+            }
+            PullPolicy::Always => {
+                if let Some(pulled) = turn.as_ref().and_then(|fresh| fresh.by(&key)) {
+                    return Ok(There::Present(pulled.digest.clone()));
+                }
+            }
+        }
+
+        let board = context.board;
+        board.tries(index);
+        let pulled = self.with_key(image, &key, &|bytes| board.bytes(index, bytes)).await;
+        match pulled {
+            Ok(pulled) => {
+                *turn = Some(Fresh::new(&key, &pulled));
+                Ok(There::Pulled(pulled))
+            }
+            Err(error) => {
+                if error.class == ErrorClass::RuntimeDown {
+                    board.takes_back_try(index);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// One try: with each credential, until the registry accepts one.
+    async fn with_key(
+        &self,
+        image: &ImageTask,
+        key: &Arc<Key>,
+        progress: &(dyn Fn(Bytes) + Send + Sync),
+    ) -> Result<Pulled, PullError> {
+        let credentials: Vec<Option<&RegistryCredential>> = match &**key {
+            Key::Credentials { credentials } => credentials.iter().map(Some).collect(),
+            Key::Anonymous | Key::Unavailable { .. } => vec![None],
+        };
+        let mut refusal: Option<PullError> = None;
+        for credential in &credentials {
+            match self.puller.pull(&image.reference, *credential, progress).await {
+                Ok(pulled) => return Ok(pulled),
+                // A registry that says "not found" has let us in, or hides what it has: it says more than a
+                // refusal, whichever came last.
+                Err(error) if error.class == ErrorClass::NotFound => refusal = Some(error),
+                Err(error) if error.class == ErrorClass::Auth => refusal = refusal.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        let refusal = refusal.unwrap_or_else(|| {
+            PullError::new(
+                ErrorClass::Permanent,
+                "the secret of the image has no credential for its registry",
+            )
+        });
+        let PullError { class, message } = refusal;
+        let message = match (&**key, credentials.len(), class) {
+            (Key::Anonymous, _, ErrorClass::Auth) => {
+                format!("{message} (pulled anonymously: no secret is named for this image)")
+            }
+            (_, tried @ 2.., _) => format!("{message} ({tried} credentials were tried)"),
+            _ => message,
+        };
+        Err(PullError::new(class, message))
+    }
+}
+
+async fn acquire(places: &Semaphore) -> Option<tokio::sync::SemaphorePermit<'_>> {
+    // An error means that the semaphore was closed; these never are.
+    places.acquire().await.ok()
+}
+
+fn failed(error: &PullError) -> ImageResult {
+    let reason = bounded_reason(&error.message);
+    ImageResult { outcome: ImageOutcome::Failed, digest: None, reason, bytes: None, attempts: 0 }
+}
+
+impl From<There> for ImageResult {
+    fn from(there: There) -> Self {
+        let (outcome, digest, bytes) = match there {
+            There::Pulled(Pulled { digest, bytes }) => (ImageOutcome::Pulled, digest, bytes),
+            There::Present(digest) => (ImageOutcome::Present, digest, None),
+        };
+        Self { outcome, digest, reason: String::new(), bytes, attempts: 0 }
+    }
+}
