@@ -110,6 +110,8 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         work: JoinSet::new(),
     };
 
+    tokio::spawn(core.secrets.clone().forget_in_time());
+
     // Health answers from the start; metrics with it.
     let health = TcpListener::bind(args.metrics_listen)
         .await

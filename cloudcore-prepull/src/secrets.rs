@@ -52,10 +52,7 @@ impl Secrets {
 
     async fn slot(&self, secret: &SecretRef) -> Slot {
         let mut recent = self.recent.lock().await;
-        // Nothing is kept longer than it serves; a slot that is locked is being filled.
-        recent.retain(|_, slot| {
-            slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
-        });
+        forget_stale(&mut recent);
         recent.entry(secret.clone()).or_default().clone()
     }
 
@@ -78,11 +75,42 @@ impl Secrets {
         }
     }
 
-    /// Drops what is kept, now and then: credentials stay in memory no longer than they serve.
-    pub async fn forget_stale(&self) {
-        let mut recent = self.recent.lock().await;
-        recent.retain(|_, slot| {
-            slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
-        });
+    /// Drops what is kept when it has served, for ever: the last secret that was asked for, too, is in memory no
+    /// longer than twice [`FRESH`].
+    pub async fn forget_in_time(self) {
+        loop {
+            tokio::time::sleep(FRESH).await;
+            forget_stale(&mut *self.recent.lock().await);
+        }
+    }
+}
+
+/// Keeps what is fresh, and slots that are being filled: those are locked.
+fn forget_stale(recent: &mut HashMap<SecretRef, Slot>) {
+    recent.retain(|_, slot| {
+        slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_served_is_forgotten_and_what_is_being_read_is_not() {
+        let secret = |name| SecretRef::new("default", name).unwrap();
+        let old = Instant::now().checked_sub(FRESH).unwrap();
+        let filled = |at| Arc::new(Mutex::new(Some((at, SecretLookup::Missing))));
+        let reading: Slot = Arc::default();
+        let guard = reading.try_lock();
+        let mut recent = HashMap::from([
+            (secret("old"), filled(old)),
+            (secret("fresh"), filled(Instant::now())),
+            (secret("being-read"), reading.clone()),
+        ]);
+        forget_stale(&mut recent);
+        assert!(!recent.contains_key(&secret("old")));
+        assert_eq!(recent.len(), 2);
+        drop(guard);
     }
 }

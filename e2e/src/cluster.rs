@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -193,7 +194,11 @@ impl Cluster {
                 other => bail!("/readyz: {other}"),
             }
         })
-        .await?
+        .await??;
+        // A new one says that it is ready a moment before it has made its namespaces.
+        let namespaces: Api<Namespace> = Api::all(self.client());
+        settled("the namespace default is there", async || Ok(namespaces.get("default").await.map(drop)?))
+            .await
     }
 
     async fn definitions_are_established(&self) -> Result<()> {

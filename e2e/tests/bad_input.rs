@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use prepull_api::crd::job::ImagePrePullJobSpec;
+use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
@@ -84,7 +85,9 @@ async fn a_job_that_makes_no_sense_is_refused_with_its_reason_and_the_next_one_r
         ("no-value", overridden("region", "Tag", "replace", ""), vec!["needs a value"]),
         ("node-label", overridden("region in (", "Tag", "replace", "v2"), vec!["nodeLabel"]),
     ];
-    for (name, spec, words) in cases {
+    let longest = "n".repeat(253);
+    let long_name = (longest.as_str(), template("images", json!([])), vec!["name at least one image"]);
+    for (name, spec, words) in cases.into_iter().chain([long_name]) {
         let job = stage.cluster.apply_job(&yaml(name, &spec)).await?.within(Duration::from_secs(10));
         let status = job.fails().await?;
         ensure!(status.reason.starts_with("spec."), "{name}: the field comes first: {}", status.reason);
@@ -163,6 +166,51 @@ async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_sma
         let size = serde_json::to_vec(&object)?.len();
         ensure!(size < 32 * 1024, "job {job} has grown by {size} bytes");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_fails_alone_and_may_be_corrected() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
+    // As with an object that is older than its definition: this server takes anything for a spec.
+    let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let patch: Vec<_> = (0..2)
+        .map(|version| {
+            let path = format!("/spec/versions/{version}/schema/openAPIV3Schema/properties/spec");
+            json!({"op": "replace", "path": path, "value": anything})
+        })
+        .collect();
+    let patch = serde_json::to_string(&patch)?;
+    let crd = "imageprepulljobs.operations.kubeedge.io";
+    stage.cluster.kubectl(&["patch", "crd", crd, "--type", "json", "-p", &patch]).await?;
+
+    let text = yaml("unreadable", &template("images", json!("nginx")));
+    let job = eventually("the server takes anything", Duration::from_secs(30), async || {
+        stage.cluster.apply_job(&text).await
+    })
+    .await?;
+    // Nobody can read it as what it should be: kubectl shows what is in it.
+    let says = ["get", "ippj", "unreadable", "-o", "jsonpath={.status.phase}: {.status.reason}"];
+    eventually("the status says why", Duration::from_secs(10), async || {
+        let status = stage.cluster.kubectl(&says).await?;
+        let expected = "Failure: the object cannot be read: ";
+        ensure!(status.starts_with(expected) && status.contains("Expected a sequence"), "{status}");
+        Ok(())
+    })
+    .await?;
+    let events = ["get", "events", "--field-selector", "involvedObject.name=unreadable", "--no-headers"];
+    eventually("an event says why", Duration::from_secs(10), async || {
+        let events = stage.cluster.kubectl(&events).await?;
+        ensure!(events.contains("InvalidSpec") && events.contains("Warning"), "{events}");
+        Ok(())
+    })
+    .await?;
+    stage.cluster.job("good").images([&reference]).on(["edge-1"]).completes().await?;
+
+    stage.cluster.apply(&yaml("unreadable", &template("images", json!([reference])))).await?;
+    job.until("it is Completed", |status| status.phase == JobPhase::Completed).await?;
     Ok(())
 }
 

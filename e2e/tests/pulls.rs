@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::job::ImageSource;
 use prepull_api::crd::status::{Action, ImagePrePullJobStatus};
 use prepull_e2e::cleanup::eventually;
+use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 
 const EPOCH: Time = Time(jiff::Timestamp::UNIX_EPOCH);
@@ -170,8 +171,13 @@ async fn a_manifest_of_kubeedge_does_the_same_in_both_versions() -> Result<()> {
 }
 
 #[tokio::test]
-async fn kubectl_explains_every_field_of_the_template() -> Result<()> {
+async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
     let cluster = Cluster::start().await?;
+    let samples = parts::workspace().join("manifests/samples");
+    let count = std::fs::read_dir(&samples)?.count();
+    cluster.kubectl(&["apply", "-f", samples.to_str().context("not UTF-8")?]).await?;
+    let jobs = cluster.kubectl(&["get", "ippj", "-o", "name"]).await?;
+    assert_eq!(jobs.lines().count(), count, "a job in each file: {jobs}");
     // The server publishes the schema of a new definition some seconds later.
     let explained = eventually("the schema is published", Duration::from_secs(30), async || {
         cluster.kubectl(&["explain", "imageprepulljob.spec.imagePrePullTemplate"]).await

@@ -147,6 +147,32 @@ async fn every_form_of_an_entry_serves() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_short_name_is_docker_hub_whose_secrets_have_an_old_name() -> Result<()> {
+    // Its own name, and nobody else's address: the containerds of this test find it on loopback.
+    let hub = Registry::start().named("docker.io").user("me", &password("me")).await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let login = ("https://index.docker.io/v1/", "me", &*password("me"));
+    stage.cluster.registry_secret("default", "hub", &[login]).await?;
+    let image = Image::small("hub")?;
+    hub.seed(&image, "library/nginx:1.25")?;
+    hub.seed(&image, "me/private:latest")?;
+
+    let job = stage.cluster.job("hub").images(["nginx:1.25", "me/private"]).secret("default/hub");
+    let status = job.on(["edge-1"]).completes().await?;
+    for (name, pulled) in
+        [("nginx:1.25", "docker.io/library/nginx:1.25"), ("me/private", "docker.io/me/private:latest")]
+    {
+        let of_image = status.image("edge-1", name).context("the status has the job's own name")?;
+        assert_eq!(of_image.pulled_image, pulled);
+        assert_eq!(of_image.digest.as_deref(), Some(image.digest()));
+        // As a pod with that short name looks for it.
+        ensure!(stage.edge("edge-1")?.has_image(pulled).await?, "{pulled}");
+    }
+    assert_eq!((users(&hub, "library/nginx"), users(&hub, "me/private")), (only("me"), only("me")));
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_identity_token_is_exchanged_for_an_access_token() -> Result<()> {
     let refresh = password("refresh-token");
     let tokens = TokenServer::start("oauth-user", &refresh).await?;

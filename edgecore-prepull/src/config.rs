@@ -253,10 +253,13 @@ fn from_flag<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(deserializer: 
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Scalar {
+        /// YAML's `off`, unquoted.
+        Switch(bool),
         Number(u64),
         Text(String),
     }
     let text = match Scalar::deserialize(deserializer)? {
+        Scalar::Switch(on) => if on { "on" } else { "off" }.to_owned(),
         Scalar::Number(number) => number.to_string(),
         Scalar::Text(text) => text,
     };

@@ -271,22 +271,21 @@ fn conclude(work: &Work, ended: Ended, check: Option<CheckOutcome>, trouble: &st
         bounded_reason(&reason)
     };
     let (outcome, reason, images) = match ended {
-        Ended::ByItself => match &check {
-            Some(CheckOutcome { passed: false, reason }) => {
+        Ended::ByItself => {
+            if let Some(CheckOutcome { passed: false, reason }) = &check {
                 let mut images = board.results("");
                 for image in images.iter_mut().filter(|image| image.outcome == ImageOutcome::Stopped) {
                     image.outcome = ImageOutcome::Failed;
                     "not pulled: the node did not pass the checks".clone_into(&mut image.reason);
                 }
                 (TaskOutcome::Failed, bounded_reason(&format!("check failed: {reason}")), images)
-            }
-            _ => {
+            } else {
                 // All have ended, so that nothing is stopped.
                 let images = board.results("stopped");
                 let (outcome, reason) = summary(&work.task, &images);
                 (outcome, reason, images)
             }
-        },
+        }
         Ended::Stopped(reason) => {
             let images = board.results("cancelled");
             (TaskOutcome::Cancelled, because(&format!("cancelled: {reason}"), &images), images)

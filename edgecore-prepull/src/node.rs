@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
-use crate::agent::{Agent, Effect, Event, Now, TaskEnd, TaskRecord, Work};
+use crate::agent::{Agent, Effect, Event, Now, TaskEnd, Work};
 use crate::config::Limits;
 use crate::executor::{Control, Executor, Report};
 use crate::ledger::{LedgerError, Store};
@@ -48,6 +48,8 @@ pub struct NodeConfig {
     pub limits: Limits,
 }
 
+type TaskReport = (TaskId, Report);
+
 /// An edge node's agent at work.
 #[derive(Debug)]
 pub struct Node<P> {
@@ -60,7 +62,7 @@ pub struct Node<P> {
     controls: HashMap<TaskId, watch::Sender<Control>>,
     tasks: JoinSet<TaskEnd>,
     names: HashMap<Id, TaskId>,
-    reports: (mpsc::Sender<(TaskId, Report)>, mpsc::Receiver<(TaskId, Report)>),
+    reports: (mpsc::Sender<TaskReport>, mpsc::Receiver<TaskReport>),
 }
 
 impl<P: Puller> Node<P> {

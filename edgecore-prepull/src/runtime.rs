@@ -180,7 +180,7 @@ async fn probe(puller: Arc<CriPuller>, metrics: Arc<Metrics>, shutdown: Cancella
                 match answer {
                     Ok(Ok(runtime)) => info!(runtime, "the container runtime answers"),
                     Ok(Err(error)) => {
-                        warn!(%error, "the container runtime does not answer; pulls wait for it")
+                        warn!(%error, "the container runtime does not answer; pulls wait for it");
                     }
                     Err(_) => warn!("the container runtime does not answer in time; pulls wait for it"),
                 }

@@ -131,15 +131,13 @@ impl World {
                         assert!(self.disk.contains_key(task), "accepted and not on the disk");
                         self.accepted.insert(task.clone());
                     }
-                    EdgeMessage::Result(result) => {
-                        if self.accepted.contains(&result.task) || self.disk.contains_key(&result.task) {
-                            let stored =
-                                self.disk.get(&result.task).and_then(|record| record.result.as_ref());
-                            assert_eq!(stored, Some(result), "sent and not on the disk");
-                            let first =
-                                self.sent.entry(result.task.clone()).or_insert_with(|| result.clone());
-                            assert_eq!(first, result, "a second outcome");
-                        }
+                    EdgeMessage::Result(result)
+                        if self.accepted.contains(&result.task) || self.disk.contains_key(&result.task) =>
+                    {
+                        let stored = self.disk.get(&result.task).and_then(|record| record.result.as_ref());
+                        assert_eq!(stored, Some(result), "sent and not on the disk");
+                        let first = self.sent.entry(result.task.clone()).or_insert_with(|| result.clone());
+                        assert_eq!(first, result, "a second outcome");
                     }
                     _ => {}
                 }

@@ -21,7 +21,7 @@ fn work(images: Vec<ImageTask>) -> Work {
         done: vec![None; images.len()],
         terms: Terms {
             deadline: (Instant::now() + Duration::from_secs(300)).into_std(),
-            keys: vec![Arc::new(Key::Anonymous); images.len()],
+            keys: images.iter().map(|_| Arc::new(Key::Anonymous)).collect(),
         },
         task: Task { id, title: "job".to_owned(), checks: vec![CheckItem::Disk], images },
     }
@@ -66,6 +66,10 @@ fn outcomes(end: &TaskEnd) -> Vec<ImageOutcome> {
 }
 
 use ImageOutcome::{Failed, Present as Already, Pulled as New, Stopped};
+use ImagePhase::{Done, Pulling};
+
+/// An image in a report: index, phase, bytes done.
+type Told = (u32, ImagePhase, Option<u64>);
 
 #[tokio::test(start_paused = true)]
 async fn images_are_pulled_a_few_at_a_time_over_the_whole_node() {
@@ -315,7 +319,7 @@ async fn progress_is_told_once_a_second_at_most_and_only_what_changed() {
     let executor = executor(&fake);
     let begun = Instant::now();
     let mut run = start(&executor, work(vec![always("a"), always("b"), always("c")]));
-    let mut told: Vec<(u128, Vec<(u32, ImagePhase, Option<u64>)>)> = Vec::new();
+    let mut told: Vec<(u128, Vec<Told>)> = Vec::new();
     while let Some(report) = run.reports.recv().await {
         if let Report::Progress(images) = report {
             let images =
@@ -326,7 +330,6 @@ async fn progress_is_told_once_a_second_at_most_and_only_what_changed() {
             }
         }
     }
-    use ImagePhase::{Done, Pulling};
     let expected = [
         (200, vec![(0, Pulling, None), (1, Pulling, None)]),
         (5_200, vec![(0, Pulling, Some(50))]),

@@ -41,8 +41,10 @@ impl Display {
                     let bytes = bytes.map(|bytes| format!(" {}", amount(bytes))).unwrap_or_default();
                     line(&format!("{name}: pulling{bytes}"));
                 }
+                // The runtime was away: that is no try.
+                ImagePhase::BackingOff if *attempts == 0 => line(&format!("{name}: trying again: {reason}")),
                 ImagePhase::BackingOff => {
-                    line(&format!("{name}: try {attempts} failed, trying again: {reason}"))
+                    line(&format!("{name}: try {attempts} failed, trying again: {reason}"));
                 }
                 ImagePhase::Waiting | ImagePhase::Done => {}
             }

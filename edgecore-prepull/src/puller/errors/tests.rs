@@ -86,7 +86,7 @@ const SEEN: &[(ErrorClass, Code, &str)] = &[
     (
         Transient,
         Code::Unknown,
-        r#"failed to extract layer sha256:00: mount callback failed: content digest sha256:00: not found"#,
+        "failed to extract layer sha256:00: mount callback failed: content digest sha256:00: not found",
     ),
     (Transient, Code::Unknown, "write /var/lib/containerd/x: no space left on device"),
     (
