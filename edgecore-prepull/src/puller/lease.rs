@@ -2,9 +2,9 @@
 //!
 //! containerd removes everything of a pull that failed, whole layers included, within a second: what it fetches
 //! hangs on a lease that ends with the pull. A pull that names a lease of ours in its request uses that one
-//! instead, which stays for the next try; measured with containerd 1.6: a layer that broke after 20 of 50 MB is
-//! then fetched from byte 20,000,000 on, with a `Range` request. A runtime that does not know the header ignores
-//! it.
+//! instead, which stays for the next try. Seen with containerd 1.6.20: of a layer of 52 MB that broke after 25 MB
+//! the next try fetched the other 27 MB, with a `Range` request, also when containerd itself had been killed in
+//! between. A runtime that does not know the header ignores it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
