@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
-use crate::agent::{Agent, Effect, Event, Now, TaskEnd, Work};
+use crate::agent::{Agent, Effect, Event, Now, TaskEnd, TaskRecord, Work};
 use crate::config::Limits;
 use crate::executor::{Control, Executor, Report};
 use crate::ledger::{LedgerError, Store};
