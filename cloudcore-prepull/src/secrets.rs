@@ -16,6 +16,8 @@ use crate::plan::SecretLookup;
 /// How old an answer may be: a changed password is used by the next wave, and 10,000 nodes that start together
 /// ask the API server once.
 const FRESH: Duration = Duration::from_secs(5);
+/// The same for a secret that is not there: whoever has just made it must not be told that it is missing.
+const ABSENT: Duration = Duration::from_secs(1);
 /// Between two tries while the API server does not answer.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
@@ -40,10 +42,10 @@ impl Secrets {
     pub async fn get(&self, secret: &SecretRef) -> SecretLookup {
         let slot = self.slot(secret).await;
         let mut answer = slot.lock().await;
-        if let Some((at, lookup)) = &*answer
-            && at.elapsed() < FRESH
+        if let Some(answer) = &*answer
+            && is_fresh(answer)
         {
-            return lookup.clone();
+            return answer.1.clone();
         }
         let lookup = self.read(secret).await;
         *answer = Some((Instant::now(), lookup.clone()));
@@ -85,11 +87,13 @@ impl Secrets {
     }
 }
 
+fn is_fresh((at, lookup): &(Instant, SecretLookup)) -> bool {
+    at.elapsed() < if matches!(lookup, SecretLookup::Found(_)) { FRESH } else { ABSENT }
+}
+
 /// Keeps what is fresh, and slots that are being filled: those are locked.
 fn forget_stale(recent: &mut HashMap<SecretRef, Slot>) {
-    recent.retain(|_, slot| {
-        slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
-    });
+    recent.retain(|_, slot| slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(is_fresh)));
 }
 
 #[cfg(test)]
@@ -106,6 +110,7 @@ mod tests {
         let mut recent = HashMap::from([
             (secret("old"), filled(old)),
             (secret("fresh"), filled(Instant::now())),
+            (secret("absent"), filled(Instant::now().checked_sub(ABSENT).unwrap())),
             (secret("being-read"), reading.clone()),
         ]);
         forget_stale(&mut recent);

@@ -217,7 +217,9 @@ fn a_burst_of_results_makes_one_write() {
     let names: Vec<String> = (0..50).map(|n| format!("n{n}")).collect();
     let nodes: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut world = World::new(&nodes);
-    nodes.iter().for_each(|node| world.up(node, &[]));
+    for node in &nodes {
+        world.up(node, &[]);
+    }
     world.give(job(json!({"nodeNames": nodes, "concurrency": 50, "failureTolerate": "0"}), 1, None));
     assert_eq!((world.writes, world.dispatched.len()), (1, 50));
     for node in &nodes {
