@@ -156,6 +156,33 @@ async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() 
 }
 
 #[tokio::test]
+async fn a_pull_that_takes_too_long_ends_at_its_deadline_and_the_next_job_goes_on_with_it() -> Result<()> {
+    const SIZE: u64 = 8 * MIB;
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("too-long", &[SIZE])?;
+    site.link.throttle(Some(MIB));
+    let job = |name: &str| site.job(name).images([&reference]).on(["edge-1"]);
+
+    let status = job("too-long").timeout_seconds(4).retries(100).apply().await?.fails().await?;
+    let of_node = status.node("edge-1").context("no node")?;
+    assert_eq!(of_node.phase, NodePhase::Failure, "the edge said so itself: {of_node:?}");
+    ensure!(of_node.reason.contains("deadline"), "{of_node:?}");
+    let ended = status.completion_time.as_ref().context("no end")?.0;
+    let took = ended.duration_since(of_node.start_time.as_ref().context("no start")?.0).as_secs_f64();
+    ensure!((4.0..6.0).contains(&took), "it ended after {took} s");
+    node.forgets().await?;
+    let before = site.link.bytes_of(image.blobs().last().context("no layer")?);
+    ensure!((MIB..SIZE).contains(&before), "{before} bytes");
+
+    site.link.throttle(None);
+    job("next").completes().await?;
+    let fetched = site.link.bytes_of(image.blobs().last().context("no layer")?);
+    ensure!(fetched < SIZE + SIZE / 8, "{fetched} bytes for a layer of {SIZE}, {before} of them before");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_node_that_is_offline_takes_no_slot_and_gets_its_task_when_it_comes_back() -> Result<()> {
     let site = Site::start().await?;
     let mut offline = site.node("edge-1").await?.without_agent().await?;
