@@ -1,0 +1,230 @@
+//! `make bench`: what the agent adds to a pull, what both programs take of memory, and how fast a job begins.
+//!
+//! Times are compared as ratios within one run, in pairs that alternate: these machines are noisy. A bar that is
+//! missed is said, and is no failure of the program: only what could not be measured is.
+
+#![allow(clippy::print_stdout)]
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use edgecore_prepull::agent::{Terms, Work};
+use edgecore_prepull::config::Limits;
+use edgecore_prepull::executor::{Control, Executor};
+use edgecore_prepull::puller::cri::CriPuller;
+use prepull_api::credentials::{RegistryCredential, Sensitive};
+use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskId, TaskOutcome};
+use prepull_api::wire::Key;
+use prepull_e2e::prelude::*;
+use tokio::sync::{mpsc, watch};
+
+/// Pairs of pulls. The median of the ratios leaves out the ones that the machine disturbed.
+const PAIRS: usize = 10;
+/// Of each image, in layers of 16 MiB: a small application.
+const LAYERS: [u64; 3] = [16 * MIB; 3];
+/// Simulated edges, each with a session of its own.
+const SESSIONS: u16 = 500;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    // `cargo bench` passes flags of the standard harness.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    overhead().await?;
+    real_nodes().await?;
+    sessions().await
+}
+
+/// One image through the agent's executor against the same CRI call made directly.
+async fn overhead() -> Result<()> {
+    println!(
+        "\nOne image of {} MiB, {PAIRS} pairs: PullImage directly, and through the agent",
+        LAYERS.iter().sum::<u64>() / MIB
+    );
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let containerd = Containerd::start("bench").await?;
+    let executor = Executor::new(
+        Arc::new(CriPuller::new(containerd.endpoint().parse()?)),
+        NonZeroUsize::MIN,
+        Limits::default(),
+    );
+    let (_, user, secret) = registry.login("alice")?;
+    let key = Arc::new(Key::Credentials {
+        credentials: vec![RegistryCredential {
+            username: Sensitive::new(user),
+            password: Sensitive::new(secret),
+            ..RegistryCredential::default()
+        }],
+    });
+    let mut ratios = Vec::new();
+    let (mut direct, mut agent) = (Vec::new(), Vec::new());
+    // Every pull is of content that the machine has not seen; all of it is made before the first.
+    let mut references = Vec::new();
+    for number in 0..=2 * PAIRS {
+        let image = Image::of_layers(&format!("bench-{number}"), &LAYERS)?;
+        references.push(registry.seed(&image, &format!("bench/image:{number}"))?);
+    }
+    let mut references = references.into_iter();
+    // The first one pays for connections and for the page cache.
+    let warm = references.next().context("no image")?;
+    containerd.pull(&warm, Some((user, secret))).await?;
+    for pair in 0..PAIRS {
+        let (first, second) =
+            (references.next().context("no image")?, references.next().context("no image")?);
+        // Who goes first has the quieter disk.
+        let (by_hand, by_agent) = if pair % 2 == 0 {
+            let by_hand = directly(&containerd, &first, user, secret).await?;
+            (by_hand, through(&executor, &second, &key).await?)
+        } else {
+            let by_agent = through(&executor, &first, &key).await?;
+            (directly(&containerd, &second, user, secret).await?, by_agent)
+        };
+        direct.push(by_hand.as_secs_f64());
+        agent.push(by_agent.as_secs_f64());
+        ratios.push(by_agent.as_secs_f64() / by_hand.as_secs_f64());
+    }
+    println!("  directly        median {:.3} s", median(&mut direct));
+    println!("  through agent   median {:.3} s", median(&mut agent));
+    let ratio = median(&mut ratios);
+    println!("  ratio           median {ratio:.3}, from {:.3} to {:.3}", ratios[0], ratios[PAIRS - 1]);
+    bar("through the agent against directly", ratio, 1.05, "");
+    Ok(())
+}
+
+async fn directly(containerd: &Containerd, reference: &str, user: &str, secret: &str) -> Result<Duration> {
+    let begun = Instant::now();
+    containerd.pull(reference, Some((user, secret))).await?;
+    Ok(begun.elapsed())
+}
+
+async fn through(executor: &Executor<CriPuller>, reference: &str, key: &Arc<Key>) -> Result<Duration> {
+    let image = ImageTask {
+        image: reference.to_owned(),
+        reference: reference.to_owned(),
+        policy: PullPolicy::IfNotPresent,
+        retries: 0,
+        key: 0,
+    };
+    let task = Task {
+        id: TaskId { job: JobUid("bench".to_owned()), attempt: 1 },
+        title: "bench".to_owned(),
+        checks: vec![CheckItem::Disk],
+        images: vec![image],
+    };
+    let terms = Terms { deadline: Instant::now() + Duration::from_secs(300), keys: vec![key.clone()] };
+    let work = Work { task, check: None, done: vec![None], terms: terms.clone() };
+    let (_control, receiver) = watch::channel(Control { terms, stop: None });
+    let (sender, mut reports) = mpsc::channel(64);
+    let begun = Instant::now();
+    let listen = async { while reports.recv().await.is_some() {} };
+    let (end, ()) = tokio::join!(executor.run(work, receiver, sender), listen);
+    let took = begun.elapsed();
+    ensure!(end.outcome == TaskOutcome::Succeeded, "{}", end.reason);
+    Ok(took)
+}
+
+/// Memory of both programs, idle and busy, with real nodes; and how long a job takes to begin and to end.
+async fn real_nodes() -> Result<()> {
+    println!("\nThree real nodes, one job of four images");
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let cluster = Cluster::start().await?;
+    cluster.registry_secret("default", "alice", &[registry.login("alice")?]).await?;
+    let names = ["edge-1", "edge-2", "edge-3"];
+    cluster.edge_nodes(&names).await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let mut nodes = Vec::new();
+    for name in names {
+        nodes.push(EdgeNode::start(&cluster, &cloud, name).await?);
+    }
+    for node in &nodes {
+        node.is_connected().await?;
+    }
+    let idle = nodes.iter().map(|node| resident(node.agent()?.pid())).collect::<Result<Vec<_>>>()?;
+    bar("agent, idle", largest(&idle), 12.0, " MiB");
+    println!("  cloudcore, idle: {:.1} MiB", resident(cloud.process()?.pid())?);
+
+    let images = (0..4)
+        .map(|number| {
+            registry
+                .seed(&Image::of_layers(&format!("bench-{number}"), &LAYERS)?, &format!("job/image:{number}"))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let begun = Instant::now();
+    let job =
+        cluster.job("bench").images(&images).on(names).secret("default/alice").concurrency(3).apply().await?;
+    let done = job.completes();
+    tokio::pin!(done);
+    let mut busy = idle;
+    let status = loop {
+        tokio::select! {
+            status = &mut done => break status?,
+            () = tokio::time::sleep(Duration::from_millis(20)) => {
+                for node in &nodes {
+                    busy.push(resident(node.agent()?.pid())?);
+                }
+            }
+        }
+    };
+    ensure!(status.summary.successful == 3, "{:?}", status.summary);
+    bar("agent, pulling", largest(&busy), 20.0, " MiB");
+    println!("  cloudcore, after the job: {:.1} MiB", resident(cloud.process()?.pid())?);
+    println!(
+        "  from kubectl apply to Completed: {:.2} s (3 nodes x 4 images x 48 MiB, one machine)",
+        begun.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// What a session costs the cloud, and a job over all of them.
+async fn sessions() -> Result<()> {
+    println!("\n{SESSIONS} simulated edges over the real tunnel");
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let before = resident(cloud.process()?.pid())?;
+    let fleet = Fleet::start(&cluster, &cloud, usize::from(SESSIONS)).await?;
+    fleet.all_connected().await?;
+    let after = resident(cloud.process()?.pid())?;
+    bar("cloudcore, per session", (after - before) * 1024.0 / f64::from(SESSIONS), 25.0, " KiB");
+    let begun = Instant::now();
+    let job = cluster
+        .job("fleet")
+        .images(["nginx:1.25"])
+        .on(fleet.names())
+        .concurrency(SESSIONS.into())
+        .apply()
+        .await?;
+    let status = job.completes().await?;
+    ensure!(status.summary.successful == u32::from(SESSIONS), "{:?}", status.summary);
+    println!(
+        "  one job over all of them, instant pulls: Completed after {:.2} s",
+        begun.elapsed().as_secs_f64()
+    );
+    let writes = cloud.metrics().await?.sum("cloudcore_prepull_status_writes_total", &[]);
+    println!(
+        "  writes of the job's status: {writes:.0}; cloudcore: {:.1} MiB",
+        resident(cloud.process()?.pid())?
+    );
+    Ok(())
+}
+
+/// Resident memory in MiB.
+fn resident(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the process is gone")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib / 1024.0)
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn bar(what: &str, value: f64, limit: f64, unit: &str) {
+    let verdict = if value <= limit { "ok" } else { "MISSED" };
+    println!("  {what}: {value:.2}{unit} (bar {limit}{unit}) {verdict}");
+}
