@@ -44,9 +44,9 @@ test: ## Every test, on real parts; afterwards no log may hold a credential
 	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug bash -ec '$(TEST)'
 
-bench: ## The numbers to hold (ARGS= for a benchmark's name and options)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-e2e --no-run'
-	@$(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-e2e -- $(ARGS)
+bench: ## The numbers to hold, measured
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-e2e --bench agent --no-run'
+	@$(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-e2e --bench agent
 
 lint: ## Format, clippy, shellcheck, cargo deny
 	@$(SETUP)/packages.sh
