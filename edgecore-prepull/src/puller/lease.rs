@@ -108,6 +108,6 @@ mod tests {
         assert_ne!(of("r.io/a:1", evening), of("r.io/a:1", next));
         assert_ne!(of("r.io/a:1", noon), of("r.io/a:2", noon));
         // Made in the first moment of the day, used in the last.
-        assert!(LIFE - DAY >= DAY);
+        assert!(LIFE >= DAY + DAY);
     }
 }
