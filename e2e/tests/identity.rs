@@ -1,0 +1,199 @@
+//! Who a node is: tokens as Secrets of a real API server, certificates, and what a node may not do as another one.
+//! What needs no API server is tested in cloudcore-prepull/tests/tunnel.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use edgecore_prepull::identity::Identity;
+use edgecore_prepull::tunnel::{Link, TunnelEvent, dial};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, ListParams};
+use prepull_api::task::{ImageOutcome, ImageResult, JobUid, TaskId, TaskOutcome, TaskResult};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, TUNNEL_PATH};
+use prepull_e2e::parts;
+use prepull_e2e::prelude::*;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// `edgecore-prepull join`, as a person calls it.
+async fn join(cloud: &Cloud, token: &str, node: &str, state_dir: &Path) -> Result<String> {
+    let mut command = Command::new(parts::program("edgecore-prepull")?);
+    command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
+    command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
+    command.args(["--tunnel-url", &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr())]);
+    parts::output(command).await
+}
+
+fn refusal(outcome: Result<String>, expected: &str) -> Result<()> {
+    match outcome {
+        Ok(_) => bail!("it was let in, and not refused with {expected:?}"),
+        Err(error) => {
+            let text = format!("{error:#}");
+            ensure!(text.contains(expected), "refused, but not with {expected:?}: {text}");
+            Ok(())
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let place = Place::here()?;
+    let token = cloud.token("edge-1").await?;
+    refusal(join(&cloud, &token, "edge-2", &place.new_dir("of-another")?).await, "edge-1")?;
+
+    let own = place.new_dir("own")?;
+    join(&cloud, &token, "edge-1", &own).await?;
+    // Another key is another machine.
+    refusal(join(&cloud, &token, "edge-1", &place.new_dir("again")?).await, "used")?;
+
+    // One for the fleet serves any node; a revoked one and an expired one serve none.
+    let fleet = cloud.command(&["token", "create"]).await?;
+    join(&cloud, &fleet, "edge-7", &place.new_dir("seven")?).await?;
+    join(&cloud, &fleet, "edge-8", &place.new_dir("eight")?).await?;
+    let id = fleet.split('.').nth(1).context("a token has three parts")?;
+    cloud.command(&["token", "revoke", id]).await?;
+    refusal(join(&cloud, &fleet, "edge-9", &place.new_dir("nine")?).await, "token")?;
+    let listed = cloud.command(&["token", "list"]).await?;
+    ensure!(listed.contains("edge-1") && !listed.contains(id), "{listed}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_token_is_stored_as_a_hash_and_nothing_but_it_is_printed() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let token = cloud.token("edge-1").await?;
+    let parts: Vec<&str> = token.split('.').collect();
+    let [ca, id, secret] = parts[..] else { bail!("{} parts", parts.len()) };
+    ensure!(ca.len() == 64 && !token.contains(char::is_whitespace), "not only a token is printed");
+
+    let secrets: Api<Secret> = Api::namespaced(cluster.client(), "prepull-system");
+    let stored = secrets.get(&format!("prepull-token-{id}")).await.context("the token's Secret")?;
+    let stored = serde_json::to_string(&stored.data.unwrap_or_default().values().collect::<Vec<_>>())?;
+    let all = secrets.list(&ListParams::default()).await?;
+    let everything: Vec<u8> =
+        all.items.iter().flat_map(|s| s.data.iter().flatten()).flat_map(|(_, v)| v.0.clone()).collect();
+    let everything = String::from_utf8_lossy(&everything);
+    ensure!(!everything.contains(secret), "the token itself is stored");
+    ensure!(stored.len() > 40, "nothing is stored: {stored}");
+    ensure!(!cloud.log().contains(secret), "the token is in the log");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Result<()> {
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let stage = Stage::with_edges(&["edge-1"]).await?;
+    stage.cluster.registry_secret("default", "alice", &[registry.login("alice")?]).await?;
+    let link = Proxy::http(registry.addr())?;
+    registry.route_through(&link)?;
+    link.throttle(Some(2 * MIB));
+    let image = Image::of_layers("slow", &[8 * MIB])?;
+    let reference = registry.seed(&image, "team/slow:v1")?;
+
+    // The intruder has a certificate of its own, which is a good one.
+    let place = Place::here()?;
+    let dir = place.new_dir("intruder")?;
+    let token = stage.cloud.token("edge-2").await?;
+    join(&stage.cloud, &token, "edge-2", &dir).await?;
+    let intruder = Intruder::start(&dir, &stage.cloud)?;
+
+    let job = stage
+        .cluster
+        .job("of-edge-1")
+        .images([&reference])
+        .on(["edge-1"])
+        .secret("default/alice")
+        .apply()
+        .await?;
+    job.until("edge-1 is pulling", |status| {
+        status.node_status.iter().any(|node| node.phase == NodePhase::InProgress)
+    })
+    .await?;
+    let task = TaskId { job: JobUid(job.uid().await?), attempt: 1 };
+    let failed = ImageResult {
+        outcome: ImageOutcome::Failed,
+        digest: None,
+        reason: "forged".to_owned(),
+        bytes: None,
+        attempts: 1,
+    };
+    let forged = TaskResult {
+        task,
+        outcome: TaskOutcome::Failed,
+        reason: "forged".to_owned(),
+        check: None,
+        images: vec![failed],
+        took: Duration::ZERO,
+    };
+    let answers = intruder.says(EdgeMessage::Result(forged)).await?;
+    // Its result is taken off its hands, and that is all.
+    ensure!(answers.iter().all(|answer| matches!(answer, CloudMessage::ResultAck { .. })), "{answers:?}");
+
+    link.throttle(None);
+    let status = job.completes().await?;
+    assert_eq!(status.summary.successful, 1);
+    ensure!(!serde_json::to_string(&status)?.contains("forged"), "{status:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_ca_and_with_it_every_node_survives_a_restart_of_the_cloud() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let node = EdgeNode::start(&cluster, &cloud, "edge-1").await?;
+    node.is_connected().await?;
+    let before = cloud.token("x").await?;
+    cloud.kill9()?;
+    cloud.restart().await?;
+    node.is_connected().await?;
+    let after = cloud.token("x").await?;
+    assert_eq!(before.split('.').next(), after.split('.').next(), "the CA is another one");
+    Ok(())
+}
+
+/// A client with a node's certificate and a will of its own.
+struct Intruder {
+    link: Link,
+    events: tokio::sync::Mutex<mpsc::Receiver<TunnelEvent>>,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+impl Intruder {
+    fn start(state_dir: &Path, cloud: &Cloud) -> Result<Self> {
+        let identity = Identity::load(state_dir)?;
+        let (link, outgoing) = Link::new(16);
+        let (sender, events) = mpsc::channel(16);
+        let stop = CancellationToken::new();
+        let url = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
+        tokio::spawn(dial::run(identity, url, sender, outgoing, stop.clone()));
+        Ok(Self { link, events: tokio::sync::Mutex::new(events), _stop: stop.drop_guard() })
+    }
+
+    /// Says it once connected, and returns what it is told within two seconds.
+    async fn says(&self, message: EdgeMessage) -> Result<Vec<CloudMessage>> {
+        let mut events = self.events.lock().await;
+        let mut answers = Vec::new();
+        let listen = async {
+            while let Some(event) = events.recv().await {
+                match event {
+                    TunnelEvent::Connecting(hello) => _ = hello.send(Hello::default()),
+                    TunnelEvent::Connected(_) => self.link.send(message.clone()).await,
+                    TunnelEvent::Message(answer) => answers.push(answer),
+                    TunnelEvent::Disconnected => bail!("the session ended"),
+                }
+            }
+            Ok(())
+        };
+        // What it must not be told cannot be waited for; the answer to its own message comes at once.
+        if let Ok(ended) = tokio::time::timeout(Duration::from_secs(2), listen).await {
+            ended?;
+        }
+        ensure!(!answers.is_empty(), "no answer at all: was it connected?");
+        Ok(answers)
+    }
+}
