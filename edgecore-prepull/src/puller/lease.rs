@@ -93,3 +93,21 @@ fn id(reference: &str, day: u64) -> String {
         id
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_day_has_a_lease_that_lives_on_for_another_day() {
+        let noon = SystemTime::UNIX_EPOCH + DAY * 20_000 + DAY / 2;
+        let evening = noon + DAY / 2 - Duration::from_secs(1);
+        let next = evening + Duration::from_secs(1);
+        let of = |reference, moment| id(reference, today(moment));
+        assert_eq!(of("r.io/a:1", noon), of("r.io/a:1", evening));
+        assert_ne!(of("r.io/a:1", evening), of("r.io/a:1", next));
+        assert_ne!(of("r.io/a:1", noon), of("r.io/a:2", noon));
+        // Made in the first moment of the day, used in the last.
+        assert!(LIFE >= DAY + DAY);
+    }
+}
