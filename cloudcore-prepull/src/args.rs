@@ -100,7 +100,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", requires = "ca_cert", env = "PREPULL_CA_KEY")]
     pub ca_key: Option<PathBuf>,
     /// How long an edge's certificate lives. Edges renew at two thirds of it.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "30d", env = "PREPULL_EDGE_CERT_TTL")]
+    #[arg(long, value_name = "TIME", value_parser = certificate_ttl, default_value = "30d", env = "PREPULL_EDGE_CERT_TTL")]
     pub edge_cert_ttl: Duration,
     /// How often both sides ping. Silence for two of them ends a session.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "15s", env = "PREPULL_HEARTBEAT")]
@@ -111,6 +111,18 @@ pub struct RunArgs {
     /// How to log.
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+/// Edges look once a minute whether their certificate is to be renewed, and a link may be down for a while:
+/// below this they would drop out.
+const SHORTEST_CERTIFICATE: Duration = Duration::from_secs(300);
+
+fn certificate_ttl(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(ttl) if ttl >= SHORTEST_CERTIFICATE => Ok(ttl),
+        Ok(_) => Err("edges need 5m at the least to renew it; the usual is 30d".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// How to log.
@@ -150,6 +162,13 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn a_certificate_lives_long_enough_to_be_renewed() {
+        assert_eq!(certificate_ttl("30d"), Ok(Duration::from_secs(30 * 24 * 3600)));
+        assert!(certificate_ttl("60s").unwrap_err().contains("5m"));
+        assert!(certificate_ttl("soon").is_err());
+    }
 
     #[test]
     fn the_command_line_is_well_formed() {

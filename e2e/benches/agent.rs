@@ -13,11 +13,15 @@ use edgecore_prepull::agent::{Terms, Work};
 use edgecore_prepull::config::Limits;
 use edgecore_prepull::executor::{Control, Executor};
 use edgecore_prepull::puller::cri::CriPuller;
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::{AuthConfig, ImageSpec, PullImageRequest};
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskId, TaskOutcome};
 use prepull_api::wire::Key;
 use prepull_e2e::prelude::*;
 use tokio::sync::{mpsc, watch};
+
+type Cri = ImageServiceClient<tonic::transport::Channel>;
 
 /// Pairs of pulls. The median of the ratios leaves out the ones that the machine disturbed.
 const PAIRS: usize = 10;
@@ -60,24 +64,25 @@ async fn overhead() -> Result<()> {
     let (mut direct, mut agent) = (Vec::new(), Vec::new());
     // Every pull is of content that the machine has not seen; all of it is made before the first.
     let mut references = Vec::new();
-    for number in 0..=2 * PAIRS {
+    for number in 0..2 * PAIRS + 2 {
         let image = Image::of_layers(&format!("bench-{number}"), &LAYERS)?;
         references.push(registry.seed(&image, &format!("bench/image:{number}"))?);
     }
     let mut references = references.into_iter();
-    // The first one pays for connections and for the page cache.
-    let warm = references.next().context("no image")?;
-    containerd.pull(&warm, Some((user, secret))).await?;
+    // Connections are made before the clock runs, on both sides.
+    let mut cri = containerd.cri().await?;
+    directly(&mut cri, &references.next().context("no image")?, user, secret).await?;
+    through(&executor, &references.next().context("no image")?, &key).await?;
     for pair in 0..PAIRS {
         let (first, second) =
             (references.next().context("no image")?, references.next().context("no image")?);
         // Who goes first has the quieter disk.
         let (by_hand, by_agent) = if pair % 2 == 0 {
-            let by_hand = directly(&containerd, &first, user, secret).await?;
+            let by_hand = directly(&mut cri, &first, user, secret).await?;
             (by_hand, through(&executor, &second, &key).await?)
         } else {
             let by_agent = through(&executor, &first, &key).await?;
-            (directly(&containerd, &second, user, secret).await?, by_agent)
+            (directly(&mut cri, &second, user, secret).await?, by_agent)
         };
         direct.push(by_hand.as_secs_f64());
         agent.push(by_agent.as_secs_f64());
@@ -91,9 +96,11 @@ async fn overhead() -> Result<()> {
     Ok(())
 }
 
-async fn directly(containerd: &Containerd, reference: &str, user: &str, secret: &str) -> Result<Duration> {
+async fn directly(cri: &mut Cri, reference: &str, user: &str, secret: &str) -> Result<Duration> {
+    let auth = AuthConfig { username: user.to_owned(), password: secret.to_owned(), ..AuthConfig::default() };
+    let image = Some(ImageSpec { image: reference.to_owned(), ..ImageSpec::default() });
     let begun = Instant::now();
-    containerd.pull(reference, Some((user, secret))).await?;
+    cri.pull_image(PullImageRequest { image, auth: Some(auth), sandbox_config: None }).await?;
     Ok(begun.elapsed())
 }
 
@@ -221,7 +228,12 @@ fn largest(values: &[f64]) -> f64 {
 
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) {
+        f64::midpoint(values[middle - 1], values[middle])
+    } else {
+        values[middle]
+    }
 }
 
 fn bar(what: &str, value: f64, limit: f64, unit: &str) {

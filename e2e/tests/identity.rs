@@ -42,12 +42,17 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
     let cloud = Cloud::start(&cluster).await?;
     let place = Place::here()?;
     let token = cloud.token("edge-1").await?;
-    refusal(join(&cloud, &token, "edge-2", &place.new_dir("of-another")?).await, "edge-1")?;
+    refusal(join(&cloud, &token, "edge-2", &place.new_dir("of-another")?).await, "is for node edge-1")?;
 
     let own = place.new_dir("own")?;
     join(&cloud, &token, "edge-1", &own).await?;
     // Another key is another machine.
-    refusal(join(&cloud, &token, "edge-1", &place.new_dir("again")?).await, "used")?;
+    refusal(join(&cloud, &token, "edge-1", &place.new_dir("again")?).await, "used with another key")?;
+
+    let short = cloud.command(&["token", "create", "--ttl", "1s"]).await?;
+    // Nothing tells of the moment when it expires.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    refusal(join(&cloud, &short, "edge-6", &place.new_dir("six")?).await, "expired")?;
 
     // One for the fleet serves any node; a revoked one and an expired one serve none.
     let fleet = cloud.command(&["token", "create"]).await?;
@@ -55,7 +60,7 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
     join(&cloud, &fleet, "edge-8", &place.new_dir("eight")?).await?;
     let id = fleet.split('.').nth(1).context("a token has three parts")?;
     cloud.command(&["token", "revoke", id]).await?;
-    refusal(join(&cloud, &fleet, "edge-9", &place.new_dir("nine")?).await, "token")?;
+    refusal(join(&cloud, &fleet, "edge-9", &place.new_dir("nine")?).await, "unknown token")?;
     let listed = cloud.command(&["token", "list"]).await?;
     ensure!(listed.contains("edge-1") && !listed.contains(id), "{listed}");
     Ok(())
