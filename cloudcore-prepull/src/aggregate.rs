@@ -65,6 +65,7 @@ pub fn status<'a>(
         conditions: merge_conditions(conditions, facts, generation, now),
         node_status: view(nodes),
         skipped_nodes: skipped.iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
+        ..ImagePrePullJobStatus::default()
     }
 }
 

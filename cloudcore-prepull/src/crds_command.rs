@@ -3,15 +3,20 @@
 use std::io::Write;
 
 use anyhow::Context;
-use prepull_api::crd::job;
+use prepull_api::crd::{job, report};
 
 use crate::args::CrdsArgs;
 
 /// File name and content of each definition.
 pub fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
-    let yaml =
+    let job =
         serde_saphyr::to_string(&job::crd()).context("write the definition of ImagePrePullJob as YAML")?;
-    Ok(vec![("operations.kubeedge.io_imageprepulljobs.yaml", yaml)])
+    let report = serde_saphyr::to_string(&report::crd())
+        .context("write the definition of ImagePrePullReport as YAML")?;
+    Ok(vec![
+        ("operations.kubeedge.io_imageprepulljobs.yaml", job),
+        ("operations.kubeedge.io_imageprepullreports.yaml", report),
+    ])
 }
 
 /// Prints them, or writes them to files.

@@ -315,6 +315,7 @@ async fn hello(puller: &impl Puller, metrics: &Metrics, open: Vec<OpenTask>) -> 
         arch: go_arch(std::env::consts::ARCH).to_owned(),
         runtime,
         image_filesystem: image_filesystem.ok().and_then(Result::ok),
+        max_tasks: None,
         open,
     }
 }

@@ -91,6 +91,10 @@ pub struct Hello {
     /// Where the runtime keeps images. Absent while it does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_filesystem: Option<Filesystem>,
+    /// Tasks that the edge works on at the same time; more wait on the edge. Absent from an edge that does not
+    /// say: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tasks: Option<u32>,
     /// Every task in the ledger. At most [`MAX_OPEN_TASKS`].
     #[serde(default)]
     pub open: Vec<OpenTask>,

@@ -75,6 +75,7 @@ impl Edge {
                     arch: "amd64".to_owned(),
                     runtime: Some("simulated 1".to_owned()),
                     image_filesystem: None,
+                    max_tasks: None,
                     open: self.agent.open_tasks(),
                 };
                 let _ = answer.send(hello); // the attempt is over: so is the question

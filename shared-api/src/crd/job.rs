@@ -38,6 +38,40 @@ pub struct ImagePrePullJobSpec {
     /// node applies to it, in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_pre_pull_overriders: Vec<OverriderEntry>,
+    /// No further node starts while this is true; nodes that have started go on to their end.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub suspend: bool,
+    /// Time for the whole job, in seconds. When it is over, what runs is stopped, nothing more starts, and the job
+    /// is a Failure. Counts from the start, and anew from the end of a suspension, as in a Kubernetes Job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_deadline_seconds: Option<i64>,
+    /// The job, with its reports, is deleted this many seconds after it ended. Unset: it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds_after_finished: Option<i64>,
+    /// Waves: a part of the nodes first, then more. Unset: all nodes in one wave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStrategy>,
+    /// Rounds of tries beyond the first. When the job has ended, raising this by one has the failed, unknown and
+    /// not started nodes tried once more; an image that is there already is not pulled again. Default 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub retry: i64,
+    /// Whether nodes that become eligible while the job runs join it: one that gets the label, or is Ready again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub follow_nodes: bool,
+}
+
+/// Waves.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutStrategy {
+    /// How many nodes may have started in each wave, the earlier waves included: a percentage of all nodes, such
+    /// as "5%", rounded up, or a number, such as "10". They rise, and the last wave is always all nodes. A wave
+    /// ends when its nodes have ended, and the next begins if no more of them failed than failureTolerate allows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<String>,
+    /// Between the end of a wave and the start of the next, in seconds.
+    #[serde(default)]
+    pub pause_seconds: i64,
 }
 
 /// What to pull, on which nodes, and how.
@@ -176,6 +210,16 @@ pub struct OverrideRule {
     pub value: Option<String>,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(value: &i64) -> bool {
+    *value == 0
+}
+
 fn default_check_items() -> Vec<String> {
     vec!["disk".to_owned()]
 }
@@ -243,7 +287,7 @@ fn keep_plain_defaults(schema: &mut JSONSchemaProps) {
 }
 
 /// Nobody fills in a status but cloudcore.
-fn drop_defaults(schema: &mut JSONSchemaProps) {
+pub(super) fn drop_defaults(schema: &mut JSONSchemaProps) {
     schema.default = None;
     children(schema).for_each(drop_defaults);
 }

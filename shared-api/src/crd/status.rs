@@ -27,18 +27,50 @@ pub struct ImagePrePullJobStatus {
     /// When the phase became Completed or Failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
+    /// When the nodes were selected, or the last suspension ended: activeDeadlineSeconds counts from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_since: Option<Time>,
     /// The nodes, counted.
     #[serde(default)]
     pub summary: Summary,
-    /// Valid, Progressing, Complete, Failed.
+    /// Where the waves stand, if the job has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
+    /// Rounds of spec.retry that have begun.
+    #[serde(default)]
+    pub retry: u32,
+    /// Of that part of the spec which must not change after the start: a later life of cloudcore sees by it
+    /// whether it did.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub spec_hash: String,
+    /// Valid, Progressing, Suspended, Complete, Failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// At most 200 nodes: where there are more, those that need eyes, failing ones first.
+    /// At most 200 nodes: where there are more, those that need eyes, failing ones first. The
+    /// ImagePrePullReports of the job have all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_status: Vec<NodeStatus>,
     /// Nodes that were asked for and left out, at most 200; summary.skipped counts them all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped_nodes: Vec<SkippedNode>,
+}
+
+/// Where the waves stand.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutStatus {
+    /// The wave that runs, from 1.
+    #[serde(default)]
+    pub step: u32,
+    /// How many waves there are.
+    #[serde(default)]
+    pub steps: u32,
+    /// How many nodes may have started by the end of this wave.
+    #[serde(default)]
+    pub nodes: u32,
+    /// When the next wave begins, while this one has ended and the pause runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused_until: Option<Time>,
 }
 
 /// The phase of a job.

@@ -1,0 +1,185 @@
+//! The records of a job's nodes, in objects of a bounded size: as EndpointSlices are to a Service.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceColumnDefinition, CustomResourceDefinition, CustomResourceDefinitionNames,
+    CustomResourceDefinitionSpec, CustomResourceDefinitionVersion, CustomResourceValidation, JSONSchemaProps,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::TypeMeta;
+use kube::core::schema::{OptionalEnum, OptionalIntOrString, StructuralSchemaRewriter};
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use schemars::transform::AddNullable;
+use serde::{Deserialize, Serialize};
+
+use super::GROUP;
+use super::job::drop_defaults;
+use super::status::{NodeStatus, Summary};
+
+/// Nodes in one report, at most; fewer where a node has many images, so that the object stays well below etcd's
+/// limit of 1.5 MiB.
+pub const MAX_NODES_IN_REPORT: usize = 250;
+/// The label of a report that holds the UID of its job.
+pub const JOB_UID_LABEL: &str = "operations.kubeedge.io/job-uid";
+/// The label of a report that holds the name of its job, where that is short enough for a label (63 bytes).
+pub const JOB_NAME_LABEL: &str = "operations.kubeedge.io/job-name";
+
+/// How some nodes of an ImagePrePullJob fare. The reports of a job hold all of its nodes, each node once.
+/// Cluster-scoped, owned by the job, written by cloudcore alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImagePrePullReport {
+    /// apiVersion and kind: see [`Self::types`].
+    #[serde(flatten)]
+    pub types: Option<TypeMeta>,
+    /// Name, labels, the job as the owner.
+    pub metadata: ObjectMeta,
+    /// What it says.
+    #[serde(flatten)]
+    pub body: ReportBody,
+}
+
+/// What a report says.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReportBody {
+    /// The job.
+    #[serde(default)]
+    pub job_name: String,
+    /// Counts the reports of a job from 0.
+    #[serde(default)]
+    pub index: u32,
+    /// The nodes of this report, counted.
+    #[serde(default)]
+    pub summary: Summary,
+    /// The nodes, in the order of the job.
+    #[serde(default)]
+    pub node_status: Vec<NodeStatus>,
+}
+
+impl ImagePrePullReport {
+    /// What has to stand in an object that is sent.
+    pub fn types() -> TypeMeta {
+        TypeMeta::resource::<Self>()
+    }
+}
+
+impl kube::Resource for ImagePrePullReport {
+    type DynamicType = ();
+    type Scope = kube::core::ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "ImagePrePullReport".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        GROUP.into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        VERSION.into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        PLURAL.into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+const VERSION: &str = "v1alpha2";
+const PLURAL: &str = "imageprepullreports";
+
+/// The definition.
+pub fn crd() -> CustomResourceDefinition {
+    let column = |name: &str, type_: &str, path: &str| CustomResourceColumnDefinition {
+        name: name.to_owned(),
+        type_: type_.to_owned(),
+        json_path: path.to_owned(),
+        ..CustomResourceColumnDefinition::default()
+    };
+    CustomResourceDefinition {
+        metadata: ObjectMeta { name: Some(format!("{PLURAL}.{GROUP}")), ..ObjectMeta::default() },
+        spec: CustomResourceDefinitionSpec {
+            group: GROUP.to_owned(),
+            names: CustomResourceDefinitionNames {
+                kind: "ImagePrePullReport".to_owned(),
+                plural: PLURAL.to_owned(),
+                singular: Some("imageprepullreport".to_owned()),
+                short_names: Some(vec!["ippr".to_owned()]),
+                ..CustomResourceDefinitionNames::default()
+            },
+            scope: "Cluster".to_owned(),
+            versions: vec![CustomResourceDefinitionVersion {
+                name: VERSION.to_owned(),
+                served: true,
+                storage: true,
+                schema: Some(CustomResourceValidation { open_api_v3_schema: Some(schema()) }),
+                additional_printer_columns: Some(vec![
+                    column("Job", "string", ".jobName"),
+                    column("Nodes", "integer", ".summary.desired"),
+                    column("Successful", "integer", ".summary.successful"),
+                    column("Failed", "integer", ".summary.failure"),
+                    column("Unknown", "integer", ".summary.unknown"),
+                    column("Age", "date", ".metadata.creationTimestamp"),
+                ]),
+                ..CustomResourceDefinitionVersion::default()
+            }],
+            ..CustomResourceDefinitionSpec::default()
+        },
+        ..CustomResourceDefinition::default()
+    }
+}
+
+/// As kube's derive makes it; apiVersion, kind and metadata are the API server's own.
+fn schema() -> JSONSchemaProps {
+    let generator = SchemaSettings::openapi3()
+        .with(|settings| {
+            settings.inline_subschemas = true;
+            settings.meta_schema = None;
+        })
+        .with_transform(AddNullable::default())
+        .with_transform(StructuralSchemaRewriter)
+        .with_transform(OptionalEnum)
+        .with_transform(OptionalIntOrString)
+        .into_generator();
+    let json = serde_json::to_value(generator.into_root_schema_for::<ReportBody>()).unwrap_or_default();
+    let mut schema: JSONSchemaProps = serde_json::from_value(json).unwrap_or_default();
+    drop_defaults(&mut schema);
+    schema.description = Some(
+        "How some nodes of an ImagePrePullJob fare. The reports of a job hold all of its nodes, each node once."
+            .to_owned(),
+    );
+    schema
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_describes_every_field() {
+        let crd = crd();
+        let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
+        let fields: Vec<_> = schema.properties.unwrap().into_keys().collect();
+        assert_eq!(fields, ["index", "jobName", "nodeStatus", "summary"]);
+    }
+
+    #[test]
+    fn a_report_is_flat() {
+        let report = ImagePrePullReport {
+            body: ReportBody { job_name: "j".to_owned(), index: 2, ..ReportBody::default() },
+            ..ImagePrePullReport::default()
+        };
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!((&json["jobName"], &json["index"]), (&"j".into(), &2.into()));
+    }
+}
