@@ -48,9 +48,11 @@ pub struct Options {
     pub fail_rate: f64,
     /// Each edge loses its connection so often, on the average
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(serialize_with = "as_time")]
     pub disconnect_every: Option<Duration>,
     /// Each edge is restarted so often, on the average
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(serialize_with = "as_time")]
     pub restart_every: Option<Duration>,
     /// The job's concurrency. Default: all nodes
     #[arg(long)]
@@ -66,9 +68,11 @@ pub struct Options {
     pub kill_cloud: bool,
     /// Before the job, watch the idle sessions for so long
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(serialize_with = "as_time")]
     pub idle: Option<Duration>,
     /// Give up when the job has not ended after this
     #[arg(long, default_value = "15m", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(skip)]
     pub limit: Duration,
     /// The same number gives the same durations, failures and faults, node by node
     #[arg(long, default_value_t = 1)]
@@ -119,6 +123,11 @@ fn part(text: &str) -> Result<f64, String> {
         Ok(part) if (0.0..=1.0).contains(&part) => Ok(part),
         _ => Err("a number from 0 to 1 is expected".to_owned()),
     }
+}
+
+#[allow(clippy::ref_option)] // serde's signature
+fn as_time<S: serde::Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    time.map(|time| humantime::format_duration(time).to_string()).serialize(serializer)
 }
 
 fn as_text<S: serde::Serializer>(pull: &PullTime, serializer: S) -> Result<S::Ok, S::Error> {

@@ -61,6 +61,7 @@ impl PullTime {
 impl fmt::Display for PullTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Fixed(Duration::ZERO) => f.write_str("0"),
             Self::Fixed(duration) => write!(f, "{duration:?}"),
             Self::Between(from, to) => write!(f, "{from:?}..{to:?}"),
             Self::LogNormal(median, most) => write!(f, "{median:?}~{most:?}"),

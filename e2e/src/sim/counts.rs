@@ -18,6 +18,7 @@ pub(super) struct Counts {
     pub(super) most_running: AtomicUsize,
     pub(super) received: AtomicU64,
     pub(super) ended: AtomicU64,
+    pub(super) failed: AtomicU64,
     pub(super) heard: AtomicU64,
     pub(super) said: AtomicU64,
     pub(super) sessions: AtomicU64,
@@ -44,6 +45,8 @@ pub struct Tally {
     pub tasks: u64,
     /// Tasks that came to an end on their edge.
     pub ended: u64,
+    /// Those among them that did not succeed.
+    pub failed: u64,
     /// Pulls that were begun.
     pub pulls: u64,
     /// Pulls that brought an image.
@@ -75,6 +78,7 @@ impl Counts {
             most_running: AtomicUsize::new(0),
             received: AtomicU64::new(0),
             ended: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
             heard: AtomicU64::new(0),
             said: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
@@ -95,6 +99,7 @@ impl Counts {
             restarts: number(&self.restarts),
             tasks: number(&self.received),
             ended: number(&self.ended),
+            failed: number(&self.failed),
             pulls: number(&self.pulls),
             whole: number(&self.whole),
             pulled_twice: number(&self.twice),

@@ -184,6 +184,7 @@ impl Machine {
             None if images.iter().all(|image| image.outcome.is_there()) => (TaskOutcome::Succeeded, ""),
             None => (TaskOutcome::Failed, FAILED),
         };
+        self.counts.failed.fetch_add(u64::from(outcome != TaskOutcome::Succeeded), Ordering::SeqCst);
         let end = TaskEnd { outcome, reason: reason.to_owned(), check: Some(passed()), images };
         events.push_back(Event::Ended(run.work.task.id, end));
     }
