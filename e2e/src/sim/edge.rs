@@ -1,6 +1,7 @@
 //! One simulated edge: carries out what the real agent decides, without a disk and without a runtime.
 
 use std::collections::{HashSet, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -34,7 +35,15 @@ pub(super) struct Edge {
 
 impl Edge {
     pub(super) fn new(pull: Duration, fails: bool, counts: Arc<Counts>) -> Self {
-        Self { agent: Agent::new(), pull, fails, counts, connected: false, pulled: HashSet::new(), tasks: 0 }
+        Self {
+            agent: Agent::new(NonZeroU32::MIN),
+            pull,
+            fails,
+            counts,
+            connected: false,
+            pulled: HashSet::new(),
+            tasks: 0,
+        }
     }
 
     /// Until it is told to end.
@@ -75,7 +84,7 @@ impl Edge {
                     arch: "amd64".to_owned(),
                     runtime: Some("simulated 1".to_owned()),
                     image_filesystem: None,
-                    max_tasks: None,
+                    max_tasks: Some(self.agent.max_tasks().get()),
                     open: self.agent.open_tasks(),
                 };
                 let _ = answer.send(hello); // the attempt is over: so is the question
