@@ -4,7 +4,11 @@ use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, Ta
 use prepull_api::wire::OpenTask;
 use serde_json::json;
 
+use prepull_api::wire::Progress;
+
 use super::*;
+
+mod course;
 
 const UID: &str = "uid-1";
 
@@ -16,6 +20,10 @@ struct World {
     stored: Option<ImagePrePullJobStatus>,
     reports: BTreeMap<u32, ReportBody>,
     deleted: usize,
+    /// Of each dispatch, the images that are there already.
+    there: Vec<Vec<usize>>,
+    /// Writes, successful or not.
+    tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
     dispatched: Vec<NodeName>,
     events: Vec<&'static str>,
@@ -33,6 +41,8 @@ impl World {
             stored: None,
             reports: BTreeMap::new(),
             deleted: 0,
+            there: Vec::new(),
+            tried: Vec::new(),
             sent: Vec::new(),
             dispatched: Vec::new(),
             events: Vec::new(),
@@ -74,6 +84,7 @@ impl World {
                     Action::Event(event) => self.events.push(event.reason),
                     Action::Dispatch(order) => {
                         self.dispatched.push(order.node.clone());
+                        self.there.push(order.there.clone());
                         let outcome = DispatchOutcome::Sent(SessionId(self.sessions));
                         let (job, node, attempt) = (order.job.uid.clone(), order.node, order.attempt);
                         self.controller.handle(Input::Dispatched { job, node, attempt, outcome }, self.now);
@@ -81,6 +92,7 @@ impl World {
                     Action::Write { job, version, content, .. } => {
                         self.writes += 1;
                         let object = content.object();
+                        self.tried.push(object);
                         let outcome = if self.api_up { WriteOutcome::Done } else { WriteOutcome::Failed };
                         match content {
                             _ if !self.api_up => {}
