@@ -35,6 +35,11 @@ impl Job {
         for decision in decisions {
             match decision {
                 Decision::Start(node) => {
+                    if let Some(run) = &mut self.run
+                        && let Some(plan) = run.plans.get(&node)
+                    {
+                        run.rollout.name_images(&node, plan);
+                    }
                     self.after_write(&node, Deferred::Dispatch(node.clone()), now, actions);
                 }
                 Decision::Expire(node) => {
