@@ -147,9 +147,10 @@ pub fn facts(
         Some(refusal) => fact("Valid", false, "Refused", refusal),
     };
     let suspended = suspended && matches!(phase, JobPhase::Init | JobPhase::InProgress);
-    let suspension = match suspended {
-        true => fact("Suspended", true, "Suspended", "spec.suspend is true: no further node starts"),
-        false => fact("Suspended", false, "NotSuspended", ""),
+    let suspension = if suspended {
+        fact("Suspended", true, "Suspended", "spec.suspend is true: no further node starts")
+    } else {
+        fact("Suspended", false, "NotSuspended", "")
     };
     let rest = match phase {
         JobPhase::Init | JobPhase::InProgress if suspended => [

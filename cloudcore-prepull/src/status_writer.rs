@@ -145,7 +145,7 @@ impl Writer {
             Ok(Err(Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
             Ok(Err(error)) => warn!(job = name, %error, "the job was not deleted; trying again"),
             Err(_) => {
-                warn!(job = name, deadline = ?WRITE_DEADLINE, "the job was not deleted in time; trying again")
+                warn!(job = name, deadline = ?WRITE_DEADLINE, "the job was not deleted in time; trying again");
             }
         }
     }
