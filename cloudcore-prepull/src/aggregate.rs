@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_report_stays_within_its_budget_whatever_the_reasons() {
-        let capacity = nodes_in_report(["registry.example/team/application:v1.2.3"; 10].into_iter());
+        let capacity = nodes_in_report(std::iter::repeat_n("registry.example/team/application:v1.2.3", 10));
         assert!((100..MAX_NODES_IN_REPORT).contains(&capacity), "{capacity}");
         let nodes: Vec<_> = (0..capacity)
             .map(|n| {
@@ -366,8 +366,8 @@ mod tests {
         // What a later life of cloudcore needs is there, whole or not.
         assert!(report.node_status.iter().all(|node| node.image_status.len() == 10));
         assert!(report.node_status.iter().any(|node| node.image_status[0].reason.len() < 1024));
-        assert_eq!(nodes_in_report(["a"; 1].into_iter()), MAX_NODES_IN_REPORT);
-        assert_eq!(nodes_in_report(["a"; 10_000].into_iter()), 1);
+        assert_eq!(nodes_in_report(std::iter::once("a")), MAX_NODES_IN_REPORT);
+        assert_eq!(nodes_in_report(std::iter::repeat_n("a", 10_000)), 1);
     }
 
     #[test]
