@@ -9,6 +9,7 @@
 
 use std::future::Future;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,9 +25,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
 
 use crate::args::{Cli, Command, LogFormat, RunArgs};
-use crate::controller::{Action, Controller, Input};
+use crate::controller::{Action, Controller, Input, WriteOutcome};
 use crate::events::Events;
 use crate::http::Readiness;
+use crate::leader::{self, Leadership};
 use crate::metrics::Metrics;
 use crate::secrets::Secrets;
 use crate::tunnel::registry::Sessions;
@@ -49,6 +51,12 @@ pub fn main(cli: Cli) -> ExitCode {
     // A second install is refused and harmless: the first one is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut stdout = std::io::stdout();
+    if let Command::Run(args) = &cli.command
+        && let Err(error) = args.election.timing()
+    {
+        let _ = Cli::command().error(clap::error::ErrorKind::ValueValidation, error).print();
+        return ExitCode::from(2);
+    }
     let outcome = match cli.command {
         Command::Run(args) => block_on(run(*args)),
         Command::Crds(args) => crds_command::run(&args, &mut stdout),
@@ -88,29 +96,15 @@ fn log_to_stderr(args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `cloudcore-prepull run`.
+/// `cloudcore-prepull run`: health, then the election, then the work; the Lease is given back after it.
 async fn run(args: RunArgs) -> anyhow::Result<()> {
     log_to_stderr(&args)?;
+    let timing = args.election.timing()?;
     let client = crate::cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
+    let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     let metrics = Arc::new(Metrics::default());
-    let readiness = Arc::new(Readiness::default());
-    let (inputs, mut receiver) = mpsc::channel(INPUTS);
-    let sessions = Sessions::default();
-    let mut core = Core {
-        controller: Controller::default(),
-        clock: Clock::start(),
-        sessions: sessions.clone(),
-        secrets: Secrets::new(client.clone()),
-        events: Events::start(client.clone()),
-        client: client.clone(),
-        metrics: metrics.clone(),
-        inputs: inputs.clone(),
-        permits: Arc::new(Semaphore::new(DISPATCHES)),
-        work: JoinSet::new(),
-    };
-
-    tokio::spawn(core.secrets.clone().forget_in_time());
+    let readiness = Arc::new(Readiness::new(leadership.clone()));
 
     // Health answers from the start; metrics with it.
     let health = TcpListener::bind(args.metrics_listen)
@@ -118,7 +112,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         .with_context(|| format!("listen on --metrics-listen {}", args.metrics_listen))?;
     let health_address = health.local_addr()?;
     info!(address = %health_address, "metrics and health listen");
-    tokio::spawn(http::serve(health, metrics, readiness.clone(), shutdown.clone()));
+    tokio::spawn(http::serve(health, metrics.clone(), readiness.clone(), shutdown.clone()));
 
     tokio::spawn({
         let shutdown = shutdown.clone();
@@ -127,6 +121,43 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             shutdown.cancel();
         }
     });
+    let namespace = &args.cluster.namespace;
+    let Some(term) = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown).await? else {
+        return Ok(());
+    };
+    let outcome = work(args, health_address, client, leadership, metrics, readiness, shutdown).await;
+    term.release().await;
+    outcome
+}
+
+/// What the leader does, until the shutdown. Nothing of it writes any more when this returns.
+async fn work(
+    args: RunArgs,
+    health_address: SocketAddr,
+    client: Client,
+    leadership: Leadership,
+    metrics: Arc<Metrics>,
+    readiness: Arc<Readiness>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let (inputs, mut receiver) = mpsc::channel(INPUTS);
+    let sessions = Sessions::default();
+    let mut core = Core {
+        controller: Controller::default(),
+        clock: Clock::start(),
+        sessions: sessions.clone(),
+        secrets: Secrets::new(client.clone()),
+        events: Events::start(client.clone(), leadership.clone()),
+        client: client.clone(),
+        leadership,
+        metrics,
+        inputs: inputs.clone(),
+        permits: Arc::new(Semaphore::new(DISPATCHES)),
+        work: JoinSet::new(),
+    };
+
+    tokio::spawn(core.secrets.clone().forget_in_time());
+
     // Nodes before jobs, since a job is planned when it is first seen; and both before the tunnel, since an edge
     // with a task of a job that is not known is told to stop.
     tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
@@ -154,6 +185,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     .await;
     if drained.is_err() {
         info!("not all was written in time; it is written after the restart");
+        core.work.shutdown().await;
     }
     Ok(())
 }
@@ -193,6 +225,7 @@ struct Core {
     controller: Controller,
     clock: Clock,
     client: Client,
+    leadership: Leadership,
     sessions: Sessions,
     secrets: Secrets,
     events: Events,
@@ -246,14 +279,24 @@ impl Core {
     }
 
     fn act(&mut self, action: Action) {
+        // Another one's term may have begun: see `leader`. It finds out by itself what is to be done.
+        if !self.leadership.is_leader() {
+            return;
+        }
         match action {
             // A message that finds no session is not lost: the node's next Hello brings the matter up again.
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
             Action::Event(event) => self.events.send(event),
             Action::Write { job, name, version, status } => {
                 let (client, inputs) = (self.client.clone(), self.inputs.clone());
+                let leadership = self.leadership.clone();
                 self.work.spawn(async move {
-                    let outcome = status_writer::write(client, &job, &name, &status).await;
+                    // Again: time has passed since this was decided.
+                    let outcome = if leadership.is_leader() {
+                        status_writer::write(client, &job, &name, &status).await
+                    } else {
+                        WriteOutcome::Failed
+                    };
                     let _ = inputs.send(Input::Written { job, version, outcome }).await;
                 });
             }

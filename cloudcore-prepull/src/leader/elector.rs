@@ -251,10 +251,7 @@ impl Elector {
         }
     }
 
-    async fn in_time<T>(
-        &self,
-        request: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, AttemptError> {
+    async fn in_time<T>(&self, request: impl Future<Output = Result<T, Error>>) -> Result<T, AttemptError> {
         let limit = self.timing.attempt();
         match tokio::time::timeout(limit, request).await {
             Ok(answer) => Ok(answer?),

@@ -6,11 +6,10 @@ use super::*;
 
 const DURATION: Duration = Duration::from_secs(15);
 const DEADLINE: Duration = Duration::from_secs(10);
-const PERIOD: Duration = Duration::from_secs(2);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn timing() -> Timing {
-    Timing::new(DURATION, DEADLINE, PERIOD).unwrap()
+    Timing::new(DURATION, DEADLINE, 2 * SECOND).unwrap()
 }
 
 fn replica(name: &str) -> Election {
@@ -68,12 +67,12 @@ fn a_lease_is_taken_when_it_was_not_seen_to_change_for_its_duration_and_not_befo
     // Its times are of the year 2001: they do not count.
     let wait = Step::Wait { holder: "a".to_owned(), until: now + DURATION };
     assert_eq!(b.step(Some(&lease("a", "7")), now, wall()), wait);
-    assert_eq!(b.step(Some(&lease("a", "7")), now + DURATION - PERIOD, wall()), wait);
+    assert_eq!(b.step(Some(&lease("a", "7")), now + 13 * SECOND, wall()), wait);
     // It has changed: the count begins anew.
-    let seen = now + DURATION - SECOND;
+    let seen = now + 14 * SECOND;
     let wait = Step::Wait { holder: "a".to_owned(), until: seen + DURATION };
     assert_eq!(b.step(Some(&lease("a", "8")), seen, wall()), wait);
-    assert_eq!(b.step(Some(&lease("a", "8")), now + DURATION + SECOND, wall()), wait);
+    assert_eq!(b.step(Some(&lease("a", "8")), now + 16 * SECOND, wall()), wait);
     let taken = written(b.step(Some(&lease("a", "8")), seen + DURATION, wall()));
     // With the version: whoever has written it meanwhile keeps it.
     assert_eq!(taken.metadata.resource_version.as_deref(), Some("8"));
@@ -153,15 +152,14 @@ struct Replica {
 
 enum Phase {
     Idle,
-    Read(Option<Lease>),
+    Read(Option<Box<Lease>>),
     Sent(Box<Lease>, Instant),
     Answered(Instant),
 }
 
 impl Model {
     fn new(replicas: u32) -> Self {
-        let mut model =
-            Self { now: Instant::now(), stored: None, version: 0, replicas: Vec::new(), born: 0 };
+        let mut model = Self { now: Instant::now(), stored: None, version: 0, replicas: Vec::new(), born: 0 };
         for _ in 0..replicas {
             let replica = model.replica();
             model.replicas.push(replica);
@@ -196,8 +194,8 @@ impl Model {
         let now = self.now;
         let phase = std::mem::replace(&mut self.replicas[index].phase, Phase::Idle);
         self.replicas[index].phase = match phase {
-            Phase::Idle => Phase::Read(self.stored.clone()),
-            Phase::Read(found) => match self.replicas[index].election.step(found.as_ref(), now, wall()) {
+            Phase::Idle => Phase::Read(self.stored.clone().map(Box::new)),
+            Phase::Read(found) => match self.replicas[index].election.step(found.as_deref(), now, wall()) {
                 Step::Write(lease) => Phase::Sent(lease, now),
                 Step::Wait { .. } => Phase::Idle,
                 Step::Deposed { .. } => {
