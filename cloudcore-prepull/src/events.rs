@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use crate::controller::JobEvent;
-use crate::leader::Leadership;
 
 /// Events that wait for the API server. They are advice, not state: what does not fit is dropped and logged.
 const QUEUE: usize = 256;
@@ -29,9 +28,9 @@ pub struct Events(mpsc::Sender<JobEvent>);
 
 impl Events {
     /// Starts the task that publishes.
-    pub fn start(client: Client, leadership: Leadership) -> Self {
+    pub fn start(client: Client) -> Self {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(publish(client, leadership, receiver));
+        tokio::spawn(publish(client, receiver));
         Self(sender)
     }
 
@@ -44,14 +43,11 @@ impl Events {
     }
 }
 
-async fn publish(client: Client, leadership: Leadership, mut events: mpsc::Receiver<JobEvent>) {
+async fn publish(client: Client, mut events: mpsc::Receiver<JobEvent>) {
     let api: Api<Event> = Api::namespaced(client, NAMESPACE);
     let instance = std::env::var("POD_NAME").ok();
     while let Some(event) = events.recv().await {
         let (name, reason) = (event.name.clone(), event.reason);
-        if !leadership.is_leader() {
-            continue;
-        }
         if let Err(error) =
             api.create(&PostParams::default(), &object(event, instance.clone(), Timestamp::now())).await
         {

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  Lease ◀─read, write─▶ elector ─▶ election (pure): write it, wait, or see that it is another's
-//!                           │ renewed since
-//!  act, status_writer ◀─ Leadership ─▶ watchdog (a thread of its own) ─▶ exit
-//!  readyz, metrics    ◀─────┘
+//!                                       │ renewed since
+//!  Core::act, fence (every write) ◀─ Leadership ─▶ watchdog (a thread of its own) ─▶ exit
+//!  readyz, metrics                ◀─────┘
 //! ```
 //!
 //! Two clocks never have to agree: who waits counts from when it saw the Lease change, who leads from before it
@@ -13,6 +13,7 @@
 
 mod election;
 mod elector;
+mod fence;
 mod leadership;
 mod watchdog;
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 use ring::rand::{SecureRandom, SystemRandom};
 
 pub use elector::{Term, lead};
+pub use fence::{Fence, Fenced, NotTheLeader};
 pub use leadership::Leadership;
 
 /// The name of the Lease, in our own namespace.

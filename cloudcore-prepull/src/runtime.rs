@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
 
 use crate::args::{Cli, Command, LogFormat, RunArgs};
-use crate::controller::{Action, Controller, Input, WriteOutcome};
+use crate::controller::{Action, Controller, Input};
 use crate::events::Events;
 use crate::http::Readiness;
 use crate::leader::{self, Leadership};
@@ -100,9 +100,9 @@ fn log_to_stderr(args: &RunArgs) -> anyhow::Result<()> {
 async fn run(args: RunArgs) -> anyhow::Result<()> {
     log_to_stderr(&args)?;
     let timing = args.election.timing()?;
+    let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     let client = crate::cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
-    let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     let metrics = Arc::new(Metrics::default());
     let readiness = Arc::new(Readiness::new(leadership.clone()));
 
@@ -140,6 +140,8 @@ async fn work(
     readiness: Arc<Readiness>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
+    let kubeconfig = args.cluster.kubeconfig.as_deref();
+    let writes = crate::cluster::leaders_client(kubeconfig, leadership.clone()).await?;
     let (inputs, mut receiver) = mpsc::channel(INPUTS);
     let sessions = Sessions::default();
     let mut core = Core {
@@ -147,8 +149,8 @@ async fn work(
         clock: Clock::start(),
         sessions: sessions.clone(),
         secrets: Secrets::new(client.clone()),
-        events: Events::start(client.clone(), leadership.clone()),
-        client: client.clone(),
+        events: Events::start(writes.clone()),
+        client: writes,
         leadership,
         metrics,
         inputs: inputs.clone(),
@@ -224,6 +226,7 @@ impl Clock {
 struct Core {
     controller: Controller,
     clock: Clock,
+    /// For what is written: see [`crate::leader::Fence`].
     client: Client,
     leadership: Leadership,
     sessions: Sessions,
@@ -279,7 +282,7 @@ impl Core {
     }
 
     fn act(&mut self, action: Action) {
-        // Another one's term may have begun: see `leader`. It finds out by itself what is to be done.
+        // Another one's term may have begun, and it finds out by itself what is to be done.
         if !self.leadership.is_leader() {
             return;
         }
@@ -289,14 +292,8 @@ impl Core {
             Action::Event(event) => self.events.send(event),
             Action::Write { job, name, version, status } => {
                 let (client, inputs) = (self.client.clone(), self.inputs.clone());
-                let leadership = self.leadership.clone();
                 self.work.spawn(async move {
-                    // Again: time has passed since this was decided.
-                    let outcome = if leadership.is_leader() {
-                        status_writer::write(client, &job, &name, &status).await
-                    } else {
-                        WriteOutcome::Failed
-                    };
+                    let outcome = status_writer::write(client, &job, &name, &status).await;
                     let _ = inputs.send(Input::Written { job, version, outcome }).await;
                 });
             }

@@ -185,7 +185,7 @@ async fn a_pull_goes_on_under_the_next_leader() -> Result<()> {
     let second = second(&site.cluster).await?;
     let front = Front::of(&[&site.cloud, &second])?;
     site.cloud.behind(&front);
-    let node = site.node("edge-1").await?.await?;
+    let node = site.node("edge-1").await?.args(&["--disk-min-free", "1%"]).await?;
     let (image, reference) = site.image("next-leader", &[MIB / 4, 24 * MIB])?;
     site.link.throttle(Some(3 * MIB));
     let job = site.job("next-leader").images([&reference]).on(["edge-1"]).apply().await?;
