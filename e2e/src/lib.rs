@@ -7,6 +7,7 @@
 //!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (made once, cached)
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
+//!    ├─ Front     in front of several Clouds: carries edges to the one that is ready, as a Service does
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
 //!    ├─ Stage     cluster, cloud and edge nodes in one go
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
@@ -27,6 +28,7 @@ pub mod cloud;
 pub mod cluster;
 pub mod demo;
 pub mod fleet;
+pub mod front;
 pub mod images;
 pub mod jobs;
 pub mod node;
@@ -46,6 +48,7 @@ pub mod prelude {
     pub use crate::cleanup::eventually;
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
+    pub use crate::front::Front;
     pub use crate::images::{Image, MIB};
     pub use crate::jobs::{Job, StatusExt};
     pub use crate::node::{Containerd, EdgeNode};
