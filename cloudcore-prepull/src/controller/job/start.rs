@@ -158,7 +158,9 @@ impl Job {
     fn again(&mut self, job: ValidatedJob, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(run) = &mut self.run else { return };
         let summary = run.rollout.summary();
-        if summary.failure + summary.unknown + summary.pending == 0 {
+        // Nodes may be in progress already: an earlier life of cloudcore had begun the round, and not written so in
+        // the status.
+        if summary.failure + summary.unknown + summary.pending + summary.in_progress == 0 {
             return;
         }
         run.plans = plans(&job, run.rollout.records(), nodes);
@@ -300,6 +302,9 @@ impl Job {
         if over {
             // What is stored is what is in memory.
             self.writes = Writes::stored();
+            if status.observed_generation != object.metadata.generation {
+                self.writes.touch(Pace::Slow);
+            }
             if let Some(run) = &self.run
                 && let Ok(job) = job
                 && unchanged
