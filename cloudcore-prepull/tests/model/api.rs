@@ -94,7 +94,15 @@ impl Api {
 
     /// All jobs, as a list or a watch tells of them.
     pub(crate) fn list(&self) -> Vec<JobObject> {
-        self.jobs.values().map(|stored| Ok(Box::new(stored.object.clone()))).collect()
+        self.jobs.keys().filter_map(|job| self.read(job)).map(Ok).collect()
+    }
+
+    /// A job with its version.
+    pub(crate) fn read(&self, job: &JobUid) -> Option<Box<ImagePrePullJob>> {
+        let stored = self.jobs.get(job)?;
+        let mut object = stored.object.clone();
+        object.metadata.resource_version = Some(stored.version.to_string());
+        Some(Box::new(object))
     }
 
     pub(crate) fn list_reports(&self) -> Vec<ImagePrePullReport> {

@@ -174,7 +174,8 @@ impl Check {
     fn goes_on(&mut self, job: &JobUid, node: &NodeName, before: (u32, NodePhase), now: (u32, NodePhase)) {
         let fine = match now.0.cmp(&before.0) {
             std::cmp::Ordering::Less => false,
-            std::cmp::Ordering::Greater => before.1 != NodePhase::InProgress,
+            // What lay between need not have been written.
+            std::cmp::Ordering::Greater => true,
             // Not begun: a Node that was deleted, and a further round.
             std::cmp::Ordering::Equal if now.0 == 0 => true,
             std::cmp::Ordering::Equal => match (before.1, now.1) {

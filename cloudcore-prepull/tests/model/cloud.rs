@@ -97,12 +97,13 @@ impl Cloud {
     }
 }
 
-/// The specs that an input tells the controller of.
-pub(crate) fn specs(input: &Input) -> Vec<(JobUid, i64, ImagePrePullJobSpec)> {
+/// The jobs that an input tells the controller of: UID, version, generation, spec.
+pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)> {
     let spec = |object: &JobObject| {
         let job = object.as_ref().ok()?;
         let uid = JobUid(job.metadata.uid.clone()?);
-        Some((uid, job.metadata.generation?, job.spec.clone()))
+        let version = job.metadata.resource_version.as_ref()?.parse().ok()?;
+        Some((uid, version, job.metadata.generation?, job.spec.clone()))
     };
     match input {
         Input::Job(job) => spec(job).into_iter().collect(),

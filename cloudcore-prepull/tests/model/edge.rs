@@ -70,8 +70,8 @@ impl Edge {
     }
 }
 
-fn agent(_max_tasks: u32) -> Agent {
-    Agent::new()
+fn agent(max_tasks: u32) -> Agent {
+    Agent::new(max_tasks.try_into().unwrap())
 }
 
 pub(crate) fn image(outcome: ImageOutcome) -> ImageResult {

@@ -186,8 +186,8 @@ impl World {
     }
 
     fn tell(&mut self, uid: &JobUid) {
-        let Some(stored) = self.api.jobs.get(uid) else { return };
-        let object = stored.object.clone();
-        self.cloud.watched(Watched::Job(Ok(Box::new(object))));
+        if let Some(object) = self.api.read(uid) {
+            self.cloud.watched(Watched::Job(Ok(object)));
+        }
     }
 }

@@ -154,7 +154,9 @@ impl World {
         if !matches!(input, Input::Tick) {
             self.log(|| format!("cloud ◀ {}", brief(&input)));
         }
-        for (job, generation, spec) in cloud::specs(&input) {
+        for (job, version, generation, spec) in cloud::jobs(&input) {
+            // The version that the first write of a status is to replace.
+            self.cloud.versions.entry((job.clone(), Object::Status)).or_insert(version);
             self.check.delivered(&job, generation, spec, self.now);
         }
         self.cloud.controller.handle(input, at(self.now));
@@ -260,9 +262,8 @@ impl World {
         };
         self.check.landed(&self.api, job, content, ghost && read, self.now);
         if content.object() == Object::Status
-            && let Some(stored) = self.api.jobs.get(job)
+            && let Some(object) = self.api.read(job)
         {
-            let object = Box::new(stored.object.clone());
             self.cloud.watched(Watched::Job(Ok(object)));
         }
         Ok(version)
