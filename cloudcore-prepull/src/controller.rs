@@ -476,8 +476,12 @@ impl Controller {
             // The session layer takes the Hello and refuses a second one.
             EdgeMessage::Hello(_) => {}
             EdgeMessage::Accepted { task } => {
-                if !self.with(&task.job.clone(), |job, _| job.accepted(node, task.attempt)) {
-                    self.actions.push(cancel(node, task, DELETED));
+                let mut wanted = false;
+                let known = self.with(&task.job.clone(), |job, _| {
+                    wanted = job.accepted(node, task.attempt);
+                });
+                if !wanted {
+                    self.actions.push(cancel(node, task, if known { OVER } else { DELETED }));
                 }
             }
             EdgeMessage::Progress(progress) => {

@@ -169,10 +169,12 @@ impl Job {
         true
     }
 
-    pub(super) fn accepted(&mut self, node: &NodeName, attempt: u32) {
+    /// The edge has the task. Says whether it is to go on with it.
+    pub(super) fn accepted(&mut self, node: &NodeName, attempt: u32) -> bool {
         if let Some(run) = &mut self.run {
             run.rollout.accepted(node, attempt);
         }
+        self.wants(node, attempt)
     }
 
     pub(super) fn progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {

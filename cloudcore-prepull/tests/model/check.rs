@@ -59,11 +59,13 @@ impl Check {
         Self { duplicates, ..Self::default() }
     }
 
-    pub(crate) fn delivered(&mut self, job: &JobUid, generation: i64, spec: ImagePrePullJobSpec, at: u64) {
+    pub(crate) fn delivered(&mut self, job: &JobUid, generation: i64, spec: ImagePrePullJobSpec, at: u64) -> bool {
         let known = self.delivered.entry(job.clone()).or_default();
-        if known.last().is_none_or(|last| last.generation != generation) {
+        let new = known.last().is_none_or(|last| last.generation != generation);
+        if new {
             known.push(Delivered { at, generation, spec });
         }
+        new
     }
 
     /// The specs that may have been in force at a moment: several where it changed in that very one.

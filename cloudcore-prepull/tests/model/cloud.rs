@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use cloudcore_prepull::controller::{Content, Controller, Dispatch, Input, JobObject, Object};
+use cloudcore_prepull::controller::{Content, Controller, Dispatch, DispatchOutcome, Input, JobObject, Object};
 use cloudcore_prepull::plan::NodeView;
+use cloudcore_prepull::tunnel::SessionEvent;
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::task::{ImageTask, JobUid, NodeName, PullPolicy, Task, TaskId};
-use prepull_api::wire::{Assign, Key};
+use prepull_api::wire::{Assign, EdgeMessage, Key};
 use std::time::Duration;
 
 /// How far the start is.
@@ -26,6 +27,8 @@ pub(crate) struct Write {
     /// The version of the object that it replaces.
     pub(crate) expected: Option<u64>,
     pub(crate) content: Content,
+    /// As [`Cloud::stirred`] was when it was made.
+    pub(crate) stirred: u64,
 }
 
 pub(crate) enum Watched {
@@ -50,8 +53,10 @@ pub(crate) struct Cloud {
     /// The registry: the connection of each node.
     pub(crate) registry: BTreeMap<NodeName, u64>,
     pub(crate) sessions: u64,
-    /// What this life wrote last of each object, and whether it knows that it did.
-    pub(crate) wrote: HashMap<(JobUid, Object), Content>,
+    /// What this life knows that it wrote last of each object.
+    pub(crate) wrote: HashMap<(JobUid, Object), (Content, u64)>,
+    /// Counts what may have changed something, and changed it back.
+    pub(crate) stirred: u64,
 }
 
 impl Cloud {
@@ -68,7 +73,21 @@ impl Cloud {
             registry: BTreeMap::new(),
             sessions: 0,
             wrote: HashMap::new(),
+            stirred: 0,
         }
+    }
+
+    pub(crate) fn stir(&mut self, input: &Input, news: bool) {
+        let still = match input {
+            Input::Tick | Input::Written { .. } => true,
+            Input::Job(_) => !news,
+            Input::Session(SessionEvent::Message { message, .. }) => {
+                matches!(message, EdgeMessage::Accepted { .. })
+            }
+            Input::Dispatched { outcome, .. } => matches!(outcome, DispatchOutcome::Sent(_)),
+            _ => false,
+        };
+        self.stirred += u64::from(!still);
     }
 
     pub(crate) fn watched(&mut self, event: Watched) {

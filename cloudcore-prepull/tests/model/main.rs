@@ -122,7 +122,6 @@ fn what_was_promised_holds_whatever_happens() {
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
     failed.sort_unstable_by_key(|(_, _, step, _)| *step);
-    println!("{}", std::env::var("PREPULL_MODEL_SEED").unwrap_or_default());
     let report = failed.first().map(|(seed, steps, step, message)| explain(*seed, *steps, *step, message));
     let _ = std::panic::take_hook();
     println!("{} runs in {:?}", runs.len(), begun.elapsed());

@@ -154,11 +154,13 @@ impl World {
         if !matches!(input, Input::Tick) {
             self.log(|| format!("cloud ◀ {}", brief(&input)));
         }
+        let mut news = false;
         for (job, version, generation, spec) in cloud::jobs(&input) {
             // The version that the first write of a status is to replace.
             self.cloud.versions.entry((job.clone(), Object::Status)).or_insert(version);
-            self.check.delivered(&job, generation, spec, self.now);
+            news |= self.check.delivered(&job, generation, spec, self.now);
         }
+        self.cloud.stir(&input, news);
         self.cloud.controller.handle(input, at(self.now));
     }
 
@@ -172,7 +174,11 @@ impl World {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Event(event) => self.log(|| format!("  event {} {}", event.reason, event.note)),
+            Action::Event(event) => {
+                // What happens to one job may hold another one up for a moment.
+                self.cloud.stirred += 1;
+                self.log(|| format!("  event {} {}", event.reason, event.note));
+            }
             Action::Send(node, message) => {
                 self.log(|| format!("  send {node} {}", told(&message)));
                 self.send(&node, message);
@@ -189,7 +195,8 @@ impl World {
                 assert!(!self.cloud.writes.iter().any(under_way), "two writes of {object:?} of {job} at a time");
                 self.check.emitted(&job, &content, self.now);
                 let expected = self.cloud.versions.get(&(job.clone(), object)).copied();
-                self.cloud.writes.push(Write { job, version, expected, content });
+                let stirred = self.cloud.stirred;
+                self.cloud.writes.push(Write { job, version, expected, content, stirred });
             }
             Action::Delete { job, .. } => {
                 self.log(|| format!("  delete {job}"));
@@ -205,17 +212,19 @@ impl World {
         if which >= self.cloud.writes.len() {
             return;
         }
-        let Write { job, version, expected, content } = self.cloud.writes.remove(which);
+        let Write { job, version, expected, content, stirred } = self.cloud.writes.remove(which);
         let (object, key) = (content.object(), (job.clone(), content.object()));
         let outcome = if fate == Fate::Lost {
+            self.cloud.wrote.remove(&key);
             WriteOutcome::Failed
         } else {
             match self.land(&job, expected, &content, false) {
                 Ok(version) if fate == Fate::Answered => {
+                    let now = (content, stirred);
                     let known = self.cloud.wrote.get(&key);
-                    assert!(known != Some(&content), "written although nothing changed: {job} {object:?}");
+                    assert!(known != Some(&now), "written although nothing changed: {job} {object:?}");
                     self.cloud.versions.insert(key.clone(), version);
-                    self.cloud.wrote.insert(key, content);
+                    self.cloud.wrote.insert(key, now);
                     WriteOutcome::Done
                 }
                 Ok(_) => {
