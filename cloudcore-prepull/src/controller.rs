@@ -281,7 +281,10 @@ impl Controller {
                 }
                 (_, outcome) => {
                     let done = outcome == WriteOutcome::Done;
-                    self.with(&job, |job, actions| job.written(object, version, done, now, actions));
+                    if !self.with(&job, |job, actions| job.written(object, version, done, now, actions)) {
+                        // It was under way when the job went.
+                        self.actions.push(Action::Forget(job));
+                    }
                 }
             },
             Input::Tick => {}

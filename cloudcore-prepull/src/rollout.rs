@@ -382,7 +382,8 @@ impl Rollout {
     }
 
     /// The job was over before this life of cloudcore: the records stay as they are.
-    pub fn reopened_closed(mut self) -> Self {
+    #[must_use]
+    pub fn closed(mut self) -> Self {
         self.closed = true;
         self
     }

@@ -193,7 +193,7 @@ async fn jobs_share_the_nodes_and_each_node_works_on_one_at_a_time() -> Result<(
     // Thirty tasks, and never two on one node.
     assert_eq!((fleet.pulls(), fleet.most_at_once()), (30, EDGES));
     let ended = |status: &prepull_api::crd::status::ImagePrePullJobStatus| status.completion_time.clone();
-    let times: Vec<_> = futures::future::try_join_all(jobs.iter().map(|job| job.status())).await?;
+    let times: Vec<_> = futures::future::try_join_all(jobs.iter().map(Job::status)).await?;
     assert!(times.windows(2).all(|pair| ended(&pair[0]).map(|t| t.0) <= ended(&pair[1]).map(|t| t.0)));
     Ok(())
 }

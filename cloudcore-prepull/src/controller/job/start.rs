@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
+use prepull_api::enroll;
 use prepull_api::task::NodeName;
 use prepull_api::wire::bounded_reason;
 use ring::digest::{SHA256, digest};
@@ -268,7 +269,7 @@ impl Job {
             rollout.resume_waves(waves);
         }
         if over {
-            rollout = rollout.reopened_closed();
+            rollout = rollout.closed();
         } else {
             let gone = |record: &&NodeStatus| {
                 record.phase == NodePhase::Pending && !nodes.contains_key(&NodeName(record.node_name.clone()))
@@ -398,6 +399,6 @@ fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
     template.failure_tolerate.clear();
     // Maps are sorted and a spec always serialises.
     let json = serde_json::to_vec(&fixed).unwrap_or_default();
-    let hash = digest(&SHA256, &json);
-    hash.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    // Half of it tells any two specs apart that nobody made for the purpose.
+    enroll::hex(digest(&SHA256, &json).as_ref().get(..16).unwrap_or_default())
 }
