@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cloudcore_prepull::controller::{Content, JobObject};
+use cloudcore_prepull::controller::{Content, JobObject, Object};
 use cloudcore_prepull::plan::NodeView;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
@@ -113,6 +113,14 @@ impl Api {
             ImagePrePullReport { types: None, metadata, body: stored.object.clone() }
         };
         self.reports.iter().map(report).collect()
+    }
+
+    /// The version of an object that is there.
+    pub(crate) fn version(&self, (job, object): &(JobUid, Object)) -> Option<u64> {
+        match object {
+            Object::Status => self.jobs.get(job).map(|stored| stored.version),
+            Object::Report(index) => self.reports.get(&(job.clone(), *index)).map(|stored| stored.version),
+        }
     }
 
     /// What the API server says of the nodes of a job.

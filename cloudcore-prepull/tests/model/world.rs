@@ -218,7 +218,13 @@ impl World {
             self.cloud.wrote.remove(&key);
             WriteOutcome::Failed
         } else {
-            match self.land(&job, expected, &content, false) {
+            let mut landed = self.land(&job, expected, &content, false);
+            if landed == Err(Refused::Conflict) {
+                // The writer reads which version there is, and makes the write once more.
+                let current = self.api.version(&key);
+                landed = self.land(&job, current, &content, false);
+            }
+            match landed {
                 Ok(version) if fate == Fate::Answered => {
                     let now = (content, stirred);
                     let known = self.cloud.wrote.get(&key);
@@ -235,20 +241,7 @@ impl World {
                     self.cloud.versions.retain(|(known, _), _| *known != job);
                     WriteOutcome::Gone
                 }
-                Err(Refused::Conflict) => {
-                    self.cloud.wrote.remove(&key);
-                    let current = match object {
-                        Object::Status => self.api.jobs.get(&job).map(|stored| stored.version),
-                        Object::Report(index) => {
-                            self.api.reports.get(&(job.clone(), index)).map(|stored| stored.version)
-                        }
-                    };
-                    match current {
-                        Some(version) => _ = self.cloud.versions.insert(key, version),
-                        None => _ = self.cloud.versions.remove(&key),
-                    }
-                    WriteOutcome::Failed
-                }
+                Err(Refused::Conflict) => unreachable!("made once more"),
             }
         };
         self.log(|| format!("api: {object:?} of {job}: {fate:?}, {outcome:?}"));
