@@ -59,7 +59,13 @@ impl Check {
         Self { duplicates, ..Self::default() }
     }
 
-    pub(crate) fn delivered(&mut self, job: &JobUid, generation: i64, spec: ImagePrePullJobSpec, at: u64) -> bool {
+    pub(crate) fn delivered(
+        &mut self,
+        job: &JobUid,
+        generation: i64,
+        spec: ImagePrePullJobSpec,
+        at: u64,
+    ) -> bool {
         let known = self.delivered.entry(job.clone()).or_default();
         let new = known.last().is_none_or(|last| last.generation != generation);
         if new {
@@ -100,7 +106,11 @@ impl Check {
         for node in report.node_status.iter().filter(|node| node.phase == NodePhase::InProgress) {
             let start = millis(node.start_time.as_ref().expect("a node in progress has begun").0);
             let deadline = start + timeout(&spec.spec) + u64::try_from(REPORT_GRACE.as_millis()).unwrap();
-            assert!(deadline > now, "{} is in progress in {job}, past its deadline {deadline}", node.node_name);
+            assert!(
+                deadline > now,
+                "{} is in progress in {job}, past its deadline {deadline}",
+                node.node_name
+            );
         }
     }
 
@@ -108,7 +118,8 @@ impl Check {
         let Some(stored) = api.jobs.get(job) else { return };
         let ended = stored.object.status.as_ref().and_then(|status| status.completion_time.as_ref());
         let ended = millis(ended.expect("deleted, and its end is not written").0);
-        let ttl = |spec: &ImagePrePullJobSpec| spec.ttl_seconds_after_finished.map(|ttl| ttl.unsigned_abs() * 1000);
+        let ttl =
+            |spec: &ImagePrePullJobSpec| spec.ttl_seconds_after_finished.map(|ttl| ttl.unsigned_abs() * 1000);
         let due = |spec| ttl(spec).is_some_and(|ttl| ended + ttl <= now);
         assert!(self.in_force(job, now).any(due), "{job} is deleted before its time");
     }
@@ -160,7 +171,11 @@ impl Check {
                 }
                 NodePhase::Failure => assert!(
                     self.unsendable.contains(&(node.clone(), task.clone()))
-                        || told(&[TaskOutcome::Failed, TaskOutcome::DeadlineExceeded, TaskOutcome::Cancelled]),
+                        || told(&[
+                            TaskOutcome::Failed,
+                            TaskOutcome::DeadlineExceeded,
+                            TaskOutcome::Cancelled
+                        ]),
                     "(4) {node} never said that {task} failed"
                 ),
                 NodePhase::Pending => assert!(
@@ -241,7 +256,9 @@ impl Check {
             }
             JobPhase::Failure => assert!(
                 rules.any(|spec| {
-                    spec.active_deadline_seconds.is_some() || spec.rollout.is_some() || exceeded(spec, bad + late)
+                    spec.active_deadline_seconds.is_some()
+                        || spec.rollout.is_some()
+                        || exceeded(spec, bad + late)
                 }),
                 "{job} is a Failure with {bad} bad nodes"
             ),
@@ -290,7 +307,8 @@ impl Check {
         }
         let known = edge.disk.get(id).and_then(|record| record.images.get(index).cloned().flatten());
         assert!(known.is_none(), "(1) {node} pulls image {index} of {id} again, which is in its ledger");
-        let record = api.record(&id.job, node).filter(|record| record.attempt == id.attempt && id.attempt > 1);
+        let record =
+            api.record(&id.job, node).filter(|record| record.attempt == id.attempt && id.attempt > 1);
         let there = record.and_then(|record| record.image_status.get(index));
         assert!(
             there.is_none_or(|there| there.status != Tristate::True),
@@ -306,7 +324,8 @@ impl Check {
             }
             EdgeMessage::Result(result) => {
                 let stored = edge.disk.get(&result.task).and_then(|record| record.result.as_ref());
-                let refusal = !edge.disk.contains_key(&result.task) && result.outcome != TaskOutcome::Succeeded;
+                let refusal =
+                    !edge.disk.contains_key(&result.task) && result.outcome != TaskOutcome::Succeeded;
                 assert!(
                     stored == Some(result) || refusal,
                     "(2) {} says that {} ended, and that is not on its disk",

@@ -93,7 +93,11 @@ impl World {
             }
             self.collect_garbage();
             self.run_cloud(usize::MAX);
-            if !moved && self.cloud.writes.is_empty() && self.cloud.dispatches.is_empty() && self.cloud.deletes.is_empty() {
+            if !moved
+                && self.cloud.writes.is_empty()
+                && self.cloud.dispatches.is_empty()
+                && self.cloud.deletes.is_empty()
+            {
                 return;
             }
         }

@@ -169,7 +169,11 @@ impl World {
             self.act(action);
         }
         let due = self.cloud.controller.next_wakeup();
-        assert!(due.is_none_or(|due| due > at(self.now)), "busy: after a flush at {} {due:?} is due", self.now);
+        assert!(
+            due.is_none_or(|due| due > at(self.now)),
+            "busy: after a flush at {} {due:?} is due",
+            self.now
+        );
     }
 
     fn act(&mut self, action: Action) {
@@ -192,7 +196,10 @@ impl World {
                 self.log(|| format!("  write {job} {}", shown(&content)));
                 let object = content.object();
                 let under_way = |write: &Write| write.job == job && write.content.object() == object;
-                assert!(!self.cloud.writes.iter().any(under_way), "two writes of {object:?} of {job} at a time");
+                assert!(
+                    !self.cloud.writes.iter().any(under_way),
+                    "two writes of {object:?} of {job} at a time"
+                );
                 self.check.emitted(&job, &content, self.now);
                 let expected = self.cloud.versions.get(&(job.clone(), object)).copied();
                 let stirred = self.cloud.stirred;
@@ -327,7 +334,12 @@ impl World {
             open: self.edges[edge].agent.open_tasks(),
             ..Hello::default()
         };
-        self.log(|| format!("n{edge}: dials, open {:?}", hello.open.iter().map(|o| (o.task.to_string(), o.phase)).collect::<Vec<_>>()));
+        self.log(|| {
+            format!(
+                "n{edge}: dials, open {:?}",
+                hello.open.iter().map(|o| (o.task.to_string(), o.phase)).collect::<Vec<_>>()
+            )
+        });
         let conn = Conn {
             edge,
             hello: Some(hello),
@@ -572,19 +584,27 @@ fn said(message: &EdgeMessage) -> String {
         EdgeMessage::Hello(_) => "Hello".to_owned(),
         EdgeMessage::Accepted { task } => format!("Accepted {task}"),
         EdgeMessage::Progress(progress) => format!("Progress {}", progress.task),
-        EdgeMessage::Result(result) => format!("Result {} {:?} {}", result.task, result.outcome, result.reason),
+        EdgeMessage::Result(result) => {
+            format!("Result {} {:?} {}", result.task, result.outcome, result.reason)
+        }
     }
 }
 
 fn shown(content: &cloudcore_prepull::controller::Content) -> String {
     use cloudcore_prepull::controller::Content;
     match content {
-        Content::Status(status) => format!("status {:?} {:?} {}", status.phase, status.summary, status.reason),
+        Content::Status(status) => {
+            format!("status {:?} {:?} {}", status.phase, status.summary, status.reason)
+        }
         Content::Report(report) => {
             let node = |node: &prepull_api::crd::status::NodeStatus| {
                 format!("{} {:?}/{}", node.node_name, node.phase, node.attempt)
             };
-            format!("report {}: {}", report.index, report.node_status.iter().map(node).collect::<Vec<_>>().join(", "))
+            format!(
+                "report {}: {}",
+                report.index,
+                report.node_status.iter().map(node).collect::<Vec<_>>().join(", ")
+            )
         }
     }
 }
