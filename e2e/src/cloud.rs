@@ -11,6 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use crate::api_proxy::ApiProxy;
 use crate::cleanup::{Child, eventually, keeping};
 use crate::cluster::{Cluster, NAMESPACE};
 use crate::parts;
@@ -40,6 +41,7 @@ pub struct Cloud {
 /// A cloud to be; `.await` starts it.
 pub struct Start<'a> {
     cluster: &'a Cluster,
+    kubeconfig: PathBuf,
     name: String,
     arguments: Vec<OsString>,
 }
@@ -47,7 +49,8 @@ pub struct Start<'a> {
 impl Cloud {
     /// Under RBAC, with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`.
     pub fn start(cluster: &Cluster) -> Start<'_> {
-        Start { cluster, name: PROGRAM.to_owned(), arguments: Vec::new() }
+        let kubeconfig = cluster.cloudcore_kubeconfig().to_owned();
+        Start { cluster, kubeconfig, name: PROGRAM.to_owned(), arguments: Vec::new() }
     }
 
     /// Where edges dial.
@@ -180,6 +183,13 @@ impl Start<'_> {
         self
     }
 
+    /// It reaches the API server through a proxy.
+    #[must_use]
+    pub fn through(mut self, api: &ApiProxy) -> Self {
+        api.kubeconfig().clone_into(&mut self.kubeconfig);
+        self
+    }
+
     /// Under another name: a second one beside the first. It is the name of its log.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
@@ -193,7 +203,7 @@ impl Start<'_> {
             dir: place.new_dir("cloud")?,
             place,
             name: self.name,
-            kubeconfig: self.cluster.cloudcore_kubeconfig().to_owned(),
+            kubeconfig: self.kubeconfig,
             tunnel: Port::reserve()?,
             enroll: Port::reserve()?,
             metrics: Port::reserve()?,

@@ -176,6 +176,17 @@ impl Cluster {
         self.server()?.apiserver()?.cont()
     }
 
+    /// Kills etcd, which keeps its data: kube-apiserver answers errors, or nothing.
+    pub fn stop_etcd(&self) -> Result<()> {
+        self.server()?.stop_etcd()
+    }
+
+    /// Starts etcd again with its data, and waits until kube-apiserver has noticed.
+    pub async fn start_etcd(&self) -> Result<()> {
+        self.server()?.start_etcd(&self.place)?;
+        self.is_ready().await
+    }
+
     /// Writes jobs, reports, events and nodes into the log directory. Happens on drop as well.
     pub async fn dump(&self) -> Result<()> {
         dump::write(&self.client, self.place.logs()).await

@@ -4,6 +4,7 @@
 //! ```text
 //!  Place (temporary directory, logs, canary)      Reaper (outlives a killed test and cleans up after it)
 //!    ├─ Cluster   etcd, kube-apiserver (RBAC on), CRDs, nodes, secrets ── Job, JobStatus
+//!    ├─ ApiProxy  between the cloud and kube-apiserver: refuses, delays, cuts, loses answers, ends watches
 //!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (made once, cached)
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
@@ -20,6 +21,7 @@
 //! Names that the environment sets (see e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
 //! `PREPULL_E2E_LOGS`, `PREPULL_E2E_KUBECONFIG`.
 
+pub mod api_proxy;
 mod background;
 pub mod certs;
 pub mod cleanup;
@@ -41,6 +43,7 @@ pub mod stage;
 
 /// What a test usually needs.
 pub mod prelude {
+    pub use crate::api_proxy::{ApiProxy, Fault, Requests};
     pub use crate::certs::Authority;
     pub use crate::cleanup::eventually;
     pub use crate::cloud::Cloud;
