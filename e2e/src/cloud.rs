@@ -1,7 +1,7 @@
 //! cloudcore-prepull, as its own ServiceAccount.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -10,10 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use kube::config::Kubeconfig;
 
 use crate::api_proxy::ApiProxy;
 use crate::cleanup::{Child, eventually, keeping};
 use crate::cluster::{Cluster, NAMESPACE};
+use crate::network::{Network, Passage, Space};
 use crate::parts;
 use crate::place::Place;
 use crate::plain_http;
@@ -35,6 +37,8 @@ pub struct Cloud {
     enroll: Port,
     metrics: Port,
     arguments: Vec<OsString>,
+    /// Where it runs, if not where we do, and the ways there.
+    space: Option<(Space, Vec<Passage>)>,
     process: Option<Child>,
 }
 
@@ -44,13 +48,14 @@ pub struct Start<'a> {
     kubeconfig: PathBuf,
     name: String,
     arguments: Vec<OsString>,
+    space: Option<Space>,
 }
 
 impl Cloud {
     /// Under RBAC, with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`.
     pub fn start(cluster: &Cluster) -> Start<'_> {
         let kubeconfig = cluster.cloudcore_kubeconfig().to_owned();
-        Start { cluster, kubeconfig, name: PROGRAM.to_owned(), arguments: Vec::new() }
+        Start { cluster, kubeconfig, name: PROGRAM.to_owned(), arguments: Vec::new(), space: None }
     }
 
     /// Where edges dial.
@@ -135,14 +140,19 @@ impl Cloud {
         let _ = std::fs::remove_file(&ports_file);
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
-        for (flag, port) in [
-            ("--tunnel-listen", &self.tunnel),
-            ("--enroll-listen", &self.enroll),
-            ("--metrics-listen", &self.metrics),
+        // In a namespace of its own nobody else can get at it.
+        let tunnel = if self.space.is_some() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
+        for (flag, address) in [
+            ("--tunnel-listen", (tunnel, self.tunnel.number()).into()),
+            ("--enroll-listen", self.enroll.addr()),
+            ("--metrics-listen", self.metrics.addr()),
         ] {
-            command.arg(flag).arg(port.addr().to_string());
+            command.arg(flag).arg(SocketAddr::to_string(&address));
         }
         command.arg("--ports-file").arg(&ports_file).args(&self.arguments);
+        if let Some((space, _)) = &self.space {
+            command = space.command(&command);
+        }
         let mut process = Child::spawn(&self.place, &self.name, command)?;
         let listens = || {
             // The outer error is worth another try, the inner one is not.
@@ -155,6 +165,20 @@ impl Cloud {
         eventually("cloudcore-prepull listens", START_LIMIT, listens).await??;
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Between where we are and where it runs: from us to its ports, and from it to the API server.
+    fn passages(&self, space: &Space) -> Result<Vec<Passage>> {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let cluster = kubeconfig.clusters.first().and_then(|named| named.cluster.as_ref());
+        let server = cluster.and_then(|cluster| cluster.server.as_deref()).unwrap_or_default();
+        let server = server.trim_start_matches("https://").trim_end_matches('/');
+        let server = server.parse().with_context(|| format!("the API server {server} is not on loopback"))?;
+        let mut passages = vec![Passage::through(Some(space), None, server)?];
+        for addr in [self.tunnel_addr(), self.enroll_addr(), self.metrics_addr()] {
+            passages.push(Passage::through(None, Some(space), addr)?);
+        }
+        Ok(passages)
     }
 
     /// SIGSTOP: its connections stay open and nothing answers.
@@ -190,6 +214,13 @@ impl Start<'_> {
         self
     }
 
+    /// It runs in the network's place for the cloud.
+    #[must_use]
+    pub fn within(mut self, network: &Network) -> Self {
+        self.space = Some(network.cloud().clone());
+        self
+    }
+
     /// Under another name: a second one beside the first. It is the name of its log.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
@@ -208,8 +239,12 @@ impl Start<'_> {
             enroll: Port::reserve()?,
             metrics: Port::reserve()?,
             arguments: self.arguments,
+            space: None,
             process: None,
         };
+        if let Some(space) = self.space {
+            cloud.space = Some((space.clone(), cloud.passages(&space)?));
+        }
         cloud.restart().await?;
         Ok(cloud)
     }

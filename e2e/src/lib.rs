@@ -9,8 +9,10 @@
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
+//!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
 //!    ├─ Stage     cluster, cloud and edge nodes in one go
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
+//!    ├─ Intruder  a client with a node's certificate that says what it likes
 //!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
 //! ```
 //!
@@ -29,7 +31,9 @@ pub mod cloud;
 pub mod cluster;
 pub mod demo;
 pub mod images;
+pub mod intruder;
 pub mod jobs;
+pub mod network;
 pub mod node;
 pub mod parts;
 pub mod place;
@@ -49,7 +53,9 @@ pub mod prelude {
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
     pub use crate::images::{Image, MIB};
+    pub use crate::intruder::{Intruder, Wire};
     pub use crate::jobs::{Job, StatusExt};
+    pub use crate::network::{Cable, Network};
     pub use crate::node::{Containerd, EdgeNode};
     pub use crate::place::{CANARY, Place, password};
     pub use crate::proxy::Proxy;

@@ -21,6 +21,7 @@ pub use ledger::LedgerTask;
 use crate::cleanup::{Child, eventually};
 use crate::cloud::{Cloud, Metrics};
 use crate::cluster::Cluster;
+use crate::network::{Cable, Passage, Space};
 use crate::parts;
 use crate::place::Place;
 use crate::plain_http;
@@ -41,6 +42,8 @@ pub struct EdgeNode {
     state: PathBuf,
     metrics: Port,
     arguments: Vec<OsString>,
+    /// Where the agent runs, if not where we do, and the way to its metrics.
+    space: Option<(Space, Passage)>,
     agent: Option<Child>,
 }
 
@@ -50,6 +53,7 @@ pub struct Start<'a> {
     name: String,
     tunnel: SocketAddr,
     arguments: Vec<OsString>,
+    space: Option<Space>,
     agent: bool,
 }
 
@@ -62,6 +66,7 @@ impl EdgeNode {
             name: name.to_owned(),
             tunnel: cloud.tunnel_addr(),
             arguments: Vec::new(),
+            space: None,
             agent: true,
         }
     }
@@ -123,6 +128,11 @@ impl EdgeNode {
         command.arg("run").arg("--state-dir").arg(&self.state);
         command.args(["--runtime-endpoint", &self.containerd.endpoint()]);
         command.arg("--metrics-listen").arg(self.metrics.addr().to_string()).args(&self.arguments);
+        // How full the disk of the test's machine is must not matter; a test that means it says so by a flag.
+        command.env("PREPULL_DISK_MIN_FREE", "1GiB");
+        if let Some((space, _)) = &self.space {
+            command = space.command(&command);
+        }
         self.agent = Some(Child::spawn(&self.place, &format!("agent-{}", self.name), command)?);
         Ok(())
     }
@@ -195,6 +205,21 @@ impl Start<'_> {
         self
     }
 
+    /// Its agent runs at the end of a cable to the cloud, which is in the same network.
+    #[must_use]
+    pub fn on(mut self, cable: &Cable) -> Self {
+        self.space = Some(cable.edge().clone());
+        let port = self.cloud.tunnel_addr().port();
+        self.tunnel_at((cable.cloud_address(), port).into())
+    }
+
+    /// Its tunnel is to be dialled there.
+    #[must_use]
+    pub fn tunnel_at(mut self, addr: SocketAddr) -> Self {
+        self.tunnel = addr;
+        self
+    }
+
     /// Flags of the agent's `run`.
     #[must_use]
     pub fn args(mut self, arguments: &[&str]) -> Self {
@@ -210,7 +235,7 @@ impl Start<'_> {
     }
 
     async fn start(self) -> Result<EdgeNode> {
-        let Self { cloud, name, tunnel, arguments, agent } = self;
+        let Self { cloud, name, tunnel, arguments, space, agent } = self;
         let (containerd, token) = tokio::try_join!(Containerd::start(&name), cloud.token(&name))?;
         let place = Place::here()?;
         let state = containerd.dir().join("agent");
@@ -220,7 +245,14 @@ impl Start<'_> {
         command.args(["--tunnel-url", &format!("wss://{tunnel}{}", prepull_api::wire::TUNNEL_PATH)]);
         parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
         let metrics = Port::reserve()?;
-        let mut node = EdgeNode { place, name, containerd, state, metrics, arguments, agent: None };
+        let space = match space {
+            Some(space) => {
+                let passage = Passage::through(None, Some(&space), metrics.addr())?;
+                Some((space, passage))
+            }
+            None => None,
+        };
+        let mut node = EdgeNode { place, name, containerd, state, metrics, arguments, space, agent: None };
         if agent {
             node.restart_agent()?;
         }

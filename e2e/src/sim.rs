@@ -1,7 +1,7 @@
 //! Simulated edges, by the thousand: the real tunnel, real certificates and the real agent, but a ledger in memory
 //! and pulls that only take time.
 
-mod certificates;
+pub(crate) mod certificates;
 mod edge;
 
 use std::sync::Arc;

@@ -11,6 +11,7 @@ use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::images::Image;
 use crate::jobs::JobBuilder;
+use crate::network::Network;
 use crate::node::{EdgeNode, Start};
 use crate::place::password;
 use crate::proxy::Proxy;
@@ -54,6 +55,18 @@ impl Site {
         let api = ApiProxy::start(&cluster, seed)?;
         let cloud = Cloud::start(&cluster).through(&api).args(cloud).await?;
         Ok((Self::around(cluster, registry, cloud).await?, api))
+    }
+
+    /// Starts all of it, the cloud in a network of its own, to which so many cables may lead.
+    pub async fn in_network(cloud: &[&str], cables: u8) -> Result<(Self, Network)> {
+        let (cluster, registry) = Self::parts().await?;
+        let network = Network::new().await?;
+        let mut start = Cloud::start(&cluster).within(&network).args(cloud);
+        for address in Network::cloud_addresses(cables) {
+            start = start.arg("--advertise").arg(&address);
+        }
+        let cloud = start.await?;
+        Ok((Self::around(cluster, registry, cloud).await?, network))
     }
 
     async fn parts() -> Result<(Cluster, Registry)> {

@@ -16,14 +16,14 @@ use crate::cluster::{Cluster, NAMESPACE};
 const SECRET: &str = "prepull-ca";
 
 /// The cloud's CA.
-pub(super) struct Authority {
+pub(crate) struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
     /// Reads it, with an administrator's rights.
-    pub(super) async fn of(cluster: &Cluster) -> Result<Self> {
+    pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let secret = Api::<Secret>::namespaced(cluster.client(), NAMESPACE).get(SECRET).await;
         let secret = secret.with_context(|| format!("cannot read Secret {NAMESPACE}/{SECRET}"))?;
         let part = |name: &str| {
@@ -43,18 +43,28 @@ impl Authority {
         nodes.iter().map(|node| self.identity(&dir.join(node), node, &key)).collect()
     }
 
-    /// As `join` would leave it.
-    fn identity(&self, dir: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
+    /// A node's certificate, as enrolment would give it, PEM.
+    pub(crate) fn certificate(&self, node: &str, key: &KeyPair) -> Result<String> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::OrganizationName, NODES_ORGANISATION);
         params.distinguished_name.push(DnType::CommonName, format!("{NODE_PREFIX}{node}"));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let certificate = params.signed_by(key, &self.issuer)?;
+        Ok(params.signed_by(key, &self.issuer)?.pem())
+    }
+
+    /// The CA's own, PEM.
+    pub(crate) fn pem(&self) -> &str {
+        &self.certificate
+    }
+
+    /// As `join` would leave it.
+    fn identity(&self, dir: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
+        let certificate = self.certificate(node, key)?;
         let pki = dir.join("pki");
         std::fs::create_dir_all(&pki)?;
         std::fs::write(pki.join("ca.crt"), &self.certificate)?;
-        std::fs::write(pki.join("client.crt"), certificate.pem())?;
+        std::fs::write(pki.join("client.crt"), certificate)?;
         std::fs::write(pki.join("client.key"), key.serialize_pem())?;
         let identity = Identity::load(dir).with_context(|| format!("no identity for {node}"))?;
         // It is in memory, and not renewed within a test.
