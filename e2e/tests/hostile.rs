@@ -1,6 +1,7 @@
 //! A node with a good certificate that means ill, while other edges are in the middle of a job: they are done in
 //! time and right, keep their sessions, and the cloud keeps its memory.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -8,7 +9,7 @@ use prepull_api::task::{
     CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, TaskId, TaskOutcome,
     TaskResult,
 };
-use prepull_api::wire::{EdgeMessage, Hello, MAX_MESSAGE, Progress};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase, OpenTask, Progress};
 use prepull_e2e::prelude::*;
 use tokio_tungstenite::tungstenite::Message;
 
@@ -21,6 +22,12 @@ const AT_A_TIME: i64 = 5;
 const MEMORY: u64 = 32 * MIB;
 /// For the honest edges' job, which takes five seconds alone.
 const IN_TIME: Duration = Duration::from_secs(30);
+/// A round of what has no end of its own.
+const BURST: Duration = Duration::from_secs(3);
+/// Nearly twice as many as there are places for handshakes.
+const CONNECTIONS: usize = 1000;
+/// For a session that begins while others hold these: two turns of a second each, and a busy machine.
+const LET_IN: Duration = Duration::from_secs(6);
 
 /// Honest edges that work on a job, and somebody else.
 struct Scene {
@@ -46,30 +53,51 @@ impl Scene {
         Ok(Self { fleet, cloud, cluster, intruder, memory })
     }
 
-    /// The attack goes on for as long as the honest edges work.
-    async fn under(&self, attack: impl Future<Output = Result<()>>) -> Result<()> {
-        let job = self.cluster.job("honest").images(["harbor.example/a:v1"]).on(self.fleet.names());
+    /// A session of another node begins, soon, although the attack goes on.
+    async fn lets_in_somebody_else(&self) -> Result<()> {
+        let honest = Intruder::of(&self.cluster, &self.cloud, "somebody-else").await?;
         let begin = Instant::now();
+        honest.enter().await.context("kept out")?;
+        eprintln!("let in after {:?}", begin.elapsed());
+        ensure!(begin.elapsed() < LET_IN, "it took {:?}", begin.elapsed());
+        Ok(())
+    }
+
+    /// One round of the attack after the other, one at the least, for as long as the honest edges work. The attack is
+    /// told the UID of their job.
+    async fn under(&self, attack: impl AsyncFn(JobUid) -> Result<()>) -> Result<()> {
+        let job = self.cluster.job("honest").images(["harbor.example/a:v1"]).on(self.fleet.names());
         let job = job.concurrency(AT_A_TIME).apply().await?.within(IN_TIME);
-        let mut most = 0;
+        job.until("it has begun", |status| status.summary.in_progress > 0).await?;
+        let uid = JobUid(job.uid().await?);
+        let (begin, done) = (Instant::now(), Cell::new(None));
+        let honest = async {
+            let status = job.completes().await?;
+            done.set(Some(begin.elapsed()));
+            anyhow::Ok(status)
+        };
+        let (rounds, most) = (Cell::new(0), Cell::new(0));
+        let attack = async {
+            while rounds.get() == 0 || done.get().is_none() {
+                attack(uid.clone()).await.with_context(|| format!("round {}", rounds.get()))?;
+                rounds.set(rounds.get() + 1);
+            }
+            anyhow::Ok(())
+        };
         let watch = async {
             loop {
-                most = most.max(self.cloud.process()?.memory()?);
-                assert_eq!(self.fleet.connected(), HONEST, "a session ended");
+                most.set(self.cloud.process()?.memory()?.max(most.get()));
+                ensure!(self.fleet.connected() == HONEST, "the session of an honest edge ended");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        let attack = async {
-            attack.await?;
-            std::future::pending::<Result<()>>().await
-        };
-        let status = tokio::select! {
-            status = job.completes() => status?,
-            ended = attack => bail!("the attack ended: {ended:?}"),
+        let (status, ()) = tokio::select! {
+            both = async { tokio::try_join!(honest, attack) } => both?,
             ended = watch => return ended,
         };
+        let (most, rounds, took) = (most.get(), rounds.get(), done.get());
         eprintln!(
-            "done after {:?}; memory {} MiB, then at most {} MiB",
+            "honest job {took:?}, {rounds} rounds in {:?}, {} MiB, at most {} MiB",
             begin.elapsed(),
             self.memory / MIB,
             most / MIB
@@ -79,14 +107,6 @@ impl Scene {
         ensure!(most < self.memory + MEMORY, "from {} to {most} bytes", self.memory);
         assert_eq!(self.fleet.pulled_twice(), 0);
         self.fleet.all_acknowledged().await
-    }
-
-    /// The UID of the honest edges' job, once they work on it.
-    async fn job(&self) -> Result<JobUid> {
-        let job = self.cluster.existing_job("honest");
-        job.exists().await?;
-        job.until("it has begun", |status| status.summary.in_progress > 0).await?;
-        Ok(JobUid(job.uid().await?))
     }
 }
 
@@ -127,29 +147,23 @@ fn progress(job: &JobUid, index: u32) -> EdgeMessage {
 #[tokio::test]
 async fn garbage_ends_the_session_that_it_came_on_and_no_other() -> Result<()> {
     let scene = Scene::start().await?;
-    let attack = async {
-        scene.job().await?;
-        for round in 0.. {
-            let garbage = [
-                Message::text("{"),
-                Message::text(r#"{"type":"become_root"}"#),
-                Message::text(r#"{"type":"progress","task":{"job":"x"},"images":"all"}"#),
-                Message::binary(vec![0xff; 4096]),
-                Message::text("x".repeat(2 * MAX_MESSAGE)),
-                Message::text("[".repeat(500_000)),
-            ];
-            for frame in garbage {
-                let what = format!("{frame:.20}");
-                let mut wire = scene.intruder.enter().await?;
-                let _ = wire.send(frame).await; // the cloud may hang up before the end of it
-                let reason = wire.end().await?;
-                // A reason can be lost where the cloud hangs up on what is still on its way.
-                let known = ["not a message", "text frames", "at most 1048576", ""];
-                ensure!(
-                    known.iter().any(|known| reason.contains(known)),
-                    "round {round}, {what}: {reason:?}"
-                );
-            }
+    let attack = async |_| {
+        for frame in [
+            Message::text("{"),
+            Message::text(r#"{"type":"become_root"}"#),
+            Message::text(r#"{"type":"progress","task":{"job":"x"},"images":"all"}"#),
+            Message::binary(vec![0xff; 4096]),
+            Message::text("x".repeat(2 * MAX_MESSAGE)),
+            Message::text("[".repeat(500_000)),
+        ] {
+            let what = format!("{frame:.20}");
+            let mut wire = scene.intruder.enter().await?;
+            let _ = wire.send(frame).await; // the cloud may hang up before the end of it
+            let reason = wire.end().await?;
+            // A reason can be lost where the cloud hangs up on what is still on its way.
+            let known = ["not a message", "text frames", "at most 1048576"];
+            let is_known = reason.is_empty() || known.iter().any(|known| reason.contains(known));
+            ensure!(is_known, "{what}: {reason:?}");
         }
         Ok(())
     };
@@ -159,105 +173,28 @@ async fn garbage_ends_the_session_that_it_came_on_and_no_other() -> Result<()> {
 #[tokio::test]
 async fn forged_messages_change_nothing() -> Result<()> {
     let scene = Scene::start().await?;
-    let attack = async {
-        let (job, none) = (scene.job().await?, JobUid("no-such-job".to_owned()));
+    let attack = async |job: JobUid| {
         let mut wire = scene.intruder.enter().await?;
-        loop {
-            for job in [&job, &none] {
-                for message in [
-                    EdgeMessage::Accepted { task: task(job, 1) },
-                    EdgeMessage::Accepted { task: task(job, u32::MAX) },
-                    progress(job, 0),
-                    progress(job, u32::MAX),
-                    result(job, TaskOutcome::Failed, 1),
-                    result(job, TaskOutcome::Succeeded, 0),
-                    result(job, TaskOutcome::Cancelled, 256),
-                ] {
-                    wire.say(&message).await?;
-                }
-                // Each result is taken off its hands.
-                let mut acknowledged = 0;
-                while acknowledged < 3 {
-                    acknowledged += usize::from(matches!(
-                        wire.hear().await?,
-                        prepull_api::wire::CloudMessage::ResultAck { .. }
-                    ));
-                }
+        for job in [job, JobUid("no-such-job".to_owned())] {
+            for message in [
+                EdgeMessage::Accepted { task: task(&job, 1) },
+                EdgeMessage::Accepted { task: task(&job, u32::MAX) },
+                progress(&job, 0),
+                progress(&job, u32::MAX),
+                result(&job, TaskOutcome::Failed, 1),
+                result(&job, TaskOutcome::Succeeded, 0),
+                result(&job, TaskOutcome::Cancelled, 256),
+            ] {
+                wire.say(&message).await?;
             }
-            // No faster than an honest edge may: the flood is another test.
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            // Each result is taken off its hands.
+            let mut acknowledged = 0;
+            while acknowledged < 3 {
+                acknowledged += usize::from(matches!(wire.hear().await?, CloudMessage::ResultAck { .. }));
+            }
         }
-    };
-    scene.under(attack).await
-}
-
-#[tokio::test]
-async fn a_node_that_never_reads_costs_a_bounded_queue() -> Result<()> {
-    let scene = Scene::start().await?;
-    let attack = async {
-        let job = scene.job().await?;
-        loop {
-            let mut wire = scene.intruder.enter().await?;
-            // Each is answered, and no answer is read.
-            while wire.say(&result(&job, TaskOutcome::Failed, 200)).await.is_ok() {}
-        }
-    };
-    scene.under(attack).await
-}
-
-#[tokio::test]
-async fn a_flood_of_progress_and_results_is_held_back() -> Result<()> {
-    let scene = Scene::start().await?;
-    let attack = async {
-        let job = scene.job().await?;
-        for round in 0_u32.. {
-            let mut wire = scene.intruder.enter().await?;
-            let flood = if round.is_multiple_of(2) {
-                progress(&job, 0)
-            } else {
-                result(&job, TaskOutcome::Failed, 1)
-            };
-            let begin = Instant::now();
-            while begin.elapsed() < Duration::from_secs(3) && wire.say(&flood).await.is_ok() {}
-        }
-        Ok(())
-    };
-    scene.under(attack).await
-}
-
-#[tokio::test]
-async fn a_thousand_connections_keep_nobody_out() -> Result<()> {
-    const CONNECTIONS: usize = 1000;
-    let scene = Scene::start().await?;
-    let attack = async {
-        scene.job().await?;
-        let knocks = join_all((0..CONNECTIONS).map(|_| scene.intruder.knock())).await;
-        ensure!(
-            knocks.iter().filter(|knock| knock.is_ok()).count() > CONNECTIONS / 2,
-            "hardly any got through"
-        );
-        // Somebody else comes: a session that begins while all of these wait for a handshake.
-        let late = Intruder::of(&scene.cluster, &scene.cloud, "late").await?;
-        let begin = Instant::now();
-        let _wire = late.enter().await.context("kept out by bare connections")?;
-        eprintln!("past bare connections after {:?}", begin.elapsed());
-        ensure!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());
-        drop(knocks);
-
-        let shakes = join_all((0..CONNECTIONS).map(|_| scene.intruder.shake())).await;
-        let late = Intruder::of(&scene.cluster, &scene.cloud, "later").await?;
-        let begin = Instant::now();
-        let _wire = late.enter().await.context("kept out by TLS connections")?;
-        eprintln!("past TLS connections after {:?}", begin.elapsed());
-        ensure!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());
-        drop(shakes);
-
-        let sessions = join_all((0..CONNECTIONS).map(|_| scene.intruder.enter())).await;
-        let open = sessions.iter().filter(|session| session.is_ok()).count();
-        // Of one node, four at a time; each new one replaces the one before, which then makes room.
-        ensure!(open > 0, "none of the sessions was welcomed");
-        let count = scene.cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]);
-        ensure!(count < 25.0 + 2.0 + 1.5, "{count} sessions");
+        // No faster than an honest edge may: the flood is another test.
+        tokio::time::sleep(Duration::from_millis(200)).await;
         Ok(())
     };
     scene.under(attack).await
@@ -265,10 +202,8 @@ async fn a_thousand_connections_keep_nobody_out() -> Result<()> {
 
 #[tokio::test]
 async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<()> {
-    use prepull_api::wire::{CloudMessage, OpenPhase, OpenTask};
     let scene = Scene::start().await?;
-    let attack = async {
-        let job = scene.job().await?;
+    let attack = async |job: JobUid| {
         let mut wire = scene.intruder.dial().await?;
         let phases = [OpenPhase::NeedsKeys, OpenPhase::Running];
         let open = phases.map(|phase| OpenTask { task: task(&job, 1), phase }).to_vec();
@@ -279,6 +214,70 @@ async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<(
             ensure!(matches!(answer, CloudMessage::Cancel { .. }), "{answer:?}");
         }
         Ok(())
+    };
+    scene.under(attack).await
+}
+
+#[tokio::test]
+async fn a_node_that_never_reads_costs_a_bounded_queue() -> Result<()> {
+    let scene = Scene::start().await?;
+    let attack = async |job: JobUid| {
+        let mut wire = scene.intruder.enter().await?;
+        let begin = Instant::now();
+        // Each is answered, and no answer is read.
+        while begin.elapsed() < BURST && wire.say(&result(&job, TaskOutcome::Failed, 200)).await.is_ok() {}
+        Ok(())
+    };
+    scene.under(attack).await
+}
+
+#[tokio::test]
+async fn a_flood_is_held_back() -> Result<()> {
+    let scene = Scene::start().await?;
+    let attack = async |job: JobUid| {
+        for flood in [progress(&job, 0), result(&job, TaskOutcome::Failed, 1)] {
+            let mut wire = scene.intruder.enter().await?;
+            let begin = Instant::now();
+            while begin.elapsed() < BURST && wire.say(&flood).await.is_ok() {}
+        }
+        Ok(())
+    };
+    scene.under(attack).await
+}
+
+#[tokio::test]
+async fn a_thousand_bare_connections_keep_nobody_out() -> Result<()> {
+    let scene = Scene::start().await?;
+    let attack = async |_| {
+        let knocks = join_all((0..CONNECTIONS).map(|_| scene.intruder.knock())).await;
+        let open = knocks.iter().filter(|knock| knock.is_ok()).count();
+        ensure!(open == CONNECTIONS, "{open} got through: the attack is none");
+        scene.lets_in_somebody_else().await
+    };
+    scene.under(attack).await
+}
+
+#[tokio::test]
+async fn a_thousand_tls_connections_keep_nobody_out() -> Result<()> {
+    let scene = Scene::start().await?;
+    let attack = async |_| {
+        let shakes = join_all((0..CONNECTIONS).map(|_| scene.intruder.shake())).await;
+        ensure!(shakes.iter().any(Result::is_ok), "none got through: the attack is none");
+        scene.lets_in_somebody_else().await
+    };
+    scene.under(attack).await
+}
+
+#[tokio::test]
+async fn a_thousand_sessions_of_one_node_keep_nobody_out() -> Result<()> {
+    let scene = Scene::start().await?;
+    let attack = async |_| {
+        let sessions = join_all((0..CONNECTIONS).map(|_| scene.intruder.enter())).await;
+        // Of one node, four connections at a time; each new session replaces the one before.
+        ensure!(sessions.iter().any(Result::is_ok), "none was welcomed: the attack is none");
+        let count = scene.cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]);
+        ensure!(count < 25.0 + 2.5, "{count} sessions");
+        scene.lets_in_somebody_else().await
     };
     scene.under(attack).await
 }
