@@ -19,6 +19,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::{conditions, wait::await_condition};
 use kube::{Client, Config};
 use server::Server;
+pub use server::Servers;
 
 pub(crate) use apply::documents;
 pub use objects::NodeBuilder;
@@ -185,6 +186,11 @@ impl Cluster {
     pub async fn start_etcd(&self) -> Result<()> {
         self.server()?.start_etcd(&self.place)?;
         self.is_ready().await
+    }
+
+    /// The processes, for whoever measures them. None where the cluster is not ours.
+    pub fn servers(&self) -> Option<Servers> {
+        self.server().and_then(|server| server.processes()).ok()
     }
 
     /// Writes jobs, reports, events and nodes into the log directory. Happens on drop as well.

@@ -44,6 +44,7 @@ pub struct EdgeNode {
     arguments: Vec<OsString>,
     /// Where the agent runs, if not where we do, and the way to its metrics.
     space: Option<(Space, Passage)>,
+    environment: Vec<(&'static str, OsString)>,
     agent: Option<Child>,
 }
 
@@ -54,6 +55,8 @@ pub struct Start<'a> {
     tunnel: SocketAddr,
     arguments: Vec<OsString>,
     space: Option<Space>,
+    environment: Vec<(&'static str, OsString)>,
+    disk: Option<u64>,
     agent: bool,
 }
 
@@ -67,6 +70,8 @@ impl EdgeNode {
             tunnel: cloud.tunnel_addr(),
             arguments: Vec::new(),
             space: None,
+            environment: Vec::new(),
+            disk: None,
             agent: true,
         }
     }
@@ -128,8 +133,8 @@ impl EdgeNode {
         command.arg("run").arg("--state-dir").arg(&self.state);
         command.args(["--runtime-endpoint", &self.containerd.endpoint()]);
         command.arg("--metrics-listen").arg(self.metrics.addr().to_string()).args(&self.arguments);
-        // How full the disk of the test's machine is must not matter; a test that means it says so by a flag.
-        command.env("PREPULL_DISK_MIN_FREE", "1GiB");
+        // A machine that is used for building is not to fail the check for a tenth of its disk.
+        command.env("PREPULL_DISK_MIN_FREE", "64MiB").envs(self.environment.iter().cloned());
         if let Some((space, _)) = &self.space {
             command = space.command(&command);
         }
@@ -227,6 +232,24 @@ impl Start<'_> {
         self
     }
 
+    /// Its runtime's data is on a disk of so many bytes.
+    #[must_use]
+    pub fn disk(mut self, size: u64) -> Self {
+        self.disk = Some(size);
+        self
+    }
+
+    /// Its clock on the wall is so many seconds ahead, or behind; the monotonic one is as it should be.
+    pub fn clock_off_by(mut self, seconds: i64) -> Result<Self> {
+        self.environment.extend([
+            ("LD_PRELOAD", parts::libfaketime()?.into()),
+            ("FAKETIME", format!("{seconds:+}s").into()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+            ("NO_FAKE_STAT", "1".into()),
+        ]);
+        Ok(self)
+    }
+
     /// It joins, but its agent does not run yet: see [`EdgeNode::restart_agent`].
     #[must_use]
     pub fn without_agent(mut self) -> Self {
@@ -235,14 +258,15 @@ impl Start<'_> {
     }
 
     async fn start(self) -> Result<EdgeNode> {
-        let Self { cloud, name, tunnel, arguments, space, agent } = self;
-        let (containerd, token) = tokio::try_join!(Containerd::start(&name), cloud.token(&name))?;
+        let Self { cloud, name, tunnel, arguments, space, environment, disk, agent } = self;
+        let (containerd, token) = tokio::try_join!(Containerd::start_on(&name, disk), cloud.token(&name))?;
         let place = Place::here()?;
         let state = containerd.dir().join("agent");
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.args(["join", "--token", &token, "--node-name", &name]).arg("--state-dir").arg(&state);
         command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
         command.args(["--tunnel-url", &format!("wss://{tunnel}{}", prepull_api::wire::TUNNEL_PATH)]);
+        command.envs(environment.iter().cloned());
         parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
         let metrics = Port::reserve()?;
         let space = match space {
@@ -252,7 +276,8 @@ impl Start<'_> {
             }
             None => None,
         };
-        let mut node = EdgeNode { place, name, containerd, state, metrics, arguments, space, agent: None };
+        let mut node =
+            EdgeNode { place, name, containerd, state, metrics, arguments, space, environment, agent: None };
         if agent {
             node.restart_agent()?;
         }
