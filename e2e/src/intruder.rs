@@ -86,6 +86,11 @@ impl Wire {
         self.send(Message::text(encode(message)?)).await
     }
 
+    /// The same again and again, as fast as it goes, for so long or until the cloud hangs up. Nothing is read.
+    pub async fn repeat(&mut self, message: &EdgeMessage, time: Duration) {
+        let _ = timeout(time, async { while self.say(message).await.is_ok() {} }).await;
+    }
+
     /// A frame.
     pub async fn send(&mut self, frame: Message) -> Result<()> {
         Ok(timeout(SOON, self.0.send(frame)).await??)
