@@ -27,6 +27,7 @@ use crate::validate::ValidatedJob;
 
 mod agenda;
 mod job;
+mod parked;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,8 @@ mod writes;
 
 use agenda::Agenda;
 use job::Job;
+use parked::Parked;
+pub use parked::{PARK_AFTER, needs_reports};
 use slots::Slots;
 
 /// What happened.
@@ -45,8 +48,10 @@ pub enum Input {
     Node(NodeView),
     /// A node is gone.
     NodeGone(NodeName),
-    /// All reports that there are. Once, before the first [`Input::Jobs`].
+    /// The reports of all jobs that [need them](needs_reports). Once, before the first [`Input::Jobs`].
     Reports(Vec<ImagePrePullReport>),
+    /// The answer to [`Action::Recall`]: its reports, and the job as it is now, if it is still there.
+    Recalled(JobUid, Vec<ImagePrePullReport>, Option<JobObject>),
     /// All jobs that there are.
     Jobs(Vec<JobObject>),
     /// A job is new or changed.
@@ -172,8 +177,15 @@ pub enum Action {
         /// Its name.
         name: String,
     },
-    /// The job is gone: nothing more is written of it.
+    /// The job is gone, or over for long: nothing more is written of it.
     Forget(JobUid),
+    /// Read a job that was over for long, and has been edited, and its reports.
+    Recall {
+        /// Which.
+        job: JobUid,
+        /// Its name.
+        name: String,
+    },
     /// Tell people.
     Event(JobEvent),
 }
@@ -216,6 +228,8 @@ pub struct Controller {
     nodes: BTreeMap<NodeName, NodeView>,
     sessions: HashMap<NodeName, SessionId>,
     jobs: HashMap<JobUid, Job>,
+    /// Over for long; never in `jobs` as well.
+    parked: HashMap<JobUid, Parked>,
     /// Of jobs that have not come yet.
     reports: HashMap<JobUid, Vec<ReportBody>>,
     agenda: Agenda,
@@ -244,17 +258,21 @@ impl Controller {
             }
             Input::Node(node) => self.node(node, now),
             Input::NodeGone(name) => self.node_gone(&name),
-            Input::Reports(reports) => {
-                for report in reports {
-                    let owner = report.metadata.owner_references.unwrap_or_default().into_iter().next();
-                    if let Some(owner) = owner {
-                        self.reports.entry(JobUid(owner.uid)).or_default().push(report.body);
-                    }
+            Input::Reports(reports) => self.take_reports(reports),
+            Input::Recalled(uid, reports, object) => {
+                // Where it is gone the watch says so, or has.
+                if let Some(object) = object
+                    && self.parked.remove(&uid).is_some()
+                {
+                    self.agenda.remove(&uid);
+                    self.take_reports(reports);
+                    self.job(object, now);
                 }
             }
             Input::Jobs(jobs) => {
                 let listed: HashSet<JobUid> = jobs.iter().map(job::uid_of).collect();
-                let gone: Vec<_> = self.jobs.keys().filter(|uid| !listed.contains(uid)).cloned().collect();
+                let known = self.jobs.keys().chain(self.parked.keys());
+                let gone: Vec<_> = known.filter(|uid| !listed.contains(uid)).cloned().collect();
                 for uid in gone {
                     self.job_gone(&uid);
                 }
@@ -297,7 +315,14 @@ impl Controller {
         // others start, so that it may take another turn.
         self.agenda.wake_up(now);
         while let Some(uid) = self.agenda.next() {
-            let Some(job) = self.jobs.get_mut(&uid) else { continue };
+            let Some(job) = self.jobs.get_mut(&uid) else {
+                self.delete_parked(&uid, now);
+                continue;
+            };
+            if let Some(parked) = job.park(now) {
+                self.park(uid, parked);
+                continue;
+            }
             job.advance(now, &mut self.actions);
             job.write_if_due(now, &mut self.actions);
             let (wakeup, is_over) = (job.next_wakeup(), job.is_over());
@@ -317,7 +342,33 @@ impl Controller {
 
     /// Jobs by phase, for the metrics.
     pub fn phases(&self) -> impl Iterator<Item = prepull_api::crd::status::JobPhase> {
-        self.jobs.values().map(Job::phase)
+        self.jobs.values().map(Job::phase).chain(self.parked.values().map(|job| job.phase))
+    }
+
+    fn take_reports(&mut self, reports: Vec<ImagePrePullReport>) {
+        for report in reports {
+            let owner = report.metadata.owner_references.unwrap_or_default().into_iter().next();
+            if let Some(owner) = owner {
+                self.reports.entry(JobUid(owner.uid)).or_default().push(report.body);
+            }
+        }
+    }
+
+    fn park(&mut self, uid: JobUid, parked: Parked) {
+        self.jobs.remove(&uid);
+        self.actions.push(Action::Forget(uid.clone()));
+        self.agenda.wake(&uid, parked.delete_at);
+        self.parked.insert(uid, parked);
+    }
+
+    fn delete_parked(&mut self, uid: &JobUid, now: Timestamp) {
+        let Some(parked) = self.parked.get_mut(uid) else { return };
+        if parked.delete_at.is_some_and(|due| due <= now) {
+            parked.delete_at = now.checked_add(DELETE_RETRY).ok();
+            self.actions.push(Action::Delete { job: uid.clone(), name: parked.name.clone() });
+        }
+        let due = parked.delete_at;
+        self.agenda.wake(uid, due);
     }
 
     /// Something happens to a job, which then is looked at by the next flush.
@@ -376,6 +427,13 @@ impl Controller {
         if matches!(&object, Ok(job) if job.metadata.deletion_timestamp.is_some()) {
             return self.job_gone(&uid);
         }
+        if let Some(parked) = self.parked.get_mut(&uid) {
+            // What the watch tells of may be behind the status that this job ended with.
+            if parked.is_edited(&object) {
+                self.actions.push(Action::Recall { job: uid, name: parked.name.clone() });
+            }
+            return;
+        }
         if let Some(known) = self.jobs.get_mut(&uid) {
             if !known.changed(object, &self.nodes, now, &mut self.actions) {
                 return;
@@ -387,6 +445,10 @@ impl Controller {
                 Err(_) => None,
             };
             let reports = self.reports.remove(&uid).unwrap_or_default();
+            if let Some(parked) = Parked::from_object(&object, now) {
+                self.agenda.add(&uid, created.unwrap_or(now));
+                return self.park(uid, parked);
+            }
             let job = Job::load(object, reports, &self.nodes, now, &mut self.actions);
             self.jobs.insert(uid.clone(), job);
             self.agenda.add(&uid, created.unwrap_or(now));
@@ -415,6 +477,9 @@ impl Controller {
     }
 
     fn job_gone(&mut self, uid: &JobUid) {
+        if self.parked.remove(uid).is_some() {
+            self.agenda.remove(uid);
+        }
         let Some(mut job) = self.jobs.remove(uid) else { return };
         job.abandon(&mut self.actions);
         self.actions.push(Action::Forget(uid.clone()));
@@ -518,7 +583,9 @@ impl Controller {
     }
 }
 
-const DELETED: &str = "the job was deleted";
+/// After this a deletion that had no effect is asked for again.
+const DELETE_RETRY: Duration = Duration::from_secs(30);
+const DELETED: &str = "the job was deleted, or has been over for long";
 const OVER: &str = "the job does not wait for this task any more";
 
 fn cancel(node: &NodeName, task: TaskId, reason: &str) -> Action {

@@ -165,7 +165,7 @@ async fn work(
     // an edge with a task of a job that is not known is told to stop.
     tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
     core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
-    let reports = core.writer.reports();
+    let reports = core.writer.reports(core.clock.now());
     if let Some(reports) = shutdown.run_until_cancelled(reports).await {
         core.controller.handle(Input::Reports(reports), core.clock.now());
     }
@@ -308,6 +308,14 @@ impl Core {
                 self.work.spawn(async move { writer.delete(&job, &name).await });
             }
             Action::Forget(job) => self.writer.forget(&job),
+            Action::Recall { job, name } => {
+                let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
+                self.work.spawn(async move {
+                    let reports = writer.reports_of(&job).await;
+                    let object = writer.job(&job, &name).await;
+                    let _ = inputs.send(Input::Recalled(job, reports, object.map(Ok))).await;
+                });
+            }
             Action::Dispatch(order) => {
                 let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
                 let (permits, inputs) = (self.permits.clone(), self.inputs.clone());

@@ -7,14 +7,17 @@
 //! the controller decides; a write that fails comes back to it, and is made again with what is true by then.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::http::HeaderValue;
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{
     Api, DeleteParams, ListParams, PartialObjectMeta, Patch, PatchParams, PostParams, Preconditions,
 };
+use kube::core::DeserializeGuard;
 use kube::{Client, Error, Resource, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_NAME_LABEL, JOB_UID_LABEL, ReportBody};
@@ -23,12 +26,14 @@ use prepull_api::task::JobUid;
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
-use crate::controller::{Content, Object, WriteOutcome};
+use crate::controller::{Content, Object, WriteOutcome, needs_reports};
 
 /// The API server answers a write within its own 60 s or never; half of that leaves time for another try
 /// before anybody's deadline.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
-/// Reports in one answer: each may be a megabyte.
+/// Between two tries to read what cloudcore cannot begin without; doubled up to the second value.
+const READ_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// Jobs or reports in one answer: each may be a megabyte.
 const PAGE: u32 = 20;
 /// Of the job's name in the name of a report: with the UID's first part and the index it stays below 253 bytes.
 const NAME_LENGTH: usize = 220;
@@ -56,42 +61,52 @@ impl Writer {
         Self { client, versions: Arc::default() }
     }
 
-    /// All reports that there are. Tries until it has them.
-    pub async fn reports(&self) -> Vec<ImagePrePullReport> {
-        let mut wait = Duration::from_millis(250);
-        loop {
-            match self.list().await {
-                Ok(reports) => {
-                    let mut versions = self.versions();
-                    for report in &reports {
-                        let owner = report.owner_references().first().map(|owner| JobUid(owner.uid.clone()));
-                        if let (Some(job), Some(version)) = (owner, report.resource_version()) {
-                            versions.insert((job, Object::Report(report.body.index)), version);
-                        }
-                    }
-                    return reports;
-                }
-                Err(error) => {
-                    warn!(%error, "reports not read; trying again");
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(Duration::from_secs(5));
-                }
-            }
+    /// The reports of all jobs that need them. Tries until it has them.
+    pub async fn reports(&self, now: Timestamp) -> Vec<ImagePrePullReport> {
+        let jobs = persistently("jobs", || self.running(now)).await;
+        let mut reports = Vec::new();
+        for job in jobs {
+            reports.extend(self.reports_of(&job).await);
         }
+        reports
     }
 
-    async fn list(&self) -> Result<Vec<ImagePrePullReport>, Error> {
-        let api = Api::<ImagePrePullReport>::all(self.client.clone());
-        let mut reports = Vec::new();
-        let mut page = ListParams::default().limit(PAGE);
-        loop {
-            let list = api.list(&page).await?;
-            reports.extend(list.items);
-            match list.metadata.continue_.filter(|next| !next.is_empty()) {
-                Some(next) => page = page.continue_token(&next),
-                None => return Ok(reports),
+    /// The reports of a job. Tries until it has them.
+    pub async fn reports_of(&self, job: &JobUid) -> Vec<ImagePrePullReport> {
+        let reports = persistently("reports", || self.list_reports(job)).await;
+        let mut versions = self.versions();
+        for report in &reports {
+            if let Some(version) = report.resource_version() {
+                versions.insert((job.clone(), Object::Report(report.body.index)), version);
             }
         }
+        reports
+    }
+
+    /// A job as it is now. Tries until it has it; none where it is gone, or cannot be read.
+    pub async fn job(&self, job: &JobUid, name: &str) -> Option<Box<ImagePrePullJob>> {
+        let api = Api::<DeserializeGuard<ImagePrePullJob>>::all(self.client.clone());
+        let found = persistently("job", || api.get_opt(name)).await?;
+        found.0.ok().filter(|found| found.uid().as_ref() == Some(&job.0)).map(Box::new)
+    }
+
+    /// The jobs whose reports are needed.
+    async fn running(&self, now: Timestamp) -> Result<Vec<JobUid>, Error> {
+        // One that cannot be read has no use for them either.
+        let api = Api::<DeserializeGuard<ImagePrePullJob>>::all(self.client.clone());
+        let jobs = paged(&api, ListParams::default().limit(PAGE)).await?;
+        let jobs = jobs.into_iter().filter_map(|DeserializeGuard(job)| job.ok());
+        Ok(jobs.filter(|job| needs_reports(job, now)).filter_map(|job| job.uid().map(JobUid)).collect())
+    }
+
+    async fn list_reports(&self, job: &JobUid) -> Result<Vec<ImagePrePullReport>, Error> {
+        let api = Api::<ImagePrePullReport>::all(self.client.clone());
+        let params = ListParams::default().limit(PAGE).labels(&format!("{JOB_UID_LABEL}={job}"));
+        let reports = paged(&api, params).await?.into_iter();
+        // The label may be anybody's; the owner is checked by the API server's garbage collector.
+        let of_job =
+            |report: &ImagePrePullReport| report.owner_references().iter().any(|owner| owner.uid == job.0);
+        Ok(reports.filter(of_job).collect())
     }
 
     /// Writes an object. Where it has another version than we knew, because somebody edited the spec, or because the
@@ -242,6 +257,40 @@ impl Writer {
     fn versions(&self) -> MutexGuard<'_, HashMap<(JobUid, Object), String>> {
         // Nothing that holds the lock can leave the map half changed.
         self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All objects, page by page.
+async fn paged<K>(api: &Api<K>, mut page: ListParams) -> Result<Vec<K>, Error>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let mut found = Vec::new();
+    loop {
+        let list = api.list(&page).await?;
+        found.extend(list.items);
+        match list.metadata.continue_.filter(|next| !next.is_empty()) {
+            Some(next) => page = page.continue_token(&next),
+            None => return Ok(found),
+        }
+    }
+}
+
+/// Tries until it succeeds.
+async fn persistently<T, F>(what: &'static str, read: impl Fn() -> F) -> T
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut wait = READ_RETRY.0;
+    loop {
+        match read().await {
+            Ok(found) => return found,
+            Err(error) => {
+                warn!(what, %error, "not read; trying again");
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(READ_RETRY.1);
+            }
+        }
     }
 }
 

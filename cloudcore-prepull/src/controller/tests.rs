@@ -20,6 +20,8 @@ struct World {
     stored: Option<ImagePrePullJobStatus>,
     reports: BTreeMap<u32, ReportBody>,
     deleted: usize,
+    /// The job as it was told of last.
+    object: Option<JobObject>,
     /// Of each dispatch, the images that are there already.
     there: Vec<Vec<usize>>,
     /// Writes, successful or not.
@@ -41,6 +43,7 @@ impl World {
             stored: None,
             reports: BTreeMap::new(),
             deleted: 0,
+            object: None,
             there: Vec::new(),
             tried: Vec::new(),
             sent: Vec::new(),
@@ -57,16 +60,24 @@ impl World {
     fn boot(&mut self, nodes: &[&str]) {
         self.controller = Controller::default();
         self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
+        let reports = self.stored_reports();
+        self.give(Input::Reports(reports));
+    }
+
+    fn stored_reports(&self) -> Vec<ImagePrePullReport> {
         let owner = OwnerReference { uid: UID.to_owned(), ..OwnerReference::default() };
         let report = |body: &ReportBody| ImagePrePullReport {
             metadata: ObjectMeta { owner_references: Some(vec![owner.clone()]), ..ObjectMeta::default() },
             body: body.clone(),
             types: None,
         };
-        self.give(Input::Reports(self.reports.values().map(report).collect()));
+        self.reports.values().map(report).collect()
     }
 
     fn give(&mut self, input: Input) {
+        if let Input::Job(object) = &input {
+            self.object = Some(object.clone());
+        }
         self.controller.handle(input, self.now);
         self.settle();
     }
@@ -103,6 +114,10 @@ impl World {
                     }
                     Action::Delete { .. } => self.deleted += 1,
                     Action::Forget(_) => {}
+                    Action::Recall { job, .. } => {
+                        let (reports, object) = (self.stored_reports(), self.object.clone());
+                        self.controller.handle(Input::Recalled(job, reports, object), self.now);
+                    }
                 }
             }
         }

@@ -211,6 +211,20 @@ impl World {
                 self.cloud.deletes.push(job);
             }
             Action::Forget(job) => self.cloud.versions.retain(|(known, _), _| *known != job),
+            Action::Recall { job, .. } => {
+                let of_job = |report: &prepull_api::crd::report::ImagePrePullReport| {
+                    report.metadata.owner_references.iter().flatten().any(|owner| owner.uid == job.0)
+                };
+                let reports: Vec<_> = self.api.list_reports().into_iter().filter(of_job).collect();
+                for report in &reports {
+                    let key = (job.clone(), Object::Report(report.body.index));
+                    if let Some(version) = self.api.version(&key) {
+                        self.cloud.versions.insert(key, version);
+                    }
+                }
+                let object = self.api.read(&job).map(Ok);
+                self.give(Input::Recalled(job, reports, object));
+            }
         }
     }
 
@@ -615,6 +629,7 @@ fn brief(input: &Input) -> String {
         Input::Node(node) => format!("node {} ready {}", node.name, node.ready),
         Input::NodeGone(node) => format!("node {node} gone"),
         Input::Reports(reports) => format!("{} reports", reports.len()),
+        Input::Recalled(job, reports, _) => format!("{} reports of {job}", reports.len()),
         Input::Jobs(jobs) => format!("{} jobs", jobs.len()),
         Input::Job(Ok(job)) => format!(
             "job {} generation {}",

@@ -1,18 +1,14 @@
 //! The course of a job: starts, deadlines, waves, its end, further rounds, its deletion.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::task::TaskId;
 
+use super::super::parked::{Parked, parks_at};
 use super::super::writes::{Deferred, Pace};
-use super::super::{Action, cancel};
+use super::super::{Action, DELETE_RETRY, cancel};
 use super::Job;
 use crate::rollout::{Decision, Verdict};
-
-/// After this a deletion that had no effect is asked for again.
-const DELETE_RETRY: Duration = Duration::from_secs(30);
 
 impl Job {
     /// Expires, starts, and ends the job where it is over.
@@ -74,7 +70,7 @@ impl Job {
         let running = self.run.as_ref().filter(|run| !run.is_over());
         let deadline = running.and_then(|run| run.rollout.next_deadline());
         let active = running.and_then(|_| self.active_deadline());
-        [deadline, active, self.next_write(), self.delete_due()].into_iter().flatten().min()
+        [deadline, active, self.next_write(), self.delete_due(), self.park_due()].into_iter().flatten().min()
     }
 
     fn active_deadline(&self) -> Option<Timestamp> {
@@ -184,6 +180,22 @@ impl Job {
         self.event(actions, false, "Retrying", &note);
         self.collect();
         self.writes.touch(Pace::Now);
+    }
+
+    /// What is kept of the job once it is over for long.
+    pub(in crate::controller) fn park(&self, now: Timestamp) -> Option<Parked> {
+        self.park_due().filter(|due| *due <= now)?;
+        Some(Parked {
+            name: self.name.clone(),
+            generation: self.generation,
+            phase: self.phase,
+            delete_at: self.delete_due(),
+        })
+    }
+
+    fn park_due(&self) -> Option<Timestamp> {
+        let run = self.run.as_ref().filter(|run| run.shards.all_written() && self.writes.is_clean())?;
+        run.completion_time.map(parks_at)
     }
 
     /// When the job is to be deleted: not before its end is written, so that nobody who watches misses it.

@@ -384,3 +384,49 @@ fn progress_of_a_large_job_is_written_at_leisure() {
     let writes = world.writes - before;
     assert!((20..=20 + 4 * 20 + 4).contains(&writes), "{writes}");
 }
+
+#[test]
+fn a_job_that_is_over_for_long_is_kept_in_the_reports_alone_and_can_be_retried() {
+    let (mut world, nodes) = fleet(2);
+    let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0"});
+    let spec = |retry| json!({"retry": retry, "ttlSecondsAfterFinished": 10_000});
+    world.give(with_spec(template.clone(), spec(0), 1, None));
+    world.ends("n0", TaskOutcome::Succeeded);
+    world.ends("n1", TaskOutcome::Failed);
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::Failure, 2));
+    world.pass(3_600_000);
+    let in_memory = |world: &World| (world.controller.jobs.len(), world.controller.parked.len());
+    assert_eq!(in_memory(&world), (0, 1));
+    assert_eq!(world.controller.phases().collect::<Vec<_>>(), [JobPhase::Failure]);
+    // What comes so late is let go.
+    let acks = world.acks();
+    world.ends("n1", TaskOutcome::Succeeded);
+    assert_eq!((world.acks(), world.phase_of("n1")), (acks + 1, NodePhase::Failure));
+    // A life of cloudcore that begins now does not load it either, and deletes it in time.
+    let stored = world.status().clone();
+    for _ in 0..2 {
+        world.restart(&nodes);
+        world.reports.iter().for_each(|(_, report)| assert_eq!(report.node_status.len(), 2));
+        world.give(with_spec(template.clone(), spec(0), 1, Some(&stored)));
+        assert_eq!(in_memory(&world), (0, 1));
+    }
+    for node in &nodes {
+        world.up(node, &[]);
+    }
+    world.give(with_spec(template, spec(1), 2, Some(&stored)));
+    world.pass(1_000);
+    assert_eq!((in_memory(&world), world.taken()), ((1, 0), vec!["n1".to_owned()]));
+    assert_eq!((world.status().phase, world.record("n1").attempt), (JobPhase::InProgress, 2));
+    let mut result = result(TaskOutcome::Succeeded);
+    result.task.attempt = 2;
+    world.says("n1", EdgeMessage::Result(result));
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.status().summary.successful), (JobPhase::Completed, 2));
+    world.pass(3_600_000);
+    assert_eq!((in_memory(&world), world.deleted), ((0, 1), 0));
+    world.pass(6_400_000);
+    assert_eq!(world.deleted, 1);
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    assert_eq!(in_memory(&world), (0, 0));
+}
