@@ -108,8 +108,7 @@ impl Api {
     pub(crate) fn list_reports(&self) -> Vec<ImagePrePullReport> {
         let report = |((job, _), stored): (&(JobUid, u32), &Stored<ReportBody>)| {
             let owner = OwnerReference { uid: job.0.clone(), ..OwnerReference::default() };
-            let metadata =
-                ObjectMeta { owner_references: Some(vec![owner]), ..ObjectMeta::default() };
+            let metadata = ObjectMeta { owner_references: Some(vec![owner]), ..ObjectMeta::default() };
             ImagePrePullReport { types: None, metadata, body: stored.object.clone() }
         };
         self.reports.iter().map(report).collect()

@@ -59,7 +59,13 @@ impl Check {
         Self { duplicates, ..Self::default() }
     }
 
-    pub(crate) fn delivered(&mut self, job: &JobUid, generation: i64, spec: ImagePrePullJobSpec, at: u64) -> bool {
+    pub(crate) fn delivered(
+        &mut self,
+        job: &JobUid,
+        generation: i64,
+        spec: ImagePrePullJobSpec,
+        at: u64,
+    ) -> bool {
         let known = self.delivered.entry(job.clone()).or_default();
         let new = known.last().is_none_or(|last| last.generation != generation);
         if new {
@@ -100,7 +106,11 @@ impl Check {
         for node in report.node_status.iter().filter(|node| node.phase == NodePhase::InProgress) {
             let start = millis(node.start_time.as_ref().expect("a node in progress has begun").0);
             let deadline = start + timeout(&spec.spec) + u64::try_from(REPORT_GRACE.as_millis()).unwrap();
-            assert!(deadline > now, "{} is in progress in {job}, past its deadline {deadline}", node.node_name);
+            assert!(
+                deadline > now,
+                "{} is in progress in {job}, past its deadline {deadline}",
+                node.node_name
+            );
         }
     }
 
@@ -108,7 +118,8 @@ impl Check {
         let Some(stored) = api.jobs.get(job) else { return };
         let ended = stored.object.status.as_ref().and_then(|status| status.completion_time.as_ref());
         let ended = millis(ended.expect("deleted, and its end is not written").0);
-        let ttl = |spec: &ImagePrePullJobSpec| spec.ttl_seconds_after_finished.map(|ttl| ttl.unsigned_abs() * 1000);
+        let ttl =
+            |spec: &ImagePrePullJobSpec| spec.ttl_seconds_after_finished.map(|ttl| ttl.unsigned_abs() * 1000);
         let due = |spec| ttl(spec).is_some_and(|ttl| ended + ttl <= now);
         assert!(self.in_force(job, now).any(due), "{job} is deleted before its time");
     }
@@ -160,7 +171,11 @@ impl Check {
                 }
                 NodePhase::Failure => assert!(
                     self.unsendable.contains(&(node.clone(), task.clone()))
-                        || told(&[TaskOutcome::Failed, TaskOutcome::DeadlineExceeded, TaskOutcome::Cancelled]),
+                        || told(&[
+                            TaskOutcome::Failed,
+                            TaskOutcome::DeadlineExceeded,
+                            TaskOutcome::Cancelled
+                        ]),
                     "(4) {node} never said that {task} failed"
                 ),
                 NodePhase::Pending => assert!(
@@ -203,6 +218,10 @@ impl Check {
             .map(|record| millis(record.start_time.as_ref().expect("a node in progress has begun").0))
             .collect();
         began.sort_unstable();
+        for start in &began {
+            let held = self.in_force(job, *start).all(|spec| spec.suspend);
+            assert!(!held, "a node of {job} has begun at {start} while the job was suspended");
+        }
         for (at, start) in began.iter().enumerate().filter(|(at, start)| began.get(at + 1) != Some(start)) {
             let allowed =
                 self.in_force(job, *start).map(|spec| spec.image_pre_pull_template.concurrency).max();
@@ -231,8 +250,8 @@ impl Check {
         let late = self.late.get(job).copied().unwrap_or_default();
         let mut rules = self.in_force(job, millis(ended.0));
         let exceeded = |spec: &ImagePrePullJobSpec, bad| {
-            let tolerance = Ratio::parse(&spec.image_pre_pull_template.failure_tolerate).unwrap();
-            tolerance.exceeded_by(bad, status.summary.desired)
+            let tolerance = Ratio::parse(&spec.image_pre_pull_template.failure_tolerate);
+            tolerance.is_ok_and(|tolerance| tolerance.exceeded_by(bad, status.summary.desired))
         };
         match status.phase {
             JobPhase::Completed => {
@@ -241,7 +260,9 @@ impl Check {
             }
             JobPhase::Failure => assert!(
                 rules.any(|spec| {
-                    spec.active_deadline_seconds.is_some() || spec.rollout.is_some() || exceeded(spec, bad + late)
+                    spec.active_deadline_seconds.is_some()
+                        || spec.rollout.is_some()
+                        || exceeded(spec, bad + late)
                 }),
                 "{job} is a Failure with {bad} bad nodes"
             ),
@@ -256,6 +277,9 @@ impl Check {
         let (task, node) = (&work.task.id, &edge.node);
         let stored = edge.disk.get(task);
         assert!(stored.is_some(), "{node} begins {task}, which is not on its disk");
+        for (known, done) in stored.iter().flat_map(|stored| &stored.images).zip(&work.done) {
+            assert!(known.is_none() || known == done, "(1) {node} forgets what has ended of {task}");
+        }
         self.running.insert((node.clone(), task.clone()));
         if !api.jobs.contains_key(&task.job) {
             return;
@@ -290,7 +314,8 @@ impl Check {
         }
         let known = edge.disk.get(id).and_then(|record| record.images.get(index).cloned().flatten());
         assert!(known.is_none(), "(1) {node} pulls image {index} of {id} again, which is in its ledger");
-        let record = api.record(&id.job, node).filter(|record| record.attempt == id.attempt && id.attempt > 1);
+        let record =
+            api.record(&id.job, node).filter(|record| record.attempt == id.attempt && id.attempt > 1);
         let there = record.and_then(|record| record.image_status.get(index));
         assert!(
             there.is_none_or(|there| there.status != Tristate::True),
@@ -306,7 +331,8 @@ impl Check {
             }
             EdgeMessage::Result(result) => {
                 let stored = edge.disk.get(&result.task).and_then(|record| record.result.as_ref());
-                let refusal = !edge.disk.contains_key(&result.task) && result.outcome != TaskOutcome::Succeeded;
+                let refusal =
+                    !edge.disk.contains_key(&result.task) && result.outcome != TaskOutcome::Succeeded;
                 assert!(
                     stored == Some(result) || refusal,
                     "(2) {} says that {} ended, and that is not on its disk",
@@ -355,6 +381,23 @@ impl Check {
             "{} works on {task}, which nobody waits for: {:?}",
             edge.node,
             record.map(|r| (r.phase, r.attempt))
+        );
+    }
+
+    /// Every node that has a slot has its task.
+    pub(crate) fn works(&self, api: &Api, job: &JobUid, edge: &Edge, now: u64) {
+        let Some(record) = api.record(job, &edge.node).filter(|record| record.phase == NodePhase::InProgress)
+        else {
+            return;
+        };
+        let start = millis(record.start_time.as_ref().expect("a node in progress has begun").0);
+        let timeout = self.delivered.get(job).and_then(|known| known.last()).map(|last| timeout(&last.spec));
+        let task = TaskId { job: job.clone(), attempt: record.attempt };
+        assert!(
+            start + timeout.unwrap_or(0) <= now
+                || edge.agent.open_tasks().iter().any(|open| open.task == task),
+            "{} is to work on {task} and knows nothing of it",
+            edge.node
         );
     }
 

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use cloudcore_prepull::controller::{Content, Controller, Dispatch, DispatchOutcome, Input, JobObject, Object};
+use cloudcore_prepull::controller::{
+    Content, Controller, Dispatch, DispatchOutcome, Input, JobObject, Object,
+};
 use cloudcore_prepull::plan::NodeView;
 use cloudcore_prepull::tunnel::SessionEvent;
 use prepull_api::crd::job::ImagePrePullJobSpec;

@@ -126,7 +126,10 @@ fn what_was_promised_holds_whatever_happens() {
     let _ = std::panic::take_hook();
     println!("{} runs in {:?}", runs.len(), begun.elapsed());
     if let Some(report) = report {
-        let others: Vec<_> = failed.iter().map(|(seed, _, step, message)| format!("  seed {seed}, step {step}: {message}")).collect();
+        let others: Vec<_> = failed
+            .iter()
+            .map(|(seed, _, step, message)| format!("  seed {seed}, step {step}: {message}"))
+            .collect();
         panic!("{} runs failed:\n{}\n\n{report}", failed.len(), others.join("\n"));
     }
 }

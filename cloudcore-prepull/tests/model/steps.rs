@@ -278,7 +278,8 @@ impl World {
             self.image_ends(at, id, index, ImageOutcome::Present);
             return true;
         }
-        let takes = if self.rng.chance(80) { self.rng.between(0, 2_000) } else { self.rng.between(0, 40_000) };
+        let takes =
+            if self.rng.chance(80) { self.rng.between(0, 2_000) } else { self.rng.between(0, 40_000) };
         exec.pulling = Some((index, now + takes, calm || self.rng.chance(88)));
         let edge = &self.edges[at];
         self.check.pulls(&self.api, edge, &edge.execs[id].work, index);

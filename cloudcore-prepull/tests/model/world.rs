@@ -1,6 +1,6 @@
 //! The world: an API server, one cloudcore at a time, edges, and what is on its way between them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use cloudcore_prepull::controller::{Action, DispatchOutcome, Input, Object, WriteOutcome};
@@ -58,6 +58,8 @@ pub(crate) struct World {
     pub(crate) calm: bool,
     trace: Option<VecDeque<String>>,
     pub(crate) names: usize,
+    /// Nodes that were deleted at some time.
+    pub(crate) deleted: BTreeSet<NodeName>,
     /// What each job began with.
     pub(crate) first_images: BTreeMap<JobUid, Vec<String>>,
 }
@@ -84,6 +86,7 @@ impl World {
             calm: false,
             trace: trace.then(VecDeque::new),
             names,
+            deleted: BTreeSet::new(),
             first_images: BTreeMap::new(),
             rng,
         };
@@ -169,7 +172,11 @@ impl World {
             self.act(action);
         }
         let due = self.cloud.controller.next_wakeup();
-        assert!(due.is_none_or(|due| due > at(self.now)), "busy: after a flush at {} {due:?} is due", self.now);
+        assert!(
+            due.is_none_or(|due| due > at(self.now)),
+            "busy: after a flush at {} {due:?} is due",
+            self.now
+        );
     }
 
     fn act(&mut self, action: Action) {
@@ -192,7 +199,10 @@ impl World {
                 self.log(|| format!("  write {job} {}", shown(&content)));
                 let object = content.object();
                 let under_way = |write: &Write| write.job == job && write.content.object() == object;
-                assert!(!self.cloud.writes.iter().any(under_way), "two writes of {object:?} of {job} at a time");
+                assert!(
+                    !self.cloud.writes.iter().any(under_way),
+                    "two writes of {object:?} of {job} at a time"
+                );
                 self.check.emitted(&job, &content, self.now);
                 let expected = self.cloud.versions.get(&(job.clone(), object)).copied();
                 let stirred = self.cloud.stirred;
@@ -327,7 +337,12 @@ impl World {
             open: self.edges[edge].agent.open_tasks(),
             ..Hello::default()
         };
-        self.log(|| format!("n{edge}: dials, open {:?}", hello.open.iter().map(|o| (o.task.to_string(), o.phase)).collect::<Vec<_>>()));
+        self.log(|| {
+            format!(
+                "n{edge}: dials, open {:?}",
+                hello.open.iter().map(|o| (o.task.to_string(), o.phase)).collect::<Vec<_>>()
+            )
+        });
         let conn = Conn {
             edge,
             hello: Some(hello),
@@ -466,6 +481,9 @@ impl World {
                 if acked {
                     self.check.forgotten(&self.api, edge, &task);
                 } else {
+                    let removed = |write: &Record| matches!(write, Record::Remove(other) if *other == task);
+                    let stored = edge.disk.contains_key(&task) && !edge.writes.iter().any(removed);
+                    assert!(!stored, "(2) {} forgets {task}, which nobody acknowledged", edge.node);
                     edge.refused.insert(task.clone());
                 }
                 edge.writes.push_back(Record::Remove(task));
@@ -572,19 +590,27 @@ fn said(message: &EdgeMessage) -> String {
         EdgeMessage::Hello(_) => "Hello".to_owned(),
         EdgeMessage::Accepted { task } => format!("Accepted {task}"),
         EdgeMessage::Progress(progress) => format!("Progress {}", progress.task),
-        EdgeMessage::Result(result) => format!("Result {} {:?} {}", result.task, result.outcome, result.reason),
+        EdgeMessage::Result(result) => {
+            format!("Result {} {:?} {}", result.task, result.outcome, result.reason)
+        }
     }
 }
 
 fn shown(content: &cloudcore_prepull::controller::Content) -> String {
     use cloudcore_prepull::controller::Content;
     match content {
-        Content::Status(status) => format!("status {:?} {:?} {}", status.phase, status.summary, status.reason),
+        Content::Status(status) => {
+            format!("status {:?} {:?} {}", status.phase, status.summary, status.reason)
+        }
         Content::Report(report) => {
             let node = |node: &prepull_api::crd::status::NodeStatus| {
                 format!("{} {:?}/{}", node.node_name, node.phase, node.attempt)
             };
-            format!("report {}: {}", report.index, report.node_status.iter().map(node).collect::<Vec<_>>().join(", "))
+            format!(
+                "report {}: {}",
+                report.index,
+                report.node_status.iter().map(node).collect::<Vec<_>>().join(", ")
+            )
         }
     }
 }
