@@ -71,8 +71,8 @@ pub struct Touched {
 enum Flight {
     /// The start is not yet recorded in the API server; nothing has been sent.
     Recording,
-    /// Keys are being resolved, then it is sent.
-    Dispatching,
+    /// Keys are being resolved, then it is sent. `again`: the edge may have had it before.
+    Dispatching { again: bool },
     /// Handed to this session, or taken over from an earlier life of cloudcore (no session).
     Sent(Option<SessionId>),
     /// The edge has it in its ledger.
@@ -171,6 +171,7 @@ impl Rollout {
     /// The waves go on where an earlier life of cloudcore left them.
     pub fn resume_waves(&mut self, status: &RolloutStatus) {
         self.waves = Waves::resumed(status);
+        self.waves.catch_up(&self.settings.steps, &self.counts);
     }
 
     /// One more node, after all others. One that is there already is left as it is.
@@ -278,7 +279,8 @@ impl Rollout {
     /// The moment at which [`Self::advance`] has something to do although nothing happened.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
-        deadline.into_iter().chain(self.waves.paused_until()).min()
+        let wave = self.waves.paused_until().filter(|_| self.verdict() == Verdict::Running);
+        deadline.into_iter().chain(wave).min()
     }
 
     /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.

@@ -26,7 +26,12 @@ impl Rollout {
     /// to dispatch, and for how long.
     pub fn dispatching(&mut self, node: &NodeName, now: Timestamp) -> Option<Duration> {
         let at = self.in_progress(node)?;
-        self.members[at].flight = Flight::Dispatching;
+        let again = match self.members[at].flight {
+            Flight::Recording => false,
+            Flight::Dispatching { again } => again,
+            Flight::Sent(_) | Flight::Accepted => true,
+        };
+        self.members[at].flight = Flight::Dispatching { again };
         let started = self.members[at].record.start_time.as_ref()?.0;
         let deadline = started.checked_add(self.settings.timeout).ok()?;
         Duration::try_from(deadline.duration_since(now)).ok().filter(|remaining| !remaining.is_zero())
@@ -39,7 +44,7 @@ impl Rollout {
         match member.online {
             Some(current) if current > session => Reattach::Dispatch,
             _ => {
-                if member.flight == Flight::Dispatching {
+                if matches!(member.flight, Flight::Dispatching { .. }) {
                     member.flight = Flight::Sent(Some(session));
                 }
                 Reattach::Leave
@@ -47,13 +52,17 @@ impl Rollout {
         }
     }
 
-    /// The Assign could not be handed to any session: the node gives its slot back and waits.
+    /// The Assign could not be handed to any session: the node gives its slot back and waits. Where the edge may have
+    /// the task from before it keeps its slot, and is sent the Assign when it is back.
     pub fn not_sent(&mut self, node: &NodeName) {
-        if let Some(at) = self.in_progress(node)
-            && self.members[at].flight == Flight::Dispatching
-        {
-            self.set(at, NodePhase::Pending, String::new());
-            self.members[at].record.start_time = None;
+        let Some(at) = self.in_progress(node) else { return };
+        match self.members[at].flight {
+            Flight::Dispatching { again: true } => self.members[at].flight = Flight::Sent(None),
+            Flight::Dispatching { again: false } => {
+                self.set(at, NodePhase::Pending, String::new());
+                self.members[at].record.start_time = None;
+            }
+            Flight::Recording | Flight::Sent(_) | Flight::Accepted => {}
         }
     }
 
@@ -101,7 +110,7 @@ impl Rollout {
             }
             (NodePhase::InProgress, _) => match self.members[at].flight {
                 // It will be sent to the session that is there then.
-                Flight::Recording | Flight::Dispatching => Reattach::Leave,
+                Flight::Recording | Flight::Dispatching { .. } => Reattach::Leave,
                 Flight::Sent(_) | Flight::Accepted => Reattach::Dispatch,
             },
             // A start is recorded before it is sent, so the record was lost: the status shows 200 nodes at

@@ -23,6 +23,14 @@ impl Waves {
         }
     }
 
+    /// The nodes have gone further than the status said: how many of them failed is not to be held against a wave
+    /// that was smaller.
+    pub(super) fn catch_up(&mut self, steps: &[Step], counts: &Summary) {
+        while self.at < steps.len() && self.limit(steps, counts.desired) < counts.desired - counts.pending {
+            (self.at, self.paused_until) = (self.at + 1, None);
+        }
+    }
+
     /// For a further round, in which so many nodes have started already.
     pub(super) fn again(steps: &[Step], counts: &Summary) -> Self {
         let started = counts.desired - counts.pending;

@@ -218,6 +218,10 @@ impl Check {
             .map(|record| millis(record.start_time.as_ref().expect("a node in progress has begun").0))
             .collect();
         began.sort_unstable();
+        for start in &began {
+            let held = self.in_force(job, *start).all(|spec| spec.suspend);
+            assert!(!held, "a node of {job} has begun at {start} while the job was suspended");
+        }
         for (at, start) in began.iter().enumerate().filter(|(at, start)| began.get(at + 1) != Some(start)) {
             let allowed =
                 self.in_force(job, *start).map(|spec| spec.image_pre_pull_template.concurrency).max();
@@ -246,8 +250,8 @@ impl Check {
         let late = self.late.get(job).copied().unwrap_or_default();
         let mut rules = self.in_force(job, millis(ended.0));
         let exceeded = |spec: &ImagePrePullJobSpec, bad| {
-            let tolerance = Ratio::parse(&spec.image_pre_pull_template.failure_tolerate).unwrap();
-            tolerance.exceeded_by(bad, status.summary.desired)
+            let tolerance = Ratio::parse(&spec.image_pre_pull_template.failure_tolerate);
+            tolerance.is_ok_and(|tolerance| tolerance.exceeded_by(bad, status.summary.desired))
         };
         match status.phase {
             JobPhase::Completed => {
@@ -273,6 +277,9 @@ impl Check {
         let (task, node) = (&work.task.id, &edge.node);
         let stored = edge.disk.get(task);
         assert!(stored.is_some(), "{node} begins {task}, which is not on its disk");
+        for (known, done) in stored.iter().flat_map(|stored| &stored.images).zip(&work.done) {
+            assert!(known.is_none() || known == done, "(1) {node} forgets what has ended of {task}");
+        }
         self.running.insert((node.clone(), task.clone()));
         if !api.jobs.contains_key(&task.job) {
             return;
@@ -374,6 +381,23 @@ impl Check {
             "{} works on {task}, which nobody waits for: {:?}",
             edge.node,
             record.map(|r| (r.phase, r.attempt))
+        );
+    }
+
+    /// Every node that has a slot has its task.
+    pub(crate) fn works(&self, api: &Api, job: &JobUid, edge: &Edge, now: u64) {
+        let Some(record) = api.record(job, &edge.node).filter(|record| record.phase == NodePhase::InProgress)
+        else {
+            return;
+        };
+        let start = millis(record.start_time.as_ref().expect("a node in progress has begun").0);
+        let timeout = self.delivered.get(job).and_then(|known| known.last()).map(|last| timeout(&last.spec));
+        let task = TaskId { job: job.clone(), attempt: record.attempt };
+        assert!(
+            start + timeout.unwrap_or(0) <= now
+                || edge.agent.open_tasks().iter().any(|open| open.task == task),
+            "{} is to work on {task} and knows nothing of it",
+            edge.node
         );
     }
 

@@ -6,17 +6,26 @@ use crate::world::{Fate, World};
 /// In each of which everything that is due is done and time moves on to the next thing. A job may have six
 /// nodes, one at a time, with rounds and pauses.
 const ROUNDS: usize = 3_000;
+/// By then every write that had failed before has been made again.
+const WRITTEN: u64 = 7_000;
 
 impl World {
     pub(crate) fn settle(&mut self) {
         self.log(|| "---- the faults stop".to_owned());
         self.calm = true;
         self.ghosts.clear();
+        if self.rng.chance(25) {
+            self.delete_some();
+        }
         self.quiet();
         self.nobody_works_in_vain();
         self.let_go();
+        let begun = self.now;
         for _ in 0..ROUNDS {
             self.quiet();
+            if self.now > begun + WRITTEN {
+                self.nobody_waits_in_vain();
+            }
             if self.over() {
                 break;
             }
@@ -102,6 +111,17 @@ impl World {
             }
         }
         panic!("it never becomes quiet");
+    }
+
+    /// Save where nobody knows what the node is to pull: its Node was deleted, or the images were changed.
+    fn nobody_waits_in_vain(&self) {
+        for (job, stored) in &self.api.jobs {
+            let images = &stored.object.spec.image_pre_pull_template.images;
+            let changed = self.first_images.get(job) != Some(images);
+            for edge in self.edges.iter().filter(|edge| !changed && !self.deleted.contains(&edge.node)) {
+                self.check.works(&self.api, job, edge, self.now);
+            }
+        }
     }
 
     fn nobody_works_in_vain(&self) {

@@ -52,6 +52,7 @@ impl World {
         let name = NodeName(format!("n{at}"));
         if self.api.nodes.remove(&name).is_some() {
             self.log(|| format!("user: deletes node {name}"));
+            self.deleted.insert(name.clone());
             self.cloud.watched(Watched::NodeGone(name));
         }
     }
@@ -72,7 +73,7 @@ impl World {
     fn spec(&mut self) -> ImagePrePullJobSpec {
         let rng = &mut self.rng;
         let mut template = ImagePrePullTemplate {
-            images: (0..=rng.below(2)).map(|_| format!("r.example/app{}:v1", rng.below(IMAGES))).collect(),
+            images: (0..=rng.below(3)).map(|_| format!("r.example/app{}:v1", rng.below(IMAGES))).collect(),
             failure_tolerate: rng.pick(&["0", "0.3", "1", "1"]).to_owned(),
             concurrency: i64::try_from(1 + rng.below(self.edges.len())).unwrap(),
             timeout_seconds: rng.pick(&[5, 20, 60]),
@@ -112,7 +113,7 @@ impl World {
         self.api.jobs.keys().nth(at).cloned()
     }
 
-    fn delete_some(&mut self) {
+    pub(crate) fn delete_some(&mut self) {
         let Some(uid) = self.any_job() else { return };
         // Not every job goes at once: something may have a finalizer on it.
         if self.rng.chance(30) {

@@ -1,6 +1,6 @@
 //! The world: an API server, one cloudcore at a time, edges, and what is on its way between them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use cloudcore_prepull::controller::{Action, DispatchOutcome, Input, Object, WriteOutcome};
@@ -58,6 +58,8 @@ pub(crate) struct World {
     pub(crate) calm: bool,
     trace: Option<VecDeque<String>>,
     pub(crate) names: usize,
+    /// Nodes that were deleted at some time.
+    pub(crate) deleted: BTreeSet<NodeName>,
     /// What each job began with.
     pub(crate) first_images: BTreeMap<JobUid, Vec<String>>,
 }
@@ -84,6 +86,7 @@ impl World {
             calm: false,
             trace: trace.then(VecDeque::new),
             names,
+            deleted: BTreeSet::new(),
             first_images: BTreeMap::new(),
             rng,
         };
@@ -492,6 +495,9 @@ impl World {
                 if acked {
                     self.check.forgotten(&self.api, edge, &task);
                 } else {
+                    let removed = |write: &Record| matches!(write, Record::Remove(other) if *other == task);
+                    let stored = edge.disk.contains_key(&task) && !edge.writes.iter().any(removed);
+                    assert!(!stored, "(2) {} forgets {task}, which nobody acknowledged", edge.node);
                     edge.refused.insert(task.clone());
                 }
                 edge.writes.push_back(Record::Remove(task));
