@@ -320,7 +320,7 @@ impl Controller {
                 continue;
             };
             if let Some(parked) = job.park(now) {
-                self.park(uid, parked);
+                self.park(&uid, parked, now);
                 continue;
             }
             job.advance(now, &mut self.actions);
@@ -354,11 +354,11 @@ impl Controller {
         }
     }
 
-    fn park(&mut self, uid: JobUid, parked: Parked) {
-        self.jobs.remove(&uid);
+    fn park(&mut self, uid: &JobUid, parked: Parked, now: Timestamp) {
+        self.jobs.remove(uid);
         self.actions.push(Action::Forget(uid.clone()));
-        self.agenda.wake(&uid, parked.delete_at);
-        self.parked.insert(uid, parked);
+        self.parked.insert(uid.clone(), parked);
+        self.delete_parked(uid, now);
     }
 
     fn delete_parked(&mut self, uid: &JobUid, now: Timestamp) {
@@ -447,7 +447,7 @@ impl Controller {
             let reports = self.reports.remove(&uid).unwrap_or_default();
             if let Some(parked) = Parked::from_object(&object, now) {
                 self.agenda.add(&uid, created.unwrap_or(now));
-                return self.park(uid, parked);
+                return self.park(&uid, parked, now);
             }
             let job = Job::load(object, reports, &self.nodes, now, &mut self.actions);
             self.jobs.insert(uid.clone(), job);

@@ -274,6 +274,11 @@ impl Core {
             for input in batch.drain(..) {
                 found |= last(&input);
                 self.metrics.input(&input);
+                match &input {
+                    Input::Job(job) | Input::Recalled(_, _, Some(job)) => self.writer.seen(job),
+                    Input::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.seen(job)),
+                    _ => {}
+                }
                 self.controller.handle(input, now);
             }
             for action in self.controller.flush(now) {

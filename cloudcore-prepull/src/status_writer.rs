@@ -26,7 +26,7 @@ use prepull_api::task::JobUid;
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
-use crate::controller::{Content, Object, WriteOutcome, needs_reports};
+use crate::controller::{Content, JobObject, Object, WriteOutcome, needs_reports};
 
 /// The API server answers a write within its own 60 s or never; half of that leaves time for another try
 /// before anybody's deadline.
@@ -177,6 +177,15 @@ impl Writer {
             Err(_) => {
                 warn!(job = name, deadline = ?WRITE_DEADLINE, "the job was not deleted in time; trying again");
             }
+        }
+    }
+
+    /// The job was told of in this version: the first write of its status is to replace it, or what is newer. From
+    /// then on what this process has written counts, for the watch may be behind.
+    pub fn seen(&self, job: &JobObject) {
+        let Ok(job) = job else { return };
+        if let (Some(uid), Some(version)) = (job.uid(), job.resource_version()) {
+            self.versions().entry((JobUid(uid), Object::Status)).or_insert(version);
         }
     }
 

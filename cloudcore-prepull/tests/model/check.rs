@@ -85,7 +85,7 @@ impl Check {
     // ---- what the controller does
 
     /// Write, then act: a task is sent when the API server says that the node has it.
-    pub(crate) fn dispatched(&self, api: &Api, order: &Dispatch) {
+    pub(crate) fn dispatched(api: &Api, order: &Dispatch) {
         let (job, node) = (&order.job.uid, &order.node);
         if !api.jobs.contains_key(job) {
             return;
@@ -402,7 +402,7 @@ impl Check {
     }
 
     /// Every job has ended, and its status agrees with its reports.
-    pub(crate) fn settled(&self, api: &Api) {
+    pub(crate) fn settled(api: &Api) {
         for (uid, stored) in &api.jobs {
             let status = stored.object.status.clone().unwrap_or_default();
             let over = matches!(status.phase, JobPhase::Completed | JobPhase::Failure);

@@ -127,7 +127,7 @@ pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)
         Some((uid, version, job.metadata.generation?, job.spec.clone()))
     };
     match input {
-        Input::Job(job) => spec(job).into_iter().collect(),
+        Input::Job(job) | Input::Recalled(_, _, Some(job)) => spec(job).into_iter().collect(),
         Input::Jobs(jobs) => jobs.iter().filter_map(spec).collect(),
         _ => Vec::new(),
     }

@@ -1,5 +1,6 @@
 //! The faults stop, and everything comes to its end.
 
+use crate::check::Check;
 use crate::cloud::Boot;
 use crate::world::{Fate, World};
 
@@ -37,7 +38,7 @@ impl World {
             self.tick_edges();
         }
         self.nobody_works_in_vain();
-        self.check.settled(&self.api);
+        Check::settled(&self.api);
         for edge in &self.edges {
             assert!(edge.disk.is_empty(), "{} keeps {:?}", edge.node, edge.disk.keys());
             assert!(edge.agent.is_empty() && edge.execs.is_empty(), "{} is not done", edge.node);
@@ -67,7 +68,7 @@ impl World {
                 while self.to_edge(id) {
                     moved = true;
                 }
-                while self.to_cloud(id) {
+                while self.reach_cloud(id) {
                     moved = true;
                 }
             }

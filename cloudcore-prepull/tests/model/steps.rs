@@ -37,7 +37,7 @@ impl World {
                 self.finish_dispatch(which, unsendable);
             }
             43..51 => _ = self.any_conn().is_some_and(|id| self.to_edge(id)),
-            51..59 => _ = self.any_conn().is_some_and(|id| self.to_cloud(id)),
+            51..59 => _ = self.any_conn().is_some_and(|id| self.reach_cloud(id)),
             59..66 => {
                 let (edge, works) = (self.any_edge(), self.rng.chance(93));
                 self.write_record(edge, works);

@@ -105,7 +105,7 @@ impl World {
             if trace.len() == TRACE {
                 trace.pop_front();
             }
-            trace.push_back(format!("{:>9.3}s {}", now as f64 / 1000.0, line()));
+            trace.push_back(format!("{:>5}.{:03}s {}", now / 1000, now % 1000, line()));
         }
     }
 
@@ -192,7 +192,7 @@ impl World {
             }
             Action::Dispatch(order) => {
                 self.log(|| format!("  dispatch {}/{} to {}", order.job.uid, order.attempt, order.node));
-                self.check.dispatched(&self.api, &order);
+                Check::dispatched(&self.api, &order);
                 self.cloud.dispatches.push((order, self.now));
             }
             Action::Write { job, version, content, .. } => {
@@ -432,7 +432,7 @@ impl World {
         self.conns.retain(|_, conn| conn.edge_open || conn.cloud_open);
     }
 
-    pub(crate) fn to_cloud(&mut self, id: u64) -> bool {
+    pub(crate) fn reach_cloud(&mut self, id: u64) -> bool {
         let again = self.duplicates && !self.calm && self.rng.chance(10);
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         if conn.hello.is_some() || !conn.cloud_open {
