@@ -2,19 +2,20 @@
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::config::Kubeconfig;
 
 use crate::api_proxy::ApiProxy;
-use crate::cleanup::{Child, eventually, keeping};
+use crate::cleanup::{Child, eventually, keeping, tail};
 use crate::cluster::{Cluster, NAMESPACE};
+use crate::front::Front;
 use crate::network::{Network, Passage, Space};
 use crate::parts;
 use crate::place::Place;
@@ -26,6 +27,9 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// SIGTERM is graceful, and not endless.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const PROGRAM: &str = "cloudcore-prepull";
+/// Short, for tests wait for them, and long enough for a busy machine.
+const ELECTION: [&str; 3] =
+    ["--lease-duration=4s", "--lease-renew-deadline=3s", "--lease-retry-period=500ms"];
 
 /// The cloud side: a process, and what it takes to start it again in the same place.
 pub struct Cloud {
@@ -36,7 +40,9 @@ pub struct Cloud {
     tunnel: Port,
     enroll: Port,
     metrics: Port,
+    front: Option<SocketAddr>,
     arguments: Vec<OsString>,
+    standby: bool,
     /// Where it runs, if not where we do, and the ways there.
     space: Option<(Space, Vec<Passage>)>,
     process: Option<Child>,
@@ -49,18 +55,39 @@ pub struct Start<'a> {
     name: String,
     arguments: Vec<OsString>,
     space: Option<Space>,
+    replica: bool,
+    standby: bool,
 }
 
 impl Cloud {
-    /// Under RBAC, with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`.
+    /// Under RBAC, with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`. It is the only one,
+    /// without an election, unless it is told to be [`Start::replica`].
     pub fn start(cluster: &Cluster) -> Start<'_> {
         let kubeconfig = cluster.cloudcore_kubeconfig().to_owned();
-        Start { cluster, kubeconfig, name: PROGRAM.to_owned(), arguments: Vec::new(), space: None }
+        Start {
+            cluster,
+            kubeconfig,
+            name: PROGRAM.to_owned(),
+            arguments: Vec::new(),
+            space: None,
+            replica: false,
+            standby: false,
+        }
     }
 
-    /// Where edges dial.
+    /// Where edges dial: what it listens on, or what stands [in front](Self::behind) of it.
     pub fn tunnel_addr(&self) -> SocketAddr {
+        self.front.unwrap_or_else(|| self.tunnel_listen())
+    }
+
+    /// Where it listens for edges while it leads.
+    pub fn tunnel_listen(&self) -> SocketAddr {
         self.tunnel.addr()
+    }
+
+    /// Edges that are started from now on dial the front.
+    pub fn behind(&mut self, front: &Front) {
+        self.front = Some(front.addr());
     }
 
     /// Where edges join.
@@ -101,7 +128,29 @@ impl Cloud {
 
     /// Whether it says that it is ready.
     pub async fn is_ready(&self) -> Result<bool> {
-        Ok(plain_http::get(self.metrics_addr(), "/readyz").await?.0 == 200)
+        Ok(self.readiness().await?.0 == 200)
+    }
+
+    /// What it says of its readiness: status and body.
+    pub async fn readiness(&self) -> Result<(u16, String)> {
+        plain_http::get(self.metrics_addr(), "/readyz").await
+    }
+
+    /// Waits until it is ready, so until it leads.
+    pub async fn leads(&self, limit: Duration) -> Result<()> {
+        eventually("it leads", limit, async || {
+            let (status, body) = self.readiness().await?;
+            ensure!(status == 200, "{status} {body}");
+            Ok(())
+        })
+        .await
+        .with_context(|| tail(&self.log(), 20))
+    }
+
+    /// Waits until it ends by itself.
+    pub async fn ends(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let mut process = self.process.take().context("cloudcore-prepull is stopped")?;
+        process.wait(limit).await
     }
 
     /// What it logged, over all its restarts.
@@ -154,15 +203,22 @@ impl Cloud {
             command = space.command(&command);
         }
         let mut process = Child::spawn(&self.place, &self.name, command)?;
-        let listens = || {
-            // The outer error is worth another try, the inner one is not.
-            let answer = process.check_running().map_or_else(
-                |error| Ok(Err(error)),
-                |()| if ports_file.exists() { Ok(Ok(())) } else { Err(anyhow!("it has not said so")) },
-            );
-            std::future::ready(answer)
+        let (standby, health) = (self.standby, self.metrics.addr());
+        let up = || {
+            let (running, said) = (process.check_running(), standby || ports_file.exists());
+            async move {
+                // The outer error is worth another try, the inner one is not.
+                if running.is_err() {
+                    return Ok(running);
+                }
+                ensure!(said, "it has not said so");
+                if standby {
+                    plain_http::get(health, "/healthz").await?;
+                }
+                Ok(Ok(()))
+            }
         };
-        eventually("cloudcore-prepull listens", START_LIMIT, listens).await??;
+        eventually("cloudcore-prepull listens", START_LIMIT, up).await??;
         self.process = Some(process);
         Ok(())
     }
@@ -221,6 +277,27 @@ impl Start<'_> {
         self
     }
 
+    /// One of several, of which one leads. A leader that hangs is followed within seconds.
+    #[must_use]
+    pub fn replica(mut self) -> Self {
+        self.replica = true;
+        self
+    }
+
+    /// A [`Self::replica`] that need not lead: it is up when it answers.
+    #[must_use]
+    pub fn standby(mut self) -> Self {
+        self.standby = true;
+        self.replica()
+    }
+
+    /// With this kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(mut self, file: &Path) -> Self {
+        file.clone_into(&mut self.kubeconfig);
+        self
+    }
+
     /// Under another name: a second one beside the first. It is the name of its log.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
@@ -230,6 +307,12 @@ impl Start<'_> {
 
     async fn start(self) -> Result<Cloud> {
         let place = Arc::clone(self.cluster.place());
+        let mut arguments = self.arguments;
+        if self.replica {
+            arguments.extend(ELECTION.map(Into::into));
+        } else {
+            arguments.push("--leader-elect=false".into());
+        }
         let mut cloud = Cloud {
             dir: place.new_dir("cloud")?,
             place,
@@ -238,7 +321,9 @@ impl Start<'_> {
             tunnel: Port::reserve()?,
             enroll: Port::reserve()?,
             metrics: Port::reserve()?,
-            arguments: self.arguments,
+            front: None,
+            arguments,
+            standby: self.standby,
             space: None,
             process: None,
         };

@@ -8,6 +8,7 @@
 //!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (made once, cached)
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
+//!    ├─ Front     in front of several Clouds: carries edges to the one that is ready, as a Service does
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
 //!    ├─ Stage     cluster, cloud and edge nodes in one go
@@ -31,6 +32,7 @@ pub mod cloud;
 pub mod cluster;
 pub mod demo;
 pub mod fleet;
+pub mod front;
 pub mod images;
 pub mod intruder;
 pub mod jobs;
@@ -53,6 +55,7 @@ pub mod prelude {
     pub use crate::cleanup::eventually;
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
+    pub use crate::front::Front;
     pub use crate::images::{Image, MIB};
     pub use crate::intruder::{Intruder, Wire};
     pub use crate::jobs::{Job, StatusExt};

@@ -278,7 +278,7 @@ impl Door {
             if self.handshakes.available_permits() == 0 {
                 return Err(Refusal::MadeRoom(taken));
             }
-            wait = HURRY_STEP.min(deadline - taken);
+            wait = HURRY_STEP.min(deadline.saturating_sub(taken));
         }
     }
 
