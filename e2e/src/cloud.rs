@@ -69,9 +69,9 @@ impl Cloud {
             kubeconfig,
             name: PROGRAM.to_owned(),
             arguments: Vec::new(),
+            space: None,
             replica: false,
             standby: false,
-            space: None,
         }
     }
 
@@ -263,6 +263,20 @@ impl Start<'_> {
         self
     }
 
+    /// It reaches the API server through a proxy.
+    #[must_use]
+    pub fn through(mut self, api: &ApiProxy) -> Self {
+        api.kubeconfig().clone_into(&mut self.kubeconfig);
+        self
+    }
+
+    /// It runs in the network's place for the cloud.
+    #[must_use]
+    pub fn within(mut self, network: &Network) -> Self {
+        self.space = Some(network.cloud().clone());
+        self
+    }
+
     /// One of several, of which one leads. A leader that hangs is followed within seconds.
     #[must_use]
     pub fn replica(mut self) -> Self {
@@ -281,20 +295,6 @@ impl Start<'_> {
     #[must_use]
     pub fn kubeconfig(mut self, file: &Path) -> Self {
         file.clone_into(&mut self.kubeconfig);
-        self
-    }
-
-    /// It reaches the API server through a proxy.
-    #[must_use]
-    pub fn through(mut self, api: &ApiProxy) -> Self {
-        api.kubeconfig().clone_into(&mut self.kubeconfig);
-        self
-    }
-
-    /// It runs in the network's place for the cloud.
-    #[must_use]
-    pub fn within(mut self, network: &Network) -> Self {
-        self.space = Some(network.cloud().clone());
         self
     }
 

@@ -84,11 +84,38 @@ impl Scene {
 #[tokio::test]
 async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> {
     let scene = Scene::start().await?;
-    // A tenth of all each: who is not struck by the first rule comes to the second.
-    for (share, status) in [(0.1, 409), (0.1 / 0.9, 429), (0.1 / 0.8, 500)] {
-        scene.api.inject(Requests::WRITES, share, Fault::Status(status));
-    }
+    // Time for what comes between.
+    scene.site.link.throttle(Some(2 * MIB));
+    let a_third = || {
+        // A tenth of all each: who is not struck by the first rule comes to the second.
+        for (share, status) in [(0.1, 409), (0.1 / 0.9, 429), (0.1 / 0.8, 500)] {
+            scene.api.inject(Requests::WRITES, share, Fault::Status(status));
+        }
+    };
+    a_third();
     let jobs = scene.jobs().await?;
+    scene.are_under_way(&jobs).await?;
+
+    // For a while all of them are: nobody is told that the API server has what it has not.
+    // 429 and 503 are tried again inside the client, with growing pauses; 500 comes back to cloudcore.
+    let every = Fault::Status(500);
+    scene.api.heal();
+    scene.api.inject(Requests::WRITES, 1.0, every);
+    for node in &scene.nodes {
+        node.ends().await?;
+    }
+    let before = scene.api.injected(Requests::WRITES, every);
+    eventually("more writes are refused", SOON, async || {
+        let refused = scene.api.injected(Requests::WRITES, every) - before;
+        ensure!(refused >= 4, "{refused}");
+        Ok(())
+    })
+    .await?;
+    for node in &scene.nodes {
+        assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());
+    }
+    scene.api.heal();
+    a_third();
     scene.end_right(&jobs).await?;
     let refused = |status| scene.api.injected(Requests::WRITES, Fault::Status(status));
     let refused = [refused(409), refused(429), refused(500)];

@@ -71,19 +71,19 @@ impl Scene {
         job.until("it has begun", |status| status.summary.in_progress > 0).await?;
         let uid = JobUid(job.uid().await?);
         let (begin, done) = (Instant::now(), Cell::new(None));
-        let honest = async {
+        let honest = Box::pin(async {
             let status = job.completes().await?;
             done.set(Some(begin.elapsed()));
             anyhow::Ok(status)
-        };
+        });
         let (rounds, most) = (Cell::new(0), Cell::new(0));
-        let attack = async {
+        let attack = Box::pin(async {
             while rounds.get() == 0 || done.get().is_none() {
                 attack(uid.clone()).await.with_context(|| format!("round {}", rounds.get()))?;
                 rounds.set(rounds.get() + 1);
             }
             anyhow::Ok(())
-        };
+        });
         let watch = async {
             loop {
                 most.set(self.cloud.process()?.memory()?.max(most.get()));

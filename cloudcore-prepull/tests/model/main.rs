@@ -93,14 +93,13 @@ fn what_was_promised_holds_whatever_happens() {
     // The panics of the runs are caught and told below.
     std::panic::set_hook(Box::new(|_| {}));
     let steps = number("PREPULL_MODEL_STEPS").map(|steps| usize::try_from(steps).unwrap());
-    let runs: Vec<(u64, usize)> = match number("PREPULL_MODEL_SEED") {
-        Some(seed) => vec![(seed, steps.unwrap_or(steps_of(seed)))],
-        None => {
-            let runs = number("PREPULL_MODEL_RUNS").unwrap_or(RUNS);
-            let first = number("PREPULL_MODEL_FIRST").unwrap_or(0);
-            let random = (first..first + runs).map(|seed| (seed, steps.unwrap_or(steps_of(seed))));
-            REGRESSIONS.iter().copied().chain(random).collect()
-        }
+    let runs: Vec<(u64, usize)> = if let Some(seed) = number("PREPULL_MODEL_SEED") {
+        vec![(seed, steps.unwrap_or(steps_of(seed)))]
+    } else {
+        let runs = number("PREPULL_MODEL_RUNS").unwrap_or(RUNS);
+        let first = number("PREPULL_MODEL_FIRST").unwrap_or(0);
+        let random = (first..first + runs).map(|seed| (seed, steps.unwrap_or(steps_of(seed))));
+        REGRESSIONS.iter().copied().chain(random).collect()
     };
     let next = AtomicU64::new(0);
     let begun = std::time::Instant::now();

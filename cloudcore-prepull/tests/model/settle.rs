@@ -65,7 +65,7 @@ impl World {
                 self.notice(id, true);
                 self.notice(id, false);
                 self.welcome(id);
-                while self.to_edge(id) {
+                while self.reach_edge(id) {
                     moved = true;
                 }
                 while self.reach_cloud(id) {

@@ -36,7 +36,7 @@ impl World {
                 let unsendable = self.rng.chance(3);
                 self.finish_dispatch(which, unsendable);
             }
-            43..51 => _ = self.any_conn().is_some_and(|id| self.to_edge(id)),
+            43..51 => _ = self.any_conn().is_some_and(|id| self.reach_edge(id)),
             51..59 => _ = self.any_conn().is_some_and(|id| self.reach_cloud(id)),
             59..66 => {
                 let (edge, works) = (self.any_edge(), self.rng.chance(93));

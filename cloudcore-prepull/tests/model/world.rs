@@ -447,7 +447,7 @@ impl World {
         true
     }
 
-    pub(crate) fn to_edge(&mut self, id: u64) -> bool {
+    pub(crate) fn reach_edge(&mut self, id: u64) -> bool {
         let again = self.duplicates && !self.calm && self.rng.chance(10);
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         if !conn.edge_open {

@@ -149,8 +149,8 @@ mod tests {
 
     use super::*;
 
-    fn about(method: Method, uri: &str) -> (Verb, String, String, String) {
-        let About { verb, resource, name, subresource } = About::of(&method, &uri.parse().unwrap());
+    fn about(method: &Method, uri: &str) -> (Verb, String, String, String) {
+        let About { verb, resource, name, subresource } = About::of(method, &uri.parse().unwrap());
         (verb, resource, name, subresource)
     }
 
@@ -174,7 +174,7 @@ mod tests {
             ),
             (Method::GET, "/readyz", said(Verb::Get, "/readyz", "", "")),
         ] {
-            assert_eq!(about(method, uri), expected, "{uri}");
+            assert_eq!(about(&method, uri), expected, "{uri}");
         }
     }
 
