@@ -31,8 +31,9 @@ use crate::http::Readiness;
 use crate::leader::{self, Leadership};
 use crate::metrics::Metrics;
 use crate::secrets::Secrets;
+use crate::status_writer::Writer;
 use crate::tunnel::registry::Sessions;
-use crate::{crds_command, dispatch, http, plan_command, status_writer, token_command, watch};
+use crate::{crds_command, dispatch, http, plan_command, token_command, watch};
 
 mod listeners;
 
@@ -150,7 +151,7 @@ async fn work(
         sessions: sessions.clone(),
         secrets: Secrets::new(client.clone()),
         events: Events::start(writes.clone()),
-        client: writes,
+        writer: Writer::new(writes),
         leadership,
         metrics,
         inputs: inputs.clone(),
@@ -160,10 +161,14 @@ async fn work(
 
     tokio::spawn(core.secrets.clone().forget_in_time());
 
-    // Nodes before jobs, since a job is planned when it is first seen; and both before the tunnel, since an edge
-    // with a task of a job that is not known is told to stop.
+    // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since an
+    // edge with a task of a job that is not known is told to stop.
     tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
     core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
+    let reports = core.writer.reports();
+    if let Some(reports) = shutdown.run_until_cancelled(reports).await {
+        core.controller.handle(Input::Reports(reports), core.clock.now());
+    }
     tokio::spawn(
         watch::jobs(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "ImagePrePullJob")),
     );
@@ -226,8 +231,8 @@ impl Clock {
 struct Core {
     controller: Controller,
     clock: Clock,
-    /// For what is written: see [`crate::leader::Fence`].
-    client: Client,
+    /// Writes behind the [fence](crate::leader::Fence).
+    writer: Writer,
     leadership: Leadership,
     sessions: Sessions,
     secrets: Secrets,
@@ -290,13 +295,19 @@ impl Core {
             // A message that finds no session is not lost: the node's next Hello brings the matter up again.
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
             Action::Event(event) => self.events.send(event),
-            Action::Write { job, name, version, status } => {
-                let (client, inputs) = (self.client.clone(), self.inputs.clone());
+            Action::Write { job, name, version, content } => {
+                let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
                 self.work.spawn(async move {
-                    let outcome = status_writer::write(client, &job, &name, &status).await;
-                    let _ = inputs.send(Input::Written { job, version, outcome }).await;
+                    let outcome = writer.write(&job, &name, &content).await;
+                    let object = content.object();
+                    let _ = inputs.send(Input::Written { job, object, version, outcome }).await;
                 });
             }
+            Action::Delete { job, name } => {
+                let writer = self.writer.clone();
+                self.work.spawn(async move { writer.delete(&job, &name).await });
+            }
+            Action::Forget(job) => self.writer.forget(&job),
             Action::Dispatch(order) => {
                 let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
                 let (permits, inputs) = (self.permits.clone(), self.inputs.clone());

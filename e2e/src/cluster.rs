@@ -19,6 +19,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::{conditions, wait::await_condition};
 use kube::{Client, Config};
 use server::Server;
+pub use server::Servers;
 
 pub(crate) use apply::documents;
 pub use objects::NodeBuilder;
@@ -174,6 +175,11 @@ impl Cluster {
     /// It goes on.
     pub fn resume_api(&self) -> Result<()> {
         self.server()?.apiserver()?.cont()
+    }
+
+    /// The processes, for whoever measures them. None where the cluster is not ours.
+    pub fn servers(&self) -> Option<Servers> {
+        self.server().and_then(|server| server.processes()).ok()
     }
 
     /// Writes jobs, reports, events and nodes into the log directory. Happens on drop as well.

@@ -11,7 +11,7 @@
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
 //!    ├─ Stage     cluster, cloud and edge nodes in one go
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
-//!    └─ Fleet     simulated edges: the real tunnel, real certificates, instant pulls
+//!    └─ Fleet     simulated edges: the real tunnel, real certificates, pulls that only take time
 //! ```
 //!
 //! Every part belongs to the [`place::Place`] of the test that started it, which is found by the name of the test's
@@ -27,6 +27,7 @@ pub mod cleanup;
 pub mod cloud;
 pub mod cluster;
 pub mod demo;
+pub mod fleet;
 pub mod front;
 pub mod images;
 pub mod jobs;
@@ -54,7 +55,7 @@ pub mod prelude {
     pub use crate::place::{CANARY, Place, password};
     pub use crate::proxy::Proxy;
     pub use crate::registry::{Registry, TokenServer};
-    pub use crate::sim::Fleet;
+    pub use crate::sim::{Behaviour, Fleet, PullTime};
     pub use crate::site::{SOON, Site};
     pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};

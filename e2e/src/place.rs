@@ -143,8 +143,19 @@ pub fn logs_root() -> Result<PathBuf> {
 /// As many open files as the system lets us have, for us and for whatever we start: a fleet and its cloud take
 /// one for each edge, and 1024 is the usual limit.
 fn raise_file_limit() {
+    /// Root may go beyond its hard limit: as far as any fleet on one machine can.
+    const PLENTY: u64 = 1 << 18;
     let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let plenty = limit.maximum.map(|maximum| maximum.max(PLENTY));
+    if setrlimit(Resource::Nofile, Rlimit { current: plenty, maximum: plenty }).is_err() {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
+}
+
+/// How many files a process of ours may have open.
+pub(crate) fn file_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// `<test binary>.<test>`: cargo runs each test on a thread with the test's name, except where it runs only one.

@@ -1,34 +1,41 @@
 //! Simulated edges, by the thousand: the real tunnel, real certificates and the real agent, but a ledger in memory
 //! and pulls that only take time.
+//!
+//! ```text
+//!  Fleet ─▶ Edge (one task each) ─▶ edgecore_prepull::agent ─▶ Machine (pulls that take time)
+//!             └─▶ edgecore_prepull::tunnel::dial ═══▶ cloudcore
+//! ```
 
+mod behaviour;
 mod certificates;
+mod chance;
+mod counts;
 mod edge;
+mod machine;
+mod start;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use edgecore_prepull::identity::Identity;
-use futures::future::BoxFuture;
-use futures::{FutureExt, TryStreamExt, stream};
-use prepull_api::wire::TUNNEL_PATH;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::background;
+pub use behaviour::{Behaviour, PullTime};
+pub use counts::Tally;
+pub use start::{Start, Step};
+
 use crate::cleanup::eventually;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
+use counts::Counts;
 
-/// Requests to the API server at a time, while the nodes are made.
-const AT_A_TIME: usize = 64;
 /// For all to connect: each waits up to a minute between two tries when the cloud is overloaded.
-const CONNECT_LIMIT: Duration = Duration::from_secs(120);
-
+const CONNECT_LIMIT: Duration = Duration::from_secs(180);
 /// For the acknowledgements of results that the API server has.
 const ACK_LIMIT: Duration = Duration::from_secs(20);
+/// Between two looks at a counter that is waited for: a hundredth of what is measured with it.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Edges that run in this process. They end when this is dropped.
 pub struct Fleet {
@@ -38,36 +45,21 @@ pub struct Fleet {
     tasks: TaskTracker,
 }
 
-/// What the edges of a fleet count together.
-#[derive(Default)]
-struct Counts {
-    connected: watch::Sender<usize>,
-    pulls: AtomicU64,
-    twice: AtomicU64,
-    tasks: AtomicUsize,
-    running: AtomicUsize,
-    most_running: AtomicUsize,
-}
-
-/// A fleet to be; `.await` starts it.
-pub struct Start<'a> {
-    cluster: &'a Cluster,
-    cloud: &'a Cloud,
-    size: usize,
-    pull: Duration,
-    failing: usize,
-}
-
 impl Fleet {
     /// So many edges, `sim-0` and on, each with a Node that is Ready: `Fleet::start(&cluster, &cloud, 1000).await?`.
-    /// Returns when all are connected.
+    /// Returns when each of them has been connected.
     pub fn start<'a>(cluster: &'a Cluster, cloud: &'a Cloud, size: usize) -> Start<'a> {
-        Start { cluster, cloud, size, pull: Duration::ZERO, failing: 0 }
+        Start::new(cluster, cloud, size)
     }
 
     /// The names of the nodes.
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// All that was counted so far.
+    pub fn tally(&self) -> Tally {
+        self.counts.tally()
     }
 
     /// How many are connected now.
@@ -94,24 +86,66 @@ impl Fleet {
         self.reaches(self.names.len(), CONNECT_LIMIT).await
     }
 
-    /// Images pulled so far.
-    pub fn pulls(&self) -> u64 {
-        self.counts.pulls.load(Ordering::SeqCst)
+    /// From here on, each edge that connects has come back: see [`Self::all_came`].
+    pub fn call_the_roll(&self) {
+        self.counts.present.send_modify(|(call, count)| (*call, *count) = (*call + 1, 0));
     }
 
-    /// Images that were pulled again for the same task of the same node. 0, or something is wrong.
+    /// Waits until so many edges have connected since the roll was called, whether they still are or not: in a
+    /// fleet that loses connections all the time there may be no moment with all of them up.
+    pub async fn came(&self, edges: usize, limit: Duration) -> Result<()> {
+        let mut present = self.counts.present.subscribe();
+        let came = tokio::time::timeout(limit, present.wait_for(|(_, count)| *count >= edges)).await;
+        let count = || self.counts.present.borrow().1;
+        came.with_context(|| format!("{} edges came within {limit:?}, not {edges}", count()))??;
+        Ok(())
+    }
+
+    /// Waits until each edge has.
+    pub async fn all_came(&self, limit: Duration) -> Result<()> {
+        self.came(self.names.len(), limit).await
+    }
+
+    /// Waits until the tally is so.
+    pub async fn until(&self, what: &str, limit: Duration, so: impl Fn(&Tally) -> bool) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        while !so(&self.tally()) {
+            if Instant::now() > deadline {
+                bail!("{what}: not within {limit:?}; {:?}", self.tally());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// Images pulled so far.
+    pub fn pulls(&self) -> u64 {
+        self.tally().pulls
+    }
+
+    /// Images that were whole and that a task set out to pull again. 0, or something is wrong.
     pub fn pulled_twice(&self) -> u64 {
-        self.counts.twice.load(Ordering::SeqCst)
+        self.tally().pulled_twice
     }
 
     /// How many edges have been pulling at the same time, at most.
     pub fn most_at_once(&self) -> usize {
-        self.counts.most_running.load(Ordering::SeqCst)
+        self.tally().most_at_once
     }
 
     /// Tasks that the edges hold: not acknowledged yet.
     pub fn open_tasks(&self) -> usize {
-        self.counts.tasks.load(Ordering::SeqCst)
+        self.tally().open
+    }
+
+    /// When the first and the last task came in, since [`Self::forget_times`]. None where there was none.
+    pub fn task_times(&self) -> Option<(Instant, Instant)> {
+        self.counts.times()
+    }
+
+    /// Before a job whose [`Self::task_times`] are asked for.
+    pub fn forget_times(&self) {
+        self.counts.forget_times();
     }
 
     /// Waits until the cloud has acknowledged every result. It does so when the API server has it.
@@ -133,67 +167,5 @@ impl Fleet {
 impl Drop for Fleet {
     fn drop(&mut self) {
         self.shutdown.cancel();
-    }
-}
-
-impl Start<'_> {
-    /// Each image takes this long. At once, unless told otherwise.
-    #[must_use]
-    pub fn pulls_take(mut self, pull: Duration) -> Self {
-        self.pull = pull;
-        self
-    }
-
-    /// On the first so many edges every image fails.
-    #[must_use]
-    pub fn the_first_fail(mut self, edges: usize) -> Self {
-        self.failing = edges;
-        self
-    }
-
-    async fn start(self) -> Result<Fleet> {
-        let Self { cluster, cloud, size, pull, failing } = self;
-        let names: Vec<_> = (0..size).map(|number| format!("sim-{number}")).collect();
-        let nodes = stream::iter(names.iter().map(|name| Ok(cluster.node(name).edge().ready().create())));
-        nodes.try_for_each_concurrent(AT_A_TIME, |created| created).await?;
-
-        let authority = certificates::Authority::of(cluster).await?;
-        let dir = cluster.place().new_dir("fleet")?;
-        let identities = {
-            let names = names.clone();
-            // Files and signatures, thousands of them.
-            tokio::task::spawn_blocking(move || authority.identities(&dir, &names)).await??
-        };
-        let fleet = Fleet {
-            names,
-            counts: Arc::default(),
-            shutdown: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-        };
-        fleet.dial(identities, &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr()), pull, failing)?;
-        fleet.all_connected().await?;
-        Ok(fleet)
-    }
-}
-
-impl Fleet {
-    fn dial(&self, identities: Vec<Identity>, url: &str, pull: Duration, failing: usize) -> Result<()> {
-        let runtime = background::runtime()?;
-        for (number, identity) in identities.into_iter().enumerate() {
-            let edge = edge::Edge::new(pull, number < failing, Arc::clone(&self.counts));
-            let run = edge.run(identity, url.to_owned(), self.shutdown.clone(), self.tasks.clone());
-            self.tasks.spawn_on(run, runtime);
-        }
-        self.tasks.close();
-        Ok(())
-    }
-}
-
-impl<'a> IntoFuture for Start<'a> {
-    type Output = Result<Fleet>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        self.start().boxed()
     }
 }

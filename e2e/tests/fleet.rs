@@ -2,16 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use prepull_api::crd::EDGE_LABEL;
 use prepull_e2e::prelude::*;
+
+const EDGES: usize = 200;
 
 #[tokio::test]
 async fn a_fleet_connects_works_and_comes_back() -> Result<()> {
-    const EDGES: usize = 200;
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, EDGES).await?;
-    let job =
-        |name: &str| cluster.job(name).images(["harbor.example/a:v1", "harbor.example/b:v1"]).concurrency(50);
+    let job = |name: &str| {
+        let image = |tag: &str| format!("harbor.example/{name}:{tag}");
+        cluster.job(name).images([image("v1"), image("v2")]).concurrency(50)
+    };
 
     let status = job("before").on(fleet.names()).completes().await?;
     assert_eq!((status.summary.desired, status.summary.successful), (200, 200));
@@ -28,5 +32,78 @@ async fn a_fleet_connects_works_and_comes_back() -> Result<()> {
     assert_eq!((fleet.pulls(), fleet.pulled_twice()), (800, 0));
     fleet.all_acknowledged().await?;
     fleet.stop().await;
+    Ok(())
+}
+
+/// What is to be true of a job of three images over a fleet to which all this happened.
+async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Cluster, u32)> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, EDGES).behaves(behaviour).await?;
+    let job = cluster
+        .job("faults")
+        .images(["harbor.example/a:v1", "harbor.example/b:v1", "harbor.example/c:v1"])
+        .on_label(EDGE_LABEL, "")
+        .concurrency(EDGES.try_into()?)
+        .tolerate("1")
+        .apply()
+        .await?;
+    if kill_cloud {
+        let limit = Duration::from_secs(60);
+        fleet.until("half of the images are there", limit, |tally| tally.whole >= 300).await?;
+        cloud.restart().await?;
+    }
+    let summary = job.completes().await?.summary;
+    assert_eq!((summary.desired, summary.pending, summary.in_progress, summary.unknown), (200, 0, 0, 0));
+    assert_eq!(summary.successful + summary.failure, 200, "{summary:?}");
+    fleet.all_acknowledged().await?;
+    let tally = fleet.tally();
+    assert_eq!(tally.pulled_twice, 0, "{tally:?}");
+    assert_eq!((tally.tasks, tally.failed), (200, summary.failure.into()), "{tally:?}");
+    Ok((fleet, cluster, summary.failure))
+}
+
+/// Long enough for each edge to lose its link about twice.
+const SLOW: PullTime = PullTime::Between(Duration::from_millis(200), Duration::from_secs(2));
+
+#[tokio::test]
+async fn links_that_break_all_the_time_lose_and_repeat_nothing() -> Result<()> {
+    let disconnect_every = Some(Duration::from_secs(2));
+    let behaviour = Behaviour { pull: SLOW, disconnect_every, seed: 1, ..Behaviour::default() };
+    let (fleet, _cluster, failed) = survives(behaviour, false).await?;
+    let tally = fleet.tally();
+    // A pull goes on without a link.
+    assert_eq!((failed, tally.pulls, tally.whole), (0, 600, 600));
+    ensure!(tally.cuts > 100 && tally.sessions > 300, "too little happened: {tally:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn edges_that_restart_all_the_time_pull_again_only_what_they_were_at() -> Result<()> {
+    let restart_every = Some(Duration::from_secs(4));
+    let behaviour = Behaviour { pull: SLOW, restart_every, seed: 2, ..Behaviour::default() };
+    let (fleet, _cluster, failed) = survives(behaviour, false).await?;
+    let tally = fleet.tally();
+    assert_eq!((failed, tally.whole), (0, 600));
+    ensure!(tally.restarts > 50 && tally.pulls > 600, "too little happened: {tally:?}");
+    ensure!(tally.pulls <= 600 + tally.restarts, "more than the restarts can explain: {tally:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn everything_at_once_and_the_cloud_killed_in_the_middle() -> Result<()> {
+    let behaviour = Behaviour {
+        pull: SLOW,
+        fail_rate: 0.05,
+        image_bytes: 100 * MIB,
+        disconnect_every: Some(Duration::from_secs(4)),
+        restart_every: Some(Duration::from_secs(6)),
+        seed: 3,
+    };
+    let (fleet, _cluster, failed) = survives(behaviour, true).await?;
+    let tally = fleet.tally();
+    // 0.95³ of the nodes have all three images.
+    ensure!((10..60).contains(&failed), "{failed} nodes failed: {tally:?}");
+    ensure!(tally.cuts > 30 && tally.restarts > 30, "too little happened: {tally:?}");
     Ok(())
 }

@@ -5,6 +5,7 @@ mod agent;
 mod cloud;
 mod raw;
 
+mod addresses;
 mod certificates;
 mod hostile;
 mod joining;

@@ -1,5 +1,6 @@
 //! etcd and kube-apiserver, with RBAC on.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -31,6 +32,17 @@ pub(super) struct Server {
     pub(super) admin: Access,
     /// Is the ServiceAccount of cloudcore-prepull, and may do what RBAC lets it.
     pub(super) cloudcore: Access,
+}
+
+/// What runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Servers {
+    /// The PID of kube-apiserver.
+    pub apiserver: u32,
+    /// The PID of etcd.
+    pub etcd: u32,
+    /// Where etcd has its /metrics.
+    pub etcd_addr: SocketAddr,
 }
 
 /// A way in.
@@ -102,6 +114,12 @@ impl Server {
     /// The process of kube-apiserver, while it runs.
     pub(super) fn apiserver(&self) -> Result<&Child> {
         self.apiserver.as_ref().ok_or_else(|| anyhow::anyhow!("kube-apiserver is stopped"))
+    }
+
+    /// What runs now.
+    pub(super) fn processes(&self) -> Result<Servers> {
+        let apiserver = self.apiserver()?.pid();
+        Ok(Servers { apiserver, etcd: self.etcd.pid(), etcd_addr: self.etcd_port.addr() })
     }
 
     /// Kills kube-apiserver; etcd keeps the data.

@@ -1,9 +1,11 @@
 //! Certificates for simulated edges, signed with the cloud's own CA: joining ten thousand times would measure the
 //! joining.
 
-use std::path::Path;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use edgecore_prepull::identity::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
@@ -36,29 +38,58 @@ impl Authority {
         Ok(Self { certificate, issuer })
     }
 
-    /// One identity for each node. They share a key: it takes as long to make as a certificate, and proves
-    /// nothing here.
-    pub(super) fn identities(&self, dir: &Path, nodes: &[String]) -> Result<Vec<Identity>> {
+    /// One identity for each node, in their order; `progress` hears how many there are so far. They share a key: it
+    /// takes as long to make as a certificate, and proves nothing here.
+    pub(super) fn identities(
+        &self,
+        dir: &Path,
+        nodes: &[String],
+        progress: &(impl Fn(usize) + Sync),
+    ) -> Result<Vec<Identity>> {
         let key = KeyPair::generate()?;
-        nodes.iter().map(|node| self.identity(&dir.join(node), node, &key)).collect()
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let done = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let sign = |(number, nodes): (usize, &[String])| {
+                let state = self.state(&dir.join(number.to_string()), &key)?;
+                let identity = |node: &String| {
+                    let identity = self.identity(&state, node, &key)?;
+                    progress(done.fetch_add(1, Ordering::Relaxed) + 1);
+                    Ok(identity)
+                };
+                nodes.iter().map(identity).collect::<Result<Vec<_>>>()
+            };
+            let parts = nodes.chunks(nodes.len().div_ceil(threads).max(1)).enumerate();
+            let workers: Vec<_> = parts.map(|part| scope.spawn(move || sign(part))).collect();
+            let mut identities = Vec::with_capacity(nodes.len());
+            for worker in workers {
+                let signed = worker.join().map_err(|_| anyhow!("a thread that signed died"))?;
+                identities.extend(signed?);
+            }
+            // They are in memory, and not renewed within a test.
+            std::fs::remove_dir_all(dir)?;
+            Ok(identities)
+        })
+    }
+
+    /// A state directory with what all identities have in common.
+    fn state(&self, dir: &Path, key: &KeyPair) -> Result<PathBuf> {
+        let pki = dir.join("pki");
+        std::fs::create_dir_all(&pki)?;
+        std::fs::write(pki.join("ca.crt"), &self.certificate)?;
+        std::fs::write(pki.join("client.key"), key.serialize_pem())?;
+        Ok(dir.to_owned())
     }
 
     /// As `join` would leave it.
-    fn identity(&self, dir: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
+    fn identity(&self, state: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::OrganizationName, NODES_ORGANISATION);
         params.distinguished_name.push(DnType::CommonName, format!("{NODE_PREFIX}{node}"));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = params.signed_by(key, &self.issuer)?;
-        let pki = dir.join("pki");
-        std::fs::create_dir_all(&pki)?;
-        std::fs::write(pki.join("ca.crt"), &self.certificate)?;
-        std::fs::write(pki.join("client.crt"), certificate.pem())?;
-        std::fs::write(pki.join("client.key"), key.serialize_pem())?;
-        let identity = Identity::load(dir).with_context(|| format!("no identity for {node}"))?;
-        // It is in memory, and not renewed within a test.
-        std::fs::remove_dir_all(dir)?;
-        Ok(identity)
+        std::fs::write(state.join("pki/client.crt"), certificate.pem())?;
+        Identity::load(state).with_context(|| format!("no identity for {node}"))
     }
 }

@@ -1,73 +1,191 @@
 //! One simulated edge: carries out what the real agent decides, without a disk and without a runtime.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-use edgecore_prepull::agent::{Agent, Effect, Event, Now, TaskEnd, Work};
+use edgecore_prepull::agent::{Agent, Effect, Event, Now, TaskRecord};
 use edgecore_prepull::identity::Identity;
 use edgecore_prepull::tunnel::{Link, TunnelEvent, dial};
-use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskId, TaskOutcome};
-use prepull_api::wire::{CloudMessage, Hello};
+use prepull_api::task::TaskId;
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Counts;
+use super::behaviour::Behaviour;
+use super::chance::Chance;
+use super::counts::Counts;
+use super::machine::Machine;
 
 /// Messages that wait for the tunnel; as many as an edge has tasks in these tests, and some.
 const QUEUE: usize = 16;
-/// What a simulated image has as its digest.
-const DIGEST: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
+/// A link that was cut, or a program that was killed, is back within this.
+const LONGEST_OUTAGE: Duration = Duration::from_secs(2);
+
+/// What all edges of a fleet have in common.
+pub(super) struct Shared {
+    pub(super) url: String,
+    pub(super) behaviour: Arc<Behaviour>,
+    pub(super) counts: Arc<Counts>,
+    pub(super) shutdown: CancellationToken,
+    pub(super) tasks: TaskTracker,
+}
 
 pub(super) struct Edge {
+    shared: Arc<Shared>,
+    identity: Identity,
+    /// For the faults; the pulls have a stream of their own.
+    chance: Chance,
     agent: Agent,
-    pull: Duration,
-    fails: bool,
-    counts: Arc<Counts>,
+    machine: Machine,
+    /// What would be on the disk.
+    ledger: BTreeMap<TaskId, TaskRecord>,
+    tunnel: Option<Tunnel>,
+    faults: Faults,
     connected: bool,
-    /// Image by task and index, once it was pulled.
-    pulled: HashSet<(TaskId, usize)>,
+    /// The last roll call that was answered.
+    called: u64,
     tasks: usize,
 }
 
+/// The program that keeps the session up, as long as it is there.
+struct Tunnel {
+    link: Link,
+    events: mpsc::Receiver<TunnelEvent>,
+    task: JoinHandle<()>,
+}
+
+/// When what goes wrong next.
+struct Faults {
+    disconnect: Option<Instant>,
+    restart: Option<Instant>,
+    /// The end of an outage.
+    redial: Option<Instant>,
+}
+
+/// What woke the edge up.
+enum Woken {
+    Shutdown,
+    Tunnel(TunnelEvent),
+    Time,
+}
+
 impl Edge {
-    pub(super) fn new(pull: Duration, fails: bool, counts: Arc<Counts>) -> Self {
-        Self { agent: Agent::new(), pull, fails, counts, connected: false, pulled: HashSet::new(), tasks: 0 }
+    pub(super) fn new(shared: Arc<Shared>, identity: Identity, number: u64, fails: bool) -> Self {
+        let Shared { behaviour, counts, .. } = &*shared;
+        let (chance, pulls) =
+            (Chance::new(behaviour.seed, 2 * number), Chance::new(behaviour.seed, 2 * number + 1));
+        let machine = Machine::new(Arc::clone(behaviour), pulls, fails, Arc::clone(counts));
+        Self {
+            identity,
+            chance,
+            agent: Agent::new(NonZeroU32::MIN),
+            machine,
+            ledger: BTreeMap::new(),
+            tunnel: None,
+            faults: Faults { disconnect: None, restart: None, redial: None },
+            connected: false,
+            called: 0,
+            tasks: 0,
+            shared,
+        }
     }
 
-    /// Until it is told to end.
-    pub(super) async fn run(
-        mut self,
-        identity: Identity,
-        url: String,
-        shutdown: CancellationToken,
-        tasks: TaskTracker,
-    ) {
-        let (link, outgoing) = Link::new(QUEUE);
-        let (events, mut tunnel) = mpsc::channel(QUEUE);
-        let (ended, mut pulls) = mpsc::channel(QUEUE);
-        tasks.spawn(dial::run(identity, url, events, outgoing, shutdown.clone()));
+    /// Until the fleet is told to end.
+    pub(super) async fn run(mut self) {
+        self.plan_faults(Instant::now());
+        self.dial();
         loop {
-            let tick = self.agent.next_tick();
-            let event = tokio::select! {
-                () = shutdown.cancelled() => break,
-                Some(event) = tunnel.recv() => match self.heard(event) {
-                    Some(event) => event,
-                    None => continue,
-                },
-                Some(event) = pulls.recv() => event,
-                () = sleep_until(tick) => Event::Tick,
-            };
-            self.take(event, &link, &ended).await;
+            let mut events = VecDeque::new();
+            match self.wait().await {
+                Woken::Shutdown => break,
+                Woken::Tunnel(event) => events.extend(self.heard(event)),
+                Woken::Time => self.due(Instant::now(), &mut events),
+            }
+            self.take(events).await;
         }
         self.is_connected(false);
     }
 
+    async fn wait(&mut self) -> Woken {
+        let Faults { disconnect, restart, redial } = self.faults;
+        let due = [self.agent.next_tick(), self.machine.next(), disconnect, restart, redial];
+        let due = due.into_iter().flatten().min();
+        let tunnel = async {
+            match &mut self.tunnel {
+                Some(tunnel) => tunnel.events.recv().await,
+                None => None,
+            }
+        };
+        tokio::select! {
+            () = self.shared.shutdown.cancelled() => Woken::Shutdown,
+            Some(event) = tunnel => Woken::Tunnel(event),
+            () = sleep_until(due) => Woken::Time,
+        }
+    }
+
+    /// What the clock brings.
+    fn due(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.faults.restart) {
+            self.shared.counts.restarts.fetch_add(1, Ordering::SeqCst);
+            self.cut(now, &mut VecDeque::new());
+            self.machine.restart();
+            self.agent = Agent::new(self.agent.max_tasks());
+            events.push_back(Event::Loaded(self.ledger.values().cloned().collect()));
+            self.plan_faults(now);
+        } else if is_due(self.faults.disconnect) {
+            self.shared.counts.cuts.fetch_add(1, Ordering::SeqCst);
+            self.cut(now, events);
+            self.plan_faults(now);
+        }
+        if is_due(self.faults.redial) {
+            self.faults.redial = None;
+            self.dial();
+        }
+        if is_due(self.agent.next_tick()) {
+            events.push_back(Event::Tick);
+        }
+        self.machine.advance(now, events);
+    }
+
+    fn plan_faults(&mut self, now: Instant) {
+        let Behaviour { disconnect_every, restart_every, .. } = *self.shared.behaviour;
+        self.faults.disconnect = disconnect_every.map(|mean| now + self.chance.wait(mean));
+        self.faults.restart = restart_every.map(|mean| now + self.chance.wait(mean));
+    }
+
+    fn dial(&mut self) {
+        let Shared { url, shutdown, tasks, .. } = &*self.shared;
+        let (link, outgoing) = Link::new(QUEUE);
+        let (events, tunnel) = mpsc::channel(QUEUE);
+        let run = dial::run(self.identity.clone(), url.clone(), events, outgoing, shutdown.clone());
+        let task = tasks.spawn(async move {
+            let _ = run.await; // it fails for a wrong URL alone, and ours has the form of one
+        });
+        self.tunnel = Some(Tunnel { link, events: tunnel, task });
+    }
+
+    /// Without a word to either side: the session's task is dropped, and its socket with it. What was on its way
+    /// is lost.
+    fn cut(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        if let Some(tunnel) = self.tunnel.take() {
+            tunnel.task.abort();
+        }
+        if self.connected {
+            self.is_connected(false);
+            events.push_back(Event::Disconnected);
+        }
+        self.faults.redial = Some(now + self.chance.between(Duration::ZERO, LONGEST_OUTAGE));
+    }
+
     /// What the tunnel says, in the agent's terms.
     fn heard(&mut self, event: TunnelEvent) -> Option<Event> {
-        match event {
+        let message = match event {
             TunnelEvent::Connecting(answer) => {
                 let hello = Hello {
                     version: "simulated".to_owned(),
@@ -75,122 +193,92 @@ impl Edge {
                     arch: "amd64".to_owned(),
                     runtime: Some("simulated 1".to_owned()),
                     image_filesystem: None,
-                    max_tasks: None,
+                    max_tasks: Some(self.agent.max_tasks().get()),
                     open: self.agent.open_tasks(),
                 };
                 let _ = answer.send(hello); // the attempt is over: so is the question
-                None
+                return None;
             }
             TunnelEvent::Connected(_) => {
                 self.is_connected(true);
-                Some(Event::Connected)
+                return Some(Event::Connected);
             }
             TunnelEvent::Disconnected => {
                 self.is_connected(false);
-                Some(Event::Disconnected)
+                return Some(Event::Disconnected);
             }
-            TunnelEvent::Message(CloudMessage::Assign(assign)) => Some(Event::Assign(assign)),
-            TunnelEvent::Message(CloudMessage::ResultAck { task }) => Some(Event::ResultAck(task)),
-            TunnelEvent::Message(CloudMessage::Cancel { task, reason }) => {
-                Some(Event::Cancel { task, reason })
+            TunnelEvent::Message(message) => message,
+        };
+        self.shared.counts.heard.fetch_add(1, Ordering::Relaxed);
+        match message {
+            CloudMessage::Assign(assign) => {
+                if !self.ledger.contains_key(&assign.task.id) {
+                    self.shared.counts.received();
+                }
+                Some(Event::Assign(assign))
             }
-            TunnelEvent::Message(CloudMessage::Welcome(_) | CloudMessage::Goaway { .. }) => None,
+            CloudMessage::ResultAck { task } => Some(Event::ResultAck(task)),
+            CloudMessage::Cancel { task, reason } => Some(Event::Cancel { task, reason }),
+            CloudMessage::Welcome(_) | CloudMessage::Goaway { .. } => None,
         }
     }
 
-    /// One event, and all that follows from it at once.
-    async fn take(&mut self, event: Event, link: &Link, ended: &mpsc::Sender<Event>) {
-        let mut events = VecDeque::from([event]);
+    /// These events, and all that follows from them at once.
+    async fn take(&mut self, mut events: VecDeque<Event>) {
         while let Some(event) = events.pop_front() {
             let now = Now { monotonic: Instant::now(), wall: SystemTime::now() };
             for effect in self.agent.handle(event, now) {
                 match effect {
-                    Effect::Persist(record) => events.push_back(Event::Persisted(record.id().clone())),
-                    Effect::Send(message) => link.send(message).await,
-                    Effect::Start(work) => self.start(*work, &mut events, ended),
-                    Effect::Stop { task, reason } => events.push_back(stopped(task, reason)),
-                    Effect::Forget(_) | Effect::Renew(..) => {}
+                    Effect::Persist(record) => {
+                        events.push_back(Event::Persisted(record.id().clone()));
+                        self.ledger.insert(record.id().clone(), *record);
+                    }
+                    Effect::Forget(task) => _ = self.ledger.remove(&task),
+                    Effect::Send(message) => self.say(message).await,
+                    Effect::Start(work) => self.machine.start(*work, now.monotonic, &mut events),
+                    Effect::Renew(task, terms) => self.machine.renew(&task, terms),
+                    Effect::Stop { task, reason } => {
+                        self.machine.stop(&task, &reason, now.monotonic, &mut events);
+                    }
                 }
             }
         }
         let tasks = self.agent.len();
-        self.counts.tasks.fetch_add(tasks, Ordering::SeqCst);
-        self.counts.tasks.fetch_sub(self.tasks, Ordering::SeqCst);
+        self.shared.counts.tasks.fetch_add(tasks, Ordering::SeqCst);
+        self.shared.counts.tasks.fetch_sub(self.tasks, Ordering::SeqCst);
         self.tasks = tasks;
     }
 
-    fn start(&mut self, work: Work, events: &mut VecDeque<Event>, ended: &mpsc::Sender<Event>) {
-        let task = work.task.id.clone();
-        for (index, done) in work.done.iter().enumerate() {
-            let again = done.is_none() && !self.pulled.insert((task.clone(), index));
-            self.counts.pulls.fetch_add(u64::from(done.is_none()), Ordering::SeqCst);
-            self.counts.twice.fetch_add(u64::from(again), Ordering::SeqCst);
+    /// As the real agent does: progress where there is room for it, everything else in any case.
+    async fn say(&mut self, message: EdgeMessage) {
+        self.shared.counts.said.fetch_add(1, Ordering::Relaxed);
+        let Some(Tunnel { link, .. }) = &self.tunnel else { return };
+        match message {
+            EdgeMessage::Progress(_) => link.offer(message),
+            message => link.send(message).await,
         }
-        let images =
-            u32::try_from(work.done.iter().filter(|done| done.is_none()).count()).unwrap_or(u32::MAX);
-        let running = self.counts.running.fetch_add(1, Ordering::SeqCst) + 1;
-        self.counts.most_running.fetch_max(running, Ordering::SeqCst);
-        let end = Event::Ended(task, if self.fails { failed(&work) } else { succeeded(work) });
-        if self.pull.is_zero() {
-            self.counts.running.fetch_sub(1, Ordering::SeqCst);
-            return events.push_back(end);
-        }
-        let (ended, pull, counts) = (ended.clone(), self.pull * images, Arc::clone(&self.counts));
-        tokio::spawn(async move {
-            tokio::time::sleep(pull).await;
-            counts.running.fetch_sub(1, Ordering::SeqCst);
-            let _ = ended.send(end).await; // the edge has ended before its pull
-        });
     }
 
     fn is_connected(&mut self, connected: bool) {
+        let Counts { connected: count, present, sessions, .. } = &*self.shared.counts;
         let before = std::mem::replace(&mut self.connected, connected);
         if before != connected {
-            self.counts.connected.send_modify(|count| if connected { *count += 1 } else { *count -= 1 });
+            count.send_modify(|count| if connected { *count += 1 } else { *count -= 1 });
+        }
+        if connected && !before {
+            sessions.fetch_add(1, Ordering::SeqCst);
+            present.send_modify(|(call, count)| {
+                if std::mem::replace(&mut self.called, *call) != *call {
+                    *count += 1;
+                }
+            });
         }
     }
 }
 
-fn succeeded(work: Work) -> TaskEnd {
-    let pulled = || ImageResult {
-        outcome: ImageOutcome::Pulled,
-        digest: Some(DIGEST.to_owned()),
-        reason: String::new(),
-        bytes: None,
-        attempts: 1,
-    };
-    TaskEnd {
-        outcome: TaskOutcome::Succeeded,
-        reason: String::new(),
-        check: Some(CheckOutcome { passed: true, reason: String::new() }),
-        images: work.done.into_iter().map(|done| done.unwrap_or_else(pulled)).collect(),
-    }
-}
-
-fn failed(work: &Work) -> TaskEnd {
-    const REASON: &str = "simulated: the registry is away";
-    let failed = ImageResult {
-        outcome: ImageOutcome::Failed,
-        digest: None,
-        reason: REASON.to_owned(),
-        bytes: None,
-        attempts: 1,
-    };
-    TaskEnd {
-        outcome: TaskOutcome::Failed,
-        reason: REASON.to_owned(),
-        check: Some(CheckOutcome { passed: true, reason: String::new() }),
-        images: vec![failed; work.done.len()],
-    }
-}
-
-fn stopped(task: TaskId, reason: String) -> Event {
-    Event::Crashed { task, reason }
-}
-
-async fn sleep_until(tick: Option<Instant>) {
-    match tick {
-        Some(tick) => tokio::time::sleep_until(tick.into()).await,
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
         None => std::future::pending().await,
     }
 }

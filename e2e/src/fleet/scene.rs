@@ -1,0 +1,112 @@
+//! Cluster, cloud and fleet, measured while they come up and while nothing happens.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::figures::{Connect, Idle};
+use super::teller::Teller;
+use super::{Options, Usage};
+use crate::cloud::Cloud;
+use crate::cluster::Cluster;
+use crate::sim::{Fleet, Step};
+
+/// Everything that runs. Dropped from top to bottom: first whoever uses what comes later.
+pub struct Scene {
+    pub(super) fleet: Fleet,
+    pub(super) cloud: Cloud,
+    pub(super) cluster: Cluster,
+}
+
+impl Scene {
+    /// Starts it all.
+    pub async fn set(options: &Options, teller: &Teller) -> Result<(Self, Connect)> {
+        let nodes = options.nodes;
+        teller.step("etcd, kube-apiserver and cloudcore-prepull");
+        let cluster = Cluster::start().await?;
+        let arguments: Vec<_> = options.cloud_arg.iter().map(String::as_str).collect();
+        let cloud = Cloud::start(&cluster).args(&arguments).await?;
+
+        let steps = Arc::new(teller.counter(nodes));
+        let watcher = {
+            let steps = Arc::clone(&steps);
+            move |step, done| {
+                let name = match step {
+                    Step::Nodes => "Node objects",
+                    Step::Certificates => "certificates",
+                    Step::Sessions => "sessions",
+                };
+                steps.show(name, done);
+            }
+        };
+        let fleet = Fleet::start(&cluster, &cloud, nodes).behaves(options.behaviour()).watched_by(watcher);
+        let prepared = fleet.prepare().await?;
+        // Told of every Node by now, and done with them.
+        settle(&cloud).await?;
+        let (before, begun) = (usage(&cloud)?, Instant::now());
+        let fleet = prepared.connect().await?;
+        let seconds = begun.elapsed().as_secs_f64();
+        steps.show("sessions", fleet.connected());
+        drop(steps);
+        let after = usage(&cloud)?;
+        let connect = Connect {
+            nodes,
+            seconds,
+            cpu_seconds: after.cpu.saturating_sub(before.cpu).as_secs_f64(),
+            rss_before: before.rss,
+            rss_after: after.rss,
+            per_session: after.rss.saturating_sub(before.rss) / (nodes as u64).max(1),
+        };
+        teller.step(&format!("{nodes} sessions are up after {seconds:.1} s"));
+        Ok((Self { fleet, cloud, cluster }, connect))
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The fleet.
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// Watches the sessions while nothing happens but heartbeats.
+    pub async fn idle(&self, time: Duration, teller: &Teller) -> Result<Idle> {
+        teller.step(&format!("idle for {time:?}"));
+        let (before, begun) = (usage(&self.cloud)?, Instant::now());
+        tokio::time::sleep(time).await;
+        let (after, seconds) = (usage(&self.cloud)?, begun.elapsed().as_secs_f64());
+        let cpu_seconds = after.cpu.saturating_sub(before.cpu).as_secs_f64();
+        // Well below 2^32 sessions.
+        let thousands = f64::from(u32::try_from(self.fleet.connected()).unwrap_or(u32::MAX)) / 1000.0;
+        let cpu_millis_per_thousand = cpu_seconds * 1000.0 / seconds / thousands;
+        Ok(Idle { seconds, cpu_seconds, cpu_millis_per_thousand, rss: after.rss })
+    }
+}
+
+/// What cloudcore takes now.
+pub(super) fn usage(cloud: &Cloud) -> Result<Usage> {
+    Usage::of(cloud.process()?.pid())
+}
+
+/// Waits until cloudcore does nothing.
+async fn settle(cloud: &Cloud) -> Result<()> {
+    /// Two looks so far apart, between which it has used not one tick of CPU time more.
+    const QUIET: Duration = Duration::from_millis(300);
+    /// Longer than it takes to read 20,000 nodes.
+    const LIMIT: Duration = Duration::from_secs(30);
+    let quiet = async {
+        let mut last = usage(cloud)?.cpu;
+        loop {
+            tokio::time::sleep(QUIET).await;
+            let now = usage(cloud)?.cpu;
+            if now == last {
+                return anyhow::Ok(());
+            }
+            last = now;
+        }
+    };
+    tokio::time::timeout(LIMIT, quiet).await.context("cloudcore is busy although nothing happens")?
+}

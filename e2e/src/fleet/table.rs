@@ -1,0 +1,127 @@
+//! The figures for people.
+
+#![allow(clippy::print_stdout)]
+
+use super::figures::{Connect, Figures, Idle, JobFigures, Kill};
+
+/// Columns of a figure's name.
+const NAME: usize = 44;
+
+/// All of it, on standard output.
+pub fn print(figures: &Figures) {
+    let Figures { options, cluster, machine, connect, idle, job } = figures;
+    println!("\n{} nodes, {} images, pulls take {}", options.nodes, options.images, options.pull);
+    println!("{cluster} and all parts on this machine: {machine}\n");
+    connected(connect);
+    if let Some(idle) = idle {
+        idled(idle);
+    }
+    ended(job);
+    if let Some(kill) = &job.kill {
+        killed(kill);
+    }
+}
+
+fn connected(connect: &Connect) {
+    let Connect { nodes, seconds, cpu_seconds, rss_before, rss_after, per_session } = *connect;
+    heading("The fleet connects, all at once");
+    line("all sessions up", format!("{seconds:.1} s"));
+    line("cloudcore, CPU for it", format!("{cpu_seconds:.1} s, {} a session", millis(cpu_seconds, nodes)));
+    line("cloudcore, memory before and after", format!("{} and {}", mib(rss_before), mib(rss_after)));
+    line("cloudcore, memory of a session", kib(per_session));
+}
+
+fn idled(idle: &Idle) {
+    let Idle { seconds, cpu_seconds: _, cpu_millis_per_thousand, rss } = *idle;
+    heading(&format!("Idle for {seconds:.0} s"));
+    line("cloudcore, CPU of 1,000 sessions", format!("{cpu_millis_per_thousand:.1} ms a second"));
+    line("cloudcore, memory", mib(rss));
+}
+
+fn ended(job: &JobFigures) {
+    let summary = &job.summary;
+    heading("The job, from its creation");
+    let time = |seconds: Option<f64>| seconds.map_or("none".to_owned(), |seconds| format!("{seconds:.2} s"));
+    line("first task on an edge", time(job.first_task_seconds));
+    line("last task on an edge", time(job.last_task_seconds));
+    line(&format!("{:?}", job.phase), time(Some(job.ended_seconds)));
+    line("every result acknowledged", time(Some(job.acknowledged_seconds)));
+    let (successful, failure, unknown) = (summary.successful, summary.failure, summary.unknown);
+    line(
+        "nodes successful, failed, unknown",
+        format!("{successful}, {failure}, {unknown} of {}", summary.desired),
+    );
+    line("pulls; of images that were whole", format!("{}; {}", job.pulls, job.pulled_twice));
+    line("nodes at work at the same time, at most", job.most_at_once.to_string());
+    line("messages down, up", format!("{}, {}", job.messages_down, job.messages_up));
+    if job.sessions > 0 {
+        line("sessions that came up meanwhile", job.sessions.to_string());
+    }
+    line("writes to the API server", job.writes_sum.to_string());
+    for (what, count) in &job.writes {
+        line(&format!("  {what}"), count.to_string());
+    }
+    line("the job object", kib(job.job_bytes));
+    let reports = job.reports;
+    line(
+        "its reports",
+        format!("{}, the largest {}, all {}", reports.count, kib(reports.largest), kib(reports.sum)),
+    );
+    line("cloudcore, CPU", format!("{:.1} s", job.cloud_cpu_seconds));
+    line("cloudcore, memory at most", mib(job.cloud_peak));
+    if job.apiserver_rss > 0 {
+        line("kube-apiserver, memory", mib(job.apiserver_rss));
+        line("etcd, memory; its database", format!("{}; {}", mib(job.etcd_rss), mib(job.etcd_database)));
+    }
+    line("the fleet itself, memory", mib(job.fleet_rss));
+}
+
+fn killed(kill: &Kill) {
+    heading("cloudcore killed and started again, from the kill");
+    let at = format!("{:.1} s after the job's creation", kill.at_seconds);
+    line("the kill", format!("{at}: {} pulled, {} at work", kill.pulled, kill.running));
+    for (what, seconds) in [
+        ("it listens again", kill.listens_seconds),
+        ("half of the edges are back", kill.half_back_seconds),
+        ("all are back", kill.back_seconds),
+        ("the job has ended", kill.ended_seconds),
+    ] {
+        line(what, format!("{seconds:.1} s"));
+    }
+    line("cloudcore, CPU until all were back", format!("{:.1} s", kill.cpu_seconds));
+}
+
+fn heading(text: &str) {
+    println!("{text}");
+}
+
+fn line(name: &str, value: impl std::fmt::Display) {
+    println!("  {name:<NAME$} {value}");
+}
+
+/// Milliseconds each.
+fn millis(seconds: f64, count: usize) -> String {
+    format!("{:.2} ms", seconds * 1000.0 / f64::from(u32::try_from(count).unwrap_or(u32::MAX)).max(1.0))
+}
+
+/// Tenths, so that no float is needed.
+pub(super) fn kib(bytes: u64) -> String {
+    let tenths = bytes * 10 / 1024;
+    format!("{}.{} KiB", tenths / 10, tenths % 10)
+}
+
+pub(super) fn mib(bytes: u64) -> String {
+    let tenths = bytes * 10 / (1024 * 1024);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_legible() {
+        assert_eq!((kib(1536), mib(1536 * 1024)), ("1.5 KiB".to_owned(), "1.5 MiB".to_owned()));
+        assert_eq!(millis(10.0, 10_000), "1.00 ms");
+    }
+}

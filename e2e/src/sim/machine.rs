@@ -1,0 +1,224 @@
+//! What a simulated edge has instead of an executor and a container runtime: images that take time. Pure: the time
+//! is passed in, and what happened comes out as events for the agent.
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{HashSet, VecDeque};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use edgecore_prepull::agent::{Event, TaskEnd, Terms, Work};
+use prepull_api::task::{
+    Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, PullPolicy, TaskId,
+    TaskOutcome,
+};
+use prepull_api::wire::Progress;
+
+use super::behaviour::Behaviour;
+use super::chance::Chance;
+use super::counts::Counts;
+
+/// What a simulated image has as its digest.
+const DIGEST: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
+/// Why a simulated image fails.
+const FAILED: &str = "simulated: the registry is away";
+/// What real edges keep to: a person reads no faster.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+
+pub(super) struct Machine {
+    behaviour: Arc<Behaviour>,
+    chance: Chance,
+    /// Every image fails.
+    fails: bool,
+    counts: Arc<Counts>,
+    /// The references that are there, hashed: as a container runtime's store they outlive every restart.
+    images: HashSet<u64>,
+    /// The images of each task that became whole.
+    whole: HashSet<(TaskId, usize)>,
+    /// The first is being worked on.
+    runs: VecDeque<Run>,
+}
+
+/// A task.
+struct Run {
+    work: Work,
+    pull: Option<Pull>,
+}
+
+/// An image on its way.
+struct Pull {
+    index: usize,
+    began: Instant,
+    ends: Instant,
+    next_progress: Instant,
+    fails: bool,
+}
+
+impl Machine {
+    pub(super) fn new(behaviour: Arc<Behaviour>, chance: Chance, fails: bool, counts: Arc<Counts>) -> Self {
+        let (images, whole, runs) = (HashSet::new(), HashSet::new(), VecDeque::new());
+        Self { behaviour, chance, fails, counts, images, whole, runs }
+    }
+
+    /// When [`Self::advance`] is to be called next.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let progress = self.behaviour.image_bytes > 0;
+        let of_first = self.runs.front().and_then(|run| {
+            let pull = run.pull.as_ref()?;
+            Some(if progress { pull.ends.min(pull.next_progress) } else { pull.ends })
+        });
+        self.runs.iter().map(|run| run.work.terms.deadline).chain(of_first).min()
+    }
+
+    pub(super) fn start(&mut self, work: Work, now: Instant, events: &mut VecDeque<Event>) {
+        if work.check.is_none() {
+            events.push_back(Event::Checked(work.task.id.clone(), passed()));
+        }
+        self.runs.push_back(Run { work, pull: None });
+        if self.runs.len() == 1 {
+            self.counts.works();
+        }
+        self.advance(now, events);
+    }
+
+    pub(super) fn renew(&mut self, task: &TaskId, terms: Terms) {
+        if let Some(run) = self.runs.iter_mut().find(|run| run.work.task.id == *task) {
+            run.work.terms = terms;
+        }
+    }
+
+    pub(super) fn stop(&mut self, task: &TaskId, reason: &str, now: Instant, events: &mut VecDeque<Event>) {
+        if let Some(place) = self.runs.iter().position(|run| run.work.task.id == *task) {
+            self.end(place, Some((TaskOutcome::Cancelled, reason)), events);
+            self.advance(now, events);
+        }
+    }
+
+    /// The power is gone, and back: what was under way is forgotten, what is on the disk is not.
+    pub(super) fn restart(&mut self) {
+        if !self.runs.is_empty() {
+            self.counts.rests();
+        }
+        self.runs.clear();
+    }
+
+    /// Does what is due.
+    pub(super) fn advance(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+        while let Some(late) = self.runs.iter().position(|run| run.work.terms.deadline <= now) {
+            self.end(late, Some((TaskOutcome::DeadlineExceeded, "the deadline passed")), events);
+        }
+        while let Some(run) = self.runs.front_mut() {
+            if let Some(pull) = run.pull.as_mut() {
+                if pull.ends > now {
+                    if self.behaviour.image_bytes > 0 && pull.next_progress <= now {
+                        pull.next_progress = now + PROGRESS_EVERY;
+                        events.push_back(progress(&run.work, pull, self.behaviour.image_bytes, now));
+                    }
+                    return;
+                }
+                let (index, fails) = (pull.index, pull.fails);
+                run.pull = None;
+                self.pulled(index, fails, events);
+            } else if let Some(index) = run.work.done.iter().position(Option::is_none) {
+                self.begin(index, now, events);
+            } else {
+                self.end(0, None, events);
+            }
+        }
+    }
+
+    /// Begins with an image of the first task: a pull, or the news that it is there.
+    fn begin(&mut self, index: usize, now: Instant, events: &mut VecDeque<Event>) {
+        let Some(run) = self.runs.front_mut() else { return };
+        let image = &run.work.task.images[index];
+        let again = self.whole.contains(&(run.work.task.id.clone(), index));
+        self.counts.twice.fetch_add(u64::from(again), Ordering::SeqCst);
+        let there = self.images.contains(&hash(&image.reference));
+        if image.policy != PullPolicy::Always && there {
+            return self.ended(index, result(ImageOutcome::Present, 0), events);
+        }
+        self.counts.pulls.fetch_add(1, Ordering::SeqCst);
+        let fails = self.fails || self.chance.happens(self.behaviour.fail_rate);
+        let ends = now + self.behaviour.pull.draw(&mut self.chance);
+        // Not all at the same moment of each second.
+        let next_progress = now + self.chance.between(Duration::ZERO, PROGRESS_EVERY);
+        run.pull = Some(Pull { index, began: now, ends, next_progress, fails });
+    }
+
+    fn pulled(&mut self, index: usize, fails: bool, events: &mut VecDeque<Event>) {
+        let Some(run) = self.runs.front() else { return };
+        let image = &run.work.task.images[index];
+        if fails {
+            return self.ended(index, result(ImageOutcome::Failed, image.retries + 1), events);
+        }
+        self.counts.whole.fetch_add(1, Ordering::SeqCst);
+        self.images.insert(hash(&image.reference));
+        self.whole.insert((run.work.task.id.clone(), index));
+        let bytes = self.behaviour.image_bytes;
+        let bytes = (bytes > 0).then_some(Bytes { done: bytes, total: bytes });
+        self.ended(index, ImageResult { bytes, ..result(ImageOutcome::Pulled, 1) }, events);
+    }
+
+    fn ended(&mut self, index: usize, result: ImageResult, events: &mut VecDeque<Event>) {
+        let Some(run) = self.runs.front_mut() else { return };
+        run.work.done[index] = Some(result.clone());
+        events.push_back(Event::ImageEnded { task: run.work.task.id.clone(), index, result });
+    }
+
+    /// Ends a task: as its images did, or before its time.
+    fn end(&mut self, place: usize, early: Option<(TaskOutcome, &str)>, events: &mut VecDeque<Event>) {
+        let Some(run) = self.runs.remove(place) else { return };
+        if place == 0 {
+            self.counts.rests();
+            if !self.runs.is_empty() {
+                self.counts.works();
+            }
+        }
+        self.counts.ended.fetch_add(1, Ordering::SeqCst);
+        let unended = early.map_or("", |(_, reason)| reason);
+        let stopped = || ImageResult { reason: unended.to_owned(), ..result(ImageOutcome::Stopped, 0) };
+        let images: Vec<_> = run.work.done.into_iter().map(|done| done.unwrap_or_else(stopped)).collect();
+        let (outcome, reason) = match early {
+            Some(early) => early,
+            None if images.iter().all(|image| image.outcome.is_there()) => (TaskOutcome::Succeeded, ""),
+            None => (TaskOutcome::Failed, FAILED),
+        };
+        self.counts.failed.fetch_add(u64::from(outcome != TaskOutcome::Succeeded), Ordering::SeqCst);
+        let end = TaskEnd { outcome, reason: reason.to_owned(), check: Some(passed()), images };
+        events.push_back(Event::Ended(run.work.task.id, end));
+    }
+}
+
+fn hash(reference: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    reference.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn passed() -> CheckOutcome {
+    CheckOutcome { passed: true, reason: String::new() }
+}
+
+fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
+    ImageResult {
+        outcome,
+        digest: outcome.is_there().then(|| DIGEST.to_owned()),
+        reason: if outcome == ImageOutcome::Failed { FAILED.to_owned() } else { String::new() },
+        bytes: None,
+        attempts,
+    }
+}
+
+fn progress(work: &Work, pull: &Pull, total: u64, now: Instant) -> Event {
+    let (part, whole) = ((now - pull.began).as_millis(), (pull.ends - pull.began).as_millis());
+    let done = (u128::from(total) * part).checked_div(whole).and_then(|done| u64::try_from(done).ok());
+    let bytes = Some(Bytes { done: done.unwrap_or(0), total });
+    let index = u32::try_from(pull.index).unwrap_or(u32::MAX);
+    let image =
+        ImageProgress { index, phase: ImagePhase::Pulling, bytes, attempts: 1, reason: String::new() };
+    Event::Progress(Progress { task: work.task.id.clone(), images: vec![image] })
+}
+
+#[cfg(test)]
+mod tests;

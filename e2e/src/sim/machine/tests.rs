@@ -1,0 +1,171 @@
+#![allow(clippy::unwrap_used)]
+use prepull_api::task::{CheckItem, ImageTask, JobUid, Task};
+
+use super::*;
+use crate::sim::behaviour::PullTime;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A machine, its counts, and what it says.
+struct Bench {
+    machine: Machine,
+    counts: Arc<Counts>,
+    begun: Instant,
+    events: VecDeque<Event>,
+}
+
+impl Bench {
+    fn new(behaviour: Behaviour) -> Self {
+        let counts = Arc::new(Counts::new());
+        let machine = Machine::new(Arc::new(behaviour), Chance::new(1, 1), false, Arc::clone(&counts));
+        Self { machine, counts, begun: Instant::now(), events: VecDeque::new() }
+    }
+
+    fn pulling(pull: Duration) -> Self {
+        Self::new(Behaviour { pull: PullTime::Fixed(pull), ..Behaviour::default() })
+    }
+
+    fn start(&mut self, at: Duration, work: Work) {
+        self.machine.start(work, self.begun + at, &mut self.events);
+    }
+
+    /// Lets the time pass, as the edge does: from one due moment to the next.
+    fn until(&mut self, end: Duration) {
+        while let Some(next) = self.machine.next().filter(|next| *next <= self.begun + end) {
+            self.machine.advance(next, &mut self.events);
+        }
+    }
+
+    /// The images that ended, and how, since the last question.
+    fn images(&self) -> Vec<(usize, ImageOutcome)> {
+        let ended = self.events.iter().filter_map(|event| match event {
+            Event::ImageEnded { index, result, .. } => Some((*index, result.outcome)),
+            _ => None,
+        });
+        ended.collect()
+    }
+
+    fn ends(&self) -> Vec<(TaskOutcome, Vec<ImageOutcome>)> {
+        let ended = self.events.iter().filter_map(|event| match event {
+            Event::Ended(_, end) => {
+                Some((end.outcome, end.images.iter().map(|image| image.outcome).collect()))
+            }
+            _ => None,
+        });
+        ended.collect()
+    }
+}
+
+/// A task of so many images, with a minute for it.
+fn work(begun: Instant, attempt: u32, images: usize) -> Work {
+    let image = |number: usize| ImageTask {
+        image: format!("image-{number}"),
+        reference: format!("registry.example/image-{number}"),
+        policy: PullPolicy::IfNotPresent,
+        retries: 0,
+        key: 0,
+    };
+    let task = Task {
+        id: TaskId { job: JobUid("job".to_owned()), attempt },
+        title: "job".to_owned(),
+        checks: vec![CheckItem::Disk],
+        images: (0..images).map(image).collect(),
+    };
+    let terms = Terms { deadline: begun + 60 * SECOND, keys: Vec::new() };
+    Work { task, check: None, done: vec![None; images], terms }
+}
+
+#[test]
+fn images_are_pulled_one_after_another() {
+    use ImageOutcome::Pulled;
+    let mut bench = Bench::pulling(2 * SECOND);
+    bench.start(Duration::ZERO, work(bench.begun, 1, 3));
+    bench.until(5 * SECOND);
+    assert_eq!(bench.images(), [(0, Pulled), (1, Pulled)]);
+    assert_eq!(bench.ends(), []);
+    bench.until(6 * SECOND);
+    assert_eq!(bench.ends(), [(TaskOutcome::Succeeded, vec![Pulled; 3])]);
+    assert_eq!(bench.machine.next(), None);
+    let tally = bench.counts.tally();
+    assert_eq!((tally.pulls, tally.whole, tally.pulled_twice, tally.running), (3, 3, 0, 0));
+}
+
+#[test]
+fn a_restart_loses_what_was_on_its_way_and_nothing_else() {
+    let mut bench = Bench::pulling(2 * SECOND);
+    let task = work(bench.begun, 1, 3);
+    bench.start(Duration::ZERO, task.clone());
+    bench.until(3 * SECOND);
+    bench.machine.restart();
+    bench.until(10 * SECOND);
+    assert_eq!(bench.images(), [(0, ImageOutcome::Pulled)]);
+    // The agent knows of the first.
+    let mut rest = task;
+    rest.done[0] = Some(result(ImageOutcome::Pulled, 1));
+    bench.start(10 * SECOND, rest);
+    bench.until(14 * SECOND);
+    assert_eq!(bench.ends(), [(TaskOutcome::Succeeded, vec![ImageOutcome::Pulled; 3])]);
+    let tally = bench.counts.tally();
+    assert_eq!((tally.pulls, tally.whole, tally.pulled_twice, tally.most_at_once), (4, 3, 0, 1));
+}
+
+#[test]
+fn a_task_that_comes_again_is_noticed_and_a_later_attempt_finds_its_images() {
+    let mut bench = Bench::pulling(SECOND);
+    bench.start(Duration::ZERO, work(bench.begun, 1, 2));
+    bench.until(2 * SECOND);
+    bench.start(2 * SECOND, work(bench.begun, 2, 2));
+    assert_eq!(bench.ends()[1], (TaskOutcome::Succeeded, vec![ImageOutcome::Present; 2]));
+    assert_eq!(bench.counts.tally().pulled_twice, 0);
+    bench.start(2 * SECOND, work(bench.begun, 1, 2));
+    assert_eq!(bench.counts.tally().pulled_twice, 2);
+}
+
+#[test]
+fn whatever_ends_early_keeps_what_is_whole() {
+    use ImageOutcome::{Pulled, Stopped};
+    let mut bench = Bench::pulling(40 * SECOND);
+    bench.start(Duration::ZERO, work(bench.begun, 1, 2));
+    bench.until(100 * SECOND);
+    assert_eq!(bench.ends(), [(TaskOutcome::DeadlineExceeded, vec![Pulled, Stopped])]);
+
+    let mut bench = Bench::pulling(40 * SECOND);
+    let task = work(bench.begun, 1, 2);
+    bench.start(Duration::ZERO, task.clone());
+    bench.until(50 * SECOND);
+    bench.machine.renew(&task.task.id, Terms { deadline: bench.begun + 100 * SECOND, keys: Vec::new() });
+    bench.until(70 * SECOND);
+    bench.machine.stop(&task.task.id, "enough", bench.begun + 70 * SECOND, &mut bench.events);
+    assert_eq!(bench.ends(), [(TaskOutcome::Cancelled, vec![Pulled, Stopped])]);
+    assert_eq!((bench.machine.next(), bench.counts.tally().running), (None, 0));
+}
+
+#[test]
+fn progress_comes_once_a_second_and_rises() {
+    let pull = PullTime::Fixed(10 * SECOND);
+    let mut bench = Bench::new(Behaviour { pull, image_bytes: 1000, ..Behaviour::default() });
+    bench.start(Duration::ZERO, work(bench.begun, 1, 1));
+    bench.until(10 * SECOND);
+    let said = bench.events.iter().filter_map(|event| match event {
+        Event::Progress(progress) => progress.images[0].bytes.map(|bytes| bytes.done),
+        _ => None,
+    });
+    let said: Vec<_> = said.collect();
+    assert_eq!(said.len(), 10, "{said:?}");
+    assert!(said.windows(2).all(|pair| pair[0] < pair[1]) && said[9] <= 1000, "{said:?}");
+}
+
+#[test]
+fn so_many_fail_and_the_same_ones_with_the_same_seed() {
+    let run = |seed| {
+        let behaviour = Behaviour { fail_rate: 0.25, seed, ..Behaviour::default() };
+        let mut bench = Bench::new(behaviour);
+        bench.machine.chance = Chance::new(seed, 1);
+        bench.start(Duration::ZERO, work(bench.begun, 1, 200));
+        bench.images()
+    };
+    let failed = run(5).iter().filter(|(_, outcome)| *outcome == ImageOutcome::Failed).count();
+    assert!((30..70).contains(&failed), "{failed}");
+    assert_eq!(run(5), run(5));
+    assert_ne!(run(5), run(6));
+}

@@ -1,0 +1,177 @@
+//! A fleet to be: its nodes, its certificates, its sessions.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use edgecore_prepull::identity::Identity;
+use futures::future::BoxFuture;
+use futures::{FutureExt, TryStreamExt, stream};
+use prepull_api::wire::TUNNEL_PATH;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::behaviour::{Behaviour, PullTime};
+use super::counts::Counts;
+use super::edge::{Edge, Shared};
+use super::{CONNECT_LIMIT, Fleet, certificates};
+use crate::background;
+use crate::cloud::Cloud;
+use crate::cluster::Cluster;
+use crate::place::file_limit;
+
+/// Requests to the API server at a time, while the nodes are made.
+const AT_A_TIME: usize = 64;
+/// Files that this process has open beside the sockets of its edges, and a cloudcore beside its sessions.
+const OTHER_FILES: usize = 200;
+/// Between two looks at the sessions that came up, for whoever watches.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What a fleet that starts is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Node objects are created.
+    Nodes,
+    /// Certificates are signed.
+    Certificates,
+    /// Edges connect.
+    Sessions,
+}
+
+/// Hears how far a start is.
+type Watcher = Arc<dyn Fn(Step, usize) + Send + Sync>;
+
+/// A fleet to be; `.await` starts it.
+pub struct Start<'a> {
+    cluster: &'a Cluster,
+    cloud: &'a Cloud,
+    size: usize,
+    behaviour: Behaviour,
+    failing: usize,
+    watcher: Watcher,
+}
+
+impl<'a> Start<'a> {
+    pub(super) fn new(cluster: &'a Cluster, cloud: &'a Cloud, size: usize) -> Self {
+        let (behaviour, watcher) = (Behaviour::default(), Arc::new(|_, _| {}));
+        Self { cluster, cloud, size, behaviour, failing: 0, watcher }
+    }
+
+    /// Each image takes this long. At once, unless told otherwise.
+    #[must_use]
+    pub fn pulls_take(mut self, pull: Duration) -> Self {
+        self.behaviour.pull = PullTime::Fixed(pull);
+        self
+    }
+
+    /// On the first so many edges every image fails.
+    #[must_use]
+    pub fn the_first_fail(mut self, edges: usize) -> Self {
+        self.failing = edges;
+        self
+    }
+
+    /// Like this.
+    #[must_use]
+    pub fn behaves(mut self, behaviour: Behaviour) -> Self {
+        self.behaviour = behaviour;
+        self
+    }
+
+    /// Is told what is being done, and for how many edges it has been.
+    #[must_use]
+    pub fn watched_by(mut self, watcher: impl Fn(Step, usize) + Send + Sync + 'static) -> Self {
+        self.watcher = Arc::new(watcher);
+        self
+    }
+
+    /// Makes the nodes and the certificates; nobody is connected yet.
+    pub async fn prepare(self) -> Result<Prepared> {
+        let Self { cluster, cloud, size, behaviour, failing, watcher } = self;
+        let files = file_limit();
+        ensure!(
+            files >= size + OTHER_FILES,
+            "{size} edges take a socket each, here and in cloudcore, and a process may have {files} open files: \
+             raise the limit (ulimit -Hn), or take fewer"
+        );
+        let names: Vec<_> = (0..size).map(|number| format!("sim-{number}")).collect();
+        let made = AtomicUsize::new(0);
+        let nodes = names.iter().map(|name| {
+            Ok(async {
+                cluster.node(name).edge().ready().create().await?;
+                watcher(Step::Nodes, made.fetch_add(1, Ordering::Relaxed) + 1);
+                anyhow::Ok(())
+            })
+        });
+        stream::iter(nodes).try_for_each_concurrent(AT_A_TIME, |node| node).await?;
+
+        let authority = certificates::Authority::of(cluster).await?;
+        let dir = cluster.place().new_dir("fleet")?;
+        let identities = {
+            let (names, watcher) = (names.clone(), Arc::clone(&watcher));
+            // Signatures, thousands of them.
+            let sign = move || authority.identities(&dir, &names, &|done| watcher(Step::Certificates, done));
+            tokio::task::spawn_blocking(sign).await??
+        };
+        let url = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
+        Ok(Prepared { names, identities, url, behaviour: Arc::new(behaviour), failing, watcher })
+    }
+}
+
+/// Edges that know who they are, and have not dialled yet.
+pub struct Prepared {
+    names: Vec<String>,
+    identities: Vec<Identity>,
+    url: String,
+    behaviour: Arc<Behaviour>,
+    failing: usize,
+    watcher: Watcher,
+}
+
+impl Prepared {
+    /// All dial at once. Returns when each has been connected.
+    pub async fn connect(self) -> Result<Fleet> {
+        let Self { names, identities, url, behaviour, failing, watcher } = self;
+        let fleet = Fleet {
+            names,
+            counts: Arc::new(Counts::new()),
+            shutdown: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        };
+        let shared = Arc::new(Shared {
+            url,
+            behaviour,
+            counts: Arc::clone(&fleet.counts),
+            shutdown: fleet.shutdown.clone(),
+            tasks: fleet.tasks.clone(),
+        });
+        fleet.call_the_roll();
+        let runtime = background::runtime()?;
+        for (number, identity) in identities.into_iter().enumerate() {
+            let edge = Edge::new(Arc::clone(&shared), identity, number as u64, number < failing);
+            fleet.tasks.spawn_on(edge.run(), runtime);
+        }
+        fleet.tasks.close();
+        let watch = async {
+            loop {
+                watcher(Step::Sessions, fleet.connected());
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::select! {
+            came = fleet.all_came(CONNECT_LIMIT) => came?,
+            never = watch => never,
+        }
+        Ok(fleet)
+    }
+}
+
+impl<'a> IntoFuture for Start<'a> {
+    type Output = Result<Fleet>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        async { self.prepare().await?.connect().await }.boxed()
+    }
+}
