@@ -161,8 +161,8 @@ async fn work(
 
     tokio::spawn(core.secrets.clone().forget_in_time());
 
-    // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since an
-    // edge with a task of a job that is not known is told to stop.
+    // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since
+    // an edge with a task of a job that is not known is told to stop.
     tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
     core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
     let reports = core.writer.reports();
@@ -231,7 +231,7 @@ impl Clock {
 struct Core {
     controller: Controller,
     clock: Clock,
-    /// Writes behind the [fence](crate::leader::Fence).
+    /// Its client is fenced: see [`crate::leader::Fence`].
     writer: Writer,
     leadership: Leadership,
     sessions: Sessions,

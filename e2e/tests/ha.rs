@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::api::Api;
+use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::prelude::*;
 use tokio::net::TcpStream;
@@ -183,9 +184,10 @@ async fn a_pull_goes_on_under_the_next_leader() -> Result<()> {
     site.cloud = Cloud::start(&site.cluster).standby().args(&FLAGS).await?;
     site.cloud.leads(SOON).await?;
     let second = second(&site.cluster).await?;
-    let front = Front::of(&[&site.cloud, &second])?;
-    site.cloud.behind(&front);
-    let node = site.node("edge-1").await?.args(&["--disk-min-free", "1%"]).await?;
+    // It knows both, and nothing stands in between.
+    let urls = [&site.cloud, &second].map(|cloud| format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_listen()));
+    let flags = ["--tunnel-url", &urls.join(","), "--disk-min-free", "1%"];
+    let node = site.node("edge-1").await?.args(&flags).await?;
     let (image, reference) = site.image("next-leader", &[MIB / 4, 24 * MIB])?;
     site.link.throttle(Some(3 * MIB));
     let job = site.job("next-leader").images([&reference]).on(["edge-1"]).apply().await?;

@@ -40,7 +40,8 @@ impl Job {
                     {
                         run.rollout.name_images(&node, plan);
                     }
-                    self.after_write(&node, Deferred::Dispatch(node.clone()), now, actions);
+                    let attempt = self.attempt(&node);
+                    self.after_write(&node, Deferred::Dispatch(node.clone(), attempt), now, actions);
                 }
                 Decision::Expire(node) => {
                     let record = self.run.as_ref().and_then(|run| run.rollout.record(&node));

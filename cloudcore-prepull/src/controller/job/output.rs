@@ -90,6 +90,15 @@ impl Job {
         }
     }
 
+    /// The job is gone: results that were to be written concern nobody any more, and may be forgotten.
+    pub(in crate::controller) fn abandon(&mut self, actions: &mut Vec<Action>) {
+        let waiting = self.run.iter_mut().flat_map(|run| run.shards.abandon());
+        actions.extend(waiting.filter_map(|deferred| match deferred {
+            Deferred::Ack(node, task) => Some(ack(node, task)),
+            Deferred::Dispatch(..) => None,
+        }));
+    }
+
     pub(super) fn after_write(
         &mut self,
         node: &NodeName,
@@ -113,7 +122,11 @@ impl Job {
     fn release(&mut self, deferred: Deferred, now: Timestamp, actions: &mut Vec<Action>) {
         match deferred {
             Deferred::Ack(node, task) => actions.push(ack(node, task)),
-            Deferred::Dispatch(node) => self.dispatch(&node, now, actions),
+            // What is written may be an attempt that ended in the meantime, and another one waits for its turn.
+            Deferred::Dispatch(node, attempt) if attempt == self.attempt(&node) => {
+                self.dispatch(&node, now, actions);
+            }
+            Deferred::Dispatch(..) => {}
         }
     }
 

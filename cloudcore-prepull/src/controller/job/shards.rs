@@ -166,6 +166,11 @@ impl Shards {
         ready
     }
 
+    /// Nothing will be written any more. Returns what waited.
+    pub(super) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
+        self.list.iter_mut().flat_map(|shard| shard.writes.abandon())
+    }
+
     /// All reports are written as soon as may be: the job is over.
     pub(super) fn hurry(&mut self) {
         for &at in &self.dirty {
