@@ -1,7 +1,7 @@
 //! cloudcore-prepull, as its own ServiceAccount.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
@@ -10,10 +10,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use kube::config::Kubeconfig;
 
+use crate::api_proxy::ApiProxy;
 use crate::cleanup::{Child, eventually, keeping, tail};
 use crate::cluster::{Cluster, NAMESPACE};
 use crate::front::Front;
+use crate::network::{Network, Passage, Space};
 use crate::parts;
 use crate::place::Place;
 use crate::plain_http;
@@ -40,6 +43,8 @@ pub struct Cloud {
     front: Option<SocketAddr>,
     arguments: Vec<OsString>,
     standby: bool,
+    /// Where it runs, if not where we do, and the ways there.
+    space: Option<(Space, Vec<Passage>)>,
     process: Option<Child>,
 }
 
@@ -51,6 +56,7 @@ pub struct Start<'a> {
     arguments: Vec<OsString>,
     replica: bool,
     standby: bool,
+    space: Option<Space>,
 }
 
 impl Cloud {
@@ -65,6 +71,7 @@ impl Cloud {
             arguments: Vec::new(),
             replica: false,
             standby: false,
+            space: None,
         }
     }
 
@@ -182,14 +189,19 @@ impl Cloud {
         let _ = std::fs::remove_file(&ports_file);
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
-        for (flag, port) in [
-            ("--tunnel-listen", &self.tunnel),
-            ("--enroll-listen", &self.enroll),
-            ("--metrics-listen", &self.metrics),
+        // In a namespace of its own nobody else can get at it.
+        let tunnel = if self.space.is_some() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
+        for (flag, address) in [
+            ("--tunnel-listen", (tunnel, self.tunnel.number()).into()),
+            ("--enroll-listen", self.enroll.addr()),
+            ("--metrics-listen", self.metrics.addr()),
         ] {
-            command.arg(flag).arg(port.addr().to_string());
+            command.arg(flag).arg(SocketAddr::to_string(&address));
         }
         command.arg("--ports-file").arg(&ports_file).args(&self.arguments);
+        if let Some((space, _)) = &self.space {
+            command = space.command(&command);
+        }
         let mut process = Child::spawn(&self.place, &self.name, command)?;
         let (standby, health) = (self.standby, self.metrics.addr());
         let up = || {
@@ -209,6 +221,20 @@ impl Cloud {
         eventually("cloudcore-prepull listens", START_LIMIT, up).await??;
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Between where we are and where it runs: from us to its ports, and from it to the API server.
+    fn passages(&self, space: &Space) -> Result<Vec<Passage>> {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let cluster = kubeconfig.clusters.first().and_then(|named| named.cluster.as_ref());
+        let server = cluster.and_then(|cluster| cluster.server.as_deref()).unwrap_or_default();
+        let server = server.trim_start_matches("https://").trim_end_matches('/');
+        let server = server.parse().with_context(|| format!("the API server {server} is not on loopback"))?;
+        let mut passages = vec![Passage::through(Some(space), None, server)?];
+        for addr in [self.tunnel_addr(), self.enroll_addr(), self.metrics_addr()] {
+            passages.push(Passage::through(None, Some(space), addr)?);
+        }
+        Ok(passages)
     }
 
     /// SIGSTOP: its connections stay open and nothing answers.
@@ -258,6 +284,20 @@ impl Start<'_> {
         self
     }
 
+    /// It reaches the API server through a proxy.
+    #[must_use]
+    pub fn through(mut self, api: &ApiProxy) -> Self {
+        api.kubeconfig().clone_into(&mut self.kubeconfig);
+        self
+    }
+
+    /// It runs in the network's place for the cloud.
+    #[must_use]
+    pub fn within(mut self, network: &Network) -> Self {
+        self.space = Some(network.cloud().clone());
+        self
+    }
+
     /// Under another name: a second one beside the first. It is the name of its log.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
@@ -284,8 +324,12 @@ impl Start<'_> {
             front: None,
             arguments,
             standby: self.standby,
+            space: None,
             process: None,
         };
+        if let Some(space) = self.space {
+            cloud.space = Some((space.clone(), cloud.passages(&space)?));
+        }
         cloud.restart().await?;
         Ok(cloud)
     }

@@ -21,6 +21,7 @@ pub use ledger::LedgerTask;
 use crate::cleanup::{Child, eventually};
 use crate::cloud::{Cloud, Metrics};
 use crate::cluster::Cluster;
+use crate::network::{Cable, Passage, Space};
 use crate::parts;
 use crate::place::Place;
 use crate::plain_http;
@@ -41,6 +42,8 @@ pub struct EdgeNode {
     state: PathBuf,
     metrics: Port,
     arguments: Vec<OsString>,
+    /// Where the agent runs, if not where we do, and the way to its metrics.
+    space: Option<(Space, Passage)>,
     environment: Vec<(&'static str, OsString)>,
     agent: Option<Child>,
 }
@@ -51,6 +54,7 @@ pub struct Start<'a> {
     name: String,
     tunnel: SocketAddr,
     arguments: Vec<OsString>,
+    space: Option<Space>,
     environment: Vec<(&'static str, OsString)>,
     disk: Option<u64>,
     agent: bool,
@@ -65,6 +69,7 @@ impl EdgeNode {
             name: name.to_owned(),
             tunnel: cloud.tunnel_addr(),
             arguments: Vec::new(),
+            space: None,
             environment: Vec::new(),
             disk: None,
             agent: true,
@@ -130,6 +135,9 @@ impl EdgeNode {
         command.arg("--metrics-listen").arg(self.metrics.addr().to_string()).args(&self.arguments);
         // A machine that is used for building is not to fail the check for a tenth of its disk.
         command.env("PREPULL_DISK_MIN_FREE", "64MiB").envs(self.environment.iter().cloned());
+        if let Some((space, _)) = &self.space {
+            command = space.command(&command);
+        }
         self.agent = Some(Child::spawn(&self.place, &format!("agent-{}", self.name), command)?);
         Ok(())
     }
@@ -202,6 +210,21 @@ impl Start<'_> {
         self
     }
 
+    /// Its agent runs at the end of a cable to the cloud, which is in the same network.
+    #[must_use]
+    pub fn on(mut self, cable: &Cable) -> Self {
+        self.space = Some(cable.edge().clone());
+        let port = self.cloud.tunnel_addr().port();
+        self.tunnel_at((cable.cloud_address(), port).into())
+    }
+
+    /// Its tunnel is to be dialled there.
+    #[must_use]
+    pub fn tunnel_at(mut self, addr: SocketAddr) -> Self {
+        self.tunnel = addr;
+        self
+    }
+
     /// Flags of the agent's `run`.
     #[must_use]
     pub fn args(mut self, arguments: &[&str]) -> Self {
@@ -235,7 +258,7 @@ impl Start<'_> {
     }
 
     async fn start(self) -> Result<EdgeNode> {
-        let Self { cloud, name, tunnel, arguments, environment, disk, agent } = self;
+        let Self { cloud, name, tunnel, arguments, space, environment, disk, agent } = self;
         let (containerd, token) = tokio::try_join!(Containerd::start_on(&name, disk), cloud.token(&name))?;
         let place = Place::here()?;
         let state = containerd.dir().join("agent");
@@ -246,8 +269,15 @@ impl Start<'_> {
         command.envs(environment.iter().cloned());
         parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
         let metrics = Port::reserve()?;
+        let space = match space {
+            Some(space) => {
+                let passage = Passage::through(None, Some(&space), metrics.addr())?;
+                Some((space, passage))
+            }
+            None => None,
+        };
         let mut node =
-            EdgeNode { place, name, containerd, state, metrics, arguments, environment, agent: None };
+            EdgeNode { place, name, containerd, state, metrics, arguments, space, environment, agent: None };
         if agent {
             node.restart_agent()?;
         }

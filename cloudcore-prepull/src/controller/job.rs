@@ -101,10 +101,9 @@ impl Job {
 
     /// The node works on as many tasks of other jobs as it can, or has room again.
     pub(super) fn busy(&mut self, node: &NodeName, busy: bool) {
-        if let Some(run) = self.run.as_mut().filter(|run| !run.is_over()) {
-            if run.rollout.busy(node, busy) {
-                self.writes.touch(Pace::Slow);
-            }
+        let run = self.run.as_mut().filter(|run| !run.is_over());
+        if run.is_some_and(|run| run.rollout.busy(node, busy)) {
+            self.writes.touch(Pace::Slow);
         }
     }
 

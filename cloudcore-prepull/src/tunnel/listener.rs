@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use prepull_api::task::NodeName;
 use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
-use prepull_tunnel::{Channel, Metered, Terms, websocket_config};
+use prepull_tunnel::{Channel, CloseCode, Metered, Terms, websocket_config};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::SessionEvent;
+use super::overload::Overload;
 use super::peer::{Peer, PeerError};
 use super::registry::Sessions;
 use super::session::{self, Session};
@@ -35,6 +36,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const LOGGED_REFUSALS: (f64, f64) = (5.0, 50.0);
 /// How long, while it drains, a listener waits before it looks for sessions that began in the meantime.
 const DRAIN_STEP: Duration = Duration::from_millis(100);
+/// Between two looks whether others wait for the place of a handshake.
+const HURRY_STEP: Duration = Duration::from_millis(100);
+/// Why an edge is sent away: the bound on sessions,
+const FULL: &str = "cloudcore is overloaded: it has as many sessions as it takes";
+/// or the controller.
+const BEHIND: &str = "cloudcore is overloaded: messages wait too long";
 /// What rustls may hold of one session's outgoing bytes: one TLS record. Beyond, the websocket waits.
 const TLS_BUFFER: usize = 16 * 1024;
 
@@ -45,7 +52,8 @@ pub struct Settings {
     pub heartbeat: Duration,
     /// The shortest time between two `Progress` of one task: a person reads no faster.
     pub progress_interval: Duration,
-    /// Connections at a time, of all nodes. Each takes up to 25 KiB while idle.
+    /// Sessions at a time, of all nodes. Each takes up to 25 KiB while idle. Who comes beyond is told when to come
+    /// back.
     pub max_connections: usize,
     /// Connections of one node at a time: its session, the one that replaces it, and some that are closing.
     pub max_connections_per_node: usize,
@@ -54,6 +62,9 @@ pub struct Settings {
     pub max_handshakes: usize,
     /// For TLS and the websocket's handshake together: four round trips on a bad link.
     pub handshake_deadline: Duration,
+    /// The same while all places for handshakes are taken: whoever takes longer makes room. Four round trips on a
+    /// good link, many times over.
+    pub handshake_hurry: Duration,
     /// For `Hello`, which the edge sends without waiting for anything.
     pub hello_deadline: Duration,
     /// What a write may take beyond its size at 8 KiB/s.
@@ -71,6 +82,7 @@ impl Default for Settings {
             max_connections_per_node: 4,
             max_handshakes: 512,
             handshake_deadline: Duration::from_secs(10),
+            handshake_hurry: Duration::from_secs(1),
             hello_deadline: Duration::from_secs(10),
             write_grace: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(5),
@@ -136,11 +148,12 @@ struct Door {
     handshakes: Arc<Semaphore>,
     per_node: Arc<Mutex<HashMap<NodeName, usize>>>,
     refusals: Mutex<Bucket>,
+    overload: Overload,
 }
 
-/// A place among the connections, and one among the handshakes.
+/// A place among the connections, if there was one, and one among the handshakes.
 struct Admission {
-    connection: OwnedSemaphorePermit,
+    connection: Option<OwnedSemaphorePermit>,
     handshake: OwnedSemaphorePermit,
 }
 
@@ -151,6 +164,10 @@ enum Refusal {
     Tls(#[source] io::Error),
     #[error("no handshake within {0:?}")]
     TooSlow(Duration),
+    #[error("no handshake within {0:?}, while others wait for one")]
+    MadeRoom(Duration),
+    #[error("sent away: {0}")]
+    SentAway(&'static str),
     #[error("{0}")]
     Peer(#[from] PeerError),
     #[error("node {0} has too many connections open")]
@@ -175,11 +192,12 @@ impl Door {
             handshakes: Arc::new(Semaphore::new(settings.max_handshakes)),
             per_node: Arc::default(),
             refusals: Mutex::new(Bucket::new(rate, burst, Instant::now())),
+            overload: Overload::new(Instant::now()),
             settings,
         }
     }
 
-    /// The next connection for which there is room. While there is none, connections wait in the kernel's
+    /// The next connection whose handshake there is room for. While there is none, connections wait in the kernel's
     /// backlog, where they cost us nothing.
     async fn admit(
         &self,
@@ -187,12 +205,12 @@ impl Door {
         shutdown: &CancellationToken,
     ) -> Option<(TcpStream, SocketAddr, Admission)> {
         let admitted = async {
-            // Neither semaphore is ever closed, so that both give a permit in the end.
+            // The semaphore is never closed, so that it gives a permit in the end.
             let handshake = Arc::clone(&self.handshakes).acquire_owned().await.ok()?;
-            let connection = Arc::clone(&self.connections).acquire_owned().await.ok()?;
             loop {
                 match listener.accept().await {
                     Ok((stream, address)) => {
+                        let connection = Arc::clone(&self.connections).try_acquire_owned().ok();
                         return Some((stream, address, Admission { connection, handshake }));
                     }
                     Err(error) => {
@@ -211,29 +229,64 @@ impl Door {
     async fn enter(&self, stream: TcpStream, admission: Admission) {
         let Admission { connection, handshake } = admission;
         // Boxed, so that the handshake's memory does not stay with the session.
-        let established = Box::pin(timeout(self.settings.handshake_deadline, self.establish(stream))).await;
-        drop(handshake);
-        let refusal = match established {
-            Ok(Ok((channel, peer, place))) => {
+        let refusal = match Box::pin(self.in_time(self.establish(stream))).await {
+            Ok((channel, peer, place)) => {
                 tracing::Span::current().record("node", tracing::field::display(&peer.node));
-                let session = Session {
-                    peer,
-                    sessions: &self.sessions,
-                    events: &self.events,
-                    settings: &self.settings,
-                };
-                session::run(channel, session).await;
-                drop((place, connection));
-                return;
+                match (connection, self.overload.lasts(Instant::now())) {
+                    (Some(connection), false) => {
+                        drop(handshake);
+                        let session = Session {
+                            peer,
+                            sessions: &self.sessions,
+                            events: &self.events,
+                            settings: &self.settings,
+                            overload: &self.overload,
+                        };
+                        session::run(channel, session).await;
+                        drop((place, connection));
+                        return;
+                    }
+                    // The place of the handshake is kept: it bounds those who are told, too.
+                    (None, _) => Box::pin(self.send_away(channel, FULL)).await,
+                    (Some(_), true) => Box::pin(self.send_away(channel, BEHIND)).await,
+                }
             }
-            Ok(Err(refusal)) => refusal,
-            Err(_) => Refusal::TooSlow(self.settings.handshake_deadline),
+            Err(refusal) => refusal,
         };
+        drop(handshake);
         let mut logged = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.try_take(1.0, Instant::now()).is_ok() {
             let cause = std::error::Error::source(&refusal).map(ToString::to_string);
             tracing::warn!(reason = %refusal, cause, "connection refused");
         }
+    }
+
+    /// Bounds a handshake, more tightly where others wait for its place.
+    async fn in_time<T>(&self, handshake: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+        let Settings { handshake_deadline: deadline, handshake_hurry: hurry, .. } = self.settings;
+        let begun = Instant::now();
+        let mut handshake = std::pin::pin!(handshake);
+        let mut wait = hurry.min(deadline);
+        loop {
+            if let Ok(established) = timeout(wait, &mut handshake).await {
+                return established;
+            }
+            let taken = begun.elapsed();
+            if taken >= deadline {
+                return Err(Refusal::TooSlow(deadline));
+            }
+            if self.handshakes.available_permits() == 0 {
+                return Err(Refusal::MadeRoom(taken));
+            }
+            wait = HURRY_STEP.min(deadline.saturating_sub(taken));
+        }
+    }
+
+    /// Tells an edge when to come back.
+    async fn send_away(&self, channel: Channel<TlsStream<TcpStream>>, reason: &'static str) -> Refusal {
+        let goaway = self.overload.goaway(reason, Instant::now());
+        channel.close_after(goaway, CloseCode::Again, reason).await;
+        Refusal::SentAway(reason)
     }
 
     async fn establish(

@@ -9,4 +9,5 @@ mod addresses;
 mod certificates;
 mod hostile;
 mod joining;
+mod overload;
 mod sessions;
