@@ -5,9 +5,13 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::Api;
+use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::cluster::NAMESPACE;
+use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 use tokio::net::TcpStream;
 
@@ -183,9 +187,10 @@ async fn a_pull_goes_on_under_the_next_leader() -> Result<()> {
     site.cloud = Cloud::start(&site.cluster).standby().args(&FLAGS).await?;
     site.cloud.leads(SOON).await?;
     let second = second(&site.cluster).await?;
-    let front = Front::of(&[&site.cloud, &second])?;
-    site.cloud.behind(&front);
-    let node = site.node("edge-1").await?.args(&["--disk-min-free", "1%"]).await?;
+    // It knows both, and nothing stands in between.
+    let urls = [&site.cloud, &second].map(|cloud| format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_listen()));
+    let flags = ["--tunnel-url", &urls.join(","), "--disk-min-free", "1%"];
+    let node = site.node("edge-1").await?.args(&flags).await?;
     let (image, reference) = site.image("next-leader", &[MIB / 4, 24 * MIB])?;
     site.link.throttle(Some(3 * MIB));
     let job = site.job("next-leader").images([&reference]).on(["edge-1"]).apply().await?;
@@ -288,5 +293,21 @@ async fn of_two_that_start_at_once_one_leads() -> Result<()> {
     other.leads(SOON).await?;
     fleet.all_connected().await?;
     cluster.job("both").images(["harbor.example/a:v1"]).on(fleet.names()).completes().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_api_server_takes_the_manifests() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    for file in ["deployment", "service"] {
+        cluster.apply_file(&workspace().join(format!("manifests/cloudcore-prepull/{file}.yaml"))).await?;
+    }
+    let api: Api<Deployment> = Api::namespaced(cluster.client(), NAMESPACE);
+    let spec = api.get("cloudcore-prepull").await?.spec;
+    let rolling = spec.strategy.and_then(|strategy| strategy.rolling_update).context("it does not roll")?;
+    // With less, the standbys that are never ready hold up every rollout: see the manifest.
+    let all = || Some(IntOrString::String("100%".to_owned()));
+    assert_eq!((spec.replicas, rolling.max_unavailable), (Some(2), all()));
+    assert_eq!(spec.progress_deadline_seconds, Some(i32::MAX), "the largest means that there is none");
     Ok(())
 }
