@@ -38,7 +38,7 @@ pub async fn run(options: Options) -> ExitCode {
     let teller = Teller::new();
     let logs = place::logs_root().map(|root| root.join("fleet")).unwrap_or_default();
     let measured = tokio::select! {
-        measured = measure(&options, &teller) => measured,
+        measured = Figures::measure(&options, &teller) => measured,
         _ = tokio::signal::ctrl_c() => {
             teller.step("Interrupted; everything is stopped.");
             return ExitCode::from(INTERRUPTED);
@@ -58,15 +58,18 @@ pub async fn run(options: Options) -> ExitCode {
     }
 }
 
-async fn measure(options: &Options, teller: &Teller) -> Result<Figures> {
-    let (mut scene, connect) = Scene::set(options, teller).await?;
-    let idle = match options.idle {
-        Some(time) => Some(scene.idle(time, teller).await?),
-        None => None,
-    };
-    let job = scene.job(&options.plan("fleet"), teller).await?;
-    let (cluster, machine) = (scene.cluster().version().await?, usage::machine());
-    Ok(Figures { options: options.clone(), cluster, machine, connect, idle, job })
+impl Figures {
+    /// Starts what the options ask for, measures it, and stops it.
+    pub async fn measure(options: &Options, teller: &Teller) -> Result<Self> {
+        let (mut scene, connect) = Scene::set(options, teller).await?;
+        let idle = match options.idle {
+            Some(time) => Some(scene.idle(time, teller).await?),
+            None => None,
+        };
+        let job = scene.job(&options.plan("fleet"), teller).await?;
+        let (cluster, machine) = (scene.cluster().version().await?, usage::machine());
+        Ok(Self { options: options.clone(), cluster, machine, connect, idle, job })
+    }
 }
 
 /// The table for people, and one line for programs.
