@@ -2,14 +2,22 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{
-    ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, SkippedNode, Summary,
+    ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, RolloutStatus, SkippedNode,
+    Summary,
 };
 
 /// Bytes of `nodeStatus` as JSON, at most: with what else is in the object it stays below the 256 KiB that an
 /// object of a large job may have, and far below etcd's 1.5 MiB. Where the images of all nodes do not fit, the
 /// nodes that need no eyes are listed without theirs.
 pub const NODE_STATUS_BUDGET: usize = 160 * 1024;
+
+/// Bytes of the nodes of a report as JSON, at most: etcd takes objects of 1.5 MiB. Where long reasons do not fit,
+/// they are cut for the nodes that need eyes least.
+pub const REPORT_BUDGET: usize = 1024 * 1024;
+/// Of a reason that was cut.
+const SHORT_REASON: usize = 120;
 
 /// What a status is made of.
 #[derive(Debug)]
@@ -24,6 +32,14 @@ pub struct Parts<'a> {
     pub start_time: Option<Timestamp>,
     /// When the job ended.
     pub completion_time: Option<Timestamp>,
+    /// From when activeDeadlineSeconds counts.
+    pub active_since: Option<Timestamp>,
+    /// Where the waves stand.
+    pub rollout: Option<RolloutStatus>,
+    /// Rounds beyond the first.
+    pub retry: u32,
+    /// Of what must not change.
+    pub spec_hash: &'a str,
     /// Counts, `skipped` included.
     pub summary: Summary,
     /// As they were, so that a transition time changes only with its status.
@@ -53,31 +69,94 @@ pub fn status<'a>(
     nodes: impl Iterator<Item = &'a NodeStatus>,
     now: Timestamp,
 ) -> ImagePrePullJobStatus {
-    let Parts { generation, phase, reason, start_time, completion_time, summary, conditions, facts, skipped } =
-        parts;
+    let Parts {
+        generation,
+        phase,
+        reason,
+        start_time,
+        completion_time,
+        active_since,
+        rollout,
+        retry,
+        spec_hash,
+        summary,
+        conditions,
+        facts,
+        skipped,
+    } = parts;
     ImagePrePullJobStatus {
         observed_generation: generation,
         phase,
         reason,
         start_time: start_time.map(Time),
         completion_time: completion_time.map(Time),
+        active_since: active_since.map(Time),
         summary,
+        rollout,
+        retry,
+        spec_hash: spec_hash.to_owned(),
         conditions: merge_conditions(conditions, facts, generation, now),
         node_status: view(nodes),
         skipped_nodes: skipped.iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
-        ..ImagePrePullJobStatus::default()
     }
 }
 
+/// Makes a report of some nodes of a job.
+pub fn report<'a>(job_name: &str, index: u32, nodes: impl Iterator<Item = &'a NodeStatus>) -> ReportBody {
+    let nodes: Vec<&NodeStatus> = nodes.collect();
+    let mut summary = Summary { desired: count(nodes.len()), ..Summary::default() };
+    for node in &nodes {
+        let of_phase = match node.phase {
+            NodePhase::Pending => &mut summary.pending,
+            NodePhase::InProgress => &mut summary.in_progress,
+            NodePhase::Successful => &mut summary.successful,
+            NodePhase::Failure => &mut summary.failure,
+            NodePhase::Unknown => &mut summary.unknown,
+        };
+        *of_phase += 1;
+    }
+    let node_status = within(&nodes, REPORT_BUDGET, shortened);
+    ReportBody { job_name: job_name.to_owned(), index, summary, node_status }
+}
+
+/// How many nodes of a job one report holds, when images of these names are pulled: at their usual sizes they
+/// fill two thirds of [`REPORT_BUDGET`].
+pub fn nodes_in_report<'a>(images: impl Iterator<Item = &'a str>) -> usize {
+    // Names, phases and times of a node; digest, bytes and states of an image, whose name stands there twice.
+    let node: usize = 400 + images.map(|image| 250 + 2 * image.len()).sum::<usize>();
+    (REPORT_BUDGET * 2 / 3 / node).clamp(1, MAX_NODES_IN_REPORT)
+}
+
+fn count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
 /// What the conditions of a job say. `refusal`: why the spec, or its last change, was not taken over.
-pub fn facts(phase: JobPhase, started: bool, refusal: Option<&str>, reason: &str) -> Vec<Fact> {
+pub fn facts(
+    phase: JobPhase,
+    started: bool,
+    suspended: bool,
+    ended_as: Option<&'static str>,
+    refusal: Option<&str>,
+    reason: &str,
+) -> Vec<Fact> {
     let fact =
         |type_, status, reason, message: &str| Fact { type_, status, reason, message: message.to_owned() };
     let valid = match refusal {
         None => fact("Valid", true, "Accepted", ""),
         Some(refusal) => fact("Valid", false, "Refused", refusal),
     };
+    let suspended = suspended && matches!(phase, JobPhase::Init | JobPhase::InProgress);
+    let suspension = match suspended {
+        true => fact("Suspended", true, "Suspended", "spec.suspend is true: no further node starts"),
+        false => fact("Suspended", false, "NotSuspended", ""),
+    };
     let rest = match phase {
+        JobPhase::Init | JobPhase::InProgress if suspended => [
+            fact("Progressing", false, "Suspended", reason),
+            fact("Complete", false, "Suspended", ""),
+            fact("Failed", false, "Suspended", ""),
+        ],
         JobPhase::Init | JobPhase::InProgress => [
             fact("Progressing", true, "NodesPulling", reason),
             fact("Complete", false, "NodesPulling", ""),
@@ -91,10 +170,15 @@ pub fn facts(phase: JobPhase, started: bool, refusal: Option<&str>, reason: &str
         JobPhase::Failure => [
             fact("Progressing", false, "Failed", ""),
             fact("Complete", false, "Failed", ""),
-            fact("Failed", true, if started { "ToleranceExceeded" } else { "NotStarted" }, reason),
+            fact(
+                "Failed",
+                true,
+                if started { ended_as.unwrap_or("ToleranceExceeded") } else { "NotStarted" },
+                reason,
+            ),
         ],
     };
-    std::iter::once(valid).chain(rest).collect()
+    [valid, suspension].into_iter().chain(rest).collect()
 }
 
 /// Those that need eyes first; in the job's order where all fit.
@@ -104,20 +188,47 @@ fn view<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
         ranked.sort_by_key(|(at, node)| (rank(node.phase), *at));
         ranked.truncate(MAX_NODES_IN_STATUS);
     }
-    // Who keeps the images is decided by rank; who stands where is not.
-    let mut by_rank: Vec<usize> = (0..ranked.len()).collect();
-    by_rank.sort_by_key(|&slot| (rank(ranked[slot].1.phase), slot));
-    let mut left = NODE_STATUS_BUDGET;
-    let mut view: Vec<NodeStatus> = ranked.iter().map(|(_, node)| bare(node)).collect();
-    for slot in by_rank {
-        let node = ranked[slot].1;
-        let size = serde_json::to_string(node).map_or(usize::MAX, |json| json.len());
+    let nodes: Vec<&NodeStatus> = ranked.into_iter().map(|(_, node)| node).collect();
+    within(&nodes, NODE_STATUS_BUDGET, bare)
+}
+
+/// The nodes, in their order; whole as long as `budget` bytes of JSON last, those that need eyes first, then as
+/// `short` makes them.
+fn within(
+    nodes: &[&NodeStatus],
+    budget: usize,
+    short: impl Fn(&NodeStatus) -> NodeStatus,
+) -> Vec<NodeStatus> {
+    let mut by_rank: Vec<usize> = (0..nodes.len()).collect();
+    by_rank.sort_by_key(|&at| (rank(nodes[at].phase), at));
+    let mut left = budget;
+    let mut whole = vec![false; nodes.len()];
+    for at in by_rank {
+        let size = size(nodes[at]);
         if size <= left {
             left -= size;
-            view[slot] = node.clone();
+            whole[at] = true;
         }
     }
-    view
+    let as_room_allows =
+        |(node, whole): (&&NodeStatus, bool)| if whole { (*node).clone() } else { short(node) };
+    nodes.iter().zip(whole).map(as_room_allows).collect()
+}
+
+/// Bytes as JSON.
+fn size(node: &NodeStatus) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, node).map_or(usize::MAX, |()| count.0)
 }
 
 fn rank(phase: NodePhase) -> u8 {
@@ -134,12 +245,25 @@ fn bare(node: &NodeStatus) -> NodeStatus {
     NodeStatus {
         node_name: node.node_name.clone(),
         phase: node.phase,
-        reason: node.reason.chars().take(120).collect(),
+        reason: short(&node.reason),
         attempt: node.attempt,
         start_time: node.start_time.clone(),
         action_flow: Vec::new(),
         image_status: Vec::new(),
     }
+}
+
+/// All that a later life of cloudcore needs, with reasons that are cut.
+fn shortened(node: &NodeStatus) -> NodeStatus {
+    let mut node = node.clone();
+    node.reason = short(&node.reason);
+    node.action_flow.iter_mut().for_each(|action| action.reason = short(&action.reason));
+    node.image_status.iter_mut().for_each(|image| image.reason = short(&image.reason));
+    node
+}
+
+fn short(reason: &str) -> String {
+    reason.chars().take(SHORT_REASON).collect()
 }
 
 fn merge_conditions(

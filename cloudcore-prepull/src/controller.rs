@@ -7,13 +7,16 @@
 //! ```text
 //!  Input ─▶ handle ─▶ rollout (per job) ─▶ flush ─▶ Action::Write ─▶ Input::Written ─▶ Action::{Dispatch, Send}
 //! ```
+//!
+//! Only jobs that something happened to, or whose time has come, are looked at: see `agenda`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
@@ -22,12 +25,16 @@ use crate::plan::{NodePlan, NodeView};
 use crate::tunnel::{SessionEvent, SessionId};
 use crate::validate::ValidatedJob;
 
+mod agenda;
 mod job;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod writes;
 
+use agenda::Agenda;
 use job::Job;
+use slots::Slots;
 
 /// What happened.
 #[derive(Debug)]
@@ -38,6 +45,8 @@ pub enum Input {
     Node(NodeView),
     /// A node is gone.
     NodeGone(NodeName),
+    /// All reports that there are. Once, before the first [`Input::Jobs`].
+    Reports(Vec<ImagePrePullReport>),
     /// All jobs that there are.
     Jobs(Vec<JobObject>),
     /// A job is new or changed.
@@ -57,10 +66,12 @@ pub enum Input {
         /// how.
         outcome: DispatchOutcome,
     },
-    /// A write of a job's status ended.
+    /// A write ended.
     Written {
-        /// Whose.
+        /// Of this job:
         job: JobUid,
+        /// what of it.
+        object: Object,
         /// As given in [`Action::Write`].
         version: u64,
         /// How.
@@ -97,12 +108,40 @@ pub enum DispatchOutcome {
     Unsendable(String),
 }
 
+/// What is written of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Object {
+    /// Its status.
+    Status,
+    /// The report of this index.
+    Report(u32),
+}
+
+/// The content of a write.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// The whole status of the job.
+    Status(Box<ImagePrePullJobStatus>),
+    /// A whole report; it is made where there is none yet.
+    Report(Box<ReportBody>),
+}
+
+impl Content {
+    /// What it is the content of.
+    pub fn object(&self) -> Object {
+        match self {
+            Self::Status(_) => Object::Status,
+            Self::Report(report) => Object::Report(report.index),
+        }
+    }
+}
+
 /// How a write ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
     /// The API server has it.
     Done,
-    /// The object is gone, or is another one by now.
+    /// The job is gone, or is another one by now.
     Gone,
     /// Not now: to be tried again, with whatever is true then.
     Failed,
@@ -115,17 +154,26 @@ pub enum Action {
     Dispatch(Dispatch),
     /// Hand a message to a node's session, if there is one.
     Send(NodeName, CloudMessage),
-    /// Write the status of a job. At most one such write per job is under way.
+    /// Write an object. At most one write of each object is under way.
     Write {
-        /// Whose.
+        /// Of this job,
+        job: JobUid,
+        /// its name,
+        name: String,
+        /// to come back in [`Input::Written`],
+        version: u64,
+        /// what.
+        content: Content,
+    },
+    /// Delete a job.
+    Delete {
+        /// Which: never another one of the same name.
         job: JobUid,
         /// Its name.
         name: String,
-        /// To come back in [`Input::Written`].
-        version: u64,
-        /// The whole status.
-        status: Box<ImagePrePullJobStatus>,
     },
+    /// The job is gone: nothing more is written of it.
+    Forget(JobUid),
     /// Tell people.
     Event(JobEvent),
 }
@@ -141,6 +189,8 @@ pub struct Dispatch {
     pub attempt: u32,
     /// these images,
     pub plan: Arc<NodePlan>,
+    /// of which these are there since an earlier attempt, by their place,
+    pub there: Vec<usize>,
     /// within this time.
     pub remaining: Duration,
 }
@@ -166,6 +216,12 @@ pub struct Controller {
     nodes: BTreeMap<NodeName, NodeView>,
     sessions: HashMap<NodeName, SessionId>,
     jobs: HashMap<JobUid, Job>,
+    /// Of jobs that have not come yet.
+    reports: HashMap<JobUid, Vec<ReportBody>>,
+    agenda: Agenda,
+    slots: Slots,
+    /// The jobs that count on nodes: those that are not over.
+    attached: HashSet<JobUid>,
     actions: Vec<Action>,
 }
 
@@ -175,31 +231,36 @@ impl Controller {
     pub fn handle(&mut self, input: Input, now: Timestamp) {
         match input {
             Input::Nodes(nodes) => {
-                let gone: Vec<NodeName> = {
-                    let listed: std::collections::HashSet<&NodeName> =
-                        nodes.iter().map(|node| &node.name).collect();
-                    self.nodes.keys().filter(|name| !listed.contains(name)).cloned().collect()
-                };
+                let listed: HashSet<&NodeName> = nodes.iter().map(|node| &node.name).collect();
+                let gone: Vec<_> = self.nodes.keys().filter(|name| !listed.contains(name)).cloned().collect();
                 for name in gone {
                     self.node_gone(&name);
                 }
-                self.nodes.extend(nodes.into_iter().map(|node| (node.name.clone(), node)));
+                for node in nodes {
+                    self.node(node, now);
+                }
             }
-            Input::Node(node) => {
-                self.nodes.insert(node.name.clone(), node);
-            }
+            Input::Node(node) => self.node(node, now),
             Input::NodeGone(name) => self.node_gone(&name),
+            Input::Reports(reports) => {
+                for report in reports {
+                    let owner = report.metadata.owner_references.unwrap_or_default().into_iter().next();
+                    if let Some(owner) = owner {
+                        self.reports.entry(JobUid(owner.uid)).or_default().push(report.body);
+                    }
+                }
+            }
             Input::Jobs(jobs) => {
-                let gone: Vec<JobUid> = {
-                    let listed: std::collections::HashSet<JobUid> = jobs.iter().map(job::uid_of).collect();
-                    self.jobs.keys().filter(|uid| !listed.contains(uid)).cloned().collect()
-                };
+                let listed: HashSet<JobUid> = jobs.iter().map(job::uid_of).collect();
+                let gone: Vec<_> = self.jobs.keys().filter(|uid| !listed.contains(uid)).cloned().collect();
                 for uid in gone {
                     self.job_gone(&uid);
                 }
                 for job in jobs {
                     self.job(job, now);
                 }
+                // Those that are left are of jobs that were deleted; the API server collects them.
+                self.reports = HashMap::new();
             }
             Input::Job(job) => self.job(job, now),
             Input::JobGone(uid) => self.job_gone(&uid),
@@ -207,29 +268,39 @@ impl Controller {
             Input::Dispatched { job, node, attempt, outcome } => {
                 self.dispatched(&job, &node, attempt, &outcome, now);
             }
-            Input::Written { job, version, outcome } => {
-                if outcome == WriteOutcome::Gone {
-                    self.job_gone(&job);
-                } else if let Some(state) = self.jobs.get_mut(&job) {
-                    state.written(version, outcome == WriteOutcome::Done, now, &mut self.actions);
+            Input::Written { job, object, version, outcome } => match (object, outcome) {
+                (Object::Status, WriteOutcome::Gone) => self.job_gone(&job),
+                (_, outcome) => {
+                    let done = outcome == WriteOutcome::Done;
+                    self.with(&job, |job, actions| job.written(object, version, done, now, actions));
                 }
-            }
+            },
             Input::Tick => {}
         }
     }
 
     /// Lets every job go on as far as it can, and returns what is to be done.
     pub fn flush(&mut self, now: Timestamp) -> Vec<Action> {
-        for job in self.jobs.values_mut() {
+        // The older job first: where two want the same node, it is served first. A node that is given back lets
+        // others start, so that it may take another turn.
+        self.agenda.wake_up(now);
+        while let Some(uid) = self.agenda.next() {
+            let Some(job) = self.jobs.get_mut(&uid) else { continue };
             job.advance(now, &mut self.actions);
             job.write_if_due(now, &mut self.actions);
+            let (wakeup, is_over) = (job.next_wakeup(), job.is_over());
+            self.moved(&uid);
+            self.agenda.wake(&uid, wakeup);
+            if is_over && self.attached.remove(&uid) {
+                self.slots.detach(&uid);
+            }
         }
         std::mem::take(&mut self.actions)
     }
 
     /// When [`Self::flush`] is to be called although nothing happened.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        self.jobs.values().filter_map(Job::next_wakeup).min()
+        self.agenda.wakeup()
     }
 
     /// Jobs by phase, for the metrics.
@@ -237,10 +308,51 @@ impl Controller {
         self.jobs.values().map(Job::phase)
     }
 
+    /// Something happens to a job, which then is looked at by the next flush.
+    fn with(&mut self, uid: &JobUid, act: impl FnOnce(&mut Job, &mut Vec<Action>)) -> bool {
+        let Some(job) = self.jobs.get_mut(uid) else { return false };
+        act(job, &mut self.actions);
+        self.agenda.mark(uid);
+        self.moved(uid);
+        true
+    }
+
+    /// Nodes have taken or given back a slot: the other jobs are told where that concerns them.
+    fn moved(&mut self, uid: &JobUid) {
+        let moves = self.jobs.get_mut(uid).map(Job::take_moves).unwrap_or_default();
+        for (node, took) in moves {
+            if let Some(busy) = self.slots.moved(&node, took) {
+                self.tell_busy(&node, busy);
+            }
+        }
+    }
+
+    fn tell_busy(&mut self, node: &NodeName, busy: bool) {
+        for uid in self.slots.jobs(node) {
+            if let Some(job) = self.jobs.get_mut(&uid) {
+                job.busy(node, busy);
+                self.agenda.mark(&uid);
+            }
+        }
+    }
+
+    fn node(&mut self, node: NodeView, now: Timestamp) {
+        let joined: Vec<JobUid> = self
+            .jobs
+            .iter_mut()
+            .filter_map(|(uid, job)| job.node_changed(&node).then(|| uid.clone()))
+            .collect();
+        let name = node.name.clone();
+        self.nodes.insert(name.clone(), node);
+        for uid in joined {
+            self.attach(&uid, &name, now);
+        }
+    }
+
     fn node_gone(&mut self, name: &NodeName) {
         self.nodes.remove(name);
-        for job in self.jobs.values_mut() {
-            job.node_deleted(name);
+        for uid in self.slots.jobs(name) {
+            self.with(&uid, |job, _| job.node_deleted(name));
         }
     }
 
@@ -250,19 +362,54 @@ impl Controller {
             return self.job_gone(&uid);
         }
         if let Some(known) = self.jobs.get_mut(&uid) {
-            known.changed(object, &self.nodes, now, &mut self.actions);
+            if !known.changed(object, &self.nodes, now, &mut self.actions) {
+                return;
+            }
+            self.agenda.mark(&uid);
         } else {
-            self.jobs.insert(uid.clone(), Job::load(object, &self.nodes, now, &mut self.actions));
+            let created = match &object {
+                Ok(job) => job.metadata.creation_timestamp.as_ref().map(|time| time.0),
+                Err(_) => None,
+            };
+            let reports = self.reports.remove(&uid).unwrap_or_default();
+            let job = Job::load(object, reports, &self.nodes, now, &mut self.actions);
+            self.jobs.insert(uid.clone(), job);
+            self.agenda.add(&uid, created.unwrap_or(now));
         }
-        if let Some(job) = self.jobs.get_mut(&uid) {
-            job.attach_sessions(&self.sessions, now);
+        let nodes: Vec<NodeName> = self.jobs.get(&uid).map(|job| job.nodes().collect()).unwrap_or_default();
+        for node in nodes {
+            self.attach(&uid, &node, now);
         }
+        self.moved(&uid);
+    }
+
+    /// A node belongs to a job, which learns how the node stands.
+    fn attach(&mut self, uid: &JobUid, node: &NodeName, now: Timestamp) {
+        self.attached.insert(uid.clone());
+        if !self.slots.attach(node, uid) {
+            return;
+        }
+        let (session, busy) = (self.sessions.get(node).copied(), self.slots.is_busy(node));
+        self.with(uid, |job, actions| {
+            job.busy(node, busy);
+            if let Some(session) = session {
+                // No task of this job can be open on a session that is older than the job's arrival here.
+                job.online(node, session, None, now, actions);
+            }
+        });
     }
 
     fn job_gone(&mut self, uid: &JobUid) {
-        if let Some(job) = self.jobs.remove(uid) {
-            for (node, attempt) in job.running() {
-                self.actions.push(cancel(&node, TaskId { job: uid.clone(), attempt }, DELETED));
+        let Some(job) = self.jobs.remove(uid) else { return };
+        self.actions.push(Action::Forget(uid.clone()));
+        self.agenda.remove(uid);
+        if self.attached.remove(uid) {
+            self.slots.detach(uid);
+        }
+        for (node, attempt) in job.running() {
+            self.actions.push(cancel(&node, TaskId { job: uid.clone(), attempt }, DELETED));
+            if let Some(busy) = self.slots.moved(&node, false) {
+                self.tell_busy(&node, busy);
             }
         }
     }
@@ -273,8 +420,8 @@ impl Controller {
             SessionEvent::Down { node, session } => {
                 if self.sessions.get(&node) == Some(&session) {
                     self.sessions.remove(&node);
-                    for job in self.jobs.values_mut() {
-                        job.offline(&node, session);
+                    for uid in self.slots.jobs(&node) {
+                        self.with(&uid, |job, _| job.offline(&node, session));
                     }
                 }
             }
@@ -287,17 +434,20 @@ impl Controller {
             return;
         }
         self.sessions.insert(node.clone(), session);
-        for (uid, job) in &mut self.jobs {
+        if let Some(busy) = self.slots.limit(node, hello.max_tasks.unwrap_or(1)) {
+            self.tell_busy(node, busy);
+        }
+        // Those that count on the node, and those that it has a task of.
+        let mut concerned = self.slots.jobs(node);
+        concerned.extend(hello.open.iter().map(|open| open.task.job.clone()));
+        concerned.sort_unstable();
+        concerned.dedup();
+        for uid in concerned {
             // The latest attempt is the one that counts; an earlier one is told to stop below.
+            let of_job = hello.open.iter().filter(|open| open.task.job == uid);
             let open =
-                hello.open.iter().filter(|open| open.task.job == *uid).max_by_key(|open| open.task.attempt);
-            job.online(
-                node,
-                session,
-                open.map(|open| (open.task.attempt, open.phase)),
-                now,
-                &mut self.actions,
-            );
+                of_job.max_by_key(|open| open.task.attempt).map(|open| (open.task.attempt, open.phase));
+            self.with(&uid, |job, actions| job.online(node, session, open, now, actions));
         }
         for open in hello.open.iter().filter(|open| open.phase != OpenPhase::Finished) {
             let job = self.jobs.get(&open.task.job);
@@ -312,21 +462,23 @@ impl Controller {
         match message {
             // The session layer takes the Hello and refuses a second one.
             EdgeMessage::Hello(_) => {}
-            EdgeMessage::Accepted { task } => match self.jobs.get_mut(&task.job) {
-                Some(job) => job.accepted(node, task.attempt),
-                None => self.actions.push(cancel(node, task, DELETED)),
-            },
-            EdgeMessage::Progress(progress) => match self.jobs.get_mut(&progress.task.job) {
-                Some(job) => job.progress(node, &progress, now),
-                None => self.actions.push(cancel(node, progress.task, DELETED)),
-            },
-            EdgeMessage::Result(result) => match self.jobs.get_mut(&result.task.job) {
-                Some(job) => job.result(node, &result, now, &mut self.actions),
-                // Nobody is left to tell.
-                None => self
-                    .actions
-                    .push(Action::Send(node.clone(), CloudMessage::ResultAck { task: result.task })),
-            },
+            EdgeMessage::Accepted { task } => {
+                if !self.with(&task.job.clone(), |job, _| job.accepted(node, task.attempt)) {
+                    self.actions.push(cancel(node, task, DELETED));
+                }
+            }
+            EdgeMessage::Progress(progress) => {
+                if !self.with(&progress.task.job, |job, _| job.progress(node, &progress, now)) {
+                    self.actions.push(cancel(node, progress.task, DELETED));
+                }
+            }
+            EdgeMessage::Result(result) => {
+                if !self.with(&result.task.job, |job, actions| job.result(node, &result, now, actions)) {
+                    // Nobody is left to tell.
+                    let ack = CloudMessage::ResultAck { task: result.task };
+                    self.actions.push(Action::Send(node.clone(), ack));
+                }
+            }
         }
     }
 
@@ -338,13 +490,10 @@ impl Controller {
         outcome: &DispatchOutcome,
         now: Timestamp,
     ) {
-        match (self.jobs.get_mut(uid), outcome) {
-            (Some(job), _) => job.dispatched(node, attempt, outcome, now, &mut self.actions),
+        let known = self.with(uid, |job, actions| job.dispatched(node, attempt, outcome, now, actions));
+        if !known && matches!(outcome, DispatchOutcome::Sent(_)) {
             // Deleted while the keys were being resolved.
-            (None, DispatchOutcome::Sent(_)) => {
-                self.actions.push(cancel(node, TaskId { job: uid.clone(), attempt }, DELETED));
-            }
-            (None, DispatchOutcome::Offline | DispatchOutcome::Unsendable(_)) => {}
+            self.actions.push(cancel(node, TaskId { job: uid.clone(), attempt }, DELETED));
         }
     }
 }

@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use prepull_api::task::{ImageTask, Task, TaskId};
-use prepull_api::wire::{self, Assign, CloudMessage, Key};
+use prepull_api::task::{ImageTask, PullPolicy, Task, TaskId};
+use prepull_api::wire::{Assign, CloudMessage, Key};
 
 use crate::controller::{Dispatch, DispatchOutcome};
 use crate::plan::{self, PlannedImage, SecretLookup};
 use crate::secrets::Secrets;
+use crate::tunnel::SendError;
 use crate::tunnel::registry::Sessions;
 
 /// Resolves the keys, and hands the task to the node's session.
@@ -19,7 +20,7 @@ pub async fn dispatch(order: &Dispatch, secrets: &Secrets, sessions: &Sessions) 
     let begun = Instant::now();
     let mut table = KeyTable::default();
     let mut images = Vec::with_capacity(order.plan.images.len());
-    for image in &order.plan.images {
+    for (index, image) in order.plan.images.iter().enumerate() {
         let Some(key) = resolve(image, secrets, order.remaining.saturating_sub(begun.elapsed())).await else {
             return DispatchOutcome::Unsendable(format!(
                 "the secrets {} could not be read in time",
@@ -29,7 +30,11 @@ pub async fn dispatch(order: &Dispatch, secrets: &Secrets, sessions: &Sessions) 
         images.push(ImageTask {
             image: image.image.clone(),
             reference: image.pull.to_string(),
-            policy: image.policy,
+            policy: match image.policy {
+                // A further attempt does not ask the registry again for what the first one brought.
+                PullPolicy::Always if order.there.contains(&index) => PullPolicy::IfNotPresent,
+                policy => policy,
+            },
             retries: order.job.retries,
             key: table.index(key),
         });
@@ -42,15 +47,12 @@ pub async fn dispatch(order: &Dispatch, secrets: &Secrets, sessions: &Sessions) 
     };
     let assign =
         Assign { task, remaining: order.remaining.saturating_sub(begun.elapsed()), keys: table.keys };
-    let message = CloudMessage::Assign(assign);
-    if let Err(error) = wire::encode(&message) {
-        return DispatchOutcome::Unsendable(format!(
-            "the task is too large to send: {error}; use fewer images"
-        ));
-    }
-    match sessions.send(&order.node, message) {
+    match sessions.send(&order.node, CloudMessage::Assign(assign)) {
         Ok(session) => DispatchOutcome::Sent(session),
-        Err(_) => DispatchOutcome::Offline,
+        Err(error @ SendError::TooLarge(_)) => {
+            DispatchOutcome::Unsendable(format!("the task cannot be sent: {error}; use fewer images"))
+        }
+        Err(SendError::Offline | SendError::Full) => DispatchOutcome::Offline,
     }
 }
 

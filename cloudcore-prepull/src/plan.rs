@@ -140,26 +140,42 @@ pub fn plan(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Result<
     if eligible.is_empty() {
         return Err(no_eligible_node(job, &skipped));
     }
-    let mut shared: HashMap<Vec<usize>, Arc<NodePlan>> = HashMap::new();
-    let mut planned = Vec::with_capacity(eligible.len());
+    let mut shared = Shared::default();
     // Every eligible node is in the map: it was chosen from there.
-    for (name, node) in eligible.into_iter().filter_map(|name| nodes.get(&name).map(|node| (name, node))) {
-        let groups = matching_groups(job, node);
-        let plan = if let Some(plan) = shared.get(&groups) {
-            Arc::clone(plan)
-        } else {
-            let plan = Arc::new(node_plan(job, &groups)?);
-            shared.insert(groups, Arc::clone(&plan));
-            plan
-        };
-        planned.push((name, plan));
-    }
-    Ok(Plan { nodes: planned, skipped })
+    let eligible = eligible.into_iter().filter_map(|name| nodes.get(&name).map(|node| (name, node)));
+    let planned = eligible.map(|(name, node)| Ok((name, shared.plan_one(job, node)?)));
+    Ok(Plan { nodes: planned.collect::<Result<_, _>>()?, skipped })
+}
+
+/// Whether the job would choose this node now.
+pub fn chooses(job: &ValidatedJob, node: &NodeView) -> bool {
+    let asked = match &job.nodes {
+        NodeSelection::Names(names) => names.contains(&node.name),
+        NodeSelection::Labels(selector) => selector.matches(&node.labels),
+    };
+    asked && node.unfit().is_none()
 }
 
 /// Plans a single node, whether or not the job would choose it now: it has begun, and cloudcore was restarted.
 pub fn plan_one(job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
-    node_plan(job, &matching_groups(job, node)).map(Arc::new)
+    Shared::default().plan_one(job, node)
+}
+
+/// The plans of one job, by the overriders that apply.
+#[derive(Debug, Default)]
+pub struct Shared(HashMap<Vec<usize>, Arc<NodePlan>>);
+
+impl Shared {
+    /// [`plan_one`], made once for all nodes with the same overriders.
+    pub fn plan_one(&mut self, job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
+        let groups = matching_groups(job, node);
+        if let Some(plan) = self.0.get(&groups) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Arc::new(node_plan(job, &groups)?);
+        self.0.insert(groups, Arc::clone(&plan));
+        Ok(plan)
+    }
 }
 
 fn matching_groups(job: &ValidatedJob, node: &NodeView) -> Vec<usize> {

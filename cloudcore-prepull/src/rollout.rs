@@ -11,21 +11,26 @@
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::{Action, ActionStatus, NodePhase, NodeStatus, Summary, Tristate};
-use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
-use prepull_api::wire::{OpenPhase, Progress, bounded_reason};
+use prepull_api::crd::status::{
+    Action, ActionStatus, NodePhase, NodeStatus, RolloutStatus, Summary, Tristate,
+};
+use prepull_api::task::NodeName;
 
-use crate::plan::NodePlan;
 use crate::tunnel::SessionId;
-use crate::validate::Ratio;
+use crate::validate::{Ratio, Step};
 
+mod edges;
 mod record;
 #[cfg(test)]
 mod tests;
+mod waves;
+
+use waves::Waves;
 
 /// What the node's own deadline is given to travel: the edge ends the task at `timeoutSeconds` and says so;
 /// only a node that is silent for this much longer becomes Unknown.
@@ -33,9 +38,10 @@ pub const REPORT_GRACE: Duration = Duration::from_secs(2);
 
 /// Why a pending node does not start although there is a slot.
 const OFFLINE: &str = "offline: its edgecore-prepull is not connected";
+const BUSY: &str = "waits: the node works on another job";
 
 /// What of a job may change while it runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Nodes that may be in progress at the same time.
     pub concurrency: usize,
@@ -43,6 +49,21 @@ pub struct Settings {
     pub tolerance: Ratio,
     /// Of one node, from its start.
     pub timeout: Duration,
+    /// The waves; none: all nodes in one.
+    pub steps: Vec<Step>,
+    /// Between two waves.
+    pub pause: Duration,
+    /// Nothing starts.
+    pub hold: bool,
+}
+
+/// What has happened to a record since it was last asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// The place of the node in the job's order.
+    pub at: usize,
+    /// Its phase is another one, rather than its progress alone.
+    pub phase: bool,
 }
 
 /// How far an Assign has got. Volatile: after a restart of cloudcore it starts from what the edge says.
@@ -63,6 +84,8 @@ struct Member {
     record: NodeStatus,
     flight: Flight,
     online: Option<SessionId>,
+    /// Works on as many tasks of other jobs as it can.
+    busy: bool,
 }
 
 /// What is to be done.
@@ -104,11 +127,21 @@ pub struct Rollout {
     settings: Settings,
     members: Vec<Member>,
     index: HashMap<NodeName, usize>,
-    /// Pending and online, in the job's order.
+    /// Pending, online and not busy, in the job's order.
     startable: BTreeSet<usize>,
+    in_progress: BTreeSet<usize>,
     /// Of the nodes in progress.
     deadlines: BTreeSet<(Timestamp, usize)>,
+    /// Pending and not online.
+    offline: usize,
     counts: Summary,
+    waves: Waves,
+    /// The job is over.
+    closed: bool,
+    /// Records that changed: see [`Self::take_touched`].
+    touched: Vec<Touched>,
+    /// Nodes that took or gave back a slot: see [`Self::take_moves`].
+    moves: Vec<(NodeName, bool)>,
 }
 
 impl Rollout {
@@ -117,19 +150,83 @@ impl Rollout {
     pub fn new(settings: Settings, records: Vec<NodeStatus>) -> Self {
         let mut rollout = Self {
             settings,
-            index: records.iter().enumerate().map(|(at, r)| (NodeName(r.node_name.clone()), at)).collect(),
             members: Vec::with_capacity(records.len()),
+            index: HashMap::with_capacity(records.len()),
             startable: BTreeSet::new(),
+            in_progress: BTreeSet::new(),
             deadlines: BTreeSet::new(),
+            offline: 0,
             counts: Summary::default(),
+            waves: Waves::default(),
+            closed: false,
+            touched: Vec::new(),
+            moves: Vec::new(),
         };
-        rollout.counts.desired = u32::try_from(records.len()).unwrap_or(u32::MAX);
-        for (at, record) in records.into_iter().enumerate() {
-            *rollout.count(record.phase) += 1;
-            rollout.members.push(Member { record, flight: Flight::Sent(None), online: None });
-            rollout.index_member(at);
+        for record in records {
+            rollout.add(record);
         }
         rollout
+    }
+
+    /// The waves go on where an earlier life of cloudcore left them.
+    pub fn resume_waves(&mut self, status: &RolloutStatus) {
+        self.waves = Waves::resumed(status);
+    }
+
+    /// One more node, after all others. One that is there already is left as it is.
+    pub fn add(&mut self, record: NodeStatus) {
+        let (at, name) = (self.members.len(), NodeName(record.node_name.clone()));
+        if self.index.contains_key(&name) {
+            return;
+        }
+        self.index.insert(name.clone(), at);
+        self.counts.desired += 1;
+        *self.count(record.phase) += 1;
+        match record.phase {
+            NodePhase::Pending => self.offline += 1,
+            NodePhase::InProgress => {
+                self.in_progress.insert(at);
+                self.moves.push((name, true));
+            }
+            NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown => {}
+        }
+        self.members.push(Member { record, flight: Flight::Sent(None), online: None, busy: false });
+        self.index_member(at);
+    }
+
+    /// How many nodes there are.
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// The place of a node in the job's order.
+    pub fn position(&self, node: &NodeName) -> Option<usize> {
+        self.index.get(node).copied()
+    }
+
+    /// Whether one of these places is in progress.
+    pub fn any_in_progress(&self, places: Range<usize>) -> bool {
+        self.in_progress.range(places).next().is_some()
+    }
+
+    /// The records that changed since the last call.
+    pub fn take_touched(&mut self) -> Vec<Touched> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// The nodes that took (`true`) or gave back a slot since the last call.
+    pub fn take_moves(&mut self) -> Vec<(NodeName, bool)> {
+        std::mem::take(&mut self.moves)
+    }
+
+    /// Where the waves stand; none for a job without.
+    pub fn waves(&self) -> Option<RolloutStatus> {
+        self.waves.status(&self.settings.steps, self.counts.desired)
     }
 
     /// The nodes, counted; `skipped` is not known here.
@@ -142,6 +239,11 @@ impl Rollout {
         self.members.iter().map(|member| &member.record)
     }
 
+    /// Those of some places.
+    pub fn records_of(&self, places: Range<usize>) -> impl Iterator<Item = &NodeStatus> {
+        self.members.get(places).unwrap_or_default().iter().map(|member| &member.record)
+    }
+
     /// One record.
     pub fn record(&self, node: &NodeName) -> Option<&NodeStatus> {
         self.index.get(node).map(|&at| &self.members[at].record)
@@ -149,7 +251,7 @@ impl Rollout {
 
     /// How many pending nodes have no session.
     pub fn waiting_offline(&self) -> usize {
-        self.counts.pending as usize - self.startable.len()
+        self.offline
     }
 
     /// Takes over changed settings; they hold for the nodes in progress as well.
@@ -161,12 +263,10 @@ impl Rollout {
         }
     }
 
-    /// Whether the job is over, and how.
+    /// Whether the job is over, and how. The tolerance holds for the wave that runs.
     pub fn verdict(&self) -> Verdict {
-        let exceeded = self
-            .settings
-            .tolerance
-            .exceeded_by(self.counts.failure + self.counts.unknown, self.counts.desired);
+        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
+        let exceeded = self.settings.tolerance.exceeded_by(self.counts.failure + self.counts.unknown, limit);
         match (exceeded, self.counts.in_progress, self.counts.pending) {
             (true, 0, _) => Verdict::Failed,
             (true, _, _) => Verdict::Draining,
@@ -177,7 +277,8 @@ impl Rollout {
 
     /// The moment at which [`Self::advance`] has something to do although nothing happened.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        self.deadlines.first().map(|(at, _)| *at)
+        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        deadline.into_iter().chain(self.waves.paused_until()).min()
     }
 
     /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.
@@ -192,12 +293,18 @@ impl Rollout {
                 None => format!("no result within timeoutSeconds ({timeout}): the node is offline"),
             };
             self.deadlines.remove(&(deadline, at));
-            self.close_actions(at, Tristate::Unknown, &reason, now);
-            self.set(at, NodePhase::Unknown, reason);
-            decisions.push(Decision::Expire(self.name(at)));
+            decisions.push(self.expire(at, reason, now));
         }
-        while self.verdict() == Verdict::Running
+        if self.verdict() == Verdict::Running {
+            let Settings { steps, pause, .. } = &self.settings;
+            self.waves.advance(steps, *pause, &self.counts, now);
+        }
+        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
+        while !self.settings.hold
+            && self.waves.paused_until().is_none()
+            && self.verdict() == Verdict::Running
             && (self.counts.in_progress as usize) < self.settings.concurrency
+            && self.counts.desired - self.counts.pending < limit
         {
             let Some(at) = self.startable.first().copied() else { break };
             let member = &mut self.members[at];
@@ -210,118 +317,82 @@ impl Rollout {
         decisions
     }
 
-    /// The start of the node is recorded: its task is being dispatched. Says whether there is still something
-    /// to dispatch, and for how long.
-    pub fn dispatching(&mut self, node: &NodeName, now: Timestamp) -> Option<Duration> {
-        let at = self.in_progress(node)?;
-        self.members[at].flight = Flight::Dispatching;
-        let started = self.members[at].record.start_time.as_ref()?.0;
-        let deadline = started.checked_add(self.settings.timeout).ok()?;
-        Duration::try_from(deadline.duration_since(now)).ok().filter(|remaining| !remaining.is_zero())
+    /// Ends every node in progress: the time of the whole job is over.
+    pub fn expire_all(&mut self, reason: &str, now: Timestamp) -> Vec<Decision> {
+        let running: Vec<usize> = self.in_progress.iter().copied().collect();
+        running.into_iter().map(|at| self.expire(at, reason.to_owned(), now)).collect()
     }
 
-    /// The Assign was handed to a session. Where the node has another one by now, it is to be sent again.
-    pub fn sent(&mut self, node: &NodeName, session: SessionId) -> Reattach {
-        let Some(at) = self.in_progress(node) else { return Reattach::Leave };
-        let member = &mut self.members[at];
-        match member.online {
-            Some(current) if current > session => Reattach::Dispatch,
-            _ => {
-                if member.flight == Flight::Dispatching {
-                    member.flight = Flight::Sent(Some(session));
-                }
-                Reattach::Leave
+    fn expire(&mut self, at: usize, reason: String, now: Timestamp) -> Decision {
+        self.close_actions(at, Tristate::Unknown, &reason, now);
+        self.set(at, NodePhase::Unknown, reason);
+        Decision::Expire(self.name(at))
+    }
+
+    /// A further round: the failed, unknown and not started nodes wait again, with an attempt of their own.
+    /// Returns how many.
+    pub fn retry(&mut self) -> usize {
+        self.closed = false;
+        let mut again = 0;
+        for at in 0..self.members.len() {
+            let phase = self.members[at].record.phase;
+            if !matches!(phase, NodePhase::Failure | NodePhase::Unknown | NodePhase::Pending) {
+                continue;
             }
-        }
-    }
-
-    /// The Assign could not be handed to any session: the node gives its slot back and waits.
-    pub fn not_sent(&mut self, node: &NodeName) {
-        if let Some(at) = self.in_progress(node)
-            && self.members[at].flight == Flight::Dispatching
-        {
+            again += 1;
+            let record = &mut self.members[at].record;
+            if record.attempt > 0 {
+                record.attempt += 1;
+            }
+            record.start_time = None;
+            record.action_flow.clear();
+            for image in record.image_status.iter_mut().filter(|image| image.status != Tristate::True) {
+                (image.status, image.attempts) = (Tristate::Unknown, 0);
+                image.reason.clear();
+            }
             self.set(at, NodePhase::Pending, String::new());
-            self.members[at].record.start_time = None;
         }
+        self.waves = Waves::again(&self.settings.steps, &self.counts);
+        again
     }
 
-    /// The task of the node cannot be sent at all.
-    pub fn refused(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
-        if let Some(at) = self.in_progress(node) {
-            self.close_actions(at, Tristate::False, reason, now);
-            self.set(at, NodePhase::Failure, reason.to_owned());
-        }
-    }
-
-    /// The edge has the task in its ledger.
-    pub fn accepted(&mut self, node: &NodeName, attempt: u32) {
-        if let Some(at) = self.in_progress(node)
-            && self.members[at].record.attempt == attempt
-        {
-            self.members[at].flight = Flight::Accepted;
-        }
-    }
-
-    /// The node has a session. `open` is what its `Hello` says of this job's task, if anything.
-    pub fn online(
-        &mut self,
-        node: &NodeName,
-        session: SessionId,
-        open: Option<(u32, OpenPhase)>,
-        now: Timestamp,
-    ) -> Reattach {
-        let Some(&at) = self.index.get(node) else { return Reattach::Cancel };
-        self.members[at].online = Some(session);
-        self.index_member(at);
-        let record = &self.members[at].record;
-        let current = open.filter(|(attempt, _)| *attempt == record.attempt.max(1));
-        match (record.phase, current) {
-            // Its result follows, and is acknowledged when it is written.
-            (_, Some((_, OpenPhase::Finished))) => Reattach::Leave,
-            (NodePhase::InProgress, Some((_, OpenPhase::Running))) => {
-                self.members[at].flight = Flight::Accepted;
-                Reattach::Leave
-            }
-            (NodePhase::InProgress, _) => match self.members[at].flight {
-                // It will be sent to the session that is there then.
-                Flight::Recording | Flight::Dispatching => Reattach::Leave,
-                Flight::Sent(_) | Flight::Accepted => Reattach::Dispatch,
-            },
-            // A start is recorded before it is sent, so the record was lost: the status shows 200 nodes at
-            // the most, or was edited or restored by hand. What runs is taken as it is.
-            (NodePhase::Pending, Some((attempt, _))) => {
-                self.members[at].record.attempt = attempt;
-                self.members[at].record.start_time = Some(Time(now));
-                self.members[at].flight = Flight::Accepted;
-                self.set(at, NodePhase::InProgress, String::new());
-                Reattach::Dispatch
-            }
-            (NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown, Some(_)) => Reattach::Cancel,
-            (_, None) => Reattach::Leave,
-        }
-    }
-
-    /// The node lost its session. A node in progress keeps its slot until its deadline: it may well be pulling.
-    pub fn offline(&mut self, node: &NodeName, session: SessionId) {
+    /// Whether the node works on as many tasks of other jobs as it can.
+    pub fn busy(&mut self, node: &NodeName, busy: bool) {
         if let Some(&at) = self.index.get(node)
-            && self.members[at].online == Some(session)
+            && self.members[at].busy != busy
         {
-            self.members[at].online = None;
+            self.members[at].busy = busy;
             self.index_member(at);
         }
     }
 
-    /// The job is over with nodes that never started: says why.
-    pub fn abandon_pending(&mut self, reason: &str) {
-        for member in self.members.iter_mut().filter(|member| member.record.phase == NodePhase::Pending) {
-            reason.clone_into(&mut member.record.reason);
+    /// The job is over: nothing starts in it any more. The nodes that never started say why.
+    pub fn close(&mut self, reason: &str) {
+        self.closed = true;
+        for (at, member) in self.members.iter_mut().enumerate() {
+            if member.record.phase == NodePhase::Pending && member.record.reason != reason {
+                reason.clone_into(&mut member.record.reason);
+                self.touched.push(Touched { at, phase: true });
+            }
         }
+    }
+
+    /// The job was over before this life of cloudcore: the records stay as they are.
+    pub fn reopened_closed(mut self) -> Self {
+        self.closed = true;
+        self
+    }
+
+    /// The images that a node has from an earlier attempt, by their place.
+    pub fn there(&self, node: &NodeName) -> Vec<usize> {
+        let images = self.record(node).map(|record| record.image_status.as_slice()).unwrap_or_default();
+        let there = images.iter().enumerate().filter(|(_, image)| image.status == Tristate::True);
+        there.map(|(index, _)| index).collect()
     }
 
     /// The tasks that an edge may be working on.
     pub fn running(&self) -> impl Iterator<Item = (NodeName, u32)> {
-        let running = self.members.iter().filter(|member| member.record.phase == NodePhase::InProgress);
-        running.map(|member| (NodeName(member.record.node_name.clone()), member.record.attempt))
+        self.in_progress.iter().map(|&at| (self.name(at), self.members[at].record.attempt))
     }
 
     /// The Node object is gone: a node that waits will not come back, one that runs has its deadline.
@@ -333,52 +404,6 @@ impl Rollout {
             }
             _ => false,
         }
-    }
-
-    /// How far the node is. Returns whether anything changed.
-    pub fn progress(
-        &mut self,
-        node: &NodeName,
-        plan: &NodePlan,
-        progress: &Progress,
-        now: Timestamp,
-    ) -> bool {
-        let Some(at) = self.in_progress(node) else { return false };
-        if self.members[at].record.attempt != progress.task.attempt {
-            return false;
-        }
-        self.members[at].flight = Flight::Accepted;
-        record::apply_progress(&mut self.members[at].record, plan, progress, now);
-        true
-    }
-
-    /// The end of a task. Also taken after the deadline, and after the job's end: it is the truth about the
-    /// node. Returns whether anything changed.
-    pub fn result(
-        &mut self,
-        node: &NodeName,
-        plan: Option<&NodePlan>,
-        result: &TaskResult,
-        now: Timestamp,
-    ) -> bool {
-        let Some(&at) = self.index.get(node) else { return false };
-        let before = self.members[at].record.phase;
-        if self.members[at].record.attempt.max(1) != result.task.attempt
-            || matches!(before, NodePhase::Successful | NodePhase::Failure)
-        {
-            return false;
-        }
-        record::apply_result(&mut self.members[at].record, plan, result, now);
-        let (phase, reason) = match (result.outcome, before) {
-            (TaskOutcome::Succeeded, _) => (NodePhase::Successful, String::new()),
-            // The answer to the Cancel that followed the deadline: what it says of the images is kept.
-            (TaskOutcome::Cancelled, NodePhase::Unknown) => (before, self.members[at].record.reason.clone()),
-            (TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled, _) => {
-                (NodePhase::Failure, bounded_reason(&result.reason))
-            }
-        };
-        self.set(at, phase, reason);
-        true
     }
 
     fn in_progress(&self, node: &NodeName) -> Option<usize> {
@@ -393,9 +418,36 @@ impl Rollout {
         let before = self.members[at].record.phase;
         *self.count(before) -= 1;
         *self.count(phase) += 1;
+        let offline = usize::from(self.members[at].online.is_none());
+        for (changed, entered) in [(before, false), (phase, true)] {
+            match changed {
+                NodePhase::InProgress if before != phase => {
+                    if entered {
+                        self.in_progress.insert(at)
+                    } else {
+                        self.in_progress.remove(&at)
+                    };
+                    self.moves.push((self.name(at), entered));
+                }
+                NodePhase::Pending if entered => self.offline += offline,
+                NodePhase::Pending => self.offline -= offline,
+                _ => {}
+            }
+        }
         let record = &mut self.members[at].record;
         record.phase = phase;
         record.reason = reason;
+        self.touched.push(Touched { at, phase: true });
+        self.index_member(at);
+    }
+
+    fn set_online(&mut self, at: usize, online: Option<SessionId>) {
+        let member = &mut self.members[at];
+        let before = std::mem::replace(&mut member.online, online);
+        if member.record.phase == NodePhase::Pending {
+            self.offline += usize::from(online.is_none());
+            self.offline -= usize::from(before.is_none());
+        }
         self.index_member(at);
     }
 
@@ -412,17 +464,19 @@ impl Rollout {
     /// Brings the two indexes in line with the member.
     fn index_member(&mut self, at: usize) {
         let member = &mut self.members[at];
-        match (member.record.phase, member.online) {
-            (NodePhase::Pending, Some(_)) => {
-                member.record.reason.clear();
-                self.startable.insert(at);
-            }
-            (phase, _) => {
-                if phase == NodePhase::Pending {
-                    OFFLINE.clone_into(&mut member.record.reason);
-                }
-                self.startable.remove(&at);
-            }
+        let waits = match (member.record.phase, member.online, member.busy) {
+            (NodePhase::Pending, None, _) => Some(OFFLINE),
+            (NodePhase::Pending, Some(_), true) => Some(BUSY),
+            (NodePhase::Pending, Some(_), false) => Some(""),
+            _ => None,
+        };
+        if let Some(reason) = waits.filter(|_| !self.closed) {
+            reason.clone_into(&mut member.record.reason);
+        }
+        if waits == Some("") {
+            self.startable.insert(at);
+        } else {
+            self.startable.remove(&at);
         }
         let Some(started) = &member.record.start_time else { return };
         // A timeout of days cannot overflow a timestamp of this millennium.

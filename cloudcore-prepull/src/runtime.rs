@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::CommandFactory;
 use jiff::Timestamp;
-use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -29,8 +28,9 @@ use crate::events::Events;
 use crate::http::Readiness;
 use crate::metrics::Metrics;
 use crate::secrets::Secrets;
+use crate::status_writer::Writer;
 use crate::tunnel::registry::Sessions;
-use crate::{crds_command, dispatch, http, plan_command, status_writer, token_command, watch};
+use crate::{crds_command, dispatch, http, plan_command, token_command, watch};
 
 mod listeners;
 
@@ -103,7 +103,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         sessions: sessions.clone(),
         secrets: Secrets::new(client.clone()),
         events: Events::start(client.clone()),
-        client: client.clone(),
+        writer: Writer::new(client.clone()),
         metrics: metrics.clone(),
         inputs: inputs.clone(),
         permits: Arc::new(Semaphore::new(DISPATCHES)),
@@ -127,10 +127,14 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             shutdown.cancel();
         }
     });
-    // Nodes before jobs, since a job is planned when it is first seen; and both before the tunnel, since an edge
+    // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since an edge
     // with a task of a job that is not known is told to stop.
     tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
     core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
+    let reports = core.writer.reports();
+    if let Some(reports) = shutdown.run_until_cancelled(reports).await {
+        core.controller.handle(Input::Reports(reports), core.clock.now());
+    }
     tokio::spawn(
         watch::jobs(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "ImagePrePullJob")),
     );
@@ -192,7 +196,7 @@ impl Clock {
 struct Core {
     controller: Controller,
     clock: Clock,
-    client: Client,
+    writer: Writer,
     sessions: Sessions,
     secrets: Secrets,
     events: Events,
@@ -250,13 +254,19 @@ impl Core {
             // A message that finds no session is not lost: the node's next Hello brings the matter up again.
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
             Action::Event(event) => self.events.send(event),
-            Action::Write { job, name, version, status } => {
-                let (client, inputs) = (self.client.clone(), self.inputs.clone());
+            Action::Write { job, name, version, content } => {
+                let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
                 self.work.spawn(async move {
-                    let outcome = status_writer::write(client, &job, &name, &status).await;
-                    let _ = inputs.send(Input::Written { job, version, outcome }).await;
+                    let outcome = writer.write(&job, &name, &content).await;
+                    let object = content.object();
+                    let _ = inputs.send(Input::Written { job, object, version, outcome }).await;
                 });
             }
+            Action::Delete { job, name } => {
+                let writer = self.writer.clone();
+                self.work.spawn(async move { writer.delete(&job, &name).await });
+            }
+            Action::Forget(job) => self.writer.forget(&job),
             Action::Dispatch(order) => {
                 let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
                 let (permits, inputs) = (self.permits.clone(), self.inputs.clone());

@@ -1,88 +1,331 @@
-//! The one place that writes the status of jobs.
+//! The one place that writes the status of jobs and their reports, and deletes jobs whose time is over.
 //!
-//! The whole status is replaced by a JSON patch that tests the object's UID first: it cannot conflict with a user
-//! who edits the spec, and it cannot hit another object that has the name by now. (The UID in a merge patch is no
-//! such test: in a write of a custom resource's status the API server ignores the metadata.) When to write, and
-//! what, the controller decides; a write that fails comes back to it, and is made again with what is true by then.
+//! Every write names the version of the object that it replaces: another writer, such as a leader that has been
+//! deposed and does not know it yet, cannot undo it, and cannot be undone by it without notice. A status is
+//! replaced by a JSON patch that tests UID and version (in a merge patch of a custom resource's status the API
+//! server ignores the metadata, so there they would be no test); a report is put whole. When to write, and what,
+//! the controller decides; a write that fails comes back to it, and is made again with what is true by then.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kube::api::{Api, PartialObjectMeta, Patch, PatchParams};
-use kube::{Client, Error};
+use axum::http::HeaderValue;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::{
+    Api, DeleteParams, ListParams, PartialObjectMeta, Patch, PatchParams, PostParams, Preconditions,
+};
+use kube::{Client, Error, Resource, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::report::{ImagePrePullReport, JOB_NAME_LABEL, JOB_UID_LABEL, ReportBody};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::JobUid;
 use serde_json::{Value, json};
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
-use crate::controller::WriteOutcome;
+use crate::controller::{Content, Object, WriteOutcome};
 
 /// The API server answers a write within its own 60 s or never; half of that leaves time for another try
 /// before anybody's deadline.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+/// Reports in one answer: each may be a megabyte.
+const PAGE: u32 = 20;
+/// Of the job's name in the name of a report: with the UID's first part and the index it stays below 253 bytes.
+const NAME_LENGTH: usize = 220;
+/// Characters of a label's value, at most.
+const LABEL_LENGTH: usize = 63;
+
+/// What is asked for in return for a report: not the whole of it again.
+const METADATA_ONLY: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;q=0.9";
 
 /// Of the answers only the metadata is read: what else is in them was just sent.
 type Jobs = Api<PartialObjectMeta<ImagePrePullJob>>;
 
-/// Writes one status once.
-pub async fn write(client: Client, job: &JobUid, name: &str, status: &ImagePrePullJobStatus) -> WriteOutcome {
-    let api: Jobs = Api::all(client);
-    match tokio::time::timeout(WRITE_DEADLINE, patch(&api, job, name, status)).await {
-        Ok(Ok(())) => {
-            debug!(job = name, phase = ?status.phase, "status written");
-            WriteOutcome::Done
+/// Writes jobs and reports. Cheap to clone.
+#[derive(Clone)]
+pub struct Writer {
+    client: Client,
+    /// The version of each object as this process wrote or read it last.
+    versions: Arc<Mutex<HashMap<(JobUid, Object), String>>>,
+}
+
+impl Writer {
+    /// Writes with this client's rights.
+    pub fn new(client: Client) -> Self {
+        Self { client, versions: Arc::default() }
+    }
+
+    /// All reports that there are. Tries until it has them.
+    pub async fn reports(&self) -> Vec<ImagePrePullReport> {
+        let mut wait = Duration::from_millis(250);
+        loop {
+            match self.list().await {
+                Ok(reports) => {
+                    let mut versions = self.versions();
+                    for report in &reports {
+                        let owner = report.owner_references().first().map(|owner| JobUid(owner.uid.clone()));
+                        if let (Some(job), Some(version)) = (owner, report.resource_version()) {
+                            versions.insert((job, Object::Report(report.body.index)), version);
+                        }
+                    }
+                    return reports;
+                }
+                Err(error) => {
+                    warn!(%error, "reports not read; trying again");
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(Duration::from_secs(5));
+                }
+            }
         }
-        Ok(Err(Error::Api(answer))) if answer.code == 404 => WriteOutcome::Gone,
-        // The test of the UID failed, or the definition refuses the status: the answer does not say which.
-        Ok(Err(Error::Api(answer))) if answer.code == 422 && is_another(&api, job, name).await => {
-            WriteOutcome::Gone
+    }
+
+    async fn list(&self) -> Result<Vec<ImagePrePullReport>, Error> {
+        let api = Api::<ImagePrePullReport>::all(self.client.clone());
+        let mut reports = Vec::new();
+        let mut page = ListParams::default().limit(PAGE);
+        loop {
+            let list = api.list(&page).await?;
+            reports.extend(list.items);
+            match list.metadata.continue_.filter(|next| !next.is_empty()) {
+                Some(next) => page = page.continue_token(&next),
+                None => return Ok(reports),
+            }
         }
-        Ok(Err(Error::Api(answer))) => {
-            let (code, message) = (answer.code, &answer.message);
-            error!(job = name, code, message, "the API server refuses the status; trying again");
-            WriteOutcome::Failed
+    }
+
+    /// Writes an object once.
+    pub async fn write(&self, job: &JobUid, name: &str, content: &Content) -> WriteOutcome {
+        let key = (job.clone(), content.object());
+        let version = self.versions().get(&key).cloned();
+        let write = async {
+            match content {
+                Content::Status(status) => self.status(job, name, version.as_deref(), status).await,
+                Content::Report(report) => self.report(job, name, version, report).await,
+            }
+        };
+        let failed = match tokio::time::timeout(WRITE_DEADLINE, write).await {
+            Ok(Ok(version)) => {
+                debug!(job = name, object = ?key.1, "written");
+                if let Some(version) = version {
+                    self.versions().insert(key, version);
+                }
+                return WriteOutcome::Done;
+            }
+            Ok(Err(Error::Api(answer))) => match answer.code {
+                404 if key.1 == Object::Status => {
+                    self.forget(job);
+                    return WriteOutcome::Gone;
+                }
+                // A report that somebody deleted, one that is there although we did not know, or another version:
+                // also where our own write took and its answer was lost. 422: the test of UID and version.
+                404 | 409 | 422 => {
+                    let reread = tokio::time::timeout(WRITE_DEADLINE, self.reread(job, name, key.1)).await;
+                    if matches!(reread, Ok(Reread::Another)) {
+                        self.forget(job);
+                        return WriteOutcome::Gone;
+                    }
+                    format!("{} {}", answer.code, answer.message)
+                }
+                code => format!("{code} {}", answer.message),
+            },
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {WRITE_DEADLINE:?}"),
+        };
+        warn!(job = name, object = ?key.1, error = failed, "not written; trying again");
+        WriteOutcome::Failed
+    }
+
+    /// Deletes a job, and no other one of its name. Failures are logged; the controller asks again.
+    pub async fn delete(&self, job: &JobUid, name: &str) {
+        let uid = Preconditions { uid: Some(job.0.clone()), resource_version: None };
+        let params = DeleteParams::background().preconditions(uid);
+        match tokio::time::timeout(WRITE_DEADLINE, self.jobs().delete(name, &params)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
+            Ok(Err(error)) => warn!(job = name, %error, "the job was not deleted; trying again"),
+            Err(_) => {
+                warn!(job = name, deadline = ?WRITE_DEADLINE, "the job was not deleted in time; trying again")
+            }
         }
-        Ok(Err(error)) => {
-            warn!(job = name, %error, "status not written; trying again");
-            WriteOutcome::Failed
+    }
+
+    /// Nothing more is written of this job.
+    pub fn forget(&self, job: &JobUid) {
+        self.versions().retain(|(known, _), _| known != job);
+    }
+
+    async fn status(
+        &self,
+        job: &JobUid,
+        name: &str,
+        version: Option<&str>,
+        status: &ImagePrePullJobStatus,
+    ) -> Result<Option<String>, Error> {
+        let patch = serde_json::from_value(operations(job, version, status)).map_err(Error::SerdeError)?;
+        let written =
+            self.jobs().patch_status(name, &PatchParams::default(), &Patch::<()>::Json(patch)).await?;
+        Ok(written.resource_version())
+    }
+
+    async fn report(
+        &self,
+        job: &JobUid,
+        name: &str,
+        version: Option<String>,
+        body: &ReportBody,
+    ) -> Result<Option<String>, Error> {
+        let api = self.partial_reports();
+        let params = PostParams::default();
+        let exists = version.is_some();
+        let report = object(job, name, version, body);
+        let bytes = serde_json::to_vec(&report).map_err(Error::SerdeError)?;
+        let request = kube::core::Request::new(api.resource_url());
+        let request = if exists {
+            request.replace(&report_name(job, name, body.index), &params, bytes)
+        } else {
+            request.create(&params, bytes)
+        };
+        let mut request = request.map_err(Error::BuildRequest)?;
+        request.headers_mut().insert("accept", HeaderValue::from_static(METADATA_ONLY));
+        let written: PartialObjectMeta<ImagePrePullReport> = self.client.request(request).await?;
+        Ok(written.resource_version())
+    }
+
+    /// After a write that was refused: whose the object is, and in which version.
+    async fn reread(&self, job: &JobUid, name: &str, object: Object) -> Reread {
+        let key = (job.clone(), object);
+        let (found, belongs) = match object {
+            Object::Status => {
+                let found = self.jobs().get_opt(name).await;
+                let found = found.map(|found| found.map(|found| found.metadata));
+                let uid = found.as_ref().ok().and_then(|meta| meta.as_ref()?.uid.clone());
+                (found, uid.as_ref() == Some(&job.0))
+            }
+            Object::Report(index) => {
+                let found = self.partial_reports().get_opt(&report_name(job, name, index)).await;
+                (found.map(|found| found.map(|found| found.metadata)), true)
+            }
+        };
+        match found {
+            Err(_) => Reread::Unknown,
+            Ok(Some(meta)) if belongs => {
+                if let Some(version) = meta.resource_version {
+                    self.versions().insert(key, version);
+                }
+                Reread::Ours
+            }
+            Ok(_) if object == Object::Status => Reread::Another,
+            Ok(_) => {
+                self.versions().remove(&key);
+                Reread::Ours
+            }
         }
-        Err(_) => {
-            warn!(job = name, deadline = ?WRITE_DEADLINE, "status not written in time; trying again");
-            WriteOutcome::Failed
-        }
+    }
+
+    fn jobs(&self) -> Jobs {
+        Api::all(self.client.clone())
+    }
+
+    fn partial_reports(&self) -> Api<PartialObjectMeta<ImagePrePullReport>> {
+        Api::all(self.client.clone())
+    }
+
+    fn versions(&self) -> MutexGuard<'_, HashMap<(JobUid, Object), String>> {
+        // Nothing that holds the lock can leave the map half changed.
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn patch(api: &Jobs, job: &JobUid, name: &str, status: &ImagePrePullJobStatus) -> Result<(), Error> {
-    let patch = serde_json::from_value(operations(job, status)).map_err(Error::SerdeError)?;
-    api.patch_status(name, &PatchParams::default(), &Patch::<()>::Json(patch)).await.map(drop)
+/// What was found after a write that was refused.
+enum Reread {
+    /// Ours, with its version known again.
+    Ours,
+    /// The name is another job's by now, or nobody's.
+    Another,
+    /// The API server did not say.
+    Unknown,
 }
 
-fn operations(job: &JobUid, status: &ImagePrePullJobStatus) -> Value {
-    json!([
-        { "op": "test", "path": "/metadata/uid", "value": job.0 },
-        // Replaces the whole value where there is one.
-        { "op": "add", "path": "/status", "value": status },
-    ])
+fn operations(job: &JobUid, version: Option<&str>, status: &ImagePrePullJobStatus) -> Value {
+    let mut operations = vec![json!({ "op": "test", "path": "/metadata/uid", "value": job.0 })];
+    if let Some(version) = version {
+        operations.push(json!({ "op": "test", "path": "/metadata/resourceVersion", "value": version }));
+    }
+    // Replaces the whole value where there is one.
+    operations.push(json!({ "op": "add", "path": "/status", "value": status }));
+    Value::Array(operations)
 }
 
-/// Whether the name is another object's by now, or nobody's. `false` where that is not known.
-async fn is_another(api: &Jobs, job: &JobUid, name: &str) -> bool {
-    let found = tokio::time::timeout(WRITE_DEADLINE, api.get_opt(name)).await;
-    matches!(found, Ok(Ok(found)) if found.as_ref().and_then(|found| found.metadata.uid.as_deref()) != Some(&job.0))
+/// With a part of the UID: the reports of a job that was deleted may still be there when another of its name is
+/// made.
+fn report_name(job: &JobUid, name: &str, index: u32) -> String {
+    let name = name.get(..NAME_LENGTH).unwrap_or(name).trim_end_matches(['.', '-']);
+    let uid: String = job.0.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+    format!("{name}-{}-{index}", uid.to_lowercase())
+}
+
+fn object(job: &JobUid, name: &str, version: Option<String>, body: &ReportBody) -> ImagePrePullReport {
+    let mut labels = std::collections::BTreeMap::from([(JOB_UID_LABEL.to_owned(), job.0.clone())]);
+    if name.len() <= LABEL_LENGTH {
+        labels.insert(JOB_NAME_LABEL.to_owned(), name.to_owned());
+    }
+    let owner = OwnerReference {
+        api_version: ImagePrePullJob::api_version(&()).into_owned(),
+        kind: ImagePrePullJob::kind(&()).into_owned(),
+        name: name.to_owned(),
+        uid: job.0.clone(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    };
+    ImagePrePullReport {
+        types: Some(ImagePrePullReport::types()),
+        metadata: ObjectMeta {
+            name: Some(report_name(job, name, body.index)),
+            labels: Some(labels),
+            owner_references: Some(vec![owner]),
+            resource_version: version,
+            ..ObjectMeta::default()
+        },
+        body: body.clone(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn uid() -> JobUid {
+        JobUid("0f7c3a51-8a5c-4a3e-9d0b-111111111111".to_owned())
+    }
+
     #[test]
-    fn the_uid_is_tested_before_the_whole_status_is_replaced() {
-        let operations = operations(&JobUid("u".to_owned()), &ImagePrePullJobStatus::default());
-        assert_eq!(operations[0], json!({ "op": "test", "path": "/metadata/uid", "value": "u" }));
-        assert_eq!((&operations[1]["op"], &operations[1]["path"]), (&json!("add"), &json!("/status")));
-        assert_eq!(operations[1]["value"]["phase"], "Init");
+    fn uid_and_version_are_tested_before_the_whole_status_is_replaced() {
+        let status = ImagePrePullJobStatus::default();
+        let operations = operations(&uid(), Some("42"), &status);
+        assert_eq!(operations[0], json!({ "op": "test", "path": "/metadata/uid", "value": uid().0 }));
+        assert_eq!(
+            operations[1],
+            json!({ "op": "test", "path": "/metadata/resourceVersion", "value": "42" })
+        );
+        assert_eq!((&operations[2]["op"], &operations[2]["path"]), (&json!("add"), &json!("/status")));
+        assert_eq!(operations[2]["value"]["phase"], "Init");
         // What is empty is not in the value, and so not in the object afterwards.
-        assert_eq!(operations[1]["value"].get("nodeStatus"), None);
+        assert_eq!(operations[2]["value"].get("nodeStatus"), None);
+        assert_eq!(super::operations(&uid(), None, &status).as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_report_has_a_valid_name_and_belongs_to_its_job() {
+        assert_eq!(report_name(&uid(), "nginx", 12), "nginx-0f7c3a51-12");
+        let long = report_name(&uid(), &format!("{}.{}", "a".repeat(219), "b".repeat(30)), u32::MAX);
+        assert!(long.len() <= 253 && !long.contains(".-"), "{long}");
+        let body = ReportBody { job_name: "nginx".to_owned(), index: 3, ..ReportBody::default() };
+        let json = serde_json::to_value(object(&uid(), "nginx", Some("7".to_owned()), &body)).unwrap();
+        assert_eq!(json["kind"], "ImagePrePullReport");
+        assert_eq!(json["apiVersion"], "operations.kubeedge.io/v1alpha2");
+        assert_eq!(json["metadata"]["ownerReferences"][0]["uid"], uid().0);
+        assert_eq!(json["metadata"]["resourceVersion"], "7");
+        assert_eq!(json["index"], 3);
     }
 }

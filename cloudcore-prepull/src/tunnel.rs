@@ -64,6 +64,9 @@ pub enum SendError {
     /// The node has no session.
     #[error("the node has no session")]
     Offline,
+    /// The message is larger than any session takes. The session is left alone.
+    #[error("the message is too large: {0} bytes")]
+    TooLarge(usize),
     /// The node does not read: its queue is full, and its session is being closed.
     #[error("the node reads too slowly")]
     Full,

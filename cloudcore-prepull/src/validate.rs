@@ -7,7 +7,9 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullTemplate, OverrideRule, OverriderEntry};
+use prepull_api::crd::job::{
+    ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullTemplate, OverrideRule, OverriderEntry, RolloutStrategy,
+};
 use prepull_api::credentials::RegistryPattern;
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{ImageRule, OverrideError, SecretRef, SecretRule};
@@ -16,10 +18,12 @@ use prepull_api::task::{CheckItem, JobUid, NodeName, PullPolicy};
 use prepull_api::wire::MAX_IMAGES;
 
 mod ratio;
+mod step;
 #[cfg(test)]
 mod tests;
 
 pub use ratio::{Ratio, RatioError};
+pub use step::{MAX_STEPS, Step, StepError};
 
 /// A node's time where the job says 0, as in KubeEdge.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -69,6 +73,27 @@ pub struct ValidatedJob {
     pub timeout: Duration,
     /// For each image, after the first try.
     pub retries: u32,
+    /// When and in which waves nodes start.
+    pub pace: Pace,
+}
+
+/// What of a job is about its course alone. All of it may change while the job runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// Nothing starts.
+    pub suspend: bool,
+    /// For the whole job.
+    pub active_deadline: Option<Duration>,
+    /// From the job's end to its deletion.
+    pub ttl: Option<Duration>,
+    /// The waves; none: all nodes at once.
+    pub steps: Vec<Step>,
+    /// Between two waves.
+    pub pause: Duration,
+    /// Rounds beyond the first.
+    pub retry: u32,
+    /// Whether nodes may join.
+    pub follow_nodes: bool,
 }
 
 /// An image of the job, before the overriders.
@@ -160,10 +185,66 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
             seconds => Duration::from_secs(seconds.into()),
         },
         retries: bounded("retryTimes", *retry_times, MAX_RETRIES)?,
+        pace: pace(&job.spec)?,
     })
 }
 
 const TEMPLATE: &str = "spec.imagePrePullTemplate";
+
+fn pace(spec: &ImagePrePullJobSpec) -> Result<Pace, Refusal> {
+    // With all fields, so that none is forgotten here.
+    let ImagePrePullJobSpec {
+        image_pre_pull_template: _,
+        image_pre_pull_overriders: _,
+        suspend,
+        active_deadline_seconds,
+        ttl_seconds_after_finished,
+        rollout,
+        retry,
+        follow_nodes,
+    } = spec;
+    let seconds = |field: &str, value: i64, least: i64| {
+        u32::try_from(value)
+            .ok()
+            .filter(|_| value >= least)
+            .map(|value| Duration::from_secs(value.into()))
+            .ok_or_else(|| {
+                Refusal::new(
+                    format!("spec.{field}"),
+                    format!("{value} is not allowed: write {least} to {}", u32::MAX),
+                )
+            })
+    };
+    let RolloutStrategy { steps, pause_seconds } = rollout.clone().unwrap_or_default();
+    if steps.len() > MAX_STEPS {
+        let message = format!("{} steps; at most {MAX_STEPS} are allowed", steps.len());
+        return Err(Refusal::new("spec.rollout.steps", message));
+    }
+    let steps = indexed(&steps, |i, text| {
+        Step::parse(text).map_err(|error| Refusal::new(format!("spec.rollout.steps[{i}]"), error))
+    })?;
+    if let Some(at) = steps.windows(2).position(|pair| !pair[1].follows(pair[0])) {
+        let message =
+            format!("{} is not more than the step before, {}: steps rise", steps[at + 1], steps[at]);
+        return Err(Refusal::new(format!("spec.rollout.steps[{}]", at + 1), message));
+    }
+    let retry = u32::try_from(*retry).map_err(|_| {
+        Refusal::new("spec.retry", format!("{retry} is not allowed: write 0 to {}", u32::MAX))
+    })?;
+    Ok(Pace {
+        suspend: *suspend,
+        active_deadline: active_deadline_seconds
+            .map(|value| seconds("activeDeadlineSeconds", value, 1))
+            .transpose()?,
+        ttl: ttl_seconds_after_finished
+            .map(|value| seconds("ttlSecondsAfterFinished", value, 0))
+            .transpose()?,
+        steps,
+        pause: seconds("rollout.pauseSeconds", pause_seconds, 0)?,
+        retry,
+        follow_nodes: *follow_nodes,
+    })
+}
 
 fn images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, Refusal> {
     let default_policy =

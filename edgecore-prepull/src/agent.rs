@@ -2,11 +2,11 @@
 //! neither knows a socket, a file nor a clock.
 //!
 //! ```text
-//!            Assign             persisted            executor ended          persisted           ResultAck
-//!  (unknown) ──────▶ Storing ─────────────▶ Running ────────────────▶ Ending ─────────▶ Ended ─────────────▶ (unknown)
-//!                       persist   Accepted,    ▲   persist               persist  Result      forget
-//!                                 start        │ Assign brings the keys
-//!                             restart ▶ NeedsKeys
+//!           Assign            persisted           a place is free        executor ended          persisted         ResultAck
+//!  (unknown) ─────▶ Storing ────────────▶ Queued ────────────────▶ Running ────────────▶ Ending ────────▶ Ended ─────────▶ (unknown)
+//!                     persist   Accepted    ▲        start                    persist      ▲     Result           forget
+//!                                           │ Assign brings the keys                       │ cancel or deadline
+//!                          restart ▶ NeedsKeys                        Storing, Queued, NeedsKeys
 //! ```
 //!
 //! The order is what counts:
@@ -14,22 +14,27 @@
 //! - A `Result` is sent only from the disk, and stays there until `ResultAck`.
 //! - An image that ended stays as it ended, also over a restart.
 //! - Whatever arrives twice or late changes nothing but deadline and keys.
+//! - No more tasks run than the node has places for; the others start in the order in which they were accepted.
 
+mod assign;
+mod entry;
 #[cfg(test)]
 mod model;
+mod queue;
 mod record;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, Task, TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{
-    Assign, EdgeMessage, Key, MAX_IMAGES, MAX_OPEN_TASKS, OpenPhase, OpenTask, Progress, bounded_reason,
-};
+use prepull_api::wire::{Assign, EdgeMessage, Key, MAX_OPEN_TASKS, OpenPhase, OpenTask, Progress};
 
+use assign::refuse;
+use entry::{Entry, Saving, Stage};
 pub use record::{RECORD_FORMAT, TaskRecord, WallClock, summary};
 
 /// A record that could not be written is tried again after this: a full disk takes a while to empty, and a
@@ -134,26 +139,6 @@ pub struct Terms {
     pub keys: Vec<Arc<Key>>,
 }
 
-impl Terms {
-    /// The keys of an assignment, by image of the task as the ledger has it. A key is taken over only for the
-    /// very reference that the cloud sent it for: should the cloud have changed its mind about a task that it
-    /// had assigned before, no credential reaches another image.
-    fn of(task: &Task, assign: Assign, deadline: Instant) -> Self {
-        let Assign { task: sent, remaining: _, keys } = assign;
-        let keys: Vec<_> = keys.into_iter().map(Arc::new).collect();
-        let unavailable = |reason: String| Arc::new(Key::Unavailable { reason });
-        let key = |(index, image): (usize, &prepull_api::task::ImageTask)| match sent.images.get(index) {
-            Some(same) if same.reference == image.reference => {
-                keys.get(same.key as usize).cloned().unwrap_or_else(|| {
-                    unavailable(format!("the assignment has no key number {} for this image", same.key))
-                })
-            }
-            _ => unavailable("the task was assigned again with another image in this place".to_owned()),
-        };
-        Self { deadline, keys: task.images.iter().enumerate().map(key).collect() }
-    }
-}
-
 /// What the executor is to do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Work {
@@ -191,64 +176,33 @@ pub enum Effect {
 }
 
 /// All tasks of the node.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Agent {
     tasks: BTreeMap<TaskId, Entry>,
     connected: bool,
-}
-
-#[derive(Debug)]
-struct Entry {
-    record: TaskRecord,
-    /// Absent for a task from before the restart, whose age only the wall clock knows.
-    accepted: Option<Instant>,
-    stage: Stage,
-    saving: Saving,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// The first record is on its way to the disk. Nothing has been said of it.
-    Storing(Terms),
-    /// From before a restart. Waits for an `Assign`.
-    NeedsKeys {
-        /// When it ends without one.
-        deadline: Instant,
-    },
-    /// The executor has it.
-    Running,
-    /// The record with the result is on its way to the disk.
-    Ending,
-    /// The result is on the disk.
-    Ended,
-}
-
-/// How the record in memory relates to the one on the disk.
-#[derive(Debug, PartialEq, Eq)]
-enum Saving {
-    /// They are the same.
-    Clean,
-    /// A write is under way.
-    Writing {
-        /// And the record has changed since it began.
-        stale: bool,
-    },
-    /// The last write failed. The next one begins then.
-    Failed(Instant),
+    max_tasks: NonZeroU32,
+    /// Of the next task that is queued.
+    turn: u64,
 }
 
 impl Agent {
-    /// No tasks; [`Event::Loaded`] brings them.
-    pub fn new() -> Self {
-        Self::default()
+    /// No tasks; [`Event::Loaded`] brings them. At most `max_tasks` will run at a time.
+    pub fn new(max_tasks: NonZeroU32) -> Self {
+        Self { tasks: BTreeMap::new(), connected: false, max_tasks, turn: 0 }
     }
 
-    /// What a `Hello` says of the tasks: all that are on the disk.
+    /// For the `Hello`.
+    pub fn max_tasks(&self) -> NonZeroU32 {
+        self.max_tasks
+    }
+
+    /// What a `Hello` says of the tasks: all that are on the disk. A queued one is as good as running: there is
+    /// nothing that the cloud would have to do.
     pub fn open_tasks(&self) -> Vec<OpenTask> {
         let phase = |entry: &Entry| match entry.stage {
             Stage::Storing(_) => None,
             Stage::NeedsKeys { .. } => Some(OpenPhase::NeedsKeys),
-            Stage::Running | Stage::Ending => Some(OpenPhase::Running),
+            Stage::Queued { .. } | Stage::Running | Stage::Ending => Some(OpenPhase::Running),
             Stage::Ended => Some(OpenPhase::Finished),
         };
         let open = self
@@ -271,8 +225,9 @@ impl Agent {
     /// When the next [`Event::Tick`] is due, if any is.
     pub fn next_tick(&self) -> Option<Instant> {
         let due = |entry: &Entry| {
-            let deadline = match entry.stage {
-                Stage::NeedsKeys { deadline } => Some(deadline),
+            let deadline = match &entry.stage {
+                Stage::NeedsKeys { deadline } => Some(*deadline),
+                Stage::Queued { terms, .. } => Some(terms.deadline),
                 _ => None,
             };
             let retry = match entry.saving {
@@ -348,6 +303,7 @@ impl Agent {
             }
             Event::Tick => self.tick(now, &mut effects),
         }
+        self.start_next(now, &mut effects);
         effects
     }
 
@@ -372,98 +328,8 @@ impl Agent {
         self.tasks.insert(entry.record.id().clone(), entry);
     }
 
-    fn assign(&mut self, assign: Assign, now: Now, effects: &mut Vec<Effect>) {
-        let deadline = now.after(assign.remaining);
-        let connected = self.connected;
-        let Some(entry) = self.tasks.get_mut(&assign.task.id) else {
-            return self.assign_new(assign, deadline, now, effects);
-        };
-        let accepted = EdgeMessage::Accepted { task: assign.task.id.clone() };
-        match &mut entry.stage {
-            Stage::Storing(terms) => {
-                entry.record.renew(assign.remaining, now.wall());
-                *terms = Terms::of(&entry.record.task, assign, deadline);
-                entry.save(effects);
-            }
-            Stage::NeedsKeys { .. } => {
-                entry.record.renew(assign.remaining, now.wall());
-                let terms = Terms::of(&entry.record.task, assign, deadline);
-                entry.save(effects);
-                effects.push(Effect::Send(accepted));
-                entry.start(terms, effects);
-            }
-            Stage::Running => {
-                entry.record.renew(assign.remaining, now.wall());
-                let terms = Terms::of(&entry.record.task, assign, deadline);
-                entry.save(effects);
-                effects.push(Effect::Renew(entry.record.id().clone(), terms));
-                effects.push(Effect::Send(accepted));
-            }
-            // The result follows as soon as it is on the disk.
-            Stage::Ending => {}
-            Stage::Ended => {
-                if connected && let Some(result) = &entry.record.result {
-                    effects.push(send_result(result.clone()));
-                }
-            }
-        }
-    }
-
-    fn assign_new(&mut self, assign: Assign, deadline: Instant, now: Now, effects: &mut Vec<Effect>) {
-        let id = assign.task.id.clone();
-        let attempts = self.tasks.keys().filter(|task| task.job == id.job).map(|task| task.attempt);
-        if let Some(later) = attempts.filter(|attempt| *attempt > id.attempt).max() {
-            let reason = format!("attempt {} is replaced by attempt {later}", id.attempt);
-            return refuse(&assign.task, TaskOutcome::Cancelled, &reason, effects);
-        }
-        if assign.task.images.len() > MAX_IMAGES {
-            let reason = format!(
-                "the task has {} images; a node takes {MAX_IMAGES} at most",
-                assign.task.images.len()
-            );
-            return refuse(&assign.task, TaskOutcome::Failed, &reason, effects);
-        }
-        // Not persisted: the bound is there to keep the ledger small. Should the answer be lost, the task is in
-        // no `Hello`, so that it is assigned again, and refused or taken as things stand then.
-        if self.tasks.len() >= MAX_OPEN_TASKS {
-            let reason = format!(
-                "the node has {MAX_OPEN_TASKS} tasks whose results the cloud has not acknowledged, and takes no more"
-            );
-            return refuse(&assign.task, TaskOutcome::Failed, &reason, effects);
-        }
-        let replaced: Vec<_> = self.tasks.keys().filter(|task| task.job == id.job).cloned().collect();
-        for task in replaced {
-            self.cancel(&task, &format!("replaced by attempt {}", id.attempt), now, effects);
-        }
-        let record = TaskRecord::new(assign.task.clone(), assign.remaining, now.wall());
-        let terms = Terms::of(&record.task, assign, deadline);
-        let accepted = Some(now.monotonic);
-        let mut entry = Entry { record, accepted, stage: Stage::Storing(terms), saving: Saving::Clean };
-        entry.save(effects);
-        self.tasks.insert(id, entry);
-    }
-
-    fn cancel(&mut self, task: &TaskId, reason: &str, now: Now, effects: &mut Vec<Effect>) {
-        let connected = self.connected;
-        let Some(entry) = self.tasks.get_mut(task) else { return };
-        match entry.stage {
-            Stage::Storing(_) | Stage::NeedsKeys { .. } => {
-                entry.stop(TaskOutcome::Cancelled, &format!("cancelled: {reason}"), now, effects);
-            }
-            Stage::Running => {
-                effects.push(Effect::Stop { task: task.clone(), reason: bounded_reason(reason) });
-            }
-            Stage::Ending => {}
-            Stage::Ended => {
-                if connected && let Some(result) = &entry.record.result {
-                    effects.push(send_result(result.clone()));
-                }
-            }
-        }
-    }
-
     fn persisted(&mut self, task: &TaskId, effects: &mut Vec<Effect>) {
-        let connected = self.connected;
+        let (connected, turn) = (self.connected, self.take_turn());
         let Some(entry) = self.tasks.get_mut(task) else { return };
         let stale = matches!(entry.saving, Saving::Writing { stale: true });
         entry.saving = Saving::Clean;
@@ -475,7 +341,7 @@ impl Agent {
                 if connected {
                     effects.push(Effect::Send(EdgeMessage::Accepted { task: task.clone() }));
                 }
-                entry.start(terms, effects);
+                entry.stage = Stage::Queued { terms, turn };
             }
             // What has been written is older than the result.
             Stage::Ending if stale => entry.stage = Stage::Ending,
@@ -523,73 +389,6 @@ impl Agent {
     }
 }
 
-impl Entry {
-    fn save(&mut self, effects: &mut Vec<Effect>) {
-        match &mut self.saving {
-            Saving::Clean => {
-                self.saving = Saving::Writing { stale: false };
-                effects.push(Effect::Persist(Box::new(self.record.clone())));
-            }
-            Saving::Writing { stale } => *stale = true,
-            // The retry writes what there is by then.
-            Saving::Failed(_) => {}
-        }
-    }
-
-    fn start(&mut self, terms: Terms, effects: &mut Vec<Effect>) {
-        self.stage = Stage::Running;
-        effects.push(Effect::Start(Box::new(Work {
-            task: self.record.task.clone(),
-            check: self.record.check.clone(),
-            done: self.record.images.clone(),
-            terms,
-        })));
-    }
-
-    fn stop(&mut self, outcome: TaskOutcome, reason: &str, now: Now, effects: &mut Vec<Effect>) {
-        let images = self.record.images_stopped(reason);
-        let check = self.record.check.clone();
-        self.end(TaskEnd { outcome, reason: reason.to_owned(), check, images }, now, effects);
-    }
-
-    fn end(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<Effect>) {
-        let TaskEnd { outcome, reason, check, images } = end;
-        let took = self
-            .accepted
-            .map_or_else(|| self.record.age(now.wall()), |then| now.monotonic.duration_since(then));
-        let task = self.record.id().clone();
-        let reason = bounded_reason(&reason);
-        self.record.result = Some(TaskResult { task, outcome, reason, check, images, took });
-        self.record.images = Vec::new();
-        self.record.check = None;
-        self.stage = Stage::Ending;
-        self.save(effects);
-    }
-}
-
 fn send_result(result: TaskResult) -> Effect {
     Effect::Send(EdgeMessage::Result(result))
-}
-
-/// Answers a task that is not taken. Such a result is not on the disk: there is nothing that a restart could
-/// lose, since the same task would be answered anew.
-fn refuse(task: &Task, outcome: TaskOutcome, reason: &str, effects: &mut Vec<Effect>) {
-    let reason = bounded_reason(reason);
-    let image = || ImageResult {
-        outcome: if outcome == TaskOutcome::Failed { ImageOutcome::Failed } else { ImageOutcome::Stopped },
-        digest: None,
-        reason: String::new(),
-        bytes: None,
-        attempts: 0,
-    };
-    let images = task.images.iter().take(MAX_IMAGES).map(|_| image()).collect();
-    let took = Duration::ZERO;
-    effects.push(send_result(TaskResult {
-        task: task.id.clone(),
-        outcome,
-        reason,
-        check: None,
-        images,
-        took,
-    }));
 }

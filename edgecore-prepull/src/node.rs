@@ -7,7 +7,7 @@ mod recorder;
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -42,6 +42,8 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 /// What a node does not learn from the cloud.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
+    /// Tasks at the same time; more wait.
+    pub max_tasks: NonZeroU32,
     /// Images at the same time, over all tasks.
     pub parallel_pulls: NonZeroUsize,
     /// What the check items look for.
@@ -74,9 +76,9 @@ impl<P: Puller> Node<P> {
         metrics: Arc<Metrics>,
     ) -> Result<Self, LedgerError> {
         let (recorder, records) = Recorder::start(store).await?;
-        let NodeConfig { parallel_pulls, limits } = config;
+        let NodeConfig { max_tasks, parallel_pulls, limits } = config;
         let mut node = Self {
-            agent: Agent::new(),
+            agent: Agent::new(max_tasks),
             executor: Arc::new(Executor::new(puller.clone(), parallel_pulls, limits)),
             puller,
             recorder,
@@ -294,17 +296,17 @@ impl<P: Puller> Node<P> {
     }
 
     fn say_hello(&self, answer: oneshot::Sender<Hello>) {
-        let open = self.agent.open_tasks();
+        let (max_tasks, open) = (self.agent.max_tasks(), self.agent.open_tasks());
         let puller = self.puller.clone();
         let metrics = self.metrics.clone();
         tokio::spawn(async move {
             // The tunnel may have given up meanwhile.
-            let _ = answer.send(hello(&*puller, &metrics, open).await);
+            let _ = answer.send(hello(&*puller, &metrics, max_tasks, open).await);
         });
     }
 }
 
-async fn hello(puller: &impl Puller, metrics: &Metrics, open: Vec<OpenTask>) -> Hello {
+async fn hello(puller: &impl Puller, metrics: &Metrics, max_tasks: NonZeroU32, open: Vec<OpenTask>) -> Hello {
     let (runtime, image_filesystem) =
         tokio::join!(timeout(HELLO_PATIENCE, puller.version()), timeout(HELLO_PATIENCE, puller.filesystem()));
     let runtime = runtime.ok().and_then(Result::ok);
@@ -315,7 +317,7 @@ async fn hello(puller: &impl Puller, metrics: &Metrics, open: Vec<OpenTask>) -> 
         arch: go_arch(std::env::consts::ARCH).to_owned(),
         runtime,
         image_filesystem: image_filesystem.ok().and_then(Result::ok),
-        max_tasks: None,
+        max_tasks: Some(max_tasks.get()),
         open,
     }
 }

@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, info, info_span, warn};
 
 use crate::args::{Cli, Command, RunArgs};
-use crate::config::{Effective, Listen, Settings};
+use crate::config::{Effective, Listen, MaxTasks, Settings};
 use crate::identity::{Connection, Identity};
 use crate::join::JoinArgs;
 use crate::ledger::Ledger;
@@ -109,6 +109,7 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
         enroll_url,
         runtime_endpoint: endpoint,
         metrics_listen,
+        max_tasks: MaxTasks(max_tasks),
         parallel_pulls,
         limits,
     } = settings;
@@ -136,7 +137,7 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
         tasks.spawn(metrics::serve(listener, metrics.clone(), shutdown.clone()));
     }
     let puller = Arc::new(CriPuller::new(endpoint));
-    let config = NodeConfig { parallel_pulls, limits };
+    let config = NodeConfig { max_tasks, parallel_pulls, limits };
     let node = Node::start(puller.clone(), ledger, config, metrics.clone()).await?;
     tasks.spawn(probe(puller, metrics, shutdown.clone()));
     tasks

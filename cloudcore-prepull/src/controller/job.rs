@@ -5,24 +5,23 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use prepull_api::crd::job::ImagePrePullJobSpec;
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, SkippedNode};
+use prepull_api::crd::status::{JobPhase, NodePhase, NodeStatus, SkippedNode};
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
-use prepull_api::wire::{CloudMessage, OpenPhase, Progress, bounded_reason};
+use prepull_api::wire::{CloudMessage, OpenPhase, Progress};
 
-use super::writes::{Deferred, Writes};
-use super::{Action, Dispatch, DispatchOutcome, JobEvent, JobObject, cancel};
-use crate::aggregate::{self, Parts};
-use crate::plan::NodePlan;
-use crate::rollout::{Decision, Reattach, Rollout, Verdict};
+use super::writes::{Deferred, Pace, Writes};
+use super::{Action, Dispatch, DispatchOutcome, JobObject, cancel};
+use crate::plan::{self, NodePlan, NodeView};
+use crate::rollout::{Reattach, Rollout};
 use crate::tunnel::SessionId;
-use crate::validate::ValidatedJob;
+use crate::validate::{self, ValidatedJob};
 
+mod course;
+mod output;
+mod shards;
 mod start;
 
-/// Events about single nodes, per job and life of cloudcore: the status names them all, the events are for the
-/// one who watches, and a fleet that fails as a whole must not flood the API server.
-const NODE_EVENTS: u32 = 20;
+use shards::Shards;
 
 /// A job with nodes.
 #[derive(Debug)]
@@ -31,8 +30,23 @@ struct Run {
     job: Option<Arc<ValidatedJob>>,
     plans: HashMap<NodeName, Arc<NodePlan>>,
     rollout: Rollout,
+    shards: Shards,
     start_time: Timestamp,
+    /// From when activeDeadlineSeconds counts.
+    active_since: Timestamp,
     completion_time: Option<Timestamp>,
+    /// Rounds of spec.retry that have begun.
+    retry: u32,
+    /// Of what must not change, as it was at the start.
+    spec_hash: String,
+    /// It was changed while no cloudcore ran: what the job began with is not known any more.
+    held: bool,
+}
+
+impl Run {
+    fn is_over(&self) -> bool {
+        self.completion_time.is_some()
+    }
 }
 
 #[derive(Debug)]
@@ -40,10 +54,14 @@ pub(super) struct Job {
     name: String,
     uid: JobUid,
     generation: i64,
-    spec: Option<ImagePrePullJobSpec>,
+    /// As the spec has it, for people.
+    tolerate: String,
+    pace: validate::Pace,
     phase: JobPhase,
     reason: String,
-    /// Why the last change of the spec was not taken over.
+    /// Why a Failure is one, for the condition.
+    ended_as: Option<&'static str>,
+    /// Why the spec, or its last change, was not taken over.
     refusal: Option<String>,
     run: Option<Run>,
     skipped: Vec<SkippedNode>,
@@ -51,7 +69,10 @@ pub(super) struct Job {
     skipped_total: u32,
     conditions: Vec<Condition>,
     node_events: u32,
+    /// Of the status.
     writes: Writes,
+    /// When the deletion was asked for, and is asked for again.
+    delete_at: Option<Timestamp>,
 }
 
 pub(super) fn uid_of(object: &JobObject) -> JobUid {
@@ -62,13 +83,27 @@ pub(super) fn uid_of(object: &JobObject) -> JobUid {
 }
 
 impl Job {
-    pub(super) fn attach_sessions(&mut self, sessions: &HashMap<NodeName, SessionId>, now: Timestamp) {
-        let Some(run) = &mut self.run else { return };
-        for node in run.plans.keys() {
-            if let Some(session) = sessions.get(node) {
-                // No task of this job can be open on a session that is older than the job's arrival here.
-                let _ = run.rollout.online(node, *session, None, now);
-            }
+    /// Whether nothing of the job is left to do but what it is asked anew.
+    pub(super) fn is_over(&self) -> bool {
+        self.run.as_ref().is_none_or(Run::is_over)
+    }
+
+    /// The nodes that this job may still start or is waiting for.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = NodeName> {
+        let run = self.run.iter().filter(|run| !run.is_over());
+        run.flat_map(|run| run.rollout.records().map(|record| NodeName(record.node_name.clone())))
+    }
+
+    /// Nodes that took (`true`) or gave back a slot since the last call.
+    pub(super) fn take_moves(&mut self) -> Vec<(NodeName, bool)> {
+        self.run.as_mut().map(|run| run.rollout.take_moves()).unwrap_or_default()
+    }
+
+    /// The node works on as many tasks of other jobs as it can, or has room again.
+    pub(super) fn busy(&mut self, node: &NodeName, busy: bool) {
+        if let Some(run) = self.run.as_mut().filter(|run| !run.is_over()) {
+            run.rollout.busy(node, busy);
+            self.writes.touch(Pace::Slow);
         }
     }
 
@@ -82,14 +117,14 @@ impl Job {
     ) {
         let Some(run) = &mut self.run else { return };
         let Some(before) = run.rollout.record(node).map(|record| record.phase) else { return };
-        if run.rollout.online(node, session, open, now) == Reattach::Dispatch {
+        let (reattach, over) = (run.rollout.online(node, session, open, now), run.is_over());
+        if reattach == Reattach::Dispatch {
             self.dispatch(node, now, actions);
         }
-        let changed =
-            self.run.as_ref().and_then(|run| run.rollout.record(node)).is_some_and(|r| r.phase != before);
-        if before == NodePhase::Pending || changed {
-            self.touch(false);
+        if before == NodePhase::Pending && !over {
+            self.writes.touch(Pace::Slow);
         }
+        self.collect();
     }
 
     /// Whether the edge is to go on with this task.
@@ -101,15 +136,36 @@ impl Job {
     pub(super) fn offline(&mut self, node: &NodeName, session: SessionId) {
         let Some(run) = &mut self.run else { return };
         run.rollout.offline(node, session);
-        if run.rollout.record(node).is_some_and(|record| record.phase == NodePhase::Pending) {
-            self.touch(false);
+        if run.rollout.record(node).is_some_and(|record| record.phase == NodePhase::Pending) && !run.is_over()
+        {
+            self.writes.touch(Pace::Slow);
         }
     }
 
     pub(super) fn node_deleted(&mut self, node: &NodeName) {
-        if self.run.as_mut().is_some_and(|run| run.completion_time.is_none() && run.rollout.deleted(node)) {
-            self.touch(true);
+        if let Some(run) = self.run.as_mut().filter(|run| !run.is_over()) {
+            run.rollout.deleted(node);
+            self.collect();
         }
+    }
+
+    /// A node is new or changed: it joins where the job wants that. Says whether it did.
+    pub(super) fn node_changed(&mut self, node: &NodeView) -> bool {
+        let Some(run) = self.run.as_mut().filter(|run| !run.is_over() && !run.held) else { return false };
+        let Some(job) = run.job.as_ref().filter(|_| self.pace.follow_nodes) else { return false };
+        if run.rollout.position(&node.name).is_some() || !plan::chooses(job, node) {
+            return false;
+        }
+        // What an overrider makes impossible for this node does not concern the others.
+        let Ok(plan) = plan::plan_one(job, node) else { return false };
+        run.rollout.add(fresh_record(&node.name));
+        run.plans.insert(node.name.clone(), plan);
+        run.shards.grow(run.rollout.len());
+        let skipped = self.skipped.len();
+        self.skipped.retain(|skipped| skipped.node_name != node.name.0);
+        self.skipped_total = self.skipped_total.saturating_sub(u32::from(self.skipped.len() < skipped));
+        self.writes.touch(Pace::Soon);
+        true
     }
 
     pub(super) fn accepted(&mut self, node: &NodeName, attempt: u32) {
@@ -120,10 +176,9 @@ impl Job {
 
     pub(super) fn progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {
         let Some(run) = &mut self.run else { return };
-        if let Some(plan) = run.plans.get(node).cloned()
-            && run.rollout.progress(node, &plan, progress, now)
-        {
-            self.touch(false);
+        if let Some(plan) = run.plans.get(node).cloned() {
+            run.rollout.progress(node, &plan, progress, now);
+            self.collect();
         }
     }
 
@@ -141,11 +196,11 @@ impl Job {
                 if let Some(note) = failed.map(|record| format!("{node}: {}", record.reason)) {
                     self.node_event(actions, "NodeFailed", &note);
                 }
-                self.touch(true);
+                self.collect();
             }
         }
         // Also for a result that changed nothing: it may be in memory and not yet in the API server.
-        self.after_write(Deferred::Ack(node.clone(), result.task.clone()), now, actions);
+        self.after_write(node, Deferred::Ack(node.clone(), result.task.clone()), now, actions);
     }
 
     pub(super) fn dispatched(
@@ -164,21 +219,20 @@ impl Job {
                 let task = TaskId { job: self.uid.clone(), attempt };
                 actions.push(cancel(node, task, super::OVER));
             }
+            // Of an attempt that is over.
+            _ if !current => {}
             DispatchOutcome::Sent(session) => {
                 if run.rollout.sent(node, *session) == Reattach::Dispatch {
                     self.dispatch(node, now, actions);
                 }
             }
-            DispatchOutcome::Offline => {
-                run.rollout.not_sent(node);
-                self.touch(true);
-            }
+            DispatchOutcome::Offline => run.rollout.not_sent(node),
             DispatchOutcome::Unsendable(reason) => {
                 run.rollout.refused(node, reason, now);
                 self.node_event(actions, "NodeFailed", &format!("{node}: {reason}"));
-                self.touch(true);
             }
         }
+        self.collect();
     }
 
     pub(super) fn running(&self) -> Vec<(NodeName, u32)> {
@@ -189,184 +243,22 @@ impl Job {
         self.phase
     }
 
-    /// Expires, starts, and ends the job where it is over.
-    pub(super) fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        let Some(run) = self.run.as_mut().filter(|run| run.job.is_some() && run.completion_time.is_none())
-        else {
-            return;
-        };
-        let decisions = run.rollout.advance(now);
-        if !decisions.is_empty() {
-            self.touch(true);
-        }
-        for decision in decisions {
-            match decision {
-                Decision::Start(node) => self.after_write(Deferred::Dispatch(node), now, actions),
-                Decision::Expire(node) => {
-                    let record = self.run.as_ref().and_then(|run| run.rollout.record(&node));
-                    let (attempt, reason) = record.map(|r| (r.attempt, r.reason.clone())).unwrap_or_default();
-                    actions.push(cancel(&node, TaskId { job: self.uid.clone(), attempt }, &reason));
-                    self.node_event(actions, "NodeUnknown", &format!("{node}: {reason}"));
-                }
-            }
-        }
-        self.conclude(now, actions);
-    }
-
-    fn conclude(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        let Some(run) = &mut self.run else { return };
-        let summary = run.rollout.summary().clone();
-        let bad = summary.failure + summary.unknown;
-        let tolerate = self
-            .spec
-            .as_ref()
-            .map(|spec| spec.image_pre_pull_template.failure_tolerate.clone())
-            .unwrap_or_default();
-        let excess =
-            format!("{bad} of {} nodes failed, more than failureTolerate {tolerate} allows", summary.desired);
-        let (phase, warning, reason, note) = match run.rollout.verdict() {
-            Verdict::Running => {
-                let offline = run.rollout.waiting_offline();
-                self.reason =
-                    if offline > 0 && summary.in_progress == 0 && summary.pending as usize == offline {
-                        format!("waiting for {offline} nodes that are offline")
-                    } else {
-                        String::new()
-                    };
-                return;
-            }
-            Verdict::Draining => {
-                if self.reason != excess {
-                    self.reason.clone_from(&excess);
-                    self.event(
-                        actions,
-                        true,
-                        "ToleranceExceeded",
-                        &format!("{excess}; no further node starts"),
-                    );
-                    self.touch(true);
-                }
-                return;
-            }
-            Verdict::Completed if bad == 0 => (JobPhase::Completed, false, "Completed", String::new()),
-            Verdict::Completed => (
-                JobPhase::Completed,
-                false,
-                "Completed",
-                format!("{bad} of {} nodes failed, within failureTolerate {tolerate}", summary.desired),
-            ),
-            Verdict::Failed if summary.pending > 0 => (
-                JobPhase::Failure,
-                true,
-                "Failed",
-                format!("{excess}; {} nodes were not started", summary.pending),
-            ),
-            Verdict::Failed => (JobPhase::Failure, true, "Failed", excess),
-        };
-        run.rollout.abandon_pending("not started: more nodes failed than failureTolerate allows");
-        run.completion_time = Some(now);
-        self.phase = phase;
-        self.reason.clone_from(&note);
-        let counted = format!(
-            "{} successful, {} failed, {} unknown",
-            summary.successful, summary.failure, summary.unknown
-        );
-        self.event(
-            actions,
-            warning,
-            reason,
-            &if note.is_empty() { counted } else { format!("{note} ({counted})") },
-        );
-        self.touch(true);
-    }
-
-    /// Emits the write if there is something to write and it may be now.
-    pub(super) fn write_if_due(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        if self.writes.due().is_none_or(|due| due > now) {
-            return;
-        }
-        let status = self.status(now);
-        self.conditions.clone_from(&status.conditions);
-        let version = self.writes.begin(now);
-        let (job, name) = (self.uid.clone(), self.name.clone());
-        actions.push(Action::Write { job, name, version, status: Box::new(status) });
-    }
-
-    /// A write ended; what waited for it goes out.
-    pub(super) fn written(&mut self, version: u64, done: bool, now: Timestamp, actions: &mut Vec<Action>) {
-        if done {
-            for deferred in self.writes.done(version) {
-                self.release(deferred, now, actions);
-            }
-        } else {
-            self.writes.failed(now);
-        }
-    }
-
-    pub(super) fn next_wakeup(&self) -> Option<Timestamp> {
-        let running = self.run.as_ref().filter(|run| run.job.is_some() && run.completion_time.is_none());
-        let deadline = running.and_then(|run| run.rollout.next_deadline());
-        [deadline, self.writes.due()].into_iter().flatten().min()
-    }
-
-    fn after_write(&mut self, deferred: Deferred, now: Timestamp, actions: &mut Vec<Action>) {
-        if let Some(deferred) = self.writes.after(deferred) {
-            self.release(deferred, now, actions);
-        }
-    }
-
-    fn release(&mut self, deferred: Deferred, now: Timestamp, actions: &mut Vec<Action>) {
-        match deferred {
-            Deferred::Ack(node, task) => actions.push(Action::Send(node, CloudMessage::ResultAck { task })),
-            Deferred::Dispatch(node) => self.dispatch(&node, now, actions),
-        }
-    }
-
     fn dispatch(&mut self, node: &NodeName, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(run) = &mut self.run else { return };
         let (Some(job), Some(plan)) = (&run.job, run.plans.get(node)) else { return };
         let Some(remaining) = run.rollout.dispatching(node, now) else { return };
         let attempt = run.rollout.record(node).map_or(1, |record| record.attempt);
+        let there = if attempt > 1 { run.rollout.there(node) } else { Vec::new() };
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
-        actions.push(Action::Dispatch(Dispatch { job, node, attempt, plan, remaining }));
+        actions.push(Action::Dispatch(Dispatch { job, node, attempt, plan, there, remaining }));
     }
+}
 
-    fn touch(&mut self, urgent: bool) {
-        self.writes.touch(urgent);
-    }
+fn fresh_record(node: &NodeName) -> NodeStatus {
+    NodeStatus { node_name: node.0.clone(), ..NodeStatus::default() }
+}
 
-    fn status(&self, now: Timestamp) -> ImagePrePullJobStatus {
-        let mut summary = self.run.as_ref().map(|run| run.rollout.summary().clone()).unwrap_or_default();
-        summary.skipped = self.skipped_total;
-        let parts = Parts {
-            generation: Some(self.generation),
-            phase: self.phase,
-            reason: self.reason.clone(),
-            start_time: self.run.as_ref().map(|run| run.start_time),
-            completion_time: self.run.as_ref().and_then(|run| run.completion_time),
-            summary,
-            conditions: &self.conditions,
-            facts: aggregate::facts(self.phase, self.run.is_some(), self.refusal.as_deref(), &self.reason),
-            skipped: &self.skipped,
-        };
-        aggregate::status(parts, self.run.iter().flat_map(|run| run.rollout.records()), now)
-    }
-
-    fn event(&self, actions: &mut Vec<Action>, warning: bool, reason: &'static str, note: &str) {
-        let note = bounded_reason(note);
-        actions.push(Action::Event(JobEvent {
-            job: self.uid.clone(),
-            name: self.name.clone(),
-            warning,
-            reason,
-            note,
-        }));
-    }
-
-    fn node_event(&mut self, actions: &mut Vec<Action>, reason: &'static str, note: &str) {
-        if self.node_events < NODE_EVENTS {
-            self.node_events += 1;
-            self.event(actions, true, reason, note);
-        }
-    }
+/// What an edge is sent when its result has been written.
+fn ack(node: NodeName, task: TaskId) -> Action {
+    Action::Send(node, CloudMessage::ResultAck { task })
 }

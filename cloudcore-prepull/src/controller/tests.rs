@@ -1,9 +1,14 @@
-use prepull_api::crd::status::{JobPhase, NodePhase};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use prepull_api::crd::status::{JobPhase, NodePhase, NodeStatus};
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
 use prepull_api::wire::OpenTask;
 use serde_json::json;
 
+use prepull_api::wire::Progress;
+
 use super::*;
+
+mod course;
 
 const UID: &str = "uid-1";
 
@@ -13,6 +18,12 @@ struct World {
     now: Timestamp,
     /// What the API server has.
     stored: Option<ImagePrePullJobStatus>,
+    reports: BTreeMap<u32, ReportBody>,
+    deleted: usize,
+    /// Of each dispatch, the images that are there already.
+    there: Vec<Vec<usize>>,
+    /// Writes, successful or not.
+    tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
     dispatched: Vec<NodeName>,
     events: Vec<&'static str>,
@@ -28,6 +39,10 @@ impl World {
             controller: Controller::default(),
             now: Timestamp::from_second(1_000_000).unwrap(),
             stored: None,
+            reports: BTreeMap::new(),
+            deleted: 0,
+            there: Vec::new(),
+            tried: Vec::new(),
             sent: Vec::new(),
             dispatched: Vec::new(),
             events: Vec::new(),
@@ -42,6 +57,13 @@ impl World {
     fn boot(&mut self, nodes: &[&str]) {
         self.controller = Controller::default();
         self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
+        let owner = OwnerReference { uid: UID.to_owned(), ..OwnerReference::default() };
+        let report = |body: &ReportBody| ImagePrePullReport {
+            metadata: ObjectMeta { owner_references: Some(vec![owner.clone()]), ..ObjectMeta::default() },
+            body: body.clone(),
+            types: None,
+        };
+        self.give(Input::Reports(self.reports.values().map(report).collect()));
     }
 
     fn give(&mut self, input: Input) {
@@ -62,18 +84,25 @@ impl World {
                     Action::Event(event) => self.events.push(event.reason),
                     Action::Dispatch(order) => {
                         self.dispatched.push(order.node.clone());
+                        self.there.push(order.there.clone());
                         let outcome = DispatchOutcome::Sent(SessionId(self.sessions));
                         let (job, node, attempt) = (order.job.uid.clone(), order.node, order.attempt);
                         self.controller.handle(Input::Dispatched { job, node, attempt, outcome }, self.now);
                     }
-                    Action::Write { job, version, status, .. } => {
+                    Action::Write { job, version, content, .. } => {
                         self.writes += 1;
+                        let object = content.object();
+                        self.tried.push(object);
                         let outcome = if self.api_up { WriteOutcome::Done } else { WriteOutcome::Failed };
-                        if self.api_up {
-                            self.stored = Some(*status);
+                        match content {
+                            _ if !self.api_up => {}
+                            Content::Status(status) => self.stored = Some(*status),
+                            Content::Report(report) => _ = self.reports.insert(report.index, *report),
                         }
-                        self.controller.handle(Input::Written { job, version, outcome }, self.now);
+                        self.controller.handle(Input::Written { job, object, version, outcome }, self.now);
                     }
+                    Action::Delete { .. } => self.deleted += 1,
+                    Action::Forget(_) => {}
                 }
             }
         }
@@ -115,7 +144,13 @@ impl World {
     }
 
     fn phase_of(&self, node: &str) -> NodePhase {
-        self.status().node_status.iter().find(|n| n.node_name == node).unwrap().phase
+        self.record(node).phase
+    }
+
+    /// As the reports have it.
+    fn record(&self, node: &str) -> &NodeStatus {
+        let mut nodes = self.reports.values().flat_map(|report| &report.node_status);
+        nodes.find(|n| n.node_name == node).unwrap()
     }
 
     fn acks(&self) -> usize {
@@ -157,14 +192,24 @@ fn result(outcome: TaskOutcome) -> TaskResult {
 }
 
 fn job(template: serde_json::Value, generation: i64, status: Option<&ImagePrePullJobStatus>) -> Input {
-    let mut template = template;
+    with_spec(template, json!({}), generation, status)
+}
+
+/// `spec`: what stands beside the template.
+fn with_spec(
+    mut template: serde_json::Value,
+    mut spec: serde_json::Value,
+    generation: i64,
+    status: Option<&ImagePrePullJobStatus>,
+) -> Input {
     if template.get("images").is_none() {
         template["images"] = json!(["nginx:1.25"]);
     }
+    spec["imagePrePullTemplate"] = template;
     let object = json!({
         "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
         "metadata": {"name": "job", "uid": UID, "generation": generation},
-        "spec": {"imagePrePullTemplate": template},
+        "spec": spec,
         "status": status,
     });
     Input::Job(Ok(Box::new(serde_json::from_value(object).unwrap())))
@@ -221,13 +266,14 @@ fn a_burst_of_results_makes_one_write() {
         world.up(node, &[]);
     }
     world.give(job(json!({"nodeNames": nodes, "concurrency": 50, "failureTolerate": "0"}), 1, None));
-    assert_eq!((world.writes, world.dispatched.len()), (1, 50));
+    // The report, then the status.
+    assert_eq!((world.writes, world.dispatched.len()), (2, 50));
     for node in &nodes {
         world.ends(node, TaskOutcome::Succeeded);
     }
-    assert_eq!(world.writes, 1);
+    assert_eq!(world.writes, 2);
     world.pass(200);
-    assert_eq!((world.writes, world.acks()), (2, 50));
+    assert_eq!((world.writes, world.acks()), (4, 50));
     assert_eq!(world.status().phase, JobPhase::Completed);
 }
 

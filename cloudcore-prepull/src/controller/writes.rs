@@ -1,19 +1,35 @@
-//! When the status of a job is written, and what waits for it.
+//! When an object is written, and what waits for it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use prepull_api::task::{NodeName, TaskId};
 
-/// Between two writes of one object when a start or an acknowledgement waits for it: short enough that nobody
-/// waits, long enough that a burst of results makes one write.
+/// Between two writes of one object where somebody waits for it: short enough that nobody notices, long enough
+/// that a burst makes one write.
 const URGENT_GAP: Duration = Duration::from_millis(200);
-/// Between two writes of one object when there is only progress to tell.
-const PROGRESS_GAP: Duration = Duration::from_secs(1);
+/// Writes that may follow each other that fast; then one a second. A short rollout, node by node, is not held
+/// up, and a long one does not keep etcd busy.
+const BURST: u32 = 10;
+/// Between two writes of one object otherwise.
+const GAP: Duration = Duration::from_secs(1);
 /// After a write that failed: doubled each time up to the second value. The API server may be restarting.
 const WRITE_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
-/// What waits until the API server has a version of the status.
+
+/// How soon a change is to be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Pace {
+    /// Progress: it will change again.
+    #[default]
+    Slow,
+    /// A result: its edge waits for the acknowledgement, and nobody else does. About once a second.
+    Soon,
+    /// A task waits to be sent, or the job is over.
+    Now,
+}
+
+/// What waits until the API server has a version of the object.
 #[derive(Debug)]
 pub(super) enum Deferred {
     /// The node's start is recorded: its task may go out.
@@ -30,44 +46,84 @@ pub(super) struct Writes {
     /// What the API server has.
     written: u64,
     in_flight: bool,
-    urgent: bool,
+    pace: Pace,
     not_before: Option<Timestamp>,
     last: Option<Timestamp>,
     failures: u32,
+    /// Of the burst, and when it was counted.
+    used: (u32, Option<Timestamp>),
     deferred: VecDeque<(u64, Deferred)>,
 }
 
 impl Writes {
-    /// The state changed. `urgent`: something waits for it to be written.
-    pub(super) fn touch(&mut self, urgent: bool) {
+    /// Of an object that the API server has as it is in memory.
+    pub(super) fn stored() -> Self {
+        Self { version: 1, written: 1, ..Self::default() }
+    }
+
+    /// The state changed.
+    pub(super) fn touch(&mut self, pace: Pace) {
         self.version += 1;
-        self.urgent |= urgent;
+        self.pace = self.pace.max(pace);
+    }
+
+    /// Makes the next write, if there is one, as soon as this.
+    pub(super) fn hurry(&mut self, pace: Pace) {
+        self.pace = self.pace.max(pace);
+    }
+
+    /// Results need not wait for others to share their write.
+    pub(super) fn hurry_results(&mut self) {
+        if self.pace == Pace::Soon {
+            self.pace = Pace::Now;
+        }
     }
 
     /// Holds back until the state as it is now is written. Returns what need not wait.
     pub(super) fn after(&mut self, deferred: Deferred) -> Option<Deferred> {
-        if self.written >= self.version {
+        if self.is_clean() {
             return Some(deferred);
         }
-        self.urgent = true;
+        self.hurry(if matches!(deferred, Deferred::Dispatch(_)) { Pace::Now } else { Pace::Soon });
         self.deferred.push_back((self.version, deferred));
         None
     }
 
-    /// When the next write may be made; `None` where there is nothing to write, or one is under way.
-    pub(super) fn due(&self) -> Option<Timestamp> {
-        if self.in_flight || self.version == self.written {
+    /// Whether the API server has the state as it is in memory.
+    pub(super) fn is_clean(&self) -> bool {
+        self.written >= self.version
+    }
+
+    /// Whether the API server has the object, in whatever version.
+    pub(super) fn exists(&self) -> bool {
+        self.written > 0
+    }
+
+    /// When the next write may be made; `None` where there is nothing to write, or one is under way. `slow`: the
+    /// gap for progress.
+    pub(super) fn due(&self, slow: Duration) -> Option<Timestamp> {
+        if self.in_flight || self.is_clean() {
             return None;
         }
-        let gap = if self.urgent { URGENT_GAP } else { PROGRESS_GAP };
+        let gap = match self.pace {
+            Pace::Now if self.used.0 < BURST => URGENT_GAP,
+            Pace::Now | Pace::Soon => GAP,
+            Pace::Slow => slow.max(GAP),
+        };
         let paced = self.last.and_then(|last| last.checked_add(gap).ok()).unwrap_or(Timestamp::MIN);
         Some(paced.max(self.not_before.unwrap_or(Timestamp::MIN)))
     }
 
     /// A write begins; it carries the version that is returned.
     pub(super) fn begin(&mut self, now: Timestamp) -> u64 {
+        let passed = self.used.1.map_or(SignedDuration::MAX, |counted| now.duration_since(counted)).as_secs();
+        let passed = u32::try_from(passed.max(0)).unwrap_or(u32::MAX);
+        if passed > 0 {
+            self.used = (self.used.0.saturating_sub(passed), Some(now));
+        }
+        self.used.0 = (self.used.0 + 1).min(BURST);
         self.in_flight = true;
-        self.urgent = false;
+        self.pace = Pace::Slow;
         self.last = Some(now);
         self.version
     }
@@ -78,7 +134,7 @@ impl Writes {
         let backoff = (WRITE_RETRY.0 * 2_u32.saturating_pow(self.failures)).min(WRITE_RETRY.1);
         self.failures = (self.failures + 1).min(10);
         self.not_before = now.checked_add(backoff).ok();
-        self.urgent = true;
+        self.pace = Pace::Now;
     }
 
     /// The API server has the version. Returns what waited for it, in order.
@@ -89,5 +145,56 @@ impl Writes {
         self.written = self.written.max(version);
         let ready = self.deferred.iter().take_while(|(needs, _)| *needs <= self.written).count();
         self.deferred.drain(..ready).map(|(_, deferred)| deferred).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(1_000_000_000 + millis).unwrap()
+    }
+
+    /// Writes whatever is due, every 10 ms, and returns how many writes that were.
+    fn writes(pace: Pace, for_millis: i64) -> usize {
+        let mut writes = Writes::default();
+        let mut count = 0;
+        for now in (0..for_millis).step_by(10).map(at) {
+            writes.touch(pace);
+            if writes.due(Duration::from_secs(5)).is_some_and(|due| due <= now) {
+                count += 1;
+                let version = writes.begin(now);
+                writes.done(version);
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn the_pace_bounds_the_writes_of_an_object() {
+        assert_eq!(writes(Pace::Slow, 20_000), 4);
+        assert_eq!(writes(Pace::Soon, 20_000), 20);
+        // The burst, what comes back while it lasts, then about one a second.
+        let urgent = writes(Pace::Now, 20_000);
+        assert!((25..=32).contains(&urgent), "{urgent}");
+        assert_eq!(writes(Pace::Now, 2_000), 10);
+    }
+
+    #[test]
+    fn what_waits_goes_out_with_the_version_that_it_waits_for() {
+        let mut writes = Writes::default();
+        writes.touch(Pace::Slow);
+        assert!(writes.after(Deferred::Dispatch("a".into())).is_none());
+        let first = writes.begin(at(0));
+        writes.touch(Pace::Slow);
+        assert!(writes.after(Deferred::Dispatch("b".into())).is_none());
+        assert_eq!(writes.done(first).len(), 1);
+        assert_eq!(writes.due(GAP), Some(at(200)));
+        let second = writes.begin(at(200));
+        writes.failed(at(200));
+        assert_eq!(writes.due(GAP), Some(at(450)));
+        assert_eq!(writes.done(second).len(), 1);
+        assert!(writes.is_clean() && writes.after(Deferred::Dispatch("c".into())).is_some());
     }
 }

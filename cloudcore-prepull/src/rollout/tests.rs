@@ -1,10 +1,13 @@
 use std::sync::Arc;
 
 use prepull_api::image::Reference;
-use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, JobUid, PullPolicy, TaskId};
+use prepull_api::task::{
+    CheckOutcome, ImageOutcome, ImageResult, JobUid, PullPolicy, TaskId, TaskOutcome, TaskResult,
+};
+use prepull_api::wire::{OpenPhase, Progress};
 
 use super::*;
-use crate::plan::PlannedImage;
+use crate::plan::{NodePlan, PlannedImage};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
@@ -14,11 +17,17 @@ fn node(n: usize) -> NodeName {
     NodeName(format!("edge-{n}"))
 }
 
+/// Nothing holds the nodes back.
+fn unheld() -> Settings {
+    Settings { hold: false, ..Settings::default() }
+}
+
 fn rollout(nodes: usize, concurrency: usize, tolerance: &str) -> Rollout {
     let settings = Settings {
         concurrency,
         tolerance: Ratio::parse(tolerance).unwrap(),
         timeout: Duration::from_secs(300),
+        ..unheld()
     };
     let fresh = |n| NodeStatus { node_name: node(n).0, ..NodeStatus::default() };
     Rollout::new(settings, (0..nodes).map(fresh).collect())
@@ -223,8 +232,7 @@ fn what_a_hello_says_decides_what_happens_to_a_task() {
             start_time: Some(Time(at(0))),
             ..NodeStatus::default()
         };
-        let settings =
-            Settings { concurrency: 1, tolerance: Ratio::DEFAULT, timeout: Duration::from_secs(300) };
+        let settings = unheld();
         let mut rollout = Rollout::new(settings, vec![record]);
         assert_eq!(rollout.online(&node(0), SessionId(1), open, at(1)), expected, "{phase:?} {open:?}");
     }
@@ -239,11 +247,7 @@ fn a_deadline_goes_on_over_a_restart_and_follows_a_changed_timeout() {
         start_time: Some(Time(at(0))),
         ..NodeStatus::default()
     };
-    let settings = |timeout| Settings {
-        concurrency: 1,
-        tolerance: Ratio::DEFAULT,
-        timeout: Duration::from_secs(timeout),
-    };
+    let settings = |timeout| Settings { timeout: Duration::from_secs(timeout), ..unheld() };
     let mut rollout = Rollout::new(settings(300), vec![record]);
     assert_eq!(rollout.next_deadline(), Some(at(302)));
     assert_eq!(rollout.dispatching(&node(0), at(100)), Some(Duration::from_secs(200)));

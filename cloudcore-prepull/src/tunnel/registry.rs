@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prepull_api::task::NodeName;
-use prepull_api::wire::{CloudMessage, MAX_MESSAGE, MAX_OPEN_TASKS, encode};
+use prepull_api::wire::{CloudMessage, DecodeError, MAX_MESSAGE, MAX_OPEN_TASKS, encode};
 use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::sync::Notify;
 
@@ -53,8 +53,9 @@ impl Sessions {
         let Some(outbox) = self.table().get(node).cloned() else { return Err(SendError::Offline) };
         let text = match encode(&message) {
             Ok(text) => Utf8Bytes::from(text),
+            Err(DecodeError::TooLarge(size)) => return Err(SendError::TooLarge(size)),
             Err(error) => {
-                // The planner keeps every task below the limit, so this is a bug that must not be silent; to
+                // Messages are made of types that always serialise, so this is a bug that must not be silent; to
                 // the caller it looks like a node that cannot take the message, which is what it comes to.
                 tracing::error!(%node, %error, "a message for the node cannot be sent");
                 outbox.end(Farewell::new(CloseCode::Error, "internal error: a message could not be encoded"));

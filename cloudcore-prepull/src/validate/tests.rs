@@ -56,6 +56,7 @@ fn a_bare_job_gets_the_documented_defaults() {
             concurrency: NonZeroU32::MIN,
             timeout: Duration::from_secs(300),
             retries: 0,
+            pace: Pace::default(),
         }
     );
 }
@@ -130,6 +131,7 @@ fn every_field_is_taken_over() {
             concurrency: NonZeroU32::new(7).unwrap(),
             timeout: Duration::from_secs(60),
             retries: 3,
+            pace: Pace::default(),
         }
     );
 }

@@ -1,6 +1,7 @@
 //! One simulated edge: carries out what the real agent decides, without a disk and without a runtime.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -82,7 +83,7 @@ impl Edge {
         Self {
             identity,
             chance,
-            agent: Agent::new(),
+            agent: Agent::new(NonZeroU32::MIN),
             machine,
             ledger: BTreeMap::new(),
             tunnel: None,
@@ -134,7 +135,7 @@ impl Edge {
             self.shared.counts.restarts.fetch_add(1, Ordering::SeqCst);
             self.cut(now, &mut VecDeque::new());
             self.machine.restart();
-            self.agent = Agent::new();
+            self.agent = Agent::new(self.agent.max_tasks());
             events.push_back(Event::Loaded(self.ledger.values().cloned().collect()));
             self.plan_faults(now);
         } else if is_due(self.faults.disconnect) {
@@ -192,7 +193,7 @@ impl Edge {
                     arch: "amd64".to_owned(),
                     runtime: Some("simulated 1".to_owned()),
                     image_filesystem: None,
-                    max_tasks: None,
+                    max_tasks: Some(self.agent.max_tasks().get()),
                     open: self.agent.open_tasks(),
                 };
                 let _ = answer.send(hello); // the attempt is over: so is the question

@@ -10,7 +10,7 @@ use super::tests::{assign, pulled, task};
 use super::*;
 use prepull_api::wire::CloudMessage;
 
-const TASKS: usize = 3;
+const TASKS: usize = 4;
 const IMAGES: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +56,9 @@ enum Write {
 
 struct World {
     agent: Agent,
+    max_tasks: NonZeroU32,
+    /// Accepted and not begun, in the order in which they came to that.
+    queue: Vec<TaskId>,
     now: Now,
     connected: bool,
     disk: BTreeMap<TaskId, TaskRecord>,
@@ -73,10 +76,13 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(max_tasks: u32) -> Self {
+        let max_tasks = max_tasks.try_into().unwrap();
         let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         Self {
-            agent: Agent::new(),
+            agent: Agent::new(max_tasks),
+            max_tasks,
+            queue: Vec::new(),
             now: Now { monotonic: Instant::now(), wall },
             connected: false,
             disk: BTreeMap::new(),
@@ -99,6 +105,21 @@ impl World {
         for effect in self.agent.handle(event, self.now) {
             self.check(effect);
         }
+        self.check_queue();
+    }
+
+    /// No place stays free while a task waits, and none begins before one that has waited longer: since a task
+    /// that runs ends, so does every wait.
+    fn check_queue(&mut self) {
+        let entries = self.agent.tasks.iter();
+        let waiting = entries.filter(|(_, entry)| matches!(entry.stage, Stage::Queued { .. }));
+        let waiting: BTreeSet<_> = waiting.map(|(id, _)| id.clone()).collect();
+        let places = self.max_tasks.get() as usize;
+        assert!(waiting.is_empty() || self.executors.len() == places, "a free place, and {waiting:?} wait");
+        self.queue.retain(|id| waiting.contains(id));
+        let new: Vec<_> = waiting.into_iter().filter(|id| !self.queue.contains(id)).collect();
+        assert!(new.len() <= 1, "two at once: {new:?}");
+        self.queue.extend(new);
     }
 
     fn check(&mut self, effect: Effect) {
@@ -120,7 +141,12 @@ impl World {
                 for (known, done) in record.images.iter().zip(&work.done) {
                     assert!(known.is_none() || known == done, "an image that ended is not pulled again");
                 }
+                let waits = |other: &&TaskId| matches!(self.agent.tasks[*other].stage, Stage::Queued { .. });
+                let ahead = self.queue.iter().take_while(|other| **other != id).find(waits);
+                assert_eq!(ahead, None, "{id} begins, and this one has waited longer");
+                self.queue.retain(|other| *other != id);
                 assert!(self.executors.insert(id, (work, false)).is_none(), "one executor for a task");
+                assert!(self.executors.len() <= self.max_tasks.get() as usize, "more than may run do");
             }
             Effect::Renew(id, _) => assert!(self.executors.contains_key(&id), "an executor to renew"),
             Effect::Stop { task, .. } => self.executors.get_mut(&task).expect("an executor to stop").1 = true,
@@ -181,7 +207,8 @@ impl World {
                 self.connected = false;
                 self.to_edge.clear();
                 self.to_cloud.clear();
-                self.agent = Agent::new();
+                self.agent = Agent::new(self.max_tasks);
+                self.queue.clear();
                 for task in &self.accepted {
                     assert!(self.disk.contains_key(task), "accepted, and gone after a restart");
                 }
@@ -313,8 +340,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_accepted_task_ends_in_one_result_whatever_happens(steps in prop::collection::vec(step(), 0..120)) {
-        let mut world = World::new();
+    fn every_accepted_task_ends_in_one_result_whatever_happens(
+        max_tasks in 1_u32..=3,
+        steps in prop::collection::vec(step(), 0..120),
+    ) {
+        let mut world = World::new(max_tasks);
         world.on(Event::Loaded(Vec::new()));
         for step in steps {
             world.step(step);

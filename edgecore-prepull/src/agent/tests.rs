@@ -2,6 +2,7 @@
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::task::{ImageTask, JobUid, PullPolicy};
+use prepull_api::wire::MAX_IMAGES;
 
 use super::*;
 
@@ -35,54 +36,62 @@ pub(super) fn pulled() -> ImageResult {
 }
 
 /// An agent with a clock.
-struct Bench {
-    agent: Agent,
-    now: Now,
+pub(super) struct Bench {
+    pub(super) agent: Agent,
+    pub(super) now: Now,
 }
 
 impl Bench {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
+        Self::with(1)
+    }
+
+    /// With so many tasks at a time.
+    pub(super) fn with(max_tasks: u32) -> Self {
         let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let mut bench = Self { agent: Agent::new(), now: Now { monotonic: Instant::now(), wall } };
+        let mut bench = Self {
+            agent: Agent::new(max_tasks.try_into().unwrap()),
+            now: Now { monotonic: Instant::now(), wall },
+        };
         assert_eq!(bench.on(Event::Connected), []);
         bench
     }
 
-    fn on(&mut self, event: Event) -> Vec<Effect> {
+    pub(super) fn on(&mut self, event: Event) -> Vec<Effect> {
         self.agent.handle(event, self.now)
     }
 
-    fn pass(&mut self, seconds: u64) {
+    pub(super) fn pass(&mut self, seconds: u64) {
         self.now.monotonic += Duration::from_secs(seconds);
         self.now.wall += Duration::from_secs(seconds);
     }
 
     /// Assigns the task, and has its record written.
-    fn run(&mut self, task: &Task) {
+    pub(super) fn run(&mut self, task: &Task) -> Vec<Effect> {
         self.on(Event::Assign(assign(task.clone())));
-        self.on(Event::Persisted(task.id.clone()));
+        self.on(Event::Persisted(task.id.clone()))
     }
 
-    fn end(&mut self, task: &Task) -> Vec<Effect> {
+    pub(super) fn end(&mut self, task: &Task) -> Vec<Effect> {
         let images = task.images.iter().map(|_| pulled()).collect();
         let end = TaskEnd { outcome: TaskOutcome::Succeeded, reason: String::new(), check: None, images };
         self.on(Event::Ended(task.id.clone(), end))
     }
 
-    fn restart(&mut self, records: Vec<TaskRecord>) -> Vec<Effect> {
-        self.agent = Agent::new();
+    pub(super) fn restart(&mut self, records: Vec<TaskRecord>) -> Vec<Effect> {
+        self.agent = Agent::new(self.agent.max_tasks());
         self.on(Event::Loaded(records))
     }
 }
 
-fn record_of(effects: &[Effect]) -> TaskRecord {
+pub(super) fn record_of(effects: &[Effect]) -> TaskRecord {
     match effects {
         [Effect::Persist(record)] => (**record).clone(),
         other => panic!("expected one Persist, got {other:?}"),
     }
 }
 
-fn result_of(effects: &[Effect]) -> TaskResult {
+pub(super) fn result_of(effects: &[Effect]) -> TaskResult {
     match effects {
         [Effect::Send(EdgeMessage::Result(result))] => result.clone(),
         other => panic!("expected one Result, got {other:?}"),

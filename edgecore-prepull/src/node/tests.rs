@@ -18,7 +18,11 @@ struct Bench {
 
 impl Bench {
     async fn start(fake: &Arc<Fake>, store: &MemoryStore) -> Self {
-        let config = NodeConfig { parallel_pulls: NonZeroUsize::new(2).unwrap(), limits: Limits::default() };
+        let config = NodeConfig {
+            max_tasks: NonZeroU32::MIN,
+            parallel_pulls: NonZeroUsize::new(2).unwrap(),
+            limits: Limits::default(),
+        };
         let node = Node::start(fake.clone(), store.clone(), config, Arc::default()).await.unwrap();
         let (events, receiver) = mpsc::channel(4);
         let (link, said) = Link::new(4);

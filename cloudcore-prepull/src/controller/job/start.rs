@@ -6,33 +6,46 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
 use prepull_api::task::NodeName;
 use prepull_api::wire::bounded_reason;
+use ring::digest::{SHA256, digest};
 
-use super::super::writes::Writes;
+use super::super::writes::{Pace, Writes};
 use super::super::{Action, JobObject};
-use super::{Job, Run, uid_of};
+use super::{Job, Run, Shards, fresh_record, uid_of};
+use crate::aggregate;
 use crate::plan::{self, NodeView};
 use crate::rollout::{Rollout, Settings};
 use crate::validate::{self, ValidatedJob};
 
+/// The nodes that there are.
+type Nodes = BTreeMap<NodeName, NodeView>;
+
+const CHANGED: &str =
+    "what is pulled, and on which nodes, cannot change once a job has started: create a new job";
+const CHANGED_UNSEEN: &str = "the spec was changed while no cloudcore-prepull ran, so that what the job began with is \
+     not known: no further node starts until the change is undone; create a new job instead";
+
 impl Job {
-    /// A job that cloudcore sees for the first time in this life.
+    /// A job that cloudcore sees for the first time in this life. `reports`: those that there are of it.
     pub(in crate::controller) fn load(
         object: JobObject,
-        nodes: &BTreeMap<NodeName, NodeView>,
+        reports: Vec<ReportBody>,
+        nodes: &Nodes,
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) -> Self {
-        let uid = uid_of(&object);
         let mut job = Self {
             name: String::new(),
-            uid,
+            uid: uid_of(&object),
             generation: 0,
-            spec: None,
+            tolerate: String::new(),
+            pace: validate::Pace::default(),
             phase: JobPhase::Init,
             reason: String::new(),
+            ended_as: None,
             refusal: None,
             run: None,
             skipped: Vec::new(),
@@ -40,6 +53,7 @@ impl Job {
             conditions: Vec::new(),
             node_events: 0,
             writes: Writes::default(),
+            delete_at: None,
         };
         match object {
             Err(unreadable) => {
@@ -52,72 +66,108 @@ impl Job {
                 job.name = object.metadata.name.clone().unwrap_or_default();
                 job.generation = object.metadata.generation.unwrap_or_default();
                 let status = object.status.clone().unwrap_or_default();
-                job.spec = Some(object.spec.clone());
                 job.conditions.clone_from(&status.conditions);
-                match (&status.start_time, status.phase) {
-                    (Some(started), _) => job.resume(&object, status.clone(), started.0, nodes, actions),
-                    (None, JobPhase::Failure) if status.observed_generation == object.metadata.generation => {
-                        job.phase = status.phase;
-                        job.reason = status.reason;
-                    }
-                    (None, _) => job.begin(&object, nodes, now, actions),
+                if status.start_time.is_some() || !reports.is_empty() {
+                    job.resume(&object, status, reports, nodes, now, actions);
+                } else if status.phase == JobPhase::Failure
+                    && status.observed_generation == object.metadata.generation
+                {
+                    job.phase = status.phase;
+                    job.reason = status.reason;
+                } else {
+                    job.begin(&object, nodes, now, actions);
                 }
             }
         }
         job
     }
 
-    /// The object changed, or only its status did.
+    /// The object changed. `false` where only its status did, or its metadata.
     pub(in crate::controller) fn changed(
         &mut self,
         object: JobObject,
-        nodes: &BTreeMap<NodeName, NodeView>,
+        nodes: &Nodes,
         now: Timestamp,
         actions: &mut Vec<Action>,
-    ) {
+    ) -> bool {
         let object = match object {
             Ok(object) if object.metadata.generation.unwrap_or_default() != self.generation => *object,
             // Our own write, a label, or a spec that we cannot read and have said so.
-            Ok(_) => return,
-            Err(unreadable) if unreadable.generation == self.generation => return,
+            Ok(_) => return false,
+            Err(unreadable) if unreadable.generation == self.generation => return false,
             Err(unreadable) => {
                 self.generation = unreadable.generation;
                 self.keep_going(&unreadable.error, actions);
-                return;
+                return true;
             }
         };
         self.generation = object.metadata.generation.unwrap_or_default();
-        let before = self.spec.replace(object.spec.clone());
-        let Some(run) = &mut self.run else { return self.begin(&object, nodes, now, actions) };
-        if run.completion_time.is_some() {
-            return self.touch(false);
+        self.edited(&object, nodes, now, actions);
+        true
+    }
+
+    fn edited(&mut self, object: &ImagePrePullJob, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
+        let Some(run) = &mut self.run else { return self.begin(object, nodes, now, actions) };
+        let job = match validate::validate(object) {
+            Ok(job) => job,
+            Err(refusal) => return self.keep_going(&refusal.to_string(), actions),
+        };
+        let same = run.spec_hash == spec_hash(&object.spec);
+        if same && run.held {
+            // The change is undone.
+            run.held = false;
+            run.plans = plans(&job, run.rollout.records(), nodes);
+            run.job = Some(Arc::new(job.clone()));
         }
-        match validate::validate(&object) {
-            Err(refusal) => self.keep_going(&refusal.to_string(), actions),
-            Ok(job) => {
-                run.rollout.configure(settings(&job));
-                let changed = before.is_some_and(|before| fixed_part(before) != fixed_part(object.spec));
-                if changed {
-                    self.keep_going(
-                        "what is pulled, and on which nodes, cannot change once a job has started: create a new job",
-                        actions,
-                    );
-                } else {
-                    self.refusal = None;
-                    self.touch(true);
-                }
+        self.take_over(&job, now, actions);
+        if same {
+            self.refusal = None;
+            self.writes.touch(Pace::Now);
+        } else {
+            self.keep_going(CHANGED, actions);
+        }
+        if same && self.run.as_ref().is_some_and(|run| run.is_over() && self.pace.retry > run.retry) {
+            self.again(job, nodes, now, actions);
+        }
+        let Some(run) = &self.run else { return };
+        if self.pace.follow_nodes && !run.is_over() {
+            for node in nodes.values() {
+                self.node_changed(node);
             }
         }
     }
 
+    /// What may change while the job runs.
+    fn take_over(&mut self, job: &ValidatedJob, now: Timestamp, actions: &mut Vec<Action>) {
+        let before = std::mem::replace(&mut self.pace, job.pace.clone());
+        self.tolerate = job.tolerance.to_string();
+        let Some(run) = &mut self.run else { return };
+        run.rollout.configure(settings(job, run.held));
+        if run.is_over() || before.suspend == job.pace.suspend {
+            return;
+        }
+        if job.pace.suspend {
+            self.event(actions, false, "Suspended", "no further node starts");
+        } else {
+            run.active_since = now;
+            self.event(actions, false, "Resumed", "nodes start again");
+        }
+    }
+
+    /// A job that was over takes up the nodes that did not make it.
+    fn again(&mut self, job: ValidatedJob, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
+        let Some(run) = &mut self.run else { return };
+        let summary = run.rollout.summary();
+        if summary.failure + summary.unknown + summary.pending == 0 {
+            return;
+        }
+        run.plans = plans(&job, run.rollout.records(), nodes);
+        run.job = Some(Arc::new(job));
+        self.retry(now, actions);
+    }
+
     /// Selects the nodes of a new job and plans for them.
-    fn begin(
-        &mut self,
-        object: &ImagePrePullJob,
-        nodes: &BTreeMap<NodeName, NodeView>,
-        now: Timestamp,
-        actions: &mut Vec<Action>,
-    ) {
+    fn begin(&mut self, object: &ImagePrePullJob, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
         let job = match validate::validate(object) {
             Ok(job) => Arc::new(job),
             Err(refusal) => return self.refuse("InvalidSpec", &refusal.to_string(), actions),
@@ -132,90 +182,136 @@ impl Job {
                 return self.refuse(reason, &refusal.to_string(), actions);
             }
         };
-        let fresh =
-            |(node, _): &(NodeName, _)| NodeStatus { node_name: node.0.clone(), ..NodeStatus::default() };
-        let records = plan.nodes.iter().map(fresh).collect::<Vec<_>>();
+        let records: Vec<_> = plan.nodes.iter().map(|(node, _)| fresh_record(node)).collect();
         let note =
             format!("{} images on {} nodes, {} skipped", job.images.len(), records.len(), self.skipped_total);
         self.phase = JobPhase::InProgress;
         self.reason.clear();
         self.refusal = None;
+        self.tolerate = job.tolerance.to_string();
+        self.pace = job.pace.clone();
+        let mut shards = Shards::stored(&[], report_size(&job));
+        shards.grow(records.len());
         self.run = Some(Run {
-            rollout: Rollout::new(settings(&job), records),
+            rollout: Rollout::new(settings(&job, false), records),
+            shards,
             job: Some(job),
             plans: plan.nodes.into_iter().collect(),
             start_time: now,
+            active_since: now,
             completion_time: None,
+            retry: 0,
+            spec_hash: spec_hash(&object.spec),
+            held: false,
         });
         self.event(actions, false, "Started", &note);
-        self.touch(true);
+        self.writes.touch(Pace::Now);
     }
 
-    /// Goes on with a job that an earlier life of cloudcore began.
+    /// Goes on with a job that an earlier life of cloudcore began. What its reports say is the truth.
     fn resume(
         &mut self,
         object: &ImagePrePullJob,
         status: ImagePrePullJobStatus,
-        started: Timestamp,
-        nodes: &BTreeMap<NodeName, NodeView>,
+        mut reports: Vec<ReportBody>,
+        nodes: &Nodes,
+        now: Timestamp,
         actions: &mut Vec<Action>,
     ) {
-        let over = matches!(status.phase, JobPhase::Completed | JobPhase::Failure);
+        let over = status.completion_time.is_some();
         let job = validate::validate(object);
-        let settings = job.as_ref().map_or(
-            Settings {
-                concurrency: 1,
-                tolerance: validate::Ratio::DEFAULT,
-                timeout: Duration::from_secs(300),
-            },
-            settings,
-        );
-        let mut records = status.node_status;
-        let mut plans = HashMap::new();
+        let spec_hash = spec_hash(&object.spec);
+        // Without a status the reports have only just been made.
+        let unchanged = status.spec_hash.is_empty() || status.spec_hash == spec_hash;
+        reports.sort_by_key(|report| report.index);
+        let mut seen = HashSet::new();
+        let mut stored = Vec::with_capacity(reports.len());
+        let mut records = Vec::new();
+        for report in reports {
+            let before = records.len();
+            records.extend(report.node_status.into_iter().filter(|node| seen.insert(node.node_name.clone())));
+            stored.push((report.index, records.len() - before));
+        }
+        let known = records.len();
         let mut refusal = None;
+        let (mut settings, mut plans) = (Settings::default(), HashMap::new());
+        let mut capacity = MAX_NODES_IN_REPORT;
         match &job {
-            Ok(job) if !over => {
-                // The status shows 200 nodes at the most: beyond that the selection is made again.
-                if (status.summary.desired as usize) > records.len() {
-                    let known: HashSet<String> = records.iter().map(|r| r.node_name.clone()).collect();
-                    let missing =
-                        plan::select(job, nodes).eligible.into_iter().filter(|node| !known.contains(&node.0));
-                    records.extend(
-                        missing.map(|node| NodeStatus { node_name: node.0, ..NodeStatus::default() }),
-                    );
-                }
-                for record in &mut records {
-                    let name = NodeName(record.node_name.clone());
-                    match nodes.get(&name).map(|node| plan::plan_one(job, node)) {
-                        Some(Ok(plan)) => _ = plans.insert(name, plan),
-                        Some(Err(error)) => refusal = Some(error.to_string()),
-                        None if record.phase == NodePhase::Pending => {
-                            record.phase = NodePhase::Unknown;
-                            "the Node was deleted before it started".clone_into(&mut record.reason);
-                        }
-                        None => {}
+            Ok(job) => {
+                self.tolerate = job.tolerance.to_string();
+                self.pace = job.pace.clone();
+                settings = self::settings(job, !unchanged);
+                capacity = report_size(job);
+                if !over && unchanged {
+                    // Reports that were not made, or were deleted, and nodes that have joined meanwhile.
+                    let lost = status.start_time.is_none() || (status.summary.desired as usize) > known;
+                    if lost || job.pace.follow_nodes {
+                        let selected = plan::select(job, nodes).eligible.into_iter();
+                        records.extend(
+                            selected.filter(|node| !seen.contains(&node.0)).map(|node| fresh_record(&node)),
+                        );
                     }
+                    plans = self::plans(job, &records, nodes);
+                }
+                if !over && !unchanged {
+                    refusal = Some(CHANGED_UNSEEN.to_owned());
                 }
             }
-            Ok(_) => {}
             Err(error) => refusal = Some(error.to_string()),
         }
-        self.phase = status.phase;
-        self.reason = status.reason;
+        let mut shards = Shards::stored(&stored, capacity);
+        shards.grow(records.len());
+        let mut rollout = Rollout::new(settings, records);
+        if let Some(waves) = &status.rollout {
+            rollout.resume_waves(waves);
+        }
+        if over {
+            rollout = rollout.reopened_closed();
+        } else {
+            let gone = |record: &&NodeStatus| {
+                record.phase == NodePhase::Pending && !nodes.contains_key(&NodeName(record.node_name.clone()))
+            };
+            let gone: Vec<_> =
+                rollout.records().filter(gone).map(|r| NodeName(r.node_name.clone())).collect();
+            for node in gone {
+                rollout.deleted(&node);
+            }
+        }
+        let start_time = status.start_time.map_or(now, |time| time.0);
         self.run = Some(Run {
-            job: job.ok().filter(|_| !over).map(Arc::new),
+            job: job.as_ref().ok().filter(|_| !over).cloned().map(Arc::new),
             plans,
-            rollout: Rollout::new(settings, records),
-            start_time: started,
+            rollout,
+            shards,
+            start_time,
+            active_since: status.active_since.map_or(start_time, |time| time.0),
             completion_time: status.completion_time.map(|time| time.0),
+            retry: status.retry,
+            spec_hash: if status.spec_hash.is_empty() { spec_hash } else { status.spec_hash },
+            held: !unchanged,
         });
+        self.phase = if over { status.phase } else { JobPhase::InProgress };
+        self.reason = status.reason;
         self.skipped_total = status.summary.skipped;
         self.skipped = status.skipped_nodes;
-        if !over {
-            self.touch(false);
-            if let Some(error) = refusal {
-                self.keep_going(&error, actions);
+        let failed = status.conditions.iter().find(|condition| condition.type_ == "Failed");
+        self.ended_as =
+            failed.filter(|condition| condition.reason == "DeadlineExceeded").map(|_| "DeadlineExceeded");
+        if over {
+            // What is stored is what is in memory.
+            self.writes = Writes::stored();
+            if let Some(run) = &self.run
+                && let Ok(job) = job
+                && unchanged
+                && self.pace.retry > run.retry
+            {
+                self.again(job, nodes, now, actions);
             }
+            return;
+        }
+        self.writes.touch(Pace::Slow);
+        if let Some(error) = refusal {
+            self.keep_going(&error, actions);
         }
     }
 
@@ -225,26 +321,78 @@ impl Job {
         self.reason = bounded_reason(message);
         self.refusal = Some(self.reason.clone());
         self.event(actions, true, reason, message);
-        self.touch(true);
+        self.writes.touch(Pace::Now);
     }
 
-    /// A running job was edited in a way that cannot be followed.
+    /// A job that has begun was edited in a way that cannot be followed.
     fn keep_going(&mut self, message: &str, actions: &mut Vec<Action>) {
         self.refusal = Some(bounded_reason(message));
-        self.event(actions, true, "SpecChangeIgnored", &format!("the job goes on as it was: {message}"));
-        self.touch(true);
+        let held = self.run.as_ref().is_some_and(|run| run.held);
+        let note = if held { message.to_owned() } else { format!("the job goes on as it was: {message}") };
+        self.event(actions, true, "SpecChangeIgnored", &note);
+        self.writes.touch(Pace::Now);
     }
 }
 
-fn settings(job: &ValidatedJob) -> Settings {
-    Settings { concurrency: job.concurrency.get() as usize, tolerance: job.tolerance, timeout: job.timeout }
+/// For a job that cannot be read any more: as few nodes as possible.
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            concurrency: 1,
+            tolerance: validate::Ratio::DEFAULT,
+            timeout: validate::DEFAULT_TIMEOUT,
+            steps: Vec::new(),
+            pause: Duration::ZERO,
+            hold: true,
+        }
+    }
 }
 
-/// The spec without what may change while the job runs.
-fn fixed_part(mut spec: ImagePrePullJobSpec) -> ImagePrePullJobSpec {
-    let template = &mut spec.image_pre_pull_template;
+fn settings(job: &ValidatedJob, held: bool) -> Settings {
+    Settings {
+        concurrency: job.concurrency.get() as usize,
+        tolerance: job.tolerance,
+        timeout: job.timeout,
+        steps: job.pace.steps.clone(),
+        pause: job.pace.pause,
+        hold: job.pace.suspend || held,
+    }
+}
+
+/// What each node pulls. A node that is gone, or for which the overriders have become impossible, has no plan:
+/// nothing is sent to it any more.
+fn plans<'a>(
+    job: &ValidatedJob,
+    records: impl IntoIterator<Item = &'a NodeStatus>,
+    nodes: &Nodes,
+) -> HashMap<NodeName, Arc<plan::NodePlan>> {
+    let mut shared = plan::Shared::default();
+    let plan = |record: &NodeStatus| {
+        let name = NodeName(record.node_name.clone());
+        let plan = shared.plan_one(job, nodes.get(&name)?).ok()?;
+        Some((name, plan))
+    };
+    records.into_iter().filter_map(plan).collect()
+}
+
+fn report_size(job: &ValidatedJob) -> usize {
+    aggregate::nodes_in_report(job.images.iter().map(|image| image.image.as_str()))
+}
+
+/// Of the spec without what may change while the job runs. What is not set is not in it, so that a later version
+/// with more fields reckons the same.
+fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
+    let mut fixed = ImagePrePullJobSpec {
+        image_pre_pull_template: spec.image_pre_pull_template.clone(),
+        image_pre_pull_overriders: spec.image_pre_pull_overriders.clone(),
+        ..ImagePrePullJobSpec::default()
+    };
+    let template = &mut fixed.image_pre_pull_template;
     template.concurrency = 0;
     template.timeout_seconds = 0;
     template.failure_tolerate.clear();
-    spec
+    // Maps are sorted and a spec always serialises.
+    let json = serde_json::to_vec(&fixed).unwrap_or_default();
+    let hash = digest(&SHA256, &json);
+    hash.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }

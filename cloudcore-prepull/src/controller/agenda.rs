@@ -1,0 +1,75 @@
+//! Which jobs are to be looked at, and when: a controller with a thousand jobs touches the one that something
+//! happened to.
+
+use std::collections::{BTreeSet, HashMap};
+
+use jiff::Timestamp;
+use prepull_api::task::JobUid;
+
+/// By age, so that an older job is looked at before a younger one.
+type Place = (Timestamp, JobUid);
+
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    created: HashMap<JobUid, Timestamp>,
+    marked: BTreeSet<Place>,
+    wakeups: BTreeSet<(Timestamp, JobUid)>,
+    wakeup_of: HashMap<JobUid, Timestamp>,
+}
+
+impl Agenda {
+    /// A new job, to be looked at.
+    pub(super) fn add(&mut self, job: &JobUid, created: Timestamp) {
+        self.created.insert(job.clone(), created);
+        self.mark(job);
+    }
+
+    pub(super) fn remove(&mut self, job: &JobUid) {
+        self.wake(job, None);
+        if let Some(created) = self.created.remove(job) {
+            self.marked.remove(&(created, job.clone()));
+        }
+    }
+
+    /// Something happened to the job.
+    pub(super) fn mark(&mut self, job: &JobUid) {
+        if let Some(created) = self.created.get(job) {
+            self.marked.insert((*created, job.clone()));
+        }
+    }
+
+    /// When the job is to be looked at although nothing happened to it.
+    pub(super) fn wake(&mut self, job: &JobUid, at: Option<Timestamp>) {
+        let before = match at {
+            Some(at) => self.wakeup_of.insert(job.clone(), at),
+            None => self.wakeup_of.remove(job),
+        };
+        if before == at {
+            return;
+        }
+        if let Some(before) = before {
+            self.wakeups.remove(&(before, job.clone()));
+        }
+        if let Some(at) = at {
+            self.wakeups.insert((at, job.clone()));
+        }
+    }
+
+    /// Marks the jobs whose time has come.
+    pub(super) fn wake_up(&mut self, now: Timestamp) {
+        while let Some((_, job)) = self.wakeups.first().filter(|(at, _)| *at <= now).cloned() {
+            self.wake(&job, None);
+            self.mark(&job);
+        }
+    }
+
+    /// The oldest of the marked jobs; it is not marked any more.
+    pub(super) fn next(&mut self) -> Option<JobUid> {
+        self.marked.pop_first().map(|(_, job)| job)
+    }
+
+    /// When [`Self::wake_up`] has something to mark.
+    pub(super) fn wakeup(&self) -> Option<Timestamp> {
+        self.wakeups.first().map(|(at, _)| *at)
+    }
+}

@@ -1,0 +1,376 @@
+//! What changes the course of a job: waves, suspension, deadlines, further rounds, nodes that join or are shared.
+
+use super::*;
+
+/// Nodes `n0`…, all online.
+fn fleet(nodes: usize) -> (World, Vec<String>) {
+    let names: Vec<String> = (0..nodes).map(|n| format!("n{n}")).collect();
+    let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    names.iter().for_each(|node| world.up(node, &[]));
+    (world, names)
+}
+
+fn template(nodes: &[String]) -> serde_json::Value {
+    json!({"nodeNames": nodes, "concurrency": 100, "failureTolerate": "0.3"})
+}
+
+impl World {
+    /// What was dispatched since the last call.
+    fn taken(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.dispatched).into_iter().map(|node| node.0).collect()
+    }
+
+    fn all_end(&mut self, nodes: &[String], outcome: TaskOutcome) {
+        nodes.iter().for_each(|node| self.ends(node, outcome));
+        self.pass(1000);
+    }
+
+    fn condition(&self, type_: &str) -> (&str, &str) {
+        let found = self.status().conditions.iter().find(|condition| condition.type_ == type_).unwrap();
+        (&found.status, &found.reason)
+    }
+
+    fn restart(&mut self, nodes: &[String]) {
+        self.boot(&nodes.iter().map(String::as_str).collect::<Vec<_>>());
+        self.dispatched.clear();
+    }
+}
+
+#[test]
+fn each_wave_begins_when_the_one_before_has_ended_well_and_the_pause_is_over() {
+    let (mut world, nodes) = fleet(20);
+    let spec = json!({"rollout": {"steps": ["5%", "4", "100%"], "pauseSeconds": 60}});
+    world.give(with_spec(template(&nodes), spec.clone(), 1, None));
+    let first = world.taken();
+    assert_eq!(first, ["n0"]);
+    let wave = |world: &World| world.status().rollout.clone().map(|w| (w.step, w.steps, w.nodes)).unwrap();
+    assert_eq!(wave(&world), (1, 3, 1));
+    world.all_end(&first, TaskOutcome::Succeeded);
+    world.pass(58_000);
+    assert!(world.taken().is_empty() && world.status().rollout.as_ref().unwrap().paused_until.is_some());
+    // The pause outlives a restart of the cloud.
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.give(with_spec(template(&nodes), spec, 1, Some(&stored)));
+    nodes.iter().for_each(|node| world.up(node, &[]));
+    assert!(world.taken().is_empty());
+    world.pass(2_000);
+    let second = world.taken();
+    assert_eq!((second.len(), wave(&world)), (3, (2, 3, 4)));
+    world.all_end(&second, TaskOutcome::Succeeded);
+    world.pass(61_000);
+    let third = world.taken();
+    assert_eq!((third.len(), wave(&world)), (16, (3, 3, 20)));
+    world.all_end(&third, TaskOutcome::Succeeded);
+    assert_eq!(world.status().phase, JobPhase::Completed);
+}
+
+#[test]
+fn a_wave_that_fails_beyond_the_tolerance_ends_the_job() {
+    let (mut world, nodes) = fleet(20);
+    let spec = json!({"rollout": {"steps": ["10%", "100%"]}});
+    world.give(with_spec(template(&nodes), spec, 1, None));
+    let first = world.taken();
+    assert_eq!(first.len(), 2);
+    world.ends(&first[0], TaskOutcome::Failed);
+    world.ends(&first[1], TaskOutcome::Succeeded);
+    world.pass(1000);
+    // One of twenty would be tolerated; one of the two of this wave is not.
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::Failure, 0));
+    assert!(world.status().reason.contains("of the 2 nodes of wave 1 failed"), "{}", world.status().reason);
+    assert_eq!(world.status().summary.pending, 18);
+    assert!(world.record("n9").reason.contains("not started"));
+}
+
+#[test]
+fn a_suspended_job_lets_running_nodes_end_and_starts_none() {
+    let (mut world, nodes) = fleet(3);
+    let one_by_one = json!({"nodeNames": nodes, "concurrency": 1});
+    world.give(with_spec(one_by_one.clone(), json!({}), 1, None));
+    world.pass(1000);
+    world.give(with_spec(one_by_one.clone(), json!({"suspend": true}), 2, None));
+    let first = world.taken();
+    world.all_end(&first, TaskOutcome::Succeeded);
+    world.pass(2000);
+    assert_eq!((world.taken().len(), world.condition("Suspended").0), (0, "True"));
+    assert_eq!(world.condition("Progressing").0, "False");
+    assert_eq!((world.status().summary.successful, world.status().phase), (1, JobPhase::InProgress));
+    world.give(with_spec(one_by_one, json!({"suspend": false}), 3, None));
+    world.pass(1000);
+    assert_eq!((world.taken().len(), world.condition("Suspended").0), (1, "False"));
+    assert!(world.events.contains(&"Suspended") && world.events.contains(&"Resumed"));
+}
+
+#[test]
+fn the_deadline_of_the_job_stops_what_runs_and_does_not_count_a_suspension() {
+    let (mut world, nodes) = fleet(2);
+    let one_by_one = json!({"nodeNames": nodes, "concurrency": 1});
+    let spec = |suspend| json!({"activeDeadlineSeconds": 60, "suspend": suspend});
+    world.give(with_spec(one_by_one.clone(), spec(true), 1, None));
+    world.pass(100_000);
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::InProgress, 0));
+    world.give(with_spec(one_by_one, spec(false), 2, None));
+    world.pass(59_000);
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::InProgress, 1));
+    world.pass(1_000);
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.cancels()), (JobPhase::Failure, vec!["n0"]));
+    assert_eq!(world.condition("Failed"), ("True", "DeadlineExceeded"));
+    assert_eq!((world.phase_of("n0"), world.phase_of("n1")), (NodePhase::Unknown, NodePhase::Pending));
+    assert!(world.record("n1").reason.contains("the time of the job was over"));
+}
+
+#[test]
+fn a_job_is_deleted_when_its_time_after_the_end_is_over() {
+    let (mut world, nodes) = fleet(1);
+    world.give(with_spec(template(&nodes), json!({"ttlSecondsAfterFinished": 30}), 1, None));
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    world.pass(28_000);
+    assert_eq!((world.status().phase, world.deleted), (JobPhase::Completed, 0));
+    world.pass(2_000);
+    assert_eq!(world.deleted, 1);
+    // It had no effect: it is asked for again, and not at once.
+    world.pass(10_000);
+    assert_eq!(world.deleted, 1);
+    world.pass(30_000);
+    assert_eq!(world.deleted, 2);
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    world.pass(60_000);
+    assert_eq!(world.deleted, 2);
+}
+
+#[test]
+fn a_retry_takes_up_the_nodes_that_did_not_make_it_also_after_a_restart() {
+    let (mut world, nodes) = fleet(3);
+    let template =
+        json!({"nodeNames": nodes, "concurrency": 3, "failureTolerate": "0", "timeoutSeconds": 10});
+    world.give(with_spec(template.clone(), json!({}), 1, None));
+    world.ends("n0", TaskOutcome::Succeeded);
+    world.ends("n1", TaskOutcome::Failed);
+    world.pass(13_000);
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::Failure, 3));
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.give(with_spec(template.clone(), json!({}), 1, Some(&stored)));
+    nodes.iter().for_each(|node| world.up(node, &[]));
+    world.pass(1_000);
+    assert!(world.taken().is_empty());
+    world.give(with_spec(template, json!({"retry": 1}), 2, Some(&stored)));
+    world.pass(1_000);
+    assert_eq!(world.taken(), ["n1", "n2"]);
+    assert_eq!((world.status().phase, world.status().retry), (JobPhase::InProgress, 1));
+    assert_eq!((world.record("n1").attempt, world.record("n0").attempt), (2, 1));
+    // The first attempt's late result is of no account, and is taken.
+    let acks = world.acks();
+    world.ends("n2", TaskOutcome::Failed);
+    assert_eq!((world.acks(), world.phase_of("n2")), (acks + 1, NodePhase::InProgress));
+    for node in ["n1", "n2"] {
+        let mut result = result(TaskOutcome::Succeeded);
+        result.task.attempt = 2;
+        world.says(node, EdgeMessage::Result(result));
+    }
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.status().summary.successful), (JobPhase::Completed, 3));
+    assert!(world.status().completion_time.is_some());
+}
+
+#[test]
+fn a_retry_does_not_ask_again_for_an_image_that_is_there() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    let template = json!({"nodeNames": ["a"], "images": ["app:latest", "db:latest"], "failureTolerate": "0"});
+    world.give(with_spec(template.clone(), json!({"retry": 1}), 1, None));
+    let mut half = result(TaskOutcome::Failed);
+    half.images = vec![result(TaskOutcome::Succeeded).images[0].clone(), half.images[0].clone()];
+    world.says("a", EdgeMessage::Result(half));
+    world.pass(1_000);
+    assert_eq!(world.dispatched.len(), 2);
+    assert_eq!(world.there, [vec![], vec![0]]);
+}
+
+#[test]
+fn nodes_that_become_eligible_join_a_job_that_follows_them() {
+    let select = json!({"labelSelector": {"matchLabels": {"pool": "a"}}, "concurrency": 10});
+    for follow in [true, false] {
+        let mut world = World::new(&["out"]);
+        let pool = |name: &str, ready| {
+            let mut node = edge(name);
+            node.labels.insert("pool".to_owned(), "a".to_owned());
+            NodeView { ready, ..node }
+        };
+        for (name, ready) in [("in", true), ("later", false)] {
+            world.give(Input::Node(pool(name, ready)));
+        }
+        for node in ["in", "later", "out", "new"] {
+            world.up(node, &[]);
+        }
+        world.give(with_spec(select.clone(), json!({"followNodes": follow}), 1, None));
+        assert_eq!((world.taken(), world.status().skipped_nodes.len()), (vec!["in".to_owned()], 1));
+        world.give(Input::Node(pool("later", true)));
+        world.give(Input::Node(pool("out", true)));
+        world.give(Input::Node(pool("new", true)));
+        world.pass(1_000);
+        world.pass(1_000);
+        let joined: &[&str] = if follow { &["later", "out", "new"] } else { &[] };
+        assert_eq!(world.taken(), joined);
+        assert_eq!(world.status().summary.desired as usize, 1 + joined.len());
+        assert_eq!(world.status().skipped_nodes.is_empty(), follow);
+        // It is over only when they are.
+        world.ends("in", TaskOutcome::Succeeded);
+        world.pass(1_000);
+        assert_eq!(world.status().completion_time.is_some(), !follow);
+    }
+}
+
+#[test]
+fn two_jobs_share_a_node_one_after_the_other_unless_its_edge_takes_more() {
+    for (limit, together) in [(None, 1), (Some(2), 2)] {
+        let mut world = World::new(&["a"]);
+        let hello = Hello { max_tasks: limit, ..Hello::default() };
+        let up = SessionEvent::Up { node: "a".into(), session: SessionId(1), hello };
+        world.sessions = 1;
+        world.give(Input::Session(up));
+        let other = |input: Input| match input {
+            Input::Job(Ok(mut job)) => {
+                job.metadata.uid = Some("uid-2".to_owned());
+                job.metadata.name = Some("other".to_owned());
+                Input::Job(Ok(job))
+            }
+            other => other,
+        };
+        world.give(on(&["a"]));
+        world.give(other(on(&["a"])));
+        world.pass(1_000);
+        assert_eq!(world.taken().len(), together, "{limit:?}");
+        world.ends("a", TaskOutcome::Succeeded);
+        world.pass(1_000);
+        assert_eq!(world.taken().len(), 2 - together);
+    }
+}
+
+#[test]
+fn the_other_job_of_a_node_goes_on_when_the_first_is_deleted() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    let Input::Job(Ok(mut other)) = on(&["a"]) else { panic!() };
+    other.metadata.uid = Some("uid-2".to_owned());
+    world.give(Input::Job(Ok(other)));
+    world.pass(1_000);
+    assert_eq!(world.taken().len(), 1);
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    world.pass(1_000);
+    assert_eq!(world.taken().len(), 1);
+}
+
+#[test]
+fn a_large_job_has_all_its_nodes_in_reports_and_goes_on_from_them() {
+    let (mut world, nodes) = fleet(600);
+    let all = json!({"nodeNames": nodes, "concurrency": 600});
+    world.give(job(all.clone(), 1, None));
+    assert_eq!(world.taken().len(), 600);
+    let lengths: Vec<_> = world.reports.values().map(|report| report.node_status.len()).collect();
+    assert_eq!((lengths, world.status().node_status.len()), (vec![250, 250, 100], 200));
+    let (done, running) = nodes.split_at(400);
+    world.all_end(done, TaskOutcome::Succeeded);
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.give(job(all, 1, Some(&stored)));
+    for node in running {
+        world.up(node, &[(UID, 1, OpenPhase::Running)]);
+    }
+    assert!(world.taken().is_empty());
+    world.all_end(running, TaskOutcome::Succeeded);
+    assert_eq!((world.status().phase, world.status().summary.successful), (JobPhase::Completed, 600));
+    assert_eq!(world.acks(), 600);
+}
+
+#[test]
+fn a_report_that_was_deleted_is_made_again_and_its_edges_are_asked() {
+    let (mut world, nodes) = fleet(300);
+    let all = json!({"nodeNames": nodes, "concurrency": 300});
+    world.give(job(all.clone(), 1, None));
+    world.pass(1_000);
+    let stored = world.status().clone();
+    world.reports.remove(&0);
+    world.restart(&nodes);
+    world.give(job(all, 1, Some(&stored)));
+    nodes.iter().for_each(|node| world.up(node, &[(UID, 1, OpenPhase::Running)]));
+    world.pass(1_000);
+    assert_eq!(world.status().summary.in_progress, 300);
+    assert_eq!(world.reports.values().map(|report| report.node_status.len()).sum::<usize>(), 300);
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    assert_eq!(world.status().phase, JobPhase::Completed);
+}
+
+#[test]
+fn what_must_not_change_is_noticed_also_where_it_changed_unseen() {
+    let (mut world, nodes) = fleet(2);
+    let of = |image: &str| json!({"nodeNames": nodes, "concurrency": 1, "images": [image]});
+    world.give(job(of("nginx:1.25"), 1, None));
+    world.pass(1_000);
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.give(job(of("redis:7"), 2, Some(&stored)));
+    world.up("n0", &[(UID, 1, OpenPhase::Running)]);
+    world.up("n1", &[]);
+    world.ends("n0", TaskOutcome::Succeeded);
+    world.pass(1_000);
+    world.pass(1_000);
+    assert_eq!((world.taken().len(), world.condition("Valid").0), (0, "False"));
+    assert_eq!(world.status().summary.successful, 1);
+    world.give(job(of("nginx:1.25"), 3, None));
+    world.pass(1_000);
+    assert_eq!((world.taken(), world.condition("Valid").0), (vec!["n1".to_owned()], "True"));
+}
+
+#[test]
+fn the_end_of_a_job_is_written_after_the_ends_of_its_nodes() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.pass(1_000);
+    world.api_up = false;
+    world.ends("a", TaskOutcome::Succeeded);
+    for _ in 0..10 {
+        world.pass(1_000);
+        // Only the report is tried.
+        assert_eq!(world.status().phase, JobPhase::InProgress);
+    }
+    let tried = world.tried.clone();
+    assert!(tried.iter().rev().take(3).all(|object| *object == Object::Report(0)), "{tried:?}");
+    world.api_up = true;
+    world.pass(5_000);
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.phase_of("a")), (JobPhase::Completed, NodePhase::Successful));
+}
+
+#[test]
+fn progress_of_a_large_job_is_written_at_leisure() {
+    let (mut world, nodes) = fleet(1000);
+    let template = json!({"nodeNames": nodes, "concurrency": 1000, "images": ["nginx:1.25"]});
+    world.give(job(template, 1, None));
+    world.pass(2_000);
+    let before = world.writes;
+    for second in 0..20 {
+        for node in &nodes {
+            let moment = prepull_api::task::ImageProgress {
+                index: 0,
+                phase: prepull_api::task::ImagePhase::Pulling,
+                bytes: Some(prepull_api::task::Bytes { done: second, total: 100 }),
+                attempts: 1,
+                reason: String::new(),
+            };
+            let progress = Progress { task: task(), images: vec![moment] };
+            let message = EdgeMessage::Progress(progress);
+            let session = SessionId(world.sessions);
+            let event = SessionEvent::Message { node: node.as_str().into(), session, message };
+            world.controller.handle(Input::Session(event), world.now);
+        }
+        world.pass(1_000);
+    }
+    // A status a second, and four reports a second at the most.
+    let writes = world.writes - before;
+    assert!((20..=20 + 4 * 20 + 4).contains(&writes), "{writes}");
+}

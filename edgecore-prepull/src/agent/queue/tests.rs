@@ -1,0 +1,163 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::time::Duration;
+
+use prepull_api::task::{ImageOutcome, Task, TaskId};
+use prepull_api::wire::{EdgeMessage, Key, OpenPhase};
+
+use super::super::tests::{Bench, assign, record_of, result_of, task};
+use super::super::{Event, TaskRecord, WallClock, Work};
+use super::*;
+
+fn tasks(count: usize) -> Vec<Task> {
+    (0..count).map(|n| task(&format!("job-{n}"), 1, 2)).collect()
+}
+
+fn started(effects: &[Effect]) -> Vec<&Work> {
+    let mut started = Vec::new();
+    for effect in effects {
+        if let Effect::Start(work) = effect {
+            started.push(&**work);
+        }
+    }
+    started
+}
+
+fn ids_started(effects: &[Effect]) -> Vec<TaskId> {
+    started(effects).into_iter().map(|work| work.task.id.clone()).collect()
+}
+
+fn cancel(task: &Task) -> Event {
+    Event::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() }
+}
+
+#[test]
+fn so_many_run_at_a_time_and_the_others_follow_in_order() {
+    for (limit, count) in [(1, 4), (2, 4), (3, 4), (4, 4), (64, 2)] {
+        // The ids are in the opposite order: what counts is who came first.
+        let tasks: Vec<_> = tasks(count).into_iter().rev().collect();
+        let mut bench = Bench::with(limit);
+        let at_once = count.min(limit as usize);
+        for (n, task) in tasks.iter().enumerate() {
+            let effects = bench.run(task);
+            let accepted = EdgeMessage::Accepted { task: task.id.clone() };
+            assert_eq!(effects[0], Effect::Send(accepted), "{limit}: whether it starts or waits");
+            let expected = if n < at_once { vec![task.id.clone()] } else { Vec::new() };
+            assert_eq!(ids_started(&effects), expected, "{limit}");
+        }
+        assert!(bench.agent.open_tasks().iter().all(|open| open.phase == OpenPhase::Running));
+        for (n, task) in tasks.iter().enumerate() {
+            let next = tasks.get(n + at_once).map(|task| task.id.clone());
+            let effects = bench.end(task);
+            assert_eq!(ids_started(&effects), Vec::from_iter(next), "{limit}");
+        }
+    }
+}
+
+#[test]
+fn a_task_whose_deadline_passes_in_the_queue_ends_without_a_pull() {
+    let mut bench = Bench::new();
+    let tasks = tasks(2);
+    bench.run(&tasks[0]);
+    bench.pass(50);
+    bench.run(&tasks[1]);
+    assert_eq!(bench.agent.next_tick(), Some(bench.now.monotonic + Duration::from_secs(300)));
+    bench.pass(299);
+    assert_eq!(bench.on(Event::Tick), []);
+    bench.pass(1);
+    let result = record_of(&bench.on(Event::Tick)).result.unwrap();
+    assert_eq!((&result.task, result.outcome), (&tasks[1].id, TaskOutcome::DeadlineExceeded));
+    assert!(result.reason.contains("works on 1 at a time"), "{}", result.reason);
+    assert!(result.images.iter().all(|image| image.outcome == ImageOutcome::Stopped && image.attempts == 0));
+    assert_eq!(result.took, Duration::from_secs(300));
+    assert_eq!(started(&bench.end(&tasks[0])), Vec::<&Work>::new());
+}
+
+#[test]
+fn a_place_that_is_free_too_late_is_not_taken() {
+    let mut bench = Bench::new();
+    let tasks = tasks(2);
+    bench.run(&tasks[0]);
+    bench.run(&tasks[1]);
+    // The end of the first is heard of before the tick.
+    bench.pass(300);
+    let effects = bench.end(&tasks[0]);
+    let outcome = |effect: &Effect| match effect {
+        Effect::Persist(record) => record.result.as_ref().unwrap().outcome,
+        other => panic!("{other:?}"),
+    };
+    let outcomes: Vec<_> = effects.iter().map(outcome).collect();
+    assert_eq!(outcomes, [TaskOutcome::Succeeded, TaskOutcome::DeadlineExceeded]);
+}
+
+#[test]
+fn a_cancelled_task_leaves_the_queue_at_once() {
+    let mut bench = Bench::new();
+    let tasks = tasks(3);
+    for task in &tasks {
+        bench.run(task);
+    }
+    let record = record_of(&bench.on(cancel(&tasks[1])));
+    assert_eq!(record.result.as_ref().unwrap().outcome, TaskOutcome::Cancelled);
+    assert_eq!(result_of(&bench.on(Event::Persisted(tasks[1].id.clone()))), record.result.unwrap());
+    assert_eq!(ids_started(&bench.end(&tasks[0])), [tasks[2].id.clone()]);
+}
+
+#[test]
+fn a_stopped_task_keeps_its_place_until_it_has_stopped() {
+    let mut bench = Bench::new();
+    let (first, second) = (task("a", 1, 1), task("a", 2, 1));
+    bench.run(&first);
+    let effects = bench.run(&second);
+    assert_eq!(ids_started(&effects), Vec::new(), "the earlier attempt is only told to stop");
+    assert_eq!(ids_started(&bench.end(&first)), [second.id]);
+}
+
+#[test]
+fn a_dead_executor_frees_its_place() {
+    let mut bench = Bench::new();
+    let tasks = tasks(2);
+    bench.run(&tasks[0]);
+    bench.run(&tasks[1]);
+    let crashed = Event::Crashed { task: tasks[0].id.clone(), reason: "a bug".to_owned() };
+    assert_eq!(ids_started(&bench.on(crashed)), [tasks[1].id.clone()]);
+}
+
+#[test]
+fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
+    let mut bench = Bench::new();
+    let tasks = tasks(3);
+    for task in &tasks {
+        bench.run(task);
+    }
+    bench.pass(200);
+    let mut again = assign(tasks[1].clone());
+    again.keys = vec![Key::Anonymous];
+    let effects = bench.on(Event::Assign(again));
+    let [Effect::Persist(record), Effect::Send(EdgeMessage::Accepted { .. })] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(record.deadline_set, WallClock::of(bench.now.wall));
+    let deadline = bench.now.monotonic + Duration::from_secs(300);
+    let effects = bench.end(&tasks[0]);
+    let [work] = started(&effects)[..] else { panic!("{effects:?}") };
+    assert_eq!((&work.task, work.terms.deadline), (&tasks[1], deadline));
+    assert!(work.terms.keys.iter().all(|key| **key == Key::Anonymous));
+}
+
+#[test]
+fn after_a_restart_tasks_wait_for_keys_and_then_for_their_turn() {
+    let mut bench = Bench::new();
+    let tasks = tasks(2);
+    let record =
+        |task: &Task| TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(bench.now.wall));
+    let records = tasks.iter().map(record).collect();
+    assert_eq!(bench.restart(records), []);
+    let phases = |bench: &Bench| bench.agent.open_tasks().iter().map(|open| open.phase).collect::<Vec<_>>();
+    assert_eq!(phases(&bench), [OpenPhase::NeedsKeys, OpenPhase::NeedsKeys]);
+    let effects = bench.on(Event::Assign(assign(tasks[1].clone())));
+    assert_eq!(ids_started(&effects), [tasks[1].id.clone()], "the first that can work works");
+    assert_eq!(ids_started(&bench.on(Event::Assign(assign(tasks[0].clone())))), Vec::new());
+    assert_eq!(phases(&bench), [OpenPhase::Running, OpenPhase::Running]);
+    assert_eq!(ids_started(&bench.end(&tasks[1])), [tasks[0].id.clone()]);
+}

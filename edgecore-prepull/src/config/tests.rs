@@ -1,0 +1,56 @@
+#![allow(clippy::unwrap_used)]
+
+use super::values::DEFAULT_METRICS_LISTEN;
+use super::*;
+
+#[test]
+fn amounts_are_read_as_people_write_them() {
+    for (text, amount) in [
+        ("10%", Amount::Percent(10)),
+        ("0%", Amount::Percent(0)),
+        ("5GiB", Amount::Bytes(5 << 30)),
+        ("512Mi", Amount::Bytes(512 << 20)),
+        ("100", Amount::Bytes(100)),
+    ] {
+        assert_eq!(text.parse(), Ok(amount), "{text}");
+    }
+    for text in ["", "%", "101%", "-1", "5 parsecs", "99999999999999999999", "1.5GiB"] {
+        assert!(text.parse::<Amount>().is_err(), "{text}");
+    }
+    assert_eq!(Amount::Percent(10).of(u64::MAX), u64::MAX / 10);
+    assert_eq!(Listen::default(), Listen::On(DEFAULT_METRICS_LISTEN.parse().unwrap()));
+}
+
+#[test]
+fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+    let file: Settings =
+        serde_saphyr::from_str("parallelPulls: 7\nstateDir: /x\ndiskMinFree: 5%\nmetricsListen: off\n")
+            .unwrap();
+    let flags = Settings { state_dir: Some("/y".into()), ..Settings::default() };
+    let effective = flags.over(file);
+    assert_eq!((effective.state_dir, effective.parallel_pulls.get()), (PathBuf::from("/y"), 7));
+    assert_eq!(effective.limits.disk_min_free, Amount::Percent(5));
+    assert_eq!(effective.limits.cpu_max_load, DEFAULT_CPU_MAX_LOAD);
+    assert_eq!(effective.metrics_listen, Listen::Off);
+}
+
+#[test]
+fn an_unknown_key_is_named() {
+    let error = serde_saphyr::from_str::<Settings>("paralelPulls: 7\n").unwrap_err().to_string();
+    assert!(error.contains("paralelPulls"), "{error}");
+}
+
+#[test]
+fn a_node_works_on_one_task_at_a_time_unless_told_otherwise() {
+    let of = |file: &str| {
+        let file = serde_saphyr::from_str::<Settings>(file)?;
+        Ok::<_, serde_saphyr::Error>(Settings::default().over(file).max_tasks.0.get())
+    };
+    assert_eq!(of("parallelPulls: 7").unwrap(), 1);
+    assert_eq!(of("maxTasks: 64").unwrap(), 64);
+    for bad in ["0", "65", "-1", "many"] {
+        let error = of(&format!("maxTasks: {bad}")).unwrap_err().to_string();
+        assert!(bad == "-1" || error.contains("from 1 to 64"), "{error}");
+        assert!(bad.parse::<MaxTasks>().is_err(), "{bad}");
+    }
+}
