@@ -61,7 +61,9 @@ async fn large(options: &Options, teller: &Teller) -> Result<(Figures, Idle)> {
 
 /// A line for each size of fleet.
 fn growth(jobs: &[Figures]) {
-    println!("   nodes   first task    last task    Completed   writes   job object   reports      CPU   memory");
+    println!(
+        "   nodes   first task    last task    Completed   writes   job object   reports      CPU   memory"
+    );
     for Figures { job, .. } in jobs {
         let JobFigures { nodes, first_task_seconds, last_task_seconds, ended_seconds, writes_sum, .. } = job;
         println!(

@@ -11,6 +11,7 @@ use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
 use prepull_tunnel::{Channel, Metered, Terms, websocket_config};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -52,6 +53,9 @@ pub struct Settings {
     /// TLS and websocket handshakes in flight. More of them than cores can serve in the deadline only make
     /// all of them fail.
     pub max_handshakes: usize,
+    /// How long a connection may wait for its handshake to begin. Whoever waits longer than an edge's own patience
+    /// (20 s for the handshake) is gone, and what is done for him is done in vain.
+    pub queue_deadline: Duration,
     /// For TLS and the websocket's handshake together: four round trips on a bad link.
     pub handshake_deadline: Duration,
     /// For `Hello`, which the edge sends without waiting for anything.
@@ -70,6 +74,7 @@ impl Default for Settings {
             max_connections: 20_000,
             max_connections_per_node: 4,
             max_handshakes: 512,
+            queue_deadline: Duration::from_secs(15),
             handshake_deadline: Duration::from_secs(10),
             hello_deadline: Duration::from_secs(10),
             write_grace: Duration::from_secs(10),
@@ -99,12 +104,14 @@ pub async fn serve(
     let door = Arc::new(Door::new(tls, sessions.clone(), events, settings.clone()));
     let tracker = TaskTracker::new();
     let abort = CancellationToken::new();
-    while let Some((stream, address, admission)) = door.admit(&listener, &shutdown).await {
+    // Not interrupted while more are waiting: between two turns of this task hundreds of handshakes may get theirs,
+    // and the backlog overflows. The number of connections ends it.
+    while let Some((stream, address, connection)) = unconstrained(door.admit(&listener, &shutdown)).await {
         let (door, abort) = (Arc::clone(&door), abort.clone());
         let span = tracing::info_span!("tunnel", %address, node = tracing::field::Empty);
         let connection = async move {
             tokio::select! {
-                () = door.enter(stream, admission) => {}
+                () = door.enter(stream, connection) => {}
                 () = abort.cancelled() => {}
             }
         };
@@ -133,16 +140,13 @@ struct Door {
     events: mpsc::Sender<SessionEvent>,
     settings: Settings,
     connections: Arc<Semaphore>,
-    handshakes: Arc<Semaphore>,
+    handshakes: Semaphore,
     per_node: Arc<Mutex<HashMap<NodeName, usize>>>,
     refusals: Mutex<Bucket>,
 }
 
-/// A place among the connections, and one among the handshakes.
-struct Admission {
-    connection: OwnedSemaphorePermit,
-    handshake: OwnedSemaphorePermit,
-}
+/// A connection whose handshakes are done, whose it is, and its place among those of its node.
+type Established = (Channel<TlsStream<TcpStream>>, Peer, Place);
 
 /// Why a connection did not become a session.
 #[derive(Debug, thiserror::Error)]
@@ -151,6 +155,8 @@ enum Refusal {
     Tls(#[source] io::Error),
     #[error("no handshake within {0:?}")]
     TooSlow(Duration),
+    #[error("overloaded: no turn for the handshake within {0:?}")]
+    Overloaded(Duration),
     #[error("{0}")]
     Peer(#[from] PeerError),
     #[error("node {0} has too many connections open")]
@@ -172,29 +178,27 @@ impl Door {
             sessions,
             events,
             connections: Arc::new(Semaphore::new(settings.max_connections)),
-            handshakes: Arc::new(Semaphore::new(settings.max_handshakes)),
+            handshakes: Semaphore::new(settings.max_handshakes),
             per_node: Arc::default(),
             refusals: Mutex::new(Bucket::new(rate, burst, Instant::now())),
             settings,
         }
     }
 
-    /// The next connection for which there is room. While there is none, connections wait in the kernel's
-    /// backlog, where they cost us nothing.
+    /// The next connection for which there is room. All that come are taken at once, and wait for their handshake
+    /// here: beyond its backlog the kernel drops them, and an edge that was dropped tries again only after 1, 2 and
+    /// 4 s. While there is no room they wait in the backlog, where they cost us nothing.
     async fn admit(
         &self,
         listener: &TcpListener,
         shutdown: &CancellationToken,
-    ) -> Option<(TcpStream, SocketAddr, Admission)> {
+    ) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
         let admitted = async {
-            // Neither semaphore is ever closed, so that both give a permit in the end.
-            let handshake = Arc::clone(&self.handshakes).acquire_owned().await.ok()?;
+            // The semaphore is never closed, so that it gives a permit in the end.
             let connection = Arc::clone(&self.connections).acquire_owned().await.ok()?;
             loop {
                 match listener.accept().await {
-                    Ok((stream, address)) => {
-                        return Some((stream, address, Admission { connection, handshake }));
-                    }
+                    Ok((stream, address)) => return Some((stream, address, connection)),
                     Err(error) => {
                         tracing::warn!(%error, "accept failed; is the limit of open files (ulimit -n) too low?");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -208,13 +212,11 @@ impl Door {
         }
     }
 
-    async fn enter(&self, stream: TcpStream, admission: Admission) {
-        let Admission { connection, handshake } = admission;
+    async fn enter(&self, stream: TcpStream, connection: OwnedSemaphorePermit) {
         // Boxed, so that the handshake's memory does not stay with the session.
-        let established = Box::pin(timeout(self.settings.handshake_deadline, self.establish(stream))).await;
-        drop(handshake);
+        let established = Box::pin(self.handshake(stream)).await;
         let refusal = match established {
-            Ok(Ok((channel, peer, place))) => {
+            Ok((channel, peer, place)) => {
                 tracing::Span::current().record("node", tracing::field::display(&peer.node));
                 let session = Session {
                     peer,
@@ -226,8 +228,7 @@ impl Door {
                 drop((place, connection));
                 return;
             }
-            Ok(Err(refusal)) => refusal,
-            Err(_) => Refusal::TooSlow(self.settings.handshake_deadline),
+            Err(refusal) => refusal,
         };
         let mut logged = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.try_take(1.0, Instant::now()).is_ok() {
@@ -236,10 +237,17 @@ impl Door {
         }
     }
 
-    async fn establish(
-        &self,
-        stream: TcpStream,
-    ) -> Result<(Channel<TlsStream<TcpStream>>, Peer, Place), Refusal> {
+    /// Waits for its turn, and for what follows.
+    async fn handshake(&self, stream: TcpStream) -> Result<Established, Refusal> {
+        let Settings { queue_deadline, handshake_deadline, .. } = self.settings;
+        let turn = timeout(queue_deadline, self.handshakes.acquire()).await;
+        let _turn = turn.map_err(|_| Refusal::Overloaded(queue_deadline))?;
+        // Nothing is kept ready for those who wait.
+        let established = timeout(handshake_deadline, Box::pin(self.establish(stream))).await;
+        established.unwrap_or(Err(Refusal::TooSlow(handshake_deadline)))
+    }
+
+    async fn establish(&self, stream: TcpStream) -> Result<Established, Refusal> {
         // Messages are whole and flushed at once; waiting for more would only delay them.
         let _ = stream.set_nodelay(true);
         let limit = |connection: &mut rustls::ServerConnection| connection.set_buffer_limit(Some(TLS_BUFFER));
