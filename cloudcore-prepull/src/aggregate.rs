@@ -147,9 +147,10 @@ pub fn facts(
         Some(refusal) => fact("Valid", false, "Refused", refusal),
     };
     let suspended = suspended && matches!(phase, JobPhase::Init | JobPhase::InProgress);
-    let suspension = match suspended {
-        true => fact("Suspended", true, "Suspended", "spec.suspend is true: no further node starts"),
-        false => fact("Suspended", false, "NotSuspended", ""),
+    let suspension = if suspended {
+        fact("Suspended", true, "Suspended", "spec.suspend is true: no further node starts")
+    } else {
+        fact("Suspended", false, "NotSuspended", "")
     };
     let rest = match phase {
         JobPhase::Init | JobPhase::InProgress if suspended => [
@@ -199,20 +200,22 @@ fn within(
     budget: usize,
     short: impl Fn(&NodeStatus) -> NodeStatus,
 ) -> Vec<NodeStatus> {
+    let sizes: Vec<usize> = nodes.iter().map(|node| size(node)).collect();
+    if sizes.iter().sum::<usize>() <= budget {
+        return nodes.iter().map(|node| (*node).clone()).collect();
+    }
+    let mut shown: Vec<NodeStatus> = nodes.iter().map(|node| short(node)).collect();
+    let mut left = budget.saturating_sub(shown.iter().map(size).sum());
     let mut by_rank: Vec<usize> = (0..nodes.len()).collect();
     by_rank.sort_by_key(|&at| (rank(nodes[at].phase), at));
-    let mut left = budget;
-    let mut whole = vec![false; nodes.len()];
     for at in by_rank {
-        let size = size(nodes[at]);
-        if size <= left {
-            left -= size;
-            whole[at] = true;
+        let more = sizes[at].saturating_sub(size(&shown[at]));
+        if more <= left {
+            left -= more;
+            shown[at] = nodes[at].clone();
         }
     }
-    let as_room_allows =
-        |(node, whole): (&&NodeStatus, bool)| if whole { (*node).clone() } else { short(node) };
-    nodes.iter().zip(whole).map(as_room_allows).collect()
+    shown
 }
 
 /// Bytes as JSON.
@@ -341,9 +344,30 @@ mod tests {
             })
             .collect();
         let view = view(nodes.iter());
-        assert!(serde_json::to_string(&view).unwrap().len() <= NODE_STATUS_BUDGET + 200 * 200);
+        assert!(serde_json::to_string(&view).unwrap().len() <= NODE_STATUS_BUDGET + 200);
         assert!(view[195..].iter().all(|n| n.image_status.len() == 40));
         assert!(view[..195].iter().any(|n| n.image_status.is_empty()));
+    }
+
+    #[test]
+    fn a_report_stays_within_its_budget_whatever_the_reasons() {
+        let capacity = nodes_in_report(std::iter::repeat_n("registry.example/team/application:v1.2.3", 10));
+        assert!((100..MAX_NODES_IN_REPORT).contains(&capacity), "{capacity}");
+        let nodes: Vec<_> = (0..capacity)
+            .map(|n| {
+                let mut node = node(&format!("node-{n}"), NodePhase::Failure, 10);
+                node.image_status.iter_mut().for_each(|image| image.reason = "x".repeat(1024));
+                node
+            })
+            .collect();
+        let report = report("job", 3, nodes.iter());
+        assert!(serde_json::to_string(&report).unwrap().len() < REPORT_BUDGET + 1000);
+        assert_eq!((report.node_status.len(), report.summary.failure as usize), (capacity, capacity));
+        // What a later life of cloudcore needs is there, whole or not.
+        assert!(report.node_status.iter().all(|node| node.image_status.len() == 10));
+        assert!(report.node_status.iter().any(|node| node.image_status[0].reason.len() < 1024));
+        assert_eq!(nodes_in_report(std::iter::once("a")), MAX_NODES_IN_REPORT);
+        assert_eq!(nodes_in_report(std::iter::repeat_n("a", 10_000)), 1);
     }
 
     #[test]

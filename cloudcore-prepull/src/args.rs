@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::leader::{Timing, TimingError};
 use crate::plan_command::PlanArgs;
 use crate::token_command::TokenCommand;
 
@@ -105,6 +106,9 @@ pub struct RunArgs {
     /// How often both sides ping. Silence for two of them ends a session.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "15s", env = "PREPULL_HEARTBEAT")]
     pub heartbeat: Duration,
+    /// Which of several replicas leads.
+    #[command(flatten)]
+    pub election: ElectionArgs,
     /// Writes the addresses that were really bound as JSON, once all listen.
     #[arg(long, value_name = "FILE", hide = true)]
     pub ports_file: Option<PathBuf>,
@@ -122,6 +126,35 @@ fn certificate_ttl(text: &str) -> Result<Duration, String> {
         Ok(ttl) if ttl >= SHORTEST_CERTIFICATE => Ok(ttl),
         Ok(_) => Err("edges need 5m at the least to renew it; the usual is 30d".to_owned()),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Which of several replicas leads.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ElectionArgs {
+    /// One of several replicas leads, by the Lease cloudcore-prepull in --namespace; `false` where there is only one.
+    #[arg(
+        long, value_name = "BOOL", env = "PREPULL_LEADER_ELECT", action = ArgAction::Set, default_value_t = true,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true"
+    )]
+    pub leader_elect: bool,
+    /// How long the other replicas wait for a leader that is not heard of.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "15s", env = "PREPULL_LEASE_DURATION")]
+    pub lease_duration: Duration,
+    /// A leader that could not renew the Lease for so long ends.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s", env = "PREPULL_LEASE_RENEW_DEADLINE")]
+    pub lease_renew_deadline: Duration,
+    /// How often the Lease is renewed, and looked at.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "2s", env = "PREPULL_LEASE_RETRY_PERIOD")]
+    pub lease_retry_period: Duration,
+}
+
+impl ElectionArgs {
+    /// The times, where there is to be an election.
+    pub fn timing(self) -> Result<Option<Timing>, TimingError> {
+        let Self { leader_elect, lease_duration, lease_renew_deadline, lease_retry_period } = self;
+        let timing = Timing::new(lease_duration, lease_renew_deadline, lease_retry_period)?;
+        Ok(leader_elect.then_some(timing))
     }
 }
 
@@ -173,6 +206,21 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn there_is_an_election_unless_it_is_refused() {
+        let timing = |flags: &[&str]| {
+            let line = ["c", "run"].iter().chain(flags);
+            let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not run") };
+            args.election.timing()
+        };
+        let seconds = Duration::from_secs;
+        let usual = Timing::new(seconds(15), seconds(10), seconds(2)).unwrap();
+        assert_eq!(timing(&[]), Ok(Some(usual)));
+        assert_eq!(timing(&["--leader-elect"]), Ok(Some(usual)));
+        assert_eq!(timing(&["--leader-elect=false"]), Ok(None));
+        timing(&["--lease-duration", "10s"]).unwrap_err();
     }
 
     #[test]

@@ -3,22 +3,40 @@
 use std::path::Path;
 
 use anyhow::Context;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use crate::leader::{Fence, Leadership};
+
 /// A client from the given kubeconfig, else from the environment, else from the pod's ServiceAccount.
 pub async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    let config = match kubeconfig {
+    Client::try_from(config(kubeconfig).await?).context(PREPARE)
+}
+
+/// As [`client`], but it writes only as long as this replica leads.
+pub async fn leaders_client(kubeconfig: Option<&Path>, leadership: Leadership) -> anyhow::Result<Client> {
+    let mut config = config(kubeconfig).await?;
+    // A retry is a write, too, and it would be made behind the fence. Whoever writes tries again by himself.
+    config.default_retry = false;
+    let builder = ClientBuilder::try_from(config).context(PREPARE)?;
+    Ok(builder.with_layer(&Fence(leadership)).build())
+}
+
+/// What failed, where no client can be made.
+const PREPARE: &str = "prepare the connection to the cluster";
+
+async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)
                 .with_context(|| format!("read --kubeconfig {}", path.display()))?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
                 .await
-                .with_context(|| format!("use --kubeconfig {}", path.display()))?
+                .with_context(|| format!("use --kubeconfig {}", path.display()))
         }
         None => Config::infer().await.context(
             "no cluster found: give --kubeconfig, set KUBECONFIG, or run in a pod with a ServiceAccount",
-        )?,
-    };
-    Client::try_from(config).context("prepare the connection to the cluster")
+        ),
+    }
 }

@@ -220,6 +220,8 @@ pub struct Controller {
     reports: HashMap<JobUid, Vec<ReportBody>>,
     agenda: Agenda,
     slots: Slots,
+    /// Jobs that a write did not find. The watch may still tell of their last changes.
+    gone: HashSet<JobUid>,
     /// The jobs that count on nodes: those that are not over.
     attached: HashSet<JobUid>,
     actions: Vec<Action>,
@@ -259,20 +261,30 @@ impl Controller {
                 for job in jobs {
                     self.job(job, now);
                 }
+                self.gone.retain(|uid| listed.contains(uid));
                 // Those that are left are of jobs that were deleted; the API server collects them.
                 self.reports = HashMap::new();
             }
             Input::Job(job) => self.job(job, now),
-            Input::JobGone(uid) => self.job_gone(&uid),
+            Input::JobGone(uid) => {
+                self.gone.remove(&uid);
+                self.job_gone(&uid);
+            }
             Input::Session(event) => self.session(event, now),
             Input::Dispatched { job, node, attempt, outcome } => {
                 self.dispatched(&job, &node, attempt, &outcome, now);
             }
             Input::Written { job, object, version, outcome } => match (object, outcome) {
-                (Object::Status, WriteOutcome::Gone) => self.job_gone(&job),
+                (Object::Status, WriteOutcome::Gone) => {
+                    self.job_gone(&job);
+                    self.gone.insert(job);
+                }
                 (_, outcome) => {
                     let done = outcome == WriteOutcome::Done;
-                    self.with(&job, |job, actions| job.written(object, version, done, now, actions));
+                    if !self.with(&job, |job, actions| job.written(object, version, done, now, actions)) {
+                        // It was under way when the job went.
+                        self.actions.push(Action::Forget(job));
+                    }
                 }
             },
             Input::Tick => {}
@@ -358,6 +370,9 @@ impl Controller {
 
     fn job(&mut self, object: JobObject, now: Timestamp) {
         let uid = job::uid_of(&object);
+        if self.gone.contains(&uid) {
+            return;
+        }
         if matches!(&object, Ok(job) if job.metadata.deletion_timestamp.is_some()) {
             return self.job_gone(&uid);
         }
@@ -400,7 +415,8 @@ impl Controller {
     }
 
     fn job_gone(&mut self, uid: &JobUid) {
-        let Some(job) = self.jobs.remove(uid) else { return };
+        let Some(mut job) = self.jobs.remove(uid) else { return };
+        job.abandon(&mut self.actions);
         self.actions.push(Action::Forget(uid.clone()));
         self.agenda.remove(uid);
         if self.attached.remove(uid) {
@@ -463,8 +479,12 @@ impl Controller {
             // The session layer takes the Hello and refuses a second one.
             EdgeMessage::Hello(_) => {}
             EdgeMessage::Accepted { task } => {
-                if !self.with(&task.job.clone(), |job, _| job.accepted(node, task.attempt)) {
-                    self.actions.push(cancel(node, task, DELETED));
+                let mut wanted = false;
+                let known = self.with(&task.job.clone(), |job, _| {
+                    wanted = job.accepted(node, task.attempt);
+                });
+                if !wanted {
+                    self.actions.push(cancel(node, task, if known { OVER } else { DELETED }));
                 }
             }
             EdgeMessage::Progress(progress) => {

@@ -11,16 +11,34 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::leader::Leadership;
 use crate::metrics::Metrics;
 
-/// Whether cloudcore can do its work: the jobs and nodes are known, and the tunnel listens.
-#[derive(Debug, Default)]
-pub struct Readiness(AtomicBool);
+/// Whether cloudcore can do its work: it leads, the jobs and nodes are known, and the tunnel listens.
+#[derive(Debug)]
+pub struct Readiness {
+    leadership: Leadership,
+    serving: AtomicBool,
+}
 
 impl Readiness {
-    /// Says so.
-    pub fn set(&self, ready: bool) {
-        self.0.store(ready, Ordering::Relaxed);
+    /// Not ready.
+    pub fn new(leadership: Leadership) -> Self {
+        Self { leadership, serving: AtomicBool::new(false) }
+    }
+
+    /// Says whether the tunnel listens.
+    pub fn set(&self, serving: bool) {
+        self.serving.store(serving, Ordering::Relaxed);
+    }
+
+    fn answer(&self) -> (StatusCode, String) {
+        let reason = match self.leadership.why_not() {
+            Some(why) => format!("not the leader: {why}\n"),
+            None if self.serving.load(Ordering::Relaxed) => return (StatusCode::OK, "ok\n".to_owned()),
+            None => "waiting for the API server's jobs and nodes\n".to_owned(),
+        };
+        (StatusCode::SERVICE_UNAVAILABLE, reason)
     }
 }
 
@@ -33,23 +51,20 @@ pub async fn serve(
 ) -> std::io::Result<()> {
     let app = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
-        .route(
-            "/readyz",
-            get(|State((_, readiness)): State<(Arc<Metrics>, Arc<Readiness>)>| async move {
-                if readiness.0.load(Ordering::Relaxed) {
-                    (StatusCode::OK, "ok\n")
-                } else {
-                    (StatusCode::SERVICE_UNAVAILABLE, "waiting for the API server's jobs and nodes\n")
-                }
-            }),
-        )
-        .route(
-            "/metrics",
-            get(|State((metrics, _)): State<(Arc<Metrics>, Arc<Readiness>)>| async move {
-                let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                ([(header::CONTENT_TYPE, format)], metrics.render()).into_response()
-            }),
-        )
+        .route("/readyz", get(ready))
+        .route("/metrics", get(scrape))
         .with_state((metrics, readiness));
     axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
+}
+
+type Served = State<(Arc<Metrics>, Arc<Readiness>)>;
+
+async fn ready(State((_, readiness)): Served) -> impl IntoResponse {
+    readiness.answer()
+}
+
+async fn scrape(State((metrics, readiness)): Served) -> impl IntoResponse {
+    metrics.leadership(&readiness.leadership);
+    let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, format)], metrics.render())
 }

@@ -18,6 +18,7 @@ pub mod dispatch;
 pub mod enroll;
 pub mod events;
 pub mod http;
+pub mod leader;
 pub mod metrics;
 pub mod pki;
 pub mod plan;

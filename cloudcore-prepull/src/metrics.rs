@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::controller::{DispatchOutcome, Input, WriteOutcome};
+use crate::leader::Leadership;
 use crate::tunnel::SessionEvent;
 use prepull_api::task::TaskOutcome;
 use prepull_api::wire::EdgeMessage;
@@ -34,6 +35,8 @@ pub struct Metrics {
     results: Family<OutcomeLabel, Counter>,
     writes: Family<OutcomeLabel, Counter>,
     inputs: Counter<u64, AtomicU64>,
+    leader: Gauge<i64>,
+    lease_transitions: Gauge<i64>,
 }
 
 impl Default for Metrics {
@@ -45,13 +48,21 @@ impl Default for Metrics {
         let results = Family::default();
         let writes = Family::default();
         let inputs = Counter::default();
+        let leader = Gauge::default();
+        let lease_transitions = Gauge::default();
         registry.register("jobs", "ImagePrePullJobs by phase", jobs.clone());
         registry.register("edge_sessions", "Edge nodes that are connected", sessions.clone());
         registry.register("dispatches", "Tasks sent to edge nodes, by outcome", dispatches.clone());
         registry.register("results", "Results that edge nodes sent, by outcome", results.clone());
         registry.register("status_writes", "Writes of job status, by outcome", writes.clone());
         registry.register("controller_inputs", "What the controller took in", inputs.clone());
-        Self { registry, jobs, sessions, dispatches, results, writes, inputs }
+        registry.register("leader", "Whether this replica leads", leader.clone());
+        registry.register(
+            "lease_transitions",
+            "How often the Lease had changed hands when it was last read",
+            lease_transitions.clone(),
+        );
+        Self { registry, jobs, sessions, dispatches, results, writes, inputs, leader, lease_transitions }
     }
 }
 
@@ -105,6 +116,12 @@ impl Metrics {
             self.jobs.get_or_create(&PhaseLabel { phase }).set(count);
         }
         self.sessions.set(i64::try_from(sessions).unwrap_or(i64::MAX));
+    }
+
+    /// Takes whether this replica leads, now.
+    pub fn leadership(&self, leadership: &Leadership) {
+        self.leader.set(leadership.is_leader().into());
+        self.lease_transitions.set(leadership.transitions());
     }
 
     /// In the text format of OpenMetrics.

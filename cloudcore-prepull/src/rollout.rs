@@ -356,14 +356,18 @@ impl Rollout {
         again
     }
 
-    /// Whether the node works on as many tasks of other jobs as it can.
-    pub fn busy(&mut self, node: &NodeName, busy: bool) {
-        if let Some(&at) = self.index.get(node)
-            && self.members[at].busy != busy
-        {
-            self.members[at].busy = busy;
-            self.index_member(at);
+    /// Whether the node works on as many tasks of other jobs as it can. Returns whether its record says so now
+    /// and did not before, or the other way round.
+    pub fn busy(&mut self, node: &NodeName, busy: bool) -> bool {
+        let Some(&at) = self.index.get(node) else { return false };
+        let member = &mut self.members[at];
+        if member.busy == busy {
+            return false;
         }
+        member.busy = busy;
+        let waits = member.record.phase == NodePhase::Pending && member.online.is_some();
+        self.index_member(at);
+        waits
     }
 
     /// The job is over: nothing starts in it any more. The nodes that never started say why.
@@ -378,7 +382,8 @@ impl Rollout {
     }
 
     /// The job was over before this life of cloudcore: the records stay as they are.
-    pub fn reopened_closed(mut self) -> Self {
+    #[must_use]
+    pub fn closed(mut self) -> Self {
         self.closed = true;
         self
     }

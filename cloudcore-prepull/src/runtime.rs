@@ -9,6 +9,7 @@
 
 use std::future::Future;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::CommandFactory;
 use jiff::Timestamp;
+use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -26,6 +28,7 @@ use crate::args::{Cli, Command, LogFormat, RunArgs};
 use crate::controller::{Action, Controller, Input};
 use crate::events::Events;
 use crate::http::Readiness;
+use crate::leader::{self, Leadership};
 use crate::metrics::Metrics;
 use crate::secrets::Secrets;
 use crate::status_writer::Writer;
@@ -49,6 +52,12 @@ pub fn main(cli: Cli) -> ExitCode {
     // A second install is refused and harmless: the first one is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut stdout = std::io::stdout();
+    if let Command::Run(args) = &cli.command
+        && let Err(error) = args.election.timing()
+    {
+        let _ = Cli::command().error(clap::error::ErrorKind::ValueValidation, error).print();
+        return ExitCode::from(2);
+    }
     let outcome = match cli.command {
         Command::Run(args) => block_on(run(*args)),
         Command::Crds(args) => crds_command::run(&args, &mut stdout),
@@ -88,29 +97,15 @@ fn log_to_stderr(args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `cloudcore-prepull run`.
+/// `cloudcore-prepull run`: health, then the election, then the work; the Lease is given back after it.
 async fn run(args: RunArgs) -> anyhow::Result<()> {
     log_to_stderr(&args)?;
+    let timing = args.election.timing()?;
+    let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     let client = crate::cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
     let metrics = Arc::new(Metrics::default());
-    let readiness = Arc::new(Readiness::default());
-    let (inputs, mut receiver) = mpsc::channel(INPUTS);
-    let sessions = Sessions::default();
-    let mut core = Core {
-        controller: Controller::default(),
-        clock: Clock::start(),
-        sessions: sessions.clone(),
-        secrets: Secrets::new(client.clone()),
-        events: Events::start(client.clone()),
-        writer: Writer::new(client.clone()),
-        metrics: metrics.clone(),
-        inputs: inputs.clone(),
-        permits: Arc::new(Semaphore::new(DISPATCHES)),
-        work: JoinSet::new(),
-    };
-
-    tokio::spawn(core.secrets.clone().forget_in_time());
+    let readiness = Arc::new(Readiness::new(leadership.clone()));
 
     // Health answers from the start; metrics with it.
     let health = TcpListener::bind(args.metrics_listen)
@@ -118,7 +113,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         .with_context(|| format!("listen on --metrics-listen {}", args.metrics_listen))?;
     let health_address = health.local_addr()?;
     info!(address = %health_address, "metrics and health listen");
-    tokio::spawn(http::serve(health, metrics, readiness.clone(), shutdown.clone()));
+    tokio::spawn(http::serve(health, metrics.clone(), readiness.clone(), shutdown.clone()));
 
     tokio::spawn({
         let shutdown = shutdown.clone();
@@ -127,8 +122,47 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             shutdown.cancel();
         }
     });
-    // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since an edge
-    // with a task of a job that is not known is told to stop.
+    let namespace = &args.cluster.namespace;
+    let Some(term) = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown).await? else {
+        return Ok(());
+    };
+    let outcome = work(args, health_address, client, leadership, metrics, readiness, shutdown).await;
+    term.release().await;
+    outcome
+}
+
+/// What the leader does, until the shutdown. Nothing of it writes any more when this returns.
+async fn work(
+    args: RunArgs,
+    health_address: SocketAddr,
+    client: Client,
+    leadership: Leadership,
+    metrics: Arc<Metrics>,
+    readiness: Arc<Readiness>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let kubeconfig = args.cluster.kubeconfig.as_deref();
+    let writes = crate::cluster::leaders_client(kubeconfig, leadership.clone()).await?;
+    let (inputs, mut receiver) = mpsc::channel(INPUTS);
+    let sessions = Sessions::default();
+    let mut core = Core {
+        controller: Controller::default(),
+        clock: Clock::start(),
+        sessions: sessions.clone(),
+        secrets: Secrets::new(client.clone()),
+        events: Events::start(writes.clone()),
+        writer: Writer::new(writes),
+        leadership,
+        metrics,
+        inputs: inputs.clone(),
+        permits: Arc::new(Semaphore::new(DISPATCHES)),
+        work: JoinSet::new(),
+    };
+
+    tokio::spawn(core.secrets.clone().forget_in_time());
+
+    // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since
+    // an edge with a task of a job that is not known is told to stop.
     tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
     core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
     let reports = core.writer.reports();
@@ -158,6 +192,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     .await;
     if drained.is_err() {
         info!("not all was written in time; it is written after the restart");
+        core.work.shutdown().await;
     }
     Ok(())
 }
@@ -196,7 +231,9 @@ impl Clock {
 struct Core {
     controller: Controller,
     clock: Clock,
+    /// Its client is fenced: see [`crate::leader::Fence`].
     writer: Writer,
+    leadership: Leadership,
     sessions: Sessions,
     secrets: Secrets,
     events: Events,
@@ -250,6 +287,10 @@ impl Core {
     }
 
     fn act(&mut self, action: Action) {
+        // Another one's term may have begun, and it finds out by itself what is to be done.
+        if !self.leadership.is_leader() {
+            return;
+        }
         match action {
             // A message that finds no session is not lost: the node's next Hello brings the matter up again.
             Action::Send(node, message) => _ = self.sessions.send(&node, message),

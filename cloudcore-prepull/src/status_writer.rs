@@ -94,46 +94,61 @@ impl Writer {
         }
     }
 
-    /// Writes an object once.
+    /// Writes an object. Where it has another version than we knew, because somebody edited the spec, or because the
+    /// answer to our last write was lost, that version is read, and the write made once more.
     pub async fn write(&self, job: &JobUid, name: &str, content: &Content) -> WriteOutcome {
+        let object = content.object();
+        match tokio::time::timeout(WRITE_DEADLINE, self.write_or_reread(job, name, content)).await {
+            Ok(Ok(outcome)) => {
+                debug!(job = name, ?object, ?outcome, "written");
+                return outcome;
+            }
+            Ok(Err(error)) => warn!(job = name, ?object, %error, "not written; trying again"),
+            Err(_) => {
+                warn!(job = name, ?object, deadline = ?WRITE_DEADLINE, "not written in time; trying again");
+            }
+        }
+        WriteOutcome::Failed
+    }
+
+    async fn write_or_reread(
+        &self,
+        job: &JobUid,
+        name: &str,
+        content: &Content,
+    ) -> Result<WriteOutcome, Error> {
+        let refused = match self.write_once(job, name, content).await {
+            Ok(()) => return Ok(WriteOutcome::Done),
+            Err(error) => error,
+        };
+        let object = content.object();
+        match &refused {
+            Error::Api(answer) if answer.code == 404 && object == Object::Status => {}
+            // A report that somebody deleted, one that is there although we did not know, or another version. 422
+            // is the test of UID and version, or a definition that does not have a field.
+            Error::Api(answer) if matches!(answer.code, 404 | 409 | 422) => {
+                if self.reread(job, name, object).await? {
+                    self.write_once(job, name, content).await?;
+                    return Ok(WriteOutcome::Done);
+                }
+            }
+            _ => return Err(refused),
+        }
+        self.forget(job);
+        Ok(WriteOutcome::Gone)
+    }
+
+    async fn write_once(&self, job: &JobUid, name: &str, content: &Content) -> Result<(), Error> {
         let key = (job.clone(), content.object());
         let version = self.versions().get(&key).cloned();
-        let write = async {
-            match content {
-                Content::Status(status) => self.status(job, name, version.as_deref(), status).await,
-                Content::Report(report) => self.report(job, name, version, report).await,
-            }
+        let written = match content {
+            Content::Status(status) => self.status(job, name, version.as_deref(), status).await?,
+            Content::Report(report) => self.report(job, name, version, report).await?,
         };
-        let failed = match tokio::time::timeout(WRITE_DEADLINE, write).await {
-            Ok(Ok(version)) => {
-                debug!(job = name, object = ?key.1, "written");
-                if let Some(version) = version {
-                    self.versions().insert(key, version);
-                }
-                return WriteOutcome::Done;
-            }
-            Ok(Err(Error::Api(answer))) => match answer.code {
-                404 if key.1 == Object::Status => {
-                    self.forget(job);
-                    return WriteOutcome::Gone;
-                }
-                // A report that somebody deleted, one that is there although we did not know, or another version:
-                // also where our own write took and its answer was lost. 422: the test of UID and version.
-                404 | 409 | 422 => {
-                    let reread = tokio::time::timeout(WRITE_DEADLINE, self.reread(job, name, key.1)).await;
-                    if matches!(reread, Ok(Reread::Another)) {
-                        self.forget(job);
-                        return WriteOutcome::Gone;
-                    }
-                    format!("{} {}", answer.code, answer.message)
-                }
-                code => format!("{code} {}", answer.message),
-            },
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {WRITE_DEADLINE:?}"),
-        };
-        warn!(job = name, object = ?key.1, error = failed, "not written; trying again");
-        WriteOutcome::Failed
+        if let Some(version) = written {
+            self.versions().insert(key, version);
+        }
+        Ok(())
     }
 
     /// Deletes a job, and no other one of its name. Failures are logged; the controller asks again.
@@ -145,7 +160,7 @@ impl Writer {
             Ok(Err(Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
             Ok(Err(error)) => warn!(job = name, %error, "the job was not deleted; trying again"),
             Err(_) => {
-                warn!(job = name, deadline = ?WRITE_DEADLINE, "the job was not deleted in time; trying again")
+                warn!(job = name, deadline = ?WRITE_DEADLINE, "the job was not deleted in time; trying again");
             }
         }
     }
@@ -192,35 +207,28 @@ impl Writer {
         Ok(written.resource_version())
     }
 
-    /// After a write that was refused: whose the object is, and in which version.
-    async fn reread(&self, job: &JobUid, name: &str, object: Object) -> Reread {
-        let key = (job.clone(), object);
-        let (found, belongs) = match object {
+    /// After a write that was refused: takes note of the object's version. `false` where the job is gone, or is
+    /// another one by now.
+    async fn reread(&self, job: &JobUid, name: &str, object: Object) -> Result<bool, Error> {
+        let found = match object {
             Object::Status => {
-                let found = self.jobs().get_opt(name).await;
-                let found = found.map(|found| found.map(|found| found.metadata));
-                let uid = found.as_ref().ok().and_then(|meta| meta.as_ref()?.uid.clone());
-                (found, uid.as_ref() == Some(&job.0))
+                let found = self.jobs().get_opt(name).await?;
+                let Some(found) = found.filter(|found| found.uid().as_ref() == Some(&job.0)) else {
+                    return Ok(false);
+                };
+                found.resource_version()
             }
             Object::Report(index) => {
-                let found = self.partial_reports().get_opt(&report_name(job, name, index)).await;
-                (found.map(|found| found.map(|found| found.metadata)), true)
+                let found = self.partial_reports().get_opt(&report_name(job, name, index)).await?;
+                found.and_then(|found| found.resource_version())
             }
         };
+        let key = (job.clone(), object);
         match found {
-            Err(_) => Reread::Unknown,
-            Ok(Some(meta)) if belongs => {
-                if let Some(version) = meta.resource_version {
-                    self.versions().insert(key, version);
-                }
-                Reread::Ours
-            }
-            Ok(_) if object == Object::Status => Reread::Another,
-            Ok(_) => {
-                self.versions().remove(&key);
-                Reread::Ours
-            }
+            Some(version) => _ = self.versions().insert(key, version),
+            None => _ = self.versions().remove(&key),
         }
+        Ok(true)
     }
 
     fn jobs(&self) -> Jobs {
@@ -235,16 +243,6 @@ impl Writer {
         // Nothing that holds the lock can leave the map half changed.
         self.versions.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What was found after a write that was refused.
-enum Reread {
-    /// Ours, with its version known again.
-    Ours,
-    /// The name is another job's by now, or nobody's.
-    Another,
-    /// The API server did not say.
-    Unknown,
 }
 
 fn operations(job: &JobUid, version: Option<&str>, status: &ImagePrePullJobStatus) -> Value {

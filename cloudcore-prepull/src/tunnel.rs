@@ -7,6 +7,7 @@
 //! ```
 
 pub mod listener;
+mod overload;
 pub(crate) mod peer;
 pub mod registry;
 mod session;

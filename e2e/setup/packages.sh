@@ -28,6 +28,7 @@ required=(
   curl:curl
   ps:procps
   unshare:util-linux
+  faketime:faketime
   flock:util-linux
 )
 # Nice to have: looking into a cluster by hand, linting these scripts.

@@ -81,6 +81,14 @@ impl Child {
         &self.log
     }
 
+    /// Resident memory, in bytes.
+    pub fn memory(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib: u64 = line.and_then(|line| line.split_whitespace().next()).context("no VmRSS")?.parse()?;
+        Ok(kib * 1024)
+    }
+
     /// Whether it has not ended yet. A stopped process runs, too.
     pub fn is_running(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))

@@ -1,18 +1,22 @@
 //! cloudcore-prepull, as its own ServiceAccount.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use kube::config::Kubeconfig;
 
-use crate::cleanup::{Child, eventually, keeping};
+use crate::api_proxy::ApiProxy;
+use crate::cleanup::{Child, eventually, keeping, tail};
 use crate::cluster::{Cluster, NAMESPACE};
+use crate::front::Front;
+use crate::network::{Network, Passage, Space};
 use crate::parts;
 use crate::place::Place;
 use crate::plain_http;
@@ -23,6 +27,9 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// SIGTERM is graceful, and not endless.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const PROGRAM: &str = "cloudcore-prepull";
+/// Short, for tests wait for them, and long enough for a busy machine.
+const ELECTION: [&str; 3] =
+    ["--lease-duration=4s", "--lease-renew-deadline=3s", "--lease-retry-period=500ms"];
 
 /// The cloud side: a process, and what it takes to start it again in the same place.
 pub struct Cloud {
@@ -33,26 +40,54 @@ pub struct Cloud {
     tunnel: Port,
     enroll: Port,
     metrics: Port,
+    front: Option<SocketAddr>,
     arguments: Vec<OsString>,
+    standby: bool,
+    /// Where it runs, if not where we do, and the ways there.
+    space: Option<(Space, Vec<Passage>)>,
     process: Option<Child>,
 }
 
 /// A cloud to be; `.await` starts it.
 pub struct Start<'a> {
     cluster: &'a Cluster,
+    kubeconfig: PathBuf,
     name: String,
     arguments: Vec<OsString>,
+    replica: bool,
+    standby: bool,
+    space: Option<Space>,
 }
 
 impl Cloud {
-    /// Under RBAC, with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`.
+    /// Under RBAC, with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`. It is the only one,
+    /// without an election, unless it is told to be [`Start::replica`].
     pub fn start(cluster: &Cluster) -> Start<'_> {
-        Start { cluster, name: PROGRAM.to_owned(), arguments: Vec::new() }
+        let kubeconfig = cluster.cloudcore_kubeconfig().to_owned();
+        Start {
+            cluster,
+            kubeconfig,
+            name: PROGRAM.to_owned(),
+            arguments: Vec::new(),
+            replica: false,
+            standby: false,
+            space: None,
+        }
     }
 
-    /// Where edges dial.
+    /// Where edges dial: what it listens on, or what stands [in front](Self::behind) of it.
     pub fn tunnel_addr(&self) -> SocketAddr {
+        self.front.unwrap_or_else(|| self.tunnel_listen())
+    }
+
+    /// Where it listens for edges while it leads.
+    pub fn tunnel_listen(&self) -> SocketAddr {
         self.tunnel.addr()
+    }
+
+    /// Edges that are started from now on dial the front.
+    pub fn behind(&mut self, front: &Front) {
+        self.front = Some(front.addr());
     }
 
     /// Where edges join.
@@ -93,7 +128,29 @@ impl Cloud {
 
     /// Whether it says that it is ready.
     pub async fn is_ready(&self) -> Result<bool> {
-        Ok(plain_http::get(self.metrics_addr(), "/readyz").await?.0 == 200)
+        Ok(self.readiness().await?.0 == 200)
+    }
+
+    /// What it says of its readiness: status and body.
+    pub async fn readiness(&self) -> Result<(u16, String)> {
+        plain_http::get(self.metrics_addr(), "/readyz").await
+    }
+
+    /// Waits until it is ready, so until it leads.
+    pub async fn leads(&self, limit: Duration) -> Result<()> {
+        eventually("it leads", limit, async || {
+            let (status, body) = self.readiness().await?;
+            ensure!(status == 200, "{status} {body}");
+            Ok(())
+        })
+        .await
+        .with_context(|| tail(&self.log(), 20))
+    }
+
+    /// Waits until it ends by itself.
+    pub async fn ends(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let mut process = self.process.take().context("cloudcore-prepull is stopped")?;
+        process.wait(limit).await
     }
 
     /// What it logged, over all its restarts.
@@ -132,26 +189,52 @@ impl Cloud {
         let _ = std::fs::remove_file(&ports_file);
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
-        for (flag, port) in [
-            ("--tunnel-listen", &self.tunnel),
-            ("--enroll-listen", &self.enroll),
-            ("--metrics-listen", &self.metrics),
+        // In a namespace of its own nobody else can get at it.
+        let tunnel = if self.space.is_some() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
+        for (flag, address) in [
+            ("--tunnel-listen", (tunnel, self.tunnel.number()).into()),
+            ("--enroll-listen", self.enroll.addr()),
+            ("--metrics-listen", self.metrics.addr()),
         ] {
-            command.arg(flag).arg(port.addr().to_string());
+            command.arg(flag).arg(SocketAddr::to_string(&address));
         }
         command.arg("--ports-file").arg(&ports_file).args(&self.arguments);
+        if let Some((space, _)) = &self.space {
+            command = space.command(&command);
+        }
         let mut process = Child::spawn(&self.place, &self.name, command)?;
-        let listens = || {
-            // The outer error is worth another try, the inner one is not.
-            let answer = process.check_running().map_or_else(
-                |error| Ok(Err(error)),
-                |()| if ports_file.exists() { Ok(Ok(())) } else { Err(anyhow!("it has not said so")) },
-            );
-            std::future::ready(answer)
+        let (standby, health) = (self.standby, self.metrics.addr());
+        let up = || {
+            let (running, said) = (process.check_running(), standby || ports_file.exists());
+            async move {
+                // The outer error is worth another try, the inner one is not.
+                if running.is_err() {
+                    return Ok(running);
+                }
+                ensure!(said, "it has not said so");
+                if standby {
+                    plain_http::get(health, "/healthz").await?;
+                }
+                Ok(Ok(()))
+            }
         };
-        eventually("cloudcore-prepull listens", START_LIMIT, listens).await??;
+        eventually("cloudcore-prepull listens", START_LIMIT, up).await??;
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Between where we are and where it runs: from us to its ports, and from it to the API server.
+    fn passages(&self, space: &Space) -> Result<Vec<Passage>> {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let cluster = kubeconfig.clusters.first().and_then(|named| named.cluster.as_ref());
+        let server = cluster.and_then(|cluster| cluster.server.as_deref()).unwrap_or_default();
+        let server = server.trim_start_matches("https://").trim_end_matches('/');
+        let server = server.parse().with_context(|| format!("the API server {server} is not on loopback"))?;
+        let mut passages = vec![Passage::through(Some(space), None, server)?];
+        for addr in [self.tunnel_addr(), self.enroll_addr(), self.metrics_addr()] {
+            passages.push(Passage::through(None, Some(space), addr)?);
+        }
+        Ok(passages)
     }
 
     /// SIGSTOP: its connections stay open and nothing answers.
@@ -180,6 +263,41 @@ impl Start<'_> {
         self
     }
 
+    /// One of several, of which one leads. A leader that hangs is followed within seconds.
+    #[must_use]
+    pub fn replica(mut self) -> Self {
+        self.replica = true;
+        self
+    }
+
+    /// A [`Self::replica`] that need not lead: it is up when it answers.
+    #[must_use]
+    pub fn standby(mut self) -> Self {
+        self.standby = true;
+        self.replica()
+    }
+
+    /// With this kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(mut self, file: &Path) -> Self {
+        file.clone_into(&mut self.kubeconfig);
+        self
+    }
+
+    /// It reaches the API server through a proxy.
+    #[must_use]
+    pub fn through(mut self, api: &ApiProxy) -> Self {
+        api.kubeconfig().clone_into(&mut self.kubeconfig);
+        self
+    }
+
+    /// It runs in the network's place for the cloud.
+    #[must_use]
+    pub fn within(mut self, network: &Network) -> Self {
+        self.space = Some(network.cloud().clone());
+        self
+    }
+
     /// Under another name: a second one beside the first. It is the name of its log.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
@@ -189,17 +307,29 @@ impl Start<'_> {
 
     async fn start(self) -> Result<Cloud> {
         let place = Arc::clone(self.cluster.place());
+        let mut arguments = self.arguments;
+        if self.replica {
+            arguments.extend(ELECTION.map(Into::into));
+        } else {
+            arguments.push("--leader-elect=false".into());
+        }
         let mut cloud = Cloud {
             dir: place.new_dir("cloud")?,
             place,
             name: self.name,
-            kubeconfig: self.cluster.cloudcore_kubeconfig().to_owned(),
+            kubeconfig: self.kubeconfig,
             tunnel: Port::reserve()?,
             enroll: Port::reserve()?,
             metrics: Port::reserve()?,
-            arguments: self.arguments,
+            front: None,
+            arguments,
+            standby: self.standby,
+            space: None,
             process: None,
         };
+        if let Some(space) = self.space {
+            cloud.space = Some((space.clone(), cloud.passages(&space)?));
+        }
         cloud.restart().await?;
         Ok(cloud)
     }

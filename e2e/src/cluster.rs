@@ -177,6 +177,17 @@ impl Cluster {
         self.server()?.apiserver()?.cont()
     }
 
+    /// Kills etcd, which keeps its data: kube-apiserver answers errors, or nothing.
+    pub fn stop_etcd(&self) -> Result<()> {
+        self.server()?.stop_etcd()
+    }
+
+    /// Starts etcd again with its data, and waits until kube-apiserver has noticed.
+    pub async fn start_etcd(&self) -> Result<()> {
+        self.server()?.start_etcd(&self.place)?;
+        self.is_ready().await
+    }
+
     /// The processes, for whoever measures them. None where the cluster is not ours.
     pub fn servers(&self) -> Option<Servers> {
         self.server().and_then(|server| server.processes()).ok()

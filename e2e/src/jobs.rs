@@ -13,6 +13,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
 use prepull_api::crd::status::{ImagePrePullJobStatus, ImageStatus, JobPhase, NodeStatus};
 
 pub use builder::JobBuilder;
@@ -210,6 +211,22 @@ impl Job {
             Ok((kind.clone(), message.clone()))
         })
         .await
+    }
+
+    /// Its reports, in their order.
+    pub async fn reports(&self) -> Result<Vec<ImagePrePullReport>> {
+        let api: Api<ImagePrePullReport> = Api::all(self.api.clone().into_client());
+        let labels = format!("{JOB_UID_LABEL}={}", self.uid().await?);
+        let mut reports = api.list(&ListParams::default().labels(&labels)).await?.items;
+        reports.sort_by_key(|report| report.body.index);
+        Ok(reports)
+    }
+
+    /// Changes its spec, as `kubectl patch --type=merge` does.
+    pub async fn patch_spec(&self, spec: serde_json::Value) -> Result<()> {
+        let patch = Patch::Merge(serde_json::json!({ "spec": spec }));
+        self.api.patch(&self.name, &PatchParams::default(), &patch).await?;
+        Ok(())
     }
 
     /// What the API server knows it by.

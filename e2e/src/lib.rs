@@ -4,12 +4,16 @@
 //! ```text
 //!  Place (temporary directory, logs, canary)      Reaper (outlives a killed test and cleans up after it)
 //!    ├─ Cluster   etcd, kube-apiserver (RBAC on), CRDs, nodes, secrets ── Job, JobStatus
+//!    ├─ ApiProxy  between the cloud and kube-apiserver: refuses, delays, cuts, loses answers, ends watches
 //!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (made once, cached)
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
+//!    ├─ Front     in front of several Clouds: carries edges to the one that is ready, as a Service does
 //!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
+//!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
 //!    ├─ Stage     cluster, cloud and edge nodes in one go
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
+//!    ├─ Intruder  a client with a node's certificate that says what it likes
 //!    └─ Fleet     simulated edges: the real tunnel, real certificates, pulls that only take time
 //! ```
 //!
@@ -20,6 +24,7 @@
 //! Names that the environment sets (see e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
 //! `PREPULL_E2E_LOGS`, `PREPULL_E2E_KUBECONFIG`.
 
+pub mod api_proxy;
 mod background;
 pub mod certs;
 pub mod cleanup;
@@ -27,8 +32,11 @@ pub mod cloud;
 pub mod cluster;
 pub mod demo;
 pub mod fleet;
+pub mod front;
 pub mod images;
+pub mod intruder;
 pub mod jobs;
+pub mod network;
 pub mod node;
 pub mod parts;
 pub mod place;
@@ -42,12 +50,16 @@ pub mod stage;
 
 /// What a test usually needs.
 pub mod prelude {
+    pub use crate::api_proxy::{ApiProxy, Fault, Requests};
     pub use crate::certs::Authority;
     pub use crate::cleanup::eventually;
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
+    pub use crate::front::Front;
     pub use crate::images::{Image, MIB};
+    pub use crate::intruder::{Intruder, Wire};
     pub use crate::jobs::{Job, StatusExt};
+    pub use crate::network::{Cable, Network};
     pub use crate::node::{Containerd, EdgeNode};
     pub use crate::place::{CANARY, Place, password};
     pub use crate::proxy::Proxy;

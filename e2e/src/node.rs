@@ -21,6 +21,7 @@ pub use ledger::LedgerTask;
 use crate::cleanup::{Child, eventually};
 use crate::cloud::{Cloud, Metrics};
 use crate::cluster::Cluster;
+use crate::network::{Cable, Passage, Space};
 use crate::parts;
 use crate::place::Place;
 use crate::plain_http;
@@ -41,6 +42,9 @@ pub struct EdgeNode {
     state: PathBuf,
     metrics: Port,
     arguments: Vec<OsString>,
+    /// Where the agent runs, if not where we do, and the way to its metrics.
+    space: Option<(Space, Passage)>,
+    environment: Vec<(&'static str, OsString)>,
     agent: Option<Child>,
 }
 
@@ -50,6 +54,9 @@ pub struct Start<'a> {
     name: String,
     tunnel: SocketAddr,
     arguments: Vec<OsString>,
+    space: Option<Space>,
+    environment: Vec<(&'static str, OsString)>,
+    disk: Option<u64>,
     agent: bool,
 }
 
@@ -62,6 +69,9 @@ impl EdgeNode {
             name: name.to_owned(),
             tunnel: cloud.tunnel_addr(),
             arguments: Vec::new(),
+            space: None,
+            environment: Vec::new(),
+            disk: None,
             agent: true,
         }
     }
@@ -123,6 +133,11 @@ impl EdgeNode {
         command.arg("run").arg("--state-dir").arg(&self.state);
         command.args(["--runtime-endpoint", &self.containerd.endpoint()]);
         command.arg("--metrics-listen").arg(self.metrics.addr().to_string()).args(&self.arguments);
+        // A machine that is used for building is not to fail the check for a tenth of its disk.
+        command.env("PREPULL_DISK_MIN_FREE", "64MiB").envs(self.environment.iter().cloned());
+        if let Some((space, _)) = &self.space {
+            command = space.command(&command);
+        }
         self.agent = Some(Child::spawn(&self.place, &format!("agent-{}", self.name), command)?);
         Ok(())
     }
@@ -195,11 +210,44 @@ impl Start<'_> {
         self
     }
 
+    /// Its agent runs at the end of a cable to the cloud, which is in the same network.
+    #[must_use]
+    pub fn on(mut self, cable: &Cable) -> Self {
+        self.space = Some(cable.edge().clone());
+        let port = self.cloud.tunnel_addr().port();
+        self.tunnel_at((cable.cloud_address(), port).into())
+    }
+
+    /// Its tunnel is to be dialled there.
+    #[must_use]
+    pub fn tunnel_at(mut self, addr: SocketAddr) -> Self {
+        self.tunnel = addr;
+        self
+    }
+
     /// Flags of the agent's `run`.
     #[must_use]
     pub fn args(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(Into::into));
         self
+    }
+
+    /// Its runtime's data is on a disk of so many bytes.
+    #[must_use]
+    pub fn disk(mut self, size: u64) -> Self {
+        self.disk = Some(size);
+        self
+    }
+
+    /// Its clock on the wall is so many seconds ahead, or behind; the monotonic one is as it should be.
+    pub fn clock_off_by(mut self, seconds: i64) -> Result<Self> {
+        self.environment.extend([
+            ("LD_PRELOAD", parts::libfaketime()?.into()),
+            ("FAKETIME", format!("{seconds:+}s").into()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+            ("NO_FAKE_STAT", "1".into()),
+        ]);
+        Ok(self)
     }
 
     /// It joins, but its agent does not run yet: see [`EdgeNode::restart_agent`].
@@ -210,17 +258,26 @@ impl Start<'_> {
     }
 
     async fn start(self) -> Result<EdgeNode> {
-        let Self { cloud, name, tunnel, arguments, agent } = self;
-        let (containerd, token) = tokio::try_join!(Containerd::start(&name), cloud.token(&name))?;
+        let Self { cloud, name, tunnel, arguments, space, environment, disk, agent } = self;
+        let (containerd, token) = tokio::try_join!(Containerd::start_on(&name, disk), cloud.token(&name))?;
         let place = Place::here()?;
         let state = containerd.dir().join("agent");
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.args(["join", "--token", &token, "--node-name", &name]).arg("--state-dir").arg(&state);
         command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
         command.args(["--tunnel-url", &format!("wss://{tunnel}{}", prepull_api::wire::TUNNEL_PATH)]);
+        command.envs(environment.iter().cloned());
         parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
         let metrics = Port::reserve()?;
-        let mut node = EdgeNode { place, name, containerd, state, metrics, arguments, agent: None };
+        let space = match space {
+            Some(space) => {
+                let passage = Passage::through(None, Some(&space), metrics.addr())?;
+                Some((space, passage))
+            }
+            None => None,
+        };
+        let mut node =
+            EdgeNode { place, name, containerd, state, metrics, arguments, space, environment, agent: None };
         if agent {
             node.restart_agent()?;
         }

@@ -65,6 +65,14 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// What gives a program another clock, of Debian's package `libfaketime`: for programs with threads.
+pub fn libfaketime() -> Result<PathBuf> {
+    let library = |dir: PathBuf| dir.join("faketime/libfaketimeMT.so.1");
+    let of_architectures = std::fs::read_dir("/usr/lib")?.flatten().map(|entry| library(entry.path()));
+    let found = of_architectures.into_iter().find(|path| path.exists());
+    found.context("no /usr/lib/*/faketime/libfaketimeMT.so.1: run `make setup`")
+}
+
 /// Runs a helper program to its end, and returns what it printed; its errors are the error.
 pub async fn output(command: Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();

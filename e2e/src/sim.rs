@@ -7,7 +7,7 @@
 //! ```
 
 mod behaviour;
-mod certificates;
+pub(crate) mod certificates;
 mod chance;
 mod counts;
 mod edge;

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use crate::api_proxy::ApiProxy;
 use crate::cleanup::eventually;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::images::Image;
 use crate::jobs::JobBuilder;
+use crate::network::Network;
 use crate::node::{EdgeNode, Start};
 use crate::place::password;
 use crate::proxy::Proxy;
@@ -42,12 +44,39 @@ impl Site {
 
     /// Starts all of it, the cloud with these flags.
     pub async fn with(cloud: &[&str]) -> Result<Self> {
-        let (cluster, registry) =
-            tokio::try_join!(Cluster::start(), Registry::start().user(USER, &password(USER)).into_future())?;
+        let (cluster, registry) = Self::parts().await?;
+        let cloud = Cloud::start(&cluster).args(cloud).await?;
+        Self::around(cluster, registry, cloud).await
+    }
+
+    /// Starts all of it, with a proxy between the cloud and the API server.
+    pub async fn with_api_proxy(cloud: &[&str], seed: u64) -> Result<(Self, ApiProxy)> {
+        let (cluster, registry) = Self::parts().await?;
+        let api = ApiProxy::start(&cluster, seed)?;
+        let cloud = Cloud::start(&cluster).through(&api).args(cloud).await?;
+        Ok((Self::around(cluster, registry, cloud).await?, api))
+    }
+
+    /// Starts all of it, the cloud in a network of its own, to which so many cables may lead.
+    pub async fn in_network(cloud: &[&str], cables: u8) -> Result<(Self, Network)> {
+        let (cluster, registry) = Self::parts().await?;
+        let network = Network::new().await?;
+        let mut start = Cloud::start(&cluster).within(&network).args(cloud);
+        for address in Network::cloud_addresses(cables) {
+            start = start.arg("--advertise").arg(&address);
+        }
+        let cloud = start.await?;
+        Ok((Self::around(cluster, registry, cloud).await?, network))
+    }
+
+    async fn parts() -> Result<(Cluster, Registry)> {
+        tokio::try_join!(Cluster::start(), Registry::start().user(USER, &password(USER)).into_future())
+    }
+
+    async fn around(cluster: Cluster, registry: Registry, cloud: Cloud) -> Result<Self> {
         let link = Proxy::http(registry.addr())?;
         registry.route_through(&link)?;
         cluster.registry_secret(SECRET.0, SECRET.1, &[registry.login(USER)?]).await?;
-        let cloud = Cloud::start(&cluster).args(cloud).await?;
         Ok(Self { cluster, cloud, registry, link })
     }
 

@@ -25,7 +25,7 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -180,6 +180,9 @@ pub enum Effect {
 pub struct Agent {
     tasks: BTreeMap<TaskId, Entry>,
     connected: bool,
+    /// Accepted while there was no session. A `Hello` made before that does not name them, so that the cloud would not
+    /// know what is being done for it.
+    unheard: BTreeSet<TaskId>,
     max_tasks: NonZeroU32,
     /// Of the next task that is queued.
     turn: u64,
@@ -188,7 +191,7 @@ pub struct Agent {
 impl Agent {
     /// No tasks; [`Event::Loaded`] brings them. At most `max_tasks` will run at a time.
     pub fn new(max_tasks: NonZeroU32) -> Self {
-        Self { tasks: BTreeMap::new(), connected: false, max_tasks, turn: 0 }
+        Self { tasks: BTreeMap::new(), connected: false, unheard: BTreeSet::new(), max_tasks, turn: 0 }
     }
 
     /// For the `Hello`.
@@ -250,6 +253,12 @@ impl Agent {
             }
             Event::Connected => {
                 self.connected = true;
+                for task in std::mem::take(&mut self.unheard) {
+                    let stage = self.tasks.get(&task).map(|entry| &entry.stage);
+                    if matches!(stage, Some(Stage::Queued { .. } | Stage::Running)) {
+                        effects.push(Effect::Send(EdgeMessage::Accepted { task }));
+                    }
+                }
                 let ended = self.tasks.values().filter(|entry| matches!(entry.stage, Stage::Ended));
                 effects.extend(ended.filter_map(|entry| entry.record.result.clone()).map(send_result));
             }
@@ -340,6 +349,8 @@ impl Agent {
             Stage::Storing(terms) => {
                 if connected {
                     effects.push(Effect::Send(EdgeMessage::Accepted { task: task.clone() }));
+                } else {
+                    self.unheard.insert(task.clone());
                 }
                 entry.stage = Stage::Queued { terms, turn };
             }

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
+use crate::endpoint::Urls;
 pub use values::{Amount, Listen, MaxTasks, Percent};
 
 /// Where identity and ledger are kept.
@@ -31,12 +32,14 @@ pub struct Settings {
     /// Folder with the identity and the ledger [default: /var/lib/edgecore-prepull]
     #[arg(long, value_name = "DIR", env = "PREPULL_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Where the tunnel is; `join` stores it [default: as stored]
-    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL")]
-    pub tunnel_url: Option<String>,
-    /// Where the certificate is renewed; `join` stores it [default: as stored]
-    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL")]
-    pub enroll_url: Option<String>,
+    /// Where the tunnel is; several, repeated or with commas, are tried in turn [default: as `join` stored it]
+    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',')]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub tunnel_url: Vec<String>,
+    /// Where the certificate is renewed; several likewise [default: as `join` stored it]
+    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',')]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub enroll_url: Vec<String>,
     /// Socket of the container runtime [default: found in the usual places]
     #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
     pub runtime_endpoint: Option<String>,
@@ -65,10 +68,10 @@ pub struct Settings {
 pub struct Effective {
     /// Identity and ledger.
     pub state_dir: PathBuf,
-    /// None: as `join` stored it.
-    pub tunnel_url: Option<String>,
-    /// None: as `join` stored it.
-    pub enroll_url: Option<String>,
+    /// Empty: as `join` stored it.
+    pub tunnel_urls: Urls,
+    /// Empty: as `join` stored it.
+    pub enroll_urls: Urls,
     /// None: to be found.
     pub runtime_endpoint: Option<String>,
     /// Metrics and health.
@@ -79,6 +82,15 @@ pub struct Effective {
     pub parallel_pulls: NonZeroUsize,
     /// What the check items look for.
     pub limits: Limits,
+}
+
+fn either(flag: Vec<String>, file: Vec<String>) -> Urls {
+    let flag = Urls::from(flag);
+    if flag.is_empty() { file.into() } else { flag }
+}
+
+fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    Urls::deserialize(deserializer).map(Into::into)
 }
 
 /// What the check items look for.
@@ -131,8 +143,8 @@ impl Settings {
         let limits = Limits::default();
         Effective {
             state_dir: state_dir.or(file.state_dir).unwrap_or_else(|| DEFAULT_STATE_DIR.into()),
-            tunnel_url: tunnel_url.or(file.tunnel_url),
-            enroll_url: enroll_url.or(file.enroll_url),
+            tunnel_urls: either(tunnel_url, file.tunnel_url),
+            enroll_urls: either(enroll_url, file.enroll_url),
             runtime_endpoint: runtime_endpoint.or(file.runtime_endpoint),
             metrics_listen: metrics_listen.or(file.metrics_listen).unwrap_or_default(),
             max_tasks: max_tasks.or(file.max_tasks).unwrap_or_default(),

@@ -2,6 +2,7 @@
 
 mod explain;
 mod request;
+mod urls;
 
 use std::io;
 use std::time::Duration;
@@ -14,10 +15,12 @@ use tokio::time::timeout;
 pub use explain::Trouble;
 pub(crate) use explain::{PinMismatch, printable};
 pub use request::RequestError;
-pub(crate) use request::post;
+pub(crate) use request::post_to_any;
+pub use urls::Urls;
 
-/// For one address; a name may have several.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+/// For one address; a name may have several. The kernel repeats a SYN after 1 and after 3 s: whoever has not
+/// answered to three of them is not there, or behind something that swallows them, and another one may be.
+pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The host, port and path of a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,16 +33,37 @@ pub(crate) struct Endpoint {
 
 /// A URL that cannot be dialled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{url:?} is no URL of the form {scheme}://HOST[:PORT][/PATH]")]
-pub struct BadUrl {
-    url: String,
-    scheme: &'static str,
+pub enum BadUrl {
+    /// It is something else.
+    #[error("{url:?} is no URL of the form {scheme}://HOST[:PORT][/PATH]")]
+    Form {
+        /// As it was given.
+        url: String,
+        /// What is spoken there.
+        scheme: &'static str,
+    },
+    /// There is none at all.
+    #[error("no URL of the form {scheme}://HOST[:PORT][/PATH] is given")]
+    None {
+        /// What is spoken there.
+        scheme: &'static str,
+    },
+    /// A round through them would take too long.
+    #[error("{count} URLs of the form {scheme}://HOST are given: at most {most} are taken")]
+    TooMany {
+        /// What is spoken there.
+        scheme: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
 }
 
 impl Endpoint {
     /// Reads a URL. Nothing but `scheme` is accepted: what is not encrypted is not spoken.
     pub(crate) fn parse(url: &str, scheme: &'static str) -> Result<Self, BadUrl> {
-        let bad = || BadUrl { url: url.to_owned(), scheme };
+        let bad = || BadUrl::Form { url: url.to_owned(), scheme };
         let uri: Uri = url.parse().map_err(|_| bad())?;
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(bad)?;
         if uri.scheme_str() != Some(scheme) || uri.authority().is_some_and(|a| a.as_str().contains('@')) {
@@ -64,15 +88,15 @@ impl Endpoint {
         ServerName::try_from(self.host.clone()).map_err(io::Error::other)
     }
 
-    /// Tries every address of the host, one after the other.
-    pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
-        let resolved = timeout(CONNECT_DEADLINE, lookup_host((self.host.as_str(), self.port))).await??;
+    /// Tries every address of the host, one after the other, each for so long.
+    pub(crate) async fn connect(&self, deadline: Duration) -> io::Result<TcpStream> {
+        let resolved = timeout(deadline, lookup_host((self.host.as_str(), self.port))).await??;
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for address in resolved {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             socket.set_keepalive(true)?;
             socket.set_nodelay(true)?;
-            match timeout(CONNECT_DEADLINE, socket.connect(address)).await {
+            match timeout(deadline, socket.connect(address)).await {
                 Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(error)) => last = error,
                 Err(late) => last = late.into(),

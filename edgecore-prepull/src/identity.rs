@@ -24,7 +24,7 @@ pub use files::Connection;
 pub(crate) use files::{StateDir, certificate_facts};
 pub use renew::RenewError;
 
-/// TLS sessions that can be resumed: one server, and the few tickets that it hands out.
+/// TLS sessions that can be resumed: of the server that was dialled last, the few tickets that it hands out.
 const TICKETS: usize = 4;
 
 /// Why this edge has no identity.

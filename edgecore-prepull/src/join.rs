@@ -19,7 +19,7 @@ use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, Issued, JoinToken, NotATok
 use prepull_api::task::NodeName;
 use prepull_api::wire::TUNNEL_PATH;
 
-use crate::endpoint::{BadUrl, Endpoint, RequestError, post};
+use crate::endpoint::{BadUrl, RequestError, Urls, post_to_any};
 use crate::identity::{Connection, Identity, IdentityError, StateDir, certificate_facts};
 use pin::PinnedCa;
 
@@ -31,20 +31,22 @@ const ENROLL_PORT: u16 = 10_002;
 /// What `join` is told.
 #[derive(Clone, Debug, Args)]
 #[command(
-    after_help = "Example:\n  edgecore-prepull join --server cloud.example --node-name edge-1 --token TOKEN\n\n\
+    after_help = "Examples:\n  edgecore-prepull join --server cloud.example --node-name edge-1 --token TOKEN\n  \
+                        edgecore-prepull join --server cloud-a.example,cloud-b.example --node-name edge-1 --token TOKEN\n\n\
                         The token comes from `cloudcore-prepull token create` and is best given in PREPULL_TOKEN: \
                         arguments can be seen by every user of this machine."
 )]
 pub struct JoinArgs {
     /// Where cloudcore is: short for --enroll-url https://HOST:10002 and --tunnel-url wss://HOST:10000/v1/edge.
-    #[arg(long, value_name = "HOST", env = "PREPULL_SERVER", required_unless_present_all = ["enroll_url", "tunnel_url"])]
-    pub server: Option<String>,
+    /// Several, repeated or with commas, are tried in turn; so are several URLs.
+    #[arg(long, value_name = "HOST", env = "PREPULL_SERVER", value_delimiter = ',', required_unless_present_all = ["enroll_url", "tunnel_url"])]
+    pub server: Vec<String>,
     /// Where to enrol [default: by --server].
-    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL")]
-    pub enroll_url: Option<String>,
+    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',')]
+    pub enroll_url: Vec<String>,
     /// Where the tunnel is [default: by --server].
-    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL")]
-    pub tunnel_url: Option<String>,
+    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',')]
+    pub tunnel_url: Vec<String>,
     /// The join token.
     #[arg(long, value_name = "TOKEN", env = "PREPULL_TOKEN", hide_env_values = true)]
     pub token: SecretArg,
@@ -131,8 +133,8 @@ pub enum JoinError {
     Tls(#[from] rustls::Error),
 }
 
-/// Joins. May be repeated: until it has succeeded the same key is used, so that an answer that was lost is
-/// given again.
+/// Joins, at the first server that answers. May be repeated: until it has succeeded the same key is used, so that
+/// an answer that was lost is given again, by whichever server.
 pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     let JoinArgs { server, enroll_url, tunnel_url, token, node_name, state_dir, force, unless_joined } = args;
     let node = NodeName(node_name);
@@ -146,9 +148,9 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
         return Ok(Joined { node, not_after: identity.not_after(), state_dir });
     }
     let token: JoinToken = token.0.expose().parse()?;
-    let (enroll_url, tunnel_url) = urls(server.as_deref(), enroll_url, tunnel_url);
-    let endpoint = Endpoint::parse(&enroll_url, "https")?;
-    Endpoint::parse(&tunnel_url, "wss")?;
+    let (enroll_urls, tunnel_urls) = urls(&server, enroll_url, tunnel_url);
+    let endpoints = enroll_urls.endpoints("https")?;
+    tunnel_urls.endpoints("wss")?;
     let dir = StateDir::new(&state_dir);
     if !force
         && let Some(other) = dir.joined_as()?
@@ -161,7 +163,7 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     let pinned = Arc::new(PinnedCa::new(token.ca));
     let request = EnrollRequest { node: node.clone(), token: token.bearer(), csr: key.csr()? };
     let Issued { certificate, ca: _, not_after: _ } =
-        post(&endpoint, ENROLL_PATH, pinned.client_tls()?, &request).await?;
+        post_to_any(&endpoints, ENROLL_PATH, pinned.client_tls()?, &request).await?;
 
     let facts = certificate_facts(&certificate).map_err(JoinError::Answer)?;
     if facts.node != node {
@@ -172,19 +174,26 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     }
     // The CA of the handshake, whose hash was checked, rather than the one of the answer.
     let ca = pinned.found_pem().ok_or(JoinError::Answer("the connection had no CA"))?;
-    dir.store_connection(&ca, &Connection { tunnel_url, enroll_url, node_name: node.clone() })?;
+    dir.store_connection(&ca, &Connection { tunnel_urls, enroll_urls, node_name: node.clone() })?;
     dir.store_certificate(&certificate)?;
     Ok(Joined { node, not_after: facts.not_after, state_dir })
 }
 
-fn urls(server: Option<&str>, enroll_url: Option<String>, tunnel_url: Option<String>) -> (String, String) {
-    let host = match server.unwrap_or_default() {
-        v6 if v6.parse::<std::net::Ipv6Addr>().is_ok() => format!("[{v6}]"),
-        other => other.to_owned(),
+/// Where to enrol, and where the tunnel is.
+fn urls(servers: &[String], enroll_urls: Vec<String>, tunnel_urls: Vec<String>) -> (Urls, Urls) {
+    let at_servers = |url: fn(&str) -> String| {
+        let host = |server: &String| match server.trim() {
+            v6 if v6.parse::<std::net::Ipv6Addr>().is_ok() => format!("[{v6}]"),
+            other => other.to_owned(),
+        };
+        let hosts = servers.iter().map(host).filter(|host| !host.is_empty());
+        hosts.map(|host| url(&host)).collect::<Urls>()
     };
+    let given = |urls: Vec<String>| Some(Urls::from(urls)).filter(|urls| !urls.is_empty());
     (
-        enroll_url.unwrap_or_else(|| format!("https://{host}:{ENROLL_PORT}")),
-        tunnel_url.unwrap_or_else(|| format!("wss://{host}:{TUNNEL_PORT}{TUNNEL_PATH}")),
+        given(enroll_urls).unwrap_or_else(|| at_servers(|host| format!("https://{host}:{ENROLL_PORT}"))),
+        given(tunnel_urls)
+            .unwrap_or_else(|| at_servers(|host| format!("wss://{host}:{TUNNEL_PORT}{TUNNEL_PATH}"))),
     )
 }
 
@@ -196,9 +205,9 @@ mod tests {
     /// For a server that is not there, with a token that is none.
     fn args(state_dir: &std::path::Path, node: &str) -> JoinArgs {
         JoinArgs {
-            server: Some("localhost".into()),
-            enroll_url: None,
-            tunnel_url: None,
+            server: vec!["localhost".into()],
+            enroll_url: Vec::new(),
+            tunnel_url: Vec::new(),
             token: SecretArg::from("expired and forgotten".to_owned()),
             node_name: node.into(),
             state_dir: state_dir.to_owned(),
@@ -218,8 +227,8 @@ mod tests {
         params.not_after = rcgen::date_time_ymd(until, 12, 31);
         let pair = std::fs::read_to_string(state_dir.join("pki/client.key.new")).unwrap();
         let certificate = params.self_signed(&rcgen::KeyPair::from_pem(&pair).unwrap()).unwrap().pem();
-        let (enroll_url, tunnel_url) = urls(Some("localhost"), None, None);
-        let connection = Connection { tunnel_url, enroll_url, node_name: node.into() };
+        let (enroll_urls, tunnel_urls) = urls(&["localhost".to_owned()], Vec::new(), Vec::new());
+        let connection = Connection { tunnel_urls, enroll_urls, node_name: node.into() };
         dir.store_connection(&certificate, &connection).unwrap();
         dir.store_certificate(&certificate).unwrap();
     }
@@ -241,12 +250,33 @@ mod tests {
     }
 
     #[test]
-    fn the_server_stands_for_both_urls() {
-        let expected = |host: &str| (format!("https://{host}:10002"), format!("wss://{host}:10000/v1/edge"));
-        assert_eq!(urls(Some("cloud.example"), None, None), expected("cloud.example"));
-        assert_eq!(urls(Some("2001:db8::1"), None, None), expected("[2001:db8::1]"));
-        let (enroll, tunnel) = urls(Some("a"), Some("https://b".into()), None);
-        assert_eq!((enroll.as_str(), tunnel.as_str()), ("https://b", "wss://a:10000/v1/edge"));
+    fn a_server_stands_for_both_urls_where_they_are_not_given() {
+        for (servers, enroll_urls, enroll, tunnel) in [
+            ("cloud.example", "", "https://cloud.example:10002", "wss://cloud.example:10000/v1/edge"),
+            ("2001:db8::1", "", "https://[2001:db8::1]:10002", "wss://[2001:db8::1]:10000/v1/edge"),
+            ("a", "https://b,https://c", "https://b,https://c", "wss://a:10000/v1/edge"),
+            ("a,b", "", "https://a:10002,https://b:10002", "wss://a:10000/v1/edge,wss://b:10000/v1/edge"),
+        ] {
+            let list = |text: &str| -> Vec<String> { text.split(',').map(str::to_owned).collect() };
+            let (enrolling, tunnelling) = urls(&list(servers), list(enroll_urls), Vec::new());
+            assert_eq!((enrolling.to_string().as_str(), tunnelling.to_string().as_str()), (enroll, tunnel));
+        }
+    }
+
+    #[test]
+    fn several_are_given_with_commas_or_by_repetition() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            join: JoinArgs,
+        }
+        let rest = ["--token", "t", "--node-name", "n"];
+        for servers in [vec!["--server", "a,b"], vec!["--server", "a", "--server", "b"]] {
+            let line = Line::try_parse_from(["join"].into_iter().chain(servers).chain(rest)).unwrap();
+            assert_eq!(line.join.server, ["a", "b"]);
+        }
+        assert!(Line::try_parse_from(["join"].into_iter().chain(rest)).is_err(), "where to?");
     }
 
     #[test]

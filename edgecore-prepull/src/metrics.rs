@@ -30,11 +30,17 @@ struct Outcome {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Address {
+    address: String,
+}
+
 /// All metrics of edgecore-prepull.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     connected: Gauge,
+    session: Family<Address, Gauge>,
     open_tasks: Gauge,
     tasks: Family<Outcome, Counter>,
     images: Family<Outcome, Counter>,
@@ -45,14 +51,16 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("edgecore_prepull");
         let connected = Gauge::default();
+        let session = Family::default();
         let open_tasks = Gauge::default();
         let tasks = Family::default();
         let images = Family::default();
         registry.register("connected", "1 while the tunnel is up", connected.clone());
+        registry.register("session", "1 for the address that the session is with", session.clone());
         registry.register("open_tasks", "Tasks in the ledger", open_tasks.clone());
         registry.register("tasks", "Tasks that ended, by outcome", tasks.clone());
         registry.register("images", "Images that ended, by outcome", images.clone());
-        Self { registry, connected, open_tasks, tasks, images, runtime_up: AtomicBool::new(false) }
+        Self { registry, connected, session, open_tasks, tasks, images, runtime_up: AtomicBool::new(false) }
     }
 }
 
@@ -60,6 +68,14 @@ impl Metrics {
     /// The tunnel came up or went down.
     pub fn connected(&self, up: bool) {
         self.connected.set(i64::from(up));
+    }
+
+    /// With which of its addresses the node has a session, if with any.
+    pub fn session(&self, address: Option<String>) {
+        self.session.clear();
+        if let Some(address) = address {
+            self.session.get_or_create(&Address { address }).set(1);
+        }
     }
 
     /// How many tasks the ledger holds.
@@ -164,6 +180,13 @@ mod tests {
         let text = metrics.answer("/metrics").2;
         assert!(text.contains("edgecore_prepull_connected 1"), "{text}");
         assert!(text.contains("edgecore_prepull_tasks_total{outcome=\"failed\"} 1"), "{text}");
+        metrics.session(Some("a:1".to_owned()));
+        metrics.session(Some("b:2".to_owned()));
+        let text = metrics.answer("/metrics").2;
+        assert!(text.contains("edgecore_prepull_session{address=\"b:2\"} 1"), "{text}");
+        assert!(!text.contains("a:1"), "{text}");
+        metrics.session(None);
+        assert!(!metrics.answer("/metrics").2.contains("b:2"));
         assert_eq!(metrics.answer("/").0, StatusCode::NOT_FOUND);
     }
 }

@@ -18,6 +18,7 @@ use tracing::{Instrument, info, info_span, warn};
 
 use crate::args::{Cli, Command, RunArgs};
 use crate::config::{Effective, Listen, MaxTasks, Settings};
+use crate::endpoint::Urls;
 use crate::identity::{Connection, Identity};
 use crate::join::JoinArgs;
 use crate::ledger::Ledger;
@@ -105,8 +106,8 @@ pub(crate) fn runtime_endpoint(given: Option<&str>) -> anyhow::Result<RuntimeEnd
 async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     let Effective {
         state_dir,
-        tunnel_url,
-        enroll_url,
+        tunnel_urls,
+        enroll_urls,
         runtime_endpoint: endpoint,
         metrics_listen,
         max_tasks: MaxTasks(max_tasks),
@@ -114,17 +115,18 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
         limits,
     } = settings;
     let identity = Identity::load(&state_dir)?;
-    let stored = match (&tunnel_url, &enroll_url) {
-        (Some(_), Some(_)) => None,
-        _ => Some(Connection::load(&state_dir)?),
+    let (tunnel_urls, enroll_urls) = if tunnel_urls.is_empty() || enroll_urls.is_empty() {
+        let Connection { tunnel_urls: tunnel, enroll_urls: enroll, node_name: _ } =
+            Connection::load(&state_dir)?;
+        let or = |given: Urls, stored| if given.is_empty() { stored } else { given };
+        (or(tunnel_urls, tunnel), or(enroll_urls, enroll))
+    } else {
+        (tunnel_urls, enroll_urls)
     };
-    let stored_url = |url: fn(&Connection) -> &String| stored.as_ref().map(url).cloned().unwrap_or_default();
-    let tunnel_url = tunnel_url.unwrap_or_else(|| stored_url(|stored| &stored.tunnel_url));
-    let enroll_url = enroll_url.unwrap_or_else(|| stored_url(|stored| &stored.enroll_url));
     let endpoint = runtime_endpoint(endpoint.as_deref())?;
     let ledger = Ledger::open(&state_dir)?;
     let node_name = identity.node();
-    info!(node = %node_name, %tunnel_url, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");
+    info!(node = %node_name, %tunnel_urls, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");
 
     let shutdown = CancellationToken::new();
     let tasks = TaskTracker::new();
@@ -139,16 +141,17 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     let puller = Arc::new(CriPuller::new(endpoint));
     let config = NodeConfig { max_tasks, parallel_pulls, limits };
     let node = Node::start(puller.clone(), ledger, config, metrics.clone()).await?;
-    tasks.spawn(probe(puller, metrics, shutdown.clone()));
-    tasks
-        .spawn(identity.clone().keep_renewed(enroll_url, shutdown.clone()).instrument(info_span!("renewal")));
+    tasks.spawn(probe(puller, metrics.clone(), shutdown.clone()));
+    tasks.spawn(
+        identity.clone().keep_renewed(enroll_urls, shutdown.clone()).instrument(info_span!("renewal")),
+    );
 
     let (events, tunnel_events) = mpsc::channel(EVENTS);
     let (link, outgoing) = Link::new(MESSAGES);
     let node = tasks.spawn(node.run(tunnel_events, link, shutdown.clone()));
-    let tunnel = tasks.spawn(
-        dial::run(identity, tunnel_url, events, outgoing, shutdown.clone()).instrument(info_span!("tunnel")),
-    );
+    let dialling = dial::Settings { metrics: Some(metrics), ..dial::Settings::default() };
+    let dialler = dial::run_with(dialling, identity, tunnel_urls, events, outgoing, shutdown.clone());
+    let tunnel = tasks.spawn(dialler.instrument(info_span!("tunnel")));
     tasks.close();
 
     let ended = tokio::select! {

@@ -2,6 +2,7 @@
 
 pub(crate) mod backoff;
 pub mod dial;
+mod route;
 
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, Welcome};
 use tokio::sync::{mpsc, oneshot};

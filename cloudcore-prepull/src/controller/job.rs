@@ -101,8 +101,8 @@ impl Job {
 
     /// The node works on as many tasks of other jobs as it can, or has room again.
     pub(super) fn busy(&mut self, node: &NodeName, busy: bool) {
-        if let Some(run) = self.run.as_mut().filter(|run| !run.is_over()) {
-            run.rollout.busy(node, busy);
+        let run = self.run.as_mut().filter(|run| !run.is_over());
+        if run.is_some_and(|run| run.rollout.busy(node, busy)) {
             self.writes.touch(Pace::Slow);
         }
     }
@@ -168,10 +168,12 @@ impl Job {
         true
     }
 
-    pub(super) fn accepted(&mut self, node: &NodeName, attempt: u32) {
+    /// The edge has the task. Says whether it is to go on with it.
+    pub(super) fn accepted(&mut self, node: &NodeName, attempt: u32) -> bool {
         if let Some(run) = &mut self.run {
             run.rollout.accepted(node, attempt);
         }
+        self.wants(node, attempt)
     }
 
     pub(super) fn progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {
@@ -241,6 +243,11 @@ impl Job {
 
     pub(super) fn phase(&self) -> JobPhase {
         self.phase
+    }
+
+    fn attempt(&self, node: &NodeName) -> u32 {
+        let record = self.run.as_ref().and_then(|run| run.rollout.record(node));
+        record.map_or(1, |record| record.attempt)
     }
 
     fn dispatch(&mut self, node: &NodeName, now: Timestamp, actions: &mut Vec<Action>) {

@@ -32,8 +32,8 @@ pub(super) enum Pace {
 /// What waits until the API server has a version of the object.
 #[derive(Debug)]
 pub(super) enum Deferred {
-    /// The node's start is recorded: its task may go out.
-    Dispatch(NodeName),
+    /// The node's start in this attempt is recorded: its task may go out.
+    Dispatch(NodeName, u32),
     /// The node's result is recorded: it may be forgotten.
     Ack(NodeName, TaskId),
 }
@@ -84,7 +84,7 @@ impl Writes {
         if self.is_clean() {
             return Some(deferred);
         }
-        self.hurry(if matches!(deferred, Deferred::Dispatch(_)) { Pace::Now } else { Pace::Soon });
+        self.hurry(if matches!(deferred, Deferred::Dispatch(..)) { Pace::Now } else { Pace::Soon });
         self.deferred.push_back((self.version, deferred));
         None
     }
@@ -137,6 +137,11 @@ impl Writes {
         self.pace = Pace::Now;
     }
 
+    /// Nothing will be written any more. Returns what waited.
+    pub(super) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
+        self.deferred.drain(..).map(|(_, deferred)| deferred)
+    }
+
     /// The API server has the version. Returns what waited for it, in order.
     pub(super) fn done(&mut self, version: u64) -> Vec<Deferred> {
         self.in_flight = false;
@@ -185,16 +190,16 @@ mod tests {
     fn what_waits_goes_out_with_the_version_that_it_waits_for() {
         let mut writes = Writes::default();
         writes.touch(Pace::Slow);
-        assert!(writes.after(Deferred::Dispatch("a".into())).is_none());
+        assert!(writes.after(Deferred::Dispatch("a".into(), 1)).is_none());
         let first = writes.begin(at(0));
         writes.touch(Pace::Slow);
-        assert!(writes.after(Deferred::Dispatch("b".into())).is_none());
+        assert!(writes.after(Deferred::Dispatch("b".into(), 1)).is_none());
         assert_eq!(writes.done(first).len(), 1);
         assert_eq!(writes.due(GAP), Some(at(200)));
         let second = writes.begin(at(200));
         writes.failed(at(200));
         assert_eq!(writes.due(GAP), Some(at(450)));
         assert_eq!(writes.done(second).len(), 1);
-        assert!(writes.is_clean() && writes.after(Deferred::Dispatch("c".into())).is_some());
+        assert!(writes.is_clean() && writes.after(Deferred::Dispatch("c".into(), 1)).is_some());
     }
 }

@@ -13,6 +13,15 @@ use crate::plan::NodePlan;
 use crate::tunnel::SessionId;
 
 impl Rollout {
+    /// The node starts: its record names the images, so that it says what it speaks of whatever happens next.
+    pub fn name_images(&mut self, node: &NodeName, plan: &NodePlan) {
+        if let Some(at) = self.position(node)
+            && self.members[at].record.image_status.len() != plan.images.len()
+        {
+            self.members[at].record.image_status = record::fresh_images(plan);
+        }
+    }
+
     /// The start of the node is recorded: its task is being dispatched. Says whether there is still something
     /// to dispatch, and for how long.
     pub fn dispatching(&mut self, node: &NodeName, now: Timestamp) -> Option<Duration> {

@@ -57,6 +57,9 @@ impl Waves {
             self.paused_until = None;
             self.at += 1;
         }
+        // The wave has not ended: more nodes have joined, or an earlier life of cloudcore had written that it had,
+        // and not yet how its nodes did.
+        self.paused_until = None;
     }
 
     /// When the next wave begins, while a pause runs.

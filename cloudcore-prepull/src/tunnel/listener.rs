@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use prepull_api::task::NodeName;
 use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
-use prepull_tunnel::{Channel, Metered, Terms, websocket_config};
+use prepull_tunnel::{Channel, CloseCode, Metered, Terms, websocket_config};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::unconstrained;
@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::SessionEvent;
+use super::overload::Overload;
 use super::peer::{Peer, PeerError};
 use super::registry::Sessions;
 use super::session::{self, Session};
@@ -36,6 +37,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const LOGGED_REFUSALS: (f64, f64) = (5.0, 50.0);
 /// How long, while it drains, a listener waits before it looks for sessions that began in the meantime.
 const DRAIN_STEP: Duration = Duration::from_millis(100);
+/// Between two looks whether others wait for the place of a handshake.
+const HURRY_STEP: Duration = Duration::from_millis(100);
+/// Why an edge is sent away: the bound on sessions,
+const FULL: &str = "cloudcore is overloaded: it has as many sessions as it takes";
+/// or the controller.
+const BEHIND: &str = "cloudcore is overloaded: messages wait too long";
 /// What rustls may hold of one session's outgoing bytes: one TLS record. Beyond, the websocket waits.
 const TLS_BUFFER: usize = 16 * 1024;
 
@@ -46,18 +53,24 @@ pub struct Settings {
     pub heartbeat: Duration,
     /// The shortest time between two `Progress` of one task: a person reads no faster.
     pub progress_interval: Duration,
-    /// Connections at a time, of all nodes. Each takes up to 25 KiB while idle.
+    /// Sessions at a time, of all nodes. Each takes up to 25 KiB while idle. Who comes beyond is told when to come
+    /// back.
     pub max_connections: usize,
     /// Connections of one node at a time: its session, the one that replaces it, and some that are closing.
     pub max_connections_per_node: usize,
     /// TLS and websocket handshakes in flight. More of them than cores can serve in the deadline only make
     /// all of them fail.
     pub max_handshakes: usize,
-    /// How long a connection may wait for its handshake to begin. Whoever waits longer than an edge's own patience
-    /// (20 s for the handshake) is gone, and what is done for him is done in vain.
+    /// Connections that wait for their handshake to begin: each is a socket and a task.
+    pub max_waiting: usize,
+    /// How long they may wait. Whoever waited longer than an edge's own patience (20 s for the handshake) would be
+    /// gone, and what is done for him would be done in vain.
     pub queue_deadline: Duration,
     /// For TLS and the websocket's handshake together: four round trips on a bad link.
     pub handshake_deadline: Duration,
+    /// The same while all places for handshakes are taken: whoever takes longer makes room. Four round trips on a
+    /// good link, many times over.
+    pub handshake_hurry: Duration,
     /// For `Hello`, which the edge sends without waiting for anything.
     pub hello_deadline: Duration,
     /// What a write may take beyond its size at 8 KiB/s.
@@ -74,8 +87,10 @@ impl Default for Settings {
             max_connections: 20_000,
             max_connections_per_node: 4,
             max_handshakes: 512,
+            max_waiting: 10_000,
             queue_deadline: Duration::from_secs(15),
             handshake_deadline: Duration::from_secs(10),
+            handshake_hurry: Duration::from_secs(1),
             hello_deadline: Duration::from_secs(10),
             write_grace: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(5),
@@ -105,13 +120,13 @@ pub async fn serve(
     let tracker = TaskTracker::new();
     let abort = CancellationToken::new();
     // Not interrupted while more are waiting: between two turns of this task hundreds of handshakes may get theirs,
-    // and the backlog overflows. The number of connections ends it.
-    while let Some((stream, address, connection)) = unconstrained(door.admit(&listener, &shutdown)).await {
+    // and the backlog overflows. The number of those who may wait ends it.
+    while let Some((stream, address, waiting)) = unconstrained(door.admit(&listener, &shutdown)).await {
         let (door, abort) = (Arc::clone(&door), abort.clone());
         let span = tracing::info_span!("tunnel", %address, node = tracing::field::Empty);
         let connection = async move {
             tokio::select! {
-                () = door.enter(stream, connection) => {}
+                () = door.enter(stream, waiting) => {}
                 () = abort.cancelled() => {}
             }
         };
@@ -140,13 +155,12 @@ struct Door {
     events: mpsc::Sender<SessionEvent>,
     settings: Settings,
     connections: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
     handshakes: Semaphore,
     per_node: Arc<Mutex<HashMap<NodeName, usize>>>,
     refusals: Mutex<Bucket>,
+    overload: Overload,
 }
-
-/// A connection whose handshakes are done, whose it is, and its place among those of its node.
-type Established = (Channel<TlsStream<TcpStream>>, Peer, Place);
 
 /// Why a connection did not become a session.
 #[derive(Debug, thiserror::Error)]
@@ -155,8 +169,12 @@ enum Refusal {
     Tls(#[source] io::Error),
     #[error("no handshake within {0:?}")]
     TooSlow(Duration),
-    #[error("overloaded: no turn for the handshake within {0:?}")]
-    Overloaded(Duration),
+    #[error("no turn for the handshake within {0:?}")]
+    NoTurn(Duration),
+    #[error("no handshake within {0:?}, while others wait for one")]
+    MadeRoom(Duration),
+    #[error("sent away: {0}")]
+    SentAway(&'static str),
     #[error("{0}")]
     Peer(#[from] PeerError),
     #[error("node {0} has too many connections open")]
@@ -178,16 +196,18 @@ impl Door {
             sessions,
             events,
             connections: Arc::new(Semaphore::new(settings.max_connections)),
+            waiting: Arc::new(Semaphore::new(settings.max_waiting)),
             handshakes: Semaphore::new(settings.max_handshakes),
             per_node: Arc::default(),
             refusals: Mutex::new(Bucket::new(rate, burst, Instant::now())),
+            overload: Overload::new(Instant::now()),
             settings,
         }
     }
 
-    /// The next connection for which there is room. All that come are taken at once, and wait for their handshake
-    /// here: beyond its backlog the kernel drops them, and an edge that was dropped tries again only after 1, 2 and
-    /// 4 s. While there is no room they wait in the backlog, where they cost us nothing.
+    /// The next connection. All that come are taken at once, and wait for their handshake here: beyond its backlog
+    /// the kernel drops them, and an edge that was dropped tries again only after 1, 2 and 4 s. Where too many wait,
+    /// the next ones do so in the backlog, where they cost us nothing.
     async fn admit(
         &self,
         listener: &TcpListener,
@@ -195,10 +215,10 @@ impl Door {
     ) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
         let admitted = async {
             // The semaphore is never closed, so that it gives a permit in the end.
-            let connection = Arc::clone(&self.connections).acquire_owned().await.ok()?;
+            let waiting = Arc::clone(&self.waiting).acquire_owned().await.ok()?;
             loop {
                 match listener.accept().await {
-                    Ok((stream, address)) => return Some((stream, address, connection)),
+                    Ok((stream, address)) => return Some((stream, address, waiting)),
                     Err(error) => {
                         tracing::warn!(%error, "accept failed; is the limit of open files (ulimit -n) too low?");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -212,42 +232,83 @@ impl Door {
         }
     }
 
-    async fn enter(&self, stream: TcpStream, connection: OwnedSemaphorePermit) {
+    async fn enter(&self, stream: TcpStream, waiting: OwnedSemaphorePermit) {
+        let queue_deadline = self.settings.queue_deadline;
+        // It is never closed, either.
+        let Ok(Ok(handshake)) = timeout(queue_deadline, self.handshakes.acquire()).await else {
+            return self.log(&Refusal::NoTurn(queue_deadline));
+        };
+        drop(waiting);
+        let connection = Arc::clone(&self.connections).try_acquire_owned().ok();
         // Boxed, so that the handshake's memory does not stay with the session.
-        let established = Box::pin(self.handshake(stream)).await;
-        let refusal = match established {
+        let refusal = match Box::pin(self.in_time(self.establish(stream))).await {
             Ok((channel, peer, place)) => {
                 tracing::Span::current().record("node", tracing::field::display(&peer.node));
-                let session = Session {
-                    peer,
-                    sessions: &self.sessions,
-                    events: &self.events,
-                    settings: &self.settings,
-                };
-                session::run(channel, session).await;
-                drop((place, connection));
-                return;
+                match (connection, self.overload.lasts(Instant::now())) {
+                    (Some(connection), false) => {
+                        drop(handshake);
+                        let session = Session {
+                            peer,
+                            sessions: &self.sessions,
+                            events: &self.events,
+                            settings: &self.settings,
+                            overload: &self.overload,
+                        };
+                        session::run(channel, session).await;
+                        drop((place, connection));
+                        return;
+                    }
+                    // The place of the handshake is kept: it bounds those who are told, too.
+                    (None, _) => Box::pin(self.send_away(channel, FULL)).await,
+                    (Some(_), true) => Box::pin(self.send_away(channel, BEHIND)).await,
+                }
             }
             Err(refusal) => refusal,
         };
+        drop(handshake);
+        self.log(&refusal);
+    }
+
+    fn log(&self, refusal: &Refusal) {
         let mut logged = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.try_take(1.0, Instant::now()).is_ok() {
-            let cause = std::error::Error::source(&refusal).map(ToString::to_string);
+            let cause = std::error::Error::source(refusal).map(ToString::to_string);
             tracing::warn!(reason = %refusal, cause, "connection refused");
         }
     }
 
-    /// Waits for its turn, and for what follows.
-    async fn handshake(&self, stream: TcpStream) -> Result<Established, Refusal> {
-        let Settings { queue_deadline, handshake_deadline, .. } = self.settings;
-        let turn = timeout(queue_deadline, self.handshakes.acquire()).await;
-        let _turn = turn.map_err(|_| Refusal::Overloaded(queue_deadline))?;
-        // Nothing is kept ready for those who wait.
-        let established = timeout(handshake_deadline, Box::pin(self.establish(stream))).await;
-        established.unwrap_or(Err(Refusal::TooSlow(handshake_deadline)))
+    /// Bounds a handshake, more tightly where others wait for its place.
+    async fn in_time<T>(&self, handshake: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+        let Settings { handshake_deadline: deadline, handshake_hurry: hurry, .. } = self.settings;
+        let begun = Instant::now();
+        let mut handshake = std::pin::pin!(handshake);
+        let mut wait = hurry.min(deadline);
+        loop {
+            if let Ok(established) = timeout(wait, &mut handshake).await {
+                return established;
+            }
+            let taken = begun.elapsed();
+            if taken >= deadline {
+                return Err(Refusal::TooSlow(deadline));
+            }
+            if self.handshakes.available_permits() == 0 {
+                return Err(Refusal::MadeRoom(taken));
+            }
+            wait = HURRY_STEP.min(deadline.saturating_sub(taken));
+        }
     }
 
-    async fn establish(&self, stream: TcpStream) -> Result<Established, Refusal> {
+    /// Tells an edge when to come back.
+    async fn send_away(&self, channel: Channel<TlsStream<TcpStream>>, reason: &'static str) -> Refusal {
+        let goaway = self.overload.goaway(reason, Instant::now());
+        channel.close_after(goaway, CloseCode::Again, reason).await;
+        Refusal::SentAway(reason)
+    }
+
+    async fn establish(
+        &self,
+        stream: TcpStream,
+    ) -> Result<(Channel<TlsStream<TcpStream>>, Peer, Place), Refusal> {
         // Messages are whole and flushed at once; waiting for more would only delay them.
         let _ = stream.set_nodelay(true);
         let limit = |connection: &mut rustls::ServerConnection| connection.set_buffer_limit(Some(TLS_BUFFER));

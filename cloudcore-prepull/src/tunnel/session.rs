@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::listener::Settings;
+use super::overload::Overload;
 use super::peer::Peer;
 use super::registry::{Farewell, Outbox, Outgoing, Sessions};
 use super::throttle::Inbound;
@@ -23,6 +24,7 @@ pub(super) struct Session<'a> {
     pub(super) sessions: &'a Sessions,
     pub(super) events: &'a mpsc::Sender<SessionEvent>,
     pub(super) settings: &'a Settings,
+    pub(super) overload: &'a Overload,
 }
 
 /// Why a session ended.
@@ -111,9 +113,17 @@ where
     } else {
         tracing::info!(reason = %end, cause, "session ended");
     }
+    let now = Instant::now();
+    let goaway = match end {
+        End::Overloaded(waited) => {
+            session.overload.is_behind(waited, now);
+            session.overload.goaway(&end.to_string(), now)
+        }
+        _ => None,
+    };
     let farewell = async {
         match end.close_code() {
-            Some(code) => Box::pin(channel.close(code, &end.to_string())).await,
+            Some(code) => Box::pin(channel.close_after(goaway, code, &end.to_string())).await,
             None => drop(channel),
         }
     };

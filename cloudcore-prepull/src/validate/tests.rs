@@ -415,3 +415,44 @@ proptest! {
         let _ = Ratio::parse(&text);
     }
 }
+
+#[test]
+fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
+    let course = |spec: Value| {
+        let mut object = json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+            "metadata": {"name": "job"}, "spec": spec,
+        });
+        object["spec"]["imagePrePullTemplate"] = json!({"images": ["nginx:1.25"], "nodeNames": ["edge-1"]});
+        validate(&serde_json::from_value(object).unwrap())
+            .map(|job| job.pace)
+            .map_err(|refusal| refusal.field)
+    };
+    let all = json!({
+        "suspend": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "followNodes": true,
+        "rollout": {"steps": ["5%", "25%", "100%"], "pauseSeconds": 10},
+    });
+    let expected = Pace {
+        suspend: true,
+        active_deadline: Some(Duration::from_secs(60)),
+        ttl: Some(Duration::ZERO),
+        steps: vec![Step::Percent(5), Step::Percent(25), Step::Percent(100)],
+        pause: Duration::from_secs(10),
+        retry: 2,
+        follow_nodes: true,
+    };
+    assert_eq!(course(all), Ok(expected));
+    assert_eq!(course(json!({})), Ok(Pace::default()));
+    for (spec, field) in [
+        (json!({"activeDeadlineSeconds": 0}), "spec.activeDeadlineSeconds"),
+        (json!({"activeDeadlineSeconds": -1}), "spec.activeDeadlineSeconds"),
+        (json!({"ttlSecondsAfterFinished": -1}), "spec.ttlSecondsAfterFinished"),
+        (json!({"retry": -1}), "spec.retry"),
+        (json!({"rollout": {"pauseSeconds": -1}}), "spec.rollout.pauseSeconds"),
+        (json!({"rollout": {"steps": ["5%", "half"]}}), "spec.rollout.steps[1]"),
+        (json!({"rollout": {"steps": ["25%", "5%"]}}), "spec.rollout.steps[1]"),
+        (json!({"rollout": {"steps": vec!["1"; MAX_STEPS + 1]}}), "spec.rollout.steps"),
+    ] {
+        assert_eq!(course(spec.clone()), Err(field.to_owned()), "{spec}");
+    }
+}

@@ -18,9 +18,9 @@ use crate::cloud::{Cloud, SOON};
 
 pub(crate) fn join_args(cloud: &Cloud, token: &JoinToken, node: &str, state_dir: &Path) -> JoinArgs {
     JoinArgs {
-        server: None,
-        enroll_url: Some(cloud.enroll_url()),
-        tunnel_url: Some(cloud.tunnel_url()),
+        server: Vec::new(),
+        enroll_url: vec![cloud.enroll_url()],
+        tunnel_url: vec![cloud.tunnel_url()],
         token: token.expose().into(),
         node_name: node.into(),
         state_dir: state_dir.into(),
@@ -50,6 +50,22 @@ pub(crate) struct Agent {
 impl Agent {
     /// Joins and starts to dial, at `tunnel_url` where that is another way to the cloud.
     pub(crate) async fn start(cloud: &Cloud, node: &str, tunnel_url: Option<String>) -> Self {
+        let settings = Settings {
+            first_backoff: Duration::from_millis(20),
+            last_backoff: Duration::from_millis(100),
+            ..Settings::default()
+        };
+        let url = tunnel_url.unwrap_or_else(|| cloud.tunnel_url());
+        Self::dialling(cloud, node, vec![url], settings).await
+    }
+
+    /// Joins, and dials these.
+    pub(crate) async fn dialling(
+        cloud: &Cloud,
+        node: &str,
+        tunnel_urls: Vec<String>,
+        settings: Settings,
+    ) -> Self {
         let state = tempfile::tempdir().unwrap();
         let token = cloud.token(cloudcore_prepull::tokens::Scope::Node(node.into())).await;
         join(cloud, &token, node, state.path()).await.unwrap();
@@ -57,13 +73,9 @@ impl Agent {
         let (link, outgoing) = Link::new(8);
         let (sender, events) = mpsc::channel(8);
         let shutdown = CancellationToken::new();
-        let settings = Settings {
-            first_backoff: Duration::from_millis(20),
-            last_backoff: Duration::from_millis(100),
-            ..Settings::default()
-        };
-        let url = tunnel_url.unwrap_or_else(|| cloud.tunnel_url());
-        tokio::spawn(dial::run_with(settings, identity.clone(), url, sender, outgoing, shutdown.clone()));
+        let dialler =
+            dial::run_with(settings, identity.clone(), tunnel_urls, sender, outgoing, shutdown.clone());
+        tokio::spawn(dialler);
         Self { identity, link, events, _stop: shutdown.clone().drop_guard(), shutdown, _state: state }
     }
 

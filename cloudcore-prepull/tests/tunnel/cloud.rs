@@ -47,7 +47,15 @@ impl Cloud {
 
     pub(crate) fn start_with(settings: Settings) -> Self {
         let (authority, authority_key) = Authority::generate(SystemTime::now()).unwrap();
-        let authority = Arc::new(authority);
+        Self::of(Arc::new(authority), authority_key, settings)
+    }
+
+    /// Another replica, with the same CA.
+    pub(crate) fn beside(&self, settings: Settings) -> Self {
+        Self::of(Arc::clone(&self.authority), self.authority_key.clone(), settings)
+    }
+
+    fn of(authority: Arc<Authority>, authority_key: String, settings: Settings) -> Self {
         let identity = ServerIdentity::new(Arc::clone(&authority), &["cloud.example".to_owned()]).unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
         let (tunnel, enroll) = (listener::bind(any).unwrap(), listener::bind(any).unwrap());

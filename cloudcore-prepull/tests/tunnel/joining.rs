@@ -32,7 +32,8 @@ async fn a_join_leaves_an_identity_and_is_repeated_without_harm() {
     assert_eq!(read(dir.path(), "ca.crt"), cloud.authority.pem());
     assert_eq!(Identity::load(dir.path()).unwrap().node(), "edge-1".into());
     let connection = Connection::load(dir.path()).unwrap();
-    assert_eq!((connection.tunnel_url, connection.enroll_url), (cloud.tunnel_url(), cloud.enroll_url()));
+    assert_eq!(connection.tunnel_urls, cloud.tunnel_url().into());
+    assert_eq!(connection.enroll_urls, cloud.enroll_url().into());
 
     // Another key for a token that is used up.
     let error = join(&cloud, &token, "edge-1", dir.path()).await.unwrap_err().to_string();
@@ -74,7 +75,7 @@ async fn an_answer_that_is_lost_is_given_again() {
         }
     });
     let mut args = join_args(&cloud, &token, "edge-1", dir.path());
-    args.enroll_url = Some(format!("https://{lossy}"));
+    args.enroll_url = vec![format!("https://{lossy}")];
     let first = join::run(args).await;
     // On a busy machine the answer may slip through; then there was nothing to lose.
     if first.is_err() {
@@ -106,7 +107,7 @@ async fn the_token_is_never_shown_to_a_server_that_is_not_the_one() {
         heard
     });
     let mut args = join_args(&cloud, &token, "edge-1", dir.path());
-    args.enroll_url = Some(format!("https://{address}"));
+    args.enroll_url = vec![format!("https://{address}")];
     let error = join::run(args).await.unwrap_err().to_string();
     assert!(error.contains("the server is not the one that the token is for"), "{error}");
     assert_eq!(recording.await.unwrap(), b"", "not a byte of the request goes out");
@@ -136,7 +137,7 @@ async fn a_server_that_only_shows_the_right_ca_is_not_trusted() {
         TlsAcceptor::from(Arc::new(config)).accept(stream).await.is_ok()
     });
     let mut args = join_args(&cloud, &token, "edge-1", dir.path());
-    args.enroll_url = Some(format!("https://{address}"));
+    args.enroll_url = vec![format!("https://{address}")];
     assert!(matches!(join::run(args).await, Err(JoinError::Request(_))));
     assert!(!accepted.await.unwrap(), "the handshake was refused");
 }
@@ -167,7 +168,7 @@ async fn what_goes_wrong_is_said_with_its_remedy() {
         (&fleet, "edge-1", Some(format!("https://127.0.0.2:{port}")), "connection refused"),
     ] {
         let mut args = join_args(&cloud, token, node, dir.path());
-        args.enroll_url = url.or(args.enroll_url);
+        args.enroll_url = url.map_or(args.enroll_url, |url| vec![url]);
         let error = join::run(args).await.unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
         assert!(!error.contains(token.secret.expose()), "{error}");
@@ -188,7 +189,7 @@ async fn a_server_of_another_name_says_which_names_it_has() {
         let _ = tokio::io::copy_bidirectional(&mut edge, &mut cloud).await;
     });
     let mut args = join_args(&cloud, &token, "edge-1", dir.path());
-    args.enroll_url = Some(format!("https://{other}"));
+    args.enroll_url = vec![format!("https://{other}")];
     let error = join::run(args).await.unwrap_err().to_string();
     assert!(error.contains("not for 127.0.0.2 but for localhost, 127.0.0.1, ::1, cloud.example"), "{error}");
     assert!(error.contains("--advertise 127.0.0.2"), "{error}");

@@ -5,7 +5,9 @@ mod agent;
 mod cloud;
 mod raw;
 
+mod addresses;
 mod certificates;
 mod hostile;
 mod joining;
+mod overload;
 mod sessions;

@@ -1,12 +1,13 @@
 //! A cluster that the user lends to the tests (`PREPULL_E2E_KUBECONFIG`). One test at a time has it. What a test
 //! leaves in it is removed at its end and again before the next one: every ImagePrePullJob, every Secret of
-//! cloudcore's namespace, and the nodes with [`MARK`].
+//! cloudcore's namespace, its Leases, and the nodes with [`MARK`].
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Secret, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -50,6 +51,7 @@ pub(super) async fn sweep(client: &Client, namespace: &str) -> Result<()> {
     }
     Api::<Node>::all(client.clone()).delete_collection(&now, &all.clone().labels(MARK)).await?;
     Api::<Secret>::namespaced(client.clone(), namespace).delete_collection(&now, &all).await?;
+    Api::<Lease>::namespaced(client.clone(), namespace).delete_collection(&now, &all).await?;
     Ok(())
 }
 

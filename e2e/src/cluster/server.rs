@@ -105,6 +105,17 @@ impl Server {
         Ok(())
     }
 
+    /// Kills etcd. What it has answered is on the disk.
+    pub(super) fn stop_etcd(&mut self) -> Result<()> {
+        self.etcd.kill9()
+    }
+
+    /// Starts etcd, on the same port and with the same data.
+    pub(super) fn start_etcd(&mut self, place: &Place) -> Result<()> {
+        self.etcd = spawn_etcd(place, &self.dir, self.etcd_port.number())?;
+        Ok(())
+    }
+
     /// Ends early where kube-apiserver has ended.
     pub(super) fn check_running(&mut self) -> Result<()> {
         self.etcd.check_running()?;
@@ -129,6 +140,18 @@ impl Server {
 }
 
 async fn start_etcd(place: &Place, dir: &Path, port: u16) -> Result<Child> {
+    let mut etcd = spawn_etcd(place, dir, port)?;
+    let addr = ([127, 0, 0, 1], port).into();
+    eventually("etcd is healthy", START_LIMIT, async || {
+        let (status, body) = plain_http::get(addr, "/health").await?;
+        if status == 200 { Ok(()) } else { bail!("{status} {body}") }
+    })
+    .await
+    .map_err(|error| etcd.check_running().err().unwrap_or(error))?;
+    Ok(etcd)
+}
+
+fn spawn_etcd(place: &Place, dir: &Path, port: u16) -> Result<Child> {
     let url = format!("http://127.0.0.1:{port}");
     let mut command = Command::new(parts::etcd()?);
     command.arg("--data-dir").arg(dir.join("etcd")).args(["--listen-client-urls", &url]).args([
@@ -140,15 +163,7 @@ async fn start_etcd(place: &Place, dir: &Path, port: u16) -> Result<Child> {
         "--log-level",
         "warn",
     ]);
-    let mut etcd = Child::spawn(place, "etcd", command)?;
-    let addr = ([127, 0, 0, 1], port).into();
-    eventually("etcd is healthy", START_LIMIT, async || {
-        let (status, body) = plain_http::get(addr, "/health").await?;
-        if status == 200 { Ok(()) } else { bail!("{status} {body}") }
-    })
-    .await
-    .map_err(|error| etcd.check_running().err().unwrap_or(error))?;
-    Ok(etcd)
+    Child::spawn(place, "etcd", command)
 }
 
 impl Access {

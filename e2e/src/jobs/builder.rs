@@ -4,7 +4,7 @@ use anyhow::Result;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use prepull_api::crd::job::{
     ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullOverrider, ImagePrePullTemplate, ImageSource,
-    OverrideRule, OverriderEntry, Overriders, RegistrySecret,
+    OverrideRule, OverriderEntry, Overriders, RegistrySecret, RolloutStrategy,
 };
 use prepull_api::crd::status::ImagePrePullJobStatus;
 
@@ -124,6 +124,20 @@ impl<'a> JobBuilder<'a> {
         let overrider = ImagePrePullOverrider { node_label: node_label.to_owned(), overriders };
         self.job.spec.image_pre_pull_overriders.push(OverriderEntry { image_pre_pull_overrider: overrider });
         self
+    }
+
+    /// With what stands beside the template: suspend, deadlines, waves.
+    #[must_use]
+    pub fn spec(mut self, change: impl FnOnce(&mut ImagePrePullJobSpec)) -> Self {
+        change(&mut self.job.spec);
+        self
+    }
+
+    /// In these waves.
+    #[must_use]
+    pub fn waves(self, steps: &[&str], pause_seconds: i64) -> Self {
+        let steps = steps.iter().map(ToString::to_string).collect();
+        self.spec(|spec| spec.rollout = Some(RolloutStrategy { steps, pause_seconds }))
     }
 
     /// The job as it would be applied.

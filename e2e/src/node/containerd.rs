@@ -16,6 +16,7 @@ use tonic::Request;
 use tonic::transport::Channel;
 
 use crate::cleanup::{Child, eventually};
+use crate::parts;
 use crate::place::Place;
 
 /// Half a second alone on the machine.
@@ -46,13 +47,37 @@ pub struct Containerd {
 impl Containerd {
     /// Starts one, for the node of that name.
     pub async fn start(name: &str) -> Result<Self> {
+        Self::start_on(name, None).await
+    }
+
+    /// Starts one whose data is on a disk of its own, of so many bytes. It goes with the place.
+    pub async fn start_on(name: &str, disk: Option<u64>) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
         let mut containerd = Self { place, name: name.to_owned(), dir, process: None };
+        if let Some(size) = disk {
+            std::fs::create_dir_all(containerd.root())?;
+            containerd.mount(&format!("size={size}")).await?;
+        }
         std::fs::create_dir_all(containerd.own_registry_hosts())?;
         std::fs::write(containerd.dir.join("config.toml"), containerd.config())?;
         containerd.restart().await?;
         Ok(containerd)
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// Changes the size of the disk that it was started on.
+    pub async fn resize_disk(&self, size: u64) -> Result<()> {
+        self.mount(&format!("remount,size={size}")).await
+    }
+
+    async fn mount(&self, options: &str) -> Result<()> {
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", options, "prepull-e2e"]).arg(self.root());
+        parts::output(command).await.map(drop)
     }
 
     fn config(&self) -> String {

@@ -18,14 +18,14 @@ use crate::cluster::{Cluster, NAMESPACE};
 const SECRET: &str = "prepull-ca";
 
 /// The cloud's CA.
-pub(super) struct Authority {
+pub(crate) struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
     /// Reads it, with an administrator's rights.
-    pub(super) async fn of(cluster: &Cluster) -> Result<Self> {
+    pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let secret = Api::<Secret>::namespaced(cluster.client(), NAMESPACE).get(SECRET).await;
         let secret = secret.with_context(|| format!("cannot read Secret {NAMESPACE}/{SECRET}"))?;
         let part = |name: &str| {
@@ -81,15 +81,24 @@ impl Authority {
         Ok(dir.to_owned())
     }
 
-    /// As `join` would leave it.
-    fn identity(&self, state: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
+    /// A node's certificate, as enrolment would give it, PEM.
+    pub(crate) fn certificate(&self, node: &str, key: &KeyPair) -> Result<String> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::OrganizationName, NODES_ORGANISATION);
         params.distinguished_name.push(DnType::CommonName, format!("{NODE_PREFIX}{node}"));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let certificate = params.signed_by(key, &self.issuer)?;
-        std::fs::write(state.join("pki/client.crt"), certificate.pem())?;
+        Ok(params.signed_by(key, &self.issuer)?.pem())
+    }
+
+    /// The CA's own, PEM.
+    pub(crate) fn pem(&self) -> &str {
+        &self.certificate
+    }
+
+    /// As `join` would leave it.
+    fn identity(&self, state: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
+        std::fs::write(state.join("pki/client.crt"), self.certificate(node, key)?)?;
         Identity::load(state).with_context(|| format!("no identity for {node}"))
     }
 }

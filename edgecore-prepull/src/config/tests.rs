@@ -54,3 +54,16 @@ fn a_node_works_on_one_task_at_a_time_unless_told_otherwise() {
         assert!(bad.parse::<MaxTasks>().is_err(), "{bad}");
     }
 }
+
+#[test]
+fn several_addresses_are_a_list_or_a_text_and_flags_win_over_all_of_the_files() {
+    let of = |flags: &[&str], file: &str| {
+        let tunnel_url = flags.iter().map(|url| (*url).to_owned()).collect();
+        let flags = Settings { tunnel_url, ..Settings::default() };
+        flags.over(serde_saphyr::from_str(file).unwrap()).tunnel_urls.to_string()
+    };
+    assert_eq!(of(&[], "parallelPulls: 1"), "");
+    assert_eq!(of(&[], "tunnelUrl: wss://a"), "wss://a");
+    assert_eq!(of(&[], "tunnelUrl: [wss://a, wss://b]"), "wss://a,wss://b");
+    assert_eq!(of(&["wss://c", "wss://d"], "tunnelUrl: [wss://a, wss://b]"), "wss://c,wss://d");
+}

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::{Endpoint, Trouble, printable};
+use super::{CONNECT_DEADLINE, Endpoint, Trouble, printable};
 
 /// For TLS, the request and the answer. The server looks a token up at its API server meanwhile.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -50,11 +50,43 @@ pub enum RequestError {
         /// In the server's words.
         reason: String,
     },
+    /// None of several addresses has an answer.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    NoneOf(Vec<RequestError>),
+}
+
+impl RequestError {
+    /// Whether another server is to be asked: this one did not answer, or could not. What it refused, all of them
+    /// would refuse.
+    fn is_of_this_server(&self) -> bool {
+        match self {
+            Self::Connection { .. } | Self::TooSlow(_) | Self::Http { .. } | Self::NoneOf(_) => true,
+            Self::Refused { status, .. } => status.is_server_error(),
+        }
+    }
+}
+
+/// [`post`] to the first of the endpoints that has an answer, be it a refusal. The request must be one that may
+/// arrive twice.
+pub(crate) async fn post_to_any<T: DeserializeOwned>(
+    endpoints: &[Endpoint],
+    path: &str,
+    tls: Arc<rustls::ClientConfig>,
+    body: &impl Serialize,
+) -> Result<T, RequestError> {
+    let mut errors = Vec::new();
+    for endpoint in endpoints {
+        match post(endpoint, path, tls.clone(), body).await {
+            Err(error) if error.is_of_this_server() => errors.push(error),
+            answer => return answer,
+        }
+    }
+    Err(if errors.len() == 1 { errors.remove(0) } else { RequestError::NoneOf(errors) })
 }
 
 /// Sends `body` to `path` of the endpoint. The connection is verified as `tls` says before a byte of it goes
 /// out.
-pub(crate) async fn post<T: DeserializeOwned>(
+async fn post<T: DeserializeOwned>(
     endpoint: &Endpoint,
     path: &str,
     tls: Arc<rustls::ClientConfig>,
@@ -63,7 +95,7 @@ pub(crate) async fn post<T: DeserializeOwned>(
     let authority = endpoint.authority();
     let connection = |trouble| RequestError::Connection { authority: endpoint.authority(), trouble };
     let http = |reason: String| RequestError::Http { authority: endpoint.authority(), reason };
-    let stream = endpoint.connect().await.map_err(|error| connection(error.into()))?;
+    let stream = endpoint.connect(CONNECT_DEADLINE).await.map_err(|error| connection(error.into()))?;
     let exchange = async {
         let name = endpoint.server_name().map_err(|error| connection(error.into()))?;
         let stream =

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::IdentityError;
+use crate::endpoint::Urls;
 
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "client.crt";
@@ -27,10 +28,12 @@ const NEW_KEY: &str = "client.key.new";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connection {
-    /// `wss://HOST:10000/v1/edge`
-    pub tunnel_url: String,
-    /// `https://HOST:10002`
-    pub enroll_url: String,
+    /// `wss://HOST:10000/v1/edge`, one or several. An earlier `join` wrote one, under the other name.
+    #[serde(alias = "tunnelUrl")]
+    pub tunnel_urls: Urls,
+    /// `https://HOST:10002`, likewise.
+    #[serde(alias = "enrollUrl")]
+    pub enroll_urls: Urls,
     /// Who this edge joined as.
     pub node_name: NodeName,
 }

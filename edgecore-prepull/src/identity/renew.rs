@@ -6,7 +6,7 @@ use prepull_api::enroll::{Issued, RENEW_PATH, RenewRequest};
 use tokio_util::sync::CancellationToken;
 
 use super::{Identity, IdentityError, certificate_facts};
-use crate::endpoint::{BadUrl, Endpoint, RequestError, post};
+use crate::endpoint::{BadUrl, RequestError, Urls, post_to_any};
 use crate::tunnel::backoff::{Backoff, random};
 
 /// Waits after a failed renewal, with full jitter: a third of the certificate's life is left, so there is no
@@ -38,14 +38,15 @@ pub enum RenewError {
 }
 
 impl Identity {
-    /// Asks for a new certificate, for a new key, over mTLS with the present one; then everything that uses
-    /// this identity uses the new one.
-    pub async fn renew(&self, enroll_url: &str) -> Result<(), RenewError> {
-        let endpoint = Endpoint::parse(enroll_url, "https")?;
+    /// Asks the first server that answers for a new certificate, for a new key, over mTLS with the present one;
+    /// then everything that uses this identity uses the new one.
+    pub async fn renew(&self, enroll_urls: impl Into<Urls>) -> Result<(), RenewError> {
+        let endpoints = enroll_urls.into().endpoints("https")?;
         let key = self.dir.new_key()?;
         let tls = self.current.borrow().tls.clone();
         let request = RenewRequest { csr: key.csr()? };
-        let Issued { certificate, ca: _, not_after: _ } = post(&endpoint, RENEW_PATH, tls, &request).await?;
+        let Issued { certificate, ca: _, not_after: _ } =
+            post_to_any(&endpoints, RENEW_PATH, tls, &request).await?;
         let facts = certificate_facts(&certificate).map_err(RenewError::Answer)?;
         if facts.node != self.node() {
             return Err(RenewError::Answer("it is for another node"));
@@ -60,12 +61,13 @@ impl Identity {
 
     /// Renews at two thirds of the certificate's life, a little later by chance, until `shutdown`. After an
     /// expiry it takes over what a new `join` writes.
-    pub async fn keep_renewed(self, enroll_url: String, shutdown: CancellationToken) {
+    pub async fn keep_renewed(self, enroll_urls: impl Into<Urls>, shutdown: CancellationToken) {
+        let enroll_urls = enroll_urls.into();
         let work = async {
             let mut backoff = Backoff::new(RETRY.0, RETRY.1);
             loop {
                 self.sleep_until_due().await;
-                let pause = match self.renew_or_reload(&enroll_url).await {
+                let pause = match self.renew_or_reload(&enroll_urls).await {
                     Ok(()) => {
                         let until = humantime::format_rfc3339_seconds(self.not_after());
                         tracing::info!(%until, "the certificate was renewed");
@@ -89,10 +91,10 @@ impl Identity {
         shutdown.run_until_cancelled(work).await;
     }
 
-    async fn renew_or_reload(&self, enroll_url: &str) -> Result<(), RenewError> {
+    async fn renew_or_reload(&self, enroll_urls: &Urls) -> Result<(), RenewError> {
         let expired = self.current.borrow().check_expiry(SystemTime::now());
         match expired {
-            Ok(()) => self.renew(enroll_url).await,
+            Ok(()) => self.renew(enroll_urls.clone()).await,
             Err(_) => Ok(self.reload().map(drop)?),
         }
     }

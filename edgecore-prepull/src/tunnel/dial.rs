@@ -1,36 +1,38 @@
-//! Keeps a session up: dials, says `Hello`, carries messages, waits, dials again.
+//! Keeps a session up: dials, says `Hello`, carries messages, waits, dials again. Where and when is decided in
+//! [`super::route`].
 
+mod end;
+
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prepull_api::wire::{
-    CloudMessage, DecodeError, EdgeMessage, Hello, SUBPROTOCOL, Welcome, decode, encode,
-};
-use prepull_tunnel::{Channel, CloseCode, Ended, Event, Metered, Terms, websocket_config};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, Welcome, decode, encode};
+use prepull_tunnel::{Channel, Event, Metered, Terms, websocket_config};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::client_async_with_config;
+use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::http::{HeaderValue, header::SEC_WEBSOCKET_PROTOCOL};
-use tokio_tungstenite::tungstenite::{self, Error as WsError};
 use tokio_util::sync::CancellationToken;
 
 use super::TunnelEvent;
 use super::backoff::{Backoff, random};
-use crate::endpoint::{BadUrl, Endpoint, Trouble, printable};
+use super::route::Route;
+use crate::endpoint::{BadUrl, CONNECT_DEADLINE, Endpoint, Urls, printable};
 use crate::identity::{Current, Identity};
+use crate::metrics::Metrics;
+use end::{End, of_websocket};
 
-/// The longest that a `Goaway` is obeyed: a drain is over in minutes, and a mistake must not cost a node for
-/// days.
-const LONGEST_GOAWAY: Duration = Duration::from_secs(600);
 /// What a cloud may choose as heartbeat. Below, the fleet would be busy with pings; above, a NAT forgets the
 /// connection and nobody notices.
 const HEARTBEATS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(300));
 
-/// Timing of the tunnel's edge side.
+/// Timing of the tunnel's edge side, and who is told of it.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The first wait's ceiling.
@@ -39,12 +41,16 @@ pub struct Settings {
     pub last_backoff: Duration,
     /// A session that lasted for so long was a good one: the waits start again from the first.
     pub stable_after: Duration,
+    /// For the TCP connection to one address.
+    pub connect_deadline: Duration,
     /// For TLS and the websocket's handshake. Longer than the server's: it gives up first, and says why.
     pub handshake_deadline: Duration,
     /// For the agent's `Hello` and for `Welcome`.
     pub welcome_deadline: Duration,
     /// What a write may take beyond its size at 8 KiB/s.
     pub write_grace: Duration,
+    /// Told which address the session is with.
+    pub metrics: Option<Arc<Metrics>>,
 }
 
 impl Default for Settings {
@@ -53,56 +59,55 @@ impl Default for Settings {
             first_backoff: Duration::from_secs(1),
             last_backoff: Duration::from_secs(60),
             stable_after: Duration::from_secs(60),
+            connect_deadline: CONNECT_DEADLINE,
             handshake_deadline: Duration::from_secs(20),
             welcome_deadline: Duration::from_secs(20),
             write_grace: Duration::from_secs(10),
+            metrics: None,
         }
     }
 }
 
-/// Keeps a session with `tunnel_url` up until `shutdown`. While there is none, what comes from `outgoing` is
-/// dropped.
+/// Keeps a session with one of `tunnel_urls` up until `shutdown`. While there is none, what comes from `outgoing`
+/// is dropped.
 ///
 /// # Errors
 /// Only for a URL that is none: everything else is tried again.
 pub async fn run(
     identity: Identity,
-    tunnel_url: String,
+    tunnel_urls: impl Into<Urls>,
     events: mpsc::Sender<TunnelEvent>,
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    run_with(Settings::default(), identity, tunnel_url, events, outgoing, shutdown).await
+    run_with(Settings::default(), identity, tunnel_urls, events, outgoing, shutdown).await
 }
 
 /// [`run`] with other timing.
 pub async fn run_with(
     settings: Settings,
     identity: Identity,
-    tunnel_url: String,
+    tunnel_urls: impl Into<Urls>,
     events: mpsc::Sender<TunnelEvent>,
     mut outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let endpoint = Endpoint::parse(&tunnel_url, "wss")?;
-    let mut backoff = Backoff::new(settings.first_backoff, settings.last_backoff);
-    let mut dial = Dial { settings, endpoint, identity: identity.watch(), events, shutdown };
+    let endpoints = tunnel_urls.into().endpoints("wss")?;
+    // Never empty, as `endpoints` promises.
+    let addresses = NonZeroUsize::new(endpoints.len()).unwrap_or(NonZeroUsize::MIN);
+    let backoff = Backoff::new(settings.first_backoff, settings.last_backoff);
+    let mut route = Route::new(addresses, backoff, settings.stable_after);
+    let mut dial = Dial { settings, identity: identity.watch(), events, shutdown };
     while !dial.shutdown.is_cancelled() {
-        let Attempt { end, lasted } = dial.attempt(&mut outgoing).await;
-        if lasted.is_some_and(|lasted| lasted >= dial.settings.stable_after) {
-            backoff.reset();
-        }
-        let wait = match &end {
-            End::Shutdown => break,
-            End::Goaway { after, .. } => (*after).min(LONGEST_GOAWAY),
-            // Nothing is wrong, and the cloud is there.
-            End::Renewed => Duration::ZERO,
-            _ => backoff.next(random()),
-        };
+        let endpoint = &endpoints[route.at()];
+        let Attempt { end, lasted } = dial.attempt(endpoint, &mut outgoing).await;
+        let Some(ended) = end.route(lasted.is_some()) else { break };
+        let wait = route.after(ended, lasted, random());
+        let (address, next) = (endpoint.authority(), endpoints[route.at()].authority());
         if lasted.is_some() {
-            tracing::info!(reason = %end, reconnect_in = ?wait, "disconnected from the cloud");
+            tracing::info!(address, reason = %end, reconnect_in = ?wait, next, "disconnected from the cloud");
         } else {
-            tracing::warn!(reason = %end, retry_in = ?wait, "not connected to the cloud");
+            tracing::warn!(address, reason = %end, retry_in = ?wait, next, "not connected to the cloud");
         }
         let shutdown = dial.shutdown.clone();
         let waited = shutdown.run_until_cancelled(drop_meanwhile(sleep(wait), &mut outgoing));
@@ -115,7 +120,6 @@ pub async fn run_with(
 
 struct Dial {
     settings: Settings,
-    endpoint: Endpoint,
     identity: watch::Receiver<Arc<Current>>,
     events: mpsc::Sender<TunnelEvent>,
     shutdown: CancellationToken,
@@ -128,66 +132,14 @@ struct Attempt {
     lasted: Option<Duration>,
 }
 
-/// Why there is no session, or none any more.
-#[derive(Debug, thiserror::Error)]
-enum End {
-    #[error("{0}")]
-    Unreachable(Trouble),
-    #[error("no handshake within {0:?}")]
-    HandshakeTooSlow(Duration),
-    #[error("the server refused the tunnel: {0}")]
-    Refused(String),
-    #[error("the agent did not say Hello")]
-    NoHello,
-    #[error("no Welcome within {0:?}")]
-    NoWelcome(Duration),
-    #[error("the server said something else than Welcome first")]
-    NotWelcome,
-    #[error("{0}")]
-    Connection(Trouble),
-    #[error("{0}")]
-    Channel(Ended),
-    #[error("{0}")]
-    Decode(#[from] DecodeError),
-    #[error("the server asks to come back later: {reason}")]
-    Goaway { after: Duration, reason: String },
-    #[error("the certificate was renewed")]
-    Renewed,
-    #[error("the agent is stopping")]
-    Shutdown,
-}
-
-impl From<Ended> for End {
-    fn from(ended: Ended) -> Self {
-        match ended {
-            // TLS 1.3 tells us only now what the server thinks of our certificate.
-            Ended::Io(error) => Self::Connection(error.into()),
-            ended => Self::Channel(ended),
-        }
-    }
-}
-
-impl End {
-    fn close_code(&self) -> Option<CloseCode> {
-        match self {
-            Self::Channel(ended) => ended.close_code(),
-            Self::Decode(DecodeError::TooLarge(_)) => Some(CloseCode::Size),
-            Self::Decode(DecodeError::Malformed(_)) => Some(CloseCode::Invalid),
-            Self::NotWelcome | Self::NoWelcome(_) => Some(CloseCode::Protocol),
-            Self::NoHello | Self::Goaway { .. } | Self::Renewed | Self::Shutdown => Some(CloseCode::Away),
-            Self::Unreachable(_) | Self::HandshakeTooSlow(_) | Self::Refused(_) | Self::Connection(_) => None,
-        }
-    }
-}
-
 type Tunnel = Channel<TlsStream<TcpStream>>;
 
 impl Dial {
     /// One session, from the dial to its end.
-    async fn attempt(&mut self, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> Attempt {
+    async fn attempt(&mut self, endpoint: &Endpoint, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> Attempt {
         let shutdown = self.shutdown.clone();
         // Boxed, so that the handshake's memory does not stay with the session.
-        let connected = drop_meanwhile(Box::pin(self.connect()), outgoing);
+        let connected = drop_meanwhile(Box::pin(self.connect(endpoint)), outgoing);
         let mut channel = match shutdown.run_until_cancelled(connected).await {
             Some(Ok(channel)) => channel,
             Some(Err(end)) => return Attempt { end, lasted: None },
@@ -197,13 +149,19 @@ impl Dial {
         let (end, lasted) = match shutdown.run_until_cancelled(welcomed).await {
             Some(Ok(welcome)) => {
                 let start = Instant::now();
-                tracing::info!(session = welcome.session, "connected to the cloud");
+                tracing::info!(
+                    address = endpoint.authority(),
+                    session = welcome.session,
+                    "connected to the cloud"
+                );
+                self.uses(Some(endpoint));
                 drop_meanwhile(self.tell(TunnelEvent::Connected(welcome)), outgoing).await;
                 let end = match shutdown.run_until_cancelled(self.carry(&mut channel, outgoing)).await {
                     Some(Ok(never)) => match never {},
                     Some(Err(end)) => end,
                     None => End::Shutdown,
                 };
+                self.uses(None);
                 (end, Some(start.elapsed()))
             }
             Some(Err(end)) => (end, None),
@@ -231,15 +189,21 @@ impl Dial {
         }
     }
 
-    async fn connect(&mut self) -> Result<Tunnel, End> {
+    fn uses(&self, endpoint: Option<&Endpoint>) {
+        if let Some(metrics) = &self.settings.metrics {
+            metrics.session(endpoint.map(Endpoint::authority));
+        }
+    }
+
+    async fn connect(&mut self, endpoint: &Endpoint) -> Result<Tunnel, End> {
         let unreachable = |error: std::io::Error| End::Unreachable(error.into());
-        let stream = self.endpoint.connect().await.map_err(unreachable)?;
+        let stream = endpoint.connect(self.settings.connect_deadline).await.map_err(unreachable)?;
         let tls = self.identity.borrow_and_update().tls.clone();
-        let name = self.endpoint.server_name().map_err(unreachable)?;
+        let name = endpoint.server_name().map_err(unreachable)?;
         let handshake = async {
             let stream = TlsConnector::from(tls).connect(name, stream).await.map_err(unreachable)?;
             let (socket, _) =
-                client_async_with_config(self.request()?, Metered::new(stream), Some(websocket_config()))
+                client_async_with_config(request(endpoint)?, Metered::new(stream), Some(websocket_config()))
                     .await
                     .map_err(of_websocket)?;
             Ok::<_, End>(socket)
@@ -249,14 +213,6 @@ impl Dial {
         let terms =
             Terms { heartbeat: self.settings.welcome_deadline, write_grace: self.settings.write_grace };
         Ok(Channel::new(socket, terms))
-    }
-
-    fn request(&self) -> Result<tungstenite::handshake::client::Request, End> {
-        let Endpoint { path, .. } = &self.endpoint;
-        let url = format!("wss://{}{path}", self.endpoint.authority());
-        let mut request = url.into_client_request().map_err(of_websocket)?;
-        request.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
-        Ok(request)
     }
 
     /// `Hello`, `Welcome`.
@@ -339,6 +295,13 @@ impl Dial {
     }
 }
 
+fn request(endpoint: &Endpoint) -> Result<tungstenite::handshake::client::Request, End> {
+    let url = format!("wss://{}{}", endpoint.authority(), endpoint.path);
+    let mut request = url.into_client_request().map_err(of_websocket)?;
+    request.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+    Ok(request)
+}
+
 /// Does `work`; what comes from `outgoing` meanwhile is dropped, so that the agent never waits for a session.
 async fn drop_meanwhile<T>(work: impl Future<Output = T>, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> T {
     let dropping = async {
@@ -350,17 +313,5 @@ async fn drop_meanwhile<T>(work: impl Future<Output = T>, outgoing: &mut mpsc::R
         biased;
         done = work => done,
         never = dropping => never,
-    }
-}
-
-fn of_websocket(error: WsError) -> End {
-    match error {
-        WsError::Io(error) => End::Unreachable(error.into()),
-        WsError::Http(response) => {
-            let body = response.body().as_deref().unwrap_or_default();
-            let reason = printable(&String::from_utf8_lossy(body));
-            End::Refused(format!("{reason} (HTTP {})", response.status().as_u16()))
-        }
-        other => End::Refused(other.to_string()),
     }
 }

@@ -244,9 +244,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     }
 
     /// Says why and hangs up, within two seconds whatever the peer does.
-    pub async fn close(mut self, code: CloseCode, reason: &str) {
+    pub async fn close(self, code: CloseCode, reason: &str) {
+        self.close_after(None, code, reason).await;
+    }
+
+    /// As [`Self::close`], after a last message, where the peer still reads.
+    pub async fn close_after(mut self, last: Option<Utf8Bytes>, code: CloseCode, reason: &str) {
         let frame = CloseFrame { code, reason: close_reason(reason).into() };
         let farewell = async {
+            if let Some(last) = last {
+                // Waits for the write that is under way, if there is one.
+                let _ = futures::SinkExt::send(&mut *self.socket, Message::Text(last)).await;
+            }
             // An error here means that there is nobody left to tell.
             let _ = self.socket.close(Some(frame)).await;
             let stream = self.socket.get_mut();

@@ -35,7 +35,13 @@ impl Job {
         for decision in decisions {
             match decision {
                 Decision::Start(node) => {
-                    self.after_write(&node, Deferred::Dispatch(node.clone()), now, actions);
+                    if let Some(run) = &mut self.run
+                        && let Some(plan) = run.plans.get(&node)
+                    {
+                        run.rollout.name_images(&node, plan);
+                    }
+                    let attempt = self.attempt(&node);
+                    self.after_write(&node, Deferred::Dispatch(node.clone(), attempt), now, actions);
                 }
                 Decision::Expire(node) => {
                     let record = self.run.as_ref().and_then(|run| run.rollout.record(&node));

@@ -1,5 +1,7 @@
 //! What leaves a job: writes, when they are due; what waited for them; events.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::NodeName;
@@ -32,7 +34,7 @@ impl Job {
             }
             status_may = if run.is_over() { run.shards.all_written() } else { run.shards.all_exist() };
         }
-        if !status_may || self.writes.due(Default::default()).is_none_or(|due| due > now) {
+        if !status_may || self.writes.due(Duration::ZERO).is_none_or(|due| due > now) {
             return;
         }
         let status = self.status(now);
@@ -72,7 +74,7 @@ impl Job {
             .run
             .as_ref()
             .is_none_or(|run| if run.is_over() { run.shards.all_written() } else { run.shards.all_exist() });
-        let status = self.writes.due(Default::default()).filter(|_| status_may);
+        let status = self.writes.due(Duration::ZERO).filter(|_| status_may);
         reports.into_iter().chain(status).min()
     }
 
@@ -86,6 +88,15 @@ impl Job {
         if !touched.is_empty() {
             self.writes.touch(Pace::Slow);
         }
+    }
+
+    /// The job is gone: results that were to be written concern nobody any more, and may be forgotten.
+    pub(in crate::controller) fn abandon(&mut self, actions: &mut Vec<Action>) {
+        let waiting = self.run.iter_mut().flat_map(|run| run.shards.abandon());
+        actions.extend(waiting.filter_map(|deferred| match deferred {
+            Deferred::Ack(node, task) => Some(ack(node, task)),
+            Deferred::Dispatch(..) => None,
+        }));
     }
 
     pub(super) fn after_write(
@@ -111,7 +122,11 @@ impl Job {
     fn release(&mut self, deferred: Deferred, now: Timestamp, actions: &mut Vec<Action>) {
         match deferred {
             Deferred::Ack(node, task) => actions.push(ack(node, task)),
-            Deferred::Dispatch(node) => self.dispatch(&node, now, actions),
+            // What is written may be an attempt that ended in the meantime, and another one waits for its turn.
+            Deferred::Dispatch(node, attempt) if attempt == self.attempt(&node) => {
+                self.dispatch(&node, now, actions);
+            }
+            Deferred::Dispatch(..) => {}
         }
     }
 

@@ -62,14 +62,12 @@ impl Shards {
                 return;
             }
             let last = self.list.len().checked_sub(1);
-            let at = match last.filter(|&at| self.list[at].nodes.len() < self.capacity) {
-                Some(at) => at,
-                None => {
-                    let index = self.list.iter().map(|shard| shard.index + 1).max().unwrap_or(0);
-                    self.list.push(Shard { index, nodes: covered..covered, writes: Writes::default() });
-                    self.list.len() - 1
-                }
-            };
+            let room = last.filter(|&at| self.list[at].nodes.len() < self.capacity);
+            let at = room.unwrap_or_else(|| {
+                let index = self.list.iter().map(|shard| shard.index + 1).max().unwrap_or(0);
+                self.list.push(Shard { index, nodes: covered..covered, writes: Writes::default() });
+                self.list.len() - 1
+            });
             let shard = &mut self.list[at];
             shard.nodes.end = nodes.min(shard.nodes.start + self.capacity);
             self.touch_shard(at, Pace::Now);
@@ -166,6 +164,11 @@ impl Shards {
             self.dirty.remove(&at);
         }
         ready
+    }
+
+    /// Nothing will be written any more. Returns what waited.
+    pub(super) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
+        self.list.iter_mut().flat_map(|shard| shard.writes.abandon())
     }
 
     /// All reports are written as soon as may be: the job is over.

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
+use prepull_api::enroll;
 use prepull_api::task::NodeName;
 use prepull_api::wire::bounded_reason;
 use ring::digest::{SHA256, digest};
@@ -158,7 +159,8 @@ impl Job {
     fn again(&mut self, job: ValidatedJob, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(run) = &mut self.run else { return };
         let summary = run.rollout.summary();
-        if summary.failure + summary.unknown + summary.pending == 0 {
+        // Nodes in progress: see `resume`.
+        if summary.failure + summary.unknown + summary.pending + summary.in_progress == 0 {
             return;
         }
         run.plans = plans(&job, run.rollout.records(), nodes);
@@ -218,7 +220,6 @@ impl Job {
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) {
-        let over = status.completion_time.is_some();
         let job = validate::validate(object);
         let spec_hash = spec_hash(&object.spec);
         // Without a status the reports have only just been made.
@@ -233,6 +234,13 @@ impl Job {
             stored.push((report.index, records.len() - before));
         }
         let known = records.len();
+        // Nodes are in progress again: an earlier life of cloudcore had begun a further round, and not written so in
+        // the status.
+        let again = status.completion_time.is_some()
+            && records.iter().any(|record: &NodeStatus| record.phase == NodePhase::InProgress);
+        // Where the job cannot be read any more, or is another one, the round is taken as it is.
+        let round = again && !(unchanged && job.is_ok());
+        let over = status.completion_time.is_some() && !round;
         let mut refusal = None;
         let (mut settings, mut plans) = (Settings::default(), HashMap::new());
         let mut capacity = MAX_NODES_IN_REPORT;
@@ -266,7 +274,7 @@ impl Job {
             rollout.resume_waves(waves);
         }
         if over {
-            rollout = rollout.reopened_closed();
+            rollout = rollout.closed();
         } else {
             let gone = |record: &&NodeStatus| {
                 record.phase == NodePhase::Pending && !nodes.contains_key(&NodeName(record.node_name.clone()))
@@ -285,8 +293,8 @@ impl Job {
             shards,
             start_time,
             active_since: status.active_since.map_or(start_time, |time| time.0),
-            completion_time: status.completion_time.map(|time| time.0),
-            retry: status.retry,
+            completion_time: status.completion_time.filter(|_| over).map(|time| time.0),
+            retry: status.retry + u32::from(round),
             spec_hash: if status.spec_hash.is_empty() { spec_hash } else { status.spec_hash },
             held: !unchanged,
         });
@@ -300,6 +308,9 @@ impl Job {
         if over {
             // What is stored is what is in memory.
             self.writes = Writes::stored();
+            if status.observed_generation != object.metadata.generation {
+                self.writes.touch(Pace::Slow);
+            }
             if let Some(run) = &self.run
                 && let Ok(job) = job
                 && unchanged
@@ -393,6 +404,6 @@ fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
     template.failure_tolerate.clear();
     // Maps are sorted and a spec always serialises.
     let json = serde_json::to_vec(&fixed).unwrap_or_default();
-    let hash = digest(&SHA256, &json);
-    hash.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    // Half of it tells any two specs apart that nobody made for the purpose.
+    enroll::hex(digest(&SHA256, &json).as_ref().get(..16).unwrap_or_default())
 }

@@ -6,7 +6,9 @@ use super::*;
 fn fleet(nodes: usize) -> (World, Vec<String>) {
     let names: Vec<String> = (0..nodes).map(|n| format!("n{n}")).collect();
     let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    names.iter().for_each(|node| world.up(node, &[]));
+    for node in &names {
+        world.up(node, &[]);
+    }
     (world, names)
 }
 
@@ -21,7 +23,9 @@ impl World {
     }
 
     fn all_end(&mut self, nodes: &[String], outcome: TaskOutcome) {
-        nodes.iter().for_each(|node| self.ends(node, outcome));
+        for node in nodes {
+            self.ends(node, outcome);
+        }
         self.pass(1000);
     }
 
@@ -52,7 +56,9 @@ fn each_wave_begins_when_the_one_before_has_ended_well_and_the_pause_is_over() {
     let stored = world.status().clone();
     world.restart(&nodes);
     world.give(with_spec(template(&nodes), spec, 1, Some(&stored)));
-    nodes.iter().for_each(|node| world.up(node, &[]));
+    for node in &nodes {
+        world.up(node, &[]);
+    }
     assert!(world.taken().is_empty());
     world.pass(2_000);
     let second = world.taken();
@@ -153,7 +159,9 @@ fn a_retry_takes_up_the_nodes_that_did_not_make_it_also_after_a_restart() {
     let stored = world.status().clone();
     world.restart(&nodes);
     world.give(with_spec(template.clone(), json!({}), 1, Some(&stored)));
-    nodes.iter().for_each(|node| world.up(node, &[]));
+    for node in &nodes {
+        world.up(node, &[]);
+    }
     world.pass(1_000);
     assert!(world.taken().is_empty());
     world.give(with_spec(template, json!({"retry": 1}), 2, Some(&stored)));
@@ -296,7 +304,9 @@ fn a_report_that_was_deleted_is_made_again_and_its_edges_are_asked() {
     world.reports.remove(&0);
     world.restart(&nodes);
     world.give(job(all, 1, Some(&stored)));
-    nodes.iter().for_each(|node| world.up(node, &[(UID, 1, OpenPhase::Running)]));
+    for node in &nodes {
+        world.up(node, &[(UID, 1, OpenPhase::Running)]);
+    }
     world.pass(1_000);
     assert_eq!(world.status().summary.in_progress, 300);
     assert_eq!(world.reports.values().map(|report| report.node_status.len()).sum::<usize>(), 300);

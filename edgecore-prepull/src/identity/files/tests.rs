@@ -29,8 +29,8 @@ impl State {
         let key = self.dir.new_key().unwrap();
         let certificate = Self::certificate(&key, node);
         let connection = Connection {
-            tunnel_url: "wss://cloud.example:10000/v1/edge".into(),
-            enroll_url: "https://cloud.example:10002".into(),
+            tunnel_urls: "wss://cloud.example:10000/v1/edge".into(),
+            enroll_urls: "https://cloud.example:10002".into(),
             node_name: node.into(),
         };
         self.dir.store_connection(&certificate, &connection).unwrap();
@@ -62,7 +62,7 @@ fn what_was_joined_is_read_back() {
     state.join("edge-1");
     assert_eq!(state.dir.read_pki().unwrap().facts.node, "edge-1".into());
     assert_eq!(state.dir.joined_as().unwrap(), Some("edge-1".into()));
-    assert_eq!(Connection::load(&state.path("")).unwrap().enroll_url, "https://cloud.example:10002");
+    assert_eq!(Connection::load(&state.path("")).unwrap().enroll_urls, "https://cloud.example:10002".into());
     assert!(fs::read_dir(state.path("pki")).unwrap().all(|file| {
         let name = file.unwrap().file_name();
         ["ca.crt", "client.crt", "client.key"].iter().any(|expected| name == *expected)
@@ -106,4 +106,22 @@ fn files_that_do_not_belong_together_are_named() {
     let Err(error) = state.dir.read_pki() else { panic!("accepted") };
     assert!(error.to_string().contains("client.crt: it is not a PEM block CERTIFICATE"), "{error}");
     assert_eq!(state.dir.joined_as().unwrap(), None, "joining again is the remedy, so it must be possible");
+}
+
+#[test]
+fn what_an_earlier_join_wrote_is_still_read() {
+    let state = state();
+    state.join("edge-1");
+    let old =
+        r#"{"tunnelUrl": "wss://a:10000/v1/edge", "enrollUrl": "https://a:10002", "nodeName": "edge-1"}"#;
+    std::fs::write(state.path("connection.json"), old).unwrap();
+    let mut connection = Connection::load(&state.path("")).unwrap();
+    assert_eq!(connection.tunnel_urls, "wss://a:10000/v1/edge".into());
+    assert_eq!(connection.enroll_urls, "https://a:10002".into());
+
+    connection.tunnel_urls = "wss://a:10000/v1/edge,wss://b:10000/v1/edge".into();
+    let new = serde_json::to_string(&connection).unwrap();
+    assert!(new.contains(r#""tunnelUrls":["wss://a:10000/v1/edge","wss://b:10000/v1/edge"]"#), "{new}");
+    std::fs::write(state.path("connection.json"), new).unwrap();
+    assert_eq!(Connection::load(&state.path("")).unwrap(), connection);
 }

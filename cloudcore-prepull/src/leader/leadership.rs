@@ -1,0 +1,219 @@
+//! Whether we lead, for whoever is about to write.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A handle, cheap to clone and to ask. All clones say the same.
+///
+/// A term ends by the clock: nothing has to happen, and nobody has to be alive, for the answer to become `false`. It
+/// never becomes `true` again in the same process.
+#[derive(Clone, Debug)]
+pub struct Leadership(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    term: Mutex<Term>,
+    changed: Condvar,
+    /// How often the Lease has changed hands, as it says itself.
+    transitions: AtomicI64,
+}
+
+#[derive(Debug)]
+enum Term {
+    /// Not yet: who leads, or why that is not known.
+    Standby(String),
+    /// Ours until then, and nobody else's before.
+    Leading { until: Instant },
+    /// Nobody else is there to lead: `--leader-elect=false`.
+    Undisputed,
+    /// Given back.
+    Released,
+    /// It was ours; why it is not any more.
+    Lost(String),
+}
+
+/// How a term ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// As it should.
+    Released,
+    /// We must not go on.
+    Lost(String),
+}
+
+impl Leadership {
+    /// Not leading yet.
+    pub fn standby() -> Self {
+        let term = Term::Standby("nobody is known to lead yet".to_owned());
+        Self(Arc::new(Shared {
+            term: Mutex::new(term),
+            changed: Condvar::new(),
+            transitions: AtomicI64::new(0),
+        }))
+    }
+
+    /// Of the only replica: it always leads.
+    pub fn undisputed() -> Self {
+        let leadership = Self::standby();
+        *leadership.term() = Term::Undisputed;
+        leadership
+    }
+
+    /// Whether it may write now. To be asked right before.
+    pub fn is_leader(&self) -> bool {
+        self.is_leader_at(Instant::now())
+    }
+
+    /// As [`Self::is_leader`], at another time.
+    pub fn is_leader_at(&self, now: Instant) -> bool {
+        match *self.term() {
+            Term::Leading { until } => now < until,
+            Term::Undisputed => true,
+            Term::Standby(_) | Term::Released | Term::Lost(_) => false,
+        }
+    }
+
+    /// Why it does not lead, in words; None while it does.
+    pub fn why_not(&self) -> Option<String> {
+        let now = Instant::now();
+        match &*self.term() {
+            Term::Standby(why) | Term::Lost(why) => Some(why.clone()),
+            Term::Leading { until } => (now >= *until).then(|| OVERDUE.to_owned()),
+            Term::Undisputed => None,
+            Term::Released => Some("the Lease was given back".to_owned()),
+        }
+    }
+
+    /// How often the Lease had changed hands when it was last read.
+    pub fn transitions(&self) -> i64 {
+        self.0.transitions.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn saw_transitions(&self, transitions: i64) {
+        self.0.transitions.store(transitions, Ordering::Relaxed);
+    }
+
+    /// Who leads instead, or why that is not known.
+    pub(super) fn stand_by(&self, why: String) {
+        let mut term = self.term();
+        if matches!(*term, Term::Standby(_)) {
+            *term = Term::Standby(why);
+        }
+    }
+
+    /// A term begins, or goes on until then. `false` where that is over already or the term before is: then the
+    /// Lease may have been another's in between.
+    pub(super) fn leads_until(&self, until: Instant, now: Instant) -> bool {
+        let mut term = self.term();
+        let goes_on = match *term {
+            Term::Standby(_) => now < until,
+            Term::Leading { until: before } => now < before && now < until,
+            Term::Undisputed | Term::Released | Term::Lost(_) => false,
+        };
+        if goes_on {
+            *term = Term::Leading { until };
+            self.0.changed.notify_all();
+        }
+        goes_on
+    }
+
+    /// The Lease is another's.
+    pub(super) fn lose(&self, why: String) {
+        self.end(Term::Lost(why));
+    }
+
+    /// It is about to be given back.
+    pub(super) fn release(&self) {
+        self.end(Term::Released);
+    }
+
+    fn end(&self, end: Term) {
+        let mut term = self.term();
+        if matches!(*term, Term::Leading { .. }) {
+            *term = end;
+            self.0.changed.notify_all();
+        }
+    }
+
+    /// Blocks until the term ends, by the clock or otherwise.
+    pub(super) fn wait_for_end(&self) -> End {
+        let mut term = self.term();
+        loop {
+            let until = match &*term {
+                Term::Leading { until } => *until,
+                Term::Lost(why) => return End::Lost(why.clone()),
+                Term::Standby(_) | Term::Undisputed | Term::Released => return End::Released,
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                *term = Term::Lost(OVERDUE.to_owned());
+                continue;
+            }
+            let waited = self.0.changed.wait_timeout(term, left);
+            term = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn term(&self) -> MutexGuard<'_, Term> {
+        // Nothing that holds the lock can leave it half changed.
+        self.0.term.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a term ends by itself.
+const OVERDUE: &str = "the Lease was not renewed within --lease-renew-deadline";
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_term_ends_by_the_clock_and_does_not_come_back() {
+        let (leadership, now) = (Leadership::standby(), Instant::now());
+        assert!(!leadership.is_leader_at(now));
+        assert!(leadership.leads_until(now + SECOND, now));
+        assert!(leadership.is_leader_at(now + SECOND / 2));
+        assert!(!leadership.is_leader_at(now + SECOND));
+        // A renewal that is heard of too late: another one may have led in between.
+        assert!(!leadership.leads_until(now + 3 * SECOND, now + SECOND));
+        assert!(!leadership.is_leader_at(now + SECOND));
+        // In time.
+        assert!(leadership.leads_until(now + 2 * SECOND, now + SECOND / 2));
+        assert!(leadership.is_leader_at(now + SECOND));
+    }
+
+    #[test]
+    fn a_term_that_is_over_before_it_begins_does_not_begin() {
+        let (leadership, now) = (Leadership::standby(), Instant::now());
+        assert!(!leadership.leads_until(now, now));
+        assert!(leadership.leads_until(now + SECOND, now), "the next try may");
+    }
+
+    #[test]
+    fn whoever_lost_it_does_not_get_it_back() {
+        let (leadership, now) = (Leadership::standby(), Instant::now());
+        assert!(leadership.leads_until(now + SECOND, now));
+        leadership.lose("b leads".to_owned());
+        assert!(!leadership.is_leader_at(now));
+        assert!(!leadership.leads_until(now + SECOND, now));
+        leadership.release();
+        assert_eq!(leadership.wait_for_end(), End::Lost("b leads".to_owned()));
+        assert_eq!(leadership.why_not().as_deref(), Some("b leads"));
+    }
+
+    #[test]
+    fn a_standby_says_who_leads() {
+        let (leadership, now) = (Leadership::standby(), Instant::now());
+        leadership.stand_by("a leads".to_owned());
+        assert_eq!(leadership.why_not().as_deref(), Some("a leads"));
+        assert!(leadership.leads_until(now + 60 * SECOND, now));
+        leadership.stand_by("a leads".to_owned());
+        assert_eq!(leadership.why_not(), None);
+        assert!(Leadership::undisputed().is_leader_at(now + 3600 * SECOND));
+    }
+}

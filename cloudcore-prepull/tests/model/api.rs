@@ -1,0 +1,134 @@
+//! The API server: objects with versions, and what a write of the real writer comes to.
+
+use std::collections::BTreeMap;
+
+use cloudcore_prepull::controller::{Content, JobObject, Object};
+use cloudcore_prepull::plan::NodeView;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
+use prepull_api::crd::status::NodeStatus;
+use prepull_api::task::{JobUid, NodeName};
+
+pub(crate) struct Stored<T> {
+    pub(crate) version: u64,
+    pub(crate) object: T,
+}
+
+/// Why a write was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// There is no job of this UID.
+    Gone,
+    /// Another version, or there although it should not be, or not there although it should.
+    Conflict,
+}
+
+#[derive(Default)]
+pub(crate) struct Api {
+    pub(crate) jobs: BTreeMap<JobUid, Stored<ImagePrePullJob>>,
+    pub(crate) reports: BTreeMap<(JobUid, u32), Stored<ReportBody>>,
+    pub(crate) nodes: BTreeMap<NodeName, NodeView>,
+    version: u64,
+    uids: u64,
+}
+
+impl Api {
+    pub(crate) fn create(&mut self, name: &str, spec: ImagePrePullJobSpec, now: Timestamp) -> JobUid {
+        self.uids += 1;
+        self.version += 1;
+        let uid = JobUid(format!("uid-{}", self.uids));
+        let metadata = ObjectMeta {
+            name: Some(name.to_owned()),
+            uid: Some(uid.0.clone()),
+            generation: Some(1),
+            creation_timestamp: Some(Time(now)),
+            ..ObjectMeta::default()
+        };
+        let object = ImagePrePullJob { metadata, spec, status: None };
+        self.jobs.insert(uid.clone(), Stored { version: self.version, object });
+        uid
+    }
+
+    /// A user's edit.
+    pub(crate) fn edit(&mut self, job: &JobUid, edit: impl FnOnce(&mut ImagePrePullJobSpec)) {
+        let Some(stored) = self.jobs.get_mut(job) else { return };
+        let before = stored.object.spec.clone();
+        edit(&mut stored.object.spec);
+        if before != stored.object.spec {
+            self.version += 1;
+            stored.version = self.version;
+            stored.object.metadata.generation = stored.object.metadata.generation.map(|g| g + 1);
+        }
+    }
+
+    /// Carries a write out, if the object has the version that it expects. `None` for a status: any version.
+    pub(crate) fn write(
+        &mut self,
+        job: &JobUid,
+        expected: Option<u64>,
+        content: &Content,
+    ) -> Result<u64, Refused> {
+        let version = self.version + 1;
+        match content {
+            Content::Status(status) => {
+                let stored = self.jobs.get_mut(job).ok_or(Refused::Gone)?;
+                if expected.is_some_and(|expected| expected != stored.version) {
+                    return Err(Refused::Conflict);
+                }
+                stored.version = version;
+                stored.object.status = Some((**status).clone());
+            }
+            Content::Report(body) => {
+                let key = (job.clone(), body.index);
+                if self.reports.get(&key).map(|stored| stored.version) != expected {
+                    return Err(Refused::Conflict);
+                }
+                self.reports.insert(key, Stored { version, object: (**body).clone() });
+            }
+        }
+        self.version = version;
+        Ok(version)
+    }
+
+    /// All jobs, as a list or a watch tells of them.
+    pub(crate) fn list(&self) -> Vec<JobObject> {
+        self.jobs.keys().filter_map(|job| self.read(job)).map(Ok).collect()
+    }
+
+    /// A job with its version.
+    pub(crate) fn read(&self, job: &JobUid) -> Option<Box<ImagePrePullJob>> {
+        let stored = self.jobs.get(job)?;
+        let mut object = stored.object.clone();
+        object.metadata.resource_version = Some(stored.version.to_string());
+        Some(Box::new(object))
+    }
+
+    pub(crate) fn list_reports(&self) -> Vec<ImagePrePullReport> {
+        let report = |((job, _), stored): (&(JobUid, u32), &Stored<ReportBody>)| {
+            let owner = OwnerReference { uid: job.0.clone(), ..OwnerReference::default() };
+            let metadata = ObjectMeta { owner_references: Some(vec![owner]), ..ObjectMeta::default() };
+            ImagePrePullReport { types: None, metadata, body: stored.object.clone() }
+        };
+        self.reports.iter().map(report).collect()
+    }
+
+    /// The version of an object that is there.
+    pub(crate) fn version(&self, (job, object): &(JobUid, Object)) -> Option<u64> {
+        match object {
+            Object::Status => self.jobs.get(job).map(|stored| stored.version),
+            Object::Report(index) => self.reports.get(&(job.clone(), *index)).map(|stored| stored.version),
+        }
+    }
+
+    /// What the API server says of the nodes of a job.
+    pub(crate) fn records<'a>(&'a self, job: &JobUid) -> impl Iterator<Item = &'a NodeStatus> + use<'a> {
+        let range = (job.clone(), 0)..=(job.clone(), u32::MAX);
+        self.reports.range(range).flat_map(|(_, stored)| stored.object.node_status.iter())
+    }
+
+    pub(crate) fn record(&self, job: &JobUid, node: &NodeName) -> Option<&NodeStatus> {
+        self.records(job).find(|record| record.node_name == node.0)
+    }
+}

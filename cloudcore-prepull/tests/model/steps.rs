@@ -1,0 +1,314 @@
+//! What may happen next.
+
+use edgecore_prepull::agent::{Event, TaskEnd, summary};
+use prepull_api::task::{
+    Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, TaskId,
+    TaskOutcome, TaskResult,
+};
+use prepull_api::wire::{EdgeMessage, Progress};
+use std::time::Duration;
+
+use crate::edge::image;
+use crate::world::{Fate, World, millis};
+
+impl World {
+    pub(crate) fn step(&mut self) {
+        match self.rng.below(100) {
+            0..22 => {
+                let inputs = 1 + self.rng.below(6);
+                self.run_cloud(inputs);
+            }
+            22..30 => {
+                let kind = self.rng.below(2);
+                self.cloud.read_watch(kind);
+            }
+            30..38 => {
+                let which = self.rng.below(self.cloud.writes.len());
+                let fate = match self.rng.below(100) {
+                    0..80 => Fate::Answered,
+                    80..90 => Fate::Lost,
+                    _ => Fate::AnswerLost,
+                };
+                self.finish_write(which, fate);
+            }
+            38..43 => {
+                let which = self.rng.below(self.cloud.dispatches.len());
+                let unsendable = self.rng.chance(3);
+                self.finish_dispatch(which, unsendable);
+            }
+            43..51 => _ = self.any_conn().is_some_and(|id| self.to_edge(id)),
+            51..59 => _ = self.any_conn().is_some_and(|id| self.to_cloud(id)),
+            59..66 => {
+                let (edge, works) = (self.any_edge(), self.rng.chance(93));
+                self.write_record(edge, works);
+            }
+            66..74 => {
+                let edge = self.any_edge();
+                self.carry_out(edge);
+            }
+            74..78 => {
+                let edge = self.any_edge();
+                self.dial(edge);
+                if let Some(id) = self.edges[edge].conn {
+                    self.welcome(id);
+                }
+            }
+            78..89 => self.pass(),
+            89..93 => self.user(),
+            _ => self.trouble(),
+        }
+    }
+
+    fn trouble(&mut self) {
+        match self.rng.below(16) {
+            0..3 => {
+                if let Some(id) = self.any_conn() {
+                    self.cut(id);
+                }
+            }
+            3..8 => {
+                let edge_side = self.rng.chance(50);
+                if let Some(id) = self.any_conn() {
+                    self.notice(id, edge_side);
+                }
+            }
+            8 | 9 => {
+                let (edge, written) = (self.any_edge(), self.rng.below(3));
+                self.restart_edge(edge, written);
+            }
+            10 => {
+                if self.rng.chance(30) {
+                    self.restart_cloud();
+                }
+            }
+            11 => {
+                for queue in &mut self.cloud.watches {
+                    queue.clear();
+                }
+                self.relist();
+            }
+            12 => {
+                if !self.ghosts.is_empty() {
+                    let ghost = self.ghosts.remove(0);
+                    if self.rng.chance(50) {
+                        let landed = self.land(&ghost.job, ghost.expected, &ghost.content, true);
+                        let object = ghost.content.object();
+                        self.log(|| format!("api: late {object:?} of {}: {landed:?}", ghost.job));
+                    }
+                }
+            }
+            13 => self.collect_garbage(),
+            14 => self.forge(),
+            _ => {
+                let which = self.rng.below(self.cloud.deletes.len());
+                self.finish_delete(which);
+            }
+        }
+    }
+
+    pub(crate) fn finish_delete(&mut self, which: usize) {
+        if which < self.cloud.deletes.len() {
+            let job = self.cloud.deletes.remove(which);
+            self.delete_job(&job);
+        }
+    }
+
+    /// The watches were broken, and begin anew with lists.
+    fn relist(&mut self) {
+        use cloudcore_prepull::controller::Input;
+        if self.cloud.boot == crate::cloud::Boot::Up {
+            self.cloud.inputs.push_back(Input::Nodes(self.api.nodes.values().cloned().collect()));
+            self.cloud.inputs.push_back(Input::Jobs(self.api.list()));
+        }
+    }
+
+    /// The reports of jobs that are gone go as well.
+    pub(crate) fn collect_garbage(&mut self) {
+        let jobs = &self.api.jobs;
+        self.api.reports.retain(|(job, _), _| jobs.contains_key(job));
+    }
+
+    fn any_edge(&mut self) -> usize {
+        self.rng.below(self.edges.len())
+    }
+
+    fn any_conn(&mut self) -> Option<u64> {
+        let at = self.rng.below(self.conns.len());
+        self.conns.keys().nth(at).copied()
+    }
+
+    /// (4) A node speaks of a task that it was never given.
+    fn forge(&mut self) {
+        let edge = self.any_edge();
+        let node = self.edges[edge].node.clone();
+        let jobs: Vec<JobUid> = self.api.jobs.keys().cloned().collect();
+        let Some(job) = jobs.get(self.rng.below(jobs.len())).cloned() else { return };
+        let attempt = match self.api.record(&job, &node) {
+            None if self.api.records(&job).next().is_some() => 1,
+            // Of its own tasks a node may say what it likes.
+            _ => 99,
+        };
+        let task = TaskId { job, attempt };
+        let message = match self.rng.below(3) {
+            0 => EdgeMessage::Accepted { task },
+            1 => EdgeMessage::Progress(Progress { task, images: Vec::new() }),
+            _ => EdgeMessage::Result(TaskResult {
+                task,
+                outcome: TaskOutcome::Succeeded,
+                reason: String::new(),
+                check: None,
+                images: Vec::new(),
+                took: Duration::ZERO,
+            }),
+        };
+        let conn = self.edges[edge].conn.and_then(|id| self.conns.get_mut(&id));
+        if let Some(conn) = conn.filter(|conn| !conn.cut) {
+            conn.to_cloud.push_back(message);
+        }
+    }
+
+    fn pass(&mut self) {
+        match self.rng.below(12) {
+            0..5 => self.now += self.rng.between(1, 400),
+            5..9 => {
+                if let Some(next) = self.next_moment() {
+                    self.now = next;
+                }
+            }
+            9 => self.now += self.rng.between(400, 3_000),
+            10 => self.now += self.rng.between(3_000, 30_000),
+            _ => {
+                if self.rng.chance(20) {
+                    self.now += self.rng.between(30_000, 120_000);
+                }
+            }
+        }
+        self.tick_edges();
+    }
+
+    /// When something is due next, if anything is.
+    pub(crate) fn next_moment(&self) -> Option<u64> {
+        let cloud = self.cloud.controller.next_wakeup().map(millis);
+        let ticks = self.edges.iter().filter_map(|edge| edge.agent.next_tick());
+        let ticks = ticks.map(|tick| {
+            u64::try_from(tick.saturating_duration_since(self.base).as_nanos().div_ceil(1_000_000)).unwrap()
+        });
+        let execs = self.edges.iter().flat_map(|edge| edge.execs.values());
+        let execs = execs.filter_map(|exec| exec.pulling.map(|(_, until, _)| until));
+        cloud.into_iter().chain(ticks).chain(execs).filter(|at| *at > self.now).min()
+    }
+
+    pub(crate) fn tick_edges(&mut self) {
+        for at in 0..self.edges.len() {
+            let edge = &self.edges[at];
+            let now = edge.now(self.base, self.now).monotonic;
+            if edge.agent.next_tick().is_some_and(|tick| tick <= now) {
+                self.on_edge(at, Event::Tick);
+            }
+        }
+    }
+
+    /// One task of the edge goes a step further.
+    pub(crate) fn carry_out(&mut self, at: usize) {
+        let which = self.rng.below(self.edges[at].execs.len());
+        let Some(id) = self.edges[at].execs.keys().nth(which).cloned() else { return };
+        self.carry_out_task(at, &id);
+    }
+
+    /// Whether anything happened.
+    pub(crate) fn carry_out_task(&mut self, at: usize, id: &TaskId) -> bool {
+        let now = self.now;
+        let (base, calm) = (self.base, self.calm);
+        let edge = &mut self.edges[at];
+        let monotonic = edge.now(base, now).monotonic;
+        let Some(exec) = edge.execs.get_mut(id) else { return false };
+        if let Some(reason) = exec.stop.clone() {
+            self.end(at, id, TaskOutcome::Cancelled, &format!("cancelled: {reason}"));
+            return true;
+        }
+        if exec.work.terms.deadline <= monotonic {
+            self.end(at, id, TaskOutcome::DeadlineExceeded, "the deadline passed");
+            return true;
+        }
+        if !exec.checked {
+            exec.checked = true;
+            if exec.work.check.is_none() {
+                let passed = calm || self.rng.chance(96);
+                let outcome = CheckOutcome { passed, reason: String::new() };
+                exec.work.check = Some(outcome.clone());
+                self.on_edge(at, Event::Checked(id.clone(), outcome));
+                return true;
+            }
+        }
+        if exec.work.check.as_ref().is_some_and(|check| !check.passed) {
+            self.end(at, id, TaskOutcome::Failed, "check failed");
+            return true;
+        }
+        if let Some((index, until, works)) = exec.pulling {
+            if now < until {
+                if calm || self.rng.chance(70) {
+                    return false;
+                }
+                let bytes = Some(Bytes { done: now, total: until });
+                let moment = ImageProgress {
+                    index: u32::try_from(index).unwrap(),
+                    phase: ImagePhase::Pulling,
+                    bytes,
+                    attempts: 1,
+                    reason: String::new(),
+                };
+                self.on_edge(at, Event::Progress(Progress { task: id.clone(), images: vec![moment] }));
+                return true;
+            }
+            exec.pulling = None;
+            if works {
+                edge.images.insert(exec.work.task.images[index].reference.clone());
+            }
+            self.image_ends(at, id, index, if works { ImageOutcome::Pulled } else { ImageOutcome::Failed });
+            return true;
+        }
+        let Some(index) = exec.work.done.iter().position(Option::is_none) else {
+            let images: Vec<_> = exec.work.done.iter().flatten().cloned().collect();
+            let (outcome, reason) = summary(&exec.work.task, &images);
+            self.end(at, id, outcome, &reason);
+            return true;
+        };
+        let wanted = &exec.work.task.images[index];
+        if wanted.policy == PullPolicy::IfNotPresent && edge.images.contains(&wanted.reference) {
+            self.image_ends(at, id, index, ImageOutcome::Present);
+            return true;
+        }
+        let takes =
+            if self.rng.chance(80) { self.rng.between(0, 2_000) } else { self.rng.between(0, 40_000) };
+        exec.pulling = Some((index, now + takes, calm || self.rng.chance(88)));
+        let edge = &self.edges[at];
+        self.check.pulls(&self.api, edge, &edge.execs[id].work, index);
+        if !calm && self.rng.chance(1) {
+            self.log(|| format!("n{at}: the executor of {id} dies"));
+            self.edges[at].execs.remove(id);
+            self.check.stopped(&self.edges[at].node, id);
+            self.on_edge(at, Event::Crashed { task: id.clone(), reason: "a bug".to_owned() });
+        }
+        true
+    }
+
+    fn image_ends(&mut self, at: usize, task: &TaskId, index: usize, outcome: ImageOutcome) {
+        let result = image(outcome);
+        if let Some(exec) = self.edges[at].execs.get_mut(task) {
+            exec.work.done[index] = Some(result.clone());
+        }
+        self.log(|| format!("n{at}: image {index} of {task}: {outcome:?}"));
+        self.on_edge(at, Event::ImageEnded { task: task.clone(), index, result });
+    }
+
+    fn end(&mut self, at: usize, id: &TaskId, outcome: TaskOutcome, reason: &str) {
+        let Some(exec) = self.edges[at].execs.remove(id) else { return };
+        self.check.stopped(&self.edges[at].node, id);
+        let rest = if outcome == TaskOutcome::Failed { ImageOutcome::Failed } else { ImageOutcome::Stopped };
+        let images: Vec<ImageResult> =
+            exec.work.done.into_iter().map(|done| done.unwrap_or_else(|| image(rest))).collect();
+        self.log(|| format!("n{at}: {id} ends: {outcome:?} {reason}"));
+        let end = TaskEnd { outcome, reason: reason.to_owned(), check: exec.work.check, images };
+        self.on_edge(at, Event::Ended(id.clone(), end));
+    }
+}

@@ -1,0 +1,230 @@
+//! Several addresses: which one is dialled, and when.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cloudcore_prepull::tokens::Scope;
+use cloudcore_prepull::tunnel::listener;
+use edgecore_prepull::endpoint::RequestError;
+use edgecore_prepull::identity::{Connection, Identity};
+use edgecore_prepull::join::{self, JoinError};
+use edgecore_prepull::tunnel::dial::Settings;
+use prepull_api::wire::{CloudMessage, Hello};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::agent::{Agent, join, join_args};
+use crate::cloud::{Cloud, HOUR, SOON, fast};
+
+/// Any wait between two addresses of a round would be seen.
+fn no_second_round() -> Settings {
+    Settings { first_backoff: HOUR, ..Settings::default() }
+}
+
+fn quick() -> Settings {
+    Settings { first_backoff: Duration::from_millis(100), ..Settings::default() }
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("wss://{address}/v1/edge")
+}
+
+/// Where nobody listens.
+async fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+/// Where a SYN gets no answer: the queue of connections is full, and nobody empties it.
+struct Hole {
+    address: SocketAddr,
+    _listener: TcpListener,
+    _queued: Vec<TcpStream>,
+}
+
+impl Hole {
+    async fn dig() -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut queued = Vec::new();
+        while let Ok(stream) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
+            queued.push(stream.unwrap());
+        }
+        Self { address, _listener: listener, _queued: queued }
+    }
+}
+
+/// A way to a cloud that can be cut, frozen or torn down.
+struct Door {
+    address: SocketAddr,
+    cut: Arc<Notify>,
+    frozen: Arc<Notify>,
+    serving: JoinHandle<()>,
+}
+
+impl Door {
+    async fn to(cloud: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (cut, frozen) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (cuts, freezes) = (Arc::clone(&cut), Arc::clone(&frozen));
+        let serving = tokio::spawn(async move {
+            let mut held = Vec::new();
+            loop {
+                let (mut edge, _) = listener.accept().await.unwrap();
+                let mut cloud = TcpStream::connect(cloud).await.unwrap();
+                tokio::select! {
+                    _ = copy_bidirectional(&mut edge, &mut cloud) => {}
+                    () = cuts.notified() => {}
+                    () = freezes.notified() => held.push((edge, cloud)),
+                }
+            }
+        });
+        Self { address, cut, frozen, serving }
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_is_not_served_costs_no_wait() {
+    let mut cloud = Cloud::start();
+    let urls = vec![url(nobody().await), url(nobody().await), cloud.tunnel_url()];
+    let mut agent = Agent::dialling(&cloud, "edge-1", urls, no_second_round()).await;
+    agent.connected(Hello::default()).await;
+    cloud.up().await;
+}
+
+#[tokio::test]
+async fn an_address_that_swallows_everything_costs_its_deadline_and_no_more() {
+    assert_eq!(Settings::default().connect_deadline, Duration::from_secs(5));
+    let (mut cloud, hole) = (Cloud::start(), Hole::dig().await);
+    let settings = Settings { connect_deadline: Duration::from_millis(300), ..no_second_round() };
+    let urls = vec![url(hole.address), cloud.tunnel_url()];
+    let mut agent = Agent::dialling(&cloud, "edge-1", urls, settings).await;
+    let start = Instant::now();
+    agent.connected(Hello::default()).await;
+    cloud.up().await;
+    // The agent began a little before us.
+    assert!(start.elapsed() > Duration::from_millis(200), "{:?}: was it dialled?", start.elapsed());
+}
+
+#[tokio::test]
+async fn when_its_server_is_gone_the_edge_goes_to_the_next() {
+    let mut a = Cloud::start();
+    let mut b = a.beside(listener::Settings::default());
+    let door = Door::to(a.tunnel).await;
+    let urls = vec![url(door.address), b.tunnel_url()];
+    let mut agent = Agent::dialling(&a, "edge-1", urls, Settings::default()).await;
+    agent.connected(Hello::default()).await;
+    a.up().await;
+    door.serving.abort();
+    agent.disconnected().await;
+    let start = Instant::now();
+    agent.connected(Hello::default()).await;
+    b.up().await;
+    // One wait of a second at most, and on a busy machine some time to connect.
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_session_that_broke_off_is_sought_first_where_it_was() {
+    let mut a = Cloud::start();
+    let mut b = a.beside(listener::Settings::default());
+    let door = Door::to(a.tunnel).await;
+    let urls = vec![url(nobody().await), url(door.address), b.tunnel_url()];
+    let mut agent = Agent::dialling(&a, "edge-1", urls, quick()).await;
+    for _ in 0..3 {
+        agent.connected(Hello::default()).await;
+        a.up().await;
+        door.cut.notify_one();
+        agent.disconnected().await;
+        a.down().await;
+    }
+    b.no_event(Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_not_the_first_to_be_dialled_again() {
+    let mut a = Cloud::start_with(fast());
+    let mut b = a.beside(fast());
+    let door = Door::to(a.tunnel).await;
+    let urls = vec![url(door.address), b.tunnel_url()];
+    let mut agent = Agent::dialling(&a, "edge-1", urls, quick()).await;
+    agent.connected(Hello::default()).await;
+    a.up().await;
+    door.frozen.notify_one();
+    agent.disconnected().await;
+    agent.connected(Hello::default()).await;
+    b.up().await;
+}
+
+#[tokio::test]
+async fn a_goaway_sends_the_edge_to_the_others_and_not_before_its_time() {
+    const AFTER: Duration = Duration::from_millis(700);
+    let mut a = Cloud::start();
+    let mut b = a.beside(listener::Settings::default());
+    let urls = vec![a.tunnel_url(), b.tunnel_url()];
+    let mut agent = Agent::dialling(&a, "edge-1", urls, no_second_round()).await;
+    agent.connected(Hello::default()).await;
+    a.up().await;
+    let goaway = || CloudMessage::Goaway { after: AFTER, reason: "not the leader any more".to_owned() };
+    for (from, to) in [(0, 1), (1, 0)] {
+        let clouds = [&mut a, &mut b];
+        let start = Instant::now();
+        clouds[from].sessions.send(&"edge-1".into(), goaway()).unwrap();
+        agent.disconnected().await;
+        clouds[from].down().await;
+        agent.connected(Hello::default()).await;
+        clouds[to].up().await;
+        assert!(start.elapsed() >= AFTER, "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn joining_tries_in_turn_and_stores_all_addresses() {
+    let cloud = Cloud::start();
+    let stranger = Cloud::start();
+    let token = cloud.token(Scope::Node("edge-1".into())).await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut args = join_args(&cloud, &token, "edge-1", dir.path());
+    let free = format!("https://{}", nobody().await);
+    args.enroll_url = vec![free.clone(), stranger.enroll_url(), cloud.enroll_url()];
+    args.tunnel_url = vec![url(nobody().await), cloud.tunnel_url()];
+    let (enroll_urls, tunnel_urls) = (args.enroll_url.clone(), args.tunnel_url.clone());
+    join::run(args).await.unwrap();
+    let connection = Connection::load(dir.path()).unwrap();
+    assert_eq!((connection.enroll_urls, connection.tunnel_urls), (enroll_urls.into(), tunnel_urls.into()));
+
+    // And so does renewing.
+    let identity = Identity::load(dir.path()).unwrap();
+    let certificate = || std::fs::read(dir.path().join("pki/client.crt")).unwrap();
+    let before = certificate();
+    identity.renew(vec![free.clone(), cloud.enroll_url()]).await.unwrap();
+    assert_ne!(certificate(), before);
+    let error = identity.renew(vec![free.clone(), stranger.enroll_url()]).await.unwrap_err().to_string();
+    let free = free.trim_start_matches("https://");
+    assert!(error.contains(free) && error.contains(&stranger.enroll.to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn a_refusal_is_final() {
+    let a = Cloud::start();
+    let b = a.beside(listener::Settings::default());
+    // Of the same CA, and known to the second alone: the first one's answer counts.
+    let token = b.token(Scope::Fleet).await;
+    let try_at = async |urls: Vec<String>, dir: &Path| {
+        let mut args = join_args(&a, &token, "edge-1", dir);
+        args.enroll_url = urls;
+        timeout(SOON, join::run(args)).await.unwrap()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let refused = try_at(vec![a.enroll_url(), b.enroll_url()], dir.path()).await;
+    assert!(matches!(refused, Err(JoinError::Request(RequestError::Refused { .. }))), "{refused:?}");
+    assert!(join(&a, &token, "edge-1", dir.path()).await.is_err());
+    try_at(vec![b.enroll_url(), a.enroll_url()], dir.path()).await.unwrap();
+}

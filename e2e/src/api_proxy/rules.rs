@@ -1,0 +1,194 @@
+//! Which requests meet which fault.
+
+use super::Fault;
+
+/// What a request asks for, in the terms of Kubernetes' own authorisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// One object.
+    Get,
+    /// Many.
+    List,
+    /// Many, and how they change.
+    Watch,
+    /// A new one.
+    Create,
+    /// Replaces one.
+    Update,
+    /// Changes one.
+    Patch,
+    /// Removes one, or many.
+    Delete,
+}
+
+/// What a request is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// What it asks for.
+    pub verb: Verb,
+    /// `nodes`, `imageprepulljobs`, …; the path where it is none of the API's objects.
+    pub resource: String,
+    /// Of the object; empty where it is about many.
+    pub name: String,
+    /// `status`, or empty.
+    pub subresource: String,
+}
+
+impl About {
+    /// By the method and the target of the request line.
+    pub(super) fn of(method: &http::Method, uri: &http::Uri) -> Self {
+        let parts: Vec<_> = uri.path().split('/').filter(|part| !part.is_empty()).collect();
+        let below = match parts[..] {
+            ["api", _, ref below @ ..] | ["apis", _, _, ref below @ ..] => below,
+            _ => &[],
+        };
+        let below = match below {
+            // A namespace itself is an object, too.
+            ["namespaces", _, inside @ ..]
+                if inside.len() > 1 || matches!(inside, [kind] if *kind != "status") =>
+            {
+                inside
+            }
+            below => below,
+        };
+        let part = |index: usize| below.get(index).map(ToString::to_string).unwrap_or_default();
+        let is_watch =
+            uri.query().unwrap_or_default().split('&').any(|pair| ["watch=true", "watch=1"].contains(&pair));
+        let verb = match *method {
+            http::Method::POST => Verb::Create,
+            http::Method::PUT => Verb::Update,
+            http::Method::PATCH => Verb::Patch,
+            http::Method::DELETE => Verb::Delete,
+            _ if is_watch => Verb::Watch,
+            _ if below.len() == 1 => Verb::List,
+            _ => Verb::Get,
+        };
+        let resource = below.first().map_or_else(|| uri.path().to_owned(), ToString::to_string);
+        Self { verb, resource, name: part(1), subresource: part(2) }
+    }
+}
+
+/// Some of the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Requests {
+    verbs: Option<&'static [Verb]>,
+    resource: Option<&'static str>,
+}
+
+impl Requests {
+    /// All of them.
+    pub const ALL: Self = Self { verbs: None, resource: None };
+    /// Those that change something.
+    pub const WRITES: Self = Self::verbs(&[Verb::Create, Verb::Update, Verb::Patch, Verb::Delete]);
+    /// Those that begin a watch.
+    pub const WATCHES: Self = Self::verbs(&[Verb::Watch]);
+    /// Those that list, to begin with or after a watch that ended.
+    pub const LISTS: Self = Self::verbs(&[Verb::List]);
+
+    /// With one of these verbs.
+    #[must_use]
+    pub const fn verbs(verbs: &'static [Verb]) -> Self {
+        Self { verbs: Some(verbs), resource: None }
+    }
+
+    /// Of these, those about this resource: `nodes`, `imageprepulljobs`, `imageprepullreports`, `events`.
+    #[must_use]
+    pub const fn on(self, resource: &'static str) -> Self {
+        Self { resource: Some(resource), ..self }
+    }
+
+    pub(super) fn fit(self, about: &About) -> bool {
+        self.verbs.is_none_or(|verbs| verbs.contains(&about.verb))
+            && self.resource.is_none_or(|resource| resource == about.resource)
+    }
+}
+
+/// A fault, and who meets it.
+pub(super) struct Rule {
+    pub(super) requests: Requests,
+    pub(super) share: f64,
+    pub(super) fault: Fault,
+    /// How often it strikes yet; None: for ever.
+    pub(super) left: Option<u32>,
+}
+
+impl Rule {
+    pub(super) fn strikes(&mut self, about: &About, dice: &mut Dice) -> Option<Fault> {
+        if !self.requests.fit(about) || self.left == Some(0) || dice.roll() >= self.share {
+            return None;
+        }
+        self.left = self.left.map(|left| left - 1);
+        Some(self.fault)
+    }
+}
+
+/// Chance that is the same in every run: SplitMix64.
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// From 0 to below 1.
+    pub(super) fn roll(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        // 32 bits, which an f64 holds exactly.
+        f64::from(u32::try_from(mixed >> 32).unwrap_or(u32::MAX)) / (f64::from(u32::MAX) + 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use http::Method;
+
+    use super::*;
+
+    fn about(method: Method, uri: &str) -> (Verb, String, String, String) {
+        let About { verb, resource, name, subresource } = About::of(&method, &uri.parse().unwrap());
+        (verb, resource, name, subresource)
+    }
+
+    #[test]
+    fn requests_are_told_apart() {
+        let jobs = "/apis/operations.kubeedge.io/v1alpha2/imageprepulljobs";
+        let said = |verb, resource: &str, name: &str, sub: &str| {
+            (verb, resource.to_owned(), name.to_owned(), sub.to_owned())
+        };
+        for (method, uri, expected) in [
+            (Method::GET, "/api/v1/nodes?limit=500", said(Verb::List, "nodes", "", "")),
+            (Method::GET, "/api/v1/nodes?watch=true&x=1", said(Verb::Watch, "nodes", "", "")),
+            (Method::GET, "/api/v1/nodes/edge-1", said(Verb::Get, "nodes", "edge-1", "")),
+            (Method::GET, "/api/v1/namespaces/default", said(Verb::Get, "namespaces", "default", "")),
+            (Method::GET, "/api/v1/namespaces/a/secrets/b", said(Verb::Get, "secrets", "b", "")),
+            (Method::POST, "/api/v1/namespaces/a/secrets", said(Verb::Create, "secrets", "", "")),
+            (
+                Method::PATCH,
+                &format!("{jobs}/j/status?fieldManager=x"),
+                said(Verb::Patch, "imageprepulljobs", "j", "status"),
+            ),
+            (Method::GET, "/readyz", said(Verb::Get, "/readyz", "", "")),
+        ] {
+            assert_eq!(about(method, uri), expected, "{uri}");
+        }
+    }
+
+    #[test]
+    fn a_share_is_met_and_a_number_is_exact() {
+        let about = About::of(&Method::PATCH, &"/api/v1/nodes/a".parse().unwrap());
+        let mut dice = Dice::new(7);
+        let mut rule = Rule { requests: Requests::WRITES, share: 0.3, fault: Fault::Cut, left: None };
+        let struck = (0..10_000).filter(|_| rule.strikes(&about, &mut dice).is_some()).count();
+        assert!((2_850..3_150).contains(&struck), "{struck}");
+        let mut rule = Rule { share: 1.0, left: Some(3), ..rule };
+        assert_eq!((0..10).filter(|_| rule.strikes(&about, &mut dice).is_some()).count(), 3);
+        let read = About::of(&Method::GET, &"/api/v1/nodes/a".parse().unwrap());
+        let mut rule = Rule { left: None, ..rule };
+        assert_eq!(rule.strikes(&read, &mut dice), None);
+    }
+}

@@ -1,0 +1,99 @@
+//! Ways between namespaces that no cable knows of.
+
+use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::Space;
+use crate::background;
+
+/// Pieces on the way in one direction of one connection: 300 ms of a link that carries some MiB a second.
+const ON_THE_WAY: usize = 64;
+const PIECE: usize = 16 * 1024;
+
+/// Carries TCP connections from an address in one namespace to one in another. Ends, with its connections, when
+/// dropped.
+pub struct Passage(#[expect(dead_code, reason = "held for its drop")] DropGuard);
+
+/// A place in a namespace; None: where we are.
+type End<'a> = (Option<&'a Space>, SocketAddr);
+
+impl Passage {
+    /// From loopback to loopback, at the same port.
+    pub fn through(from: Option<&Space>, to: Option<&Space>, addr: SocketAddr) -> Result<Self> {
+        Self::open((from, addr), (to, addr), Duration::ZERO)
+    }
+
+    /// Every piece takes so much longer, without holding up those behind it.
+    pub(super) fn open(from: End<'_>, to: End<'_>, delay: Duration) -> Result<Self> {
+        let listener = within(from.0, move || StdListener::bind(from.1))?;
+        listener.set_nonblocking(true)?;
+        let stop = CancellationToken::new();
+        let (stopped, space, addr) = (stop.clone(), to.0.cloned(), to.1);
+        let runtime = background::runtime()?;
+        runtime.spawn(async move {
+            let Ok(listener) = TcpListener::from_std(listener) else { return };
+            while let Some(Ok((stream, _))) = stopped.run_until_cancelled(listener.accept()).await {
+                let (space, stopped) = (space.clone(), stopped.clone());
+                tokio::spawn(async move {
+                    // A connection that breaks, breaks on both sides.
+                    let _ = stopped.run_until_cancelled(carry(stream, space, addr, delay)).await;
+                });
+            }
+        });
+        Ok(Self(stop.drop_guard()))
+    }
+}
+
+fn within<T: Send + 'static>(
+    space: Option<&Space>,
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T> {
+    match space {
+        Some(space) => space.run(work),
+        None => Ok(work()?),
+    }
+}
+
+async fn carry(from: TcpStream, space: Option<Space>, addr: SocketAddr, delay: Duration) -> Result<()> {
+    let connect = move || within(space.as_ref(), move || StdStream::connect(addr));
+    let to = tokio::task::spawn_blocking(connect).await??;
+    to.set_nonblocking(true)?;
+    let to = TcpStream::from_std(to)?;
+    for stream in [&from, &to] {
+        stream.set_nodelay(true)?;
+    }
+    let ((from_read, from_write), (to_read, to_write)) = (from.into_split(), to.into_split());
+    tokio::try_join!(one_way(from_read, to_write, delay), one_way(to_read, from_write, delay))?;
+    Ok(())
+}
+
+async fn one_way(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration) -> Result<()> {
+    let (sender, mut pieces) = mpsc::channel::<(Instant, Vec<u8>)>(ON_THE_WAY);
+    let read = async move {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let length = from.read(&mut buffer).await?;
+            if length == 0 || sender.send((Instant::now() + delay, buffer[..length].to_vec())).await.is_err()
+            {
+                return anyhow::Ok(());
+            }
+        }
+    };
+    let write = async move {
+        while let Some((due, piece)) = pieces.recv().await {
+            sleep_until(due).await;
+            to.write_all(&piece).await?;
+        }
+        anyhow::Ok(to.shutdown().await?)
+    };
+    tokio::try_join!(read, write)?;
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Network namespaces.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, anyhow};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::cleanup::{keeping, reaper};
+use crate::parts;
+
+/// Within this process.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// A network namespace with nothing but loopback in it. It goes with the last handle, or with this process.
+#[derive(Clone, Debug)]
+pub struct Space(Arc<Named>);
+
+#[derive(Debug)]
+struct Named(String);
+
+impl Space {
+    /// A new one.
+    pub(super) async fn new() -> Result<Self> {
+        let name = format!("prepull-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
+        // First the reaper, then the namespace: nothing is left behind, whenever we die.
+        reaper::watch_netns(&name)?;
+        ip(&["netns", "add", &name]).await?;
+        let space = Self(Arc::new(Named(name)));
+        space.ip(&["link", "set", "lo", "up"]).await?;
+        Ok(space)
+    }
+
+    /// As `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.0.0
+    }
+
+    fn file(&self) -> String {
+        format!("/run/netns/{}", self.name())
+    }
+
+    /// The command, in here. It has the same process ID.
+    pub fn command(&self, command: &Command) -> Command {
+        let mut inside = Command::new("nsenter");
+        inside
+            .arg(format!("--net={}", self.file()))
+            .arg("--")
+            .arg(command.get_program())
+            .args(command.get_args());
+        inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        inside
+    }
+
+    /// `ip`, in here.
+    pub(super) async fn ip(&self, arguments: &[&str]) -> Result<()> {
+        ip(&[&["-n", self.name()], arguments].concat()).await
+    }
+
+    /// `iptables`, in here.
+    pub(super) async fn iptables(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new("iptables");
+        command.arg("--wait").args(arguments);
+        parts::output(self.command(&command)).await
+    }
+
+    /// Does something in here, on a thread of its own: a socket belongs for ever to where it was made.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let file = File::open(self.file()).with_context(|| self.file())?;
+        let thread = std::thread::spawn(move || {
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+            work()
+        });
+        Ok(thread.join().map_err(|_| anyhow!("a thread in {} panicked", self.name()))??)
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if !keeping() {
+            // What cannot be removed now is the reaper's.
+            let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
+        }
+    }
+}
+
+pub(super) async fn ip(arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new("ip");
+    command.args(arguments);
+    parts::output(command).await.with_context(|| format!("ip {}", arguments.join(" ")))?;
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! The Kubernetes API on its bad days. Each time two jobs are under way, one on simulated edges and one on real
+//! ones; each time both end right, nothing is pulled twice, and every result is acknowledged, which it is only
+//! when the API server has it.
+
+use std::time::Duration;
+
+use prepull_e2e::api_proxy::Verb;
+use prepull_e2e::prelude::*;
+
+/// Simulated edges: three rounds of the job's concurrency.
+const SIMULATED: usize = 30;
+const AT_A_TIME: i64 = 10;
+const REAL: [&str; 2] = ["edge-1", "edge-2"];
+/// For a test that holds the API server back for longer than the usual limit leaves room for.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A site with simulated and with real edges, whose cloud reaches the API server through a proxy.
+struct Scene {
+    // In the order in which they stop.
+    fleet: Fleet,
+    nodes: Vec<EdgeNode>,
+    site: Site,
+    api: ApiProxy,
+    image: Image,
+    reference: String,
+}
+
+impl Scene {
+    async fn start() -> Result<Self> {
+        // Which of the requests meet a fault; any number would do.
+        const SEED: u64 = 3;
+        let (site, api) = Site::with_api_proxy(&["--heartbeat", "1s"], SEED).await?;
+        let mut nodes = Vec::new();
+        for name in REAL {
+            nodes.push(site.node(name).await?.await?);
+        }
+        let fleet = Fleet::start(&site.cluster, &site.cloud, SIMULATED)
+            .pulls_take(Duration::from_millis(300))
+            .await?;
+        let (image, reference) = site.image("api-faults", &[4 * MIB])?;
+        site.link.throttle(Some(4 * MIB));
+        Ok(Self { fleet, nodes, site, api, image, reference })
+    }
+
+    /// Both jobs: on the simulated edges, and on the real ones.
+    async fn jobs(&self) -> Result<[Job; 2]> {
+        let simulated =
+            self.site.cluster.job("simulated").images(["harbor.example/a:v1"]).timeout_seconds(100);
+        let simulated = simulated.on(self.fleet.names()).concurrency(AT_A_TIME).apply().await?;
+        let real = self.site.job("real").images([&self.reference]).on(REAL).timeout_seconds(100);
+        let real = real.concurrency(2).apply().await?;
+        Ok([simulated.within(LONG), real.within(LONG)])
+    }
+
+    /// Waits until both jobs are in the middle of their work.
+    async fn are_under_way(&self, [simulated, _]: &[Job; 2]) -> Result<()> {
+        simulated.until("some have ended", |status| status.summary.successful > 0).await?;
+        for node in &self.nodes {
+            node.accepts().await?;
+        }
+        Ok(())
+    }
+
+    /// Both end as if nothing had happened.
+    async fn end_right(&self, [simulated, real]: &[Job; 2]) -> Result<()> {
+        let status = simulated.completes().await?;
+        assert_eq!((status.summary.desired, status.summary.successful), (30, 30));
+        ensure!(status.node_status.iter().all(|node| node.attempt == 1), "{:?}", status.node_status);
+        assert_eq!((self.fleet.pulls(), self.fleet.pulled_twice()), (30, 0));
+        self.fleet.all_acknowledged().await?;
+
+        let status = real.completes().await?;
+        assert_eq!((status.summary.desired, status.summary.successful), (2, 2));
+        for node in &self.nodes {
+            assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
+            ensure!(node.has_image(&self.reference).await?);
+            node.forgets().await?;
+        }
+        assert_eq!(self.site.fetches(&self.image), REAL.len() * self.image.blobs().len());
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> {
+    let scene = Scene::start().await?;
+    // A tenth of all each: who is not struck by the first rule comes to the second.
+    for (share, status) in [(0.1, 409), (0.1 / 0.9, 429), (0.1 / 0.8, 500)] {
+        scene.api.inject(Requests::WRITES, share, Fault::Status(status));
+    }
+    let jobs = scene.jobs().await?;
+    scene.end_right(&jobs).await?;
+    let refused = |status| scene.api.injected(Requests::WRITES, Fault::Status(status));
+    let refused = [refused(409), refused(429), refused(500)];
+    ensure!(refused.iter().sum::<usize>() >= 3, "hardly any write was refused: {refused:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_answer_late_by_a_second_or_two_only_takes_longer() -> Result<()> {
+    let scene = Scene::start().await?;
+    let late = Fault::Late(Duration::from_secs(1), Duration::from_secs(2));
+    scene.api.inject(Requests::ALL, 1.0, late);
+    let jobs = scene.jobs().await?;
+    scene.end_right(&jobs).await?;
+    let writes = scene.api.injected(Requests::WRITES.on("imageprepulljobs"), late);
+    // Each round is written twice at the least, and each write takes a second.
+    ensure!((6..=60).contains(&writes), "{writes} writes");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_write_whose_answer_is_lost_is_made_again_and_does_no_harm() -> Result<()> {
+    let scene = Scene::start().await?;
+    scene.api.inject(Requests::WRITES, 0.5, Fault::LostAnswer);
+    let jobs = scene.jobs().await?;
+    scene.end_right(&jobs).await?;
+    let lost: Vec<_> = scene.api.seen().into_iter().filter(|s| s.fault == Some(Fault::LostAnswer)).collect();
+    let took = lost.iter().filter(|seen| seen.about.subresource == "status" && seen.status == Some(200));
+    ensure!(took.count() >= 2, "hardly any write took without an answer: {lost:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn connections_that_are_cut_are_made_again() -> Result<()> {
+    let scene = Scene::start().await?;
+    scene.api.inject(Requests::ALL, 0.3, Fault::Cut);
+    let jobs = scene.jobs().await?;
+    scene.api.expire_watches();
+    scene.end_right(&jobs).await?;
+    let cut = scene.api.injected(Requests::ALL, Fault::Cut);
+    ensure!(cut >= 3, "{cut} connections were cut");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_happened_while_the_watches_had_expired_is_found() -> Result<()> {
+    let scene = Scene::start().await?;
+    let cluster = &scene.site.cluster;
+    let jobs = scene.jobs().await?;
+    scene.are_under_way(&jobs).await?;
+    let doomed =
+        cluster.job("doomed").images(["harbor.example/b:v1"]).on(["nobody", "sim-0"]).apply().await?;
+    doomed.until("it has begun", |status| status.phase != JobPhase::Init).await?;
+
+    // The watches end, are refused as too old, and what they would be made anew from cannot be listed.
+    scene.api.inject(Requests::WATCHES, 1.0, Fault::Status(410));
+    for kind in ["nodes", "imageprepulljobs"] {
+        scene.api.inject(Requests::LISTS.on(kind), 1.0, Fault::Status(500));
+    }
+    scene.api.expire_watches();
+    eventually("cloudcore lists in vain", SOON, async || {
+        for kind in ["nodes", "imageprepulljobs"] {
+            let lists = scene.api.injected(Requests::LISTS.on(kind), Fault::Status(500));
+            ensure!(lists > 0, "{kind} were not listed");
+        }
+        Ok(())
+    })
+    .await?;
+    cluster.edge_nodes(&["edge-3"]).await?;
+    let late = EdgeNode::start(cluster, &scene.site.cloud, "edge-3").await?;
+    late.is_connected().await?;
+    doomed.delete().await?;
+    cluster.mark_ready("sim-1", false).await?;
+    let watched = scene.api.count(Requests::WATCHES.on("nodes"));
+
+    // Watches are refused twice more, with a list before each: as long as the server is still catching up.
+    scene.api.heal();
+    scene.api.inject_next(2, Requests::WATCHES, Fault::Status(410));
+    eventually("nodes are watched again", SOON, async || {
+        let again = scene.api.seen().into_iter().filter(|seen| {
+            (seen.about.verb, seen.about.resource.as_str()) == (Verb::Watch, "nodes")
+                && seen.status == Some(200)
+        });
+        let again = again.count();
+        ensure!(scene.api.count(Requests::WATCHES.on("nodes")) > watched && again > 1, "{again} watches");
+        Ok(())
+    })
+    .await?;
+
+    let after = scene.site.job("after").images([&scene.reference]).on(["edge-3", "sim-1", "sim-2"]);
+    let status = after.concurrency(3).completes().await?;
+    assert_eq!(status.skipped("sim-1"), Some("NotReady"));
+    assert_eq!((status.summary.successful, status.summary.skipped), (2, 1));
+    ensure!(late.has_image(&scene.reference).await?);
+    for job in &jobs {
+        assert_eq!(job.completes().await?.summary.failure, 0);
+    }
+    late.forgets().await?;
+    assert_eq!(scene.fleet.pulled_twice(), 0);
+    scene.fleet.all_acknowledged().await
+}
+
+#[tokio::test]
+async fn an_api_server_that_hangs_for_forty_seconds_goes_on_where_it_was() -> Result<()> {
+    let scene = Scene::start().await?;
+    let jobs = scene.jobs().await?;
+    scene.are_under_way(&jobs).await?;
+    scene.site.cluster.pause_api()?;
+    let paused = std::time::Instant::now();
+    // The work itself needs no API server.
+    for node in &scene.nodes {
+        node.ends().await?;
+    }
+    // Longer than cloudcore waits for a write, which is 30 s.
+    tokio::time::sleep(Duration::from_secs(40).saturating_sub(paused.elapsed())).await;
+    assert_eq!(scene.fleet.connected(), SIMULATED, "the sessions have nothing to do with it");
+    for node in &scene.nodes {
+        assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());
+    }
+    scene.site.cluster.resume_api()?;
+    scene.end_right(&jobs).await
+}
+
+#[tokio::test]
+async fn etcd_killed_in_the_middle_of_a_job_loses_nothing() -> Result<()> {
+    let scene = Scene::start().await?;
+    let jobs = scene.jobs().await?;
+    scene.are_under_way(&jobs).await?;
+    scene.site.cluster.stop_etcd()?;
+    for node in &scene.nodes {
+        node.ends().await?;
+    }
+    // Requests that wait for etcd are given up by kube-apiserver only after a minute: the shorter way is the other
+    // one, in which it comes back under them.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for node in &scene.nodes {
+        assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());
+    }
+    scene.site.cluster.start_etcd().await?;
+    scene.end_right(&jobs).await
+}

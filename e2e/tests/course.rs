@@ -1,0 +1,247 @@
+//! The course of a job over many nodes: reports, waves, suspension, deadlines, further rounds, nodes that join or are
+//! shared. The edges are simulated, all else is real.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+/// What simulated edges are told to pull: nobody asks for it anywhere.
+const IMAGE: &str = "harbor.example/app:v1";
+
+#[tokio::test]
+async fn a_large_job_has_every_node_in_a_report_and_outlives_its_cloud() -> Result<()> {
+    const EDGES: u32 = 600;
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, EDGES as usize)
+        .pulls_take(Duration::from_millis(500))
+        .the_first_fail(3)
+        .await?;
+    let job = cluster.job("large").images([IMAGE]).on(fleet.names()).concurrency(200).apply().await?;
+    job.until("some have ended", |status| status.summary.successful >= 100).await?;
+    cloud.kill9()?;
+    cloud.restart().await?;
+    let status = job.completes().await?;
+    assert_eq!((status.summary.desired, status.summary.successful, status.summary.failure), (600, 597, 3));
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (EDGES.into(), 0));
+    fleet.all_acknowledged().await?;
+
+    let reports = job.reports().await?;
+    let lengths: Vec<_> = reports.iter().map(|report| report.body.node_status.len()).collect();
+    assert_eq!(lengths, [250, 250, 100]);
+    let nodes = || reports.iter().flat_map(|report| &report.body.node_status);
+    assert_eq!(nodes().map(|node| &node.node_name).collect::<BTreeSet<_>>().len(), 600);
+    assert_eq!(nodes().filter(|node| node.phase == NodePhase::Successful).count(), 597);
+    assert!(nodes().all(|node| node.phase == NodePhase::Failure || node.image_status[0].digest.is_some()));
+    let uid = job.uid().await?;
+    for report in &reports {
+        let owner = &report.metadata.owner_references.as_ref().context("no owner")?[0];
+        assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("ImagePrePullJob", uid.as_str()));
+    }
+    // The view in the job: those that need eyes first.
+    assert_eq!(status.node_status.len(), 200);
+    assert!(status.node_status[..3].iter().all(|node| node.phase == NodePhase::Failure));
+    let shown = cluster.kubectl(&["get", "ippr", "-l", "operations.kubeedge.io/job-name=large"]).await?;
+    assert_eq!(shown.lines().count(), 4, "{shown}");
+    ensure!(shown.contains("large   250     247          3        0"), "{shown}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn waves_follow_each_other_and_a_bad_one_is_the_last() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 40).the_first_fail(1).await?;
+    let job = |name: &str| cluster.job(name).images([IMAGE]).concurrency(40).tolerate("0.2");
+
+    let good = job("good").on(&fleet.names()[1..]).waves(&["5%", "25%", "100%"], 2).apply().await?;
+    let mut seen = Vec::new();
+    let watched = good.watch(|status| {
+        let wave = status.rollout.as_ref().map_or(0, |wave| wave.step);
+        let started = status.summary.desired - status.summary.pending;
+        if let Some(wave) = &status.rollout {
+            assert!(started <= wave.nodes, "{status:?}");
+        }
+        if seen.last() != Some(&wave) {
+            seen.push(wave);
+        }
+        status.completion_time.is_some()
+    });
+    let restarted = async {
+        good.until("the first wave pauses", |status| {
+            status.rollout.as_ref().is_some_and(|wave| wave.paused_until.is_some())
+        })
+        .await?;
+        cloud.restart().await
+    };
+    let (watched, restarted) =
+        tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(watched, restarted) }).await?;
+    watched?;
+    restarted?;
+    assert_eq!(seen.into_iter().filter(|wave| *wave > 0).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(good.status().await?.phase, JobPhase::Completed);
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (39, 0));
+
+    // The first wave is two nodes, of which one fails: more than a fifth.
+    let bad = job("bad").on(fleet.names()).waves(&["5%"], 0).fails().await?;
+    assert_eq!((bad.summary.failure, bad.summary.successful, bad.summary.pending), (1, 1, 38));
+    ensure!(bad.reason.contains("1 of the 2 nodes of wave 1 failed"), "{}", bad.reason);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_is_suspended_and_goes_on() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 20).pulls_take(Duration::from_millis(300)).await?;
+    let job = cluster.job("held").images([IMAGE]).on(fleet.names()).concurrency(2).apply().await?;
+    job.until("some have ended", |status| status.summary.successful >= 4).await?;
+    job.patch_spec(json!({"suspend": true})).await?;
+    let held = job
+        .until("nothing runs", |status| {
+            let suspended = status.conditions.iter().any(|c| c.type_ == "Suspended" && c.status == "True");
+            suspended && status.summary.in_progress == 0
+        })
+        .await?;
+    let pulls = fleet.pulls();
+    ensure!(held.summary.pending > 0 && pulls == u64::from(held.summary.successful), "{held:?}");
+    // Also over a restart.
+    cloud.restart().await?;
+    fleet.all_connected().await?;
+    job.event("Suspended").await?;
+    assert_eq!((fleet.pulls(), job.status().await?.phase), (pulls, JobPhase::InProgress));
+    job.patch_spec(json!({"suspend": false, "imagePrePullTemplate": {"concurrency": 20}})).await?;
+    assert_eq!(job.completes().await?.summary.successful, 20);
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (20, 0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_beyond_its_deadline_stops_and_a_retry_brings_the_rest() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 6).pulls_take(Duration::from_secs(2)).await?;
+    let builder = cluster.job("late").images([IMAGE]).on(fleet.names()).concurrency(2);
+    let job = builder.spec(|spec| spec.active_deadline_seconds = Some(3)).apply().await?;
+    let failed = job.fails().await?;
+    ensure!(failed.reason.starts_with("activeDeadlineSeconds (3) is over"), "{}", failed.reason);
+    assert_eq!((failed.summary.successful, failed.summary.unknown, failed.summary.pending), (2, 2, 2));
+    let condition = failed.conditions.iter().find(|c| c.type_ == "Failed").context("no condition")?;
+    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", "DeadlineExceeded"));
+
+    job.patch_spec(json!({"activeDeadlineSeconds": 600, "retry": 1})).await?;
+    let status = job.until("it is Completed", |status| status.phase == JobPhase::Completed).await?;
+    assert_eq!((status.summary.successful, status.retry), (6, 1));
+    let attempts: Vec<_> = status.node_status.iter().map(|node| node.attempt).collect();
+    assert_eq!(attempts.iter().filter(|attempt| **attempt == 2).count(), 2, "{attempts:?}");
+    let (_, note) = job.event("Retrying").await?;
+    ensure!(note.contains("4 nodes are tried again"), "{note}");
+    fleet.all_acknowledged().await
+}
+
+#[tokio::test]
+async fn a_finished_job_goes_when_its_time_is_over() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 2).await?;
+    let builder = cluster.job("short").images([IMAGE]).on(fleet.names()).concurrency(2);
+    let job = builder.spec(|spec| spec.ttl_seconds_after_finished = Some(1)).apply().await?;
+    job.completes().await?;
+    job.is_gone().await?;
+    fleet.all_acknowledged().await
+}
+
+#[tokio::test]
+async fn nodes_that_become_eligible_join() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 4).pulls_take(Duration::from_secs(1)).await?;
+    for node in &fleet.names()[..2] {
+        cluster.label_node(node, "pool", Some("a")).await?;
+    }
+    cluster.mark_ready("sim-1", false).await?;
+    let builder = cluster.job("follow").images([IMAGE]).on_label("pool", "a");
+    let job = builder.spec(|spec| spec.follow_nodes = true).apply().await?;
+    let status = job.until("it runs", |status| status.summary.in_progress == 1).await?;
+    assert_eq!((status.summary.desired, status.skipped("sim-1")), (1, Some("NotReady")));
+    cluster.mark_ready("sim-1", true).await?;
+    cluster.label_node("sim-2", "pool", Some("a")).await?;
+    let status = job.completes().await?;
+    let nodes: Vec<_> = status.node_status.iter().map(|node| node.node_name.as_str()).collect();
+    assert_eq!((nodes, status.summary.skipped), (vec!["sim-0", "sim-1", "sim-2"], 0));
+    assert_eq!(fleet.pulls(), 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn jobs_share_the_nodes_and_each_node_works_on_one_at_a_time() -> Result<()> {
+    const EDGES: usize = 10;
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, EDGES).pulls_take(Duration::from_millis(500)).await?;
+    let mut jobs = Vec::new();
+    for name in ["one", "two", "three"] {
+        let image = format!("harbor.example/{name}:v1");
+        let job = cluster.job(name).images([image]).on(fleet.names()).concurrency(100);
+        jobs.push(job.apply().await?);
+    }
+    for job in &jobs {
+        assert_eq!(job.completes().await?.summary.successful, 10);
+    }
+    // Thirty tasks, and never two on one node.
+    assert_eq!((fleet.pulls(), fleet.most_at_once()), (30, EDGES));
+    let ended = |status: &prepull_api::crd::status::ImagePrePullJobStatus| status.completion_time.clone();
+    let times: Vec<_> = futures::future::try_join_all(jobs.iter().map(Job::status)).await?;
+    assert!(times.windows(2).all(|pair| ended(&pair[0]).map(|t| t.0) <= ended(&pair[1]).map(|t| t.0)));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_must_not_change_is_refused_and_what_may_takes_effect() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 6).pulls_take(Duration::from_secs(1)).await?;
+    let job = cluster.job("edited").images([IMAGE]).on(fleet.names()).concurrency(1).apply().await?;
+    job.until("it runs", |status| status.summary.in_progress == 1).await?;
+    let valid = |status: &prepull_api::crd::status::ImagePrePullJobStatus| {
+        status.conditions.iter().find(|c| c.type_ == "Valid").map(|c| (c.status.clone(), c.message.clone()))
+    };
+    for change in [json!({"images": ["harbor.example/other:v1"]}), json!({"imageSecrets": "default/other"})] {
+        job.patch_spec(json!({"imagePrePullTemplate": change})).await?;
+        let status = job
+            .until("it is refused", |status| valid(status).is_some_and(|(status, _)| status == "False"))
+            .await?;
+        ensure!(
+            valid(&status).is_some_and(|(_, message)| message.contains("create a new job")),
+            "{status:?}"
+        );
+        // Undone, it is valid again.
+        let undo = json!({"images": [IMAGE], "imageSecrets": null});
+        job.patch_spec(json!({"imagePrePullTemplate": undo})).await?;
+        job.until("it is valid again", |status| valid(status).is_some_and(|(status, _)| status == "True"))
+            .await?;
+    }
+    // Changed while nobody looked: nothing further starts until it is undone.
+    cloud.kill9()?;
+    job.patch_spec(json!({"imagePrePullTemplate": {"images": ["harbor.example/other:v1"]}})).await?;
+    cloud.restart().await?;
+    fleet.all_connected().await?;
+    let held = job
+        .until("it is held", |status| {
+            valid(status).is_some_and(|(status, _)| status == "False") && status.summary.in_progress == 0
+        })
+        .await?;
+    ensure!(
+        valid(&held).is_some_and(|(_, message)| message.contains("no cloudcore-prepull ran")),
+        "{held:?}"
+    );
+    ensure!(held.summary.pending > 0, "{held:?}");
+    let template = json!({"images": [IMAGE], "concurrency": 6});
+    job.patch_spec(json!({"imagePrePullTemplate": template})).await?;
+    let status = job.completes().await?;
+    ensure!(status.node_status.iter().all(|node| node.image_status[0].image == IMAGE), "{status:?}");
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (6, 0));
+    Ok(())
+}

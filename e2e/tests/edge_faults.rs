@@ -1,0 +1,169 @@
+//! Faults of the edge itself: its disk, its clock, its certificate, its way to the cloud. The job ends right, and
+//! nothing that is whole is pulled twice.
+
+use std::time::{Duration, Instant};
+
+use prepull_api::wire::TUNNEL_PATH;
+use prepull_e2e::prelude::*;
+
+/// What was fetched for each blob of an image is its size, and little more where a pull was interrupted.
+fn pulled_once(site: &Site, image: &Image) -> Result<()> {
+    for blob in image.blobs() {
+        let size = std::fs::metadata(image.blob_file(blob))?.len();
+        let fetched = site.link.bytes_of(blob);
+        ensure!(fetched <= size + size / 16, "{fetched} bytes of {blob}, which has {size}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_disk_that_is_full_in_the_middle_of_a_pull_is_named_and_serves_again_once_there_is_room()
+-> Result<()> {
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.disk(32 * MIB).args(&["--disk-min-free", "10%"]).await?;
+    let (_, small) = site.image("small", &[MIB])?;
+    let (_, large) = site.image("large", &[4 * MIB, 48 * MIB])?;
+
+    // The check finds an empty disk; that the image is larger shows only in the middle.
+    let job = site.job("full").images([&small, &large]).on(["edge-1"]).retries(1).apply().await?;
+    let status = job.fails().await?;
+    let of_large = status.image("edge-1", &large).context("no image")?;
+    assert_eq!((of_large.status, of_large.attempts), (Tristate::False, 2), "{of_large:?}");
+    ensure!(of_large.reason.contains("no space left on device"), "{of_large:?}");
+    ensure!(of_large.reason.contains(&node.containerd().dir().display().to_string()), "where? {of_large:?}");
+    let of_small = status.image("edge-1", &small).context("no image")?;
+    assert_eq!(of_small.status, Tristate::True, "one image takes no other with it: {of_small:?}");
+    let of_node = status.node("edge-1").context("no node")?;
+    ensure!(of_node.reason.contains("no space left on device"), "{of_node:?}");
+
+    ensure!(node.agent()?.pid() > 0 && node.has_image(&small).await?, "both live on");
+    node.is_connected().await?;
+    node.forgets().await?;
+    node.containerd().resize_disk(256 * MIB).await?;
+    let status = site.job("room").images([&small, &large]).on(["edge-1"]).completes().await?;
+    assert_eq!(status.image("edge-1", &small).map(|image| image.status), Some(Tristate::True));
+    ensure!(node.has_image(&large).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
+    const OFF: i64 = 300;
+    let site = Site::with(&["--heartbeat", "1s"]).await?;
+    let mut behind = site.node("behind").await?.clock_off_by(-OFF)?.await?;
+    let mut ahead = site.node("ahead").await?.clock_off_by(OFF)?.await?;
+    for (node, off) in [(&behind, -OFF), (&ahead, OFF)] {
+        node.is_connected().await?;
+        let differs = first_second(node)? - jiff::Timestamp::now().as_second() - off;
+        ensure!(differs.abs() < 60, "the clock of {} is not off by {off} s: {differs} s", node.name());
+    }
+
+    let (image, reference) = site.image("clock", &[MIB, 12 * MIB])?;
+    site.link.throttle(Some(6 * MIB));
+    let nodes = ["behind", "ahead"];
+    let job = site.job("clock").images([&reference]).on(nodes).concurrency(2).retries(3).apply().await?;
+    for node in [&behind, &ahead] {
+        node.accepts().await?;
+    }
+    site.carries(2 * MIB).await?;
+    // Over a restart the deadline is known by the clock on the wall alone.
+    behind.restart_agent()?;
+    ahead.restart_agent()?;
+    let status = job.completes().await?;
+    for node in [&behind, &ahead] {
+        let of_node = status.node(node.name()).context("no node")?;
+        assert_eq!((of_node.phase, of_node.attempt), (NodePhase::Successful, 1), "{of_node:?}");
+        ensure!(node.has_image(&reference).await?);
+        node.forgets().await?;
+    }
+    let fetched: u64 = image.blobs().iter().map(|blob| site.link.bytes_of(blob)).sum();
+    ensure!(fetched < 2 * image.size() + 4 * MIB, "{fetched} bytes for two nodes, {} each", image.size());
+
+    // And a deadline that passes, passes when it should.
+    let (_, endless) = site.image("endless", &[8 * MIB])?;
+    site.link.throttle(Some(MIB / 8));
+    let began = Instant::now();
+    let job = site.job("late").images([&endless]).on(nodes).concurrency(2).timeout_seconds(6).apply().await?;
+    job.fails().await?;
+    let took = began.elapsed();
+    ensure!(took > Duration::from_secs(5) && took < Duration::from_secs(20), "6 s took {took:?}");
+    Ok(())
+}
+
+/// When its log begins, by its own clock.
+fn first_second(node: &EdgeNode) -> Result<i64> {
+    let log = node.agent_log();
+    let stamp = log.split_whitespace().next().context("no log")?;
+    Ok(stamp.parse::<jiff::Timestamp>().with_context(|| stamp.to_owned())?.as_second())
+}
+
+#[tokio::test]
+async fn a_certificate_renewed_in_the_middle_of_a_job_disturbs_nothing() -> Result<()> {
+    // Ten minutes old by its backdating as soon as it is issued: due for renewal within a twentieth of its
+    // fifteen minutes, and then once a minute.
+    const DUE: Duration = Duration::from_secs(45 + 60 + 20);
+    let site = Site::with(&["--edge-cert-ttl", "5m", "--heartbeat", "1s"]).await?;
+    let node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("renewed", &[MIB, 8 * MIB])?;
+    site.link.throttle(Some(MIB));
+    let job = site.job("renewed").images([&reference]).on(["edge-1"]).timeout_seconds(300).apply().await?;
+    site.carries(3 * MIB).await?;
+    node.accepts().await?;
+    // Slow enough not to end before.
+    site.link.throttle(Some(MIB / 64));
+
+    let certificate = || std::fs::read(node.state_dir().join("pki/client.crt"));
+    let renewals = || node.agent_log().matches("the certificate was renewed until=").count();
+    let (before, old) = (renewals(), certificate()?);
+    eventually("the certificate is renewed", DUE, async || {
+        ensure!(renewals() > before, "it is not");
+        Ok(())
+    })
+    .await?;
+    ensure!(certificate()? != old);
+    eventually("the session comes back", SOON, async || {
+        let log = node.agent_log();
+        let (_, since) = log.rsplit_once("reason=the certificate was renewed").context("it did not end")?;
+        ensure!(since.contains("connected to the cloud"), "not yet");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(job.status().await?.summary.in_progress, 1, "it was not in the middle of the job");
+    assert_eq!(node.ledger()?.len(), 1);
+
+    site.link.throttle(None);
+    let status = job.completes().await?;
+    let of_node = status.node("edge-1").context("no node")?;
+    assert_eq!(of_node.attempt, 1);
+    assert_eq!(status.image("edge-1", &reference).map(|image| image.attempts), Some(1), "it was not touched");
+    pulled_once(&site, &image)?;
+    node.forgets().await
+}
+
+#[tokio::test]
+async fn an_edge_with_two_addresses_goes_on_over_the_other_one() -> Result<()> {
+    let site = Site::with(&["--heartbeat", "1s"]).await?;
+    let (a, b) = (Proxy::tcp(site.cloud.tunnel_addr())?, Proxy::tcp(site.cloud.tunnel_addr())?);
+    let urls = format!("wss://{}{TUNNEL_PATH},wss://{}{TUNNEL_PATH}", a.addr(), b.addr());
+    let node = site.node("edge-1").await?.args(&["--tunnel-url", &urls]).await?;
+    node.is_connected().await?;
+    let with = async |proxy: &Proxy| {
+        let address = proxy.addr().to_string();
+        anyhow::Ok(node.metrics().await?.sum("edgecore_prepull_session", &[("address", &address)]) > 0.5)
+    };
+    ensure!(with(&a).await? && !with(&b).await?, "the first one comes first");
+
+    let (image, reference) = site.image("failover", &[MIB, 8 * MIB])?;
+    site.link.throttle(Some(2 * MIB));
+    let job = site.job("failover").images([&reference]).on(["edge-1"]).apply().await?;
+    site.carries(2 * MIB).await?;
+    a.refuse();
+    eventually("the second one is used", SOON, async || {
+        ensure!(with(&b).await? && !with(&a).await?, "it is not");
+        Ok(())
+    })
+    .await?;
+    job.completes().await?;
+    pulled_once(&site, &image)?;
+    node.forgets().await
+}

@@ -1,0 +1,190 @@
+//! Networks that fail without a word: the cloud and real edges in network namespaces of their own, with cables whose
+//! packets vanish. The registry is reached another way: what a node pulls, it goes on pulling.
+
+use std::time::{Duration, Instant};
+
+use prepull_e2e::prelude::*;
+
+/// Of the tests that wait for silence to be noticed.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Beyond what is promised: a busy machine.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// A site in a network, with real edges at the ends of its cables.
+struct Scene {
+    // In the order in which they stop.
+    nodes: Vec<EdgeNode>,
+    cables: Vec<Cable>,
+    site: Site,
+    _network: Network,
+    image: Image,
+    reference: String,
+}
+
+impl Scene {
+    /// With `edge-1` and so on. Each takes about two seconds to pull the image alone.
+    async fn start(edges: u8) -> Result<Self> {
+        let (site, network) = Site::in_network(&["--heartbeat", "1s"], edges).await?;
+        let (mut nodes, mut cables) = (Vec::new(), Vec::new());
+        for number in 1..=edges {
+            let cable = network.cable().await?;
+            nodes.push(site.node(&format!("edge-{number}")).await?.on(&cable).await?);
+            cables.push(cable);
+        }
+        let (image, reference) = site.image("partitions", &[4 * MIB])?;
+        site.link.throttle(Some(2 * MIB));
+        let scene = Self { nodes, cables, site, _network: network, image, reference };
+        scene.has_sessions(edges.into()).await?;
+        Ok(scene)
+    }
+
+    /// Waits until the cloud has that many sessions; how long it took.
+    async fn has_sessions(&self, expected: u32) -> Result<Duration> {
+        let begin = Instant::now();
+        eventually(&format!("the cloud has {expected} sessions"), SOON, async || {
+            let sessions = self.site.cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]);
+            ensure!((sessions - f64::from(expected)).abs() < 0.5, "it has {sessions}");
+            Ok(())
+        })
+        .await?;
+        Ok(begin.elapsed())
+    }
+
+    /// Waits until the edge knows that it has no session; how long it took.
+    async fn is_alone(&self, edge: usize) -> Result<Duration> {
+        let begin = Instant::now();
+        eventually("the edge ends the session", SOON, async || {
+            let connected = self.nodes[edge].metrics().await?.sum("edgecore_prepull_connected", &[]);
+            ensure!(connected < 0.5, "it has not");
+            Ok(())
+        })
+        .await?;
+        Ok(begin.elapsed())
+    }
+
+    fn pulled_once_each(&self) {
+        assert_eq!(self.site.fetches(&self.image), self.nodes.len() * self.image.blobs().len());
+    }
+}
+
+#[tokio::test]
+async fn edges_cut_off_for_less_than_their_deadline_go_on_pulling_and_report_later() -> Result<()> {
+    let scene = Scene::start(3).await?;
+    let job = scene.site.job("cut-off").images([&scene.reference]).on(["edge-1", "edge-2", "edge-3"]);
+    let job = job.concurrency(3).apply().await?;
+    for node in &scene.nodes {
+        node.accepts().await?;
+    }
+    scene.cables[0].cut().await?;
+    scene.cables[1].cut().await?;
+    scene.has_sessions(1).await?;
+    for node in &scene.nodes[..2] {
+        node.ends().await?;
+    }
+    // The one that is there has reported, the others are waited for.
+    job.until("edge-3 is done", |status| status.summary.successful == 1).await?;
+    let during = job.status().await?;
+    assert_eq!((during.summary.in_progress, during.summary.unknown), (2, 0));
+
+    scene.cables[0].mend().await?;
+    scene.cables[1].mend().await?;
+    let status = job.completes().await?;
+    assert_eq!(status.summary.successful, 3);
+    for node in &scene.nodes {
+        assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
+        node.forgets().await?;
+    }
+    scene.pulled_once_each();
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_is_believed_when_it_is_back() -> Result<()> {
+    let scene = Scene::start(2).await?;
+    let job = scene.site.job("beyond").images([&scene.reference]).on(["edge-1", "edge-2"]);
+    let job = job.concurrency(1).timeout_seconds(6).tolerate("0.5").apply().await?;
+    scene.nodes[0].accepts().await?;
+    scene.cables[0].cut().await?;
+    // It ends in time, and cannot say so.
+    scene.nodes[0].ends().await?;
+    assert_eq!(job.node_status("edge-2").await?.phase, NodePhase::Pending, "the slot is taken");
+    let status = job
+        .until("edge-1 is unknown and edge-2 is done", |status| {
+            status.summary.unknown == 1 && status.summary.successful == 1
+        })
+        .await?;
+    let lost = status.node("edge-1").context("no edge-1")?;
+    ensure!(lost.reason.contains("offline"), "{lost:?}");
+    assert_eq!(scene.nodes[0].open_tasks(), 1, "nobody has taken its result");
+
+    scene.cables[0].mend().await?;
+    let status = job.until("edge-1 is believed", |status| status.summary.successful == 2).await?;
+    assert_eq!((status.phase, status.summary.unknown), (JobPhase::Completed, 0));
+    for node in &scene.nodes {
+        assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
+        node.forgets().await?;
+    }
+    scene.pulled_once_each();
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_completes_over_a_link_that_loses_a_third_and_takes_its_time() -> Result<()> {
+    const WAY: Duration = Duration::from_millis(150);
+    // The usual heartbeat: with it a session outlives a bad moment.
+    let (site, network) = Site::in_network(&[], 1).await?;
+    let cable = network.cable().await?;
+    // 30 % each way, by packets; 300 ms there and back.
+    let (tunnel, _way) = cable.slow_way(site.cloud.tunnel_addr().port(), WAY)?;
+    cable.lose(0.3).await?;
+    let node = site.node("edge-1").await?.on(&cable).tunnel_at(tunnel).await?;
+    let (image, reference) = site.image("lossy", &[MIB])?;
+    let job = site.job("lossy").images([&reference]).on(["edge-1"]).apply().await?;
+    let status = job.completes().await?;
+    assert_eq!((status.summary.successful, status.node("edge-1").map(|node| node.attempt)), (1, Some(1)));
+    node.forgets().await?;
+    ensure!(cable.lost().await? >= 3, "hardly anything was lost: {}", cable.lost().await?);
+    assert_eq!(site.fetches(&image), image.blobs().len());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_connection_that_is_dead_both_ways_is_noticed_by_both_within_two_heartbeats() -> Result<()> {
+    let scene = Scene::start(1).await?;
+    scene.cables[0].cut().await?;
+    let noticed = tokio::try_join!(scene.has_sessions(0), scene.is_alone(0))?;
+    ensure!(noticed.0.max(noticed.1) < 2 * HEARTBEAT + SLACK, "{noticed:?}");
+    scene.cables[0].mend().await?;
+    scene.has_sessions(1).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_cloud_says_is_lost_and_the_edge_ends_the_session_for_both() -> Result<()> {
+    one_way(async |cable| cable.lose_from_cloud().await).await
+}
+
+#[tokio::test]
+async fn what_the_edge_says_is_lost_and_the_cloud_ends_the_session_for_both() -> Result<()> {
+    one_way(async |cable| cable.lose_from_edge().await).await
+}
+
+/// The cable breaks one way, in the middle of a pull.
+async fn one_way(breaks: impl AsyncFn(&Cable) -> Result<()>) -> Result<()> {
+    let scene = Scene::start(1).await?;
+    let job = scene.site.job("one-way").images([&scene.reference]).on(["edge-1"]).apply().await?;
+    scene.nodes[0].accepts().await?;
+    breaks(&scene.cables[0]).await?;
+    let noticed = tokio::try_join!(scene.has_sessions(0), scene.is_alone(0))?;
+    ensure!(noticed.0.max(noticed.1) < 2 * HEARTBEAT + SLACK, "{noticed:?}");
+    scene.nodes[0].ends().await?;
+    assert_eq!(job.node_status("edge-1").await?.phase, NodePhase::InProgress);
+    ensure!(scene.cables[0].lost().await? > 0, "nothing was lost");
+
+    scene.cables[0].mend().await?;
+    let status = job.completes().await?;
+    assert_eq!(status.node("edge-1").map(|node| node.attempt), Some(1));
+    scene.nodes[0].forgets().await?;
+    scene.pulled_once_each();
+    Ok(())
+}

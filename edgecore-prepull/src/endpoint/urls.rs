@@ -1,0 +1,136 @@
+//! Several addresses for one thing.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{BadUrl, Endpoint};
+
+/// Replicas of cloudcore, or ways to it. A round through all of them at 5 s each, should nothing answer, is below
+/// the longest wait between two rounds.
+const MOST_URLS: usize = 8;
+
+/// URLs of one of cloudcore's ports, in the order in which they are tried. In text they stand with commas between
+/// them, in files as a list or as one text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "OneOrMany", into = "Vec<String>")]
+pub struct Urls(Vec<String>);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Urls {
+    /// Each once, for dialling. Never empty.
+    pub(crate) fn endpoints(&self, scheme: &'static str) -> Result<Vec<Endpoint>, BadUrl> {
+        let mut endpoints = Vec::new();
+        for url in &self.0 {
+            let endpoint = Endpoint::parse(url, scheme)?;
+            if !endpoints.contains(&endpoint) {
+                endpoints.push(endpoint);
+            }
+        }
+        match endpoints.len() {
+            0 => Err(BadUrl::None { scheme }),
+            1..=MOST_URLS => Ok(endpoints),
+            count => Err(BadUrl::TooMany { scheme, count, most: MOST_URLS }),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<T: AsRef<str>> FromIterator<T> for Urls {
+    fn from_iter<I: IntoIterator<Item = T>>(urls: I) -> Self {
+        let mut all = Vec::new();
+        for urls in urls {
+            let urls = urls.as_ref().split(',').map(str::trim).filter(|url| !url.is_empty());
+            all.extend(urls.map(str::to_owned));
+        }
+        Self(all)
+    }
+}
+
+impl From<&str> for Urls {
+    fn from(url: &str) -> Self {
+        Self::from_iter([url])
+    }
+}
+
+impl From<String> for Urls {
+    fn from(url: String) -> Self {
+        Self::from_iter([url])
+    }
+}
+
+impl From<&String> for Urls {
+    fn from(url: &String) -> Self {
+        Self::from_iter([url])
+    }
+}
+
+impl From<Vec<String>> for Urls {
+    fn from(urls: Vec<String>) -> Self {
+        Self::from_iter(urls)
+    }
+}
+
+impl From<OneOrMany> for Urls {
+    fn from(urls: OneOrMany) -> Self {
+        match urls {
+            OneOrMany::One(url) => url.into(),
+            OneOrMany::Many(urls) => urls.into(),
+        }
+    }
+}
+
+impl From<Urls> for Vec<String> {
+    fn from(urls: Urls) -> Self {
+        urls.0
+    }
+}
+
+impl fmt::Display for Urls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn one_or_several_are_read_from_text_and_files() {
+        let (a, b) = ("wss://a/v1/edge", "wss://b:7/v1/edge");
+        let both = Urls(vec![a.to_owned(), b.to_owned()]);
+        assert_eq!(Urls::from(vec![a.to_owned(), b.to_owned()]), both);
+        assert_eq!(Urls::from(format!(" {a}, {b},")), both);
+        assert_eq!(Urls::from(both.to_string()), both);
+        let json = |text: String| serde_json::from_str::<Urls>(&text).unwrap();
+        assert_eq!(json(format!("[\"{a}\", \"{b}\"]")), both);
+        assert_eq!(json(format!("\"{a}\"")), Urls(vec![a.to_owned()]));
+        assert_eq!(json(serde_json::to_string(&both).unwrap()), both);
+    }
+
+    #[test]
+    fn what_is_dialled_is_each_address_once_and_at_least_one() {
+        let dialled = |text: &str| {
+            let endpoints = Urls::from(text).endpoints("wss")?;
+            Ok::<_, BadUrl>(endpoints.iter().map(Endpoint::authority).collect::<Vec<_>>())
+        };
+        assert_eq!(dialled("wss://b:1,wss://a:1,wss://b:1").unwrap(), ["b:1", "a:1"]);
+        let error = |text: &str| dialled(text).unwrap_err().to_string();
+        assert_eq!(error(","), "no URL of the form wss://HOST[:PORT][/PATH] is given");
+        assert!(error("wss://a,https://b").contains("\"https://b\" is no URL"));
+        let many: Vec<_> = (0..=MOST_URLS).map(|n| format!("wss://a:{}", n + 1)).collect();
+        assert!(error(&many.join(",")).contains("at most 8"));
+    }
+}
