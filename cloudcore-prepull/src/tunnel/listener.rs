@@ -69,7 +69,8 @@ pub struct Settings {
     /// For TLS and the websocket's handshake together: four round trips on a bad link.
     pub handshake_deadline: Duration,
     /// The same while all places for handshakes are taken: whoever takes longer makes room. Four round trips on a
-    /// good link, many times over.
+    /// link of 300 ms with some loss, and the time in which a slow machine serves all places: when a whole fleet comes
+    /// back they are always taken, and whoever is cut then comes again and makes it worse.
     pub handshake_hurry: Duration,
     /// For `Hello`, which the edge sends without waiting for anything.
     pub hello_deadline: Duration,
@@ -90,7 +91,7 @@ impl Default for Settings {
             max_waiting: 10_000,
             queue_deadline: Duration::from_secs(15),
             handshake_deadline: Duration::from_secs(10),
-            handshake_hurry: Duration::from_secs(1),
+            handshake_hurry: Duration::from_secs(3),
             hello_deadline: Duration::from_secs(10),
             write_grace: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(5),
