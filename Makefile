@@ -24,7 +24,7 @@ endif
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo test bench lint crds clean
+.PHONY: help setup build demo fleet test bench lint crds clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,13 +40,17 @@ demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its o
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin demo'
 	@$(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin demo -- $(ARGS)
 
+fleet: ## One job over NODES=1000 simulated edges, measured (ARGS=--help shows its options)
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin fleet'
+	@$(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
+
 test: ## Every test, on real parts; afterwards no log may hold a credential
 	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug bash -ec '$(TEST)'
 
-bench: ## The numbers to hold, measured
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-e2e --bench agent --no-run'
-	@$(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-e2e --bench agent
+bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000)
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-e2e --no-run'
+	@$(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-e2e
 
 lint: ## Format, clippy, shellcheck, cargo deny
 	@$(SETUP)/packages.sh

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::place;
+use crate::place::Place;
 
 pub use figures::{Connect, Figures, Idle, JobFigures, Kill, Reports};
 pub use measure::Plan;
@@ -36,15 +36,22 @@ const INTERRUPTED: u8 = 130;
 /// Runs the program. The exit status is 0 where every node came to an end and nothing was pulled twice.
 pub async fn run(options: Options) -> ExitCode {
     let teller = Teller::new();
-    let logs = place::logs_root().map(|root| root.join("fleet")).unwrap_or_default();
+    // Held to the end, so that its name and its logs stay what they are.
+    let place = match Place::here() {
+        Ok(place) => place,
+        Err(error) => {
+            teller.step(&format!("error: {error:#}"));
+            return ExitCode::FAILURE;
+        }
+    };
     let measured = tokio::select! {
-        measured = measure(&options, &teller) => measured,
+        measured = Figures::measure(&options, &teller) => measured,
         _ = tokio::signal::ctrl_c() => {
             teller.step("Interrupted; everything is stopped.");
             return ExitCode::from(INTERRUPTED);
         }
     };
-    teller.step(&format!("Everything is stopped; the logs are in {}", logs.display()));
+    teller.step(&format!("Everything is stopped; the logs are in {}", place.logs().display()));
     match measured.and_then(|figures| show(&options, &figures).map(|()| figures)) {
         Ok(figures) if figures.job.is_whole() => ExitCode::SUCCESS,
         Ok(_) => {
@@ -58,15 +65,18 @@ pub async fn run(options: Options) -> ExitCode {
     }
 }
 
-async fn measure(options: &Options, teller: &Teller) -> Result<Figures> {
-    let (mut scene, connect) = Scene::set(options, teller).await?;
-    let idle = match options.idle {
-        Some(time) => Some(scene.idle(time, teller).await?),
-        None => None,
-    };
-    let job = scene.job(&options.plan("fleet"), teller).await?;
-    let (cluster, machine) = (scene.cluster().version().await?, usage::machine());
-    Ok(Figures { options: options.clone(), cluster, machine, connect, idle, job })
+impl Figures {
+    /// Starts what the options ask for, measures it, and stops it.
+    pub async fn measure(options: &Options, teller: &Teller) -> Result<Self> {
+        let (mut scene, connect) = Scene::set(options, teller).await?;
+        let idle = match options.idle {
+            Some(time) => Some(scene.idle(time, teller).await?),
+            None => None,
+        };
+        let job = scene.job(&options.plan("fleet"), teller).await?;
+        let (cluster, machine) = (scene.cluster().version().await?, usage::machine());
+        Ok(Self { options: options.clone(), cluster, machine, connect, idle, job })
+    }
 }
 
 /// The table for people, and one line for programs.

@@ -11,6 +11,7 @@ use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
 use prepull_tunnel::{Channel, CloseCode, Metered, Terms, websocket_config};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::unconstrained;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -60,10 +61,16 @@ pub struct Settings {
     /// TLS and websocket handshakes in flight. More of them than cores can serve in the deadline only make
     /// all of them fail.
     pub max_handshakes: usize,
+    /// Connections that wait for their handshake to begin: each is a socket and a task.
+    pub max_waiting: usize,
+    /// How long they may wait. Whoever waited longer than an edge's own patience (20 s for the handshake) would be
+    /// gone, and what is done for him would be done in vain.
+    pub queue_deadline: Duration,
     /// For TLS and the websocket's handshake together: four round trips on a bad link.
     pub handshake_deadline: Duration,
     /// The same while all places for handshakes are taken: whoever takes longer makes room. Four round trips on a
-    /// good link, many times over.
+    /// link of 300 ms with some loss, and the time in which a slow machine serves all places: when a whole fleet comes
+    /// back they are always taken, and whoever is cut then comes again and makes it worse.
     pub handshake_hurry: Duration,
     /// For `Hello`, which the edge sends without waiting for anything.
     pub hello_deadline: Duration,
@@ -81,8 +88,10 @@ impl Default for Settings {
             max_connections: 20_000,
             max_connections_per_node: 4,
             max_handshakes: 512,
+            max_waiting: 10_000,
+            queue_deadline: Duration::from_secs(15),
             handshake_deadline: Duration::from_secs(10),
-            handshake_hurry: Duration::from_secs(1),
+            handshake_hurry: Duration::from_secs(3),
             hello_deadline: Duration::from_secs(10),
             write_grace: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(5),
@@ -111,12 +120,14 @@ pub async fn serve(
     let door = Arc::new(Door::new(tls, sessions.clone(), events, settings.clone()));
     let tracker = TaskTracker::new();
     let abort = CancellationToken::new();
-    while let Some((stream, address, admission)) = door.admit(&listener, &shutdown).await {
+    // Not interrupted while more are waiting: between two turns of this task hundreds of handshakes may get theirs,
+    // and the backlog overflows. The number of those who may wait ends it.
+    while let Some((stream, address, waiting)) = unconstrained(door.admit(&listener, &shutdown)).await {
         let (door, abort) = (Arc::clone(&door), abort.clone());
         let span = tracing::info_span!("tunnel", %address, node = tracing::field::Empty);
         let connection = async move {
             tokio::select! {
-                () = door.enter(stream, admission) => {}
+                () = door.enter(stream, waiting) => {}
                 () = abort.cancelled() => {}
             }
         };
@@ -145,16 +156,11 @@ struct Door {
     events: mpsc::Sender<SessionEvent>,
     settings: Settings,
     connections: Arc<Semaphore>,
-    handshakes: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
+    handshakes: Semaphore,
     per_node: Arc<Mutex<HashMap<NodeName, usize>>>,
     refusals: Mutex<Bucket>,
     overload: Overload,
-}
-
-/// A place among the connections, if there was one, and one among the handshakes.
-struct Admission {
-    connection: Option<OwnedSemaphorePermit>,
-    handshake: OwnedSemaphorePermit,
 }
 
 /// Why a connection did not become a session.
@@ -164,6 +170,8 @@ enum Refusal {
     Tls(#[source] io::Error),
     #[error("no handshake within {0:?}")]
     TooSlow(Duration),
+    #[error("no turn for the handshake within {0:?}")]
+    NoTurn(Duration),
     #[error("no handshake within {0:?}, while others wait for one")]
     MadeRoom(Duration),
     #[error("sent away: {0}")]
@@ -189,7 +197,8 @@ impl Door {
             sessions,
             events,
             connections: Arc::new(Semaphore::new(settings.max_connections)),
-            handshakes: Arc::new(Semaphore::new(settings.max_handshakes)),
+            waiting: Arc::new(Semaphore::new(settings.max_waiting)),
+            handshakes: Semaphore::new(settings.max_handshakes),
             per_node: Arc::default(),
             refusals: Mutex::new(Bucket::new(rate, burst, Instant::now())),
             overload: Overload::new(Instant::now()),
@@ -197,22 +206,20 @@ impl Door {
         }
     }
 
-    /// The next connection whose handshake there is room for. While there is none, connections wait in the kernel's
-    /// backlog, where they cost us nothing.
+    /// The next connection. All that come are taken at once, and wait for their handshake here: beyond its backlog
+    /// the kernel drops them, and an edge that was dropped tries again only after 1, 2 and 4 s. Where too many wait,
+    /// the next ones do so in the backlog, where they cost us nothing.
     async fn admit(
         &self,
         listener: &TcpListener,
         shutdown: &CancellationToken,
-    ) -> Option<(TcpStream, SocketAddr, Admission)> {
+    ) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
         let admitted = async {
             // The semaphore is never closed, so that it gives a permit in the end.
-            let handshake = Arc::clone(&self.handshakes).acquire_owned().await.ok()?;
+            let waiting = Arc::clone(&self.waiting).acquire_owned().await.ok()?;
             loop {
                 match listener.accept().await {
-                    Ok((stream, address)) => {
-                        let connection = Arc::clone(&self.connections).try_acquire_owned().ok();
-                        return Some((stream, address, Admission { connection, handshake }));
-                    }
+                    Ok((stream, address)) => return Some((stream, address, waiting)),
                     Err(error) => {
                         tracing::warn!(%error, "accept failed; is the limit of open files (ulimit -n) too low?");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -226,8 +233,14 @@ impl Door {
         }
     }
 
-    async fn enter(&self, stream: TcpStream, admission: Admission) {
-        let Admission { connection, handshake } = admission;
+    async fn enter(&self, stream: TcpStream, waiting: OwnedSemaphorePermit) {
+        let queue_deadline = self.settings.queue_deadline;
+        // It is never closed, either.
+        let Ok(Ok(handshake)) = timeout(queue_deadline, self.handshakes.acquire()).await else {
+            return self.log(&Refusal::NoTurn(queue_deadline));
+        };
+        drop(waiting);
+        let connection = Arc::clone(&self.connections).try_acquire_owned().ok();
         // Boxed, so that the handshake's memory does not stay with the session.
         let refusal = match Box::pin(self.in_time(self.establish(stream))).await {
             Ok((channel, peer, place)) => {
@@ -254,9 +267,13 @@ impl Door {
             Err(refusal) => refusal,
         };
         drop(handshake);
+        self.log(&refusal);
+    }
+
+    fn log(&self, refusal: &Refusal) {
         let mut logged = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.try_take(1.0, Instant::now()).is_ok() {
-            let cause = std::error::Error::source(&refusal).map(ToString::to_string);
+            let cause = std::error::Error::source(refusal).map(ToString::to_string);
             tracing::warn!(reason = %refusal, cause, "connection refused");
         }
     }

@@ -148,6 +148,21 @@ async fn handshakes_that_are_begun_and_left_do_not_keep_others_out() {
     timeout(SOON, idle[0].read_to_end(&mut rest)).await.unwrap().ok();
 }
 
+/// Taken from the kernel at once, and not left to its backlog, which overflows when a fleet comes back.
+#[tokio::test]
+async fn whoever_waits_too_long_for_a_handshake_is_told_by_the_end_of_the_connection() {
+    let (queue_deadline, handshake_deadline) = (Duration::from_millis(300), Duration::from_secs(20));
+    let settings = Settings { max_handshakes: 1, queue_deadline, handshake_deadline, ..Settings::default() };
+    let cloud = Cloud::start_with(settings);
+    let _first = TcpStream::connect(cloud.tunnel).await.unwrap(); // and says nothing
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let (mut second, mut rest) = (TcpStream::connect(cloud.tunnel).await.unwrap(), Vec::new());
+    let start = Instant::now();
+    timeout(SOON, second.read_to_end(&mut rest)).await.unwrap().ok();
+    let waited = start.elapsed();
+    assert!((queue_deadline..handshake_deadline / 2).contains(&waited), "{waited:?}");
+}
+
 #[tokio::test]
 async fn a_node_has_a_bounded_number_of_connections() {
     let cloud = Cloud::start();

@@ -1,0 +1,118 @@
+//! `make bench`: what one job over a fleet takes, what idle sessions cost, and how a fleet comes back when cloudcore
+//! is killed. The same code as `make fleet`. A bar that is missed is said, and is no failure of the program.
+//!
+//! `NODES` in the environment takes another size than 10,000; the smaller fleets stay as they are.
+
+#![allow(clippy::print_stdout)]
+
+use std::time::Duration;
+
+use prepull_e2e::fleet::{Connect, Figures, Idle, JobFigures, Kill, Options, Teller, print};
+use prepull_e2e::prelude::*;
+use prepull_e2e::sim::PullTime;
+
+/// The fleet that the bars are for.
+const NODES: usize = 10_000;
+/// peers.md: the case that KubeEdge was measured with.
+const PEERS_PULL: Duration = Duration::from_millis(100);
+/// Four heartbeats.
+const IDLE: Duration = Duration::from_secs(60);
+/// Long enough for a kill in the middle.
+const SLOW: PullTime = PullTime::Between(Duration::from_secs(2), Duration::from_secs(20));
+const MIB_F: f64 = 1024.0 * 1024.0;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let nodes = match std::env::var("NODES") {
+        Ok(nodes) => nodes.parse().with_context(|| format!("NODES={nodes} is no number"))?,
+        Err(_) => NODES,
+    };
+    let teller = Teller::new();
+    let mut jobs = Vec::new();
+    for size in [100, 1000].into_iter().filter(|size| *size < nodes) {
+        jobs.push(one_job(&Options::of(size), &teller).await?);
+    }
+    let peers = Options { pull: PullTime::Fixed(PEERS_PULL), ..Options::of(1000.min(nodes)) };
+    let peers = one_job(&peers, &teller).await?;
+    let (whole, idle) = large(&Options { idle: Some(IDLE), ..Options::of(nodes) }, &teller).await?;
+    let connect = whole.connect;
+    jobs.push(whole);
+    let kill = Options { pull: SLOW, kill_cloud: true, ..Options::of(nodes) };
+    let killed = one_job(&kill, &teller).await?;
+
+    println!("\nOne job, instant pulls, concurrency = nodes: how it grows");
+    growth(&jobs);
+    println!("\nThe bars");
+    bars(&jobs, &peers, &connect, &idle, &killed);
+    Ok(())
+}
+
+async fn one_job(options: &Options, teller: &Teller) -> Result<Figures> {
+    let figures = Figures::measure(options, teller).await?;
+    print(&figures);
+    Ok(figures)
+}
+
+async fn large(options: &Options, teller: &Teller) -> Result<(Figures, Idle)> {
+    let figures = one_job(options, teller).await?;
+    let idle = figures.idle.context("the idle sessions were not watched")?;
+    Ok((figures, idle))
+}
+
+/// A line for each size of fleet.
+fn growth(jobs: &[Figures]) {
+    println!(
+        "   nodes   first task    last task    Completed   writes   job object   reports      CPU   memory"
+    );
+    for Figures { job, .. } in jobs {
+        let JobFigures { nodes, first_task_seconds, last_task_seconds, ended_seconds, writes_sum, .. } = job;
+        println!(
+            "{nodes:8} {:10.2} s {:10.2} s {ended_seconds:10.2} s {writes_sum:8} {:8.1} KiB {:9} {:6.1} s {:4.0} MiB",
+            first_task_seconds.unwrap_or(f64::NAN),
+            last_task_seconds.unwrap_or(f64::NAN),
+            kib(job.job_bytes),
+            job.reports.count,
+            job.cloud_cpu_seconds,
+            kib(job.cloud_peak) / 1024.0,
+        );
+    }
+}
+
+fn bars(jobs: &[Figures], peers: &Figures, connect: &Connect, idle: &Idle, killed: &Figures) {
+    let peers = &peers.job;
+    bar(&format!("{} nodes x 100 ms, Completed", peers.nodes), peers.ended_seconds, 3.0, " s");
+    if let Some(Figures { job, .. }) = jobs.last() {
+        let of = |what: &str| format!("{} nodes, {what}", job.nodes);
+        bar(&of("Completed"), job.ended_seconds, 30.0, " s");
+        bar(&of("Completed, what we aim at"), job.ended_seconds, 10.0, " s");
+        bar(&of("writes to the API server"), number(job.writes_sum), 300.0, "");
+        bar(&of("the job object"), kib(job.job_bytes), 256.0, " KiB");
+        bar(&of("cloudcore's memory at most"), number(job.cloud_peak) / MIB_F, 400.0, " MiB");
+        bar(&of("pulled twice"), number(job.pulled_twice), 0.0, "");
+    }
+    let of = |what: &str| format!("{} sessions, {what}", connect.nodes);
+    bar(&of("memory of each"), kib(connect.per_session), 25.0, " KiB");
+    println!("  {}: {:.1} ms a second", of("CPU of 1,000 idle"), idle.cpu_millis_per_thousand);
+    let job = &killed.job;
+    if let Some(Kill { back_seconds, ended_seconds, .. }) = job.kill {
+        let of = |what: &str| format!("{} nodes, cloudcore killed: {what}", job.nodes);
+        bar(&of("all are back"), back_seconds, 30.0, " s");
+        println!("  {}: {ended_seconds:.1} s after the kill", of("the job ended"));
+        bar(&of("pulled twice"), number(job.pulled_twice), 0.0, "");
+    }
+}
+
+fn bar(what: &str, value: f64, limit: f64, unit: &str) {
+    let verdict = if value <= limit { "ok" } else { "MISSED" };
+    println!("  {what}: {value:.1}{unit} (bar {limit}{unit}) {verdict}");
+}
+
+fn kib(bytes: u64) -> f64 {
+    number(bytes) / 1024.0
+}
+
+/// Far below 2^52, where a float would lose digits.
+#[allow(clippy::cast_precision_loss)]
+fn number(count: u64) -> f64 {
+    count as f64
+}
