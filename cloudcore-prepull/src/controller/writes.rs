@@ -23,7 +23,7 @@ pub(super) enum Pace {
     /// Progress: it will change again.
     #[default]
     Slow,
-    /// A result: its edge waits for the acknowledgement, and nobody else does. About once a second.
+    /// A result: its edge waits for the acknowledgement, and nobody else does.
     Soon,
     /// A task waits to be sent, or the job is over.
     Now,
@@ -99,15 +99,16 @@ impl Writes {
         self.written > 0
     }
 
-    /// When the next write may be made; `None` where there is nothing to write, or one is under way. `slow`: the
-    /// gap for progress.
-    pub(super) fn due(&self, slow: Duration) -> Option<Timestamp> {
+    /// When the next write may be made; `None` where there is nothing to write, or one is under way. `soon` and
+    /// `slow`: the gaps for results and for progress, where they are longer than a second.
+    pub(super) fn due(&self, (soon, slow): (Duration, Duration)) -> Option<Timestamp> {
         if self.in_flight || self.is_clean() {
             return None;
         }
         let gap = match self.pace {
             Pace::Now if self.used.0 < BURST => URGENT_GAP,
-            Pace::Now | Pace::Soon => GAP,
+            Pace::Now => GAP,
+            Pace::Soon => soon.max(GAP),
             Pace::Slow => slow.max(GAP),
         };
         let paced = self.last.and_then(|last| last.checked_add(gap).ok()).unwrap_or(Timestamp::MIN);
@@ -167,7 +168,7 @@ mod tests {
         let mut count = 0;
         for now in (0..for_millis).step_by(10).map(at) {
             writes.touch(pace);
-            if writes.due(Duration::from_secs(5)).is_some_and(|due| due <= now) {
+            if writes.due((GAP, Duration::from_secs(5))).is_some_and(|due| due <= now) {
                 count += 1;
                 let version = writes.begin(now);
                 writes.done(version);
@@ -195,10 +196,10 @@ mod tests {
         writes.touch(Pace::Slow);
         assert!(writes.after(Deferred::Dispatch("b".into(), 1)).is_none());
         assert_eq!(writes.done(first).len(), 1);
-        assert_eq!(writes.due(GAP), Some(at(200)));
+        assert_eq!(writes.due((GAP, GAP)), Some(at(200)));
         let second = writes.begin(at(200));
         writes.failed(at(200));
-        assert_eq!(writes.due(GAP), Some(at(450)));
+        assert_eq!(writes.due((GAP, GAP)), Some(at(450)));
         assert_eq!(writes.done(second).len(), 1);
         assert!(writes.is_clean() && writes.after(Deferred::Dispatch("c".into(), 1)).is_some());
     }

@@ -34,7 +34,7 @@ impl Job {
             }
             status_may = if run.is_over() { run.shards.all_written() } else { run.shards.all_exist() };
         }
-        if !status_may || self.writes.due(Duration::ZERO).is_none_or(|due| due > now) {
+        if !status_may || self.writes.due((Duration::ZERO, Duration::ZERO)).is_none_or(|due| due > now) {
             return;
         }
         let status = self.status(now);
@@ -74,7 +74,7 @@ impl Job {
             .run
             .as_ref()
             .is_none_or(|run| if run.is_over() { run.shards.all_written() } else { run.shards.all_exist() });
-        let status = self.writes.due(Duration::ZERO).filter(|_| status_may);
+        let status = self.writes.due((Duration::ZERO, Duration::ZERO)).filter(|_| status_may);
         reports.into_iter().chain(status).min()
     }
 

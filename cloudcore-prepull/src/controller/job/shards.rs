@@ -12,8 +12,10 @@ use super::super::writes::{Deferred, Pace, Writes};
 /// Writes of reports per second of one job, and at once: 10,000 nodes that start together make 40 reports, and
 /// a fleet that reports at leisure keeps the API server at a few writes a second.
 const BUDGET: (f64, f64) = (20.0, 60.0);
-/// What progress alone may write, in reports per second of one job.
-const PROGRESS: f64 = 4.0;
+/// What results that trickle in may write, in reports per second of one job, while others of the same report are to
+/// come; and what progress alone may. A report of 250 nodes is 100 KiB and more: such writes are what an API server
+/// has most to do with, and nobody waits for them.
+const TRICKLE: (f64, f64) = (10.0, 4.0);
 
 /// The reports of a job.
 #[derive(Debug)]
@@ -108,7 +110,7 @@ impl Shards {
 
     /// When the next write may be made.
     pub(super) fn due(&self) -> Option<Timestamp> {
-        let due = self.dirty.iter().filter_map(|&shard| self.list[shard].writes.due(self.slow())).min()?;
+        let due = self.dirty.iter().filter_map(|&shard| self.list[shard].writes.due(self.gaps())).min()?;
         // The budget grows with time from where it was counted last.
         let counted = self.counted.unwrap_or(Timestamp::MIN);
         let wait = Duration::from_secs_f64(((1.0 - self.left) / BUDGET.0).max(0.0));
@@ -122,7 +124,7 @@ impl Shards {
         now: Timestamp,
         any_in_progress: impl Fn(Range<usize>) -> bool,
     ) -> Vec<Report> {
-        let slow = self.slow();
+        let gaps = self.gaps();
         let mut due = Vec::new();
         for &at in &self.dirty {
             let shard = &mut self.list[at];
@@ -130,7 +132,7 @@ impl Shards {
                 // Nothing more will come that this write could be shared with.
                 shard.writes.hurry_results();
             }
-            if let Some(since) = shard.writes.due(slow).filter(|due| *due <= now) {
+            if let Some(since) = shard.writes.due(gaps).filter(|due| *due <= now) {
                 due.push((since, at));
             }
         }
@@ -178,12 +180,12 @@ impl Shards {
         }
     }
 
-    /// The gap for progress: longer, the more reports there are.
-    fn slow(&self) -> Duration {
+    /// The gaps for results and for progress: longer, the more reports there are.
+    fn gaps(&self) -> (Duration, Duration) {
         // A few thousand at most.
         #[allow(clippy::cast_precision_loss)]
         let reports = self.list.len() as f64;
-        Duration::from_secs_f64(reports / PROGRESS)
+        (Duration::from_secs_f64(reports / TRICKLE.0), Duration::from_secs_f64(reports / TRICKLE.1))
     }
 
     fn of(&self, place: usize) -> usize {
