@@ -27,16 +27,13 @@ type Cri = ImageServiceClient<tonic::transport::Channel>;
 const PAIRS: usize = 10;
 /// Of each image, in layers of 16 MiB: a small application.
 const LAYERS: [u64; 3] = [16 * MIB; 3];
-/// Simulated edges, each with a session of its own.
-const SESSIONS: u16 = 500;
 
 #[tokio::main]
 async fn main() -> Result<()> {
     // `cargo bench` passes flags of the standard harness.
     let _ = rustls::crypto::ring::default_provider().install_default();
     overhead().await?;
-    real_nodes().await?;
-    sessions().await
+    real_nodes().await
 }
 
 /// One image through the agent's executor against the same CRI call made directly.
@@ -178,38 +175,6 @@ async fn real_nodes() -> Result<()> {
     println!(
         "  from kubectl apply to Completed: {:.2} s (3 nodes x 4 images x 48 MiB, one machine)",
         begun.elapsed().as_secs_f64()
-    );
-    Ok(())
-}
-
-/// What a session costs the cloud, and a job over all of them.
-async fn sessions() -> Result<()> {
-    println!("\n{SESSIONS} simulated edges over the real tunnel");
-    let cluster = Cluster::start().await?;
-    let cloud = Cloud::start(&cluster).await?;
-    let before = resident(cloud.process()?.pid())?;
-    let fleet = Fleet::start(&cluster, &cloud, usize::from(SESSIONS)).await?;
-    fleet.all_connected().await?;
-    let after = resident(cloud.process()?.pid())?;
-    bar("cloudcore, per session", (after - before) * 1024.0 / f64::from(SESSIONS), 25.0, " KiB");
-    let begun = Instant::now();
-    let job = cluster
-        .job("fleet")
-        .images(["nginx:1.25"])
-        .on(fleet.names())
-        .concurrency(SESSIONS.into())
-        .apply()
-        .await?;
-    let status = job.completes().await?;
-    ensure!(status.summary.successful == u32::from(SESSIONS), "{:?}", status.summary);
-    println!(
-        "  one job over all of them, instant pulls: Completed after {:.2} s",
-        begun.elapsed().as_secs_f64()
-    );
-    let writes = cloud.metrics().await?.sum("cloudcore_prepull_status_writes_total", &[]);
-    println!(
-        "  writes of the job's status: {writes:.0}; cloudcore: {:.1} MiB",
-        resident(cloud.process()?.pid())?
     );
     Ok(())
 }

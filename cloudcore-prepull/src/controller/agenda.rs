@@ -1,18 +1,20 @@
 //! Which jobs are to be looked at, and when: a controller with a thousand jobs touches the one that something
 //! happened to.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 use prepull_api::task::JobUid;
 
-/// By age, so that an older job is looked at before a younger one.
-type Place = (Timestamp, JobUid);
+/// By age, so that an older job is looked at before a younger one; of those that were made in the same second, by
+/// arrival.
+type Age = (Timestamp, u64);
 
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
-    created: HashMap<JobUid, Timestamp>,
-    marked: BTreeSet<Place>,
+    ages: HashMap<JobUid, Age>,
+    arrivals: u64,
+    marked: BTreeMap<Age, JobUid>,
     wakeups: BTreeSet<(Timestamp, JobUid)>,
     wakeup_of: HashMap<JobUid, Timestamp>,
 }
@@ -20,21 +22,22 @@ pub(super) struct Agenda {
 impl Agenda {
     /// A new job, to be looked at.
     pub(super) fn add(&mut self, job: &JobUid, created: Timestamp) {
-        self.created.insert(job.clone(), created);
+        self.arrivals += 1;
+        self.ages.insert(job.clone(), (created, self.arrivals));
         self.mark(job);
     }
 
     pub(super) fn remove(&mut self, job: &JobUid) {
         self.wake(job, None);
-        if let Some(created) = self.created.remove(job) {
-            self.marked.remove(&(created, job.clone()));
+        if let Some(age) = self.ages.remove(job) {
+            self.marked.remove(&age);
         }
     }
 
     /// Something happened to the job.
     pub(super) fn mark(&mut self, job: &JobUid) {
-        if let Some(created) = self.created.get(job) {
-            self.marked.insert((*created, job.clone()));
+        if let Some(age) = self.ages.get(job) {
+            self.marked.insert(*age, job.clone());
         }
     }
 
