@@ -69,6 +69,8 @@ pub(super) struct Job {
     skipped_total: u32,
     conditions: Vec<Condition>,
     node_events: u32,
+    /// Nodes in a report, at most.
+    report_capacity: usize,
     /// Of the status.
     writes: Writes,
     /// When the deletion was asked for, and is asked for again.

@@ -31,10 +31,12 @@ const CHANGED_UNSEEN: &str = "the spec was changed while no cloudcore-prepull ra
 
 impl Job {
     /// A job that cloudcore sees for the first time in this life. `reports`: those that there are of it.
+    /// `report_capacity`: nodes in a further one, at most.
     pub(in crate::controller) fn load(
         object: JobObject,
         reports: Vec<ReportBody>,
         nodes: &Nodes,
+        report_capacity: usize,
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) -> Self {
@@ -53,6 +55,7 @@ impl Job {
             skipped_total: 0,
             conditions: Vec::new(),
             node_events: 0,
+            report_capacity,
             writes: Writes::default(),
             delete_at: None,
         };
@@ -192,7 +195,7 @@ impl Job {
         self.refusal = None;
         self.tolerate = job.tolerance.to_string();
         self.pace = job.pace.clone();
-        let mut shards = Shards::stored(&[], report_size(&job));
+        let mut shards = Shards::stored(&[], self.nodes_in_report(&job));
         shards.grow(records.len());
         self.run = Some(Run {
             rollout: Rollout::new(settings(&job, false), records),
@@ -249,7 +252,7 @@ impl Job {
                 self.tolerate = job.tolerance.to_string();
                 self.pace = job.pace.clone();
                 settings = self::settings(job, !unchanged);
-                capacity = report_size(job);
+                capacity = self.nodes_in_report(job);
                 if !over && unchanged {
                     // Reports that were not made, or were deleted, and nodes that have joined meanwhile.
                     let lost = status.start_time.is_none() || (status.summary.desired as usize) > known;
@@ -326,6 +329,11 @@ impl Job {
         }
     }
 
+    fn nodes_in_report(&self, job: &ValidatedJob) -> usize {
+        let images = job.images.iter().map(|image| image.image.as_str());
+        aggregate::nodes_in_report(images).min(self.report_capacity)
+    }
+
     /// The job cannot run as it is. An edit of the spec gives it another chance.
     fn refuse(&mut self, reason: &'static str, message: &str, actions: &mut Vec<Action>) {
         self.phase = JobPhase::Failure;
@@ -384,10 +392,6 @@ fn plans<'a>(
         Some((name, plan))
     };
     records.into_iter().filter_map(plan).collect()
-}
-
-fn report_size(job: &ValidatedJob) -> usize {
-    aggregate::nodes_in_report(job.images.iter().map(|image| image.image.as_str()))
 }
 
 /// Of the spec without what may change while the job runs. What is not set is not in it, so that a later version
