@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus, Summary};
 use prepull_api::enroll;
 use prepull_api::task::NodeName;
 use prepull_api::wire::bounded_reason;
@@ -311,7 +311,7 @@ impl Job {
         if over {
             // What is stored is what is in memory.
             self.writes = Writes::stored();
-            if status.observed_generation != object.metadata.generation {
+            if status.observed_generation != object.metadata.generation || self.is_ahead_of(&status.summary) {
                 self.writes.touch(Pace::Slow);
             }
             if let Some(run) = &self.run
@@ -327,6 +327,14 @@ impl Job {
         if let Some(error) = refusal {
             self.keep_going(&error, actions);
         }
+    }
+
+    /// Late results may be in the reports, and not in the status yet. Where reports are missing the status knows more.
+    fn is_ahead_of(&self, written: &Summary) -> bool {
+        let counts = self.run.as_ref().map(|run| run.rollout.summary());
+        counts.is_some_and(|counts| {
+            counts.desired == written.desired && *counts != Summary { skipped: 0, ..written.clone() }
+        })
     }
 
     fn nodes_in_report(&self, job: &ValidatedJob) -> usize {
