@@ -58,10 +58,18 @@ pub struct Controller {
     gone: HashSet<JobUid>,
     /// The jobs that count on nodes: those that are not over.
     attached: HashSet<JobUid>,
+    /// Nodes in a report, where the rule of [`crate::aggregate::nodes_in_report`] would allow more.
+    report_capacity: Option<usize>,
     actions: Vec<Action>,
 }
 
 impl Controller {
+    /// One that puts no more nodes into a report than this: for tests of jobs with several reports, which else take
+    /// hundreds of nodes.
+    pub fn with_report_capacity(nodes: usize) -> Self {
+        Self { report_capacity: Some(nodes), ..Self::default() }
+    }
+
     /// Takes in what happened. What follows from it comes out of [`Self::flush`], so that a burst of inputs
     /// makes one write.
     pub fn handle(&mut self, input: Input, now: Timestamp) {
@@ -279,7 +287,8 @@ impl Controller {
                 self.parked.insert(uid.clone(), Parked { recalled: true, ..parked });
                 return self.actions.push(Action::Recall { job: uid, name });
             }
-            let job = Job::load(object, reports, &self.nodes, now, &mut self.actions);
+            let capacity = self.report_capacity.unwrap_or(usize::MAX);
+            let job = Job::load(object, reports, &self.nodes, capacity, now, &mut self.actions);
             self.jobs.insert(uid.clone(), job);
             self.agenda.add(&uid, created.unwrap_or(now));
         }

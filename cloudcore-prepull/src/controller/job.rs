@@ -77,6 +77,8 @@ pub(super) struct Job {
     skipped_total: u32,
     conditions: Vec<Condition>,
     node_events: u32,
+    /// Nodes in a report, at most.
+    report_capacity: usize,
     /// Of the status.
     writes: Writes,
     /// When the deletion was asked for, and is asked for again.
@@ -275,7 +277,9 @@ impl Job {
             if run.job.is_some() && !run.held {
                 let reason =
                     "there is nothing to send: the Node is gone, or its overriders have become impossible";
+                let attempt = run.rollout.record(node).map_or(1, |record| record.attempt);
                 run.rollout.lost(node, reason, now);
+                actions.push(cancel(node, TaskId { job: self.uid.clone(), attempt }, reason));
                 self.collect();
             }
             return;

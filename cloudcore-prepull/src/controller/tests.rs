@@ -422,6 +422,12 @@ fn a_late_result_corrects_a_finished_job_without_reopening_it() {
     assert_eq!((world.status().phase, world.phase_of("a")), (JobPhase::Failure, NodePhase::Successful));
     assert_eq!(world.status().completion_time, stored.completion_time);
     assert_eq!(world.acks(), 1);
+    // Also where cloudcore was killed when the report was written, and the status was not.
+    world.stored = Some(stored.clone());
+    world.boot(&["a"]);
+    world.give(job(json!({"nodeNames": ["a"], "timeoutSeconds": 10}), 1, Some(&stored)));
+    world.pass(5000);
+    assert_eq!((world.status().summary.successful, world.status().summary.unknown), (1, 0));
 }
 
 #[test]

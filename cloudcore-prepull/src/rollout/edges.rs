@@ -80,7 +80,7 @@ impl Rollout {
         }
     }
 
-    /// The task of the node cannot be made any more. What the edge had before it may end, and say so.
+    /// The task of the node cannot be made any more.
     pub fn lost(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
             self.close_actions(at, Tristate::Unknown, reason, now);

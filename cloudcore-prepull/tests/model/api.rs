@@ -128,6 +128,12 @@ impl Api {
         self.reports.range(range).flat_map(|(_, stored)| stored.object.node_status.iter())
     }
 
+    /// Whether the job names its nodes, and not this one.
+    pub(crate) fn leaves_out(&self, job: &JobUid, node: &NodeName) -> bool {
+        let spec = self.jobs.get(job).map(|stored| &stored.object.spec.image_pre_pull_template);
+        spec.is_some_and(|spec| !spec.node_names.is_empty() && !spec.node_names.contains(&node.0))
+    }
+
     pub(crate) fn record(&self, job: &JobUid, node: &NodeName) -> Option<&NodeStatus> {
         self.records(job).find(|record| record.node_name == node.0)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cloudcore_prepull::controller::{Content, Dispatch};
+use cloudcore_prepull::controller::{Content, Dispatch, PARK_AFTER};
 use cloudcore_prepull::rollout::REPORT_GRACE;
 use cloudcore_prepull::validate::Ratio;
 use edgecore_prepull::agent::Work;
@@ -15,7 +15,7 @@ use prepull_api::task::{JobUid, NodeName, PullPolicy, TaskId, TaskOutcome};
 use prepull_api::wire::EdgeMessage;
 
 use crate::api::Api;
-use crate::edge::Edge;
+use crate::edge::{Edge, Record};
 use crate::world::millis;
 
 /// A spec as the controller was told of it.
@@ -38,9 +38,18 @@ pub(crate) struct Check {
     /// Results that agents have sent.
     said: BTreeMap<(NodeName, TaskId), BTreeSet<u8>>,
     unsendable: BTreeSet<(NodeName, TaskId)>,
+    /// Tasks that edges were told to stop, whether or not they have heard.
+    cancelled: BTreeSet<(NodeName, TaskId)>,
+    /// When a task found no session last.
+    returned: BTreeMap<(NodeName, TaskId), u64>,
     /// Tasks that are being carried out.
     running: BTreeSet<(NodeName, TaskId)>,
 }
+
+/// In milliseconds.
+const GRACE: u64 = REPORT_GRACE.as_secs() * 1_000;
+
+const PARKED: u64 = PARK_AFTER.as_secs() * 1_000;
 
 fn is_final(phase: NodePhase) -> bool {
     matches!(phase, NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown)
@@ -76,8 +85,17 @@ impl Check {
 
     /// The specs that may have been in force at a moment: several where it changed in that very one.
     fn in_force(&self, job: &JobUid, at: u64) -> impl Iterator<Item = &ImagePrePullJobSpec> {
+        self.in_force_since(job, at, at)
+    }
+
+    fn in_force_since(
+        &self,
+        job: &JobUid,
+        since: u64,
+        at: u64,
+    ) -> impl Iterator<Item = &ImagePrePullJobSpec> {
         let known = self.delivered.get(job).map(Vec::as_slice).unwrap_or_default();
-        let before = known.iter().rposition(|delivered| delivered.at < at);
+        let before = known.iter().rposition(|delivered| delivered.at < since);
         let until = known.iter().rposition(|delivered| delivered.at <= at).map_or(0, |last| last + 1);
         known.get(before.unwrap_or(0)..until).unwrap_or_default().iter().map(|delivered| &delivered.spec)
     }
@@ -105,7 +123,7 @@ impl Check {
         let Some(spec) = self.delivered.get(job).and_then(|known| known.last()) else { return };
         for node in report.node_status.iter().filter(|node| node.phase == NodePhase::InProgress) {
             let start = millis(node.start_time.as_ref().expect("a node in progress has begun").0);
-            let deadline = start + timeout(&spec.spec) + u64::try_from(REPORT_GRACE.as_millis()).unwrap();
+            let deadline = start + timeout(&spec.spec) + GRACE;
             assert!(
                 deadline > now,
                 "{} is in progress in {job}, past its deadline {deadline}",
@@ -128,6 +146,14 @@ impl Check {
         self.unsendable.insert((node.clone(), TaskId { job: job.clone(), attempt }));
     }
 
+    pub(crate) fn cancelled(&mut self, node: &NodeName, task: &TaskId) {
+        self.cancelled.insert((node.clone(), task.clone()));
+    }
+
+    pub(crate) fn unreached(&mut self, node: &NodeName, job: &JobUid, attempt: u32, now: u64) {
+        self.returned.insert((node.clone(), TaskId { job: job.clone(), attempt }), now);
+    }
+
     // ---- what the API server takes
 
     /// `unread`: of an earlier life, and the leader has read the object before. The leader will replace it.
@@ -135,7 +161,8 @@ impl Check {
         match content {
             Content::Report(report) => {
                 add_up(&report.summary, report.node_status.iter());
-                if !unread {
+                // Of a job that is gone it is collected, and may be made again by an earlier life.
+                if !unread && api.jobs.contains_key(job) {
                     self.report(job, report);
                 }
                 self.concurrency(api, job);
@@ -208,25 +235,40 @@ impl Check {
 
     /// (3) When a node began, no more were in progress than the job allowed then.
     fn concurrency(&self, api: &Api, job: &JobUid) {
-        let ended = |record: &NodeStatus| {
+        // That a node gave its slot back need not be written where another report says who has it now.
+        let ended = |record: &NodeStatus, start: u64| {
             let task = TaskId { job: job.clone(), attempt: record.attempt };
-            self.said.contains_key(&(NodeName(record.node_name.clone()), task))
+            let key = (NodeName(record.node_name.clone()), task);
+            let returned = self.returned.get(&key).is_some_and(|at| *at >= start);
+            self.said.contains_key(&key)
+                || self.unsendable.contains(&key)
+                || self.cancelled.contains(&key)
+                || returned && !self.running.contains(&key)
         };
         let mut began: Vec<u64> = api
             .records(job)
-            .filter(|record| record.phase == NodePhase::InProgress && !ended(record))
-            .map(|record| millis(record.start_time.as_ref().expect("a node in progress has begun").0))
+            .filter(|record| record.phase == NodePhase::InProgress)
+            .map(|record| {
+                (record, millis(record.start_time.as_ref().expect("a node in progress has begun").0))
+            })
+            .filter(|(record, start)| !ended(record, *start))
+            .map(|(_, start)| start)
             .collect();
         began.sort_unstable();
         for start in &began {
             let held = self.in_force(job, *start).all(|spec| spec.suspend);
             assert!(!held, "a node of {job} has begun at {start} while the job was suspended");
         }
-        for (at, start) in began.iter().enumerate().filter(|(at, start)| began.get(at + 1) != Some(start)) {
+        for &start in &began {
             let allowed =
-                self.in_force(job, *start).map(|spec| spec.image_pre_pull_template.concurrency).max();
+                self.in_force(job, start).map(|spec| spec.image_pre_pull_template.concurrency).max();
             let allowed = usize::try_from(allowed.unwrap_or(0)).unwrap();
-            assert!(at < allowed, "(3) {} nodes of {job} are in progress, {allowed} may be", at + 1);
+            let waits = |other: u64| {
+                let shortest = self.in_force_since(job, other, start).map(timeout).min().unwrap_or(0);
+                other <= start && other + shortest + GRACE > start
+            };
+            let held = began.iter().filter(|other| waits(**other)).count();
+            assert!(held <= allowed, "(3) {held} nodes of {job} are in progress, {allowed} may be");
         }
     }
 
@@ -331,8 +373,9 @@ impl Check {
             }
             EdgeMessage::Result(result) => {
                 let stored = edge.disk.get(&result.task).and_then(|record| record.result.as_ref());
-                let refusal =
-                    !edge.disk.contains_key(&result.task) && result.outcome != TaskOutcome::Succeeded;
+                let removed = |write: &Record| matches!(write, Record::Remove(task) if *task == result.task);
+                let known = edge.disk.contains_key(&result.task) && !edge.writes.iter().any(removed);
+                let refusal = !known && result.outcome != TaskOutcome::Succeeded;
                 assert!(
                     stored == Some(result) || refusal,
                     "(2) {} says that {} ended, and that is not on its disk",
@@ -346,8 +389,11 @@ impl Check {
     }
 
     /// (2) The edge forgets a result.
-    pub(crate) fn forgotten(&self, api: &Api, edge: &Edge, task: &TaskId) {
-        if !api.jobs.contains_key(&task.job) {
+    pub(crate) fn forgotten(&self, api: &Api, edge: &Edge, task: &TaskId, now: u64) {
+        let Some(stored) = api.jobs.get(&task.job) else { return };
+        let ended = stored.object.status.as_ref().and_then(|status| status.completion_time.as_ref());
+        // What comes later still concerns nobody.
+        if ended.is_some_and(|ended| millis(ended.0) + PARKED <= now) {
             return;
         }
         let node = &edge.node;

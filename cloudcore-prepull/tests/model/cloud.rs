@@ -62,9 +62,10 @@ pub(crate) struct Cloud {
 }
 
 impl Cloud {
-    pub(crate) fn new() -> Self {
+    /// `report`: nodes in a report, where those of a whole job shall not fit into one.
+    pub(crate) fn new(report: Option<usize>) -> Self {
         Self {
-            controller: Controller::default(),
+            controller: report.map_or_else(Controller::default, Controller::with_report_capacity),
             boot: Boot::Nodes,
             inputs: VecDeque::new(),
             watches: [VecDeque::new(), VecDeque::new()],

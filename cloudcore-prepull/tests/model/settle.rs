@@ -7,6 +7,8 @@ use crate::world::{Fate, World};
 /// In each of which everything that is due is done and time moves on to the next thing. A job may have six
 /// nodes, one at a time, with rounds and pauses.
 const ROUNDS: usize = 3_000;
+/// Of one kind at a time, after all others.
+const LAST_FAULTS: u32 = 3;
 /// By then every write that had failed before has been made again.
 const WRITTEN: u64 = 7_000;
 
@@ -15,15 +17,23 @@ impl World {
         self.log(|| "---- the faults stop".to_owned());
         self.calm = true;
         self.ghosts.clear();
-        if self.rng.chance(25) {
-            self.delete_some();
-        }
         self.quiet();
         self.nobody_works_in_vain();
+        if self.rng.chance(35) {
+            self.delete_one_that_runs();
+            self.quiet();
+            self.nobody_works_in_vain();
+        }
         self.let_go();
         let begun = self.now;
+        let mut last = LAST_FAULTS;
         for _ in 0..ROUNDS {
             self.quiet();
+            if last > 0 && self.rng.chance(10) {
+                last -= 1;
+                self.last_fault();
+                self.quiet();
+            }
             if self.now > begun + WRITTEN {
                 self.nobody_waits_in_vain();
             }
@@ -42,6 +52,35 @@ impl World {
         for edge in &self.edges {
             assert!(edge.disk.is_empty(), "{} keeps {:?}", edge.node, edge.disk.keys());
             assert!(edge.agent.is_empty() && edge.execs.is_empty(), "{} is not done", edge.node);
+        }
+    }
+
+    /// A job that edges work on is deleted, while they are there, or while none of them is.
+    fn delete_one_that_runs(&mut self) {
+        let tasks = self.edges.iter().flat_map(|edge| edge.execs.keys());
+        let Some(job) = tasks.map(|task| task.job.clone()).find(|job| self.api.jobs.contains_key(job)) else {
+            return self.delete_some();
+        };
+        if self.rng.chance(50) {
+            self.delete_job(&job);
+            return;
+        }
+        for id in self.conns.keys().copied().collect::<Vec<_>>() {
+            self.cut(id);
+            self.notice(id, true);
+            self.notice(id, false);
+        }
+        self.delete_job(&job);
+        while self.cloud.read_watch(0) {}
+        self.run_cloud(usize::MAX);
+    }
+
+    /// What seldom happens just when it tells most: an edge that is half done is killed, a task comes twice while it
+    /// is being carried out.
+    fn last_fault(&mut self) {
+        match self.half_done() {
+            Some(edge) if self.rng.chance(70) => self.restart_edge(edge, 0),
+            _ => self.assign_again(),
         }
     }
 

@@ -1,14 +1,16 @@
 //! What may happen next.
 
+use cloudcore_prepull::controller::Object;
 use edgecore_prepull::agent::{Event, TaskEnd, summary};
+use prepull_api::crd::status::NodePhase;
 use prepull_api::task::{
     Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, TaskId,
     TaskOutcome, TaskResult,
 };
-use prepull_api::wire::{EdgeMessage, Progress};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
 use std::time::Duration;
 
-use crate::edge::image;
+use crate::edge::{Exec, image};
 use crate::world::{Fate, World, millis};
 
 impl World {
@@ -60,7 +62,7 @@ impl World {
     }
 
     fn trouble(&mut self) {
-        match self.rng.below(16) {
+        match self.rng.below(19) {
             0..3 => {
                 if let Some(id) = self.any_conn() {
                     self.cut(id);
@@ -73,7 +75,8 @@ impl World {
                 }
             }
             8 | 9 => {
-                let (edge, written) = (self.any_edge(), self.rng.below(3));
+                let (any, written) = (self.any_edge(), self.rng.below(3));
+                let edge = self.half_done().filter(|_| self.rng.chance(50)).unwrap_or(any);
                 self.restart_edge(edge, written);
             }
             10 => {
@@ -90,7 +93,7 @@ impl World {
             12 => {
                 if !self.ghosts.is_empty() {
                     let ghost = self.ghosts.remove(0);
-                    if self.rng.chance(50) {
+                    if self.rng.chance(50) && !self.strays(&ghost) {
                         let landed = self.land(&ghost.job, ghost.expected, &ghost.content, true);
                         let object = ghost.content.object();
                         self.log(|| format!("api: late {object:?} of {}: {landed:?}", ghost.job));
@@ -99,11 +102,22 @@ impl World {
             }
             13 => self.collect_garbage(),
             14 => self.forge(),
+            15 | 16 => self.change_its_mind(),
+            17 => self.assign_again(),
             _ => {
                 let which = self.rng.below(self.cloud.deletes.len());
                 self.finish_delete(which);
             }
         }
+    }
+
+    /// A report that nobody would know of: its nodes are lost to a leader that could not read it, and may not choose
+    /// them anew. Two lives of cloudcore that overlap, and an edit that is refused, have to meet for that.
+    fn strays(&self, ghost: &crate::cloud::Write) -> bool {
+        let Some(stored) = self.api.jobs.get(&ghost.job) else { return false };
+        let images = &stored.object.spec.image_pre_pull_template.images;
+        let changed = self.first_images.get(&ghost.job) != Some(images) || !self.deleted.is_empty();
+        changed && ghost.expected.is_none() && matches!(ghost.content.object(), Object::Report(_))
     }
 
     pub(crate) fn finish_delete(&mut self, which: usize) {
@@ -144,7 +158,7 @@ impl World {
         let jobs: Vec<JobUid> = self.api.jobs.keys().cloned().collect();
         let Some(job) = jobs.get(self.rng.below(jobs.len())).cloned() else { return };
         let attempt = match self.api.record(&job, &node) {
-            None if self.api.records(&job).next().is_some() => 1,
+            None if self.api.leaves_out(&job, &node) => 1,
             // Of its own tasks a node may say what it likes.
             _ => 99,
         };
@@ -165,6 +179,48 @@ impl World {
         if let Some(conn) = conn.filter(|conn| !conn.cut) {
             conn.to_cloud.push_back(message);
         }
+    }
+
+    /// (1) A node has said how its task ended, and now says something else.
+    fn change_its_mind(&mut self) {
+        let edge = self.any_edge();
+        let node = self.edges[edge].node.clone();
+        let ended = |job: &JobUid| {
+            let record = self.api.record(job, &node).filter(|record| record.attempt > 0)?;
+            let outcome = match record.phase {
+                NodePhase::Successful => TaskOutcome::Failed,
+                NodePhase::Failure => TaskOutcome::Succeeded,
+                _ => return None,
+            };
+            Some((TaskId { job: job.clone(), attempt: record.attempt }, outcome))
+        };
+        let ended: Vec<_> = self.api.jobs.keys().filter_map(ended).collect();
+        let Some((task, outcome)) = ended.get(self.rng.below(ended.len())).cloned() else { return };
+        let conn = self.edges[edge].conn.and_then(|id| self.conns.get_mut(&id));
+        if let Some(conn) = conn.filter(|conn| !conn.cut) {
+            let (reason, took) = ("so it was".to_owned(), Duration::ZERO);
+            let result = TaskResult { task, outcome, reason, check: None, images: Vec::new(), took };
+            conn.to_cloud.push_back(EdgeMessage::Result(result));
+        }
+    }
+
+    /// (1) The last task that was sent on a session arrives once more, however long after.
+    pub(crate) fn assign_again(&mut self) {
+        if !self.duplicates {
+            return;
+        }
+        for conn in self.conns.values_mut().filter(|conn| !conn.cut && conn.edge_open) {
+            let again = conn.assigned.clone().map(CloudMessage::Assign);
+            conn.to_edge.extend(again);
+        }
+    }
+
+    /// An edge that has done some of the images of a task, and not all.
+    pub(crate) fn half_done(&self) -> Option<usize> {
+        let half = |exec: &Exec| {
+            exec.work.done.iter().any(Option::is_some) && exec.work.done.iter().any(Option::is_none)
+        };
+        self.edges.iter().position(|edge| edge.execs.values().any(half))
     }
 
     fn pass(&mut self) {

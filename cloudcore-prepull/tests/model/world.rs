@@ -8,7 +8,7 @@ use cloudcore_prepull::tunnel::{SessionEvent, SessionId};
 use edgecore_prepull::agent::{Effect, Event};
 use jiff::Timestamp;
 use prepull_api::task::{JobUid, NodeName};
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, Welcome};
+use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, Welcome};
 
 use crate::api::{Api, Refused};
 use crate::check::Check;
@@ -24,6 +24,8 @@ pub(crate) struct Conn {
     pub(crate) session: SessionId,
     pub(crate) to_edge: VecDeque<CloudMessage>,
     pub(crate) to_cloud: VecDeque<EdgeMessage>,
+    /// What the edge was sent last.
+    pub(crate) assigned: Option<Assign>,
     /// Nothing gets through any more.
     pub(crate) cut: bool,
     pub(crate) edge_open: bool,
@@ -47,6 +49,8 @@ pub(crate) struct World {
     pub(crate) base: Instant,
     pub(crate) api: Api,
     pub(crate) cloud: Cloud,
+    /// Nodes in a report.
+    report: Option<usize>,
     /// Writes of an earlier life that may still land.
     pub(crate) ghosts: Vec<Write>,
     pub(crate) edges: Vec<Edge>,
@@ -72,11 +76,13 @@ impl World {
         let edges = 1 + rng.below(6);
         let names = 1 + rng.below(3);
         let duplicates = rng.chance(30);
+        let report = rng.pick(&[None, Some(1), Some(2), Some(3)]);
         let mut world = Self {
             now: 0,
             base: Instant::now(),
             api: Api::default(),
-            cloud: Cloud::new(),
+            cloud: Cloud::new(report),
+            report,
             ghosts: Vec::new(),
             edges: Vec::new(),
             conns: BTreeMap::new(),
@@ -168,9 +174,12 @@ impl World {
     }
 
     fn flush(&mut self) {
+        let before = self.cloud.stirred;
         for action in self.cloud.controller.flush(at(self.now)) {
             self.act(action);
         }
+        // Also after a write of the same flush.
+        self.cloud.stirred += u64::from(self.cloud.stirred != before);
         let due = self.cloud.controller.next_wakeup();
         assert!(
             due.is_none_or(|due| due > at(self.now)),
@@ -188,6 +197,9 @@ impl World {
             }
             Action::Send(node, message) => {
                 self.log(|| format!("  send {node} {}", told(&message)));
+                if let CloudMessage::Cancel { task, .. } = &message {
+                    self.check.cancelled(&node, task);
+                }
                 self.send(&node, message);
             }
             Action::Dispatch(order) => {
@@ -308,10 +320,11 @@ impl World {
         } else {
             let elapsed = Duration::from_millis(self.now - begun);
             let assign = cloud::assign(&order, order.remaining.saturating_sub(elapsed));
-            match self.send(&node, CloudMessage::Assign(assign)) {
-                Some(session) => DispatchOutcome::Sent(session),
-                None => DispatchOutcome::Offline,
+            let session = self.send(&node, CloudMessage::Assign(assign));
+            if session.is_none() {
+                self.check.unreached(&node, &job, attempt, self.now);
             }
+            session.map_or(DispatchOutcome::Offline, DispatchOutcome::Sent)
         };
         self.log(|| format!("cloud: dispatch of {job}/{attempt} to {node}: {outcome:?}"));
         self.cloud.inputs.push_back(Input::Dispatched { job, node, attempt, outcome });
@@ -329,7 +342,7 @@ impl World {
     /// Killed, and started anew. What was being written may still land.
     pub(crate) fn restart_cloud(&mut self) {
         self.log(|| "cloud: killed".to_owned());
-        let old = std::mem::replace(&mut self.cloud, Cloud::new());
+        let old = std::mem::replace(&mut self.cloud, Cloud::new(self.report));
         self.ghosts.extend(old.writes);
         for conn in self.conns.values_mut() {
             (conn.cut, conn.cloud_open) = (true, false);
@@ -363,6 +376,7 @@ impl World {
             session: SessionId(0),
             to_edge: VecDeque::new(),
             to_cloud: VecDeque::new(),
+            assigned: None,
             cut: false,
             edge_open: true,
             cloud_open: true,
@@ -457,6 +471,9 @@ impl World {
         if again && !matches!(message, CloudMessage::Welcome(_)) {
             conn.to_edge.push_back(message.clone());
         }
+        if let CloudMessage::Assign(assign) = &message {
+            conn.assigned = Some(assign.clone());
+        }
         let edge = conn.edge;
         self.log(|| format!("n{edge} ◀ {}", told(&message)));
         self.on_edge(
@@ -493,7 +510,7 @@ impl World {
             }
             Effect::Forget(task) => {
                 if acked {
-                    self.check.forgotten(&self.api, edge, &task);
+                    self.check.forgotten(&self.api, edge, &task, self.now);
                 } else {
                     let removed = |write: &Record| matches!(write, Record::Remove(other) if *other == task);
                     let stored = edge.disk.contains_key(&task) && !edge.writes.iter().any(removed);

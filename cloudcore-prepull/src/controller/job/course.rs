@@ -7,6 +7,7 @@ use prepull_api::task::TaskId;
 use super::super::parked::{Parked, parks_at};
 use super::super::writes::{Deferred, Pace};
 use super::super::{Action, DELETE_RETRY, cancel};
+use super::start::plans;
 use super::{Job, Nodes};
 use crate::rollout::{Decision, Verdict};
 
@@ -175,6 +176,10 @@ impl Job {
         let Some(run) = &mut self.run else { return };
         let again = run.rollout.retry();
         run.rollout.without(nodes);
+        if let Some(job) = &run.job {
+            // Also for nodes that were gone, and are there again.
+            run.plans = plans(job, run.rollout.records(), nodes);
+        }
         run.retry += 1;
         run.completion_time = None;
         run.active_since = now;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus, Summary};
 use prepull_api::enroll;
 use prepull_api::task::NodeName;
 use prepull_api::wire::bounded_reason;
@@ -28,10 +28,12 @@ const CHANGED_UNSEEN: &str = "the spec was changed while no cloudcore-prepull ra
 
 impl Job {
     /// A job that cloudcore sees for the first time in this life. `reports`: those that there are of it.
+    /// `report_capacity`: nodes in a further one, at most.
     pub(in crate::controller) fn load(
         object: JobObject,
         reports: Vec<ReportBody>,
         nodes: &Nodes,
+        report_capacity: usize,
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) -> Self {
@@ -50,6 +52,7 @@ impl Job {
             skipped_total: 0,
             conditions: Vec::new(),
             node_events: 0,
+            report_capacity,
             writes: Writes::default(),
             delete_at: None,
         };
@@ -170,7 +173,6 @@ impl Job {
         if summary.failure + summary.unknown + summary.pending + summary.in_progress == 0 {
             return;
         }
-        run.plans = plans(&job, run.rollout.records(), nodes);
         run.job = Some(Arc::new(job));
         run.rollout.forget_sessions();
         self.retry(nodes, now, actions);
@@ -200,7 +202,7 @@ impl Job {
         self.refusal = None;
         self.tolerate = job.tolerance.to_string();
         self.pace = job.pace.clone();
-        let mut shards = Shards::stored(&[], report_size(&job));
+        let mut shards = Shards::stored(&[], self.nodes_in_report(&job));
         shards.grow(records.len());
         self.run = Some(Run {
             rollout: Rollout::new(settings(&job, false), records),
@@ -268,7 +270,7 @@ impl Job {
                 self.tolerate = job.tolerance.to_string();
                 self.pace = job.pace.clone();
                 settings = self::settings(job, !unchanged);
-                capacity = report_size(job);
+                capacity = self.nodes_in_report(job);
                 let asked_again = over && job.pace.retry > status.retry;
                 if (!over || asked_again) && unchanged {
                     // Reports that were not made, or were deleted, and nodes that have joined meanwhile.
@@ -330,7 +332,9 @@ impl Job {
             // What is stored is what is in memory.
             self.writes = Writes::stored();
             // Where reports are missing what is stored says more than we know.
-            if status.observed_generation != object.metadata.generation && !missing {
+            let behind =
+                status.observed_generation != object.metadata.generation || self.is_ahead_of(&status.summary);
+            if behind && !missing {
                 self.writes.touch(Pace::Slow);
             }
             if let Some(run) = &self.run
@@ -346,6 +350,19 @@ impl Job {
         if let Some(error) = refusal {
             self.keep_going(&error, actions);
         }
+    }
+
+    /// Late results may be in the reports, and not in the status yet. Where reports are missing the status knows more.
+    fn is_ahead_of(&self, written: &Summary) -> bool {
+        let counts = self.run.as_ref().map(|run| run.rollout.summary());
+        counts.is_some_and(|counts| {
+            counts.desired == written.desired && *counts != Summary { skipped: 0, ..written.clone() }
+        })
+    }
+
+    fn nodes_in_report(&self, job: &ValidatedJob) -> usize {
+        let images = job.images.iter().map(|image| image.image.as_str());
+        aggregate::nodes_in_report(images).min(self.report_capacity)
     }
 
     /// The job cannot run as it is. An edit of the spec gives it another chance.
@@ -394,7 +411,7 @@ fn settings(job: &ValidatedJob, held: bool) -> Settings {
 
 /// What each node pulls. A node that is gone, or for which the overriders have become impossible, has no plan:
 /// nothing is sent to it any more.
-fn plans<'a>(
+pub(super) fn plans<'a>(
     job: &ValidatedJob,
     records: impl IntoIterator<Item = &'a NodeStatus>,
     nodes: &Nodes,
@@ -406,10 +423,6 @@ fn plans<'a>(
         Some((name, plan))
     };
     records.into_iter().filter_map(plan).collect()
-}
-
-fn report_size(job: &ValidatedJob) -> usize {
-    aggregate::nodes_in_report(job.images.iter().map(|image| image.image.as_str()))
 }
 
 /// The spec without what may change while the job runs, and without the names of nodes: those that were chosen stand
