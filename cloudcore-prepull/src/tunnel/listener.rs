@@ -260,8 +260,8 @@ impl Door {
                         return;
                     }
                     // The place of the handshake is kept: it bounds those who are told, too.
-                    (None, _) => Box::pin(self.send_away(channel, FULL)).await,
-                    (Some(_), true) => Box::pin(self.send_away(channel, BEHIND)).await,
+                    (None, _) => Box::pin(self.send_away(channel, &peer.node, FULL)).await,
+                    (Some(_), true) => Box::pin(self.send_away(channel, &peer.node, BEHIND)).await,
                 }
             }
             Err(refusal) => refusal,
@@ -300,8 +300,13 @@ impl Door {
     }
 
     /// Tells an edge when to come back.
-    async fn send_away(&self, channel: Channel<TlsStream<TcpStream>>, reason: &'static str) -> Refusal {
-        let goaway = self.overload.goaway(reason, Instant::now());
+    async fn send_away(
+        &self,
+        channel: Channel<TlsStream<TcpStream>>,
+        node: &NodeName,
+        reason: &'static str,
+    ) -> Refusal {
+        let goaway = self.overload.goaway(node, reason, Instant::now());
         channel.close_after(goaway, CloseCode::Again, reason).await;
         Refusal::SentAway(reason)
     }

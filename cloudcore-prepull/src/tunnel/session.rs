@@ -117,7 +117,7 @@ where
     let goaway = match end {
         End::Overloaded(waited) => {
             session.overload.is_behind(waited, now);
-            session.overload.goaway(&end.to_string(), now)
+            session.overload.goaway(&session.peer.node, &end.to_string(), now)
         }
         _ => None,
     };
