@@ -149,12 +149,10 @@ async fn work(
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = crate::cluster::leaders_client(kubeconfig, leadership.clone()).await?;
     let (inputs, mut receiver) = mpsc::channel(INPUTS);
-    let vital = Vital::default();
-    let sessions = Sessions::default();
     let mut core = Core {
         controller: Controller::default(),
         clock: Clock::start(),
-        sessions: sessions.clone(),
+        sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
         events: Events::start(writes.clone()),
         writer: Writer::new(writes),
@@ -163,21 +161,21 @@ async fn work(
         inputs: inputs.clone(),
         permits: Arc::new(Semaphore::new(DISPATCHES)),
         work: JoinSet::new(),
-        vital: vital.clone(),
+        vital: Vital::default(),
     };
 
     tokio::spawn(core.secrets.clone().forget_in_time());
 
     // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since
     // an edge with a task of a job that is not known is told to stop.
-    let nodes = vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
+    let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
     tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
     core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await?;
     let reports = core.writer.reports(core.clock.now());
     if let Some(reports) = shutdown.run_until_cancelled(reports).await {
         core.controller.handle(Input::Reports(reports), core.clock.now());
     }
-    let jobs = vital.guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
+    let jobs = core.vital.guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
     tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
     core.until(&mut receiver, |input| matches!(input, Input::Jobs(_)), &shutdown).await?;
     if shutdown.is_cancelled() {
@@ -185,8 +183,7 @@ async fn work(
     }
     info!("jobs and nodes are known");
 
-    let tunnel =
-        listeners::start(&args, health_address, client, sessions, inputs, &vital, shutdown.clone()).await?;
+    let tunnel = listeners::start(&args, health_address, client, &core, shutdown.clone()).await?;
     readiness.set(true);
 
     let outcome = core.until(&mut receiver, |_| false, &shutdown).await;

@@ -13,14 +13,13 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span};
 
-use super::vital::Vital;
+use super::Core;
 use crate::args::RunArgs;
 use crate::controller::Input;
 use crate::enroll;
 use crate::pki::{Authority, ServerIdentity};
 use crate::tokens::Tokens;
 use crate::tunnel::listener;
-use crate::tunnel::registry::Sessions;
 
 /// Events that wait for the controller's queue; a session waits where it is full.
 const EVENTS: usize = 1024;
@@ -30,11 +29,10 @@ pub(super) async fn start(
     args: &RunArgs,
     health: SocketAddr,
     client: Client,
-    sessions: Sessions,
-    inputs: mpsc::Sender<Input>,
-    vital: &Vital,
+    core: &Core,
     shutdown: CancellationToken,
 ) -> anyhow::Result<JoinHandle<()>> {
+    let (vital, inputs) = (&core.vital, core.inputs.clone());
     let namespace = &args.cluster.namespace;
     let authority = match (&args.ca_cert, &args.ca_key) {
         (Some(certificate), Some(key)) => {
@@ -76,7 +74,8 @@ pub(super) async fn start(
     };
     tokio::spawn(vital.guard("what passes on the sessions' events", passing_on));
     let settings = listener::Settings { heartbeat: args.heartbeat, ..listener::Settings::default() };
-    let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, shutdown);
+    let (sessions, meters) = (core.sessions.clone(), core.metrics.tunnel());
+    let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, meters, shutdown);
     let serving =
         tokio::spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
 

@@ -9,6 +9,8 @@ use prepull_api::wire::{CloudMessage, encode};
 use prepull_tunnel::Utf8Bytes;
 use tokio::time::Instant;
 
+use super::Meters;
+
 /// Edges that are asked back for each second: a fifth of what a drain asks back to a successor that has nothing else
 /// to do. Each that comes in vain costs a handshake, about a millisecond of a core with resumption.
 const RETURNS_PER_SECOND: u32 = 100;
@@ -21,11 +23,36 @@ const REMEMBERED: usize = 60_000;
 /// Between two looks whose time has passed: each goes through all of them.
 const FORGET: Duration = Duration::from_secs(1);
 
+/// Why an edge is sent away.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub(super) enum Why {
+    /// The bound on sessions is reached.
+    #[error("cloudcore is overloaded: it has as many sessions as it takes")]
+    Full,
+    /// The controller has fallen behind of late.
+    #[error("cloudcore is overloaded: messages wait too long")]
+    Behind,
+    /// The controller has not taken what this one said.
+    #[error("cloudcore is overloaded: a message was not taken within {0:?}")]
+    NotTaken(Duration),
+}
+
+impl Why {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Behind => "behind",
+            Self::NotTaken(_) => "not_taken",
+        }
+    }
+}
+
 /// Gives each edge that is sent away a time of its own to come back, so that they do not all come at once, which
 /// would be the next overload. Knows as well whether the controller keeps up.
 #[derive(Debug)]
 pub(super) struct Overload {
     state: Mutex<State>,
+    meters: Meters,
 }
 
 #[derive(Debug)]
@@ -41,9 +68,9 @@ struct State {
 }
 
 impl Overload {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(meters: Meters, now: Instant) -> Self {
         let state = State { next_return: now, given: HashMap::new(), forget: now, behind_until: now };
-        Self { state: Mutex::new(state) }
+        Self { state: Mutex::new(state), meters }
     }
 
     /// The controller has not taken a message for this long: for as long again nobody new is let in, since each
@@ -77,8 +104,9 @@ impl Overload {
     }
 
     /// What this one is told.
-    pub(super) fn goaway(&self, node: &NodeName, reason: &str, now: Instant) -> Option<Utf8Bytes> {
-        let goaway = CloudMessage::Goaway { after: self.next_return(node, now), reason: reason.to_owned() };
+    pub(super) fn goaway(&self, node: &NodeName, why: Why, now: Instant) -> Option<Utf8Bytes> {
+        self.meters.sent_away(why.label());
+        let goaway = CloudMessage::Goaway { after: self.next_return(node, now), reason: why.to_string() };
         // Far below the limit of a message: it always can be.
         encode(&goaway).ok().map(Utf8Bytes::from)
     }
@@ -110,7 +138,7 @@ mod tests {
     #[test]
     fn each_gets_a_time_of_its_own_and_none_waits_longer_than_it_would() {
         let start = Instant::now();
-        let overload = Overload::new(start);
+        let overload = Overload::new(Meters::default(), start);
         let returns: Vec<_> = (0..300).map(|n| overload.next_return(&node(n), start).as_millis()).collect();
         assert_eq!((returns[0], returns[1], returns[299]), (2000, 2010, 4990));
         // Those who come later do not come before those who came first.
@@ -125,7 +153,7 @@ mod tests {
     #[test]
     fn whoever_does_not_wait_is_told_the_same_time_and_moves_nobody_elses() {
         let start = Instant::now();
-        let (overload, ms) = (Overload::new(start), Duration::from_millis);
+        let (overload, ms) = (Overload::new(Meters::default(), start), Duration::from_millis);
         assert_eq!(overload.next_return(&node(0), start), ms(2000));
         for millis in 1..2000 {
             assert_eq!(overload.next_return(&node(0), start + ms(millis)), ms(2000 - millis));
@@ -143,7 +171,7 @@ mod tests {
     #[test]
     fn a_controller_that_fell_behind_is_left_alone_for_as_long_again() {
         let start = Instant::now();
-        let (overload, second) = (Overload::new(start), Duration::from_secs(1));
+        let (overload, second) = (Overload::new(Meters::default(), start), Duration::from_secs(1));
         assert!(!overload.lasts(start));
         overload.is_behind(15 * second, start);
         assert!(overload.lasts(start + 14 * second));
