@@ -69,7 +69,8 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         tokio::spawn(vital.guard("the watch", async { panic!("as it is told") })).await.unwrap_err();
-        assert_eq!(waiting.await.unwrap(), Ended("the watch"));
+        let noticed = tokio::time::timeout(std::time::Duration::from_secs(10), waiting).await;
+        assert_eq!(noticed.unwrap().unwrap(), Ended("the watch"));
         vital.guard("the listener", async {}).await;
         assert_eq!(vital.ended().await, Ended("the watch"), "the first is the cause");
     }
