@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{
     ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, RolloutStatus, SkippedNode,
@@ -40,6 +41,8 @@ pub struct Parts<'a> {
     pub retry: u32,
     /// Of what must not change.
     pub spec_hash: &'a str,
+    /// What must not change, as it was at the start, where the spec is another one by now.
+    pub started_spec: Option<&'a ImagePrePullJobSpec>,
     /// Counts, `skipped` included.
     pub summary: Summary,
     /// As they were, so that a transition time changes only with its status.
@@ -79,6 +82,7 @@ pub fn status<'a>(
         rollout,
         retry,
         spec_hash,
+        started_spec,
         summary,
         conditions,
         facts,
@@ -95,6 +99,8 @@ pub fn status<'a>(
         rollout,
         retry,
         spec_hash: spec_hash.to_owned(),
+        // A spec always serialises.
+        started_spec: started_spec.and_then(|spec| serde_json::to_string(spec).ok()).unwrap_or_default(),
         conditions: merge_conditions(conditions, facts, generation, now),
         node_status: view(nodes),
         skipped_nodes: skipped.iter().take(MAX_NODES_IN_STATUS).cloned().collect(),

@@ -48,6 +48,8 @@ pub struct Controller {
     jobs: HashMap<JobUid, Job>,
     /// Over for long; never in `jobs` as well.
     parked: HashMap<JobUid, Parked>,
+    /// The job that is being taken back from there.
+    recalled: HashSet<JobUid>,
     /// Of jobs that have not come yet.
     reports: HashMap<JobUid, Vec<ReportBody>>,
     agenda: Agenda,
@@ -84,7 +86,9 @@ impl Controller {
                 {
                     self.agenda.remove(&uid);
                     self.take_reports(reports);
+                    self.recalled.insert(uid.clone());
                     self.job(object, now);
+                    self.recalled.remove(&uid);
                 }
             }
             Input::Jobs(jobs) => {
@@ -141,7 +145,7 @@ impl Controller {
                 self.park(&uid, parked, now);
                 continue;
             }
-            job.advance(now, &mut self.actions);
+            job.advance(&self.nodes, now, &mut self.actions);
             job.write_if_due(now, &mut self.actions);
             let (wakeup, is_over) = (job.next_wakeup(), job.is_over());
             self.moved(&uid);
@@ -247,7 +251,7 @@ impl Controller {
         }
         if let Some(parked) = self.parked.get_mut(&uid) {
             // What the watch tells of may be behind the status that this job ended with.
-            if parked.is_edited(&object) {
+            if parked.is_edited(&object) && !std::mem::replace(&mut parked.recalled, true) {
                 self.actions.push(Action::Recall { job: uid, name: parked.name.clone() });
             }
             return;
@@ -266,6 +270,14 @@ impl Controller {
             if let Some(parked) = Parked::from_object(&object, now) {
                 self.agenda.add(&uid, created.unwrap_or(now));
                 return self.park(&uid, parked, now);
+            }
+            if let Some(parked) = Parked::without_reports(&object, &reports)
+                && !self.recalled.remove(&uid)
+            {
+                let name = parked.name.clone();
+                self.agenda.add(&uid, created.unwrap_or(now));
+                self.parked.insert(uid.clone(), Parked { recalled: true, ..parked });
+                return self.actions.push(Action::Recall { job: uid, name });
             }
             let job = Job::load(object, reports, &self.nodes, now, &mut self.actions);
             self.jobs.insert(uid.clone(), job);
@@ -297,6 +309,7 @@ impl Controller {
     fn job_gone(&mut self, uid: &JobUid) {
         if self.parked.remove(uid).is_some() {
             self.agenda.remove(uid);
+            self.actions.push(Action::Forget(uid.clone()));
         }
         let Some(mut job) = self.jobs.remove(uid) else { return };
         job.abandon(&mut self.actions);
@@ -377,7 +390,7 @@ impl Controller {
             }
             EdgeMessage::Result(result) => {
                 if !self.with(&result.task.job, |job, actions| job.result(node, &result, now, actions)) {
-                    // Nobody is left to tell.
+                    // Nobody is left to tell: the job was deleted, or has been over for long.
                     let ack = CloudMessage::ResultAck { task: result.task };
                     self.actions.push(Action::Send(node.clone(), ack));
                 }

@@ -10,7 +10,7 @@
 //!     └── the Assign could not be handed to a session ──┘    └──deadline──▶ Unknown ──late result
 //! ```
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use prepull_api::crd::status::{
 };
 use prepull_api::task::NodeName;
 
+use crate::plan::NodeView;
 use crate::tunnel::SessionId;
 use crate::validate::{Ratio, Step};
 
@@ -71,8 +72,9 @@ pub struct Touched {
 enum Flight {
     /// The start is not yet recorded in the API server; nothing has been sent.
     Recording,
-    /// Keys are being resolved, then it is sent. `again`: the edge may have had it before.
-    Dispatching { again: bool },
+    /// Keys are being resolved, then it is sent. `again`: the edge may have had it before. `session`: the node's
+    /// at that moment.
+    Dispatching { again: bool, session: Option<SessionId> },
     /// Handed to this session, or taken over from an earlier life of cloudcore (no session).
     Sent(Option<SessionId>),
     /// The edge has it in its ledger.
@@ -255,9 +257,21 @@ impl Rollout {
         self.offline
     }
 
+    /// As they are now.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Whether the task of a node in progress has gone out: what waits to be sent takes the terms of that moment.
+    pub fn was_sent(&self, node: &NodeName) -> bool {
+        let flight = self.index.get(node).map(|&at| self.members[at].flight);
+        matches!(flight, Some(Flight::Sent(_) | Flight::Accepted))
+    }
+
     /// Takes over changed settings; they hold for the nodes in progress as well.
     pub fn configure(&mut self, settings: Settings) {
         self.settings = settings;
+        self.waves.catch_up(&self.settings.steps, &self.counts);
         self.deadlines.clear();
         for at in 0..self.members.len() {
             self.index_member(at);
@@ -331,6 +345,19 @@ impl Rollout {
         Decision::Expire(self.name(at))
     }
 
+    /// Nobody has told of sessions for a while: the job was over.
+    pub fn forget_sessions(&mut self) {
+        for at in 0..self.members.len() {
+            self.set_online(at, None);
+        }
+    }
+
+    /// The nodes in progress that have a session.
+    pub fn reachable(&self) -> Vec<NodeName> {
+        let online = self.in_progress.iter().filter(|&&at| self.members[at].online.is_some());
+        online.map(|&at| self.name(at)).collect()
+    }
+
     /// A further round: the failed, unknown and not started nodes wait again, with an attempt of their own.
     /// Returns how many.
     pub fn retry(&mut self) -> usize {
@@ -395,6 +422,23 @@ impl Rollout {
         let images = self.record(node).map(|record| record.image_status.as_slice()).unwrap_or_default();
         let there = images.iter().enumerate().filter(|(_, image)| image.status == Tristate::True);
         there.map(|(index, _)| index).collect()
+    }
+
+    /// Nodes that wait and are not among these will not come back.
+    pub fn without(&mut self, nodes: &BTreeMap<NodeName, NodeView>) {
+        let gone = |member: &&Member| {
+            member.record.phase == NodePhase::Pending
+                && !nodes.contains_key(&NodeName(member.record.node_name.clone()))
+        };
+        let names: Vec<_> = self
+            .members
+            .iter()
+            .filter(gone)
+            .map(|member| NodeName(member.record.node_name.clone()))
+            .collect();
+        for name in names {
+            self.deleted(&name);
+        }
     }
 
     /// The tasks that an edge may be working on.

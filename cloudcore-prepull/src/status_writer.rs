@@ -6,7 +6,7 @@
 //! server ignores the metadata, so there they would be no test); a report is put whole. When to write, and what,
 //! the controller decides; a write that fails comes back to it, and is made again with what is true by then.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -61,26 +61,46 @@ impl Writer {
         Self { client, versions: Arc::default() }
     }
 
-    /// The reports of all jobs that need them. Tries until it has them.
+    /// The reports of all jobs that need them. Tries until it has them. The API server has no index of labels, so all
+    /// reports are read once, page by page, rather than for each job.
     pub async fn reports(&self, now: Timestamp) -> Vec<ImagePrePullReport> {
-        let jobs = persistently("jobs", || self.running(now)).await;
-        let mut reports = Vec::new();
-        for job in jobs {
-            reports.extend(self.reports_of(&job).await);
+        let jobs: HashSet<String> = persistently("jobs", || self.running(now)).await;
+        if jobs.is_empty() {
+            return Vec::new();
+        }
+        let needed = |report: &ImagePrePullReport| {
+            report.owner_references().first().is_some_and(|owner| jobs.contains(&owner.uid))
+        };
+        let api = Api::<ImagePrePullReport>::all(self.client.clone());
+        let page = || ListParams::default().limit(PAGE);
+        let reports = persistently("reports", || paged(&api, page(), needed)).await;
+        for report in &reports {
+            if let Some(owner) = report.owner_references().first() {
+                self.read(&JobUid(owner.uid.clone()), report);
+            }
         }
         reports
     }
 
     /// The reports of a job. Tries until it has them.
     pub async fn reports_of(&self, job: &JobUid) -> Vec<ImagePrePullReport> {
-        let reports = persistently("reports", || self.list_reports(job)).await;
-        let mut versions = self.versions();
+        let api = Api::<ImagePrePullReport>::all(self.client.clone());
+        let page = || ListParams::default().limit(PAGE).labels(&format!("{JOB_UID_LABEL}={job}"));
+        // The label may be anybody's.
+        let of_job =
+            |report: &ImagePrePullReport| report.owner_references().iter().any(|owner| owner.uid == job.0);
+        let reports = persistently("reports", || paged(&api, page(), of_job)).await;
         for report in &reports {
-            if let Some(version) = report.resource_version() {
-                versions.insert((job.clone(), Object::Report(report.body.index)), version);
-            }
+            self.read(job, report);
         }
         reports
+    }
+
+    /// Takes note of the version of a report.
+    fn read(&self, job: &JobUid, report: &ImagePrePullReport) {
+        if let Some(version) = report.resource_version() {
+            self.versions().insert((job.clone(), Object::Report(report.body.index)), version);
+        }
     }
 
     /// A job as it is now. Tries until it has it; none where it is gone, or cannot be read.
@@ -91,22 +111,13 @@ impl Writer {
     }
 
     /// The jobs whose reports are needed.
-    async fn running(&self, now: Timestamp) -> Result<Vec<JobUid>, Error> {
+    async fn running(&self, now: Timestamp) -> Result<HashSet<String>, Error> {
         // One that cannot be read has no use for them either.
         let api = Api::<DeserializeGuard<ImagePrePullJob>>::all(self.client.clone());
-        let jobs = paged(&api, ListParams::default().limit(PAGE)).await?;
-        let jobs = jobs.into_iter().filter_map(|DeserializeGuard(job)| job.ok());
-        Ok(jobs.filter(|job| needs_reports(job, now)).filter_map(|job| job.uid().map(JobUid)).collect())
-    }
-
-    async fn list_reports(&self, job: &JobUid) -> Result<Vec<ImagePrePullReport>, Error> {
-        let api = Api::<ImagePrePullReport>::all(self.client.clone());
-        let params = ListParams::default().limit(PAGE).labels(&format!("{JOB_UID_LABEL}={job}"));
-        let reports = paged(&api, params).await?.into_iter();
-        // The label may be anybody's; the owner is checked by the API server's garbage collector.
-        let of_job =
-            |report: &ImagePrePullReport| report.owner_references().iter().any(|owner| owner.uid == job.0);
-        Ok(reports.filter(of_job).collect())
+        let needs =
+            |job: &DeserializeGuard<ImagePrePullJob>| job.0.as_ref().is_ok_and(|job| needs_reports(job, now));
+        let jobs = paged(&api, ListParams::default().limit(PAGE), needs).await?;
+        Ok(jobs.into_iter().filter_map(|DeserializeGuard(job)| job.ok()?.uid()).collect())
     }
 
     /// Writes an object. Where it has another version than we knew, because somebody edited the spec, or because the
@@ -269,15 +280,15 @@ impl Writer {
     }
 }
 
-/// All objects, page by page.
-async fn paged<K>(api: &Api<K>, mut page: ListParams) -> Result<Vec<K>, Error>
+/// The objects that are wanted, page by page.
+async fn paged<K>(api: &Api<K>, mut page: ListParams, wanted: impl Fn(&K) -> bool) -> Result<Vec<K>, Error>
 where
     K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let mut found = Vec::new();
     loop {
         let list = api.list(&page).await?;
-        found.extend(list.items);
+        found.extend(list.items.into_iter().filter(&wanted));
         match list.metadata.continue_.filter(|next| !next.is_empty()) {
             Some(next) => page = page.continue_token(&next),
             None => return Ok(found),

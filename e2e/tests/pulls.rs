@@ -129,7 +129,8 @@ spec:
 
 /// A status without what differs between two jobs that do the same.
 fn comparable(mut status: ImagePrePullJobStatus, image: &str) -> serde_json::Value {
-    (status.start_time, status.completion_time) = (None, None);
+    (status.start_time, status.completion_time, status.active_since) = (None, None, None);
+    status.spec_hash.clear();
     status.conditions.iter_mut().for_each(|condition| condition.last_transition_time = EPOCH);
     for node in &mut status.node_status {
         node.start_time = None;

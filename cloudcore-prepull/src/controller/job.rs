@@ -1,10 +1,11 @@
 //! One job: its rollout, what waits for a write, and what people are told.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::status::{JobPhase, NodePhase, NodeStatus, SkippedNode};
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenPhase, Progress};
@@ -23,6 +24,9 @@ mod start;
 
 use shards::Shards;
 
+/// The nodes that there are.
+type Nodes = BTreeMap<NodeName, NodeView>;
+
 /// A job with nodes.
 #[derive(Debug)]
 struct Run {
@@ -39,6 +43,10 @@ struct Run {
     retry: u32,
     /// Of what must not change, as it was at the start.
     spec_hash: String,
+    /// What must not change, as it was at the start: see [`start::fixed_part`].
+    started: ImagePrePullJobSpec,
+    /// The spec is another one by now; the job goes on with `started`.
+    diverged: bool,
     /// It was changed while no cloudcore ran: what the job began with is not known any more.
     held: bool,
 }
@@ -228,7 +236,11 @@ impl Job {
                     self.dispatch(node, now, actions);
                 }
             }
-            DispatchOutcome::Offline => run.rollout.not_sent(node),
+            DispatchOutcome::Offline => {
+                if run.rollout.not_sent(node) == Reattach::Dispatch {
+                    self.dispatch(node, now, actions);
+                }
+            }
             DispatchOutcome::Unsendable(reason) => {
                 run.rollout.refused(node, reason, now);
                 self.node_event(actions, "NodeFailed", &format!("{node}: {reason}"));
@@ -250,9 +262,24 @@ impl Job {
         record.map_or(1, |record| record.attempt)
     }
 
+    /// The terms of a task have changed.
+    fn dispatch_again(&mut self, node: &NodeName, now: Timestamp, actions: &mut Vec<Action>) {
+        if self.run.as_ref().is_some_and(|run| run.rollout.was_sent(node)) {
+            self.dispatch(node, now, actions);
+        }
+    }
+
     fn dispatch(&mut self, node: &NodeName, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(run) = &mut self.run else { return };
-        let (Some(job), Some(plan)) = (&run.job, run.plans.get(node)) else { return };
+        let (Some(job), Some(plan)) = (&run.job, run.plans.get(node)) else {
+            if run.job.is_some() && !run.held {
+                let reason =
+                    "there is nothing to send: the Node is gone, or its overriders have become impossible";
+                run.rollout.lost(node, reason, now);
+                self.collect();
+            }
+            return;
+        };
         let Some(remaining) = run.rollout.dispatching(node, now) else { return };
         let attempt = run.rollout.record(node).map_or(1, |record| record.attempt);
         let there = if attempt > 1 { run.rollout.there(node) } else { Vec::new() };

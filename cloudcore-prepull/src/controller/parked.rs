@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_api::crd::status::JobPhase;
+use prepull_api::crd::report::ReportBody;
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 
 use super::JobObject;
 
 /// How long after its end a job takes late results: a node that was away comes back within the hour, or its images
-/// concern the next job.
+/// concern the next job. What comes later is acknowledged, and written nowhere.
 pub const PARK_AFTER: Duration = Duration::from_secs(3600);
 
 /// What is kept of such a job.
@@ -22,6 +23,8 @@ pub(super) struct Parked {
     pub(super) phase: JobPhase,
     /// By ttlSecondsAfterFinished.
     pub(super) delete_at: Option<Timestamp>,
+    /// It and its reports are being read.
+    pub(super) recalled: bool,
 }
 
 impl Parked {
@@ -32,16 +35,28 @@ impl Parked {
         let ended = status.completion_time.as_ref()?.0;
         let settled = status.observed_generation == job.metadata.generation && parks_at(ended) <= now;
         let asks_again = i64::from(status.retry) < job.spec.retry;
-        if !settled || asks_again {
-            return None;
-        }
+        (settled && !asks_again).then(|| Self::over(job, status, ended))
+    }
+
+    /// A job that is over, and whose reports have not been read although they are needed by now: it was edited
+    /// between the two lists.
+    pub(super) fn without_reports(object: &JobObject, reports: &[ReportBody]) -> Option<Self> {
+        let job = object.as_ref().ok()?;
+        let status = job.status.as_ref()?;
+        let ended = status.completion_time.as_ref()?.0;
+        let known: usize = reports.iter().map(|report| report.node_status.len()).sum();
+        (known < status.summary.desired as usize).then(|| Self::over(job, status, ended))
+    }
+
+    fn over(job: &ImagePrePullJob, status: &ImagePrePullJobStatus, ended: Timestamp) -> Self {
         let ttl = job.spec.ttl_seconds_after_finished.and_then(|ttl| u64::try_from(ttl).ok());
-        Some(Self {
+        Self {
             name: job.metadata.name.clone().unwrap_or_default(),
             generation: job.metadata.generation.unwrap_or_default(),
             phase: status.phase,
             delete_at: ttl.and_then(|ttl| ended.checked_add(Duration::from_secs(ttl)).ok()),
-        })
+            recalled: false,
+        }
     }
 
     /// Whether somebody has edited the job. An object that cannot be read any more asks for nothing.

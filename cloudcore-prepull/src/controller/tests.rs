@@ -24,6 +24,10 @@ struct World {
     object: Option<JobObject>,
     /// Of each dispatch, the images that are there already.
     there: Vec<Vec<usize>>,
+    /// What was to be pulled, image by image.
+    images: Vec<String>,
+    /// Its session takes nothing.
+    dead: Option<NodeName>,
     /// Writes, successful or not.
     tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
@@ -45,6 +49,8 @@ impl World {
             deleted: 0,
             object: None,
             there: Vec::new(),
+            images: Vec::new(),
+            dead: None,
             tried: Vec::new(),
             sent: Vec::new(),
             dispatched: Vec::new(),
@@ -96,7 +102,12 @@ impl World {
                     Action::Dispatch(order) => {
                         self.dispatched.push(order.node.clone());
                         self.there.push(order.there.clone());
-                        let outcome = DispatchOutcome::Sent(SessionId(self.sessions));
+                        self.images.extend(order.plan.images.iter().map(|image| image.image.clone()));
+                        let outcome = if self.dead.as_ref() == Some(&order.node) {
+                            DispatchOutcome::Offline
+                        } else {
+                            DispatchOutcome::Sent(SessionId(self.sessions))
+                        };
                         let (job, node, attempt) = (order.job.uid.clone(), order.node, order.attempt);
                         self.controller.handle(Input::Dispatched { job, node, attempt, outcome }, self.now);
                     }

@@ -28,10 +28,11 @@ impl Rollout {
         let at = self.in_progress(node)?;
         let again = match self.members[at].flight {
             Flight::Recording => false,
-            Flight::Dispatching { again } => again,
+            Flight::Dispatching { again, .. } => again,
             Flight::Sent(_) | Flight::Accepted => true,
         };
-        self.members[at].flight = Flight::Dispatching { again };
+        let session = self.members[at].online;
+        self.members[at].flight = Flight::Dispatching { again, session };
         let started = self.members[at].record.start_time.as_ref()?.0;
         let deadline = started.checked_add(self.settings.timeout).ok()?;
         Duration::try_from(deadline.duration_since(now)).ok().filter(|remaining| !remaining.is_zero())
@@ -52,18 +53,23 @@ impl Rollout {
         }
     }
 
-    /// The Assign could not be handed to any session: the node gives its slot back and waits. Where the edge may have
-    /// the task from before it keeps its slot, and is sent the Assign when it is back.
-    pub fn not_sent(&mut self, node: &NodeName) {
-        let Some(at) = self.in_progress(node) else { return };
-        match self.members[at].flight {
-            Flight::Dispatching { again: true } => self.members[at].flight = Flight::Sent(None),
-            Flight::Dispatching { again: false } => {
-                self.set(at, NodePhase::Pending, String::new());
-                self.members[at].record.start_time = None;
-            }
-            Flight::Recording | Flight::Sent(_) | Flight::Accepted => {}
+    /// The Assign could not be handed to a session, so the one that we know of is dead, whether or not that has been
+    /// said. The node gives its slot back and waits; where the edge may have the task from before it keeps its slot,
+    /// and is sent the Assign when it is back. Where it is back already, that is to be done.
+    pub fn not_sent(&mut self, node: &NodeName) -> Reattach {
+        let Some(at) = self.in_progress(node) else { return Reattach::Leave };
+        let Flight::Dispatching { again, session } = self.members[at].flight else { return Reattach::Leave };
+        if self.members[at].online.is_some_and(|online| Some(online) != session) {
+            return Reattach::Dispatch;
         }
+        self.set_online(at, None);
+        if again {
+            self.members[at].flight = Flight::Sent(None);
+        } else {
+            self.set(at, NodePhase::Pending, String::new());
+            self.members[at].record.start_time = None;
+        }
+        Reattach::Leave
     }
 
     /// The task of the node cannot be sent at all.
@@ -71,6 +77,14 @@ impl Rollout {
         if let Some(at) = self.in_progress(node) {
             self.close_actions(at, Tristate::False, reason, now);
             self.set(at, NodePhase::Failure, reason.to_owned());
+        }
+    }
+
+    /// The task of the node cannot be made any more. What the edge had before it may end, and say so.
+    pub fn lost(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
+        if let Some(at) = self.in_progress(node) {
+            self.close_actions(at, Tristate::Unknown, reason, now);
+            self.set(at, NodePhase::Unknown, reason.to_owned());
         }
     }
 

@@ -43,6 +43,9 @@ pub struct ImagePrePullJobStatus {
     /// whether it did.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub spec_hash: String,
+    /// That part as it was at the start, as JSON, where the spec is another one by now: the job goes on with this.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub started_spec: String,
     /// Valid, Progressing, Suspended, Complete, Failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,

@@ -7,12 +7,17 @@ use prepull_api::task::TaskId;
 use super::super::parked::{Parked, parks_at};
 use super::super::writes::{Deferred, Pace};
 use super::super::{Action, DELETE_RETRY, cancel};
-use super::Job;
+use super::{Job, Nodes};
 use crate::rollout::{Decision, Verdict};
 
 impl Job {
     /// Expires, starts, and ends the job where it is over.
-    pub(in crate::controller) fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+    pub(in crate::controller) fn advance(
+        &mut self,
+        nodes: &Nodes,
+        now: Timestamp,
+        actions: &mut Vec<Action>,
+    ) {
         let deadline = self.active_deadline();
         let Some(run) = self.run.as_mut().filter(|run| !run.is_over()) else {
             return self.delete_if_due(now, actions);
@@ -62,7 +67,7 @@ impl Job {
             );
             self.writes.touch(Pace::Now);
         }
-        self.conclude(out_of_time, now, actions);
+        self.conclude(out_of_time, nodes, now, actions);
     }
 
     /// When [`Self::advance`] or a write may have something to do although nothing happened.
@@ -78,7 +83,7 @@ impl Job {
         run.active_since.checked_add(self.pace.active_deadline?).ok()
     }
 
-    fn conclude(&mut self, out_of_time: bool, now: Timestamp, actions: &mut Vec<Action>) {
+    fn conclude(&mut self, out_of_time: bool, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(run) = &mut self.run else { return };
         let summary = run.rollout.summary().clone();
         let bad = summary.failure + summary.unknown;
@@ -124,7 +129,7 @@ impl Job {
             Verdict::Failed => (JobPhase::Failure, "Failed", excess),
         };
         if self.pace.retry > run.retry && bad + summary.pending > 0 && !out_of_time {
-            return self.retry(now, actions);
+            return self.retry(nodes, now, actions);
         }
         run.rollout.close(match reason {
             "DeadlineExceeded" => "not started: the time of the job was over",
@@ -166,13 +171,14 @@ impl Job {
     }
 
     /// A further round for the nodes that did not make it.
-    pub(super) fn retry(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+    pub(super) fn retry(&mut self, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(run) = &mut self.run else { return };
-        let nodes = run.rollout.retry();
+        let again = run.rollout.retry();
+        run.rollout.without(nodes);
         run.retry += 1;
         run.completion_time = None;
         run.active_since = now;
-        let note = format!("round {} of {}: {nodes} nodes are tried again", run.retry, self.pace.retry);
+        let note = format!("round {} of {}: {again} nodes are tried again", run.retry, self.pace.retry);
         self.phase = JobPhase::InProgress;
         self.reason.clear();
         self.ended_as = None;
@@ -190,6 +196,7 @@ impl Job {
             generation: self.generation,
             phase: self.phase,
             delete_at: self.delete_due(),
+            recalled: false,
         })
     }
 

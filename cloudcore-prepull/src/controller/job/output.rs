@@ -144,6 +144,7 @@ impl Job {
             rollout: run.and_then(|run| run.rollout.waves()),
             retry: run.map(|run| run.retry).unwrap_or_default(),
             spec_hash: run.map(|run| run.spec_hash.as_str()).unwrap_or_default(),
+            started_spec: run.filter(|run| run.diverged && !run.held).map(|run| &run.started),
             summary,
             conditions: &self.conditions,
             facts: aggregate::facts(

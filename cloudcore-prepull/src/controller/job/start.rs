@@ -1,6 +1,6 @@
 //! How a job begins, goes on after a restart, and takes a change of its spec.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,14 +15,11 @@ use ring::digest::{SHA256, digest};
 
 use super::super::writes::{Pace, Writes};
 use super::super::{Action, JobObject};
-use super::{Job, Run, Shards, fresh_record, uid_of};
+use super::{Job, Nodes, Run, Shards, fresh_record, uid_of};
 use crate::aggregate;
-use crate::plan::{self, NodeView};
+use crate::plan;
 use crate::rollout::{Rollout, Settings};
 use crate::validate::{self, ValidatedJob};
-
-/// The nodes that there are.
-type Nodes = BTreeMap<NodeName, NodeView>;
 
 const CHANGED: &str =
     "what is pulled, and on which nodes, cannot change once a job has started: create a new job";
@@ -109,14 +106,16 @@ impl Job {
 
     fn edited(&mut self, object: &ImagePrePullJob, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(run) = &mut self.run else { return self.begin(object, nodes, now, actions) };
+        run.diverged = run.spec_hash != spec_hash(&object.spec);
         let job = match validate::validate(object) {
             Ok(job) => job,
             Err(refusal) => return self.keep_going(&refusal.to_string(), actions),
         };
-        let same = run.spec_hash == spec_hash(&object.spec);
+        let same = !run.diverged;
         if same && run.held {
             // The change is undone.
             run.held = false;
+            run.started = fixed_part(&object.spec);
             run.plans = plans(&job, run.rollout.records(), nodes);
             run.job = Some(Arc::new(job.clone()));
         }
@@ -143,15 +142,23 @@ impl Job {
         let before = std::mem::replace(&mut self.pace, job.pace.clone());
         self.tolerate = job.tolerance.to_string();
         let Some(run) = &mut self.run else { return };
+        let longer = run.rollout.settings().timeout != job.timeout;
         run.rollout.configure(settings(job, run.held));
-        if run.is_over() || before.suspend == job.pace.suspend {
+        if run.is_over() {
             return;
         }
-        if job.pace.suspend {
-            self.event(actions, false, "Suspended", "no further node starts");
-        } else {
-            run.active_since = now;
-            self.event(actions, false, "Resumed", "nodes start again");
+        // Their edges keep time as well.
+        let told = if longer { run.rollout.reachable() } else { Vec::new() };
+        if before.suspend != job.pace.suspend {
+            if job.pace.suspend {
+                self.event(actions, false, "Suspended", "no further node starts");
+            } else {
+                run.active_since = now;
+                self.event(actions, false, "Resumed", "nodes start again");
+            }
+        }
+        for node in told {
+            self.dispatch_again(&node, now, actions);
         }
     }
 
@@ -165,7 +172,8 @@ impl Job {
         }
         run.plans = plans(&job, run.rollout.records(), nodes);
         run.job = Some(Arc::new(job));
-        self.retry(now, actions);
+        run.rollout.forget_sessions();
+        self.retry(nodes, now, actions);
     }
 
     /// Selects the nodes of a new job and plans for them.
@@ -204,6 +212,8 @@ impl Job {
             completion_time: None,
             retry: 0,
             spec_hash: spec_hash(&object.spec),
+            started: fixed_part(&object.spec),
+            diverged: false,
             held: false,
         });
         self.event(actions, false, "Started", &note);
@@ -220,10 +230,19 @@ impl Job {
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) {
-        let job = validate::validate(object);
         let spec_hash = spec_hash(&object.spec);
         // Without a status the reports have only just been made.
-        let unchanged = status.spec_hash.is_empty() || status.spec_hash == spec_hash;
+        let diverged = !status.spec_hash.is_empty() && status.spec_hash != spec_hash;
+        let started = Some(status.started_spec.as_str()).filter(|_| diverged);
+        let started = started.and_then(|json| serde_json::from_str::<ImagePrePullJobSpec>(json).ok());
+        // Of a change that was refused we know what it was refused for.
+        let as_started = started.map(|started| ImagePrePullJob {
+            spec: with_fixed_part(&object.spec, started),
+            ..object.clone()
+        });
+        let unchanged = !diverged || as_started.is_some();
+        let object = as_started.as_ref().unwrap_or(object);
+        let job = validate::validate(object);
         reports.sort_by_key(|report| report.index);
         let mut seen = HashSet::new();
         let mut stored = Vec::with_capacity(reports.len());
@@ -233,7 +252,7 @@ impl Job {
             records.extend(report.node_status.into_iter().filter(|node| seen.insert(node.node_name.clone())));
             stored.push((report.index, records.len() - before));
         }
-        let known = records.len();
+        let missing = (status.summary.desired as usize) > records.len();
         // Nodes are in progress again: an earlier life of cloudcore had begun a further round, and not written so in
         // the status.
         let again = status.completion_time.is_some()
@@ -250,9 +269,10 @@ impl Job {
                 self.pace = job.pace.clone();
                 settings = self::settings(job, !unchanged);
                 capacity = report_size(job);
-                if !over && unchanged {
+                let asked_again = over && job.pace.retry > status.retry;
+                if (!over || asked_again) && unchanged {
                     // Reports that were not made, or were deleted, and nodes that have joined meanwhile.
-                    let lost = status.start_time.is_none() || (status.summary.desired as usize) > known;
+                    let lost = status.start_time.is_none() || missing;
                     if lost || job.pace.follow_nodes {
                         let selected = plan::select(job, nodes).eligible.into_iter();
                         records.extend(
@@ -261,8 +281,8 @@ impl Job {
                     }
                     plans = self::plans(job, &records, nodes);
                 }
-                if !over && !unchanged {
-                    refusal = Some(CHANGED_UNSEEN.to_owned());
+                if !over && diverged {
+                    refusal = Some(if unchanged { CHANGED } else { CHANGED_UNSEEN }.to_owned());
                 }
             }
             Err(error) => refusal = Some(error.to_string()),
@@ -270,32 +290,33 @@ impl Job {
         let mut shards = Shards::stored(&stored, capacity);
         shards.grow(records.len());
         let mut rollout = Rollout::new(settings, records);
-        if let Some(waves) = &status.rollout {
-            rollout.resume_waves(waves);
-        }
+        rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
         if over {
             rollout = rollout.closed();
         } else {
-            let gone = |record: &&NodeStatus| {
-                record.phase == NodePhase::Pending && !nodes.contains_key(&NodeName(record.node_name.clone()))
-            };
-            let gone: Vec<_> =
-                rollout.records().filter(gone).map(|r| NodeName(r.node_name.clone())).collect();
-            for node in gone {
-                rollout.deleted(&node);
-            }
+            rollout.without(nodes);
         }
         let start_time = status.start_time.map_or(now, |time| time.0);
+        let was_suspended = status
+            .conditions
+            .iter()
+            .any(|condition| condition.type_ == "Suspended" && condition.status == "True");
         self.run = Some(Run {
             job: job.as_ref().ok().filter(|_| !over).cloned().map(Arc::new),
             plans,
             rollout,
             shards,
             start_time,
-            active_since: status.active_since.map_or(start_time, |time| time.0),
+            active_since: if was_suspended && !self.pace.suspend {
+                now
+            } else {
+                status.active_since.map_or(start_time, |time| time.0)
+            },
             completion_time: status.completion_time.filter(|_| over).map(|time| time.0),
             retry: status.retry + u32::from(round),
             spec_hash: if status.spec_hash.is_empty() { spec_hash } else { status.spec_hash },
+            started: fixed_part(&object.spec),
+            diverged,
             held: !unchanged,
         });
         self.phase = if over { status.phase } else { JobPhase::InProgress };
@@ -308,7 +329,8 @@ impl Job {
         if over {
             // What is stored is what is in memory.
             self.writes = Writes::stored();
-            if status.observed_generation != object.metadata.generation {
+            // Where reports are missing what is stored says more than we know.
+            if status.observed_generation != object.metadata.generation && !missing {
                 self.writes.touch(Pace::Slow);
             }
             if let Some(run) = &self.run
@@ -390,9 +412,9 @@ fn report_size(job: &ValidatedJob) -> usize {
     aggregate::nodes_in_report(job.images.iter().map(|image| image.image.as_str()))
 }
 
-/// Of the spec without what may change while the job runs. What is not set is not in it, so that a later version
-/// with more fields reckons the same.
-fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
+/// The spec without what may change while the job runs, and without the names of nodes: those that were chosen stand
+/// in the reports.
+pub(super) fn fixed_part(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
     let mut fixed = ImagePrePullJobSpec {
         image_pre_pull_template: spec.image_pre_pull_template.clone(),
         image_pre_pull_overriders: spec.image_pre_pull_overriders.clone(),
@@ -402,6 +424,35 @@ fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
     template.concurrency = 0;
     template.timeout_seconds = 0;
     template.failure_tolerate.clear();
+    template.node_names.clear();
+    fixed
+}
+
+/// The spec with what must not change as it was at the start. Where the job names its nodes the names are those of
+/// the spec as it is now: nobody joins, since such a job does not follow nodes.
+fn with_fixed_part(spec: &ImagePrePullJobSpec, started: ImagePrePullJobSpec) -> ImagePrePullJobSpec {
+    let (now, mut spec) = (&spec.image_pre_pull_template, spec.clone());
+    spec.image_pre_pull_overriders = started.image_pre_pull_overriders;
+    let mut template = started.image_pre_pull_template;
+    template.concurrency = now.concurrency;
+    template.timeout_seconds = now.timeout_seconds;
+    template.failure_tolerate.clone_from(&now.failure_tolerate);
+    if template.label_selector.is_none() {
+        template.node_names.clone_from(&now.node_names);
+        if template.node_names.is_empty() {
+            // It has a selector by now. Any name will do.
+            template.node_names.push("none".to_owned());
+        }
+    }
+    spec.image_pre_pull_template = template;
+    spec
+}
+
+/// Of the fixed part, with the names of nodes. What is not set is not in it, so that a later version with more fields
+/// reckons the same.
+fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
+    let mut fixed = fixed_part(spec);
+    fixed.image_pre_pull_template.node_names.clone_from(&spec.image_pre_pull_template.node_names);
     // Maps are sorted and a spec always serialises.
     let json = serde_json::to_vec(&fixed).unwrap_or_default();
     // Half of it tells any two specs apart that nobody made for the purpose.

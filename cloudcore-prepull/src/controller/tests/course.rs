@@ -430,3 +430,133 @@ fn a_job_that_is_over_for_long_is_kept_in_the_reports_alone_and_can_be_retried()
     world.give(Input::JobGone(JobUid(UID.to_owned())));
     assert_eq!(in_memory(&world), (0, 0));
 }
+
+#[test]
+fn a_retry_goes_by_who_is_there_now_and_not_by_who_was() {
+    let (mut world, nodes) = fleet(3);
+    let one_by_one = json!({"nodeNames": nodes, "concurrency": 1, "failureTolerate": "1"});
+    world.give(with_spec(one_by_one.clone(), json!({}), 1, None));
+    for node in &nodes {
+        world.ends(node, TaskOutcome::Failed);
+        world.pass(1_000);
+    }
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::Completed, 3));
+    // One goes offline, another one is deleted, while nobody listens.
+    world.give(Input::Session(SessionEvent::Down { node: "n0".into(), session: SessionId(1) }));
+    world.give(Input::NodeGone("n1".into()));
+    world.give(with_spec(one_by_one, json!({"retry": 1}), 2, None));
+    world.pass(1_000);
+    assert_eq!(world.taken(), ["n2"]);
+    assert!(world.record("n0").reason.contains("offline"), "{:?}", world.record("n0"));
+    assert_eq!(world.phase_of("n1"), NodePhase::Unknown);
+    world.up("n0", &[]);
+    for node in ["n2", "n0"] {
+        let mut result = result(TaskOutcome::Succeeded);
+        result.task.attempt = 2;
+        world.says(node, EdgeMessage::Result(result));
+        world.pass(1_000);
+    }
+    assert_eq!((world.status().phase, world.status().summary.successful), (JobPhase::Completed, 2));
+}
+
+#[test]
+fn a_session_that_takes_nothing_holds_nobody_up() {
+    let (mut world, nodes) = fleet(2);
+    world.dead = Some("n0".into());
+    world.give(job(json!({"nodeNames": nodes, "concurrency": 1}), 1, None));
+    for _ in 0..20 {
+        world.pass(1_000);
+    }
+    // Tried once: its session is dead, although nobody has said so.
+    assert_eq!(world.taken(), ["n0", "n1"]);
+    assert_eq!(world.phase_of("n0"), NodePhase::Pending);
+}
+
+#[test]
+fn a_change_that_was_refused_stays_refused_under_the_next_leader_and_the_job_goes_on() {
+    let (mut world, nodes) = fleet(2);
+    let of =
+        |image: &str, concurrency| json!({"nodeNames": nodes, "concurrency": concurrency, "images": [image]});
+    world.give(job(of("nginx:1.25", 1), 1, None));
+    world.pass(1_000);
+    world.give(job(of("redis:7", 2), 2, None));
+    world.pass(1_000);
+    world.pass(1_000);
+    assert_eq!((world.taken().len(), world.condition("Valid").0), (2, "False"));
+    let stored = world.status().clone();
+    assert!(stored.started_spec.contains("nginx"), "{}", stored.started_spec);
+    world.restart(&nodes);
+    world.give(job(of("redis:7", 2), 2, Some(&stored)));
+    world.up("n0", &[(UID, 1, OpenPhase::NeedsKeys)]);
+    world.up("n1", &[(UID, 1, OpenPhase::NeedsKeys)]);
+    world.pass(1_000);
+    assert_eq!((world.taken(), world.condition("Valid").0), (nodes.clone(), "False"));
+    assert_eq!(world.images, vec!["nginx:1.25"; 4]);
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    assert_eq!(world.status().phase, JobPhase::Completed);
+}
+
+#[test]
+fn waves_that_change_in_the_middle_judge_nobody_by_what_was() {
+    let (mut world, nodes) = fleet(20);
+    let template =
+        |concurrency| json!({"nodeNames": nodes, "concurrency": concurrency, "failureTolerate": "0.1"});
+    world.give(with_spec(template(10), json!({}), 1, None));
+    let first = world.taken();
+    world.ends(&first[0], TaskOutcome::Failed);
+    world.pass(1_000);
+    // One of twenty may fail, and one of the two of a first wave might not: but eleven have begun.
+    let spec = json!({"rollout": {"steps": ["10%", "100%"]}});
+    world.give(with_spec(template(10), spec, 2, None));
+    world.pass(1_000);
+    assert_eq!(world.status().phase, JobPhase::InProgress, "{}", world.status().reason);
+    assert_eq!(world.status().rollout.as_ref().map(|wave| wave.step), Some(2));
+}
+
+#[test]
+fn a_suspension_that_ended_unseen_counts_as_one() {
+    let (mut world, nodes) = fleet(1);
+    let spec = |suspend| json!({"activeDeadlineSeconds": 60, "suspend": suspend});
+    world.give(with_spec(template(&nodes), spec(true), 1, None));
+    world.pass(100_000);
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.give(with_spec(template(&nodes), spec(false), 2, Some(&stored)));
+    world.up("n0", &[]);
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::InProgress, 1));
+}
+
+#[test]
+fn a_longer_timeout_reaches_the_nodes_at_work() {
+    let (mut world, nodes) = fleet(1);
+    let of = |seconds| json!({"nodeNames": nodes, "timeoutSeconds": seconds});
+    world.give(job(of(60), 1, None));
+    world.says("n0", EdgeMessage::Accepted { task: task() });
+    world.pass(10_000);
+    world.give(job(of(600), 2, None));
+    assert_eq!(world.taken(), ["n0", "n0"]);
+    world.pass(100_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
+}
+
+#[test]
+fn a_job_that_is_over_and_was_edited_between_the_lists_is_read_again_before_it_is_judged() {
+    let (mut world, nodes) = fleet(2);
+    let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0"});
+    world.give(with_spec(template.clone(), json!({}), 1, None));
+    world.all_end(&nodes, TaskOutcome::Failed);
+    world.pass(3_600_000);
+    let stored = world.status().clone();
+    // The reports are read when nothing asks for them; then the job comes, and asks for a retry.
+    let reports = std::mem::take(&mut world.reports);
+    world.restart(&nodes);
+    world.reports = reports;
+    for node in &nodes {
+        world.up(node, &[]);
+    }
+    world.give(with_spec(template, json!({"retry": 1}), 2, Some(&stored)));
+    world.pass(1_000);
+    assert_eq!((world.taken(), world.status().summary.desired), (nodes, 2));
+    assert_eq!(world.record("n0").attempt, 2);
+}
