@@ -61,9 +61,10 @@ impl Timing {
         Ok(Self { duration, renew_deadline, retry_period })
     }
 
-    /// One attempt may take half of the time that is left after a renewal, so that one that hangs is not the last.
+    /// One attempt, to read and to write, may take half of the time that is left when it begins, one period after the
+    /// last renewal: so that one that hangs is not the last.
     fn attempt(&self) -> Duration {
-        self.renew_deadline / 2
+        self.renew_deadline.saturating_sub(self.retry_period) / 2
     }
 }
 
@@ -125,6 +126,14 @@ mod tests {
         assert!(refused(10_000, 10_000, 2000).starts_with("--lease-duration 10s must be longer"));
         assert!(refused(15_000, 2000, 2000).starts_with("--lease-renew-deadline 2s must be longer"));
         assert!(refused(15_000, 10_000, 99).starts_with("--lease-retry-period 99ms is too short"));
+    }
+
+    #[test]
+    fn an_attempt_that_hangs_is_not_the_last() {
+        for (deadline, period) in [(10_000, 2000), (3000, 500), (10_000, 9000)] {
+            let timing = Timing::new(ms(15_000), ms(deadline), ms(period)).unwrap();
+            assert!(ms(period) + 2 * timing.attempt() <= ms(deadline), "{timing:?}");
+        }
     }
 
     #[test]

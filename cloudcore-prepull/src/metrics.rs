@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 
 use crate::controller::{DispatchOutcome, Input, WriteOutcome};
 use crate::leader::Leadership;
-use crate::tunnel::SessionEvent;
+use crate::tunnel::{Meters, SessionEvent};
 use prepull_api::task::TaskOutcome;
 use prepull_api::wire::EdgeMessage;
 
@@ -25,7 +25,8 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// All metrics of cloudcore-prepull. They are counted where the controller's inputs and actions pass.
+/// All metrics of cloudcore-prepull. They are counted where the controller's inputs and actions pass, and at the
+/// tunnel's door.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -37,6 +38,7 @@ pub struct Metrics {
     inputs: Counter<u64, AtomicU64>,
     leader: Gauge<i64>,
     lease_transitions: Gauge<i64>,
+    tunnel: Meters,
 }
 
 impl Default for Metrics {
@@ -50,6 +52,8 @@ impl Default for Metrics {
         let inputs = Counter::default();
         let leader = Gauge::default();
         let lease_transitions = Gauge::default();
+        let tunnel = Meters::default();
+        tunnel.register(&mut registry);
         registry.register("jobs", "ImagePrePullJobs by phase", jobs.clone());
         registry.register("edge_sessions", "Edge nodes that are connected", sessions.clone());
         registry.register("dispatches", "Tasks sent to edge nodes, by outcome", dispatches.clone());
@@ -62,7 +66,18 @@ impl Default for Metrics {
             "How often the Lease had changed hands when it was last read",
             lease_transitions.clone(),
         );
-        Self { registry, jobs, sessions, dispatches, results, writes, inputs, leader, lease_transitions }
+        Self {
+            registry,
+            jobs,
+            sessions,
+            dispatches,
+            results,
+            writes,
+            inputs,
+            leader,
+            lease_transitions,
+            tunnel,
+        }
     }
 }
 
@@ -122,6 +137,11 @@ impl Metrics {
     pub fn leadership(&self, leadership: &Leadership) {
         self.leader.set(leadership.is_leader().into());
         self.lease_transitions.set(leadership.transitions());
+    }
+
+    /// What the tunnel counts by itself.
+    pub fn tunnel(&self) -> Meters {
+        self.tunnel.clone()
     }
 
     /// In the text format of OpenMetrics.

@@ -10,12 +10,14 @@
 use std::future::Future;
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::CommandFactory;
+use futures::FutureExt as _;
 use jiff::Timestamp;
 use kube::Client;
 use tokio::net::TcpListener;
@@ -25,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
 
 use crate::args::{Cli, Command, LogFormat, RunArgs};
-use crate::controller::{Action, Controller, Input};
+use crate::controller::{Action, Controller, Input, WriteOutcome};
 use crate::events::Events;
 use crate::http::Readiness;
 use crate::leader::{self, Leadership};
@@ -36,6 +38,9 @@ use crate::tunnel::registry::Sessions;
 use crate::{crds_command, dispatch, http, plan_command, token_command, watch};
 
 mod listeners;
+mod vital;
+
+use vital::Vital;
 
 /// Inputs that wait for the controller. It takes a batch in well below a millisecond; where it cannot keep up
 /// the sessions and watches wait, and nothing grows.
@@ -144,11 +149,10 @@ async fn work(
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = crate::cluster::leaders_client(kubeconfig, leadership.clone()).await?;
     let (inputs, mut receiver) = mpsc::channel(INPUTS);
-    let sessions = Sessions::default();
     let mut core = Core {
         controller: Controller::default(),
         clock: Clock::start(),
-        sessions: sessions.clone(),
+        sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
         events: Events::start(writes.clone()),
         writer: Writer::new(writes),
@@ -157,31 +161,34 @@ async fn work(
         inputs: inputs.clone(),
         permits: Arc::new(Semaphore::new(DISPATCHES)),
         work: JoinSet::new(),
+        vital: Vital::default(),
     };
 
     tokio::spawn(core.secrets.clone().forget_in_time());
 
     // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since
     // an edge with a task of a job that is not known is told to stop.
-    tokio::spawn(watch::nodes(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "Node")));
-    core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await;
+    let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
+    tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
+    core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await?;
     let reports = core.writer.reports(core.clock.now());
     if let Some(reports) = shutdown.run_until_cancelled(reports).await {
         core.controller.handle(Input::Reports(reports), core.clock.now());
     }
-    tokio::spawn(
-        watch::jobs(client.clone(), inputs.clone()).instrument(info_span!("watch", kind = "ImagePrePullJob")),
-    );
-    core.until(&mut receiver, |input| matches!(input, Input::Jobs(_)), &shutdown).await;
+    let jobs = core.vital.guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
+    tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
+    core.until(&mut receiver, |input| matches!(input, Input::Jobs(_)), &shutdown).await?;
     if shutdown.is_cancelled() {
         return Ok(());
     }
     info!("jobs and nodes are known");
 
-    let tunnel = listeners::start(&args, health_address, client, sessions, inputs, shutdown.clone()).await?;
+    let tunnel = listeners::start(&args, health_address, client, &core, shutdown.clone()).await?;
     readiness.set(true);
 
-    core.until(&mut receiver, |_| false, &shutdown).await;
+    let outcome = core.until(&mut receiver, |_| false, &shutdown).await;
+    // Where a vital task has ended, so does the rest.
+    shutdown.cancel();
 
     info!("ending: edges are told to come back, what is being written is waited for");
     readiness.set(false);
@@ -194,7 +201,7 @@ async fn work(
         info!("not all was written in time; it is written after the restart");
         core.work.shutdown().await;
     }
-    Ok(())
+    outcome
 }
 
 /// Resolves at SIGTERM or SIGINT.
@@ -209,6 +216,12 @@ async fn termination() {
             std::future::pending::<()>().await;
         }
     }
+}
+
+/// None where it panics; the panic's message and place are printed by the hook.
+async fn caught<T>(work: impl Future<Output = T>) -> Option<T> {
+    let outcome = AssertUnwindSafe(work).catch_unwind().await;
+    outcome.inspect_err(|_| error!("a task panicked")).ok()
 }
 
 /// Wall-clock time that does not jump: the clock of the start, and what a monotonic clock adds.
@@ -241,16 +254,18 @@ struct Core {
     inputs: mpsc::Sender<Input>,
     permits: Arc<Semaphore>,
     work: JoinSet<()>,
+    vital: Vital,
 }
 
 impl Core {
-    /// Carries inputs in and actions out, up to and including the first input that `last` accepts.
+    /// Carries inputs in and actions out, up to and including the first input that `last` accepts. Fails where a
+    /// vital task has ended.
     async fn until(
         &mut self,
         receiver: &mut mpsc::Receiver<Input>,
         last: impl Fn(&Input) -> bool,
         shutdown: &CancellationToken,
-    ) {
+    ) -> anyhow::Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             let now = self.clock.now();
@@ -260,8 +275,14 @@ impl Core {
                 .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
             let sleep = tokio::time::sleep(wakeup.unwrap_or(Duration::from_secs(3600)));
             tokio::select! {
-                () = shutdown.cancelled() => return,
-                received = receiver.recv_many(&mut batch, BATCH) => if received == 0 { return },
+                () = shutdown.cancelled() => return Ok(()),
+                // At the shutdown they end as well.
+                ended = self.vital.ended() => {
+                    if shutdown.is_cancelled() { return Ok(()) }
+                    error!(%ended, "this replica cannot go on");
+                    return Err(ended.into());
+                }
+                received = receiver.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
                 () = sleep => batch.push(Input::Tick),
                 // Reaps what ended; a panic is logged, and its job is picked up by its deadline.
                 Some(ended) = self.work.join_next(), if !self.work.is_empty() => {
@@ -286,7 +307,7 @@ impl Core {
             }
             self.metrics.levels(self.controller.phases(), self.sessions.len());
             if found {
-                return;
+                return Ok(());
             }
         }
     }
@@ -303,7 +324,9 @@ impl Core {
             Action::Write { job, name, version, content } => {
                 let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
                 self.work.spawn(async move {
-                    let outcome = writer.write(&job, &name, &content).await;
+                    // The controller waits for the outcome, and writes nothing more of the object before it.
+                    let outcome = caught(writer.write(&job, &name, &content)).await;
+                    let outcome = outcome.unwrap_or(WriteOutcome::Failed);
                     let object = content.object();
                     let _ = inputs.send(Input::Written { job, object, version, outcome }).await;
                 });
@@ -338,3 +361,6 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@
 //! ```
 
 pub mod listener;
+mod meters;
 mod overload;
 pub(crate) mod peer;
 pub mod registry;
@@ -17,6 +18,8 @@ use std::fmt;
 
 use prepull_api::task::NodeName;
 use prepull_api::wire::{EdgeMessage, Hello};
+
+pub use meters::Meters;
 
 /// Names one session among all of this process. A later session of the same node has a larger one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

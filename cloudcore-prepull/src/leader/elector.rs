@@ -117,13 +117,14 @@ impl Elector {
         loop {
             let began = Instant::now();
             let mut next = began + self.timing.retry_period;
+            let late = self.late();
             let found = tokio::select! {
                 () = shutdown.cancelled() => return None,
-                found = self.read() => found,
+                found = self.read(late) => found,
             };
             // Not to be cancelled: a write that is under way may succeed.
             let attempt = match found {
-                Ok(found) => self.decide(found).await,
+                Ok(found) => self.decide(found, late).await,
                 Err(error) => Err(error),
             };
             let why = match attempt {
@@ -169,13 +170,9 @@ impl Elector {
             }
             let began = Instant::now();
             next = began + self.timing.retry_period;
-            let attempt = async {
-                let found = self.read().await?;
-                self.decide(found).await
-            };
             let attempt = tokio::select! {
                 () = stop.cancelled() => return self,
-                attempt = attempt => attempt,
+                attempt = self.attempt() => attempt,
             };
             match attempt {
                 Ok(Attempt::Ours(since)) => {
@@ -194,12 +191,28 @@ impl Elector {
         }
     }
 
-    async fn read(&self) -> Result<Option<Lease>, AttemptError> {
-        self.in_time(self.api.get_opt(LEASE)).await
+    /// One look at the Lease.
+    async fn attempt(&mut self) -> Result<Attempt, AttemptError> {
+        let late = self.late();
+        let found = self.read(late).await?;
+        self.decide(found, late).await
+    }
+
+    /// When an attempt that begins now is to have ended, with all its requests.
+    fn late(&self) -> tokio::time::Instant {
+        tokio::time::Instant::now() + self.timing.attempt()
+    }
+
+    async fn read(&self, late: tokio::time::Instant) -> Result<Option<Lease>, AttemptError> {
+        self.in_time(late, self.api.get_opt(LEASE)).await
     }
 
     /// What follows from the Lease, done.
-    async fn decide(&mut self, found: Option<Lease>) -> Result<Attempt, AttemptError> {
+    async fn decide(
+        &mut self,
+        found: Option<Lease>,
+        late: tokio::time::Instant,
+    ) -> Result<Attempt, AttemptError> {
         let transitions = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.lease_transitions);
         if let Some(transitions) = found.as_ref().and_then(transitions) {
             self.leadership.saw_transitions(transitions.into());
@@ -209,8 +222,8 @@ impl Elector {
                 let since = Instant::now();
                 let post = PostParams::default();
                 let written = match lease.metadata.resource_version {
-                    Some(_) => self.in_time(self.api.replace(LEASE, &post, &lease)).await?,
-                    None => self.in_time(self.api.create(&post, &lease)).await?,
+                    Some(_) => self.in_time(late, self.api.replace(LEASE, &post, &lease)).await?,
+                    None => self.in_time(late, self.api.create(&post, &lease)).await?,
                 };
                 self.leadership.saw_transitions(transitions(&written).unwrap_or(0).into());
                 Ok(Attempt::Ours(since))
@@ -251,11 +264,14 @@ impl Elector {
         }
     }
 
-    async fn in_time<T>(&self, request: impl Future<Output = Result<T, Error>>) -> Result<T, AttemptError> {
-        let limit = self.timing.attempt();
-        match tokio::time::timeout(limit, request).await {
+    async fn in_time<T>(
+        &self,
+        late: tokio::time::Instant,
+        request: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, AttemptError> {
+        match tokio::time::timeout_at(late, request).await {
             Ok(answer) => Ok(answer?),
-            Err(_) => Err(AttemptError::Late(limit)),
+            Err(_) => Err(AttemptError::Late(self.timing.attempt())),
         }
     }
 }
@@ -270,4 +286,42 @@ fn chain(error: &AttemptError) -> String {
     let AttemptError::Api(error) = error else { return error.to_string() };
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use kube::client::Body;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// An API server that is slow to say that there is no Lease, and never says what came of making one.
+    async fn slow(request: hyper::Request<Body>) -> Result<hyper::Response<Body>, std::convert::Infallible> {
+        let making = request.method() == hyper::Method::POST;
+        // All of it was sent.
+        let _ = request.into_body().collect().await;
+        tokio::time::sleep(Duration::from_secs(if making { 3600 } else { 3 })).await;
+        let status = serde_json::json!({
+            "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found",
+        });
+        let mut response = hyper::Response::new(Body::from(status.to_string().into_bytes()));
+        *response.status_mut() = hyper::StatusCode::NOT_FOUND;
+        Ok(response)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_read_has_taken_is_not_left_for_the_write() {
+        let timing = Timing::new(15 * SECOND, 10 * SECOND, 2 * SECOND).unwrap();
+        let mut elector = Elector {
+            api: Api::namespaced(Client::new(tower::service_fn(slow), "default"), "default"),
+            timing,
+            election: Election::new("a".to_owned(), timing),
+            leadership: Leadership::standby(),
+        };
+        let began = tokio::time::Instant::now();
+        assert!(matches!(elector.attempt().await, Err(AttemptError::Late(_))));
+        assert_eq!(began.elapsed().as_secs(), 4);
+    }
 }

@@ -13,13 +13,13 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span};
 
+use super::Core;
 use crate::args::RunArgs;
 use crate::controller::Input;
 use crate::enroll;
 use crate::pki::{Authority, ServerIdentity};
 use crate::tokens::Tokens;
 use crate::tunnel::listener;
-use crate::tunnel::registry::Sessions;
 
 /// Events that wait for the controller's queue; a session waits where it is full.
 const EVENTS: usize = 1024;
@@ -29,10 +29,10 @@ pub(super) async fn start(
     args: &RunArgs,
     health: SocketAddr,
     client: Client,
-    sessions: Sessions,
-    inputs: mpsc::Sender<Input>,
+    core: &Core,
     shutdown: CancellationToken,
 ) -> anyhow::Result<JoinHandle<()>> {
+    let (vital, inputs) = (&core.vital, core.inputs.clone());
     let namespace = &args.cluster.namespace;
     let authority = match (&args.ca_cert, &args.ca_key) {
         (Some(certificate), Some(key)) => {
@@ -46,7 +46,9 @@ pub(super) async fn start(
     let identity =
         ServerIdentity::new(authority.clone(), &args.advertise).context("make the server's certificate")?;
     let (tunnel_tls, enroll_tls) = (identity.tunnel_tls()?, identity.enroll_tls()?);
-    tokio::spawn(identity.keep_renewed(shutdown.clone()));
+    tokio::spawn(
+        vital.guard("the renewal of the server's certificate", identity.keep_renewed(shutdown.clone())),
+    );
 
     let tunnel = listener::bind(args.tunnel_listen)
         .with_context(|| format!("listen on --tunnel-listen {}", args.tunnel_listen))?;
@@ -59,22 +61,23 @@ pub(super) async fn start(
 
     let settings = enroll::Settings { certificate_ttl: args.edge_cert_ttl };
     let tokens = Tokens::in_cluster(client, namespace);
-    tokio::spawn(
-        enroll::serve(enrolment, enroll_tls, authority, tokens, settings, shutdown.clone())
-            .instrument(info_span!("enroll")),
-    );
+    let serving = enroll::serve(enrolment, enroll_tls, authority, tokens, settings, shutdown.clone());
+    tokio::spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
 
     let (events, mut arriving) = mpsc::channel(EVENTS);
-    tokio::spawn(async move {
+    let passing_on = async move {
         while let Some(event) = arriving.recv().await {
             if inputs.send(Input::Session(event)).await.is_err() {
                 return;
             }
         }
-    });
+    };
+    tokio::spawn(vital.guard("what passes on the sessions' events", passing_on));
     let settings = listener::Settings { heartbeat: args.heartbeat, ..listener::Settings::default() };
-    let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, shutdown);
-    let serving = tokio::spawn(serving.instrument(info_span!("tunnel")));
+    let (sessions, meters) = (core.sessions.clone(), core.metrics.tunnel());
+    let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, meters, shutdown);
+    let serving =
+        tokio::spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
 
     if let Some(file) = &args.ports_file {
         let ports = json!({ "tunnel": tunnel_address, "enroll": enroll_address, "metrics": health });

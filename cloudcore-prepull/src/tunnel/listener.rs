@@ -22,12 +22,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::SessionEvent;
-use super::overload::Overload;
+use super::overload::{Overload, Why};
 use super::peer::{Peer, PeerError};
 use super::registry::Sessions;
 use super::session::{self, Session};
 use super::throttle::Bucket;
+use super::{Meters, SessionEvent};
 
 /// Connections that the kernel holds ready: a fleet's first second after a restart.
 const BACKLOG: u32 = 4096;
@@ -39,10 +39,6 @@ const LOGGED_REFUSALS: (f64, f64) = (5.0, 50.0);
 const DRAIN_STEP: Duration = Duration::from_millis(100);
 /// Between two looks whether others wait for the place of a handshake.
 const HURRY_STEP: Duration = Duration::from_millis(100);
-/// Why an edge is sent away: the bound on sessions,
-const FULL: &str = "cloudcore is overloaded: it has as many sessions as it takes";
-/// or the controller.
-const BEHIND: &str = "cloudcore is overloaded: messages wait too long";
 /// What rustls may hold of one session's outgoing bytes: one TLS record. Beyond, the websocket waits.
 const TLS_BUFFER: usize = 16 * 1024;
 
@@ -115,9 +111,10 @@ pub async fn serve(
     sessions: Sessions,
     events: mpsc::Sender<SessionEvent>,
     settings: Settings,
+    meters: Meters,
     shutdown: CancellationToken,
 ) {
-    let door = Arc::new(Door::new(tls, sessions.clone(), events, settings.clone()));
+    let door = Arc::new(Door::new(tls, sessions.clone(), events, settings.clone(), meters));
     let tracker = TaskTracker::new();
     let abort = CancellationToken::new();
     // Not interrupted while more are waiting: between two turns of this task hundreds of handshakes may get theirs,
@@ -161,6 +158,7 @@ struct Door {
     per_node: Arc<Mutex<HashMap<NodeName, usize>>>,
     refusals: Mutex<Bucket>,
     overload: Overload,
+    meters: Meters,
 }
 
 /// Why a connection did not become a session.
@@ -175,7 +173,7 @@ enum Refusal {
     #[error("no handshake within {0:?}, while others wait for one")]
     MadeRoom(Duration),
     #[error("sent away: {0}")]
-    SentAway(&'static str),
+    SentAway(Why),
     #[error("{0}")]
     Peer(#[from] PeerError),
     #[error("node {0} has too many connections open")]
@@ -190,6 +188,7 @@ impl Door {
         sessions: Sessions,
         events: mpsc::Sender<SessionEvent>,
         settings: Settings,
+        meters: Meters,
     ) -> Self {
         let (rate, burst) = LOGGED_REFUSALS;
         Self {
@@ -201,7 +200,8 @@ impl Door {
             handshakes: Semaphore::new(settings.max_handshakes),
             per_node: Arc::default(),
             refusals: Mutex::new(Bucket::new(rate, burst, Instant::now())),
-            overload: Overload::new(Instant::now()),
+            overload: Overload::new(meters.clone(), Instant::now()),
+            meters,
             settings,
         }
     }
@@ -235,11 +235,12 @@ impl Door {
 
     async fn enter(&self, stream: TcpStream, waiting: OwnedSemaphorePermit) {
         let queue_deadline = self.settings.queue_deadline;
+        let counted = self.meters.waits();
         // It is never closed, either.
         let Ok(Ok(handshake)) = timeout(queue_deadline, self.handshakes.acquire()).await else {
             return self.log(&Refusal::NoTurn(queue_deadline));
         };
-        drop(waiting);
+        drop((waiting, counted));
         let connection = Arc::clone(&self.connections).try_acquire_owned().ok();
         // Boxed, so that the handshake's memory does not stay with the session.
         let refusal = match Box::pin(self.in_time(self.establish(stream))).await {
@@ -260,8 +261,8 @@ impl Door {
                         return;
                     }
                     // The place of the handshake is kept: it bounds those who are told, too.
-                    (None, _) => Box::pin(self.send_away(channel, FULL)).await,
-                    (Some(_), true) => Box::pin(self.send_away(channel, BEHIND)).await,
+                    (None, _) => Box::pin(self.send_away(channel, &peer.node, Why::Full)).await,
+                    (Some(_), true) => Box::pin(self.send_away(channel, &peer.node, Why::Behind)).await,
                 }
             }
             Err(refusal) => refusal,
@@ -300,10 +301,10 @@ impl Door {
     }
 
     /// Tells an edge when to come back.
-    async fn send_away(&self, channel: Channel<TlsStream<TcpStream>>, reason: &'static str) -> Refusal {
-        let goaway = self.overload.goaway(reason, Instant::now());
-        channel.close_after(goaway, CloseCode::Again, reason).await;
-        Refusal::SentAway(reason)
+    async fn send_away(&self, channel: Channel<TlsStream<TcpStream>>, node: &NodeName, why: Why) -> Refusal {
+        let goaway = self.overload.goaway(node, why, Instant::now());
+        channel.close_after(goaway, CloseCode::Again, &why.to_string()).await;
+        Refusal::SentAway(why)
     }
 
     async fn establish(

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::listener::Settings;
-use super::overload::Overload;
+use super::overload::{Overload, Why};
 use super::peer::Peer;
 use super::registry::{Farewell, Outbox, Outgoing, Sessions};
 use super::throttle::Inbound;
@@ -44,7 +44,7 @@ enum End {
     TooManyTasks(usize),
     #[error("too many messages: the node goes on sending although it is held back")]
     Flood,
-    #[error("cloudcore is overloaded: a message was not taken within {0:?}")]
+    #[error("{}", Why::NotTaken(*.0))]
     Overloaded(Duration),
     #[error("the client certificate has expired: renew it, or join again with a new token")]
     Expired,
@@ -117,7 +117,7 @@ where
     let goaway = match end {
         End::Overloaded(waited) => {
             session.overload.is_behind(waited, now);
-            session.overload.goaway(&end.to_string(), now)
+            session.overload.goaway(&session.peer.node, Why::NotTaken(waited), now)
         }
         _ => None,
     };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cloudcore_prepull::enroll;
+use cloudcore_prepull::metrics::Metrics;
 use cloudcore_prepull::pki::{Authority, ServerIdentity, VerifiedCsr};
 use cloudcore_prepull::tokens::{Scope, Tokens};
 use cloudcore_prepull::tunnel::listener::{self, Settings};
@@ -30,6 +31,7 @@ pub(crate) struct Cloud {
     pub(crate) tunnel: std::net::SocketAddr,
     pub(crate) enroll: std::net::SocketAddr,
     events: mpsc::Receiver<SessionEvent>,
+    pub(crate) metrics: Metrics,
     pub(crate) shutdown: CancellationToken,
     pub(crate) serving: JoinHandle<()>,
     _stop: DropGuard,
@@ -71,8 +73,10 @@ impl Cloud {
             shutdown.clone(),
         ));
         let tls = identity.tunnel_tls().unwrap();
+        let metrics = Metrics::default();
+        let (meters, stop) = (metrics.tunnel(), shutdown.clone());
         let serving =
-            tokio::spawn(listener::serve(tunnel, tls, sessions.clone(), sender, settings, shutdown.clone()));
+            tokio::spawn(listener::serve(tunnel, tls, sessions.clone(), sender, settings, meters, stop));
         Self {
             authority,
             authority_key,
@@ -81,6 +85,7 @@ impl Cloud {
             tunnel: tunnel_address,
             enroll: enroll_address,
             events,
+            metrics,
             _stop: shutdown.clone().drop_guard(),
             shutdown,
             serving,

@@ -38,6 +38,9 @@ async fn beyond_the_last_session_each_is_told_a_time_of_its_own() {
     }
     // Some milliseconds pass between them, so that the later ones may be told a shorter time for a later moment.
     assert!(times.iter().all(|after| (1900..2100).contains(&after.as_millis())), "{times:?}");
+    let metrics = cloud.metrics.render();
+    assert!(metrics.contains("cloudcore_prepull_sent_away_total{reason=\"full\"} 3\n"), "{metrics}");
+    assert!(metrics.contains("cloudcore_prepull_waiting_connections 0\n"), "{metrics}");
     cloud.sessions.send(&"edge-1".into(), ack("still there")).unwrap();
     assert_eq!(heard(&mut first).await, ack("still there"));
     cloud.no_event(Duration::from_millis(50)).await;
