@@ -21,6 +21,7 @@ mod course;
 mod output;
 mod shards;
 mod start;
+mod stored;
 
 use shards::Shards;
 
@@ -43,7 +44,7 @@ struct Run {
     retry: u32,
     /// Of what must not change, as it was at the start.
     spec_hash: String,
-    /// What must not change, as it was at the start: see [`start::fixed_part`].
+    /// What must not change, as it was at the start: see [`stored::fixed_part`].
     started: ImagePrePullJobSpec,
     /// The spec is another one by now; the job goes on with `started`.
     diverged: bool,

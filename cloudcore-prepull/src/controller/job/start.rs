@@ -1,20 +1,19 @@
 //! How a job begins, goes on after a restart, and takes a change of its spec.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus, Summary};
-use prepull_api::enroll;
 use prepull_api::task::NodeName;
 use prepull_api::wire::bounded_reason;
-use ring::digest::{SHA256, digest};
 
 use super::super::writes::{Pace, Writes};
 use super::super::{Action, JobObject};
+use super::stored::{Known, Spec, fixed_part, spec_hash};
 use super::{Job, Nodes, Run, Shards, fresh_record, uid_of};
 use crate::aggregate;
 use crate::plan;
@@ -227,33 +226,15 @@ impl Job {
         &mut self,
         object: &ImagePrePullJob,
         status: ImagePrePullJobStatus,
-        mut reports: Vec<ReportBody>,
+        reports: Vec<ReportBody>,
         nodes: &Nodes,
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) {
-        let spec_hash = spec_hash(&object.spec);
-        // Without a status the reports have only just been made.
-        let diverged = !status.spec_hash.is_empty() && status.spec_hash != spec_hash;
-        let started = Some(status.started_spec.as_str()).filter(|_| diverged);
-        let started = started.and_then(|json| serde_json::from_str::<ImagePrePullJobSpec>(json).ok());
-        // Of a change that was refused we know what it was refused for.
-        let as_started = started.map(|started| ImagePrePullJob {
-            spec: with_fixed_part(&object.spec, started),
-            ..object.clone()
-        });
-        let unchanged = !diverged || as_started.is_some();
-        let object = as_started.as_ref().unwrap_or(object);
-        let job = validate::validate(object);
-        reports.sort_by_key(|report| report.index);
-        let mut seen = HashSet::new();
-        let mut stored = Vec::with_capacity(reports.len());
-        let mut records = Vec::new();
-        for report in reports {
-            let before = records.len();
-            records.extend(report.node_status.into_iter().filter(|node| seen.insert(node.node_name.clone())));
-            stored.push((report.index, records.len() - before));
-        }
+        let hash = spec_hash(&object.spec);
+        let Spec { diverged, known: unchanged, object } = Spec::of(object, &status);
+        let job = validate::validate(&object);
+        let Known { mut records, reports, nodes: seen } = Known::of(reports);
         let missing = (status.summary.desired as usize) > records.len();
         // Nodes are in progress again: an earlier life of cloudcore had begun a further round, and not written so in
         // the status.
@@ -289,7 +270,7 @@ impl Job {
             }
             Err(error) => refusal = Some(error.to_string()),
         }
-        let mut shards = Shards::stored(&stored, capacity);
+        let mut shards = Shards::stored(&reports, capacity);
         shards.grow(records.len());
         let mut rollout = Rollout::new(settings, records);
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
@@ -299,10 +280,8 @@ impl Job {
             rollout.without(nodes);
         }
         let start_time = status.start_time.map_or(now, |time| time.0);
-        let was_suspended = status
-            .conditions
-            .iter()
-            .any(|condition| condition.type_ == "Suspended" && condition.status == "True");
+        let is_true = |type_| status.conditions.iter().any(|c| c.type_ == type_ && c.status == "True");
+        let was_suspended = is_true("Suspended");
         self.run = Some(Run {
             job: job.as_ref().ok().filter(|_| !over).cloned().map(Arc::new),
             plans,
@@ -316,7 +295,7 @@ impl Job {
             },
             completion_time: status.completion_time.filter(|_| over).map(|time| time.0),
             retry: status.retry + u32::from(round),
-            spec_hash: if status.spec_hash.is_empty() { spec_hash } else { status.spec_hash },
+            spec_hash: if status.spec_hash.is_empty() { hash } else { status.spec_hash },
             started: fixed_part(&object.spec),
             diverged,
             held: !unchanged,
@@ -423,51 +402,4 @@ pub(super) fn plans<'a>(
         Some((name, plan))
     };
     records.into_iter().filter_map(plan).collect()
-}
-
-/// The spec without what may change while the job runs, and without the names of nodes: those that were chosen stand
-/// in the reports.
-pub(super) fn fixed_part(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
-    let mut fixed = ImagePrePullJobSpec {
-        image_pre_pull_template: spec.image_pre_pull_template.clone(),
-        image_pre_pull_overriders: spec.image_pre_pull_overriders.clone(),
-        ..ImagePrePullJobSpec::default()
-    };
-    let template = &mut fixed.image_pre_pull_template;
-    template.concurrency = 0;
-    template.timeout_seconds = 0;
-    template.failure_tolerate.clear();
-    template.node_names.clear();
-    fixed
-}
-
-/// The spec with what must not change as it was at the start. Where the job names its nodes the names are those of
-/// the spec as it is now: nobody joins, since such a job does not follow nodes.
-fn with_fixed_part(spec: &ImagePrePullJobSpec, started: ImagePrePullJobSpec) -> ImagePrePullJobSpec {
-    let (now, mut spec) = (&spec.image_pre_pull_template, spec.clone());
-    spec.image_pre_pull_overriders = started.image_pre_pull_overriders;
-    let mut template = started.image_pre_pull_template;
-    template.concurrency = now.concurrency;
-    template.timeout_seconds = now.timeout_seconds;
-    template.failure_tolerate.clone_from(&now.failure_tolerate);
-    if template.label_selector.is_none() {
-        template.node_names.clone_from(&now.node_names);
-        if template.node_names.is_empty() {
-            // It has a selector by now. Any name will do.
-            template.node_names.push("none".to_owned());
-        }
-    }
-    spec.image_pre_pull_template = template;
-    spec
-}
-
-/// Of the fixed part, with the names of nodes. What is not set is not in it, so that a later version with more fields
-/// reckons the same.
-fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
-    let mut fixed = fixed_part(spec);
-    fixed.image_pre_pull_template.node_names.clone_from(&spec.image_pre_pull_template.node_names);
-    // Maps are sorted and a spec always serialises.
-    let json = serde_json::to_vec(&fixed).unwrap_or_default();
-    // Half of it tells any two specs apart that nobody made for the purpose.
-    enroll::hex(digest(&SHA256, &json).as_ref().get(..16).unwrap_or_default())
 }
