@@ -58,7 +58,9 @@ lint: ## Format, clippy, shellcheck, cargo deny
 	$(call run,cargo clippy --workspace --all-targets -- -D warnings)
 	@# Looked for only now: packages.sh may have brought it.
 	@if command -v shellcheck >/dev/null; then echo '==> shellcheck'; shellcheck $(SCRIPTS); else echo '==> shellcheck: not installed, skipped'; fi
-	@if command -v cargo-deny >/dev/null; then echo '==> cargo deny check'; cargo deny check; else echo '==> cargo deny: not installed, skipped'; fi
+	@if command -v cargo-deny >/dev/null; then echo '==> cargo deny check'; cargo deny check bans licenses sources; \
+	if cargo deny fetch db >/dev/null 2>&1; then cargo deny check advisories; else echo '==> advisories: their database is not to be had from here, skipped'; fi; \
+	else echo '==> cargo deny: not installed, skipped'; fi
 
 crds: ## Write manifests/crds from the Rust types
 	$(call run,cargo run --quiet -p cloudcore-prepull -- crds --out manifests/crds)

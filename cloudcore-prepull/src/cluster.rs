@@ -1,6 +1,7 @@
 //! How this program reaches the API server.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use kube::client::ClientBuilder;
@@ -23,10 +24,21 @@ pub async fn leaders_client(kubeconfig: Option<&Path>, leadership: Leadership) -
     Ok(builder.with_layer(&Fence(leadership)).build())
 }
 
+/// A request that has had no byte of an answer for this long will have none: somebody on the way has forgotten the
+/// connection. Longer than a watch in which nothing happens, which the API server ends after 290 s.
+const SILENCE: Duration = Duration::from_secs(300);
 /// What failed, where no client can be made.
 const PREPARE: &str = "prepare the connection to the cluster";
 
 async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    let mut config = read_config(kubeconfig).await?;
+    config.read_timeout = Some(SILENCE);
+    // Counted from the request, not from when the connection was used last.
+    config.reset_reader_on_write = true;
+    Ok(config)
+}
+
+async fn read_config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)
