@@ -58,7 +58,7 @@ impl Default for Metrics {
         registry.register("edge_sessions", "Edge nodes that are connected", sessions.clone());
         registry.register("dispatches", "Tasks sent to edge nodes, by outcome", dispatches.clone());
         registry.register("results", "Results that edge nodes sent, by outcome", results.clone());
-        registry.register("status_writes", "Writes of job status, by outcome", writes.clone());
+        registry.register("status_writes", "Writes of job status and of reports, by outcome", writes.clone());
         registry.register("controller_inputs", "What the controller took in", inputs.clone());
         registry.register("leader", "Whether this replica leads", leader.clone());
         registry.register(
