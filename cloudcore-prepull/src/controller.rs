@@ -48,8 +48,6 @@ pub struct Controller {
     jobs: HashMap<JobUid, Job>,
     /// Over for long; never in `jobs` as well.
     parked: HashMap<JobUid, Parked>,
-    /// The job that is being taken back from there.
-    recalled: HashSet<JobUid>,
     /// Of jobs that have not come yet.
     reports: HashMap<JobUid, Vec<ReportBody>>,
     agenda: Agenda,
@@ -89,14 +87,11 @@ impl Controller {
             Input::Reports(reports) => self.take_reports(reports),
             Input::Recalled(uid, reports, object) => {
                 // Where it is gone the watch says so, or has.
-                if let Some(object) = object
+                if let Some(object) = object.filter(|object| !is_being_deleted(object))
                     && self.parked.remove(&uid).is_some()
                 {
                     self.agenda.remove(&uid);
-                    self.take_reports(reports);
-                    self.recalled.insert(uid.clone());
-                    self.job(object, now);
-                    self.recalled.remove(&uid);
+                    self.load(&uid, object, reports.into_iter().map(|report| report.body).collect(), now);
                 }
             }
             Input::Jobs(jobs) => {
@@ -254,7 +249,7 @@ impl Controller {
         if self.gone.contains(&uid) {
             return;
         }
-        if matches!(&object, Ok(job) if job.metadata.deletion_timestamp.is_some()) {
+        if is_being_deleted(&object) {
             return self.job_gone(&uid);
         }
         if let Some(parked) = self.parked.get_mut(&uid) {
@@ -265,38 +260,43 @@ impl Controller {
             return;
         }
         if let Some(known) = self.jobs.get_mut(&uid) {
-            if !known.changed(object, &self.nodes, now, &mut self.actions) {
-                return;
+            if known.changed(object, &self.nodes, now, &mut self.actions) {
+                self.agenda.mark(&uid);
+                self.attach_all(&uid, now);
             }
-            self.agenda.mark(&uid);
+            return;
+        }
+        let reports = self.reports.remove(&uid).unwrap_or_default();
+        let readable = object.as_deref().ok();
+        if let Some(parked) = readable.and_then(|job| Parked::settled(job, now)) {
+            self.agenda.add(&uid, created(&object, now));
+            self.park(&uid, parked, now);
+        } else if let Some(parked) = readable.and_then(|job| Parked::without_reports(job, &reports)) {
+            let name = parked.name.clone();
+            self.agenda.add(&uid, created(&object, now));
+            self.parked.insert(uid.clone(), Parked { recalled: true, ..parked });
+            self.actions.push(Action::Recall { job: uid, name });
         } else {
-            let created = match &object {
-                Ok(job) => job.metadata.creation_timestamp.as_ref().map(|time| time.0),
-                Err(_) => None,
-            };
-            let reports = self.reports.remove(&uid).unwrap_or_default();
-            if let Some(parked) = Parked::from_object(&object, now) {
-                self.agenda.add(&uid, created.unwrap_or(now));
-                return self.park(&uid, parked, now);
-            }
-            if let Some(parked) = Parked::without_reports(&object, &reports)
-                && !self.recalled.remove(&uid)
-            {
-                let name = parked.name.clone();
-                self.agenda.add(&uid, created.unwrap_or(now));
-                self.parked.insert(uid.clone(), Parked { recalled: true, ..parked });
-                return self.actions.push(Action::Recall { job: uid, name });
-            }
-            let capacity = self.report_capacity.unwrap_or(usize::MAX);
-            let job = Job::load(object, reports, &self.nodes, capacity, now, &mut self.actions);
-            self.jobs.insert(uid.clone(), job);
-            self.agenda.add(&uid, created.unwrap_or(now));
+            self.load(&uid, object, reports, now);
         }
-        let nodes: Vec<NodeName> = self.jobs.get(&uid).map(|job| job.nodes().collect()).unwrap_or_default();
+    }
+
+    /// A job that is not in memory, with all the reports that there are of it.
+    fn load(&mut self, uid: &JobUid, object: JobObject, reports: Vec<ReportBody>, now: Timestamp) {
+        self.agenda.add(uid, created(&object, now));
+        let capacity = self.report_capacity.unwrap_or(usize::MAX);
+        let job = Job::load(object, reports, &self.nodes, capacity, now, &mut self.actions);
+        self.jobs.insert(uid.clone(), job);
+        self.attach_all(uid, now);
+    }
+
+    /// The nodes of a job belong to it.
+    fn attach_all(&mut self, uid: &JobUid, now: Timestamp) {
+        let nodes: Vec<NodeName> = self.jobs.get(uid).map(|job| job.nodes().collect()).unwrap_or_default();
         for node in nodes {
-            self.attach(&uid, &node, now);
+            self.attach(uid, &node, now);
         }
-        self.moved(&uid);
+        self.moved(uid);
     }
 
     /// A node belongs to a job, which learns how the node stands.
@@ -425,6 +425,16 @@ impl Controller {
 
 /// After this a deletion that had no effect is asked for again.
 const DELETE_RETRY: Duration = Duration::from_secs(30);
+fn is_being_deleted(object: &JobObject) -> bool {
+    matches!(object, Ok(job) if job.metadata.deletion_timestamp.is_some())
+}
+
+/// When a job was made; now, for one that does not say.
+fn created(object: &JobObject, now: Timestamp) -> Timestamp {
+    let created = object.as_ref().ok().and_then(|job| job.metadata.creation_timestamp.as_ref());
+    created.map_or(now, |time| time.0)
+}
+
 const DELETED: &str = "the job was deleted, or has been over for long";
 const OVER: &str = "the job does not wait for this task any more";
 

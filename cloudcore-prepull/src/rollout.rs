@@ -16,15 +16,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::{
-    Action, ActionStatus, NodePhase, NodeStatus, RolloutStatus, Summary, Tristate,
-};
+use prepull_api::crd::status::{NodePhase, NodeStatus, RolloutStatus, Summary, Tristate};
 use prepull_api::task::NodeName;
 
 use crate::plan::NodeView;
 use crate::tunnel::SessionId;
 use crate::validate::{Ratio, Step};
 
+mod books;
 mod edges;
 mod record;
 #[cfg(test)]
@@ -262,12 +261,6 @@ impl Rollout {
         &self.settings
     }
 
-    /// Whether the task of a node in progress has gone out: what waits to be sent takes the terms of that moment.
-    pub fn was_sent(&self, node: &NodeName) -> bool {
-        let flight = self.index.get(node).map(|&at| self.members[at].flight);
-        matches!(flight, Some(Flight::Sent(_) | Flight::Accepted))
-    }
-
     /// Takes over changed settings; they hold for the nodes in progress as well.
     pub fn configure(&mut self, settings: Settings) {
         self.settings = settings;
@@ -309,7 +302,7 @@ impl Rollout {
                 None => format!("no result within timeoutSeconds ({timeout}): the node is offline"),
             };
             self.deadlines.remove(&(deadline, at));
-            decisions.push(self.expire(at, reason, now));
+            decisions.push(self.expire(at, &reason, now));
         }
         if self.verdict() == Verdict::Running {
             let Settings { steps, pause, .. } = &self.settings;
@@ -336,12 +329,11 @@ impl Rollout {
     /// Ends every node in progress: the time of the whole job is over.
     pub fn expire_all(&mut self, reason: &str, now: Timestamp) -> Vec<Decision> {
         let running: Vec<usize> = self.in_progress.iter().copied().collect();
-        running.into_iter().map(|at| self.expire(at, reason.to_owned(), now)).collect()
+        running.into_iter().map(|at| self.expire(at, reason, now)).collect()
     }
 
-    fn expire(&mut self, at: usize, reason: String, now: Timestamp) -> Decision {
-        self.close_actions(at, Tristate::Unknown, &reason, now);
-        self.set(at, NodePhase::Unknown, reason);
+    fn expire(&mut self, at: usize, reason: &str, now: Timestamp) -> Decision {
+        self.end(at, NodePhase::Unknown, reason, now);
         Decision::Expire(self.name(at))
     }
 
@@ -352,10 +344,14 @@ impl Rollout {
         }
     }
 
-    /// The nodes in progress that have a session.
+    /// The nodes in progress that have a session, and whose task has gone out: what waits to be sent takes the terms of
+    /// that moment.
     pub fn reachable(&self) -> Vec<NodeName> {
-        let online = self.in_progress.iter().filter(|&&at| self.members[at].online.is_some());
-        online.map(|&at| self.name(at)).collect()
+        let sent = self.in_progress.iter().filter(|&&at| {
+            let Member { flight, online, .. } = &self.members[at];
+            online.is_some() && matches!(flight, Flight::Sent(_) | Flight::Accepted)
+        });
+        sent.map(|&at| self.name(at)).collect()
     }
 
     /// A further round: the failed, unknown and not started nodes wait again, with an attempt of their own.
@@ -426,18 +422,11 @@ impl Rollout {
 
     /// Nodes that wait and are not among these will not come back.
     pub fn without(&mut self, nodes: &BTreeMap<NodeName, NodeView>) {
-        let gone = |member: &&Member| {
-            member.record.phase == NodePhase::Pending
-                && !nodes.contains_key(&NodeName(member.record.node_name.clone()))
-        };
-        let names: Vec<_> = self
-            .members
-            .iter()
-            .filter(gone)
-            .map(|member| NodeName(member.record.node_name.clone()))
-            .collect();
-        for name in names {
-            self.deleted(&name);
+        for at in 0..self.members.len() {
+            let name = self.name(at);
+            if !nodes.contains_key(&name) {
+                self.deleted(&name);
+            }
         }
     }
 
@@ -463,97 +452,5 @@ impl Rollout {
 
     fn name(&self, at: usize) -> NodeName {
         NodeName(self.members[at].record.node_name.clone())
-    }
-
-    fn set(&mut self, at: usize, phase: NodePhase, reason: String) {
-        let before = self.members[at].record.phase;
-        *self.count(before) -= 1;
-        *self.count(phase) += 1;
-        let offline = usize::from(self.members[at].online.is_none());
-        for (changed, entered) in [(before, false), (phase, true)] {
-            match changed {
-                NodePhase::InProgress if before != phase => {
-                    if entered {
-                        self.in_progress.insert(at)
-                    } else {
-                        self.in_progress.remove(&at)
-                    };
-                    self.moves.push((self.name(at), entered));
-                }
-                NodePhase::Pending if entered => self.offline += offline,
-                NodePhase::Pending => self.offline -= offline,
-                _ => {}
-            }
-        }
-        let record = &mut self.members[at].record;
-        record.phase = phase;
-        record.reason = reason;
-        self.touched.push(Touched { at, phase: true });
-        self.index_member(at);
-    }
-
-    fn set_online(&mut self, at: usize, online: Option<SessionId>) {
-        let member = &mut self.members[at];
-        let before = std::mem::replace(&mut member.online, online);
-        if member.record.phase == NodePhase::Pending {
-            self.offline += usize::from(online.is_none());
-            self.offline -= usize::from(before.is_none());
-        }
-        self.index_member(at);
-    }
-
-    fn count(&mut self, phase: NodePhase) -> &mut u32 {
-        match phase {
-            NodePhase::Pending => &mut self.counts.pending,
-            NodePhase::InProgress => &mut self.counts.in_progress,
-            NodePhase::Successful => &mut self.counts.successful,
-            NodePhase::Failure => &mut self.counts.failure,
-            NodePhase::Unknown => &mut self.counts.unknown,
-        }
-    }
-
-    /// Brings the two indexes in line with the member.
-    fn index_member(&mut self, at: usize) {
-        let member = &mut self.members[at];
-        let waits = match (member.record.phase, member.online, member.busy) {
-            (NodePhase::Pending, None, _) => Some(OFFLINE),
-            (NodePhase::Pending, Some(_), true) => Some(BUSY),
-            (NodePhase::Pending, Some(_), false) => Some(""),
-            _ => None,
-        };
-        if let Some(reason) = waits.filter(|_| !self.closed) {
-            reason.clone_into(&mut member.record.reason);
-        }
-        if waits == Some("") {
-            self.startable.insert(at);
-        } else {
-            self.startable.remove(&at);
-        }
-        let Some(started) = &member.record.start_time else { return };
-        // A timeout of days cannot overflow a timestamp of this millennium.
-        let Ok(deadline) = started.0.checked_add(self.settings.timeout + REPORT_GRACE) else { return };
-        if member.record.phase == NodePhase::InProgress {
-            self.deadlines.insert((deadline, at));
-        } else {
-            self.deadlines.remove(&(deadline, at));
-        }
-    }
-
-    /// Ends the actions that are still open.
-    fn close_actions(&mut self, at: usize, status: Tristate, reason: &str, now: Timestamp) {
-        let flow = &mut self.members[at].record.action_flow;
-        if flow.is_empty() {
-            flow.push(ActionStatus {
-                action: Action::Check,
-                status: Tristate::Unknown,
-                reason: String::new(),
-                time: Time(now),
-            });
-        }
-        for action in flow.iter_mut().filter(|action| action.status == Tristate::Unknown) {
-            action.status = status;
-            reason.clone_into(&mut action.reason);
-            action.time = Time(now);
-        }
     }
 }

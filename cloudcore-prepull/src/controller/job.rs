@@ -56,6 +56,12 @@ impl Run {
     fn is_over(&self) -> bool {
         self.completion_time.is_some()
     }
+
+    /// Whether the status may be written. It says that a job has begun when there is a report of every node, and
+    /// that it is over when the reports say how each of them ended.
+    fn status_may_follow(&self) -> bool {
+        if self.is_over() { self.shards.all_written() } else { self.shards.all_exist() }
+    }
 }
 
 #[derive(Debug)]
@@ -265,20 +271,13 @@ impl Job {
         record.map_or(1, |record| record.attempt)
     }
 
-    /// The terms of a task have changed.
-    fn dispatch_again(&mut self, node: &NodeName, now: Timestamp, actions: &mut Vec<Action>) {
-        if self.run.as_ref().is_some_and(|run| run.rollout.was_sent(node)) {
-            self.dispatch(node, now, actions);
-        }
-    }
-
     fn dispatch(&mut self, node: &NodeName, now: Timestamp, actions: &mut Vec<Action>) {
+        let attempt = self.attempt(node);
         let Some(run) = &mut self.run else { return };
         let (Some(job), Some(plan)) = (&run.job, run.plans.get(node)) else {
             if run.job.is_some() && !run.held {
                 let reason =
                     "there is nothing to send: the Node is gone, or its overriders have become impossible";
-                let attempt = run.rollout.record(node).map_or(1, |record| record.attempt);
                 run.rollout.lost(node, reason, now);
                 actions.push(cancel(node, TaskId { job: self.uid.clone(), attempt }, reason));
                 self.collect();
@@ -286,7 +285,6 @@ impl Job {
             return;
         };
         let Some(remaining) = run.rollout.dispatching(node, now) else { return };
-        let attempt = run.rollout.record(node).map_or(1, |record| record.attempt);
         let there = if attempt > 1 { run.rollout.there(node) } else { Vec::new() };
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
         actions.push(Action::Dispatch(Dispatch { job, node, attempt, plan, there, remaining }));

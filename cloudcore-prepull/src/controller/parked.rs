@@ -29,8 +29,7 @@ pub(super) struct Parked {
 
 impl Parked {
     /// A job that was over long before this life of cloudcore, and of which nothing is asked.
-    pub(super) fn from_object(object: &JobObject, now: Timestamp) -> Option<Self> {
-        let job = object.as_ref().ok()?;
+    pub(super) fn settled(job: &ImagePrePullJob, now: Timestamp) -> Option<Self> {
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref()?.0;
         let settled = status.observed_generation == job.metadata.generation && parks_at(ended) <= now;
@@ -40,8 +39,7 @@ impl Parked {
 
     /// A job that is over, and whose reports have not been read although they are needed by now: it was edited
     /// between the two lists.
-    pub(super) fn without_reports(object: &JobObject, reports: &[ReportBody]) -> Option<Self> {
-        let job = object.as_ref().ok()?;
+    pub(super) fn without_reports(job: &ImagePrePullJob, reports: &[ReportBody]) -> Option<Self> {
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref()?.0;
         let known: usize = reports.iter().map(|report| report.node_status.len()).sum();
@@ -67,7 +65,7 @@ impl Parked {
 
 /// Whether the reports of this job are needed to go on with it.
 pub fn needs_reports(job: &ImagePrePullJob, now: Timestamp) -> bool {
-    Parked::from_object(&Ok(Box::new(job.clone())), now).is_none()
+    Parked::settled(job, now).is_none()
 }
 
 /// When a job that ended then is parked.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::{NodePhase, Tristate};
+use prepull_api::crd::status::NodePhase;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, Progress, bounded_reason};
 
@@ -75,16 +75,14 @@ impl Rollout {
     /// The task of the node cannot be sent at all.
     pub fn refused(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
-            self.close_actions(at, Tristate::False, reason, now);
-            self.set(at, NodePhase::Failure, reason.to_owned());
+            self.end(at, NodePhase::Failure, reason, now);
         }
     }
 
     /// The task of the node cannot be made any more.
     pub fn lost(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
-            self.close_actions(at, Tristate::Unknown, reason, now);
-            self.set(at, NodePhase::Unknown, reason.to_owned());
+            self.end(at, NodePhase::Unknown, reason, now);
         }
     }
 
@@ -127,8 +125,8 @@ impl Rollout {
                 Flight::Recording | Flight::Dispatching { .. } => Reattach::Leave,
                 Flight::Sent(_) | Flight::Accepted => Reattach::Dispatch,
             },
-            // A start is recorded before it is sent, so the record was lost: the status shows 200 nodes at
-            // the most, or was edited or restored by hand. What runs is taken as it is.
+            // A start is recorded before it is sent, so the record was lost: its report was deleted, edited, or
+            // restored by hand. What runs is taken as it is.
             (NodePhase::Pending, Some((attempt, _))) => {
                 self.members[at].record.attempt = attempt;
                 self.members[at].record.start_time = Some(Time(now));

@@ -88,16 +88,14 @@ impl Job {
         let Some(run) = &mut self.run else { return };
         let summary = run.rollout.summary().clone();
         let bad = summary.failure + summary.unknown;
-        let tolerate = self.tolerate.clone();
-        let excess = match run.rollout.waves().filter(|waves| waves.nodes < summary.desired) {
-            Some(waves) => format!(
-                "{bad} of the {} nodes of wave {} failed, more than failureTolerate {tolerate} allows",
-                waves.nodes, waves.step
-            ),
-            None => format!(
-                "{bad} of {} nodes failed, more than failureTolerate {tolerate} allows",
-                summary.desired
-            ),
+        let tolerate = &self.tolerate;
+        let waves = run.rollout.waves().filter(|waves| waves.nodes < summary.desired);
+        let excess = || {
+            let nodes = match &waves {
+                Some(waves) => format!("the {} nodes of wave {}", waves.nodes, waves.step),
+                None => format!("{} nodes", summary.desired),
+            };
+            format!("{bad} of {nodes} failed, more than failureTolerate {tolerate} allows")
         };
         let seconds = self.pace.active_deadline.unwrap_or_default().as_secs();
         let (phase, reason, note) = match run.rollout.verdict() {
@@ -110,6 +108,7 @@ impl Job {
             }
             Verdict::Running => return self.explain_waiting(&summary),
             Verdict::Draining => {
+                let excess = excess();
                 if self.reason != excess {
                     self.reason.clone_from(&excess);
                     let note = format!("{excess}; no further node starts");
@@ -125,9 +124,10 @@ impl Job {
                 format!("{bad} of {} nodes failed, within failureTolerate {tolerate}", summary.desired),
             ),
             Verdict::Failed if summary.pending > 0 => {
-                (JobPhase::Failure, "Failed", format!("{excess}; {} nodes were not started", summary.pending))
+                let note = format!("{}; {} nodes were not started", excess(), summary.pending);
+                (JobPhase::Failure, "Failed", note)
             }
-            Verdict::Failed => (JobPhase::Failure, "Failed", excess),
+            Verdict::Failed => (JobPhase::Failure, "Failed", excess()),
         };
         if self.pace.retry > run.retry && bad + summary.pending > 0 && !out_of_time {
             return self.retry(nodes, now, actions);
@@ -136,7 +136,6 @@ impl Job {
             "DeadlineExceeded" => "not started: the time of the job was over",
             _ => "not started: more nodes failed than failureTolerate allows",
         });
-        run.shards.hurry();
         run.completion_time = Some(now);
         self.phase = phase;
         self.ended_as = (reason == "DeadlineExceeded").then_some(reason);
@@ -205,15 +204,19 @@ impl Job {
         })
     }
 
-    fn park_due(&self) -> Option<Timestamp> {
+    /// When the job ended, once that is written: nobody who watches is to miss it.
+    fn ended(&self) -> Option<Timestamp> {
         let run = self.run.as_ref().filter(|run| run.shards.all_written() && self.writes.is_clean())?;
-        run.completion_time.map(parks_at)
+        run.completion_time
     }
 
-    /// When the job is to be deleted: not before its end is written, so that nobody who watches misses it.
+    fn park_due(&self) -> Option<Timestamp> {
+        self.ended().map(parks_at)
+    }
+
+    /// When the job is to be deleted.
     fn delete_due(&self) -> Option<Timestamp> {
-        let run = self.run.as_ref().filter(|run| run.shards.all_written() && self.writes.is_clean())?;
-        let due = run.completion_time?.checked_add(self.pace.ttl?).ok()?;
+        let due = self.ended()?.checked_add(self.pace.ttl?).ok()?;
         Some(self.delete_at.unwrap_or(due).max(due))
     }
 

@@ -9,7 +9,7 @@ use prepull_api::wire::bounded_reason;
 
 use super::super::writes::{Deferred, Pace};
 use super::super::{Action, Content, JobEvent, Object};
-use super::{Job, ack};
+use super::{Job, Run, ack};
 use crate::aggregate::{self, Parts};
 
 /// Events about single nodes, per job and life of cloudcore: the reports name them all, the events are for the
@@ -18,12 +18,8 @@ const NODE_EVENTS: u32 = 20;
 
 impl Job {
     /// Emits the writes that are due.
-    ///
-    /// The status says that a job has begun when there is a report of every node, and that it is over when the
-    /// reports say how each of them ended.
     pub(in crate::controller) fn write_if_due(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         self.collect();
-        let mut status_may = true;
         if let Some(run) = &mut self.run {
             let rollout = &run.rollout;
             for report in run.shards.begin(now, |places| rollout.any_in_progress(places)) {
@@ -32,9 +28,8 @@ impl Job {
                 let (job, name) = (self.uid.clone(), self.name.clone());
                 actions.push(Action::Write { job, name, version: report.version, content });
             }
-            status_may = if run.is_over() { run.shards.all_written() } else { run.shards.all_exist() };
         }
-        if !status_may || self.writes.due((Duration::ZERO, Duration::ZERO)).is_none_or(|due| due > now) {
+        if self.next_status().is_none_or(|due| due > now) {
             return;
         }
         let status = self.status(now);
@@ -70,12 +65,12 @@ impl Job {
     /// When [`Self::write_if_due`] may have something to do although nothing happened.
     pub(super) fn next_write(&self) -> Option<Timestamp> {
         let reports = self.run.as_ref().and_then(|run| run.shards.due());
-        let status_may = self
-            .run
-            .as_ref()
-            .is_none_or(|run| if run.is_over() { run.shards.all_written() } else { run.shards.all_exist() });
-        let status = self.writes.due((Duration::ZERO, Duration::ZERO)).filter(|_| status_may);
-        reports.into_iter().chain(status).min()
+        reports.into_iter().chain(self.next_status()).min()
+    }
+
+    fn next_status(&self) -> Option<Timestamp> {
+        let may = self.run.as_ref().is_none_or(Run::status_may_follow);
+        self.writes.due((Duration::ZERO, Duration::ZERO)).filter(|_| may)
     }
 
     /// Takes note of the records that changed: their reports, and the status, are to be written.

@@ -144,13 +144,13 @@ impl Job {
         let before = std::mem::replace(&mut self.pace, job.pace.clone());
         self.tolerate = job.tolerance.to_string();
         let Some(run) = &mut self.run else { return };
-        let longer = run.rollout.settings().timeout != job.timeout;
+        let new_timeout = run.rollout.settings().timeout != job.timeout;
         run.rollout.configure(settings(job, run.held));
         if run.is_over() {
             return;
         }
         // Their edges keep time as well.
-        let told = if longer { run.rollout.reachable() } else { Vec::new() };
+        let told = if new_timeout { run.rollout.reachable() } else { Vec::new() };
         if before.suspend != job.pace.suspend {
             if job.pace.suspend {
                 self.event(actions, false, "Suspended", "no further node starts");
@@ -160,7 +160,7 @@ impl Job {
             }
         }
         for node in told {
-            self.dispatch_again(&node, now, actions);
+            self.dispatch(&node, now, actions);
         }
     }
 
@@ -280,8 +280,7 @@ impl Job {
             rollout.without(nodes);
         }
         let start_time = status.start_time.map_or(now, |time| time.0);
-        let is_true = |type_| status.conditions.iter().any(|c| c.type_ == type_ && c.status == "True");
-        let was_suspended = is_true("Suspended");
+        let was_suspended = status.conditions.iter().any(|c| c.type_ == "Suspended" && c.status == "True");
         self.run = Some(Run {
             job: job.as_ref().ok().filter(|_| !over).cloned().map(Arc::new),
             plans,
