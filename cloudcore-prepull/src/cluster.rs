@@ -1,12 +1,14 @@
 //! How this program reaches the API server.
 
+use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::{Client, Config, Error};
+use tracing::warn;
 
 use crate::leader::{Fence, Leadership};
 
@@ -27,8 +29,29 @@ pub async fn leaders_client(kubeconfig: Option<&Path>, leadership: Leadership) -
 /// A request that has had no byte of an answer for this long will have none: somebody on the way has forgotten the
 /// connection. Longer than a watch in which nothing happens, which the API server ends after 290 s.
 const SILENCE: Duration = Duration::from_secs(300);
+/// Between two tries while the API server does not answer; doubled up to the second value.
+const READ_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 /// What failed, where no client can be made.
 const PREPARE: &str = "prepare the connection to the cluster";
+
+/// Reads what there is no going on without: tries until it succeeds. Give it a deadline where there is one; dropping the
+/// future loses nothing.
+pub async fn persistently<T, F>(what: &str, read: impl Fn() -> F) -> T
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut wait = READ_RETRY.0;
+    loop {
+        match read().await {
+            Ok(found) => return found,
+            Err(error) => {
+                warn!(what, %error, "not read; trying again");
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(READ_RETRY.1);
+            }
+        }
+    }
+}
 
 async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = read_config(kubeconfig).await?;

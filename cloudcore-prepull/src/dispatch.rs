@@ -18,35 +18,18 @@ use crate::tunnel::registry::Sessions;
 /// time. Cancel-safe: nothing is sent before everything is resolved.
 pub async fn dispatch(order: &Dispatch, secrets: &Secrets, sessions: &Sessions) -> DispatchOutcome {
     let begun = Instant::now();
-    let mut table = KeyTable::default();
-    let mut images = Vec::with_capacity(order.plan.images.len());
-    for (index, image) in order.plan.images.iter().enumerate() {
-        let Some(key) = resolve(image, secrets, order.remaining.saturating_sub(begun.elapsed())).await else {
+    let remaining = || order.remaining.saturating_sub(begun.elapsed());
+    let mut keys = Vec::with_capacity(order.plan.images.len());
+    for image in &order.plan.images {
+        let Some(key) = resolve(image, secrets, remaining()).await else {
             return DispatchOutcome::Unsendable(format!(
                 "the secrets {} could not be read in time",
                 image.secrets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
             ));
         };
-        images.push(ImageTask {
-            image: image.image.clone(),
-            reference: image.pull.to_string(),
-            policy: match image.policy {
-                // A further attempt does not ask the registry again for what the first one brought.
-                PullPolicy::Always if order.there.contains(&index) => PullPolicy::IfNotPresent,
-                policy => policy,
-            },
-            retries: order.job.retries,
-            key: table.index(key),
-        });
+        keys.push(key);
     }
-    let task = Task {
-        id: TaskId { job: order.job.uid.clone(), attempt: order.attempt },
-        title: format!("imageprepulljob/{}", order.job.name),
-        checks: order.job.checks.clone(),
-        images,
-    };
-    let assign =
-        Assign { task, remaining: order.remaining.saturating_sub(begun.elapsed()), keys: table.keys };
+    let assign = assign(order, keys, remaining());
     match sessions.send(&order.node, CloudMessage::Assign(assign)) {
         Ok(session) => DispatchOutcome::Sent(session),
         Err(error @ SendError::TooLarge(_)) => {
@@ -54,6 +37,29 @@ pub async fn dispatch(order: &Dispatch, secrets: &Secrets, sessions: &Sessions) 
         }
         Err(SendError::Offline | SendError::Full) => DispatchOutcome::Offline,
     }
+}
+
+/// The message, with one key for each image of the order. Pure.
+pub fn assign(order: &Dispatch, keys: impl IntoIterator<Item = Key>, remaining: Duration) -> Assign {
+    let mut table = KeyTable::default();
+    let image = |((index, image), key): ((usize, &PlannedImage), Key)| ImageTask {
+        image: image.image.clone(),
+        reference: image.pull.to_string(),
+        policy: match image.policy {
+            // A further attempt does not ask the registry again for what the first one brought.
+            PullPolicy::Always if order.there.contains(&index) => PullPolicy::IfNotPresent,
+            policy => policy,
+        },
+        retries: order.job.retries,
+        key: table.index(key),
+    };
+    let task = Task {
+        id: TaskId { job: order.job.uid.clone(), attempt: order.attempt },
+        title: format!("imageprepulljob/{}", order.job.name),
+        checks: order.job.checks.clone(),
+        images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
+    };
+    Assign { task, remaining, keys: table.keys }
 }
 
 /// Images that share a key share its place in the message.

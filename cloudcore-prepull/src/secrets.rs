@@ -9,8 +9,8 @@ use kube::api::Api;
 use kube::{Client, Error};
 use prepull_api::overriders::SecretRef;
 use tokio::sync::Mutex;
-use tracing::warn;
 
+use crate::cluster::persistently;
 use crate::plan::SecretLookup;
 
 /// How old an answer may be: a changed password is used by the next wave, and 10,000 nodes that start together
@@ -18,8 +18,6 @@ use crate::plan::SecretLookup;
 const FRESH: Duration = Duration::from_secs(5);
 /// The same for a secret that is not there: whoever has just made it must not be told that it is missing.
 const ABSENT: Duration = Duration::from_secs(1);
-/// Between two tries while the API server does not answer.
-const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
 /// The secrets that jobs name.
 #[derive(Clone)]
@@ -60,21 +58,17 @@ impl Secrets {
 
     async fn read(&self, secret: &SecretRef) -> SecretLookup {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), secret.namespace());
-        let mut wait = RETRY.0;
-        loop {
+        let read = || async {
             match api.get(secret.name()).await {
-                Ok(found) => return SecretLookup::from_secret(&found),
-                Err(Error::Api(answer)) if answer.code == 404 => return SecretLookup::Missing,
+                Ok(found) => Ok(SecretLookup::from_secret(&found)),
+                Err(Error::Api(answer)) if answer.code == 404 => Ok(SecretLookup::Missing),
                 Err(Error::Api(answer)) if matches!(answer.code, 401 | 403) => {
-                    return SecretLookup::Forbidden(answer.message.clone());
+                    Ok(SecretLookup::Forbidden(answer.message.clone()))
                 }
-                Err(error) => {
-                    warn!(%secret, %error, "secret not read; trying again");
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(RETRY.1);
-                }
+                Err(error) => Err(error),
             }
-        }
+        };
+        persistently(&format!("secret {secret}"), read).await
     }
 
     /// Drops what is kept when it has served, for ever: the last secret that was asked for, too, is in memory no

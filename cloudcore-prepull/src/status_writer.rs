@@ -7,7 +7,6 @@
 //! the controller decides; a write that fails comes back to it, and is made again with what is true by then.
 
 use std::collections::{HashMap, HashSet};
-use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,13 +25,12 @@ use prepull_api::task::JobUid;
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
+use crate::cluster::persistently;
 use crate::controller::{Content, JobObject, Object, WriteOutcome, needs_reports};
 
 /// The API server answers a write within its own 60 s or never; half of that leaves time for another try
 /// before anybody's deadline.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
-/// Between two tries to read what cloudcore cannot begin without; doubled up to the second value.
-const READ_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 /// Jobs or reports in one answer: each may be a megabyte.
 const PAGE: u32 = 20;
 /// Of the job's name in the name of a report: with the UID's first part and the index it stays below 253 bytes.
@@ -292,24 +290,6 @@ where
         match list.metadata.continue_.filter(|next| !next.is_empty()) {
             Some(next) => page = page.continue_token(&next),
             None => return Ok(found),
-        }
-    }
-}
-
-/// Tries until it succeeds.
-async fn persistently<T, F>(what: &'static str, read: impl Fn() -> F) -> T
-where
-    F: Future<Output = Result<T, Error>>,
-{
-    let mut wait = READ_RETRY.0;
-    loop {
-        match read().await {
-            Ok(found) => return found,
-            Err(error) => {
-                warn!(what, %error, "not read; trying again");
-                tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(READ_RETRY.1);
-            }
         }
     }
 }

@@ -19,6 +19,7 @@ use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskId, TaskOutcome};
 use prepull_api::wire::Key;
 use prepull_e2e::prelude::*;
+use prepull_e2e::usage::Usage;
 use tokio::sync::{mpsc, watch};
 
 type Cri = ImageServiceClient<tonic::transport::Channel>;
@@ -181,10 +182,10 @@ async fn real_nodes() -> Result<()> {
 
 /// Resident memory in MiB.
 fn resident(pid: u32) -> Result<f64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the process is gone")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-    let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
-    Ok(kib / 1024.0)
+    // Far below what a float counts exactly.
+    #[allow(clippy::cast_precision_loss)]
+    let bytes = Usage::of(pid)?.rss as f64;
+    Ok(bytes / 1024.0 / 1024.0)
 }
 
 fn largest(values: &[f64]) -> f64 {

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::place::Place;
+use crate::usage::Usage;
 
 /// Between two looks at something that can only be looked at.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -83,10 +84,7 @@ impl Child {
 
     /// Resident memory, in bytes.
     pub fn memory(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib: u64 = line.and_then(|line| line.split_whitespace().next()).context("no VmRSS")?.parse()?;
-        Ok(kib * 1024)
+        Ok(Usage::of(self.pid())?.rss)
     }
 
     /// Whether it has not ended yet. A stopped process runs, too.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  Options ─▶ Scene (cluster, cloud, fleet) ─▶ measure ─▶ Figures ─▶ table, JSON
-//!                                                └─ usage (/proc), requests (the API server's metrics), sizes
+//!                                                └─ requests (the API server's metrics), sizes
 //! ```
 
 mod figures;
@@ -14,7 +14,6 @@ mod scene;
 mod sizes;
 mod table;
 mod teller;
-mod usage;
 
 use std::process::ExitCode;
 
@@ -28,7 +27,6 @@ pub use options::Options;
 pub use scene::Scene;
 pub use table::print;
 pub use teller::Teller;
-pub use usage::Usage;
 
 /// The exit status of a program that Ctrl-C has ended.
 const INTERRUPTED: u8 = 130;
@@ -74,7 +72,7 @@ impl Figures {
             None => None,
         };
         let job = scene.job(&options.plan("fleet"), teller).await?;
-        let (cluster, machine) = (scene.cluster().version().await?, usage::machine());
+        let (cluster, machine) = (scene.cluster().version().await?, crate::usage::machine());
         Ok(Self { options: options.clone(), cluster, machine, connect, idle, job })
     }
 }

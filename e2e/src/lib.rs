@@ -47,6 +47,7 @@ pub mod registry;
 pub mod sim;
 pub mod site;
 pub mod stage;
+pub mod usage;
 
 /// What a test usually needs.
 pub mod prelude {

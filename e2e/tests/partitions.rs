@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_e2e::prelude::*;
 
 /// Of the tests that wait for silence to be noticed.
@@ -62,6 +63,16 @@ impl Scene {
         Ok(begin.elapsed())
     }
 
+    /// No attempt but the first, no blob fetched twice, no result kept.
+    async fn done_at_the_first_attempt(&self, status: &ImagePrePullJobStatus) -> Result<()> {
+        for node in &self.nodes {
+            assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
+            node.forgets().await?;
+        }
+        self.pulled_once_each();
+        Ok(())
+    }
+
     fn pulled_once_each(&self) {
         assert_eq!(self.site.fetches(&self.image), self.nodes.len() * self.image.blobs().len());
     }
@@ -90,12 +101,7 @@ async fn edges_cut_off_for_less_than_their_deadline_go_on_pulling_and_report_lat
     scene.cables[1].mend().await?;
     let status = job.completes().await?;
     assert_eq!(status.summary.successful, 3);
-    for node in &scene.nodes {
-        assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
-        node.forgets().await?;
-    }
-    scene.pulled_once_each();
-    Ok(())
+    scene.done_at_the_first_attempt(&status).await
 }
 
 #[tokio::test]
@@ -120,12 +126,7 @@ async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_is_believed_when
     scene.cables[0].mend().await?;
     let status = job.until("edge-1 is believed", |status| status.summary.successful == 2).await?;
     assert_eq!((status.phase, status.summary.unknown), (JobPhase::Completed, 0));
-    for node in &scene.nodes {
-        assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
-        node.forgets().await?;
-    }
-    scene.pulled_once_each();
-    Ok(())
+    scene.done_at_the_first_attempt(&status).await
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use cloudcore_prepull::controller::{
 use cloudcore_prepull::plan::NodeView;
 use cloudcore_prepull::tunnel::SessionEvent;
 use prepull_api::crd::job::ImagePrePullJobSpec;
-use prepull_api::task::{ImageTask, JobUid, NodeName, PullPolicy, Task, TaskId};
+use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{Assign, EdgeMessage, Key};
 use std::time::Duration;
 
@@ -136,21 +136,5 @@ pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)
 
 /// What the dispatcher makes of an order, all secrets given.
 pub(crate) fn assign(order: &Dispatch, remaining: Duration) -> Assign {
-    let image = |(index, image): (usize, &cloudcore_prepull::plan::PlannedImage)| ImageTask {
-        image: image.image.clone(),
-        reference: image.pull.to_string(),
-        policy: match image.policy {
-            PullPolicy::Always if order.there.contains(&index) => PullPolicy::IfNotPresent,
-            policy => policy,
-        },
-        retries: order.job.retries,
-        key: 0,
-    };
-    let task = Task {
-        id: TaskId { job: order.job.uid.clone(), attempt: order.attempt },
-        title: order.job.name.clone(),
-        checks: order.job.checks.clone(),
-        images: order.plan.images.iter().enumerate().map(image).collect(),
-    };
-    Assign { task, remaining, keys: vec![Key::Anonymous] }
+    cloudcore_prepull::dispatch::assign(order, std::iter::repeat(Key::Anonymous), remaining)
 }

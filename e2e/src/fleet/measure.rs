@@ -9,11 +9,12 @@ use prepull_api::crd::status::JobPhase;
 use super::figures::{JobFigures, Kill};
 use super::requests::Requests;
 use super::scene::{Scene, usage};
+use super::sizes;
 use super::teller::Teller;
-use super::{Usage, sizes};
 use crate::cloud::{Cloud, Metrics};
 use crate::plain_http;
 use crate::sim::{Fleet, Tally};
+use crate::usage::Usage;
 
 /// For the last acknowledgements: an edge that lost its connection with the last result needs a while.
 const ACKNOWLEDGED: Duration = Duration::from_secs(120);

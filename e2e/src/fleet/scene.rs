@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use super::Options;
 use super::figures::{Connect, Idle};
 use super::teller::Teller;
-use super::{Options, Usage};
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::sim::{Fleet, Step};
+use crate::usage::Usage;
 
 /// Everything that runs. Dropped from top to bottom: first whoever uses what comes later.
 pub struct Scene {

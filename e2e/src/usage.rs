@@ -51,7 +51,7 @@ fn parse(stat: &str, status: &str) -> Option<Usage> {
 }
 
 /// Cores and memory of this machine.
-pub(super) fn machine() -> String {
+pub fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZeroUsize::get);
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
