@@ -52,6 +52,8 @@ pub fn assign(order: &Dispatch, keys: impl IntoIterator<Item = Key>, remaining: 
         },
         retries: order.job.retries,
         key: table.index(key),
+        timeout: None,
+        sandbox: None,
     };
     let task = Task {
         id: TaskId { job: order.job.uid.clone(), attempt: order.attempt },

@@ -161,7 +161,7 @@ fn image_report(planned: &PlannedImage, known: Option<&Secrets>) -> ImageReport 
     let error = known.and_then(|known| {
         let lookup = |secret: &SecretRef| known.get(secret).cloned().unwrap_or(SecretLookup::Missing);
         match resolve_key(secrets, pull, lookup) {
-            Key::Anonymous | Key::Credentials { .. } => None,
+            Key::Anonymous { .. } | Key::Credentials { .. } => None,
             Key::Unavailable { reason } => Some(reason),
         }
     });

@@ -109,6 +109,8 @@ async fn through(executor: &Executor<CriPuller>, reference: &str, key: &Arc<Key>
         policy: PullPolicy::IfNotPresent,
         retries: 0,
         key: 0,
+        timeout: None,
+        sandbox: None,
     };
     let task = Task {
         id: TaskId { job: JobUid("bench".to_owned()), attempt: 1 },

@@ -119,6 +119,7 @@ fn result(job: &JobUid, outcome: TaskOutcome, images: usize) -> EdgeMessage {
     let image = ImageResult {
         outcome: ImageOutcome::Failed,
         digest: None,
+        id: None,
         reason: "forged".to_owned(),
         bytes: None,
         attempts: 1,

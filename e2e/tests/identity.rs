@@ -122,6 +122,7 @@ async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Resul
     let failed = ImageResult {
         outcome: ImageOutcome::Failed,
         digest: None,
+        id: None,
         reason: "forged".to_owned(),
         bytes: None,
         attempts: 1,

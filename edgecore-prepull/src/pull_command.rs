@@ -51,6 +51,8 @@ pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
             policy: PullPolicy::Always,
             retries,
             key: 0,
+            timeout: None,
+            sandbox: None,
         });
     }
     let display = Display::new(&tasks, std::io::stderr().is_terminal());
@@ -97,9 +99,9 @@ fn key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
         }
         Some(lookup) => match lookup.broken.first() {
             Some(problem) => Key::Unavailable { reason: format!("--docker-config: {problem}") },
-            None => Key::Anonymous,
+            None => Key::anonymous(),
         },
-        None => Key::Anonymous,
+        None => Key::anonymous(),
     }
 }
 

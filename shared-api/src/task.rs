@@ -3,6 +3,7 @@
 //!
 //! Nothing in this module can hold a credential, so everything in it may be written to disk and to a log.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -130,6 +131,25 @@ pub struct ImageTask {
     pub retries: u32,
     /// Index into the keys of [`crate::wire::Assign`].
     pub key: u32,
+    /// The longest that one try may take. Absent: the task's deadline is the only limit.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
+    pub timeout: Option<Duration>,
+    /// Handed to the runtime with the pull, as the kubelet does for a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxMetadata>,
+}
+
+/// Labels and annotations of the pod sandbox that a pull is made for, as far as the runtime is to believe (CRI's
+/// `PodSandboxConfig`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxMetadata {
+    /// `PodSandboxConfig.labels`
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// `PodSandboxConfig.annotations`
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// What the edge says of one image while it works on it.
@@ -228,6 +248,10 @@ pub struct ImageResult {
     /// The manifest digest that the runtime has under the reference, `sha256:…`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// The image's own id in the runtime, `sha256:…` of its configuration. Absent from a runtime or an agent that
+    /// does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
     /// Why it is not there. At most [`crate::wire::MAX_REASON`] bytes, and never a credential.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
@@ -273,6 +297,24 @@ pub mod millis {
     /// Any `u64` is a duration.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         u64::deserialize(deserializer).map(Duration::from_millis)
+    }
+}
+
+/// As [`millis`], of what may be absent.
+pub mod optional_millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// Saturates at `u64::MAX` milliseconds.
+    #[allow(clippy::ref_option, reason = "serde's own signature")]
+    pub fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
+    }
+
+    /// Any `u64` is a duration.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
     }
 }
 

@@ -164,8 +164,14 @@ pub struct Assign {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
 pub enum Key {
-    /// The job names no secret for the image.
-    Anonymous,
+    /// No secret has a credential for the image: the node's own credential providers are asked, else the pull is
+    /// anonymous.
+    Anonymous {
+        /// What is to be said where the registry refuses: which secrets were looked at in vain. At most
+        /// [`MAX_REASON`] bytes.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        note: String,
+    },
     /// In this order, until one is accepted.
     Credentials {
         /// Never empty.
@@ -176,6 +182,13 @@ pub enum Key {
         /// Names the secret and what is wrong with it.
         reason: String,
     },
+}
+
+impl Key {
+    /// No credential, and nothing to say of it.
+    pub fn anonymous() -> Self {
+        Self::Anonymous { note: String::new() }
+    }
 }
 
 /// How far a task is.

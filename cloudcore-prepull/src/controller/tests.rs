@@ -209,6 +209,7 @@ fn result(outcome: TaskOutcome) -> TaskResult {
         images: vec![ImageResult {
             outcome: outcome_of_image,
             digest: there.then(|| format!("sha256:{}", "0".repeat(64))),
+            id: None,
             reason: String::new(),
             bytes: None,
             attempts: 1,

@@ -66,7 +66,7 @@ pub fn resolve_key(
     lookup: impl Fn(&SecretRef) -> SecretLookup,
 ) -> Key {
     if secrets.is_empty() {
-        return Key::Anonymous;
+        return Key::anonymous();
     }
     let mut credentials = Vec::new();
     let mut reasons = Vec::new();

@@ -374,7 +374,7 @@ mod key {
 
     #[test]
     fn only_an_image_without_secrets_is_pulled_anonymously() {
-        assert_eq!(key(&[]), Key::Anonymous);
+        assert_eq!(key(&[]), Key::anonymous());
         for (lookup, message) in [
             (SecretLookup::Missing, "secret s/0 does not exist"),
             (SecretLookup::Forbidden("no".to_owned()), "secret s/0 may not be read by cloudcore-prepull: no"),

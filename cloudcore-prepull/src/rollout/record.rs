@@ -57,7 +57,7 @@ pub(super) fn apply_result(
         record.image_status = fresh_images(plan);
     }
     for (image, result) in record.image_status.iter_mut().zip(&result.images) {
-        let ImageResult { outcome, digest, reason, bytes: amount, attempts } = result;
+        let ImageResult { outcome, digest, id: _, reason, bytes: amount, attempts } = result;
         image.status = match outcome {
             ImageOutcome::Pulled | ImageOutcome::Present => Tristate::True,
             ImageOutcome::Failed => Tristate::False,

@@ -53,6 +53,7 @@ fn result(outcome: TaskOutcome) -> TaskResult {
         images: vec![ImageResult {
             outcome: image,
             digest: None,
+            id: None,
             reason: String::new(),
             bytes: None,
             attempts: 1,

@@ -204,6 +204,7 @@ fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
     ImageResult {
         outcome,
         digest: outcome.is_there().then(|| DIGEST.to_owned()),
+        id: None,
         reason: if outcome == ImageOutcome::Failed { FAILED.to_owned() } else { String::new() },
         bytes: None,
         attempts,

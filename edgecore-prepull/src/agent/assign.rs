@@ -129,6 +129,7 @@ pub(super) fn refuse(task: &Task, outcome: TaskOutcome, reason: &str, effects: &
     let image = || ImageResult {
         outcome: if outcome == TaskOutcome::Failed { ImageOutcome::Failed } else { ImageOutcome::Stopped },
         digest: None,
+        id: None,
         reason: String::new(),
         bytes: None,
         attempts: 0,

@@ -101,6 +101,7 @@ impl TaskRecord {
         let stopped = || ImageResult {
             outcome: ImageOutcome::Stopped,
             digest: None,
+            id: None,
             reason: bounded_reason(reason),
             bytes: None,
             attempts: 0,

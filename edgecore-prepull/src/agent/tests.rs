@@ -13,6 +13,8 @@ pub(super) fn task(job: &str, attempt: u32, images: usize) -> Task {
         policy: PullPolicy::IfNotPresent,
         retries: 0,
         key: 0,
+        timeout: None,
+        sandbox: None,
     };
     let id = TaskId { job: JobUid(job.to_owned()), attempt };
     Task { id, title: job.to_owned(), checks: Vec::new(), images: (0..images).map(image).collect() }
@@ -29,6 +31,7 @@ pub(super) fn pulled() -> ImageResult {
     ImageResult {
         outcome: ImageOutcome::Pulled,
         digest: Some("sha256:1".to_owned()),
+        id: None,
         reason: String::new(),
         bytes: None,
         attempts: 1,

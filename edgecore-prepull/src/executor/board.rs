@@ -114,6 +114,7 @@ impl Board {
                 ImageResult {
                     outcome: ImageOutcome::Stopped,
                     digest: None,
+                    id: None,
                     reason: bounded_reason(&text),
                     bytes: *bytes,
                     attempts: *attempts,

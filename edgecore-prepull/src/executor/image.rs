@@ -125,7 +125,7 @@ impl<P: Puller> Executor<P> {
     ) -> Result<Pulled, PullError> {
         let credentials: Vec<Option<&RegistryCredential>> = match &**key {
             Key::Credentials { credentials } => credentials.iter().map(Some).collect(),
-            Key::Anonymous | Key::Unavailable { .. } => vec![None],
+            Key::Anonymous { .. } | Key::Unavailable { .. } => vec![None],
         };
         let mut refusal: Option<PullError> = None;
         for credential in &credentials {
@@ -146,7 +146,7 @@ impl<P: Puller> Executor<P> {
         });
         let PullError { class, message } = refusal;
         let message = match (&**key, credentials.len(), class) {
-            (Key::Anonymous, _, ErrorClass::Auth) => {
+            (Key::Anonymous { .. }, _, ErrorClass::Auth) => {
                 format!("{message} (pulled anonymously: no secret is named for this image)")
             }
             (_, tried @ 2.., _) => format!("{message} ({tried} credentials were tried)"),
@@ -163,7 +163,7 @@ async fn acquire(places: &Semaphore) -> Option<tokio::sync::SemaphorePermit<'_>>
 
 fn failed(error: &PullError) -> ImageResult {
     let reason = bounded_reason(&error.message);
-    ImageResult { outcome: ImageOutcome::Failed, digest: None, reason, bytes: None, attempts: 0 }
+    ImageResult { outcome: ImageOutcome::Failed, digest: None, id: None, reason, bytes: None, attempts: 0 }
 }
 
 impl From<There> for ImageResult {
@@ -172,6 +172,6 @@ impl From<There> for ImageResult {
             There::Pulled(Pulled { digest, bytes }) => (ImageOutcome::Pulled, digest, bytes),
             There::Present(digest) => (ImageOutcome::Present, digest, None),
         };
-        Self { outcome, digest, reason: String::new(), bytes, attempts: 0 }
+        Self { outcome, digest, id: None, reason: String::new(), bytes, attempts: 0 }
     }
 }

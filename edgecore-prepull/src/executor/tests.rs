@@ -7,7 +7,15 @@ use super::*;
 use crate::puller::fake::{Act, Fake};
 
 fn image(name: &str, policy: PullPolicy, retries: u32) -> ImageTask {
-    ImageTask { image: name.to_owned(), reference: name.to_owned(), policy, retries, key: 0 }
+    ImageTask {
+        image: name.to_owned(),
+        reference: name.to_owned(),
+        policy,
+        retries,
+        key: 0,
+        timeout: None,
+        sandbox: None,
+    }
 }
 
 fn always(name: &str) -> ImageTask {
@@ -21,7 +29,7 @@ fn work(images: Vec<ImageTask>) -> Work {
         done: vec![None; images.len()],
         terms: Terms {
             deadline: (Instant::now() + Duration::from_secs(300)).into_std(),
-            keys: images.iter().map(|_| Arc::new(Key::Anonymous)).collect(),
+            keys: images.iter().map(|_| Arc::new(Key::anonymous())).collect(),
         },
         task: Task { id, title: "job".to_owned(), checks: vec![CheckItem::Disk], images },
     }
@@ -300,6 +308,7 @@ async fn what_ended_before_a_restart_is_left_alone() {
     let done = ImageResult {
         outcome: Failed,
         digest: None,
+        id: None,
         reason: "not found".to_owned(),
         bytes: None,
         attempts: 4,

@@ -15,6 +15,8 @@ fn record(job: &str, attempt: u32) -> TaskRecord {
         policy: PullPolicy::Always,
         retries: 3,
         key: 0,
+        timeout: None,
+        sandbox: None,
     };
     let id = TaskId { job: JobUid(job.to_owned()), attempt };
     let task = Task { id, title: "t".to_owned(), checks: Vec::new(), images: vec![image] };

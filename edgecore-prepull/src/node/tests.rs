@@ -76,6 +76,8 @@ fn assign(images: &[&str]) -> CloudMessage {
         policy: PullPolicy::Always,
         retries: 0,
         key: 0,
+        timeout: None,
+        sandbox: None,
     };
     let task = Task {
         id: id(),
@@ -83,7 +85,7 @@ fn assign(images: &[&str]) -> CloudMessage {
         checks: Vec::new(),
         images: images.iter().map(image).collect(),
     };
-    CloudMessage::Assign(Assign { task, remaining: Duration::from_secs(300), keys: vec![Key::Anonymous] })
+    CloudMessage::Assign(Assign { task, remaining: Duration::from_secs(300), keys: vec![Key::anonymous()] })
 }
 
 fn id() -> TaskId {

@@ -65,7 +65,7 @@ impl Display {
     }
 
     pub(super) fn ended(&self, index: usize, result: &ImageResult) {
-        let ImageResult { outcome, digest, reason, bytes, attempts: _ } = result;
+        let ImageResult { outcome, digest, id: _, reason, bytes, attempts: _ } = result;
         if !self.ended.lock().unwrap_or_else(PoisonError::into_inner).insert(index) {
             return;
         }

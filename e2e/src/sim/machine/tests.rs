@@ -64,6 +64,8 @@ fn work(begun: Instant, attempt: u32, images: usize) -> Work {
         policy: PullPolicy::IfNotPresent,
         retries: 0,
         key: 0,
+        timeout: None,
+        sandbox: None,
     };
     let task = Task {
         id: TaskId { job: JobUid("job".to_owned()), attempt },

@@ -132,7 +132,7 @@ fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
     }
     bench.pass(200);
     let mut again = assign(tasks[1].clone());
-    again.keys = vec![Key::Anonymous];
+    again.keys = vec![Key::anonymous()];
     let effects = bench.on(Event::Assign(again));
     let [Effect::Persist(record), Effect::Send(EdgeMessage::Accepted { .. })] = &effects[..] else {
         panic!("{effects:?}")
@@ -142,7 +142,7 @@ fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
     let effects = bench.end(&tasks[0]);
     let [work] = started(&effects)[..] else { panic!("{effects:?}") };
     assert_eq!((&work.task, work.terms.deadline), (&tasks[1], deadline));
-    assert!(work.terms.keys.iter().all(|key| **key == Key::Anonymous));
+    assert!(work.terms.keys.iter().all(|key| **key == Key::anonymous()));
 }
 
 #[test]
