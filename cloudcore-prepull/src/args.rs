@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use prepull_api::selector::Selector;
+
 use crate::leader::{Timing, TimingError};
 use crate::plan_command::PlanArgs;
 use crate::token_command::TokenCommand;
@@ -106,6 +108,16 @@ pub struct RunArgs {
     /// How often both sides ping. Silence for two of them ends a session.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "15s", env = "PREPULL_HEARTBEAT")]
     pub heartbeat: Duration,
+    /// Serves OpenKruise's ImagePullJob, ImageListPullJob and NodeImage as well. Needs manifests/kruise, and a
+    /// cluster where Kruise's own controller does not run.
+    #[arg(long, env = "PREPULL_ENABLE_KRUISE_API")]
+    pub enable_kruise_api: bool,
+    /// The nodes that get a NodeImage, by labels; empty: all nodes.
+    #[arg(
+        long, value_name = "SELECTOR", env = "PREPULL_KRUISE_NODE_SELECTOR", value_parser = Selector::parse,
+        default_value = prepull_api::crd::EDGE_LABEL
+    )]
+    pub kruise_node_selector: Selector,
     /// Which of several replicas leads.
     #[command(flatten)]
     pub election: ElectionArgs,
@@ -183,8 +195,12 @@ pub enum LogFormat {
 #[command(after_help = "\
 Examples:
   cloudcore-prepull crds | kubectl apply -f -
+  cloudcore-prepull crds --kruise | kubectl apply -f -
   cloudcore-prepull crds --out manifests/crds")]
 pub struct CrdsArgs {
+    /// Those of OpenKruise's kinds, for --enable-kruise-api, instead. Not for a cluster where Kruise itself runs.
+    #[arg(long)]
+    pub kruise: bool,
     /// A folder that gets a file per definition, instead of the standard output.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -18,6 +18,7 @@ pub mod dispatch;
 pub mod enroll;
 pub mod events;
 pub mod http;
+pub mod kruise;
 pub mod leader;
 pub mod metrics;
 pub mod pki;

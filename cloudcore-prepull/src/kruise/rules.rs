@@ -1,0 +1,1 @@
+//! What is allowed, in Kruise's words.
