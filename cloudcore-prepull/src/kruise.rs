@@ -13,8 +13,12 @@
 //! two halves know little of each other: a job writes a [`Wish`] into a NodeImage and hears in [`News`] how it fares.
 //! Both halves are pure.
 
+pub mod engine;
 pub mod io;
 pub mod jobs;
+pub mod node_images;
 pub mod rules;
+pub mod watch;
+pub mod writer;
 
 pub use io::{Liveness, News, ObjectId, Standing, Unreadable, Wish};

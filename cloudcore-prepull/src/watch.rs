@@ -44,14 +44,23 @@ pub async fn jobs(client: Client, inputs: mpsc::Sender<Input>) {
     .await;
 }
 
-struct Watched<T> {
-    all: fn(Vec<T>) -> Input,
-    one: fn(T) -> Input,
-    gone: fn(&T) -> Input,
+/// What a watch tells becomes these inputs.
+pub(crate) struct Watched<T, I> {
+    /// All that there are.
+    pub(crate) all: fn(Vec<T>) -> I,
+    /// One is new or changed.
+    pub(crate) one: fn(T) -> I,
+    /// One is gone.
+    pub(crate) gone: fn(&T) -> I,
 }
 
-async fn follow<K, T>(api: Api<K>, inputs: mpsc::Sender<Input>, read: impl Fn(K) -> T, watched: Watched<T>)
-where
+/// Watches for ever, or until nobody listens.
+pub(crate) async fn follow<K, T, I>(
+    api: Api<K>,
+    inputs: mpsc::Sender<I>,
+    read: impl Fn(K) -> T,
+    watched: Watched<T, I>,
+) where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
     K::DynamicType: Default + Eq + std::hash::Hash + Clone,
 {
