@@ -17,8 +17,10 @@ pub mod engine;
 pub mod io;
 pub mod jobs;
 pub mod node_images;
+pub mod owner;
 pub mod rules;
 pub mod watch;
 pub mod writer;
 
+pub use engine::{Action, Input, Kruise};
 pub use io::{Liveness, News, ObjectId, Standing, Unreadable, Wish};

@@ -3,8 +3,8 @@
 //! ```text
 //!  watch ─┐                                    ┌─▶ dispatch (secrets, tunnel) ─┐
 //!  tunnel ┼─▶ inputs (bounded) ─▶ Controller ──┼─▶ status_writer ──────────────┼─▶ inputs
-//!  time ──┘                       one task     ├─▶ tunnel::registry (send)     │
-//!                                              └─▶ events                      │
+//!  time ──┘                 └───▶ Kruise ──────┼─▶ tunnel::registry (send)     │
+//!                                 one task     └─▶ events                      │
 //! ```
 
 use std::future::Future;
@@ -37,9 +37,11 @@ use crate::status_writer::Writer;
 use crate::tunnel::registry::Sessions;
 use crate::{crds_command, dispatch, http, plan_command, token_command, watch};
 
+mod kruise;
 mod listeners;
 mod vital;
 
+use self::kruise::Served;
 use vital::Vital;
 
 /// Inputs that wait for the controller. It takes a batch in well below a millisecond; where it cannot keep up
@@ -127,6 +129,11 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             shutdown.cancel();
         }
     });
+    if args.enable_kruise_api {
+        let check = Box::pin(crate::kruise::owner::check(&client, Timestamp::now()));
+        let Some(ours) = shutdown.run_until_cancelled(check).await else { return Ok(()) };
+        ours?;
+    }
     let namespace = &args.cluster.namespace;
     let Some(term) = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown).await? else {
         return Ok(());
@@ -148,14 +155,19 @@ async fn work(
 ) -> anyhow::Result<()> {
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = crate::cluster::leaders_client(kubeconfig, leadership.clone()).await?;
-    let (inputs, mut receiver) = mpsc::channel(INPUTS);
+    let (inputs, receiver) = mpsc::channel(INPUTS);
+    let (kruise_inputs, kruise_receiver) = mpsc::channel(INPUTS);
+    let mut inbox = Inbox { jobs: receiver, kruise: kruise_receiver };
     let mut core = Core {
         controller: Controller::default(),
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
         events: Events::start(writes.clone()),
-        writer: Writer::new(writes),
+        writer: Writer::new(writes.clone()),
+        kruise: args.enable_kruise_api.then(|| Served::new(&args, writes.clone())),
+        kruise_inputs: kruise_inputs.clone(),
+        known: Known::default(),
         leadership,
         metrics,
         inputs: inputs.clone(),
@@ -170,14 +182,18 @@ async fn work(
     // an edge with a task of a job that is not known is told to stop.
     let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
     tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
-    core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await?;
+    core.until(&mut inbox, |known| known.nodes, &shutdown).await?;
     let reports = core.writer.reports(core.clock.now());
     if let Some(reports) = shutdown.run_until_cancelled(reports).await {
         core.controller.handle(Input::Reports(reports), core.clock.now());
     }
     let jobs = core.vital.guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
     tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
-    core.until(&mut receiver, |input| matches!(input, Input::Jobs(_)), &shutdown).await?;
+    core.until(&mut inbox, |known| known.jobs, &shutdown).await?;
+    if args.enable_kruise_api {
+        core.watch_kruise(&client);
+        core.until(&mut inbox, |known| known.kruise, &shutdown).await?;
+    }
     if shutdown.is_cancelled() {
         return Ok(());
     }
@@ -186,7 +202,7 @@ async fn work(
     let tunnel = listeners::start(&args, health_address, client, &core, shutdown.clone()).await?;
     readiness.set(true);
 
-    let outcome = core.until(&mut receiver, |_| false, &shutdown).await;
+    let outcome = core.until(&mut inbox, |_| false, &shutdown).await;
     // Where a vital task has ended, so does the rest.
     shutdown.cancel();
 
@@ -240,9 +256,27 @@ impl Clock {
     }
 }
 
+/// What comes in.
+struct Inbox {
+    jobs: mpsc::Receiver<Input>,
+    kruise: mpsc::Receiver<crate::kruise::Input>,
+}
+
+/// Which of the first lists have come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    nodes: bool,
+    jobs: bool,
+    kruise: bool,
+}
+
 /// The one task that owns the controller.
 struct Core {
     controller: Controller,
+    /// Where Kruise's API is served.
+    kruise: Option<Served>,
+    kruise_inputs: mpsc::Sender<crate::kruise::Input>,
+    known: Known,
     clock: Clock,
     /// Its client is fenced: see [`crate::leader::Fence`].
     writer: Writer,
@@ -258,21 +292,20 @@ struct Core {
 }
 
 impl Core {
-    /// Carries inputs in and actions out, up to and including the first input that `last` accepts. Fails where a
-    /// vital task has ended.
+    /// Carries inputs in and actions out, until so much is known. Fails where a vital task has ended.
     async fn until(
         &mut self,
-        receiver: &mut mpsc::Receiver<Input>,
-        last: impl Fn(&Input) -> bool,
+        inbox: &mut Inbox,
+        enough: impl Fn(Known) -> bool,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
+        let mut kruise_batch = Vec::new();
         loop {
             let now = self.clock.now();
-            let wakeup = self
-                .controller
-                .next_wakeup()
-                .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
+            let kruise = self.kruise.as_ref().and_then(Served::next_wakeup);
+            let wakeup = [self.controller.next_wakeup(), kruise].into_iter().flatten().min();
+            let wakeup = wakeup.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
             let sleep = tokio::time::sleep(wakeup.unwrap_or(Duration::from_secs(3600)));
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
@@ -282,7 +315,8 @@ impl Core {
                     error!(%ended, "this replica cannot go on");
                     return Err(ended.into());
                 }
-                received = receiver.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
+                received = inbox.jobs.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
+                _ = inbox.kruise.recv_many(&mut kruise_batch, BATCH) => {}
                 () = sleep => batch.push(Input::Tick),
                 // Reaps what ended; a panic is logged, and its job is picked up by its deadline.
                 Some(ended) = self.work.join_next(), if !self.work.is_empty() => {
@@ -291,10 +325,11 @@ impl Core {
                 }
             }
             let now = self.clock.now();
-            let mut found = false;
             for input in batch.drain(..) {
-                found |= last(&input);
                 self.metrics.input(&input);
+                self.known.nodes |= matches!(input, Input::Nodes(_));
+                self.known.jobs |= matches!(input, Input::Jobs(_));
+                let Some(input) = self.share(input, now) else { continue };
                 match &input {
                     Input::Job(job) | Input::Recalled(_, _, Some(job)) => self.writer.seen(job),
                     Input::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.seen(job)),
@@ -302,11 +337,17 @@ impl Core {
                 }
                 self.controller.handle(input, now);
             }
+            for input in kruise_batch.drain(..) {
+                self.kruise_input(input, now);
+            }
+            // Places that NodeImages gave back may serve a job; what the jobs leave, the NodeImages may take.
+            self.move_places();
             for action in self.controller.flush(now) {
                 self.act(action);
             }
+            self.flush_kruise(now);
             self.metrics.levels(self.controller.phases(), self.sessions.len());
-            if found {
+            if enough(self.known) {
                 return Ok(());
             }
         }

@@ -34,6 +34,7 @@ pub enum Action {
 
 /// Which of the first lists have come.
 #[derive(Clone, Copy, Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "one for each list")]
 struct Listed {
     nodes: bool,
     node_images: bool,
@@ -142,6 +143,6 @@ impl Kruise {
 
     /// NodeImages that there are, for the metrics.
     pub fn node_images(&self) -> usize {
-        self.node_images.len()
+        self.node_images.count()
     }
 }

@@ -13,6 +13,8 @@ mod edit;
 mod held;
 mod pace;
 mod status;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -190,8 +192,12 @@ impl NodeImages {
                 let gone =
                     self.held.iter().filter(|(name, held)| held.node.is_some() && !listed.contains(*name));
                 let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
-                gone.iter().for_each(|name| self.node_gone(name));
-                nodes.into_iter().for_each(|node| self.node(node));
+                for name in gone {
+                    self.node_gone(&name);
+                }
+                for node in nodes {
+                    self.node(node);
+                }
             }
             Input::Node(node) => self.node(node),
             Input::NodeGone(name) => self.node_gone(&name),
@@ -202,8 +208,12 @@ impl NodeImages {
                 };
                 let listed: BTreeSet<NodeName> = objects.iter().map(name).collect();
                 let gone: Vec<_> = self.held.keys().filter(|name| !listed.contains(name)).cloned().collect();
-                gone.iter().for_each(|name| self.observe(name, None));
-                objects.into_iter().for_each(|object| self.object(object));
+                for name in gone {
+                    self.observe(&name, None);
+                }
+                for object in objects {
+                    self.object(object);
+                }
             }
             Input::NodeImage(object) => self.object(object),
             Input::NodeImageGone(name) => self.observe(&name, None),
@@ -266,7 +276,7 @@ impl NodeImages {
     }
 
     /// NodeImages that there are, for the metrics.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.held.values().filter(|held| held.exists()).count()
     }
 
@@ -340,7 +350,7 @@ impl NodeImages {
                 EdgeMessage::Hello(_) => {}
                 EdgeMessage::Accepted { task } => self.with(&node, |held, out| held.accepted(&task, out)),
                 EdgeMessage::Progress(progress) => {
-                    self.with(&node, |held, out| held.progress(&progress, out));
+                    self.with(&node, |held, out| held.progress(&progress, now, out));
                 }
                 EdgeMessage::Result(result) => {
                     if self.held.contains_key(&node) {

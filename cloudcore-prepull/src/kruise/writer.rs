@@ -85,10 +85,10 @@ impl Writer {
         }
     }
 
-    /// Makes a job's write. None for what is none.
-    pub async fn job(&self, action: Action) -> Option<(Object, Outcome)> {
-        let object = written_object(&action)?;
-        let outcome = match tokio::time::timeout(WRITE_DEADLINE, self.write_job(action)).await {
+    /// Makes a job's write.
+    pub async fn job(&self, action: Action) -> Outcome {
+        let object = written_object(&action);
+        match tokio::time::timeout(WRITE_DEADLINE, self.write_job(action)).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(error)) => {
                 warn!(?object, %error, "not written; trying again");
@@ -98,8 +98,7 @@ impl Writer {
                 warn!(?object, deadline = ?WRITE_DEADLINE, "not written in time; trying again");
                 Outcome::Failed
             }
-        };
-        Some((object, outcome))
+        }
     }
 
     async fn write_job(&self, action: Action) -> Result<Outcome, Error> {
@@ -156,7 +155,8 @@ impl Writer {
     }
 }
 
-fn written_object(action: &Action) -> Option<Object> {
+/// What an action writes. None for what is no write.
+pub fn written_object(action: &Action) -> Option<Object> {
     Some(match action {
         Action::PullJobStatus(id, _) | Action::DeletePullJob(id) => Object::PullJob(id.uid.clone()),
         Action::ListJobStatus(id, _) | Action::DeleteListJob(id) => Object::ListJob(id.uid.clone()),

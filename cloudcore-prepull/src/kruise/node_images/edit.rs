@@ -49,8 +49,9 @@ pub(super) fn apply(
                 set_image_terms(image, wish);
                 return Effect::Changed;
             }
-            // What has ended is not changed any more.
-            if !ended && (set_terms(tag, wish) | set_image_terms(image, wish)) {
+            // What has ended is not changed any more, and of several jobs the last one's terms are in force.
+            let is_last = tag.owner_references.last().is_some_and(|last| last.uid == wish.owner.uid);
+            if !ended && is_last && (set_terms(tag, wish) | set_image_terms(image, wish)) {
                 effect = Effect::Changed;
             }
             effect

@@ -43,8 +43,8 @@ pub(super) struct Held {
     refused: BTreeMap<Key, ImageTagStatus>,
     /// To be written into the spec; with each whether what has ended is to be done again.
     wishes: Vec<(Arc<Wish>, bool)>,
-    /// What the jobs were told.
-    told: HashMap<JobUid, Standing>,
+    /// What the jobs were told, of the tags that they own.
+    told: HashMap<(JobUid, Key), Standing>,
     write: Writing,
 }
 
@@ -150,7 +150,12 @@ impl Held {
         let wishes = std::mem::take(&mut self.write.wishes).min(self.wishes.len());
         let now_is = match written {
             Written::Done(object) => {
-                self.wishes.drain(..wishes);
+                // Each is answered when the object is looked at, also where the answer is the one of before.
+                for (wish, _) in self.wishes.drain(..wishes) {
+                    if let Some(job) = job_of(&wish.owner) {
+                        self.told.remove(&(job, (wish.image.clone(), wish.tag.clone())));
+                    }
+                }
                 object.as_ref()
             }
             Written::Refused(object) => object.as_ref(),
@@ -198,6 +203,8 @@ impl Held {
         };
         let before = self.object.as_ref();
         if before.is_some_and(|before| before.uid == new.uid && is_older(&new.version, &before.version)) {
+            // What was answered with it is to be told from what is newer.
+            self.tell_standings(out);
             return;
         }
         self.blocked = false;
@@ -216,37 +223,37 @@ impl Held {
     /// Tells the jobs how their wishes stand, where that is new.
     fn tell_standings(&mut self, out: &mut Out<'_>) {
         let Some(object) = &self.object else { return };
-        let mut standings: HashMap<JobUid, (Option<Timestamp>, Standing)> = HashMap::new();
+        let mut standings: HashMap<(JobUid, Key), Standing> = HashMap::new();
         for (name, image) in &object.spec.images {
             for tag in &image.tags {
                 let standing = standing(object.status.as_ref(), name, tag);
-                let made = tag.created_at.as_ref().map(|time| time.0);
                 for job in tag.owner_references.iter().filter(|owner| is_job(owner)).filter_map(job_of) {
-                    // Where a job's image was changed it may own two for a moment: the later one counts.
-                    let known = standings.get(&job);
-                    if known.is_none_or(|(before, _)| *before <= made) {
-                        standings.insert(job, (made, standing));
-                    }
+                    standings.insert((job, (name.clone(), tag.tag.clone())), standing);
                 }
             }
         }
-        let mut tell = |job: &JobUid, standing| {
-            let (job, node) = (job.clone(), self.name.clone());
-            out.act(Action::News(News::Standing { job, node, standing }));
-        };
-        self.told.retain(|job, _| {
-            let stays = standings.contains_key(job);
+        let node = &self.name;
+        self.told.retain(|what, _| {
+            let stays = standings.contains_key(what);
             if !stays {
-                tell(job, Standing::Absent);
+                out.act(told(node, what.clone(), Standing::Absent));
             }
             stays
         });
-        for (job, (_, standing)) in standings {
-            if self.told.get(&job) != Some(&standing) {
-                tell(&job, standing);
-                self.told.insert(job, standing);
+        for (what, standing) in standings {
+            if self.told.get(&what) != Some(&standing) {
+                out.act(told(node, what.clone(), standing));
+                self.told.insert(what, standing);
             }
         }
+    }
+
+    /// Answers a wish that changes nothing.
+    fn answer(&self, wish: &Wish, out: &mut Out<'_>) {
+        let Some(job) = job_of(&wish.owner) else { return };
+        let what = (job, (wish.image.clone(), wish.tag.clone()));
+        let standing = self.told.get(&what).copied().unwrap_or(Standing::Absent);
+        out.act(told(&self.name, what, standing));
     }
 
     /// Brings the works in line with the spec.
@@ -254,7 +261,7 @@ impl Held {
         let Some(object) = &self.object else { return };
         let mut wanted: HashSet<Key> = HashSet::new();
         for (name, image) in &object.spec.images {
-            for tag in &image.tags {
+            for (tag, valid) in image.tags.iter().zip(rules::image_rules(name, image)) {
                 let key = (name.clone(), tag.tag.clone());
                 let has_ended = object
                     .status
@@ -263,7 +270,7 @@ impl Held {
                 if has_ended || !wanted.insert(key.clone()) {
                     continue;
                 }
-                match rules::tag_rules(name, tag) {
+                match valid {
                     Ok(valid) => {
                         self.refused.remove(&key);
                         align_one(&mut self.works, &object.uid, key, image, tag, valid, out);
@@ -340,6 +347,10 @@ fn align_one(
             works.insert(key, Work::new(id, tag.version, valid));
         }
     }
+}
+
+fn told(node: &NodeName, (job, (image, tag)): (JobUid, Key), standing: Standing) -> Action {
+    Action::News(News::Standing { job, node: node.clone(), image, tag, standing })
 }
 
 /// How a tag stands, as the API server has it.

@@ -10,6 +10,8 @@ use prepull_api::task::{
     CheckItem, ImageTask, JobUid, NodeName, SandboxMetadata, Task, TaskId, TaskOutcome, TaskResult,
 };
 
+use prepull_api::wire::bounded_reason;
+
 use super::super::rules::ValidTag;
 use super::Order;
 use super::edit::is_job;
@@ -44,6 +46,8 @@ pub(super) struct Work {
     pub(super) state: State,
     /// When it was first sent.
     pub(super) since: Option<Timestamp>,
+    /// When the node was last heard of it.
+    pub(super) heard: Option<Timestamp>,
     pub(super) progress: i32,
     pub(super) message: String,
     /// It takes a place on the node.
@@ -79,6 +83,7 @@ impl Work {
             tag,
             state: State::Waiting,
             since: None,
+            heard: None,
             progress: 0,
             message: String::new(),
             has_place: false,
@@ -113,12 +118,14 @@ impl Work {
 
     /// When it is given up here, whatever the node does.
     pub(super) fn gives_up(&self) -> Option<Timestamp> {
-        let whole = match (&self.state, self.tag.active_deadline) {
-            (State::With | State::Away | State::Waiting | State::Resolving, Some(deadline)) => deadline,
-            (State::With, None) => self.budget(),
+        let (since, whole) = match (&self.state, self.tag.active_deadline) {
+            (State::With | State::Away | State::Waiting | State::Resolving, Some(deadline)) => {
+                (self.since?, deadline)
+            }
+            (State::With, None) => (self.heard?, self.budget()),
             _ => return None,
         };
-        self.since?.checked_add(whole.saturating_add(SILENCE)).ok()
+        since.checked_add(whole.saturating_add(SILENCE)).ok()
     }
 
     /// Why it was given up then.
@@ -152,26 +159,19 @@ impl Work {
     pub(super) fn ends(&mut self, name: &str, tag: &str, result: &TaskResult, now: Timestamp) {
         let image = result.images.first();
         let there = image.filter(|image| image.outcome.is_there());
-        let mut status = match there {
-            Some(image) => {
-                let mut status = ended(self, tag, PullPhase::Succeeded, String::new(), now);
-                status.progress = 100;
-                let id = image.id.as_ref().or(image.digest.as_ref());
-                status.image_id = id.map(|id| prepull_api::wire::bounded_reason(&format!("{name}@{id}")));
-                status
+        let mut status = if let Some(image) = there {
+            let mut status = ended(self, tag, PullPhase::Succeeded, String::new(), now);
+            status.progress = 100;
+            let id = image.id.as_ref().or(image.digest.as_ref());
+            status.image_id = id.map(|id| bounded_reason(&format!("{name}@{id}")));
+            status
+        } else {
+            let said = image.map(|image| image.reason.as_str()).filter(|reason| !reason.is_empty());
+            let mut why = bounded_reason(said.unwrap_or(&result.reason));
+            if result.outcome == TaskOutcome::DeadlineExceeded && self.tag.active_deadline.is_some() {
+                why = format!("{EXCEEDED}: {why}");
             }
-            None => {
-                let said = image.map(|image| image.reason.as_str()).filter(|reason| !reason.is_empty());
-                let why = prepull_api::wire::bounded_reason(said.unwrap_or(&result.reason));
-                let why = if result.outcome == TaskOutcome::DeadlineExceeded
-                    && self.tag.active_deadline.is_some()
-                {
-                    format!("{EXCEEDED}: {why}")
-                } else {
-                    why
-                };
-                ended(self, tag, PullPhase::Failed, why, now)
-            }
+            ended(self, tag, PullPhase::Failed, why, now)
         };
         status.start_time = status.start_time.or_else(|| now.checked_sub(result.took).ok().map(stamp));
         self.state = State::Ended { status: Box::new(status), ack: Some(result.task.clone()) };
@@ -264,9 +264,7 @@ pub(super) fn task_id(
         let _ = write!(hex, "{byte:02x}");
         hex
     });
-    // The rules allow no version for which this is not so.
-    let attempt = u32::try_from(tag.version).unwrap_or(u32::MAX - 1).saturating_add(1);
-    TaskId { job: JobUid(format!("{uid}{MARK}{hash}")), attempt }
+    TaskId { job: JobUid(format!("{uid}{MARK}{hash}")), attempt: valid.attempt }
 }
 
 /// `name:tag`, or `name@digest`.

@@ -8,14 +8,14 @@ use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec, NodeImage
 use prepull_api::selector::Selector;
 use prepull_api::wire::bounded_reason;
 
+use super::super::super::Standing;
 use super::super::super::jobs::Event;
-use super::super::super::{News, Standing};
 use super::super::edit::{self, Effect, job_of};
 use super::super::pace::Budget;
 use super::super::status::{Difference, desired, difference};
 use super::super::work::State;
 use super::super::{Action, Around, Out, Write};
-use super::{Held, Key, Observed, give_place, object_id};
+use super::{Held, Key, Observed, give_place, object_id, told};
 
 /// Between two writes of one status that tell of ends: what ends together is told together.
 const ENDS_GAP: Duration = Duration::from_millis(300);
@@ -75,13 +75,12 @@ impl Held {
         let now = around.now;
         let mut waiting: Vec<(Option<Timestamp>, Key)> = Vec::new();
         for (key, work) in self.works.iter().filter(|(_, work)| matches!(work.state, State::Waiting)) {
-            match work.not_before.filter(|not_before| *not_before > now) {
-                Some(not_before) => wakeup.at(not_before),
-                None => {
-                    let made = tag_of(&object.spec, key).and_then(|(_, tag)| tag.created_at.as_ref());
-                    waiting.push((made.map(|time| time.0), key.clone()));
-                }
+            if let Some(not_before) = work.not_before.filter(|not_before| *not_before > now) {
+                wakeup.at(not_before);
+                continue;
             }
+            let made = tag_of(&object.spec, key).and_then(|(_, tag)| tag.created_at.as_ref());
+            waiting.push((made.map(|time| time.0), key.clone()));
         }
         // Who came first is served first.
         waiting.sort_unstable();
@@ -127,19 +126,19 @@ impl Held {
         let status = object.status.as_ref().unwrap_or(&none);
         let mut spec = object.spec.clone();
         let (mut changed, next) = edit::prune(&mut spec, status, around.liveness, now);
-        next.into_iter().for_each(|next| wakeup.at(next));
-        let mut full = Vec::new();
-        self.wishes.retain(|(wish, again)| match edit::apply(&mut spec, status, wish, *again, now) {
-            Effect::Changed => {
-                changed = true;
-                true
+        if let Some(next) = next {
+            wakeup.at(next);
+        }
+        let (mut kept, mut settled, mut full) = (Vec::new(), Vec::new(), Vec::new());
+        for (wish, again) in std::mem::take(&mut self.wishes) {
+            match edit::apply(&mut spec, status, &wish, again, now) {
+                Effect::Changed => kept.push((wish, again)),
+                Effect::None => settled.push(wish),
+                Effect::Full => full.push(wish),
             }
-            Effect::None => false,
-            Effect::Full => {
-                full.push(wish.clone());
-                false
-            }
-        });
+        }
+        changed |= !kept.is_empty();
+        self.wishes = kept;
         let (uid, version) = (object.uid.clone(), object.version.clone());
         if changed || *object.labels != node.labels {
             let labels = Arc::new(node.labels.clone());
@@ -147,6 +146,9 @@ impl Held {
             self.begin(self.wishes.len());
         } else {
             self.write_status(budget, now, wakeup, out);
+        }
+        for wish in settled {
+            self.answer(&wish, out);
         }
         for wish in full {
             // The job is not to wait for room that may never come.
@@ -159,8 +161,8 @@ impl Held {
                 note: bounded_reason(&note),
             }));
             if let Some(job) = job_of(&wish.owner) {
-                let standing = Standing::Failed(now);
-                out.act(Action::News(News::Standing { job, node: self.name.clone(), standing }));
+                let what = (job, (wish.image.clone(), wish.tag.clone()));
+                out.act(told(&self.name, what, Standing::Failed(now)));
             }
         }
     }

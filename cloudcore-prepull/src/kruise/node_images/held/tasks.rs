@@ -34,7 +34,7 @@ impl Held {
         for work in self.works.values_mut().filter(|work| matches!(work.state, State::With | State::Away)) {
             match open.iter().find(|open| open.task == work.sent).map(|open| open.phase) {
                 Some(OpenPhase::Running | OpenPhase::Finished) => {
-                    work.state = State::With;
+                    (work.state, work.heard) = (State::With, Some(now));
                     if !std::mem::replace(&mut work.has_place, true) {
                         out.took();
                     }
@@ -51,7 +51,7 @@ impl Held {
                 // From before a restart of this side.
                 Some(work) if matches!(work.state, State::Waiting) && open.phase != OpenPhase::NeedsKeys => {
                     work.sent = open.task.clone();
-                    work.state = State::With;
+                    (work.state, work.heard) = (State::With, Some(now));
                     work.since = work.since.or(Some(now));
                     work.has_place = true;
                     out.took();
@@ -96,6 +96,7 @@ impl Held {
         match outcome {
             DispatchOutcome::Sent(session) => {
                 work.since = work.since.or(Some(now));
+                work.heard = Some(now);
                 if current == Some(session) {
                     work.state = State::With;
                 } else if current.is_some_and(|current| current > session) {
@@ -126,11 +127,12 @@ impl Held {
     }
 
     /// How far a task is.
-    pub(in super::super) fn progress(&mut self, progress: &Progress, out: &mut Out<'_>) {
+    pub(in super::super) fn progress(&mut self, progress: &Progress, now: Timestamp, out: &mut Out<'_>) {
         let of = |work: &&mut Work| work.sent == progress.task && work.is_out();
         let Some(work) = self.works.values_mut().find(of) else {
             return out.cancel(progress.task.clone(), UNWANTED);
         };
+        work.heard = Some(now);
         let Some(image) = progress.images.first() else { return };
         if let Some(bytes) = image.bytes.filter(|bytes| bytes.total > 0) {
             let percent = u128::from(bytes.done.min(bytes.total)) * 100 / u128::from(bytes.total);
