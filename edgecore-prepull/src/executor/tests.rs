@@ -429,7 +429,8 @@ async fn what_was_looked_at_in_vain_is_said_where_the_registry_refuses() {
     fake.script("gone", [Act::Fail(ErrorClass::NotFound, "not found")]);
     let mut work = work(vec![always("locked"), always("gone")]);
     let note = "secret default/a has no entry for r.example".to_owned();
-    work.terms.keys = vec![Arc::new(Key::Anonymous { note }); 2];
+    let key = Arc::new(Key::Anonymous { note });
+    work.terms.keys = vec![key.clone(), key];
     let end = run(&fake, work).await;
     assert_eq!(
         end.images[0].reason,
