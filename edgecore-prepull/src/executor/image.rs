@@ -1,17 +1,16 @@
 //! One image of a task, over all its tries.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use prepull_api::credentials::RegistryCredential;
-use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageResult, ImageTask, PullPolicy};
+use prepull_api::task::{ImageOutcome, ImagePhase, ImageResult, ImageTask, PullPolicy};
 use prepull_api::wire::{Key, bounded_reason};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::once::Fresh;
 use super::{BACKOFF, Executor, TaskContext};
-use crate::puller::{ErrorClass, Present, PullError, PullRequest, Pulled, Puller};
+use crate::puller::{ErrorClass, Present, PullError, Pulled, Puller};
 use crate::tunnel::backoff::Backoff;
 
 /// How an image came to be there.
@@ -104,7 +103,8 @@ impl<P: Puller> Executor<P> {
         let board = context.board;
         board.tries(index);
         let progress = |bytes| board.bytes(index, bytes);
-        match in_time(image.timeout, self.with_key(image, &key, &progress)).await {
+        let asking = AtomicBool::new(false);
+        match in_time(image.timeout, &asking, self.with_key(image, &key, &asking, &progress)).await {
             Ok(pulled) => {
                 *turn = Some(Fresh::new(&key, &pulled));
                 Ok(There::Pulled(pulled))
@@ -117,62 +117,21 @@ impl<P: Puller> Executor<P> {
             }
         }
     }
-
-    /// One try: with each credential, until the registry accepts one.
-    async fn with_key(
-        &self,
-        image: &ImageTask,
-        key: &Arc<Key>,
-        progress: &(dyn Fn(Bytes) + Send + Sync),
-    ) -> Result<Pulled, PullError> {
-        let credentials: Vec<Option<&RegistryCredential>> = match &**key {
-            Key::Credentials { credentials } => credentials.iter().map(Some).collect(),
-            Key::Anonymous { .. } | Key::Unavailable { .. } => vec![None],
-        };
-        let mut refusal: Option<PullError> = None;
-        for credential in &credentials {
-            let request = PullRequest {
-                reference: &image.reference,
-                credential: *credential,
-                sandbox: image.sandbox.as_ref(),
-            };
-            match self.puller.pull(request, progress).await {
-                Ok(pulled) => return Ok(pulled),
-                // A registry that says "not found" has let us in, or hides what it has: it says more than a
-                // refusal, whichever came last.
-                Err(error) if error.class == ErrorClass::NotFound => refusal = Some(error),
-                Err(error) if error.class == ErrorClass::Auth => refusal = refusal.or(Some(error)),
-                Err(error) => return Err(error),
-            }
-        }
-        let refusal = refusal.unwrap_or_else(|| {
-            PullError::new(
-                ErrorClass::Permanent,
-                "the secret of the image has no credential for its registry",
-            )
-        });
-        let PullError { class, message } = refusal;
-        let message = match (&**key, credentials.len(), class) {
-            (Key::Anonymous { note }, _, ErrorClass::Auth) => {
-                let note = if note.is_empty() { "no secret is named for this image" } else { note };
-                format!("{message} (pulled anonymously: {note})")
-            }
-            (_, tried @ 2.., _) => format!("{message} ({tried} credentials were tried)"),
-            _ => message,
-        };
-        Err(PullError::new(class, message))
-    }
 }
 
 /// One try, as long as it may take. What is dropped stops in the runtime, and the next try goes on where it broke.
 async fn in_time<T>(
     limit: Option<Duration>,
+    asking: &AtomicBool,
     attempt: impl Future<Output = Result<T, PullError>>,
 ) -> Result<T, PullError> {
     let Some(limit) = limit else { return attempt.await };
     timeout(limit, attempt).await.unwrap_or_else(|_| {
-        let limit = limit.as_secs_f64();
-        Err(PullError::new(ErrorClass::Transient, format!("not pulled within timeoutSeconds ({limit}s)")))
+        let mut message = format!("not pulled within timeoutSeconds ({}s)", limit.as_secs_f64());
+        if asking.load(Ordering::Relaxed) {
+            message.push_str(": the node's credential providers had not answered yet");
+        }
+        Err(PullError::new(ErrorClass::Transient, message))
     })
 }
 

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod providers;
+
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::task::{Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
 
