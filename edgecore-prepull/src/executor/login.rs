@@ -141,7 +141,7 @@ fn explained<P>(tries: &Tries<'_, P>, key: &Key, answer: &Answer) -> PullError {
     let refused = *class == ErrorClass::Auth;
     let mut notes = Vec::new();
     match (credentials.len(), of_providers.len()) {
-        (0, 0) | (1, 0) => {}
+        (0 | 1, 0) => {}
         (of_key, 0) => notes.push(format!("{of_key} credentials were tried")),
         (of_key, of_providers) => {
             let of_key = if of_key == 0 { String::new() } else { format!("{of_key} of the secret and ") };
