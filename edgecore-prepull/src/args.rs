@@ -52,8 +52,8 @@ Examples:
   edgecore-prepull run
   edgecore-prepull run --runtime-endpoint unix:///run/k3s/containerd/containerd.sock --parallel-pulls 2
   edgecore-prepull run --config /etc/edgecore-prepull/config.yaml --log-format json
-  edgecore-prepull run --image-credential-provider-config /etc/kubernetes/credential-provider.yaml \\
-    --image-credential-provider-bin-dir /usr/local/lib/credential-providers
+  edgecore-prepull run --image-credential-provider-config /etc/providers.yaml \\
+      --image-credential-provider-bin-dir /usr/local/lib/providers
 
 The configuration file is YAML with the flags' names in camelCase:
   runtimeEndpoint: unix:///run/containerd/containerd.sock
@@ -77,8 +77,8 @@ pub struct RunArgs {
 Examples:
   edgecore-prepull pull nginx:1.25
   edgecore-prepull pull --docker-config ~/.docker/config.json registry.example/team/app:v1
-  edgecore-prepull pull --image-credential-provider-config /etc/kubernetes/credential-provider.yaml \\
-    --image-credential-provider-bin-dir /usr/local/lib/credential-providers registry.example/team/app:v1
+  edgecore-prepull pull --image-credential-provider-config /etc/providers.yaml \\
+      --image-credential-provider-bin-dir /usr/local/lib/providers registry.example/team/app:v1
 
 A credential provider shows here what it writes on stderr; the agent drops it.
 
