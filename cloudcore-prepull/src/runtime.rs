@@ -35,7 +35,7 @@ use crate::metrics::Metrics;
 use crate::secrets::Secrets;
 use crate::status_writer::Writer;
 use crate::tunnel::registry::Sessions;
-use crate::{crds_command, dispatch, http, plan_command, token_command, watch};
+use crate::{crds_command, dispatch, http, plan_command, preflight, token_command, watch};
 
 mod listeners;
 mod vital;
@@ -148,14 +148,18 @@ async fn work(
 ) -> anyhow::Result<()> {
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = crate::cluster::leaders_client(kubeconfig, leadership.clone()).await?;
+    if shutdown.run_until_cancelled(preflight::passes(&client, &readiness)).await.is_none() {
+        return Ok(());
+    }
     let (inputs, mut receiver) = mpsc::channel(INPUTS);
+    let events = Events::start(writes.clone());
     let mut core = Core {
         controller: Controller::default(),
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
-        events: Events::start(writes.clone()),
-        writer: Writer::new(writes),
+        writer: Writer::new(writes, events.clone()),
+        events,
         leadership,
         metrics,
         inputs: inputs.clone(),
