@@ -8,14 +8,33 @@ use anyhow::Context;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use crate::leader::{Fence, Leadership};
-use crate::refusal::Said;
+use crate::refusal::{Said, with_causes};
 
 /// A client from the given kubeconfig, else from the environment, else from the pod's ServiceAccount.
 pub async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    Client::try_from(config(kubeconfig).await?).context(PREPARE)
+    let config = config(kubeconfig).await?;
+    info!(server = %config.cluster_url, "the API server");
+    Client::try_from(config).context(PREPARE)
+}
+
+/// An error that comes from the network says which server was asked, and by which file.
+pub async fn name_where_unreachable<T>(
+    outcome: anyhow::Result<T>,
+    kubeconfig: Option<&Path>,
+) -> anyhow::Result<T> {
+    let Err(error) = outcome else { return outcome };
+    let of_network = |cause: &(dyn std::error::Error + 'static)| {
+        matches!(cause.downcast_ref::<Error>(), Some(Error::Service(_) | Error::HyperError(_)))
+            || matches!(cause.downcast_ref::<Box<Error>>().map(AsRef::as_ref), Some(Error::Service(_)))
+    };
+    if !error.chain().any(of_network) {
+        return Err(error);
+    }
+    let server = config(kubeconfig).await?.cluster_url;
+    Err(error.context(format!("the API server {server} of the kubeconfig cannot be reached")))
 }
 
 /// As [`client`], but it writes only as long as this replica leads.
@@ -51,7 +70,7 @@ where
                         error!(what, problem, "not read; trying again");
                     }
                     Some(_) => {}
-                    None => warn!(what, %error, "not read; trying again"),
+                    None => warn!(what, error = with_causes(&error), "not read; trying again"),
                 }
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(READ_RETRY.1);

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
 use kube::{Client, Resource};
@@ -11,7 +12,7 @@ use prepull_api::crd::report::ImagePrePullReport;
 use tracing::{error, info, warn};
 
 use crate::http::Readiness;
-use crate::refusal::{Said, explain};
+use crate::refusal::{Said, explain, with_causes};
 
 /// Between two looks: an upgrade may be under way, and whoever applies what is missing waits for it to help.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -24,14 +25,7 @@ pub async fn passes(client: &Client, readiness: &Readiness) {
     let said = Said::default();
     let mut complained = false;
     loop {
-        let problems: Vec<Problem> = [
-            look::<ImagePrePullJob>(client).await,
-            look::<ImagePrePullReport>(client).await,
-            look::<Node>(client).await,
-        ]
-        .into_iter()
-        .filter_map(Result::err)
-        .collect();
+        let problems = problems(client).await;
         if problems.is_empty() {
             if complained {
                 info!("the definitions and rights that were missing are there");
@@ -54,6 +48,27 @@ pub async fn passes(client: &Client, readiness: &Readiness) {
     }
 }
 
+/// All that lasts, to be mended at once; of what may pass the first will do.
+async fn problems(client: &Client) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let looks = [
+        look::<ImagePrePullJob>(client).boxed(),
+        look::<ImagePrePullReport>(client).boxed(),
+        look::<Node>(client).boxed(),
+    ];
+    for look in looks {
+        let Err(problem) = look.await else { continue };
+        let passes = !problem.lasts;
+        if !problems.iter().any(|known: &Problem| known.text == problem.text) {
+            problems.push(problem);
+        }
+        if passes {
+            break;
+        }
+    }
+    problems
+}
+
 /// Why a kind cannot be read.
 struct Problem {
     text: String,
@@ -72,7 +87,9 @@ where
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(match explain::<K>(&error) {
             Some(text) => Problem { text, lasts: true },
-            None => Problem { text: format!("{kind} cannot be listed: {error}"), lasts: false },
+            None => {
+                Problem { text: format!("{kind} cannot be listed: {}", with_causes(&error)), lasts: false }
+            }
         }),
         Err(_) => Err(Problem { text: format!("{kind}: no answer within {ANSWER:?}"), lasts: false }),
     }

@@ -21,6 +21,13 @@ pub fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
              kubectl apply -f manifests/crds"
         ));
     }
+    if answer.code == 401 {
+        return Some(
+            "the API server does not know who asks: the credentials of --kubeconfig, or of the pod's ServiceAccount, \
+             are wrong or too old"
+                .to_owned(),
+        );
+    }
     missing_right(answer).map(|right| {
         format!("a right is missing: {right}: kubectl apply -f manifests/cloudcore-prepull/rbac.yaml")
     })
@@ -36,6 +43,16 @@ pub fn is_unserved(answer: &Status) -> bool {
 fn missing_right(answer: &Status) -> Option<&str> {
     let refused = answer.message.get(answer.message.find("User \"")?..)?;
     (answer.code == 403 && refused.contains("\" cannot ")).then_some(refused)
+}
+
+/// An error with what caused it, each once: kube repeats itself.
+pub fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).fold(String::new(), |text, cause| match text {
+        text if text.is_empty() => cause,
+        text if text.contains(&cause) => text,
+        text => format!("{text}: {cause}"),
+    })
 }
 
 /// What was said last about each matter, and when.
@@ -96,6 +113,18 @@ mod tests {
         assert!(text.ends_with("kubectl apply -f manifests/cloudcore-prepull/rbac.yaml"), "{text}");
         assert_eq!(answer("admission webhook \"w\" denied the request: not on a Sunday"), None);
         assert_eq!(answer("pods \"a\" is forbidden: exceeded quota: User \"u\" has too many"), None);
+    }
+
+    #[test]
+    fn whoever_is_not_known_is_told_so() {
+        let text = explained(json!({ "code": 401, "message": "Unauthorized" })).unwrap();
+        assert!(text.contains("the credentials of --kubeconfig"), "{text}");
+    }
+
+    #[test]
+    fn causes_are_told_once() {
+        let inner = anyhow::anyhow!("refused").context("client error").context("ServiceError: client error");
+        assert_eq!(with_causes(inner.as_ref()), "ServiceError: client error: refused");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tracing::{error, warn};
 
 use crate::controller::{Input, JobObject, UnreadableJob};
 use crate::plan::NodeView;
-use crate::refusal::{Said, explain};
+use crate::refusal::{Said, explain, with_causes};
 
 /// Watches all nodes for ever. Of each only what planning needs is kept.
 pub async fn nodes(client: Client, inputs: mpsc::Sender<Input>) {
@@ -84,7 +84,9 @@ where
                         error!(%kind, problem, "watch interrupted; trying again");
                     }
                     Some(_) => {}
-                    None => warn!(%kind, %error, "watch interrupted; it goes on by itself"),
+                    None => {
+                        warn!(%kind, error = with_causes(&error), "watch interrupted; it goes on by itself");
+                    }
                 }
                 continue;
             }

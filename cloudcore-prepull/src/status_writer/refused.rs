@@ -12,7 +12,7 @@ use tracing::{error, warn};
 
 use crate::controller::{JobEvent, Object};
 use crate::events::Events;
-use crate::refusal::{Said, explain};
+use crate::refusal::{Said, explain, with_causes};
 
 /// What is refused now. Cheap to clone.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ impl Refused {
             Object::Report(_) => ("report", explain::<ImagePrePullReport>(error)),
         };
         let Some(problem) = problem else {
-            return warn!(job = name, ?object, %error, "not written; trying again");
+            return warn!(job = name, ?object, error = with_causes(error), "not written; trying again");
         };
         self.log(what, name, &problem);
         let is_first = {
@@ -57,7 +57,7 @@ impl Refused {
     /// As above, of a job whose time is over: nobody looks at it any more.
     pub(super) fn not_deleted(&self, name: &str, error: &Error) {
         let Some(problem) = explain::<ImagePrePullJob>(error) else {
-            return warn!(job = name, %error, "the job was not deleted; trying again");
+            return warn!(job = name, error = with_causes(error), "the job was not deleted; trying again");
         };
         self.log("deletion", name, &problem);
     }
