@@ -38,7 +38,7 @@ fn wrong_usage_names_the_flag_and_what_would_be_right() {
             ["--lease-duration 5s", "must be longer than --lease-renew-deadline 10s"],
         ),
         ("run --lease-retry-period 1", ["--lease-retry-period", "time unit needed"]),
-        ("run --heartbeat 0s", ["--heartbeat", "from 1s to 10m"]),
+        ("run --heartbeat 0s", ["--heartbeat", "from 1s to 5m"]),
         ("run --edge-cert-ttl 1m", ["--edge-cert-ttl", "the usual is 30d"]),
         ("run --advertise https://cloud", ["--advertise", "neither a DNS name nor an IP address"]),
         ("run --namespace Prepull_System", ["--namespace", "lower-case letters"]),
