@@ -26,16 +26,17 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
 
-use crate::args::{Cli, Command, LogFormat, RunArgs};
+use crate::args::{Cli, ClusterArgs, Command, LogFormat, RunArgs};
 use crate::controller::{Action, Controller, Input, WriteOutcome};
 use crate::events::Events;
 use crate::http::Readiness;
 use crate::leader::{self, Leadership};
 use crate::metrics::Metrics;
+use crate::refusal::with_causes;
 use crate::secrets::Secrets;
 use crate::status_writer::Writer;
 use crate::tunnel::registry::Sessions;
-use crate::{crds_command, dispatch, http, plan_command, token_command, watch};
+use crate::{cluster, crds_command, dispatch, http, plan_command, preflight, token_command, watch};
 
 mod kruise;
 mod listeners;
@@ -68,10 +69,14 @@ pub fn main(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => block_on(run(*args)),
         Command::Crds(args) => crds_command::run(&args, &mut stdout),
-        Command::Plan(args) => block_on(plan_command::run(&args, &mut stdout)),
-        Command::Token { cluster, command } => block_on(async {
-            let client = crate::cluster::client(cluster.kubeconfig.as_deref()).await?;
-            token_command::run(command, client, &cluster.namespace, &mut stdout).await
+        Command::Plan(args) => block_on(async {
+            let outcome = plan_command::run(&args, &mut stdout).await;
+            cluster::name_where_unreachable(outcome, args.kubeconfig.as_deref()).await
+        }),
+        Command::Token { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
+            let client = cluster::client(kubeconfig.as_deref()).await?;
+            let outcome = token_command::run(command, client, &namespace, &mut stdout).await;
+            cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
         }),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cloudcore-prepull", &mut stdout);
@@ -81,7 +86,7 @@ pub fn main(cli: Cli) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            let _ = writeln!(std::io::stderr(), "error: {}", with_causes(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -94,9 +99,13 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
 }
 
 fn log_to_stderr(args: &RunArgs) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&args.log.log)
+    // What kube's client logs there it returns as well, and then it is logged by whoever knows what it means.
+    let filter = format!("kube_client::client::builder=off,{}", args.log.log);
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .with_context(|| format!("--log {} is no filter; try info or debug", args.log.log))?;
+    // A log that nobody takes any more is no reason to panic, which telling of it on stderr would be.
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = builder.log_internal_errors(false);
     match args.log.log_format {
         LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => builder.json().init(),
@@ -109,7 +118,9 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     log_to_stderr(&args)?;
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
-    let client = crate::cluster::client(args.cluster.kubeconfig.as_deref()).await?;
+    // A standby that could not lead would find out when it has to.
+    listeners::authority_of_files(&args)?;
+    let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
     let metrics = Arc::new(Metrics::default());
     let readiness = Arc::new(Readiness::new(leadership.clone()));
@@ -154,20 +165,24 @@ async fn work(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let kubeconfig = args.cluster.kubeconfig.as_deref();
-    let writes = crate::cluster::leaders_client(kubeconfig, leadership.clone()).await?;
+    let writes = cluster::leaders_client(kubeconfig, leadership.clone()).await?;
+    if shutdown.run_until_cancelled(preflight::passes(&client, &readiness)).await.is_none() {
+        return Ok(());
+    }
     let (inputs, receiver) = mpsc::channel(INPUTS);
     let (kruise_inputs, kruise_receiver) = mpsc::channel(INPUTS);
     let mut inbox = Inbox { jobs: receiver, kruise: kruise_receiver };
+    let events = Events::start(writes.clone());
     let mut core = Core {
         controller: Controller::default(),
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
-        events: Events::start(writes.clone()),
-        writer: Writer::new(writes.clone()),
         kruise: args.enable_kruise_api.then(|| Served::new(&args, writes.clone())),
         kruise_inputs: kruise_inputs.clone(),
         known: Known::default(),
+        writer: Writer::new(writes, events.clone()),
+        events,
         leadership,
         metrics,
         inputs: inputs.clone(),

@@ -61,7 +61,8 @@ pub async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
     for crd in crds() {
         let name = crd.name_any();
         let what = format!("the definition {name}");
-        let found = allowed(&what, persistently(&what, || refusable(definitions.get_opt(&name))).await)?;
+        let found =
+            allowed(&what, persistently(&what, |_| None, || refusable(definitions.get_opt(&name))).await)?;
         let Some(found) = found else { return Err(Refusal::Missing(name)) };
         if found.labels().get(PART_OF_LABEL).map(String::as_str) != Some(PART_OF) {
             let hint = found.annotations().get("meta.helm.sh/release-name");
@@ -72,7 +73,7 @@ pub async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
     }
     let leases = Api::<Lease>::namespaced(client.clone(), LEASE.0);
     let what = format!("the Lease {}/{}", LEASE.0, LEASE.1);
-    let lease = allowed(&what, persistently(&what, || refusable(leases.get_opt(LEASE.1))).await)?;
+    let lease = allowed(&what, persistently(&what, |_| None, || refusable(leases.get_opt(LEASE.1))).await)?;
     let spec = lease.and_then(|lease| lease.spec).unwrap_or_default();
     let renewed = spec.renew_time.map_or(Timestamp::MIN, |time| time.0);
     match spec.holder_identity.filter(|holder| !holder.is_empty()) {

@@ -4,7 +4,8 @@
 //! theirs may be lost. The statuses of jobs are cloudcore's alone: their writes name the object only.
 
 use std::fmt::Debug;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -14,23 +15,28 @@ use prepull_api::task::NodeName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tracing::warn;
+use tracing::{error, warn};
 
 use super::ObjectId;
 use super::jobs::{Action, Object, Outcome};
 use super::node_images::{Write, Written};
+use crate::refusal::{Said, explain, is_unserved, with_causes};
 
 /// The API server answers a write within its own 60 s or never.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Writes NodeImages, ImagePullJobs and ImageListPullJobs. Cheap to clone.
 #[derive(Clone)]
-pub struct Writer(Client);
+pub struct Writer {
+    client: Client,
+    /// What lasts is said once a minute, and not for each of ten thousand nodes.
+    said: Arc<Said>,
+}
 
 impl Writer {
     /// Writes with this client's rights.
     pub fn new(client: Client) -> Self {
-        Self(client)
+        Self { client, said: Arc::default() }
     }
 
     /// Writes a NodeImage.
@@ -39,7 +45,7 @@ impl Writer {
         match outcome {
             Ok(Ok(written)) => written,
             Ok(Err(error)) => {
-                warn!(%node, %error, "the NodeImage was not written; trying again");
+                self.complain(&node.0, explain::<NodeImage>(&error), &error);
                 Written::Failed
             }
             Err(_) => {
@@ -50,7 +56,7 @@ impl Writer {
     }
 
     async fn write_node_image(&self, name: &str, write: Write) -> Result<Written, Error> {
-        let api = Api::<NodeImage>::all(self.0.clone());
+        let api = Api::<NodeImage>::all(self.client.clone());
         let made = match write {
             Write::Create(labels) => {
                 let metadata = ObjectMeta {
@@ -74,7 +80,7 @@ impl Writer {
         match made {
             Ok(object) => Ok(Written::Done(object.map(Box::new))),
             // 422 is what a failed test of a JSON patch is to some versions.
-            Err(Error::Api(answer)) if matches!(answer.code, 404 | 409 | 422) => {
+            Err(Error::Api(answer)) if matches!(answer.code, 404 | 409 | 422) && !is_unserved(&answer) => {
                 let current = api.get_opt(name).await?;
                 if answer.code == 422 {
                     warn!(node = name, error = answer.message, "the NodeImage was refused");
@@ -91,7 +97,11 @@ impl Writer {
         match tokio::time::timeout(WRITE_DEADLINE, self.write_job(action)).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(error)) => {
-                warn!(?object, %error, "not written; trying again");
+                let problem = match object {
+                    Some(Object::ListJob(_)) => explain::<ImageListPullJob>(&error),
+                    _ => explain::<ImagePullJob>(&error),
+                };
+                self.complain(&format!("{object:?}"), problem, &error);
                 Outcome::Failed
             }
             Err(_) => {
@@ -141,8 +151,20 @@ impl Writer {
         };
         match made {
             Ok(()) => Ok(Outcome::Done),
-            Err(Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(Outcome::Gone),
+            Err(Error::Api(answer)) if matches!(answer.code, 404 | 409 | 410) && !is_unserved(&answer) => {
+                Ok(Outcome::Gone)
+            }
             Err(error) => Err(error),
+        }
+    }
+
+    fn complain(&self, object: &str, problem: Option<String>, error: &Error) {
+        match problem {
+            Some(problem) if self.said.is_due("write", &problem, Instant::now()) => {
+                error!(problem, object, "not written; trying again");
+            }
+            Some(_) => {}
+            None => warn!(object, error = with_causes(error), "not written; trying again"),
         }
     }
 
@@ -151,7 +173,7 @@ impl Writer {
         K: Resource<Scope = kube::core::NamespaceResourceScope>,
         K::DynamicType: Default,
     {
-        Api::namespaced(self.0.clone(), &id.namespace)
+        Api::namespaced(self.client.clone(), &id.namespace)
     }
 }
 
@@ -224,7 +246,7 @@ where
                 return Err(Error::Api(answer));
             }
             // Another one of its name, or none.
-            Err(Error::Api(Box::new(kube::core::Status { code: 404, ..*answer })))
+            Err(Error::Api(Box::new(kube::core::Status { code: 410, ..*answer })))
         }
         made => made.map(|_| ()),
     }

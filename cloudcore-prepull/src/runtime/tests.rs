@@ -14,13 +14,14 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         panic!("as it is told")
     }
     let client = Client::new(tower::service_fn(panics), "default");
+    let events = Events::start(client.clone());
     Core {
         controller: Controller::default(),
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
-        events: Events::start(client.clone()),
-        writer: Writer::new(client),
+        writer: Writer::new(client, events.clone()),
+        events,
         leadership: Leadership::undisputed(),
         metrics: Arc::default(),
         kruise: None,
