@@ -3,6 +3,7 @@
 
 mod commands;
 mod jobs;
+pub mod manual;
 mod node_images;
 mod object;
 mod pods;

@@ -17,6 +17,13 @@ impl Cluster {
         parts::output(command).await.with_context(|| line.to_owned())
     }
 
+    /// `kubectl apply`: what the YAML does not say any more is removed.
+    pub async fn kubectl_apply(&self, yaml: &str) -> Result<String> {
+        let file = self.place().new_dir("apply")?.join("objects.yaml");
+        std::fs::write(&file, yaml)?;
+        self.kubectl(&["apply", "-f", file.to_str().context("not UTF-8")?]).await
+    }
+
     /// Runs a `kubectl edit`; the person at the editor puts `text` in place of the line `line`.
     pub async fn edit(&self, kubectl: &str, line: &str, text: &str) -> Result<String> {
         let dir = self.place().new_dir("editor")?;
