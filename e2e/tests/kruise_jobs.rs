@@ -11,7 +11,7 @@ use serde_json::json;
 
 /// A pull of this takes some seconds over [`SLOW`].
 const LARGE: u64 = 12 * MIB;
-const SLOW: Option<u64> = Some(4 * MIB);
+const SLOW: Option<u64> = Some(3 * MIB);
 
 #[tokio::test]
 async fn parallelism_bounds_the_nodes_may_change_and_pauses_with_0() -> Result<()> {
@@ -60,7 +60,7 @@ async fn a_job_ends_at_its_deadline_and_goes_when_its_time_is_over() -> Result<(
     site.link.throttle(Some(MIB));
     let job = site.pull_job("late", &reference).on(["edge-1"]).limits(2, 3).deadline(3).apply().await?;
     let tag = site.cluster.node_image("edge-1").image(&reference);
-    tag.is_pulling().await?;
+    node.accepts().await?;
     let status = job.completes().await?;
     assert_eq!(status.message, "job exceeds activeDeadlineSeconds");
     assert_eq!((status.desired, status.active, status.succeeded, status.failed), (1, 0, 0, 1), "{status:?}");
@@ -91,8 +91,8 @@ async fn nodes_come_and_go_while_a_job_runs() -> Result<()> {
         |nodes: i32| move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.desired == nodes);
     // In the order of their names, one at a time.
     job.until("has all of them", desired(3)).await?;
-    site.cluster.node_image("edge-1").image(&reference).is_pulling().await?;
-    assert_eq!(job.status().await?.active, 1);
+    first.accepts().await?;
+    job.until("has one at work", |job| job.status.as_ref().is_some_and(|s| s.active == 1)).await?;
 
     // One that waits.
     site.cluster.delete_node("edge-3").await?;
@@ -100,7 +100,7 @@ async fn nodes_come_and_go_while_a_job_runs() -> Result<()> {
     // The one at work: its slot is free.
     site.cluster.delete_node("edge-1").await?;
     job.until("has one", desired(1)).await?;
-    site.cluster.node_image("edge-2").image(&reference).is_pulling().await?;
+    second.accepts().await?;
     // And a new one.
     let fourth = site.node("edge-4").await?.await?;
     job.until("has two again", desired(2)).await?;
@@ -139,7 +139,7 @@ async fn a_pod_selector_follows_its_pods() -> Result<()> {
         }
     };
     job.until("has the node of the pod", desired(1, 0)).await?;
-    site.cluster.node_image("edge-1").image(&reference).is_pulling().await?;
+    nodes[0].accepts().await?;
 
     // It moves.
     site.cluster.delete_pod("default", "web-1").await?;
@@ -290,7 +290,7 @@ async fn a_changed_pull_policy_reaches_the_nodes_and_a_deleted_job_leaves_them()
     site.link.throttle(Some(2 * MIB));
     let job = site.pull_job("deleted", &reference).on(["edge-1"]).limits(300, 1).apply().await?;
     let tag = site.cluster.node_image("edge-1").image(&reference);
-    tag.is_pulling().await?;
+    node.accepts().await?;
     job.patch_spec(json!({"pullPolicy": {"timeoutSeconds": 200}})).await?;
     tag.until("has the new limit", |spec, _| {
         let limits = spec.and_then(|spec| spec.pull_policy.as_ref());

@@ -124,7 +124,7 @@ async fn a_list_that_cannot_be_right_says_why() -> Result<()> {
             Ok(list) => {
                 list.says(words).await?;
                 assert_eq!(list.children().await?.len(), 0, "{name}");
-                let (kind, note) = list.event("InvalidSpec").await?;
+                let (kind, note) = list.event("Invalid").await?;
                 assert_eq!(kind, "Warning");
                 ensure!(note.contains(words), "{note}");
             }

@@ -8,7 +8,7 @@ use prepull_api::crd::kruise::NodeImage;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
-const LARGE: u64 = 16 * MIB;
+const LARGE: u64 = 24 * MIB;
 
 fn labels(object: &NodeImage) -> BTreeMap<String, String> {
     object.metadata.labels.clone().unwrap_or_default()
@@ -145,22 +145,23 @@ async fn progress_is_that_of_the_bytes_and_removing_the_entry_stops_the_pull() -
     let (_, reference) = site.image("progress", &[LARGE])?;
     let (name, _) = name_and_tag(&reference);
     let node = site.node("edge-1").await?.await?;
-    site.link.throttle(Some(3 * MIB));
+    site.link.throttle(Some(2 * MIB));
     let node_image = site.cluster.node_image("edge-1");
     node_image.exists().await?;
     node_image.patch_spec(images(name, &[tag("v1", 300, 0, "IfNotPresent")])).await?;
     let mut seen = Vec::new();
     node_image
         .tag(name, "v1")
-        .until("is half of the way", |_, status| {
+        .until("is beyond the half", |_, status| {
             let progress = status.map_or(0, |status| status.progress);
             if seen.last() != Some(&progress) {
                 seen.push(progress);
             }
-            progress >= 40
+            progress > 50
         })
         .await?;
     ensure!(seen.is_sorted() && seen.iter().all(|progress| (0..100).contains(progress)), "{seen:?}");
+    ensure!(seen.iter().filter(|progress| **progress > 0).count() > 1, "only once: {seen:?}");
     let pulling = node_image.get().await?.status.unwrap_or_default();
     assert_eq!((pulling.desired, pulling.pulling, pulling.succeeded), (1, 1, 0), "{pulling:?}");
 
@@ -211,9 +212,9 @@ async fn what_cannot_be_right_is_not_pulled_and_spares_the_rest() -> Result<()> 
 #[tokio::test]
 async fn two_jobs_that_ask_for_the_same_image_share_its_entry_and_both_end() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (image, reference) = site.image("shared", &[8 * MIB])?;
+    let (image, reference) = site.image("shared", &[12 * MIB])?;
     let node = site.node("edge-1").await?.await?;
-    site.link.throttle(Some(4 * MIB));
+    site.link.throttle(Some(3 * MIB));
     let first = site.pull_job("first", &reference).on(["edge-1"]).apply().await?;
     let tag = site.cluster.node_image("edge-1").image(&reference);
     let before = tag.is_wanted().await?;
@@ -222,7 +223,7 @@ async fn two_jobs_that_ask_for_the_same_image_share_its_entry_and_both_end() -> 
     assert_eq!((owner.kind.as_deref(), owner.name.as_deref()), (Some("ImagePullJob"), Some("first")));
     assert_eq!((owner.namespace.as_deref(), owner.uid.clone()), (Some("default"), Some(first.uid().await?)));
     ensure!(before.created_at.is_some(), "{before:?}");
-    tag.is_pulling().await?;
+    node.accepts().await?;
 
     // While it is being pulled.
     let second = site.pull_job("second", &reference).on(["edge-1"]).apply().await?;

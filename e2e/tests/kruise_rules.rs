@@ -70,7 +70,7 @@ async fn a_job_that_cannot_be_right_says_why_in_kruises_words() -> Result<()> {
                 job.says(words).await?;
                 let status = job.status().await?;
                 assert_eq!((status.desired, status.completion_time), (0, None), "{name}");
-                let (kind, note) = job.event("InvalidSpec").await?;
+                let (kind, note) = job.event("Invalid").await?;
                 ensure!(kind == "Warning" && note.contains(words), "{kind} {note}");
             }
             // From 1.25 on the API server says some of it.
