@@ -13,8 +13,14 @@
 //! two halves know little of each other: a job writes a [`Wish`] into a NodeImage and hears in [`News`] how it fares.
 //! Both halves are pure.
 
+pub mod engine;
 pub mod io;
 pub mod jobs;
+pub mod node_images;
+pub mod owner;
 pub mod rules;
+pub mod watch;
+pub mod writer;
 
+pub use engine::{Action, Input, Kruise};
 pub use io::{Liveness, News, ObjectId, Standing, Unreadable, Wish};

@@ -24,6 +24,8 @@ pub mod metrics;
 pub mod pki;
 pub mod plan;
 pub mod plan_command;
+pub mod preflight;
+pub mod refusal;
 pub mod rollout;
 pub mod runtime;
 pub mod secrets;

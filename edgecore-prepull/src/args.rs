@@ -52,6 +52,8 @@ Examples:
   edgecore-prepull run
   edgecore-prepull run --runtime-endpoint unix:///run/k3s/containerd/containerd.sock --parallel-pulls 2
   edgecore-prepull run --config /etc/edgecore-prepull/config.yaml --log-format json
+  edgecore-prepull run --image-credential-provider-config /etc/providers.yaml \\
+      --image-credential-provider-bin-dir /usr/local/lib/providers
 
 The configuration file is YAML with the flags' names in camelCase:
   runtimeEndpoint: unix:///run/containerd/containerd.sock
@@ -75,6 +77,10 @@ pub struct RunArgs {
 Examples:
   edgecore-prepull pull nginx:1.25
   edgecore-prepull pull --docker-config ~/.docker/config.json registry.example/team/app:v1
+  edgecore-prepull pull --image-credential-provider-config /etc/providers.yaml \\
+      --image-credential-provider-bin-dir /usr/local/lib/providers registry.example/team/app:v1
+
+A credential provider shows here what it writes on stderr; the agent drops it.
 
 Exit status: 0 all images are there, 1 at least one is not, 2 wrong usage.")]
 pub struct PullArgs {
@@ -84,9 +90,18 @@ pub struct PullArgs {
     /// Socket of the container runtime; found by itself where it is in a usual place
     #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
     pub runtime_endpoint: Option<String>,
-    /// A docker config.json with credentials. Without it: anonymously
+    /// A docker config.json with credentials. Without it: credential providers, or else anonymously
     #[arg(long, value_name = "FILE", env = "PREPULL_DOCKER_CONFIG")]
     pub docker_config: Option<PathBuf>,
+    /// The kubelet's CredentialProviderConfig, for images that the docker config does not serve
+    #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Where the programs are that it names
+    #[arg(long, value_name = "DIR", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_BIN_DIR")]
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+    /// For tests: a program that takes longer is killed
+    #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub image_credential_provider_timeout: Option<std::time::Duration>,
     /// Further tries per image where an error may pass
     #[arg(long, value_name = "TIMES", default_value_t = 3)]
     pub retries: u32,

@@ -4,6 +4,7 @@ mod values;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -61,6 +62,16 @@ pub struct Settings {
     /// Check item cpu: load per processor, over a minute, that must not be exceeded [default: 90%]
     #[arg(long, value_name = "PERCENT", env = "PREPULL_CPU_MAX_LOAD")]
     pub cpu_max_load: Option<Percent>,
+    /// The kubelet's CredentialProviderConfig; takes --image-credential-provider-bin-dir as well [default: none]
+    #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Where the programs are that it names: they are run as the user that the agent runs as [default: none]
+    #[arg(long, value_name = "DIR", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_BIN_DIR")]
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+    /// For tests: a program that takes longer is killed [default: 1m]
+    #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[serde(skip)]
+    pub image_credential_provider_timeout: Option<Duration>,
 }
 
 /// All settings, with their defaults.
@@ -82,6 +93,19 @@ pub struct Effective {
     pub parallel_pulls: NonZeroUsize,
     /// What the check items look for.
     pub limits: Limits,
+    /// Credential providers of the kubelet.
+    pub providers: ProviderSettings,
+}
+
+/// Where the kubelet's credential providers are configured: both, or neither.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProviderSettings {
+    /// The kubelet's CredentialProviderConfig.
+    pub config: Option<PathBuf>,
+    /// Of the programs.
+    pub bin_dir: Option<PathBuf>,
+    /// None: the kubelet's.
+    pub timeout: Option<Duration>,
 }
 
 fn either(flag: Vec<String>, file: Vec<String>) -> Urls {
@@ -139,6 +163,9 @@ impl Settings {
             disk_min_free,
             mem_min_free,
             cpu_max_load,
+            image_credential_provider_config,
+            image_credential_provider_bin_dir,
+            image_credential_provider_timeout,
         } = self;
         let limits = Limits::default();
         Effective {
@@ -153,6 +180,11 @@ impl Settings {
                 disk_min_free: disk_min_free.or(file.disk_min_free).unwrap_or(limits.disk_min_free),
                 mem_min_free: mem_min_free.or(file.mem_min_free).unwrap_or(limits.mem_min_free),
                 cpu_max_load: cpu_max_load.or(file.cpu_max_load).unwrap_or(limits.cpu_max_load),
+            },
+            providers: ProviderSettings {
+                config: image_credential_provider_config.or(file.image_credential_provider_config),
+                bin_dir: image_credential_provider_bin_dir.or(file.image_credential_provider_bin_dir),
+                timeout: image_credential_provider_timeout,
             },
         }
     }

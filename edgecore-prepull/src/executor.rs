@@ -7,6 +7,7 @@
 
 mod board;
 mod image;
+mod login;
 mod once;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::agent::{TaskEnd, Terms, Work, summary};
 use crate::checks::{self, Readings};
 use crate::config::Limits;
+use crate::providers::Providers;
 use crate::puller::{ErrorClass, Puller};
 use crate::tunnel::backoff::{self, Backoff};
 use board::Board;
@@ -105,6 +107,7 @@ pub struct Executor<P> {
     places: Semaphore,
     once: Once,
     limits: Limits,
+    providers: Arc<Providers>,
     pace: Arc<Pace>,
     random: fn() -> f64,
 }
@@ -138,9 +141,17 @@ impl<P: Puller> Executor<P> {
             places: Semaphore::new(parallel),
             once: Once::default(),
             limits,
+            providers: Arc::default(),
             pace: Arc::default(),
             random: backoff::random,
         }
+    }
+
+    /// Asks these where the credentials of a task do not do.
+    #[must_use]
+    pub fn with_credential_providers(mut self, providers: Arc<Providers>) -> Self {
+        self.providers = providers;
+        self
     }
 
     /// For whoever listens to the reports.

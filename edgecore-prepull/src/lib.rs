@@ -23,6 +23,7 @@ pub mod ledger;
 pub mod logging;
 pub mod metrics;
 pub mod node;
+pub mod providers;
 pub mod pull_command;
 pub mod puller;
 pub mod runtime;

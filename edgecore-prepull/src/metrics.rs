@@ -14,6 +14,7 @@ use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -35,6 +36,33 @@ struct Address {
     address: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Provider {
+    provider: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ProviderOutcome {
+    provider: String,
+    outcome: &'static str,
+}
+
+/// How a run of a credential provider's plugin ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PluginOutcome {
+    /// It answered.
+    Ok,
+    /// It could not be started, or said that it failed.
+    Failed,
+    /// It was killed.
+    Timeout,
+    /// It wrote something else than an answer.
+    Malformed,
+}
+
+/// Seconds. A plugin asks a server on the same machine, or one in its cloud; at a minute it is killed.
+const PLUGIN_BUCKETS: [f64; 7] = [0.05, 0.2, 0.5, 2.0, 5.0, 15.0, 60.0];
+
 /// All metrics of edgecore-prepull.
 #[derive(Debug)]
 pub struct Metrics {
@@ -44,6 +72,8 @@ pub struct Metrics {
     open_tasks: Gauge,
     tasks: Family<Outcome, Counter>,
     images: Family<Outcome, Counter>,
+    plugins: Family<ProviderOutcome, Counter>,
+    plugin_seconds: Family<Provider, Histogram, fn() -> Histogram>,
     runtime_up: AtomicBool,
 }
 
@@ -60,7 +90,30 @@ impl Default for Metrics {
         registry.register("open_tasks", "Tasks in the ledger", open_tasks.clone());
         registry.register("tasks", "Tasks that ended, by outcome", tasks.clone());
         registry.register("images", "Images that ended, by outcome", images.clone());
-        Self { registry, connected, session, open_tasks, tasks, images, runtime_up: AtomicBool::new(false) }
+        let plugins = Family::default();
+        let plugin_seconds =
+            Family::new_with_constructor((|| Histogram::new(PLUGIN_BUCKETS)) as fn() -> Histogram);
+        registry.register(
+            "credential_provider_execs",
+            "Runs of credential providers' plugins, by outcome",
+            plugins.clone(),
+        );
+        registry.register(
+            "credential_provider_exec_duration_seconds",
+            "How long a run of a credential provider's plugin took",
+            plugin_seconds.clone(),
+        );
+        Self {
+            registry,
+            connected,
+            session,
+            open_tasks,
+            tasks,
+            images,
+            plugins,
+            plugin_seconds,
+            runtime_up: AtomicBool::new(false),
+        }
     }
 }
 
@@ -98,6 +151,21 @@ impl Metrics {
     pub fn image_ended(&self, there: bool) {
         let outcome = if there { "there" } else { "failed" };
         self.images.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// A run of a credential provider's plugin ended. Providers are as many as the configuration has.
+    pub fn plugin_ended(&self, provider: &str, outcome: PluginOutcome, took: Duration) {
+        let outcome = match outcome {
+            PluginOutcome::Ok => "ok",
+            PluginOutcome::Failed => "failed",
+            PluginOutcome::Timeout => "timeout",
+            PluginOutcome::Malformed => "malformed",
+        };
+        let provider = provider.to_owned();
+        self.plugin_seconds
+            .get_or_create(&Provider { provider: provider.clone() })
+            .observe(took.as_secs_f64());
+        self.plugins.get_or_create(&ProviderOutcome { provider, outcome }).inc();
     }
 
     /// Whether the container runtime answers.
@@ -187,6 +255,12 @@ mod tests {
         assert!(!text.contains("a:1"), "{text}");
         metrics.session(None);
         assert!(!metrics.answer("/metrics").2.contains("b:2"));
+        metrics.plugin_ended("ecr", PluginOutcome::Timeout, Duration::from_secs(60));
+        let text = metrics.answer("/metrics").2;
+        let name = "edgecore_prepull_credential_provider_exec";
+        let runs = format!("{name}s_total{{provider=\"ecr\",outcome=\"timeout\"}} 1");
+        assert!(text.contains(&runs), "{text}");
+        assert!(text.contains(&format!("{name}_duration_seconds_sum{{provider=\"ecr\"}} 60.0")), "{text}");
         assert_eq!(metrics.answer("/").0, StatusCode::NOT_FOUND);
     }
 }

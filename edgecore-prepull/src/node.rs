@@ -26,6 +26,7 @@ use crate::config::Limits;
 use crate::executor::{Control, Executor, Report};
 use crate::ledger::{LedgerError, Store};
 use crate::metrics::Metrics;
+use crate::providers::Providers;
 use crate::puller::Puller;
 use crate::tunnel::{Link, TunnelEvent};
 use recorder::{Outcome, Recorder};
@@ -48,6 +49,8 @@ pub struct NodeConfig {
     pub parallel_pulls: NonZeroUsize,
     /// What the check items look for.
     pub limits: Limits,
+    /// Asked where the credentials of a task do not do.
+    pub providers: Arc<Providers>,
 }
 
 type TaskReport = (TaskId, Report);
@@ -76,10 +79,12 @@ impl<P: Puller> Node<P> {
         metrics: Arc<Metrics>,
     ) -> Result<Self, LedgerError> {
         let (recorder, records) = Recorder::start(store).await?;
-        let NodeConfig { max_tasks, parallel_pulls, limits } = config;
+        let NodeConfig { max_tasks, parallel_pulls, limits, providers } = config;
+        let executor =
+            Executor::new(puller.clone(), parallel_pulls, limits).with_credential_providers(providers);
         let mut node = Self {
             agent: Agent::new(max_tasks),
-            executor: Arc::new(Executor::new(puller.clone(), parallel_pulls, limits)),
+            executor: Arc::new(executor),
             puller,
             recorder,
             metrics,

@@ -16,8 +16,9 @@ use tokio::time::Instant;
 
 use crate::agent::{TaskEnd, Terms, Work};
 use crate::args::PullArgs;
-use crate::config::Limits;
+use crate::config::{Limits, ProviderSettings};
 use crate::executor::{Control, Executor, Report};
+use crate::providers::{Providers, Stderr};
 use crate::puller::cri::CriPuller;
 use crate::runtime::{runtime_endpoint, termination};
 use display::Display;
@@ -27,8 +28,23 @@ const REPORTS: usize = 16;
 
 /// Pulls the images; the exit status says whether all of them are there.
 pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
-    let PullArgs { images, runtime_endpoint: endpoint, docker_config, retries, parallel_pulls, timeout } =
-        args;
+    let PullArgs {
+        images,
+        runtime_endpoint: endpoint,
+        docker_config,
+        image_credential_provider_config,
+        image_credential_provider_bin_dir,
+        image_credential_provider_timeout,
+        retries,
+        parallel_pulls,
+        timeout,
+    } = args;
+    let providers = ProviderSettings {
+        config: image_credential_provider_config,
+        bin_dir: image_credential_provider_bin_dir,
+        timeout: image_credential_provider_timeout,
+    };
+    let providers = Providers::load(&providers, Stderr::Shown, None)?;
     let config = match &docker_config {
         None => None,
         Some(path) => {
@@ -69,7 +85,8 @@ pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     };
 
     let puller = Arc::new(CriPuller::new(runtime_endpoint(endpoint.as_deref())?));
-    let executor = Executor::new(puller, parallel_pulls, Limits::default());
+    let executor = Executor::new(puller, parallel_pulls, Limits::default())
+        .with_credential_providers(Arc::new(providers));
     let (control, receiver) = watch::channel(Control { terms: work.terms.clone(), stop: None });
     let (sender, reports) = mpsc::channel(REPORTS);
     let interrupt = async {

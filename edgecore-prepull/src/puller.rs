@@ -12,7 +12,7 @@ pub mod socket;
 use std::future::Future;
 
 use prepull_api::credentials::RegistryCredential;
-use prepull_api::task::Bytes;
+use prepull_api::task::{Bytes, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 
 pub use errors::{ErrorClass, PullError};
@@ -20,14 +20,24 @@ pub use errors::{ErrorClass, PullError};
 /// Takes how far a pull is, now and then, from within [`Puller::pull`].
 pub type ProgressSink<'a> = &'a (dyn Fn(Bytes) + Send + Sync);
 
+/// What to pull, as whom, and for which pod.
+#[derive(Clone, Copy, Debug)]
+pub struct PullRequest<'a> {
+    /// The normalised reference.
+    pub reference: &'a str,
+    /// None: anonymously.
+    pub credential: Option<&'a RegistryCredential>,
+    /// None: the runtime is told of no pod.
+    pub sandbox: Option<&'a SandboxMetadata>,
+}
+
 /// A container runtime, as far as images go.
 pub trait Puller: Send + Sync + 'static {
     /// Pulls what the reference points to now, as `Always` means it. Dropping the future stops the pull in the
     /// runtime as well.
     fn pull(
         &self,
-        reference: &str,
-        credential: Option<&RegistryCredential>,
+        request: PullRequest<'_>,
         progress: ProgressSink<'_>,
     ) -> impl Future<Output = Result<Pulled, PullError>> + Send;
 
@@ -61,6 +71,8 @@ fn namespaced<T>(message: T) -> tonic::Request<T> {
 pub struct Pulled {
     /// Of the manifest, or of the index, that the reference points to: `sha256:…`.
     pub digest: Option<String>,
+    /// The image's own id in the runtime: `sha256:…` of its configuration.
+    pub id: Option<String>,
     /// Absent where the runtime cannot tell.
     pub bytes: Option<Bytes>,
 }
@@ -71,4 +83,6 @@ pub struct Present {
     /// Of the manifest, or of the index, that the reference points to: `sha256:…`. Absent for an image that
     /// was imported or built and has none.
     pub digest: Option<String>,
+    /// The image's own id in the runtime: `sha256:…` of its configuration.
+    pub id: Option<String>,
 }

@@ -24,6 +24,7 @@ use crate::join::JoinArgs;
 use crate::ledger::Ledger;
 use crate::metrics::{self, Metrics};
 use crate::node::{Node, NodeConfig};
+use crate::providers::{Providers, Stderr};
 use crate::puller::Puller;
 use crate::puller::cri::CriPuller;
 use crate::puller::socket::RuntimeEndpoint;
@@ -113,7 +114,10 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
         max_tasks: MaxTasks(max_tasks),
         parallel_pulls,
         limits,
+        providers,
     } = settings;
+    let metrics = Arc::new(Metrics::default());
+    let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
     let identity = Identity::load(&state_dir)?;
     let (tunnel_urls, enroll_urls) = if tunnel_urls.is_empty() || enroll_urls.is_empty() {
         let Connection { tunnel_urls: tunnel, enroll_urls: enroll, node_name: _ } =
@@ -130,7 +134,12 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
 
     let shutdown = CancellationToken::new();
     let tasks = TaskTracker::new();
-    let metrics = Arc::new(Metrics::default());
+    if !providers.names().is_empty() {
+        info!(
+            providers = providers.names().join(", "),
+            "credential providers are asked where secrets do not do"
+        );
+    }
     if let Listen::On(address) = metrics_listen {
         let listener = TcpListener::bind(address)
             .await
@@ -139,7 +148,7 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
         tasks.spawn(metrics::serve(listener, metrics.clone(), shutdown.clone()));
     }
     let puller = Arc::new(CriPuller::new(endpoint));
-    let config = NodeConfig { max_tasks, parallel_pulls, limits };
+    let config = NodeConfig { max_tasks, parallel_pulls, limits, providers };
     let node = Node::start(puller.clone(), ledger, config, metrics.clone()).await?;
     tasks.spawn(probe(puller, metrics.clone(), shutdown.clone()));
     tasks.spawn(

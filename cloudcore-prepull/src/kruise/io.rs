@@ -68,13 +68,18 @@ pub enum News {
     NodeGone(NodeName),
     /// Whether the node has a session. Offline, before anything else was said.
     Online(NodeName, bool),
-    /// How the wish of a job stands on a node. Told whenever it changes, and for every tag that has the job as an
-    /// owner when the NodeImage is first seen; [`Standing::Absent`] only where something else was told before.
+    /// How the wish of a job stands on a node. Told whenever it changes, for every tag that has the job as an owner
+    /// when the NodeImage is first seen, and once in answer to each [`super::jobs::Action::Ask`], also where that
+    /// changed nothing; [`Standing::Absent`] only where something else was told before.
     Standing {
         /// The owner.
         job: JobUid,
         /// Where.
         node: NodeName,
+        /// The key in `spec.images`. A job whose image was changed is not misled by tags of the old one.
+        image: String,
+        /// The tag, or the digest.
+        tag: String,
         /// How.
         standing: Standing,
     },

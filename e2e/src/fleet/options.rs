@@ -106,6 +106,7 @@ impl Options {
             image_bytes: self.image_size,
             disconnect_every: self.disconnect_every,
             restart_every: self.restart_every,
+            redial_within: None,
             seed: self.seed,
         }
     }

@@ -67,3 +67,42 @@ fn several_addresses_are_a_list_or_a_text_and_flags_win_over_all_of_the_files() 
     assert_eq!(of(&[], "tunnelUrl: [wss://a, wss://b]"), "wss://a,wss://b");
     assert_eq!(of(&["wss://c", "wss://d"], "tunnelUrl: [wss://a, wss://b]"), "wss://c,wss://d");
 }
+
+#[test]
+fn credential_providers_are_set_by_flag_or_file() {
+    let file: Settings =
+        serde_saphyr::from_str("imageCredentialProviderConfig: /f\nimageCredentialProviderBinDir: /b\n")
+            .unwrap();
+    let of = |flags: Settings| {
+        let ProviderSettings { config, bin_dir, timeout } = flags.over(file.clone()).providers;
+        (config, bin_dir, timeout)
+    };
+    assert_eq!(of(Settings::default()), (Some("/f".into()), Some("/b".into()), None));
+    let flag = Settings { image_credential_provider_config: Some("/g".into()), ..Settings::default() };
+    assert_eq!(of(flag), (Some("/g".into()), Some("/b".into()), None));
+    assert_eq!(Settings::default().over(Settings::default()).providers, ProviderSettings::default());
+}
+
+#[test]
+fn the_file_of_the_manifests_is_read_and_so_are_the_settings_that_it_only_shows() {
+    let text = include_str!("../../../manifests/edgecore-prepull/config.yaml");
+    let shipped: Settings = serde_saphyr::from_str(text).unwrap();
+    assert_eq!(shipped.over(Settings::default()), Settings::default().over(Settings::default()));
+    let shown: String = text
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(setting)
+                if setting
+                    .split_once(": ")
+                    .is_some_and(|(key, _)| key.chars().all(char::is_alphanumeric)) =>
+            {
+                setting
+            }
+            _ => line,
+        })
+        .fold(String::new(), |all, line| all + line + "\n");
+    let shown: Settings = serde_saphyr::from_str(&shown).unwrap();
+    assert!(
+        shown.image_credential_provider_config.is_some() && shown.image_credential_provider_bin_dir.is_some()
+    );
+}

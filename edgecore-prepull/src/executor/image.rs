@@ -1,22 +1,22 @@
 //! One image of a task, over all its tries.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use prepull_api::credentials::RegistryCredential;
-use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageResult, ImageTask, PullPolicy};
+use prepull_api::task::{ImageOutcome, ImagePhase, ImageResult, ImageTask, PullPolicy};
 use prepull_api::wire::{Key, bounded_reason};
 use tokio::sync::Semaphore;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::once::Fresh;
 use super::{BACKOFF, Executor, TaskContext};
-use crate::puller::{ErrorClass, PullError, Pulled, Puller};
+use crate::puller::{ErrorClass, Present, PullError, Pulled, Puller};
 use crate::tunnel::backoff::Backoff;
 
 /// How an image came to be there.
 enum There {
     Pulled(Pulled),
-    Present(Option<String>),
+    Present(Present),
 }
 
 impl<P: Puller> Executor<P> {
@@ -80,7 +80,7 @@ impl<P: Puller> Executor<P> {
         match image.policy {
             PullPolicy::Never => {
                 return match self.puller.present(&image.reference).await? {
-                    Some(present) => Ok(There::Present(present.digest)),
+                    Some(present) => Ok(There::Present(present)),
                     None => Err(PullError::new(
                         ErrorClass::Permanent,
                         format!("image {} is not present and its pull policy is Never", image.reference),
@@ -89,20 +89,22 @@ impl<P: Puller> Executor<P> {
             }
             PullPolicy::IfNotPresent => {
                 if let Some(present) = self.puller.present(&image.reference).await? {
-                    return Ok(There::Present(present.digest));
+                    return Ok(There::Present(present));
                 }
             }
             PullPolicy::Always => {
                 if let Some(pulled) = turn.as_ref().and_then(|fresh| fresh.by(&key)) {
-                    return Ok(There::Present(pulled.digest.clone()));
+                    let Pulled { digest, id, bytes: _ } = pulled.clone();
+                    return Ok(There::Present(Present { digest, id }));
                 }
             }
         }
 
         let board = context.board;
         board.tries(index);
-        let pulled = self.with_key(image, &key, &|bytes| board.bytes(index, bytes)).await;
-        match pulled {
+        let progress = |bytes| board.bytes(index, bytes);
+        let asking = AtomicBool::new(false);
+        match in_time(image.timeout, &asking, self.with_key(image, &key, &asking, &progress)).await {
             Ok(pulled) => {
                 *turn = Some(Fresh::new(&key, &pulled));
                 Ok(There::Pulled(pulled))
@@ -115,45 +117,22 @@ impl<P: Puller> Executor<P> {
             }
         }
     }
+}
 
-    /// One try: with each credential, until the registry accepts one.
-    async fn with_key(
-        &self,
-        image: &ImageTask,
-        key: &Arc<Key>,
-        progress: &(dyn Fn(Bytes) + Send + Sync),
-    ) -> Result<Pulled, PullError> {
-        let credentials: Vec<Option<&RegistryCredential>> = match &**key {
-            Key::Credentials { credentials } => credentials.iter().map(Some).collect(),
-            Key::Anonymous { .. } | Key::Unavailable { .. } => vec![None],
-        };
-        let mut refusal: Option<PullError> = None;
-        for credential in &credentials {
-            match self.puller.pull(&image.reference, *credential, progress).await {
-                Ok(pulled) => return Ok(pulled),
-                // A registry that says "not found" has let us in, or hides what it has: it says more than a
-                // refusal, whichever came last.
-                Err(error) if error.class == ErrorClass::NotFound => refusal = Some(error),
-                Err(error) if error.class == ErrorClass::Auth => refusal = refusal.or(Some(error)),
-                Err(error) => return Err(error),
-            }
+/// One try, as long as it may take. What is dropped stops in the runtime, and the next try goes on where it broke.
+async fn in_time<T>(
+    limit: Option<Duration>,
+    asking: &AtomicBool,
+    attempt: impl Future<Output = Result<T, PullError>>,
+) -> Result<T, PullError> {
+    let Some(limit) = limit else { return attempt.await };
+    timeout(limit, attempt).await.unwrap_or_else(|_| {
+        let mut message = format!("not pulled within timeoutSeconds ({}s)", limit.as_secs_f64());
+        if asking.load(Ordering::Relaxed) {
+            message.push_str(": the node's credential providers had not answered yet");
         }
-        let refusal = refusal.unwrap_or_else(|| {
-            PullError::new(
-                ErrorClass::Permanent,
-                "the secret of the image has no credential for its registry",
-            )
-        });
-        let PullError { class, message } = refusal;
-        let message = match (&**key, credentials.len(), class) {
-            (Key::Anonymous { .. }, _, ErrorClass::Auth) => {
-                format!("{message} (pulled anonymously: no secret is named for this image)")
-            }
-            (_, tried @ 2.., _) => format!("{message} ({tried} credentials were tried)"),
-            _ => message,
-        };
-        Err(PullError::new(class, message))
-    }
+        Err(PullError::new(ErrorClass::Transient, message))
+    })
 }
 
 async fn acquire(places: &Semaphore) -> Option<tokio::sync::SemaphorePermit<'_>> {
@@ -168,10 +147,10 @@ fn failed(error: &PullError) -> ImageResult {
 
 impl From<There> for ImageResult {
     fn from(there: There) -> Self {
-        let (outcome, digest, bytes) = match there {
-            There::Pulled(Pulled { digest, bytes }) => (ImageOutcome::Pulled, digest, bytes),
-            There::Present(digest) => (ImageOutcome::Present, digest, None),
+        let (outcome, digest, id, bytes) = match there {
+            There::Pulled(Pulled { digest, id, bytes }) => (ImageOutcome::Pulled, digest, id, bytes),
+            There::Present(Present { digest, id }) => (ImageOutcome::Present, digest, id, None),
         };
-        Self { outcome, digest, id: None, reason: String::new(), bytes, attempts: 0 }
+        Self { outcome, digest, id, reason: String::new(), bytes, attempts: 0 }
     }
 }

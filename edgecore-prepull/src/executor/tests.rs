@@ -1,7 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod providers;
+
 use prepull_api::credentials::{RegistryCredential, Sensitive};
-use prepull_api::task::{Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, Task, TaskId};
+use prepull_api::task::{Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
 
 use super::*;
 use crate::puller::fake::{Act, Fake};
@@ -370,4 +372,71 @@ async fn new_keys_serve_the_images_that_come_later() {
 async fn a_task_without_images_succeeds() {
     let end = run(&Fake::new(), work(Vec::new())).await;
     assert_eq!((end.outcome, end.images.len()), (TaskOutcome::Succeeded, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_takes_no_longer_than_it_may_and_the_next_one_has_its_own_time() {
+    let fake = Fake::new();
+    fake.script("slow", [Act::Take(200), Act::Take(200), Act::Take(99)]);
+    fake.script("slower", vec![Act::Take(200); 3]);
+    let limited = |name, retries| ImageTask {
+        timeout: Some(Duration::from_secs(100)),
+        ..image(name, PullPolicy::Always, retries)
+    };
+    let mut work = work(vec![limited("slow", 2), limited("slower", 1)]);
+    work.terms.deadline = (Instant::now() + Duration::from_secs(3000)).into_std();
+    let begun = Instant::now();
+    let end = run(&fake, work).await;
+    assert_eq!(begun.elapsed().as_secs(), (100 + 1) + (100 + 2) + 99);
+    assert_eq!(outcomes(&end), [New, Failed]);
+    assert_eq!((end.images[0].attempts, end.images[1].attempts), (3, 2));
+    assert_eq!(end.images[1].reason, "not pulled within timeoutSeconds (100s)");
+    let state = fake.state.lock().unwrap();
+    assert_eq!(state.dropped.iter().filter(|name| *name == "slow").count(), 2, "stopped in the runtime");
+    assert_eq!(state.given_up, [""; 0], "what was fetched serves the next one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_of_the_task_stays_above_the_time_of_a_try() {
+    let fake = Fake::new();
+    fake.script("slow", vec![Act::Take(1000); 9]);
+    let image =
+        ImageTask { timeout: Some(Duration::from_secs(1000)), ..image("slow", PullPolicy::Always, 9) };
+    let begun = Instant::now();
+    let end = run(&fake, work(vec![image])).await;
+    assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::DeadlineExceeded, vec![Stopped]));
+    assert_eq!(begun.elapsed().as_secs(), 300);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_runtime_is_told_of_the_sandbox_and_tells_the_images_id() {
+    let fake = Fake::new();
+    let sandbox = SandboxMetadata {
+        labels: [("app".to_owned(), "a".to_owned())].into(),
+        annotations: [("note".to_owned(), "b".to_owned())].into(),
+    };
+    let told = ImageTask { sandbox: Some(sandbox.clone()), ..always("a") };
+    let end = run(&fake, work(vec![told, image("a", PullPolicy::IfNotPresent, 0), always("a")])).await;
+    assert_eq!(outcomes(&end), [New, Already, Already]);
+    for image in &end.images {
+        assert_eq!(image.id.as_deref(), Some("sha256:i"));
+    }
+    assert_eq!(fake.state.lock().unwrap().sandboxes, [Some(sandbox)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_looked_at_in_vain_is_said_where_the_registry_refuses() {
+    let fake = Fake::new();
+    fake.script("locked", [Act::Password("secret")]);
+    fake.script("gone", [Act::Fail(ErrorClass::NotFound, "not found")]);
+    let mut work = work(vec![always("locked"), always("gone")]);
+    let note = "secret default/a has no entry for r.example".to_owned();
+    let key = Arc::new(Key::Anonymous { note });
+    work.terms.keys = vec![key.clone(), key];
+    let end = run(&fake, work).await;
+    assert_eq!(
+        end.images[0].reason,
+        "401 Unauthorized (pulled anonymously: secret default/a has no entry for r.example)"
+    );
+    assert_eq!(end.images[1].reason, "not found");
 }

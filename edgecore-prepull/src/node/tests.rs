@@ -22,6 +22,7 @@ impl Bench {
             max_tasks: NonZeroU32::MIN,
             parallel_pulls: NonZeroUsize::new(2).unwrap(),
             limits: Limits::default(),
+            providers: Arc::default(),
         };
         let node = Node::start(fake.clone(), store.clone(), config, Arc::default()).await.unwrap();
         let (events, receiver) = mpsc::channel(4);

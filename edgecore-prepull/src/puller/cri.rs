@@ -1,5 +1,6 @@
 //! A [`Puller`] over the CRI socket of containerd or CRI-O.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +9,11 @@ use hyper_util::rt::TokioIo;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    AuthConfig, ImageFsInfoRequest, ImageSpec, ImageStatusRequest, PullImageRequest, VersionRequest,
+    AuthConfig, ImageFsInfoRequest, ImageSpec, ImageStatusRequest, PodSandboxConfig, PullImageRequest,
+    VersionRequest,
 };
 use prepull_api::credentials::RegistryCredential;
+use prepull_api::task::SandboxMetadata;
 use prepull_api::wire::Filesystem;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
@@ -18,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::lease::{self, Leases};
 use super::progress::{Content, Stalled};
 use super::socket::RuntimeEndpoint;
-use super::{ErrorClass, Present, ProgressSink, PullError, Pulled, Puller};
+use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 
 /// containerd sends at most 16 MiB; tonic would refuse beyond 4. An `ImageStatus` is some KiB.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
@@ -81,6 +84,16 @@ impl CriPuller {
         }
     }
 
+    /// The id of an image that was pulled. containerd answers a pull with it; CRI-O with a digest in a repository,
+    /// and is asked for the id.
+    async fn id(&self, reference: &str, image_ref: &str) -> Option<String> {
+        if let Some(id) = image_id(image_ref) {
+            return Some(id);
+        }
+        let image = self.image_status(reference).await.ok().flatten()?;
+        image_id(&image.id)
+    }
+
     /// The digest under the reference of an image that is there. containerd is asked first, since CRI lists all
     /// digests that the image has ever had in that repository and does not say which is the reference's.
     async fn digest(&self, reference: &str) -> Option<String> {
@@ -96,26 +109,21 @@ impl CriPuller {
 }
 
 impl Puller for CriPuller {
-    async fn pull(
-        &self,
-        reference: &str,
-        credential: Option<&RegistryCredential>,
-        progress: ProgressSink<'_>,
-    ) -> Result<Pulled, PullError> {
-        let auth = credential.map(auth);
+    async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
+        let PullRequest { reference, credential, sandbox } = request;
         let mut request = tonic::Request::new(PullImageRequest {
             image: Some(spec(reference)),
-            auth,
-            sandbox_config: None,
+            auth: credential.map(auth),
+            sandbox_config: sandbox.map(sandbox_config),
         });
         if let Some(lease) = self.leases.hold(reference).await {
             request.metadata_mut().insert(lease::HEADER, lease);
         }
         let mut images = self.images.clone();
         let watch = self.content.watch(reference);
-        tokio::select! {
+        let image_ref = tokio::select! {
             answer = images.pull_image(request) => {
-                answer.map_err(|status| self.error(&status, reference))?;
+                answer.map_err(|status| self.error(&status, reference))?.into_inner().image_ref
             }
             Stalled(after) = watch.follow(progress) => {
                 return Err(PullError::new(
@@ -123,20 +131,22 @@ impl Puller for CriPuller {
                     format!("no byte of the image arrived for {} s, the connection seems dead", after.as_secs()),
                 ));
             }
-        }
+        };
         // The image is there. What follows only describes it, and must not turn a success into a failure.
-        let ((), digest) = tokio::join!(self.leases.release(reference), self.digest(reference));
-        let Some(digest) = digest else { return Ok(Pulled::default()) };
+        let ((), digest, id) = tokio::join!(
+            self.leases.release(reference),
+            self.digest(reference),
+            self.id(reference, &image_ref)
+        );
+        let Some(digest) = digest else { return Ok(Pulled { digest: None, id, bytes: None }) };
         watch.settle(&digest);
         let bytes = self.content.size(&digest).await;
-        Ok(Pulled { digest: Some(digest), bytes })
+        Ok(Pulled { digest: Some(digest), id, bytes })
     }
 
     async fn present(&self, reference: &str) -> Result<Option<Present>, PullError> {
-        if self.image_status(reference).await?.is_none() {
-            return Ok(None);
-        }
-        Ok(Some(Present { digest: self.digest(reference).await }))
+        let Some(image) = self.image_status(reference).await? else { return Ok(None) };
+        Ok(Some(Present { digest: self.digest(reference).await, id: image_id(&image.id) }))
     }
 
     async fn filesystem(&self) -> Result<Filesystem, PullError> {
@@ -188,6 +198,21 @@ fn auth(credential: &RegistryCredential) -> AuthConfig {
     }
 }
 
+/// As the kubelet does it for a pod, with nothing of the pod but what the task has.
+fn sandbox_config(sandbox: &SandboxMetadata) -> PodSandboxConfig {
+    let SandboxMetadata { labels, annotations } = sandbox;
+    let map = |entries: &BTreeMap<String, String>| entries.clone().into_iter().collect();
+    PodSandboxConfig { labels: map(labels), annotations: map(annotations), ..PodSandboxConfig::default() }
+}
+
+/// An id as it is shown: `sha256:` and the digits, which CRI-O leaves without their algorithm. None where the text
+/// is something else.
+fn image_id(text: &str) -> Option<String> {
+    let digits = text.strip_prefix("sha256:").unwrap_or(text);
+    let is_id = digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_id.then(|| format!("sha256:{digits}"))
+}
+
 /// The digest listed for the repository of a tag, where there is only one.
 fn digest_among(name: &str, repo_digests: &[String]) -> Option<String> {
     // A colon after the last slash begins the tag; before it, a port.
@@ -212,55 +237,4 @@ fn filesystem_of(mountpoint: &str) -> Result<Filesystem, PullError> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use prepull_api::credentials::Sensitive;
-
-    use super::*;
-
-    #[test]
-    fn the_digest_is_the_one_of_the_references_own_repository() {
-        let list = |digests: &[&str]| digests.iter().map(|&digest| digest.to_owned()).collect::<Vec<_>>();
-        let both = list(&["r.io:5000/a/b@sha256:1", "r.io:5000/a@sha256:2"]);
-        for (reference, digests, expected) in [
-            ("r.io:5000/a/b:v1", &both, Some("sha256:1")),
-            ("r.io:5000/a:v1", &both, Some("sha256:2")),
-            ("r.io:5000/a", &both, Some("sha256:2")),
-            ("r.io:5000/c:v1", &both, None),
-            ("r.io/a:1", &list(&["r.io/a@sha256:1", "r.io/a@sha256:2"]), None),
-        ] {
-            assert_eq!(digest_among(reference, digests).as_deref(), expected, "{reference}");
-        }
-    }
-
-    #[test]
-    fn a_credential_is_passed_on_without_the_server() {
-        let credential = RegistryCredential {
-            server: "harbor.example/team".to_owned(),
-            username: Sensitive::new("u"),
-            password: Sensitive::new("p"),
-            ..RegistryCredential::default()
-        };
-        let expected =
-            AuthConfig { username: "u".to_owned(), password: "p".to_owned(), ..AuthConfig::default() };
-        assert_eq!(auth(&credential), expected);
-    }
-
-    #[tokio::test]
-    async fn a_runtime_that_is_not_there_is_said_to_be_down() {
-        let puller = CriPuller::new("unix:///nonexistent/a.sock".parse().unwrap());
-        let error = puller.version().await.unwrap_err();
-        assert_eq!(error.class, ErrorClass::RuntimeDown);
-        assert!(error.message.contains("No such file"), "{error}");
-        assert!(error.message.contains("unix:///nonexistent/a.sock"), "{error}");
-    }
-
-    #[test]
-    fn room_is_read_from_the_mountpoint() {
-        let root = filesystem_of("/").unwrap();
-        assert!(root.capacity > root.available && root.available > 0, "{root:?}");
-        let error = filesystem_of("/nonexistent").unwrap_err();
-        assert!(error.message.contains("/nonexistent"), "{error}");
-    }
-}
+mod tests;

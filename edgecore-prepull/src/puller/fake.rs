@@ -5,12 +5,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use prepull_api::credentials::RegistryCredential;
-use prepull_api::task::Bytes;
+use prepull_api::task::{Bytes, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
-use super::{ErrorClass, Present, ProgressSink, PullError, Pulled, Puller};
+use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 
 /// What a fake pull does.
 #[derive(Clone, Debug)]
@@ -35,6 +34,8 @@ pub(crate) struct Fake {
 pub(crate) struct State {
     pub(crate) present: Vec<String>,
     pub(crate) pulls: Vec<String>,
+    pub(crate) sandboxes: Vec<Option<SandboxMetadata>>,
+    pub(crate) passwords: Vec<Option<String>>,
     pub(crate) running: usize,
     pub(crate) most: usize,
     pub(crate) dropped: Vec<String>,
@@ -73,15 +74,13 @@ impl Drop for Running<'_> {
 }
 
 impl Puller for Fake {
-    async fn pull(
-        &self,
-        reference: &str,
-        credential: Option<&RegistryCredential>,
-        progress: ProgressSink<'_>,
-    ) -> Result<Pulled, PullError> {
+    async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
+        let PullRequest { reference, credential, sandbox } = request;
         {
             let mut state = self.state.lock().unwrap();
             state.pulls.push(reference.to_owned());
+            state.sandboxes.push(sandbox.cloned());
+            state.passwords.push(credential.map(|credential| credential.password.expose().to_owned()));
             state.running += 1;
             state.most = state.most.max(state.running);
         }
@@ -105,13 +104,17 @@ impl Puller for Fake {
         running.2 = true;
         result?;
         self.state.lock().unwrap().present.push(reference.to_owned());
-        Ok(Pulled { digest: Some("sha256:d".to_owned()), bytes: Some(Bytes { done: 100, total: 100 }) })
+        Ok(Pulled {
+            digest: Some("sha256:d".to_owned()),
+            id: Some("sha256:i".to_owned()),
+            bytes: Some(Bytes { done: 100, total: 100 }),
+        })
     }
 
     async fn present(&self, reference: &str) -> Result<Option<Present>, PullError> {
         let state = self.state.lock().unwrap();
         let there = state.present.iter().any(|present| present == reference);
-        Ok(there.then(|| Present { digest: Some("sha256:d".to_owned()) }))
+        Ok(there.then(|| Present { digest: Some("sha256:d".to_owned()), id: Some("sha256:i".to_owned()) }))
     }
 
     async fn filesystem(&self) -> Result<Filesystem, PullError> {

@@ -17,7 +17,7 @@ const TYPES: [(&str, &str); 2] =
 
 /// The entries of one secret. An entry that is malformed is kept as such: it fails the images that need it and
 /// no others.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegistryConfig {
     entries: Vec<Entry>,
 }
@@ -98,6 +98,9 @@ pub enum EntryProblem {
     /// There is a password without a user.
     #[error("has a password and no username")]
     NoUser,
+    /// Neither user nor password, where there can be nothing else.
+    #[error("has neither username nor password")]
+    NoLogin,
     /// Neither user and password nor a token: as Docker leaves it when a credential helper has them.
     #[error(
         "has neither auth, nor username and password, nor a token (what a credential helper stores is not read)"
@@ -122,6 +125,30 @@ impl RegistryConfig {
         Self::from_auths(key, json_object(key, bytes)?)
     }
 
+    /// From users and passwords by registry, as a credential provider of the kubelet returns them.
+    pub fn from_logins(logins: impl IntoIterator<Item = (String, Sensitive, Sensitive)>) -> Self {
+        let mut config = Self { entries: Vec::new() };
+        for (key, username, password) in logins {
+            let Ok(pattern) = RegistryPattern::parse(&key) else { continue };
+            let credential = match (username.is_empty(), password.is_empty()) {
+                (true, true) => Err(EntryProblem::NoLogin),
+                (true, false) => Err(EntryProblem::NoUser),
+                (false, _) => {
+                    Ok(RegistryCredential { server: key.clone(), username, password, ..Default::default() })
+                }
+            };
+            config.entries.push(Entry { key, pattern, credential });
+        }
+        config.sort();
+        config
+    }
+
+    /// Has the entries of another one as well; of two that match an image equally well, the own one comes first.
+    pub fn extend(&mut self, other: Self) {
+        self.entries.extend(other.entries);
+        self.sort();
+    }
+
     fn from_auths(key: &'static str, mut object: Map<String, Value>) -> Result<Self, SecretError> {
         match take(&mut object, "auths") {
             Some(Value::Object(auths)) => Ok(Self::from_entries(auths)),
@@ -136,10 +163,14 @@ impl RegistryConfig {
             let credential = credential(&key, value);
             Some(Entry { key, pattern, credential })
         });
-        let mut entries: Vec<_> = entries.collect();
-        // The sort is stable and JSON's keys come in their own order: the result does not depend on chance.
-        entries.sort_by_key(|entry| std::cmp::Reverse(entry.pattern.specificity()));
-        Self { entries }
+        let mut config = Self { entries: entries.collect() };
+        config.sort();
+        config
+    }
+
+    /// The sort is stable and JSON's keys come in their own order: the result does not depend on chance.
+    fn sort(&mut self) {
+        self.entries.sort_by_key(|entry| std::cmp::Reverse(entry.pattern.specificity()));
     }
 
     /// All credentials for an image, the most specific first. Only where no entry matches docker.io itself does

@@ -36,13 +36,25 @@ impl RegistryPattern {
     /// Reads a pattern. `http://` and `https://` are dropped, and so is an API version that follows the host
     /// (`/v1/`, `/v2/`): registries' keys are written like that in Docker's configuration.
     pub fn parse(text: &str) -> Result<Self, PatternError> {
-        let error = || PatternError(shown(text));
         let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
         let (host, path) = match rest.find('/') {
             Some(slash) => rest.split_at(slash),
             None => (rest, ""),
         };
         let path = path.strip_prefix("/v1/").or_else(|| path.strip_prefix("/v2/")).unwrap_or(path);
+        Self::from_parts(text, host, path)
+    }
+
+    /// Reads an entry of `matchImages` (kubelet's `CredentialProviderConfig`): the same rule without the concessions to
+    /// Docker, so that `r.io/v2/` is for the repositories below `v2`. A scheme, with which the kubelet finds no image,
+    /// is refused.
+    pub fn parse_match_image(text: &str) -> Result<Self, PatternError> {
+        let (host, path) = text.find('/').map_or((text, ""), |slash| text.split_at(slash));
+        Self::from_parts(text, host, path)
+    }
+
+    fn from_parts(text: &str, host: &str, path: &str) -> Result<Self, PatternError> {
+        let error = || PatternError(shown(text));
         let (host, port) = match host.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
             _ => (host, None),

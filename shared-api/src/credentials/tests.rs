@@ -262,6 +262,67 @@ fn nothing_that_can_be_printed_shows_a_password() {
     assert_eq!(with_keys(&["https://user:s3cret@r.io"]).registries(), Vec::<String>::new());
 }
 
+#[test]
+fn a_match_image_is_read_by_the_letter() {
+    for (text, name, expected) in [
+        ("r.io", "r.io/app", true),
+        ("r.io", "s.io/app", false),
+        ("r.io/", "r.io/app", true),
+        ("*.r.io", "a.r.io/app", true),
+        ("*.r.io", "r.io/app", false),
+        ("*.r.io", "a.b.r.io/app", false),
+        ("*", "localhost/app", true),
+        ("*.*", "r.io/app", true),
+        ("a*.r.io", "abc.r.io/app", true),
+        ("a*.r.io", "bc.r.io/app", false),
+        ("r.*", "r.io/app", true),
+        ("r.io", "r.io:5000/app", false),
+        ("r.io:5000", "r.io:5000/app", true),
+        ("r.io:5000", "r.io/app", false),
+        ("r.io/team", "r.io/team/app", true),
+        ("r.io/team", "r.io/team-b/app", true),
+        ("r.io/team/", "r.io/team-b/app", false),
+        ("r.io/team/*", "r.io/team/app", false),
+        ("r.io/v2/", "r.io/v2/app", true),
+        ("r.io/v2/", "r.io/app", false),
+        ("docker.io", "nginx", true),
+        ("index.docker.io", "nginx", false),
+        ("docker.io/library/nginx", "nginx", true),
+    ] {
+        let pattern = RegistryPattern::parse_match_image(text).unwrap();
+        assert_eq!(pattern.matches(&image(name)), expected, "{text} {name}");
+    }
+    for text in ["", "https://r.io", "/team", "r.io:port", "*.*.", "r io", "r.io/a?b"] {
+        assert!(RegistryPattern::parse_match_image(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn logins_are_found_as_those_of_a_secret_are() {
+    let login = |key: &str, user: &str, password: &str| {
+        (key.to_owned(), Sensitive::new(user), Sensitive::new(password))
+    };
+    let mut config = RegistryConfig::from_logins([
+        login("*.io", "star", "p"),
+        login("r.io", "host", "p"),
+        login("not a registry", "lost", "p"),
+        login("s.io", "", "p"),
+        login("t.io", "", ""),
+    ]);
+    config.extend(RegistryConfig::from_logins([login("r.io", "second", "p"), login("r.io/a", "path", "p")]));
+    let users = |name: &str| {
+        let found = config.matching(&image(name));
+        found.iter().map(|credential| credential.username.expose().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(users("r.io/app"), ["path", "host", "second", "star"]);
+    assert_eq!(users("r.io/b"), ["host", "second", "star"]);
+    assert_eq!(users("u.io/b"), ["star"]);
+    let broken =
+        |name: &str| config.lookup(&image(name)).broken.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(broken("s.io/app"), ["the entry for s.io has a password and no username"]);
+    assert_eq!(broken("t.io/app"), ["the entry for t.io has neither username nor password"]);
+}
+
 proptest! {
     #[test]
     fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {

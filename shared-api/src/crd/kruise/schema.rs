@@ -57,8 +57,11 @@ const JOB_RULES: &[(&str, &str)] = &[
     ),
 ];
 
+/// A default of a definition: where, and what.
+type Filled = (&'static [&'static str], fn() -> Value);
+
 /// The defaults that Kruise's webhook fills in.
-const DEFAULTS: &[(&[&str], fn() -> Value)] = &[
+const DEFAULTS: &[Filled] = &[
     (&["spec", "completionPolicy"], || json!({})),
     (&["spec", "completionPolicy", "type"], || json!("Always")),
     (&["spec", "pullPolicy"], || json!({})),

@@ -1,0 +1,106 @@
+//! What a task may ask of a pull beyond the image, on a real containerd: time for each try, metadata of a sandbox; and
+//! what it learns of the image.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use edgecore_prepull::agent::{TaskEnd, Terms, Work};
+use edgecore_prepull::config::Limits;
+use edgecore_prepull::executor::{Control, Executor};
+use edgecore_prepull::puller::cri::CriPuller;
+use k8s_cri::v1::{ImageSpec, ImageStatusRequest};
+use prepull_api::task::{ImageOutcome, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
+use prepull_api::wire::Key;
+use prepull_e2e::prelude::*;
+use tokio::sync::{mpsc, watch};
+
+fn image(reference: &str, policy: PullPolicy) -> ImageTask {
+    ImageTask {
+        image: reference.to_owned(),
+        reference: reference.to_owned(),
+        policy,
+        retries: 0,
+        key: 0,
+        timeout: None,
+        sandbox: None,
+    }
+}
+
+/// Carries out a task of one image.
+async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
+    let puller = Arc::new(CriPuller::new(containerd.endpoint().parse()?));
+    let executor = Executor::new(puller, NonZeroUsize::MIN, Limits::default());
+    let terms =
+        Terms { deadline: Instant::now() + Duration::from_secs(120), keys: vec![Arc::new(Key::anonymous())] };
+    let task = Task {
+        id: TaskId { job: JobUid("tries".to_owned()), attempt: 1 },
+        title: "tries".to_owned(),
+        checks: Vec::new(),
+        images: vec![image],
+    };
+    let (_control, receiver) = watch::channel(Control { terms: terms.clone(), stop: None });
+    let (sender, mut reports) = mpsc::channel(64);
+    let work = Work { task, check: None, done: vec![None], terms };
+    let listen = async { while reports.recv().await.is_some() {} };
+    Ok(tokio::join!(executor.run(work, receiver, sender), listen).0)
+}
+
+#[tokio::test]
+async fn a_try_that_takes_too_long_is_dropped_and_the_next_one_goes_on_where_it_broke() -> Result<()> {
+    let registry = Registry::start().await?;
+    let proxy = Proxy::http(registry.addr())?;
+    registry.route_through(&proxy)?;
+    let containerd = Containerd::start("tries").await?;
+    // Six seconds of the link, in tries of three.
+    let layers = Image::of_layers("tries", &[12 * MIB])?;
+    let reference = registry.seed(&layers, "team/app:v1")?;
+    proxy.throttle(Some(2 * MIB));
+    let limited = |retries| ImageTask {
+        timeout: Some(Duration::from_secs(3)),
+        retries,
+        ..image(&reference, PullPolicy::Always)
+    };
+
+    let end = run(&containerd, limited(0)).await?;
+    let result = &end.images[0];
+    assert_eq!((result.outcome, result.attempts), (ImageOutcome::Failed, 1));
+    assert_eq!(result.reason, "not pulled within timeoutSeconds (3s)");
+    ensure!(!containerd.has_image(&reference).await?);
+
+    let end = run(&containerd, limited(9)).await?;
+    let result = &end.images[0];
+    assert_eq!(result.outcome, ImageOutcome::Pulled, "{result:?}");
+    ensure!(containerd.has_image(&reference).await?);
+    for blob in layers.blobs() {
+        let size = std::fs::metadata(layers.blob_file(blob))?.len();
+        let fetched = proxy.bytes_of(blob);
+        // What was on its way when a try was dropped is lost.
+        ensure!(fetched <= size + size / 4, "{fetched} bytes of {blob}, which has {size}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_runtimes_own_id_is_told_of_an_image_that_was_pulled_or_was_there() -> Result<()> {
+    let registry = Registry::start().await?;
+    let containerd = Containerd::start("id").await?;
+    let reference = registry.seed(&Image::small("id")?, "team/app:v1")?;
+    let sandbox = SandboxMetadata {
+        labels: [("app".to_owned(), "a".to_owned())].into(),
+        annotations: [("example/note".to_owned(), "b".to_owned())].into(),
+    };
+    let with_sandbox = ImageTask { sandbox: Some(sandbox), ..image(&reference, PullPolicy::IfNotPresent) };
+    let pulled = run(&containerd, with_sandbox.clone()).await?.images.remove(0);
+    let present = run(&containerd, with_sandbox).await?.images.remove(0);
+    assert_eq!((pulled.outcome, present.outcome), (ImageOutcome::Pulled, ImageOutcome::Present));
+
+    let spec = ImageSpec { image: reference, ..ImageSpec::default() };
+    let request = ImageStatusRequest { image: Some(spec), verbose: false };
+    let status = containerd.cri().await?.image_status(request).await?.into_inner();
+    let id = Some(status.image.context("no image")?.id);
+    ensure!(id.as_ref().is_some_and(|id| id.starts_with("sha256:")), "{id:?}");
+    assert_eq!((&pulled.id, &present.id), (&id, &id));
+    ensure!(pulled.id != pulled.digest, "the id is not the digest: {pulled:?}");
+    Ok(())
+}

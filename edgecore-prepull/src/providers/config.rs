@@ -1,0 +1,307 @@
+//! The kubelet's `CredentialProviderConfig`, and the programs that it names.
+
+use std::collections::BTreeSet;
+use std::fs::Metadata;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use prepull_api::credentials::RegistryPattern;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use thiserror::Error;
+
+use super::duration;
+use super::protocol::{self, Version};
+
+const GROUP: &str = "kubelet.config.k8s.io/";
+const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
+/// A provider takes some 500 bytes: room for hundreds.
+const MAX_FILE: u64 = 1024 * 1024;
+
+/// One provider, as it is to be run.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct ProviderConfig {
+    pub(super) name: String,
+    pub(super) program: PathBuf,
+    pub(super) matches: Vec<RegistryPattern>,
+    pub(super) default_cache_duration: Duration,
+    pub(super) version: Version,
+    pub(super) args: Vec<String>,
+    pub(super) env: Vec<(String, String)>,
+}
+
+/// Without arguments and environment: they may hold a secret.
+impl std::fmt::Debug for ProviderConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, program, matches, default_cache_duration, version, args: _, env: _ } = self;
+        f.debug_struct("ProviderConfig")
+            .field("name", name)
+            .field("program", program)
+            .field("matches", matches)
+            .field("default_cache_duration", default_cache_duration)
+            .field("version", version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why the agent does not start with these providers.
+#[derive(Debug, Error)]
+pub enum ProvidersError {
+    /// One flag without the other.
+    #[error("{given} is set and {missing} is not: set both, or neither")]
+    HalfSet {
+        /// The one.
+        given: &'static str,
+        /// The other.
+        missing: &'static str,
+    },
+    /// The file cannot be read.
+    #[error("cannot read --image-credential-provider-config {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("--image-credential-provider-config {}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do about it.
+        problem: String,
+    },
+    /// One provider of the file is not what it should be.
+    #[error("--image-credential-provider-config {}: provider {provider}: {field}: {problem}", path.display())]
+    Provider {
+        /// The file.
+        path: PathBuf,
+        /// Its name, or its place in the list where the name is what is wrong.
+        provider: String,
+        /// As the file has it.
+        field: &'static str,
+        /// What is wrong, and what to do about it.
+        problem: String,
+    },
+    /// The directory cannot be used.
+    #[error("--image-credential-provider-bin-dir {}: {problem}", path.display())]
+    BinDir {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong, and what to do about it.
+        problem: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    providers: Vec<Raw>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Raw {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    match_images: Vec<String>,
+    #[serde(default)]
+    default_cache_duration: Option<String>,
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    args: Option<Vec<String>>,
+    #[serde(default)]
+    env: Option<Vec<EnvVar>>,
+    #[serde(default)]
+    token_attributes: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EnvVar {
+    name: String,
+    #[serde(default)]
+    value: String,
+}
+
+/// Reads the file and looks at the programs.
+pub(super) fn load(path: &Path, bin_dir: &Path) -> Result<Vec<ProviderConfig>, ProvidersError> {
+    let at = |source| ProvidersError::Read { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(at)?;
+    check_owner(&file.metadata().map_err(at)?)
+        .map_err(|problem| ProvidersError::File { path: path.to_owned(), problem })?;
+    let mut text = String::new();
+    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(at)?;
+    if text.len() as u64 > MAX_FILE {
+        let problem = format!("is longer than {} KiB", MAX_FILE / 1024);
+        return Err(ProvidersError::File { path: path.to_owned(), problem });
+    }
+    let providers = parse(path, bin_dir, &text)?;
+    let in_dir = |problem| ProvidersError::BinDir { path: bin_dir.to_owned(), problem };
+    let metadata = std::fs::metadata(bin_dir).map_err(|error| in_dir(error.to_string()))?;
+    if !metadata.is_dir() {
+        return Err(in_dir("is not a directory".to_owned()));
+    }
+    check_owner(&metadata).map_err(in_dir)?;
+    for provider in &providers {
+        check_program(&provider.program).map_err(|problem| {
+            in_dir(format!(
+                "the program of provider {}, {}, {problem}",
+                provider.name,
+                provider.program.display()
+            ))
+        })?;
+    }
+    Ok(providers)
+}
+
+/// The part that looks at nothing but the text.
+pub(super) fn parse(path: &Path, bin_dir: &Path, text: &str) -> Result<Vec<ProviderConfig>, ProvidersError> {
+    let in_file = |problem: String| ProvidersError::File { path: path.to_owned(), problem };
+    let File { api_version, kind, providers } =
+        serde_saphyr::from_str(text).map_err(|error| in_file(without_values(&error)))?;
+    if kind != "CredentialProviderConfig" {
+        return Err(in_file(format!("kind is {kind:?}, and must be CredentialProviderConfig")));
+    }
+    if !api_version.strip_prefix(GROUP).is_some_and(|version| VERSIONS.contains(&version)) {
+        return Err(in_file(format!(
+            "apiVersion is {api_version:?}, and must be one of {GROUP}{{{}}}",
+            VERSIONS.join(",")
+        )));
+    }
+    if providers.is_empty() {
+        return Err(in_file("providers is empty: name at least one, or leave the flags away".to_owned()));
+    }
+    let mut names = BTreeSet::new();
+    let mut read = Vec::new();
+    for (index, raw) in providers.into_iter().enumerate() {
+        let provider = if raw.name.is_empty() { format!("number {}", index + 1) } else { raw.name.clone() };
+        let config = provider_of(raw, bin_dir).and_then(|config| {
+            let is_new = names.insert(config.name.clone());
+            if is_new {
+                Ok(config)
+            } else {
+                Err(("name", "is there twice: each provider has its own".to_owned()))
+            }
+        });
+        read.push(config.map_err(|(field, problem)| ProvidersError::Provider {
+            path: path.to_owned(),
+            provider,
+            field,
+            problem,
+        })?);
+    }
+    Ok(read)
+}
+
+/// The parser's words without a value of the file: an environment variable may hold a secret.
+fn without_values(error: &serde_saphyr::Error) -> String {
+    let text = error.without_snippet().to_string();
+    if text.contains("invalid type") || text.contains("invalid value") {
+        let place = error.location().map_or_else(String::new, |location| {
+            format!(" at line {} column {}", location.line(), location.column())
+        });
+        return format!("a value is of the wrong type{place}");
+    }
+    text
+}
+
+type Problem = (&'static str, String);
+
+fn provider_of(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
+    let Raw { name, match_images, default_cache_duration, api_version, args, env, token_attributes } = raw;
+    let wrong_name = match &*name {
+        "" => Some("is missing: it is the name of the program in --image-credential-provider-bin-dir"),
+        "." | ".." => Some("must be the name of a program"),
+        name if name.contains(['/', '\\']) => Some("must not contain a path separator"),
+        name if name.contains(|c: char| c.is_whitespace() || c.is_control()) => {
+            Some("must not contain spaces")
+        }
+        _ => None,
+    };
+    if let Some(problem) = wrong_name {
+        return Err(("name", problem.to_owned()));
+    }
+    if token_attributes.is_some() {
+        return Err((
+            "tokenAttributes",
+            "service account tokens belong to a pod, and images are pulled ahead for none: remove it here, if the \
+             plugin can do without, or give the credentials as a secret of the job"
+                .to_owned(),
+        ));
+    }
+    let version = Version::parse(&api_version).ok_or_else(|| {
+        ("apiVersion", format!("is {api_version:?}, and must be one of {}", protocol::versions()))
+    })?;
+    if match_images.is_empty() {
+        return Err(("matchImages", "is missing: without a pattern the provider is never asked".to_owned()));
+    }
+    let matches = match_images.iter().map(|text| RegistryPattern::parse_match_image(text));
+    let matches = matches.collect::<Result<_, _>>().map_err(|error| ("matchImages", error.to_string()))?;
+    let default_cache_duration = match default_cache_duration {
+        None => Err("is missing: write 0s for no caching, or as long as the credentials live".to_owned()),
+        Some(text) => match duration::parse(&text) {
+            Some(read) if !read.negative => Ok(read.length),
+            Some(_) => Err(format!("is {text:?}, and must not be negative")),
+            None => Err(format!("is {text:?}, which is no duration: write 12h, 30m or 0s")),
+        },
+    }
+    .map_err(|problem| ("defaultCacheDuration", problem))?;
+    let mut variables = Vec::new();
+    for EnvVar { name, value } in env.unwrap_or_default() {
+        // What the system does not take; the value is not shown.
+        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            return Err((
+                "env",
+                "a name must not be empty nor contain =, and nothing may contain NUL".to_owned(),
+            ));
+        }
+        variables.push((name, value));
+    }
+    let args = args.unwrap_or_default();
+    if args.iter().any(|arg| arg.contains('\0')) {
+        return Err(("args", "must not contain NUL".to_owned()));
+    }
+    let program = bin_dir.join(&name);
+    Ok(ProviderConfig { name, program, matches, default_cache_duration, version, args, env: variables })
+}
+
+fn check_program(path: &Path) -> Result<(), String> {
+    let metadata = std::fs::metadata(path).map_err(|error| format!("cannot be used: {error}"))?;
+    if !metadata.is_file() || metadata.mode() & 0o111 == 0 {
+        return Err("is not an executable file: chmod 755".to_owned());
+    }
+    check_owner(&metadata)
+}
+
+/// Whoever may write there decides what runs as us, and sees what it returns.
+fn check_owner(metadata: &Metadata) -> Result<(), String> {
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    judge_owner((metadata.uid(), metadata.gid(), metadata.mode()), (user, group))
+}
+
+fn judge_owner((owner, owners, mode): (u32, u32, u32), (user, group): (u32, u32)) -> Result<(), String> {
+    if owner != 0 && owner != user {
+        return Err(format!("belongs to user {owner}, who could replace it: chown root:root"));
+    }
+    let by_group = mode & 0o020 != 0 && owners != 0 && owners != group;
+    if by_group || mode & 0o002 != 0 {
+        return Err(format!(
+            "is writable by others than root (mode {:o}): chown root:root, chmod go-w",
+            mode & 0o7777
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,264 @@
+//! What is said to a plugin, and what it answers: `credentialprovider.kubelet.k8s.io`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prepull_api::credentials::{RegistryConfig, Sensitive};
+use serde::{Deserialize, Serialize};
+
+use super::duration;
+
+const GROUP: &str = "credentialprovider.kubelet.k8s.io/";
+
+/// Versions of the protocol; they differ in nothing that is used here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    V1,
+    V1Beta1,
+    V1Alpha1,
+}
+
+impl Version {
+    const ALL: [Self; 3] = [Self::V1, Self::V1Beta1, Self::V1Alpha1];
+
+    /// As `apiVersion` has it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::V1 => "credentialprovider.kubelet.k8s.io/v1",
+            Self::V1Beta1 => "credentialprovider.kubelet.k8s.io/v1beta1",
+            Self::V1Alpha1 => "credentialprovider.kubelet.k8s.io/v1alpha1",
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|version| version.as_str() == text)
+    }
+}
+
+/// For which images an answer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+pub(super) enum CacheKeyType {
+    /// For this one.
+    Image,
+    /// For all of its registry.
+    Registry,
+    /// For all that the provider is asked for.
+    Global,
+}
+
+/// What a plugin answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Response {
+    pub(super) key_type: CacheKeyType,
+    /// None: the provider's default.
+    pub(super) cache_for: Option<Duration>,
+    pub(super) logins: RegistryConfig,
+}
+
+/// What is written to the plugin's standard input.
+pub(super) fn request(version: Version, image: &str) -> Vec<u8> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Request<'a> {
+        api_version: &'static str,
+        kind: &'static str,
+        image: &'a str,
+    }
+    let request = Request { api_version: version.as_str(), kind: "CredentialProviderRequest", image };
+    // Texts only: they always are JSON.
+    serde_json::to_vec(&request).unwrap_or_default()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawResponse {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    cache_key_type: Option<Sensitive>,
+    #[serde(default)]
+    cache_duration: Option<Sensitive>,
+    #[serde(default)]
+    auth: Option<BTreeMap<String, Option<RawLogin>>>,
+}
+
+#[derive(Default, Deserialize)]
+struct RawLogin {
+    #[serde(default)]
+    username: Option<Sensitive>,
+    #[serde(default)]
+    password: Option<Sensitive>,
+}
+
+/// Reads an answer. What is wrong with one is said without quoting it: any part of it may be a credential.
+pub(super) fn decode(version: Version, output: &[u8]) -> Result<Response, String> {
+    let raw: RawResponse = serde_json::from_slice(output).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        match error.classify() {
+            serde_json::error::Category::Data => {
+                format!("a field is missing or of the wrong type at line {line} column {column}")
+            }
+            serde_json::error::Category::Eof if output.is_empty() => "it wrote nothing".to_owned(),
+            serde_json::error::Category::Eof => format!("it ends too early at line {line} column {column}"),
+            _ => format!("it is not JSON at line {line} column {column}"),
+        }
+    })?;
+    let RawResponse { api_version, kind, cache_key_type, cache_duration, auth } = raw;
+    if kind != "CredentialProviderResponse" {
+        return Err("its kind is not CredentialProviderResponse".to_owned());
+    }
+    if api_version != version.as_str() {
+        let found = Version::parse(&api_version).map_or("another group or version", Version::as_str);
+        return Err(format!("its apiVersion is {found}, and {} was asked for", version.as_str()));
+    }
+    let key_type = match cache_key_type.as_ref().map(Sensitive::expose) {
+        Some("Image") => CacheKeyType::Image,
+        Some("Registry") => CacheKeyType::Registry,
+        Some("Global") => CacheKeyType::Global,
+        _ => return Err("its cacheKeyType is none of Image, Registry and Global".to_owned()),
+    };
+    let cache_for = match cache_duration.as_ref().map(Sensitive::expose) {
+        None => None,
+        Some(text) => {
+            let read = duration::parse(text).ok_or("its cacheDuration is no duration such as 12h or 30m")?;
+            // As the kubelet has it: what ended in the past is not cached.
+            Some(if read.negative { Duration::ZERO } else { read.length })
+        }
+    };
+    let logins = auth.unwrap_or_default().into_iter().map(|(registry, login)| {
+        let RawLogin { username, password } = login.unwrap_or_default();
+        (registry, username.unwrap_or_default(), password.unwrap_or_default())
+    });
+    Ok(Response { key_type, cache_for, logins: RegistryConfig::from_logins(logins) })
+}
+
+/// What may stand in the configuration as a provider's `apiVersion`.
+pub(super) fn versions() -> String {
+    let names = Version::ALL.map(|version| version.as_str().trim_start_matches(GROUP));
+    format!("{GROUP}{{{}}}", names.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use prepull_api::image::Reference;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn answer(change: &serde_json::Value) -> Result<Response, String> {
+        let mut answer = json!({
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+            "kind": "CredentialProviderResponse",
+            "cacheKeyType": "Registry",
+            "cacheDuration": "5m",
+            "auth": {"r.io": {"username": "u", "password": "s3cret"}},
+        });
+        for (field, value) in change.as_object().unwrap() {
+            answer[field] = value.clone();
+        }
+        decode(Version::V1, answer.to_string().as_bytes())
+    }
+
+    #[test]
+    fn a_request_is_what_the_kubelet_writes() {
+        let request: serde_json::Value =
+            serde_json::from_slice(&request(Version::V1Beta1, "r.io/team/app")).unwrap();
+        let expected = json!({
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1beta1",
+            "kind": "CredentialProviderRequest",
+            "image": "r.io/team/app",
+        });
+        assert_eq!(request, expected);
+    }
+
+    #[test]
+    fn an_answer_is_read() {
+        let image = Reference::parse("r.io/app").unwrap().normalized();
+        let response = answer(&json!({"unknown": 1})).unwrap();
+        assert_eq!(response.key_type, CacheKeyType::Registry);
+        assert_eq!(response.cache_for, Some(Duration::from_secs(300)));
+        assert_eq!(response.logins.matching(&image)[0].password.expose(), "s3cret");
+        for (duration, expected) in [
+            (json!(null), None),
+            (json!("0s"), Some(Duration::ZERO)),
+            (json!("-5m"), Some(Duration::ZERO)),
+            (json!("1h30m"), Some(Duration::from_secs(5400))),
+        ] {
+            let response = answer(&json!({"cacheDuration": duration})).unwrap();
+            assert_eq!(response.cache_for, expected, "{duration}");
+        }
+        for (name, key_type) in [("Image", CacheKeyType::Image), ("Global", CacheKeyType::Global)] {
+            assert_eq!(answer(&json!({"cacheKeyType": name})).unwrap().key_type, key_type);
+        }
+        for nothing in [json!(null), json!({})] {
+            let response = answer(&json!({"auth": nothing})).unwrap();
+            assert_eq!(response.logins, RegistryConfig::default());
+        }
+        let empty = answer(&json!({"auth": {"r.io": null}})).unwrap();
+        assert_eq!(empty.logins.lookup(&image).broken.len(), 1);
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_answer_is_said_without_quoting_it() {
+        for (change, message) in [
+            (json!({"kind": "s3cret"}), "its kind is not CredentialProviderResponse"),
+            (
+                json!({"apiVersion": "s3cret"}),
+                "its apiVersion is another group or version, and credentialprovider.kubelet.k8s.io/v1 was asked for",
+            ),
+            (
+                json!({"apiVersion": "credentialprovider.kubelet.k8s.io/v1beta1"}),
+                "its apiVersion is credentialprovider.kubelet.k8s.io/v1beta1, and \
+                 credentialprovider.kubelet.k8s.io/v1 was asked for",
+            ),
+            (json!({"cacheKeyType": "s3cret"}), "its cacheKeyType is none of Image, Registry and Global"),
+            (json!({"cacheKeyType": null}), "its cacheKeyType is none of Image, Registry and Global"),
+            (json!({"cacheDuration": "s3cret"}), "its cacheDuration is no duration such as 12h or 30m"),
+        ] {
+            assert_eq!(answer(&change).unwrap_err(), message);
+        }
+        for change in
+            [json!({"auth": "s3cret"}), json!({"auth": {"r.io": "s3cret"}}), json!({"cacheDuration": 5})]
+        {
+            let error = answer(&change).unwrap_err();
+            assert!(error.starts_with("a field is missing or of the wrong type at line 1"), "{error}");
+        }
+        for (output, message) in [
+            ("", "it wrote nothing"),
+            ("{\"s3cret\"", "it ends too early at line 1 column 9"),
+            ("s3cret", "it is not JSON at line 1 column 1"),
+        ] {
+            assert_eq!(decode(Version::V1, output.as_bytes()).unwrap_err(), message);
+        }
+        let printed = format!("{:?}", answer(&json!({})));
+        assert!(printed.contains("Ok") && !printed.contains("s3cret"), "{printed}");
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = decode(Version::V1, &bytes);
+        }
+
+        #[test]
+        fn cut_answers_never_panic(cut in 0usize..200, at in 0usize..200, byte: u8) {
+            let whole = json!({
+                "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+                "kind": "CredentialProviderResponse",
+                "cacheKeyType": "Registry",
+                "auth": {"r.io": {"username": "u", "password": "p"}},
+            });
+            let mut bytes = whole.to_string().into_bytes();
+            if let Some(place) = bytes.get_mut(at) {
+                *place = byte;
+            }
+            bytes.truncate(cut);
+            let _ = decode(Version::V1, &bytes);
+        }
+    }
+}

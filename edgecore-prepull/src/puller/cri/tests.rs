@@ -1,0 +1,100 @@
+#![allow(clippy::unwrap_used)]
+
+mod runtime;
+
+use prepull_api::credentials::Sensitive;
+
+use super::*;
+use runtime::FakeRuntime;
+
+#[test]
+fn the_digest_is_the_one_of_the_references_own_repository() {
+    let list = |digests: &[&str]| digests.iter().map(|&digest| digest.to_owned()).collect::<Vec<_>>();
+    let both = list(&["r.io:5000/a/b@sha256:1", "r.io:5000/a@sha256:2"]);
+    for (reference, digests, expected) in [
+        ("r.io:5000/a/b:v1", &both, Some("sha256:1")),
+        ("r.io:5000/a:v1", &both, Some("sha256:2")),
+        ("r.io:5000/a", &both, Some("sha256:2")),
+        ("r.io:5000/c:v1", &both, None),
+        ("r.io/a:1", &list(&["r.io/a@sha256:1", "r.io/a@sha256:2"]), None),
+    ] {
+        assert_eq!(digest_among(reference, digests).as_deref(), expected, "{reference}");
+    }
+}
+
+#[test]
+fn a_credential_is_passed_on_without_the_server() {
+    let credential = RegistryCredential {
+        server: "harbor.example/team".to_owned(),
+        username: Sensitive::new("u"),
+        password: Sensitive::new("p"),
+        ..RegistryCredential::default()
+    };
+    let expected = AuthConfig { username: "u".to_owned(), password: "p".to_owned(), ..AuthConfig::default() };
+    assert_eq!(auth(&credential), expected);
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_not_there_is_said_to_be_down() {
+    let puller = CriPuller::new("unix:///nonexistent/a.sock".parse().unwrap());
+    let error = puller.version().await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::RuntimeDown);
+    assert!(error.message.contains("No such file"), "{error}");
+    assert!(error.message.contains("unix:///nonexistent/a.sock"), "{error}");
+}
+
+#[test]
+fn room_is_read_from_the_mountpoint() {
+    let root = filesystem_of("/").unwrap();
+    assert!(root.capacity > root.available && root.available > 0, "{root:?}");
+    let error = filesystem_of("/nonexistent").unwrap_err();
+    assert!(error.message.contains("/nonexistent"), "{error}");
+}
+
+#[test]
+fn an_id_is_shown_in_one_form() {
+    let digits = "0123456789abcdef".repeat(4);
+    let id = format!("sha256:{digits}");
+    assert_eq!(image_id(&id).as_ref(), Some(&id), "containerd");
+    assert_eq!(image_id(&digits).as_ref(), Some(&id), "CRI-O");
+    for other in ["", "sha256:", "r.io/a@sha256:1", &format!("r.io/a@{id}"), &format!("{id}0")] {
+        assert_eq!(image_id(other), None, "{other}");
+    }
+}
+
+#[tokio::test]
+async fn the_runtime_hears_of_the_sandbox_and_its_id_is_told() {
+    let sandbox = SandboxMetadata {
+        labels: [("app".to_owned(), "a".to_owned())].into(),
+        annotations: [("example/note".to_owned(), "b".to_owned())].into(),
+    };
+    let credential = RegistryCredential {
+        username: Sensitive::new("u"),
+        password: Sensitive::new("p"),
+        ..RegistryCredential::default()
+    };
+    let digits = "ab".repeat(32);
+    // containerd answers with the id, CRI-O with a digest in a repository.
+    for image_ref in [format!("sha256:{digits}"), format!("r.io/a@sha256:{}", "cd".repeat(32))] {
+        let runtime = FakeRuntime::start(&image_ref, &digits);
+        let puller = CriPuller::new(runtime.endpoint());
+        let request =
+            PullRequest { reference: "r.io/a:1", credential: Some(&credential), sandbox: Some(&sandbox) };
+        let pulled = puller.pull(request, &|_| {}).await.unwrap();
+        assert_eq!(pulled.id, Some(format!("sha256:{digits}")), "{image_ref}");
+        let present = puller.present("r.io/a:1").await.unwrap().unwrap();
+        assert_eq!(present.id, Some(format!("sha256:{digits}")));
+
+        let seen = runtime.pulls().pop().unwrap();
+        let config = seen.sandbox_config.unwrap();
+        assert_eq!(config.labels, [("app".to_owned(), "a".to_owned())].into());
+        assert_eq!(config.annotations, [("example/note".to_owned(), "b".to_owned())].into());
+        assert_eq!(config.metadata, None);
+        assert_eq!(seen.image.unwrap().image, "r.io/a:1");
+        assert_eq!(seen.auth.unwrap().username, "u");
+
+        let request = PullRequest { reference: "r.io/a:1", credential: None, sandbox: None };
+        puller.pull(request, &|_| {}).await.unwrap();
+        assert_eq!(runtime.pulls().pop().unwrap().sandbox_config, None);
+    }
+}
