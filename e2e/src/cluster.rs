@@ -218,7 +218,8 @@ impl Cluster {
             .await
     }
 
-    pub(crate) async fn definitions_are_established(&self) -> Result<()> {
+    /// Waits until the server serves every kind that it has a definition of.
+    pub async fn definitions_are_established(&self) -> Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         for definition in api.list(&kube::api::ListParams::default()).await? {
             let name = definition.metadata.name.unwrap_or_default();
