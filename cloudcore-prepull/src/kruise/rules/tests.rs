@@ -267,7 +267,7 @@ fn a_tag_that_cannot_be_pulled_says_why() {
 }
 
 #[test]
-fn of_two_tags_that_are_the_same_the_second_is_refused() {
+fn of_two_tags_that_are_the_same_neither_is_pulled() {
     let tags = ["1", "2", "1", "", ""].map(|tag| tag_spec(&json!({"tag": tag}))).to_vec();
     let rules = image_rules("nginx", &ImageSpec { tags, ..ImageSpec::default() });
     let words: Vec<_> =
