@@ -62,8 +62,9 @@ lint: ## Format, clippy, shellcheck, cargo deny
 	if cargo deny fetch db >/dev/null 2>&1; then cargo deny check advisories; else echo '==> advisories: their database is not to be had from here, skipped'; fi; \
 	else echo '==> cargo deny: not installed, skipped'; fi
 
-crds: ## Write manifests/crds from the Rust types
+crds: ## Write manifests/crds and manifests/kruise/crds.yaml from the Rust types
 	$(call run,cargo run --quiet -p cloudcore-prepull -- crds --out manifests/crds)
+	$(call run,cargo run --quiet -p cloudcore-prepull -- crds --kruise --out manifests/kruise)
 
 clean: ## Remove what was built here (a kube-apiserver stays in ~/.cache/prepull-e2e)
 	$(call run,cargo clean)

@@ -7,6 +7,9 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use prepull_api::selector::Selector;
+use prepull_api::task::NodeName;
+
 use crate::leader::{Timing, TimingError};
 use crate::plan_command::PlanArgs;
 use crate::token_command::TokenCommand;
@@ -65,7 +68,7 @@ pub struct ClusterArgs {
     #[arg(long, global = true, value_name = "FILE", env = "PREPULL_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// The namespace of cloudcore-prepull itself: its CA and its tokens are Secrets there.
-    #[arg(long, global = true, value_name = "NAME", env = "POD_NAMESPACE", default_value = "prepull-system")]
+    #[arg(long, global = true, value_name = "NAME", value_parser = namespace, env = "POD_NAMESPACE", default_value = "prepull-system")]
     pub namespace: String,
 }
 
@@ -92,7 +95,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN", default_value = "0.0.0.0:10003")]
     pub metrics_listen: SocketAddr,
     /// A DNS name or IP address by which edges reach this server; may be repeated.
-    #[arg(long, value_name = "NAME", env = "PREPULL_ADVERTISE", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_parser = advertised, env = "PREPULL_ADVERTISE", value_delimiter = ',')]
     pub advertise: Vec<String>,
     /// The certificate of the CA, instead of the Secret prepull-ca.
     #[arg(long, value_name = "FILE", requires = "ca_key", env = "PREPULL_CA_CERT")]
@@ -104,8 +107,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = certificate_ttl, default_value = "30d", env = "PREPULL_EDGE_CERT_TTL")]
     pub edge_cert_ttl: Duration,
     /// How often both sides ping. Silence for two of them ends a session.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "15s", env = "PREPULL_HEARTBEAT")]
+    #[arg(long, value_name = "TIME", value_parser = heartbeat, default_value = "15s", env = "PREPULL_HEARTBEAT")]
     pub heartbeat: Duration,
+    /// Serves OpenKruise's ImagePullJob, ImageListPullJob and NodeImage as well. Needs manifests/kruise, and a
+    /// cluster where Kruise's own controller does not run.
+    #[arg(long, env = "PREPULL_ENABLE_KRUISE_API")]
+    pub enable_kruise_api: bool,
+    /// The nodes that get a NodeImage, by labels; empty: all nodes.
+    #[arg(
+        long, value_name = "SELECTOR", env = "PREPULL_KRUISE_NODE_SELECTOR", value_parser = Selector::parse,
+        default_value = prepull_api::crd::EDGE_LABEL
+    )]
+    pub kruise_node_selector: Selector,
     /// Which of several replicas leads.
     #[command(flatten)]
     pub election: ElectionArgs,
@@ -127,6 +140,30 @@ fn certificate_ttl(text: &str) -> Result<Duration, String> {
         Ok(_) => Err("edges need 5m at the least to renew it; the usual is 30d".to_owned()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// More often than once a second keeps the links of metered edges busy; NATs forget a connection that was silent for
+/// some minutes, and edges do not take more.
+const HEARTBEATS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
+
+fn heartbeat(text: &str) -> Result<Duration, String> {
+    let period = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let usable = HEARTBEATS.contains(&period).then_some(period);
+    usable.ok_or_else(|| "from 1s to 5m; the usual is 15s".to_owned())
+}
+
+/// RFC 1123, as the API server has it.
+fn namespace(text: &str) -> Result<String, String> {
+    let valid = text.len() <= 63 && !text.contains('.') && NodeName::from(text).is_valid();
+    let reason = "not a namespace's name: at most 63 lower-case letters, digits and '-'";
+    valid.then(|| text.to_owned()).ok_or_else(|| reason.to_owned())
+}
+
+/// It becomes part of the server's certificate, but only when this replica leads: too late to notice.
+fn advertised(text: &str) -> Result<String, String> {
+    let valid = crate::pki::is_server_name(text);
+    let reason = "neither a DNS name nor an IP address; a port is not part of it";
+    valid.then(|| text.to_owned()).ok_or_else(|| reason.to_owned())
 }
 
 /// Which of several replicas leads.
@@ -183,8 +220,12 @@ pub enum LogFormat {
 #[command(after_help = "\
 Examples:
   cloudcore-prepull crds | kubectl apply -f -
+  cloudcore-prepull crds --kruise | kubectl apply -f -
   cloudcore-prepull crds --out manifests/crds")]
 pub struct CrdsArgs {
+    /// Those of OpenKruise's kinds, for --enable-kruise-api, instead. Not for a cluster where Kruise itself runs.
+    #[arg(long)]
+    pub kruise: bool,
     /// A folder that gets a file per definition, instead of the standard output.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -201,6 +242,30 @@ mod tests {
         assert_eq!(certificate_ttl("30d"), Ok(Duration::from_secs(30 * 24 * 3600)));
         assert!(certificate_ttl("60s").unwrap_err().contains("5m"));
         assert!(certificate_ttl("soon").is_err());
+    }
+
+    #[test]
+    fn a_heartbeat_keeps_a_link_and_does_not_fill_it() {
+        assert_eq!(heartbeat("15s"), Ok(Duration::from_secs(15)));
+        for bad in ["0s", "999ms", "6m", "15", "soon"] {
+            assert!(heartbeat(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_are_checked_before_anybody_is_asked() {
+        for good in ["prepull-system", "a1"] {
+            assert_eq!(namespace(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "Bad", "a.b", "a b", "-a", &"a".repeat(64)] {
+            assert!(namespace(bad).is_err(), "{bad}");
+        }
+        for good in ["cloud.example", "192.0.2.1", "2001:db8::1"] {
+            assert_eq!(advertised(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "cloud.example:10000", "https://cloud.example", "a b", "[::1]"] {
+            assert!(advertised(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -2,19 +2,39 @@
 
 use std::future::Future;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
-use tracing::warn;
+use tracing::{error, info, warn};
 
 use crate::leader::{Fence, Leadership};
+use crate::refusal::{Said, with_causes};
 
 /// A client from the given kubeconfig, else from the environment, else from the pod's ServiceAccount.
 pub async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    Client::try_from(config(kubeconfig).await?).context(PREPARE)
+    let config = config(kubeconfig).await?;
+    info!(server = %config.cluster_url, "the API server");
+    Client::try_from(config).context(PREPARE)
+}
+
+/// An error that comes from the network says which server was asked, and by which file.
+pub async fn name_where_unreachable<T>(
+    outcome: anyhow::Result<T>,
+    kubeconfig: Option<&Path>,
+) -> anyhow::Result<T> {
+    let Err(error) = outcome else { return outcome };
+    let of_network = |cause: &(dyn std::error::Error + 'static)| {
+        matches!(cause.downcast_ref::<Error>(), Some(Error::Service(_) | Error::HyperError(_)))
+            || matches!(cause.downcast_ref::<Box<Error>>().map(AsRef::as_ref), Some(Error::Service(_)))
+    };
+    if !error.chain().any(of_network) {
+        return Err(error);
+    }
+    let server = config(kubeconfig).await?.cluster_url;
+    Err(error.context(format!("the API server {server} of the kubeconfig cannot be reached")))
 }
 
 /// As [`client`], but it writes only as long as this replica leads.
@@ -35,17 +55,23 @@ const READ_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::
 const PREPARE: &str = "prepare the connection to the cluster";
 
 /// Reads what there is no going on without: tries until it succeeds. Give it a deadline where there is one; dropping the
-/// future loses nothing.
-pub async fn persistently<T, F>(what: &str, read: impl Fn() -> F) -> T
+/// future loses nothing. `explain` says what is wrong where that lasts.
+pub async fn persistently<T, F>(what: &str, explain: fn(&Error) -> Option<String>, read: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let mut wait = READ_RETRY.0;
+    let (mut wait, said) = (READ_RETRY.0, Said::default());
     loop {
         match read().await {
             Ok(found) => return found,
             Err(error) => {
-                warn!(what, %error, "not read; trying again");
+                match explain(&error) {
+                    Some(problem) if said.is_due("read", &problem, Instant::now()) => {
+                        error!(what, problem, "not read; trying again");
+                    }
+                    Some(_) => {}
+                    None => warn!(what, error = with_causes(&error), "not read; trying again"),
+                }
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(READ_RETRY.1);
             }

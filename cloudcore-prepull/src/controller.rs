@@ -25,6 +25,7 @@ mod agenda;
 mod io;
 mod job;
 mod parked;
+mod places;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,8 @@ pub struct Controller {
     gone: HashSet<JobUid>,
     /// The jobs that count on nodes: those that are not over.
     attached: HashSet<JobUid>,
+    /// Nodes that are not busy any more, for whatever else wants a place there.
+    freed: Vec<NodeName>,
     /// Nodes in a report, where the rule of [`crate::aggregate::nodes_in_report`] would allow more.
     report_capacity: Option<usize>,
     actions: Vec<Action>,
@@ -216,6 +219,9 @@ impl Controller {
     }
 
     fn tell_busy(&mut self, node: &NodeName, busy: bool) {
+        if !busy {
+            self.freed.push(node.clone());
+        }
         for uid in self.slots.jobs(node) {
             if let Some(job) = self.jobs.get_mut(&uid) {
                 job.busy(node, busy);

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Context;
-use prepull_api::crd::{job, report};
+use prepull_api::crd::{job, kruise, report};
 
 use crate::args::CrdsArgs;
 
@@ -19,9 +19,22 @@ pub fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
     ])
 }
 
+/// Those of Kruise's kinds: one file, which is applied only where their API is to be served.
+pub fn kruise_definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
+    let mut all = String::new();
+    for crd in kruise::crds() {
+        let yaml = serde_saphyr::to_string(&crd).context("write the definition of a Kruise kind as YAML")?;
+        if !all.is_empty() {
+            all.push_str("---\n");
+        }
+        all.push_str(&yaml);
+    }
+    Ok(vec![("crds.yaml", all)])
+}
+
 /// Prints them, or writes them to files.
 pub fn run(args: &CrdsArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    for (name, yaml) in definitions()? {
+    for (name, yaml) in if args.kruise { kruise_definitions()? } else { definitions()? } {
         match &args.out {
             None => write!(out, "---\n{yaml}")?,
             Some(folder) => {
@@ -42,10 +55,16 @@ mod tests {
 
     #[test]
     fn the_checked_in_definitions_are_those_of_the_types() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/crds/");
-        for (name, yaml) in definitions().unwrap() {
-            let checked_in = std::fs::read_to_string(format!("{folder}{name}")).unwrap_or_default();
-            assert!(checked_in == yaml, "manifests/crds/{name} is not what the types say: run `make crds`");
+        let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests");
+        for (folder, files) in [("crds", definitions().unwrap()), ("kruise", kruise_definitions().unwrap())] {
+            for (name, yaml) in files {
+                let checked_in =
+                    std::fs::read_to_string(format!("{manifests}/{folder}/{name}")).unwrap_or_default();
+                assert!(
+                    checked_in == yaml,
+                    "manifests/{folder}/{name} is not what the types say: run `make crds`"
+                );
+            }
         }
     }
 }

@@ -3,10 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use prepull_api::task::{ImageTask, PullPolicy, Task, TaskId};
+use prepull_api::overriders::SecretRef;
+use prepull_api::task::{ImageTask, NodeName, PullPolicy, Task, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Key};
 
 use crate::controller::{Dispatch, DispatchOutcome};
+use crate::kruise::node_images::Order;
 use crate::plan::{self, PlannedImage, SecretLookup};
 use crate::secrets::Secrets;
 use crate::tunnel::SendError;
@@ -21,16 +23,27 @@ pub async fn dispatch(order: &Dispatch, secrets: &Secrets, sessions: &Sessions) 
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
     let mut keys = Vec::with_capacity(order.plan.images.len());
     for image in &order.plan.images {
-        let Some(key) = resolve(image, secrets, remaining()).await else {
-            return DispatchOutcome::Unsendable(format!(
-                "the secrets {} could not be read in time",
-                image.secrets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-            ));
-        };
-        keys.push(key);
+        match look_up(&image.secrets, secrets, remaining()).await {
+            Ok(found) => keys.push(plan::resolve_key(&image.secrets, &image.pull, found)),
+            Err(unsendable) => return unsendable,
+        }
     }
-    let assign = assign(order, keys, remaining());
-    match sessions.send(&order.node, CloudMessage::Assign(assign)) {
+    send(&order.node, assign(order, keys, remaining()), sessions)
+}
+
+/// The same for a task of a NodeImage.
+pub async fn dispatch_node_image(order: Order, secrets: &Secrets, sessions: &Sessions) -> DispatchOutcome {
+    let begun = Instant::now();
+    let key = match look_up(&order.secrets, secrets, order.remaining).await {
+        Ok(found) => plan::resolve_pull_secrets(&order.secrets, &order.reference, found),
+        Err(unsendable) => return unsendable,
+    };
+    let remaining = order.remaining.saturating_sub(begun.elapsed());
+    send(&order.node, Assign { task: order.task, remaining, keys: vec![key] }, sessions)
+}
+
+fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome {
+    match sessions.send(node, CloudMessage::Assign(assign)) {
         Ok(session) => DispatchOutcome::Sent(session),
         Err(error @ SendError::TooLarge(_)) => {
             DispatchOutcome::Unsendable(format!("the task cannot be sent: {error}; use fewer images"))
@@ -81,17 +94,26 @@ impl KeyTable {
     }
 }
 
-async fn resolve(image: &PlannedImage, secrets: &Secrets, patience: Duration) -> Option<Key> {
-    let mut found = Vec::with_capacity(image.secrets.len());
-    for secret in &image.secrets {
-        let lookup = tokio::time::timeout(patience, secrets.get(secret)).await.ok()?;
-        found.push((secret, lookup));
+/// The secrets, to be looked up by their names; or that they could not be had in time.
+async fn look_up(
+    names: &[SecretRef],
+    secrets: &Secrets,
+    patience: Duration,
+) -> Result<impl Fn(&SecretRef) -> SecretLookup + use<>, DispatchOutcome> {
+    let mut found = Vec::with_capacity(names.len());
+    for name in names {
+        let Ok(lookup) = tokio::time::timeout(patience, secrets.get(name)).await else {
+            return Err(DispatchOutcome::Unsendable(format!(
+                "the secrets {} could not be read in time",
+                names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            )));
+        };
+        found.push((name.clone(), lookup));
     }
-    let lookup = |secret: &_| {
+    Ok(move |secret: &SecretRef| {
         found
             .iter()
-            .find(|(name, _)| *name == secret)
+            .find(|(name, _)| name == secret)
             .map_or(SecretLookup::Missing, |(_, lookup)| lookup.clone())
-    };
-    Some(plan::resolve_key(&image.secrets, &image.pull, lookup))
+    })
 }

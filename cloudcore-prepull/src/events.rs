@@ -1,18 +1,24 @@
-//! Kubernetes events on jobs, for the person who watches.
+//! Kubernetes events on jobs and NodeImages, for the person who watches.
 //!
 //! Events of the group "" in the form that kubectl and client-go have always written: API servers of every version
 //! take them for a cluster-scoped object in the namespace `default`, and `kubectl describe` finds them there. Those
 //! with an `eventTime`, as kube's own `Recorder` writes them, are refused there by older servers (1.20, for one).
 
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::api::core::v1::{Event as CoreEvent, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Client;
 use kube::api::{Api, PostParams};
+use prepull_api::crd::kruise;
 use tokio::sync::mpsc;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::controller::JobEvent;
+use crate::kruise::ObjectId;
+use crate::kruise::jobs::Event as KruiseEvent;
 
 /// Events that wait for the API server. They are advice, not state: what does not fit is dropped and logged.
 const QUEUE: usize = 256;
@@ -22,56 +28,149 @@ const NAMESPACE: &str = "default";
 /// that a name may have.
 const NAME_PART: usize = 200;
 
+/// Events of NodeImages: so many at once, and then so many a second. A fleet that succeeds must not drown etcd.
+const SUCCESSES: (f64, f64) = (50.0, 1.0);
+/// The same for what failed, which somebody may be looking for.
+const FAILURES: (f64, f64) = (100.0, 5.0);
+
+/// An event on any object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Event {
+    api_version: String,
+    kind: &'static str,
+    namespace: Option<String>,
+    name: String,
+    uid: String,
+    warning: bool,
+    reason: &'static str,
+    note: String,
+}
+
+impl From<JobEvent> for Event {
+    fn from(event: JobEvent) -> Self {
+        let JobEvent { job, name, warning, reason, note } = event;
+        let api_version = format!("{}/v1alpha2", prepull_api::crd::GROUP);
+        Self {
+            api_version,
+            kind: "ImagePrePullJob",
+            namespace: None,
+            name,
+            uid: job.0,
+            warning,
+            reason,
+            note,
+        }
+    }
+}
+
+impl From<KruiseEvent> for Event {
+    fn from(event: KruiseEvent) -> Self {
+        let KruiseEvent { kind, object: ObjectId { namespace, name, uid }, warning, reason, note } = event;
+        let api_version = format!("{}/{}", kruise::GROUP, kruise::VERSION);
+        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+        Self { api_version, kind, namespace, name, uid: uid.0, warning, reason, note }
+    }
+}
+
 /// The sending end.
 #[derive(Clone, Debug)]
-pub struct Events(mpsc::Sender<JobEvent>);
+pub struct Events {
+    queue: mpsc::Sender<Event>,
+    successes: Arc<Mutex<Bucket>>,
+    failures: Arc<Mutex<Bucket>>,
+}
 
 impl Events {
     /// Starts the task that publishes.
     pub fn start(client: Client) -> Self {
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (queue, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(publish(client, receiver));
-        Self(sender)
+        let bucket = |(burst, rate)| Arc::new(Mutex::new(Bucket::new(burst, rate, Instant::now())));
+        Self { queue, successes: bucket(SUCCESSES), failures: bucket(FAILURES) }
     }
 
     /// Hands over one event.
     pub fn send(&self, event: JobEvent) {
         info!(job = event.name, reason = event.reason, note = event.note, "event");
-        if let Err(error) = self.0.try_send(event) {
+        self.offer(event.into());
+    }
+
+    /// Hands over one event of Kruise's objects. There is one for each node of a job: beyond a rate they are dropped, and
+    /// what they would have said stands in the status.
+    pub fn send_kruise(&self, event: KruiseEvent) {
+        let of_node = event.reason.starts_with("PullImage");
+        debug!(kind = event.kind, object = %event.object, reason = event.reason, note = event.note, "event");
+        let bucket = if event.warning { &self.failures } else { &self.successes };
+        // Nothing that holds the lock can leave the bucket half changed.
+        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        if !of_node || bucket.take(Instant::now()) {
+            self.offer(event.into());
+        }
+    }
+
+    fn offer(&self, event: Event) {
+        if let Err(error) = self.queue.try_send(event) {
             warn!(%error, "event dropped");
         }
     }
 }
 
-async fn publish(client: Client, mut events: mpsc::Receiver<JobEvent>) {
-    let api: Api<Event> = Api::namespaced(client, NAMESPACE);
+/// Lets a burst through, and then a rate.
+#[derive(Debug)]
+struct Bucket {
+    burst: f64,
+    rate: f64,
+    left: f64,
+    counted: Instant,
+}
+
+impl Bucket {
+    fn new(burst: f64, rate: f64, now: Instant) -> Self {
+        Self { burst, rate, left: burst, counted: now }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        self.left = (self.left + (now - self.counted).as_secs_f64() * self.rate).min(self.burst);
+        self.counted = now;
+        let has = self.left >= 1.0;
+        if has {
+            self.left -= 1.0;
+        }
+        has
+    }
+}
+
+async fn publish(client: Client, mut events: mpsc::Receiver<Event>) {
     let instance = std::env::var("POD_NAME").ok();
     while let Some(event) = events.recv().await {
         let (name, reason) = (event.name.clone(), event.reason);
+        let api: Api<CoreEvent> =
+            Api::namespaced(client.clone(), event.namespace.as_deref().unwrap_or(NAMESPACE));
         if let Err(error) =
             api.create(&PostParams::default(), &object(event, instance.clone(), Timestamp::now())).await
         {
-            warn!(job = name, reason, %error, "event not published");
+            warn!(object = name, reason, %error, "event not published");
         }
     }
 }
 
-fn object(event: JobEvent, instance: Option<String>, now: Timestamp) -> Event {
+fn object(event: Event, instance: Option<String>, now: Timestamp) -> CoreEvent {
     const PROGRAM: &str = "cloudcore-prepull";
-    let JobEvent { job, name, warning, reason, note } = event;
+    let Event { api_version, kind, namespace, name, uid, warning, reason, note } = event;
     // Names of objects are ASCII; where this one is cut, a dash or dot may be last, which a dot must not follow.
     let part = name.get(..NAME_PART).map_or(name.as_str(), |cut| cut.trim_end_matches(['-', '.'])).to_owned();
-    Event {
+    CoreEvent {
         metadata: ObjectMeta {
             name: Some(format!("{part}.{:x}", now.as_nanosecond())),
-            namespace: Some(NAMESPACE.to_owned()),
+            namespace: Some(namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned())),
             ..ObjectMeta::default()
         },
         involved_object: ObjectReference {
-            api_version: Some(format!("{}/v1alpha2", prepull_api::crd::GROUP)),
-            kind: Some("ImagePrePullJob".to_owned()),
+            api_version: Some(api_version),
+            kind: Some(kind.to_owned()),
+            namespace,
             name: Some(name),
-            uid: Some(job.0),
+            uid: Some(uid),
             ..ObjectReference::default()
         },
         type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
@@ -83,7 +182,7 @@ fn object(event: JobEvent, instance: Option<String>, now: Timestamp) -> Event {
         first_timestamp: Some(Time(now)),
         last_timestamp: Some(Time(now)),
         count: Some(1),
-        ..Event::default()
+        ..CoreEvent::default()
     }
 }
 
@@ -93,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    fn event(name: String) -> Event {
+    fn event(name: String) -> CoreEvent {
         let event = JobEvent {
             job: JobUid("u".to_owned()),
             name,
@@ -101,7 +200,7 @@ mod tests {
             reason: "Failed",
             note: "why".to_owned(),
         };
-        object(event, None, Timestamp::from_second(1_000_000_000).unwrap())
+        object(event.into(), None, Timestamp::from_second(1_000_000_000).unwrap())
     }
 
     #[test]

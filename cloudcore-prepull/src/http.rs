@@ -1,7 +1,7 @@
 //! Plain HTTP for Prometheus and for the kubelet's probes. No secret passes here.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
@@ -19,12 +19,14 @@ use crate::metrics::Metrics;
 pub struct Readiness {
     leadership: Leadership,
     serving: AtomicBool,
+    /// What keeps it from serving, where that is known.
+    waits_for: Mutex<Option<String>>,
 }
 
 impl Readiness {
     /// Not ready.
     pub fn new(leadership: Leadership) -> Self {
-        Self { leadership, serving: AtomicBool::new(false) }
+        Self { leadership, serving: AtomicBool::new(false), waits_for: Mutex::default() }
     }
 
     /// Says whether the tunnel listens.
@@ -32,11 +34,22 @@ impl Readiness {
         self.serving.store(serving, Ordering::Relaxed);
     }
 
+    /// Says what keeps it from serving.
+    pub fn waits_for(&self, what: Option<String>) {
+        *self.waits_for.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    }
+
     fn answer(&self) -> (StatusCode, String) {
         let reason = match self.leadership.why_not() {
             Some(why) => format!("not the leader: {why}\n"),
             None if self.serving.load(Ordering::Relaxed) => return (StatusCode::OK, "ok\n".to_owned()),
-            None => "waiting for the API server's jobs and nodes\n".to_owned(),
+            None => {
+                let waits_for = self.waits_for.lock().unwrap_or_else(PoisonError::into_inner);
+                waits_for.as_ref().map_or_else(
+                    || "waiting for the API server's jobs and nodes\n".to_owned(),
+                    |what| format!("waiting for the API server: {what}\n"),
+                )
+            }
         };
         (StatusCode::SERVICE_UNAVAILABLE, reason)
     }

@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::controller::{DispatchOutcome, Input, WriteOutcome};
+use crate::kruise::node_images::Written;
+use crate::kruise::{self, jobs, node_images};
 use crate::leader::Leadership;
 use crate::tunnel::{Meters, SessionEvent};
 use prepull_api::task::TaskOutcome;
@@ -35,6 +37,7 @@ pub struct Metrics {
     dispatches: Family<OutcomeLabel, Counter>,
     results: Family<OutcomeLabel, Counter>,
     writes: Family<OutcomeLabel, Counter>,
+    kruise_writes: Family<OutcomeLabel, Counter>,
     inputs: Counter<u64, AtomicU64>,
     leader: Gauge<i64>,
     lease_transitions: Gauge<i64>,
@@ -49,6 +52,7 @@ impl Default for Metrics {
         let dispatches = Family::default();
         let results = Family::default();
         let writes = Family::default();
+        let kruise_writes = Family::default();
         let inputs = Counter::default();
         let leader = Gauge::default();
         let lease_transitions = Gauge::default();
@@ -59,6 +63,11 @@ impl Default for Metrics {
         registry.register("dispatches", "Tasks sent to edge nodes, by outcome", dispatches.clone());
         registry.register("results", "Results that edge nodes sent, by outcome", results.clone());
         registry.register("status_writes", "Writes of job status and of reports, by outcome", writes.clone());
+        registry.register(
+            "kruise_writes",
+            "Writes of NodeImages, ImagePullJobs and ImageListPullJobs, by outcome",
+            kruise_writes.clone(),
+        );
         registry.register("controller_inputs", "What the controller took in", inputs.clone());
         registry.register("leader", "Whether this replica leads", leader.clone());
         registry.register(
@@ -73,6 +82,7 @@ impl Default for Metrics {
             dispatches,
             results,
             writes,
+            kruise_writes,
             inputs,
             leader,
             lease_transitions,
@@ -86,14 +96,7 @@ impl Metrics {
     pub fn input(&self, input: &Input) {
         self.inputs.inc();
         match input {
-            Input::Dispatched { outcome, .. } => {
-                let outcome = match outcome {
-                    DispatchOutcome::Sent(_) => "sent",
-                    DispatchOutcome::Offline => "offline",
-                    DispatchOutcome::Unsendable(_) => "unsendable",
-                };
-                self.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();
-            }
+            Input::Dispatched { outcome, .. } => self.dispatched(outcome),
             Input::Written { outcome, .. } => {
                 let outcome = match outcome {
                     WriteOutcome::Done => "done",
@@ -113,6 +116,38 @@ impl Metrics {
             }
             _ => {}
         }
+    }
+
+    /// Counts what comes in of Kruise's objects.
+    pub fn kruise_input(&self, input: &kruise::Input) {
+        self.inputs.inc();
+        let outcome = match input {
+            kruise::Input::Node(node_images::Input::Written(_, written)) => match written {
+                Written::Done(_) => "done",
+                Written::Refused(_) => "conflict",
+                Written::Failed => "failed",
+            },
+            kruise::Input::Job(jobs::Input::Written { outcome, .. }) => match outcome {
+                jobs::Outcome::Done => "done",
+                jobs::Outcome::Gone => "gone",
+                jobs::Outcome::Failed => "failed",
+            },
+            kruise::Input::Node(node_images::Input::Dispatched { outcome, .. }) => {
+                self.dispatched(outcome);
+                return;
+            }
+            _ => return,
+        };
+        self.kruise_writes.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    fn dispatched(&self, outcome: &DispatchOutcome) {
+        let outcome = match outcome {
+            DispatchOutcome::Sent(_) => "sent",
+            DispatchOutcome::Offline => "offline",
+            DispatchOutcome::Unsendable(_) => "unsendable",
+        };
+        self.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// Takes the state that is a level and no flow.

@@ -26,7 +26,7 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-pub use server::ServerIdentity;
+pub use server::{ServerIdentity, is_server_name};
 pub use store::CA_SECRET;
 
 /// How long the CA lives. A fleet cannot be given another one without joining every edge again.

@@ -21,7 +21,7 @@ mod keys;
 #[cfg(test)]
 mod tests;
 
-pub use keys::{SecretLookup, resolve_key};
+pub use keys::{SecretLookup, resolve_key, resolve_pull_secrets};
 
 /// What planning needs to know of a Node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 //! ```text
 //!  watch ─┐                                    ┌─▶ dispatch (secrets, tunnel) ─┐
 //!  tunnel ┼─▶ inputs (bounded) ─▶ Controller ──┼─▶ status_writer ──────────────┼─▶ inputs
-//!  time ──┘                       one task     ├─▶ tunnel::registry (send)     │
-//!                                              └─▶ events                      │
+//!  time ──┘                 └───▶ Kruise ──────┼─▶ tunnel::registry (send)     │
+//!                                 one task     └─▶ events                      │
 //! ```
 
 use std::future::Future;
@@ -26,20 +26,23 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
 
-use crate::args::{Cli, Command, LogFormat, RunArgs};
+use crate::args::{Cli, ClusterArgs, Command, LogFormat, RunArgs};
 use crate::controller::{Action, Controller, Input, WriteOutcome};
 use crate::events::Events;
 use crate::http::Readiness;
 use crate::leader::{self, Leadership};
 use crate::metrics::Metrics;
+use crate::refusal::with_causes;
 use crate::secrets::Secrets;
 use crate::status_writer::Writer;
 use crate::tunnel::registry::Sessions;
-use crate::{crds_command, dispatch, http, plan_command, token_command, watch};
+use crate::{cluster, crds_command, dispatch, http, plan_command, preflight, token_command, watch};
 
+mod kruise;
 mod listeners;
 mod vital;
 
+use self::kruise::Served;
 use vital::Vital;
 
 /// Inputs that wait for the controller. It takes a batch in well below a millisecond; where it cannot keep up
@@ -66,10 +69,14 @@ pub fn main(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => block_on(run(*args)),
         Command::Crds(args) => crds_command::run(&args, &mut stdout),
-        Command::Plan(args) => block_on(plan_command::run(&args, &mut stdout)),
-        Command::Token { cluster, command } => block_on(async {
-            let client = crate::cluster::client(cluster.kubeconfig.as_deref()).await?;
-            token_command::run(command, client, &cluster.namespace, &mut stdout).await
+        Command::Plan(args) => block_on(async {
+            let outcome = plan_command::run(&args, &mut stdout).await;
+            cluster::name_where_unreachable(outcome, args.kubeconfig.as_deref()).await
+        }),
+        Command::Token { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
+            let client = cluster::client(kubeconfig.as_deref()).await?;
+            let outcome = token_command::run(command, client, &namespace, &mut stdout).await;
+            cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
         }),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cloudcore-prepull", &mut stdout);
@@ -79,7 +86,7 @@ pub fn main(cli: Cli) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            let _ = writeln!(std::io::stderr(), "error: {}", with_causes(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -92,9 +99,13 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
 }
 
 fn log_to_stderr(args: &RunArgs) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&args.log.log)
+    // What kube's client logs there it returns as well, and then it is logged by whoever knows what it means.
+    let filter = format!("kube_client::client::builder=off,{}", args.log.log);
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .with_context(|| format!("--log {} is no filter; try info or debug", args.log.log))?;
+    // A log that nobody takes any more is no reason to panic, which telling of it on stderr would be.
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = builder.log_internal_errors(false);
     match args.log.log_format {
         LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => builder.json().init(),
@@ -107,7 +118,9 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     log_to_stderr(&args)?;
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
-    let client = crate::cluster::client(args.cluster.kubeconfig.as_deref()).await?;
+    // A standby that could not lead would find out when it has to.
+    listeners::authority_of_files(&args)?;
+    let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
     let metrics = Arc::new(Metrics::default());
     let readiness = Arc::new(Readiness::new(leadership.clone()));
@@ -127,6 +140,11 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             shutdown.cancel();
         }
     });
+    if args.enable_kruise_api {
+        let check = Box::pin(crate::kruise::owner::check(&client, Timestamp::now()));
+        let Some(ours) = shutdown.run_until_cancelled(check).await else { return Ok(()) };
+        ours?;
+    }
     let namespace = &args.cluster.namespace;
     let Some(term) = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown).await? else {
         return Ok(());
@@ -147,15 +165,24 @@ async fn work(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let kubeconfig = args.cluster.kubeconfig.as_deref();
-    let writes = crate::cluster::leaders_client(kubeconfig, leadership.clone()).await?;
-    let (inputs, mut receiver) = mpsc::channel(INPUTS);
+    let writes = cluster::leaders_client(kubeconfig, leadership.clone()).await?;
+    if shutdown.run_until_cancelled(preflight::passes(&client, &readiness)).await.is_none() {
+        return Ok(());
+    }
+    let (inputs, receiver) = mpsc::channel(INPUTS);
+    let (kruise_inputs, kruise_receiver) = mpsc::channel(INPUTS);
+    let mut inbox = Inbox { jobs: receiver, kruise: kruise_receiver };
+    let events = Events::start(writes.clone());
     let mut core = Core {
         controller: Controller::default(),
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
-        events: Events::start(writes.clone()),
-        writer: Writer::new(writes),
+        kruise: args.enable_kruise_api.then(|| Served::new(&args, writes.clone())),
+        kruise_inputs: kruise_inputs.clone(),
+        known: Known::default(),
+        writer: Writer::new(writes, events.clone()),
+        events,
         leadership,
         metrics,
         inputs: inputs.clone(),
@@ -170,14 +197,18 @@ async fn work(
     // an edge with a task of a job that is not known is told to stop.
     let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
     tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
-    core.until(&mut receiver, |input| matches!(input, Input::Nodes(_)), &shutdown).await?;
+    core.until(&mut inbox, |known| known.nodes, &shutdown).await?;
     let reports = core.writer.reports(core.clock.now());
     if let Some(reports) = shutdown.run_until_cancelled(reports).await {
         core.controller.handle(Input::Reports(reports), core.clock.now());
     }
     let jobs = core.vital.guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
     tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
-    core.until(&mut receiver, |input| matches!(input, Input::Jobs(_)), &shutdown).await?;
+    core.until(&mut inbox, |known| known.jobs, &shutdown).await?;
+    if args.enable_kruise_api {
+        core.watch_kruise(&client);
+        core.until(&mut inbox, |known| known.kruise, &shutdown).await?;
+    }
     if shutdown.is_cancelled() {
         return Ok(());
     }
@@ -186,7 +217,7 @@ async fn work(
     let tunnel = listeners::start(&args, health_address, client, &core, shutdown.clone()).await?;
     readiness.set(true);
 
-    let outcome = core.until(&mut receiver, |_| false, &shutdown).await;
+    let outcome = core.until(&mut inbox, |_| false, &shutdown).await;
     // Where a vital task has ended, so does the rest.
     shutdown.cancel();
 
@@ -240,9 +271,27 @@ impl Clock {
     }
 }
 
+/// What comes in.
+struct Inbox {
+    jobs: mpsc::Receiver<Input>,
+    kruise: mpsc::Receiver<crate::kruise::Input>,
+}
+
+/// Which of the first lists have come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    nodes: bool,
+    jobs: bool,
+    kruise: bool,
+}
+
 /// The one task that owns the controller.
 struct Core {
     controller: Controller,
+    /// Where Kruise's API is served.
+    kruise: Option<Served>,
+    kruise_inputs: mpsc::Sender<crate::kruise::Input>,
+    known: Known,
     clock: Clock,
     /// Its client is fenced: see [`crate::leader::Fence`].
     writer: Writer,
@@ -258,21 +307,20 @@ struct Core {
 }
 
 impl Core {
-    /// Carries inputs in and actions out, up to and including the first input that `last` accepts. Fails where a
-    /// vital task has ended.
+    /// Carries inputs in and actions out, until so much is known. Fails where a vital task has ended.
     async fn until(
         &mut self,
-        receiver: &mut mpsc::Receiver<Input>,
-        last: impl Fn(&Input) -> bool,
+        inbox: &mut Inbox,
+        enough: impl Fn(Known) -> bool,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
+        let mut kruise_batch = Vec::new();
         loop {
             let now = self.clock.now();
-            let wakeup = self
-                .controller
-                .next_wakeup()
-                .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
+            let kruise = self.kruise.as_ref().and_then(Served::next_wakeup);
+            let wakeup = [self.controller.next_wakeup(), kruise].into_iter().flatten().min();
+            let wakeup = wakeup.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
             let sleep = tokio::time::sleep(wakeup.unwrap_or(Duration::from_secs(3600)));
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
@@ -282,7 +330,8 @@ impl Core {
                     error!(%ended, "this replica cannot go on");
                     return Err(ended.into());
                 }
-                received = receiver.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
+                received = inbox.jobs.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
+                _ = inbox.kruise.recv_many(&mut kruise_batch, BATCH) => {}
                 () = sleep => batch.push(Input::Tick),
                 // Reaps what ended; a panic is logged, and its job is picked up by its deadline.
                 Some(ended) = self.work.join_next(), if !self.work.is_empty() => {
@@ -291,10 +340,11 @@ impl Core {
                 }
             }
             let now = self.clock.now();
-            let mut found = false;
             for input in batch.drain(..) {
-                found |= last(&input);
                 self.metrics.input(&input);
+                self.known.nodes |= matches!(input, Input::Nodes(_));
+                self.known.jobs |= matches!(input, Input::Jobs(_));
+                let Some(input) = self.share(input, now) else { continue };
                 match &input {
                     Input::Job(job) | Input::Recalled(_, _, Some(job)) => self.writer.seen(job),
                     Input::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.seen(job)),
@@ -302,11 +352,17 @@ impl Core {
                 }
                 self.controller.handle(input, now);
             }
+            for input in kruise_batch.drain(..) {
+                self.kruise_input(input, now);
+            }
+            // Places that NodeImages gave back may serve a job; what the jobs leave, the NodeImages may take.
+            self.move_places();
             for action in self.controller.flush(now) {
                 self.act(action);
             }
+            self.flush_kruise(now);
             self.metrics.levels(self.controller.phases(), self.sessions.len());
-            if found {
+            if enough(self.known) {
                 return Ok(());
             }
         }

@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 
 use crate::cluster::persistently;
 use crate::plan::SecretLookup;
+use crate::refusal::explain;
 
 /// How old an answer may be: a changed password is used by the next wave, and 10,000 nodes that start together
 /// ask the API server once.
@@ -68,7 +69,7 @@ impl Secrets {
                 Err(error) => Err(error),
             }
         };
-        persistently(&format!("secret {secret}"), read).await
+        persistently(&format!("secret {secret}"), explain::<Secret>, read).await
     }
 
     /// Drops what is kept when it has served, for ever: the last secret that was asked for, too, is in memory no

@@ -27,6 +27,8 @@ use tracing::{debug, warn};
 
 use crate::cluster::persistently;
 use crate::controller::{Content, JobObject, Object, WriteOutcome, needs_reports};
+use crate::events::Events;
+use crate::refusal::{explain, is_unserved};
 
 /// The API server answers a write within its own 60 s or never; half of that leaves time for another try
 /// before anybody's deadline.
@@ -42,6 +44,10 @@ const LABEL_LENGTH: usize = 63;
 const METADATA_ONLY: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;q=0.9";
 
+mod refused;
+
+use refused::Refused;
+
 /// Of the answers only the metadata is read: what else is in them was just sent.
 type Jobs = Api<PartialObjectMeta<ImagePrePullJob>>;
 
@@ -51,18 +57,20 @@ pub struct Writer {
     client: Client,
     /// The version of each object as this process wrote or read it last.
     versions: Arc<Mutex<HashMap<(JobUid, Object), String>>>,
+    refused: Refused,
 }
 
 impl Writer {
-    /// Writes with this client's rights.
-    pub fn new(client: Client) -> Self {
-        Self { client, versions: Arc::default() }
+    /// Writes with this client's rights. What it may not write, it tells in an event.
+    pub fn new(client: Client, events: Events) -> Self {
+        Self { client, versions: Arc::default(), refused: Refused::new(events) }
     }
 
     /// The reports of all jobs that need them. Tries until it has them. The API server has no index of labels, so all
     /// reports are read once, page by page, rather than for each job.
     pub async fn reports(&self, now: Timestamp) -> Vec<ImagePrePullReport> {
-        let jobs: HashSet<String> = persistently("jobs", || self.running(now)).await;
+        let jobs: HashSet<String> =
+            persistently("jobs", explain::<ImagePrePullJob>, || self.running(now)).await;
         if jobs.is_empty() {
             return Vec::new();
         }
@@ -71,7 +79,8 @@ impl Writer {
         };
         let api = Api::<ImagePrePullReport>::all(self.client.clone());
         let page = || ListParams::default().limit(PAGE);
-        let reports = persistently("reports", || paged(&api, page(), needed)).await;
+        let reports =
+            persistently("reports", explain::<ImagePrePullReport>, || paged(&api, page(), needed)).await;
         for report in &reports {
             if let Some(owner) = report.owner_references().first() {
                 self.read(&JobUid(owner.uid.clone()), report);
@@ -87,7 +96,8 @@ impl Writer {
         // The label may be anybody's.
         let of_job =
             |report: &ImagePrePullReport| report.owner_references().iter().any(|owner| owner.uid == job.0);
-        let reports = persistently("reports", || paged(&api, page(), of_job)).await;
+        let reports =
+            persistently("reports", explain::<ImagePrePullReport>, || paged(&api, page(), of_job)).await;
         for report in &reports {
             self.read(job, report);
         }
@@ -104,7 +114,7 @@ impl Writer {
     /// A job as it is now. Tries until it has it; none where it is gone, or cannot be read.
     pub async fn job(&self, job: &JobUid, name: &str) -> Option<Box<ImagePrePullJob>> {
         let api = Api::<DeserializeGuard<ImagePrePullJob>>::all(self.client.clone());
-        let found = persistently("job", || api.get_opt(name)).await?;
+        let found = persistently("job", explain::<ImagePrePullJob>, || api.get_opt(name)).await?;
         found.0.ok().filter(|found| found.uid().as_ref() == Some(&job.0)).map(Box::new)
     }
 
@@ -125,9 +135,10 @@ impl Writer {
         match tokio::time::timeout(WRITE_DEADLINE, self.write_or_reread(job, name, content)).await {
             Ok(Ok(outcome)) => {
                 debug!(job = name, ?object, ?outcome, "written");
+                self.refused.no_more(job, object);
                 return outcome;
             }
-            Ok(Err(error)) => warn!(job = name, ?object, %error, "not written; trying again"),
+            Ok(Err(error)) => self.refused.failed(job, name, object, &error),
             Err(_) => {
                 warn!(job = name, ?object, deadline = ?WRITE_DEADLINE, "not written in time; trying again");
             }
@@ -147,6 +158,8 @@ impl Writer {
         };
         let object = content.object();
         match &refused {
+            // Where no job can be read or written, none is gone.
+            Error::Api(answer) if is_unserved(answer) => return Err(refused),
             Error::Api(answer) if answer.code == 404 && object == Object::Status => {}
             // A report that somebody deleted, one that is there although we did not know, or another version. 422
             // is the test of UID and version, or a definition that does not have a field.
@@ -182,7 +195,7 @@ impl Writer {
         match tokio::time::timeout(WRITE_DEADLINE, self.jobs().delete(name, &params)).await {
             Ok(Ok(_)) => {}
             Ok(Err(Error::Api(answer))) if matches!(answer.code, 404 | 409) => {}
-            Ok(Err(error)) => warn!(job = name, %error, "the job was not deleted; trying again"),
+            Ok(Err(error)) => self.refused.not_deleted(name, &error),
             Err(_) => {
                 warn!(job = name, deadline = ?WRITE_DEADLINE, "the job was not deleted in time; trying again");
             }
@@ -201,6 +214,7 @@ impl Writer {
     /// Nothing more is written of this job.
     pub fn forget(&self, job: &JobUid) {
         self.versions().retain(|(known, _), _| known != job);
+        self.refused.forget(job);
     }
 
     async fn status(

@@ -4,8 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Subcommand;
+use prepull_api::enroll::{JoinToken, TOKEN_ID_LEN};
 use prepull_api::task::NodeName;
 use ring::digest::{SHA256, digest};
 use rustls_pki_types::CertificateDer;
@@ -28,8 +29,8 @@ pub enum TokenCommand {
                             cloudcore-prepull token create --ttl 8h   # for a whole fleet")]
     Create {
         /// The one node that may join with it, by the name of its Node object.
-        #[arg(long, value_name = "NAME")]
-        node: Option<String>,
+        #[arg(long, value_name = "NAME", value_parser = parse_node)]
+        node: Option<NodeName>,
         /// How long it is good for, such as 30m, 1h or 2d; at most 30 days.
         #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl)]
         ttl: Duration,
@@ -46,6 +47,11 @@ pub enum TokenCommand {
         #[arg(value_name = "ID")]
         id: String,
     },
+}
+
+fn parse_node(text: &str) -> Result<NodeName, String> {
+    let node = Some(NodeName::from(text)).filter(NodeName::is_valid);
+    node.ok_or_else(|| "lower-case letters, digits, '-' and '.', as in `kubectl get nodes`".to_owned())
 }
 
 fn parse_ttl(text: &str) -> Result<Duration, String> {
@@ -71,14 +77,20 @@ pub async fn run(
                 Some(path) => fingerprint_of(&path)?,
                 None => Authority::in_cluster(client, namespace).await?.fingerprint(),
             };
-            let scope = node.map_or(Scope::Fleet, |node| Scope::Node(NodeName(node)));
+            let scope = node.map_or(Scope::Fleet, Scope::Node);
             let token = tokens.create(ca, scope, ttl, SystemTime::now()).await?;
             writeln!(out, "{}", token.expose())?;
         }
         TokenCommand::List => write!(out, "{}", table(&tokens.list(SystemTime::now()).await?))?,
         TokenCommand::Revoke { id } => {
             // Whoever pastes the whole token means this one.
-            let id = id.parse::<prepull_api::enroll::JoinToken>().map_or(id, |token| token.id);
+            let id = id.parse::<JoinToken>().map_or(id, |token| token.id);
+            // Whatever was pasted: it may be a secret, and is not repeated.
+            let is_id = id.len() == TOKEN_ID_LEN && id.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
+            ensure!(
+                is_id,
+                "no token's ID is so: {TOKEN_ID_LEN} hex digits, as `cloudcore-prepull token list` shows"
+            );
             tokens.revoke(&id).await?;
             writeln!(out, "token {id} revoked")?;
         }

@@ -3,6 +3,8 @@
 //! A watch that breaks is listed again (410, a restart of the API server): what vanished meanwhile is found by
 //! comparison, in the controller. Errors are logged and waited out with backoff; they never end the stream.
 
+use std::time::Instant;
+
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
@@ -13,10 +15,11 @@ use kube::{Client, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::task::JobUid;
 use tokio::sync::mpsc;
-use tracing::warn;
+use tracing::{error, warn};
 
 use crate::controller::{Input, JobObject, UnreadableJob};
 use crate::plan::NodeView;
+use crate::refusal::{Said, explain, with_causes};
 
 /// Watches all nodes for ever. Of each only what planning needs is kept.
 pub async fn nodes(client: Client, inputs: mpsc::Sender<Input>) {
@@ -44,19 +47,32 @@ pub async fn jobs(client: Client, inputs: mpsc::Sender<Input>) {
     .await;
 }
 
-struct Watched<T> {
-    all: fn(Vec<T>) -> Input,
-    one: fn(T) -> Input,
-    gone: fn(&T) -> Input,
+/// What a watch tells becomes these inputs.
+pub(crate) struct Watched<T, I> {
+    /// All that there are.
+    pub(crate) all: fn(Vec<T>) -> I,
+    /// One is new or changed.
+    pub(crate) one: fn(T) -> I,
+    /// One is gone.
+    pub(crate) gone: fn(&T) -> I,
 }
 
-async fn follow<K, T>(api: Api<K>, inputs: mpsc::Sender<Input>, read: impl Fn(K) -> T, watched: Watched<T>)
-where
-    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
-    K::DynamicType: Default + Eq + std::hash::Hash + Clone,
+/// Watches for ever, or until nobody listens.
+pub(crate) async fn follow<K, T, I>(
+    api: Api<K>,
+    inputs: mpsc::Sender<I>,
+    read: impl Fn(K) -> T,
+    watched: Watched<T, I>,
+) where
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
 {
-    let kind = K::kind(&K::DynamicType::default()).into_owned();
-    let mut listed = Vec::new();
+    let kind = K::kind(&());
+    let (mut listed, said) = (Vec::new(), Said::default());
     let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
     loop {
         let input = match stream.next().await {
@@ -72,7 +88,15 @@ where
             Some(Ok(Event::Apply(object))) => (watched.one)(read(object)),
             Some(Ok(Event::Delete(object))) => (watched.gone)(&read(object)),
             Some(Err(error)) => {
-                warn!(%kind, %error, "watch interrupted; it goes on by itself");
+                match lasting::<K>(&error) {
+                    Some(problem) if said.is_due("watch", &problem, Instant::now()) => {
+                        error!(%kind, problem, "watch interrupted; trying again");
+                    }
+                    Some(_) => {}
+                    None => {
+                        warn!(%kind, error = with_causes(&error), "watch interrupted; it goes on by itself");
+                    }
+                }
                 continue;
             }
             None => return,
@@ -80,6 +104,16 @@ where
         if inputs.send(input).await.is_err() {
             return;
         }
+    }
+}
+
+/// What keeps a watch from being made anew until somebody does something.
+fn lasting<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
+    match error {
+        watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {
+            explain::<K>(error)
+        }
+        _ => None,
     }
 }
 

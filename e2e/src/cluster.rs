@@ -218,7 +218,7 @@ impl Cluster {
             .await
     }
 
-    async fn definitions_are_established(&self) -> Result<()> {
+    pub(crate) async fn definitions_are_established(&self) -> Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         for definition in api.list(&kube::api::ListParams::default()).await? {
             let name = definition.metadata.name.unwrap_or_default();

@@ -7,6 +7,7 @@
 //! ```
 
 mod figures;
+mod kruise;
 mod measure;
 mod options;
 mod requests;
@@ -18,10 +19,12 @@ mod teller;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 
 use crate::place::Place;
 
 pub use figures::{Connect, Figures, Idle, JobFigures, Kill, Reports};
+pub use kruise::KruiseFigures;
 pub use measure::Plan;
 pub use options::Options;
 pub use scene::Scene;
@@ -42,17 +45,30 @@ pub async fn run(options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let measured = tokio::select! {
-        measured = Figures::measure(&options, &teller) => measured,
+    let measure = async {
+        if options.kruise {
+            let figures = KruiseFigures::measure(&options, &teller).await?;
+            table::print_kruise(&figures);
+            write_json(&options, &figures)?;
+            Ok(figures.is_whole())
+        } else {
+            let figures = Figures::measure(&options, &teller).await?;
+            print(&figures);
+            write_json(&options, &figures)?;
+            Ok(figures.job.is_whole())
+        }
+    };
+    let measured: Result<bool> = tokio::select! {
+        measured = measure => measured,
         _ = tokio::signal::ctrl_c() => {
             teller.step("Interrupted; everything is stopped.");
             return ExitCode::from(INTERRUPTED);
         }
     };
     teller.step(&format!("Everything is stopped; the logs are in {}", place.logs().display()));
-    match measured.and_then(|figures| show(&options, &figures).map(|()| figures)) {
-        Ok(figures) if figures.job.is_whole() => ExitCode::SUCCESS,
-        Ok(_) => {
+    match measured {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
             teller.step("The job did not end as it should have: see the table.");
             ExitCode::FAILURE
         }
@@ -77,10 +93,9 @@ impl Figures {
     }
 }
 
-/// The table for people, and one line for programs.
+/// One line for programs.
 #[allow(clippy::print_stdout)]
-fn show(options: &Options, figures: &Figures) -> Result<()> {
-    print(figures);
+fn write_json(options: &Options, figures: &impl Serialize) -> Result<()> {
     let json = serde_json::to_string(figures)?;
     match &options.json {
         Some(file) => std::fs::write(file, json + "\n")

@@ -107,16 +107,19 @@ impl Wire {
         }
     }
 
-    /// Reads on until the cloud hangs up: the reason that it gave, if it did.
+    /// Reads on until the cloud hangs up: the reason that it gave, if it did. Pings are no sign that it will.
     pub async fn end(&mut self) -> Result<String> {
-        loop {
-            match timeout(SOON, self.0.next()).await.context("the cloud does not hang up")? {
-                Some(Ok(Message::Close(frame))) => {
-                    return Ok(frame.map(|frame| frame.reason.as_str().to_owned()).unwrap_or_default());
+        let end = async {
+            loop {
+                match self.0.next().await {
+                    Some(Ok(Message::Close(frame))) => {
+                        return frame.map(|frame| frame.reason.as_str().to_owned()).unwrap_or_default();
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(_)) | None => return String::new(),
                 }
-                Some(Ok(_)) => {}
-                Some(Err(_)) | None => return Ok(String::new()),
             }
-        }
+        };
+        timeout(SOON, end).await.context("the cloud does not hang up")
     }
 }

@@ -4,6 +4,7 @@
 //! ```text
 //!  Place (temporary directory, logs, canary)      Reaper (outlives a killed test and cleans up after it)
 //!    ├─ Cluster   etcd, kube-apiserver (RBAC on), CRDs, nodes, secrets ── Job, JobStatus
+//!    │    └─ kruise: PullJob, ListJob, NodeImages, pods, commands as a manual has them
 //!    ├─ ApiProxy  between the cloud and kube-apiserver: refuses, delays, cuts, loses answers, ends watches
 //!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (made once, cached)
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
@@ -36,6 +37,7 @@ pub mod front;
 pub mod images;
 pub mod intruder;
 pub mod jobs;
+pub mod kruise;
 pub mod network;
 pub mod node;
 pub mod parts;
@@ -60,6 +62,7 @@ pub mod prelude {
     pub use crate::images::{Image, MIB};
     pub use crate::intruder::{Intruder, Wire};
     pub use crate::jobs::{Job, StatusExt};
+    pub use crate::kruise::{ListJob, NodeImages, PullJob, name_and_tag};
     pub use crate::network::{Cable, Network};
     pub use crate::node::{Containerd, EdgeNode};
     pub use crate::place::{CANARY, Place, password};
@@ -69,5 +72,6 @@ pub mod prelude {
     pub use crate::site::{SOON, Site};
     pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};
+    pub use prepull_api::crd::kruise::PullPhase;
     pub use prepull_api::crd::status::{JobPhase, NodePhase, Tristate};
 }

@@ -1,6 +1,7 @@
 //! Edge nodes: a containerd and an edgecore-prepull each.
 
 mod containerd;
+mod eavesdropper;
 mod ledger;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ use crate::place::Place;
 use crate::plain_http;
 use crate::ports::Port;
 use crate::proxy::Proxy;
+use eavesdropper::Eavesdropper;
 
 /// SIGTERM is graceful, and not endless.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -45,6 +47,8 @@ pub struct EdgeNode {
     /// Where the agent runs, if not where we do, and the way to its metrics.
     space: Option<(Space, Passage)>,
     environment: Vec<(&'static str, OsString)>,
+    /// Between the agent and the runtime.
+    eavesdropper: Option<Eavesdropper>,
     agent: Option<Child>,
 }
 
@@ -57,6 +61,7 @@ pub struct Start<'a> {
     space: Option<Space>,
     environment: Vec<(&'static str, OsString)>,
     disk: Option<u64>,
+    eavesdropped: bool,
     agent: bool,
 }
 
@@ -72,6 +77,7 @@ impl EdgeNode {
             space: None,
             environment: Vec::new(),
             disk: None,
+            eavesdropped: false,
             agent: true,
         }
     }
@@ -131,7 +137,11 @@ impl EdgeNode {
         self.kill9_agent()?;
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.arg("run").arg("--state-dir").arg(&self.state);
-        command.args(["--runtime-endpoint", &self.containerd.endpoint()]);
+        let endpoint = match &self.eavesdropper {
+            Some(eavesdropper) => eavesdropper.endpoint(),
+            None => self.containerd.endpoint(),
+        };
+        command.args(["--runtime-endpoint", &endpoint]);
         command.arg("--metrics-listen").arg(self.metrics.addr().to_string()).args(&self.arguments);
         // A machine that is used for building is not to fail the check for a tenth of its disk.
         command.env("PREPULL_DISK_MIN_FREE", "64MiB").envs(self.environment.iter().cloned());
@@ -140,6 +150,12 @@ impl EdgeNode {
         }
         self.agent = Some(Child::spawn(&self.place, &format!("agent-{}", self.name), command)?);
         Ok(())
+    }
+
+    /// Whether the agent has said this to its runtime, word for word: see [`Start::eavesdropped`].
+    pub fn told_its_runtime(&self, text: &str) -> Result<bool> {
+        let eavesdropper = self.eavesdropper.as_ref().context("nobody listened")?;
+        Ok(eavesdropper.has_heard(text.as_bytes()))
     }
 
     /// SIGSTOP to the agent: its connection stays open.
@@ -239,6 +255,13 @@ impl Start<'_> {
         self
     }
 
+    /// What its agent says to its runtime is written down.
+    #[must_use]
+    pub fn eavesdropped(mut self) -> Self {
+        self.eavesdropped = true;
+        self
+    }
+
     /// Its clock on the wall is so many seconds ahead, or behind; the monotonic one is as it should be.
     pub fn clock_off_by(mut self, seconds: i64) -> Result<Self> {
         self.environment.extend([
@@ -258,7 +281,7 @@ impl Start<'_> {
     }
 
     async fn start(self) -> Result<EdgeNode> {
-        let Self { cloud, name, tunnel, arguments, space, environment, disk, agent } = self;
+        let Self { cloud, name, tunnel, arguments, space, environment, disk, eavesdropped, agent } = self;
         let (containerd, token) = tokio::try_join!(Containerd::start_on(&name, disk), cloud.token(&name))?;
         let place = Place::here()?;
         let state = containerd.dir().join("agent");
@@ -276,8 +299,19 @@ impl Start<'_> {
             }
             None => None,
         };
-        let mut node =
-            EdgeNode { place, name, containerd, state, metrics, arguments, space, environment, agent: None };
+        let eavesdropper = eavesdropped.then(|| Eavesdropper::before(&containerd)).transpose()?;
+        let mut node = EdgeNode {
+            place,
+            name,
+            containerd,
+            state,
+            metrics,
+            arguments,
+            space,
+            environment,
+            eavesdropper,
+            agent: None,
+        };
         if agent {
             node.restart_agent()?;
         }

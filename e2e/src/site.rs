@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use prepull_api::crd::kruise::ImagePullJob;
 
 use crate::api_proxy::ApiProxy;
 use crate::cleanup::eventually;
@@ -11,6 +12,7 @@ use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::images::Image;
 use crate::jobs::JobBuilder;
+use crate::kruise::Builder;
 use crate::network::Network;
 use crate::node::{EdgeNode, Start};
 use crate::place::password;
@@ -46,6 +48,14 @@ impl Site {
     pub async fn with(cloud: &[&str]) -> Result<Self> {
         let (cluster, registry) = Self::parts().await?;
         let cloud = Cloud::start(&cluster).args(cloud).await?;
+        Self::around(cluster, registry, cloud).await
+    }
+
+    /// Starts all of it, with Kruise's API, the cloud with these flags.
+    pub async fn with_kruise(cloud: &[&str]) -> Result<Self> {
+        let (cluster, registry) = Self::parts().await?;
+        cluster.install_kruise().await?;
+        let cloud = Cloud::with_kruise(&cluster).args(cloud).await?;
         Self::around(cluster, registry, cloud).await
     }
 
@@ -89,6 +99,11 @@ impl Site {
     /// A job that may pull from the registry. Unless told otherwise, it waits no longer for a node than a test does.
     pub fn job(&self, name: &str) -> JobBuilder<'_> {
         self.cluster.job(name).secret(&format!("{}/{}", SECRET.0, SECRET.1)).timeout_seconds(55)
+    }
+
+    /// A job of Kruise's API that may pull from the registry.
+    pub fn pull_job(&self, name: &str, image: &str) -> Builder<'_, ImagePullJob> {
+        self.cluster.pull_job(name, image).secrets(&[SECRET.1])
     }
 
     /// An image of random layers of these sizes, and its reference.

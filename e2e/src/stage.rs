@@ -22,6 +22,17 @@ impl Stage {
     pub async fn with_edges(names: &[&str]) -> Result<Self> {
         let cluster = Cluster::start().await?;
         let cloud = Cloud::start(&cluster).await?;
+        Self::around(cluster, cloud, names).await
+    }
+
+    /// As [`Self::with_edges`], with Kruise's API.
+    pub async fn with_kruise(names: &[&str]) -> Result<Self> {
+        let cluster = Cluster::with_kruise().await?;
+        let cloud = Cloud::with_kruise(&cluster).await?;
+        Self::around(cluster, cloud, names).await
+    }
+
+    async fn around(cluster: Cluster, cloud: Cloud, names: &[&str]) -> Result<Self> {
         cluster.edge_nodes(names).await?;
         let starts = names.iter().map(|name| EdgeNode::start(&cluster, &cloud, name).into_future());
         let edges = futures::future::try_join_all(starts).await?;

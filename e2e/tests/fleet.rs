@@ -99,6 +99,7 @@ async fn everything_at_once_and_the_cloud_killed_in_the_middle() -> Result<()> {
         disconnect_every: Some(Duration::from_secs(4)),
         restart_every: Some(Duration::from_secs(6)),
         seed: 3,
+        ..Behaviour::default()
     };
     let (fleet, _cluster, failed) = survives(behaviour, true).await?;
     let tally = fleet.tally();

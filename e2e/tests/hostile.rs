@@ -24,6 +24,9 @@ const MEMORY: u64 = 64 * MIB;
 const IN_TIME: Duration = Duration::from_secs(30);
 /// A round of what has no end of its own.
 const BURST: Duration = Duration::from_secs(3);
+/// Messages of one session that the controller may get to see at once, and in a second: what a session is allowed (400,
+/// and 150 a second), and what the honest edges say meanwhile. Unbounded it would be ten thousands.
+const TAKEN_IN: (f64, f64) = (400.0 + 200.0, 150.0 + 150.0);
 /// Nearly twice as many as there are places for handshakes.
 const CONNECTIONS: usize = 1000;
 /// For a session that begins while others hold these: two turns of a second each, and a busy machine.
@@ -61,6 +64,11 @@ impl Scene {
         eprintln!("let in after {:?}", begin.elapsed());
         ensure!(begin.elapsed() < LET_IN, "it took {:?}", begin.elapsed());
         Ok(())
+    }
+
+    /// Messages and the like that the controller has taken in so far.
+    async fn taken_in(&self) -> Result<f64> {
+        Ok(self.cloud.metrics().await?.sum("cloudcore_prepull_controller_inputs_total", &[]))
     }
 
     /// One round of the attack after the other, one at the least, for as long as the honest edges work. The attack is
@@ -236,7 +244,11 @@ async fn a_flood_is_held_back() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |job: JobUid| {
         for flood in [progress(&job, 0), result(&job, TaskOutcome::Failed, 1)] {
+            let (before, begin) = (scene.taken_in().await?, Instant::now());
             scene.intruder.enter().await?.repeat(&flood, BURST).await;
+            let (taken, took) = (scene.taken_in().await? - before, begin.elapsed());
+            eprintln!("{taken} messages in {took:?}");
+            ensure!(taken < TAKEN_IN.0 + TAKEN_IN.1 * took.as_secs_f64(), "{taken} messages in {took:?}");
         }
         Ok(())
     };
@@ -259,9 +271,20 @@ async fn a_thousand_bare_connections_keep_nobody_out() -> Result<()> {
 async fn a_thousand_tls_connections_keep_nobody_out() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
-        let shakes = join_all((0..CONNECTIONS).map(|_| scene.intruder.shake())).await;
+        let honest = async {
+            // While they hold all the places: what stalls is cut in the end.
+            eventually("others wait for the places of handshakes", SOON, async || {
+                let waiting = scene.cloud.metrics().await?.sum("cloudcore_prepull_waiting_connections", &[]);
+                ensure!(waiting > 0.5, "none waits: the attack is none");
+                Ok(())
+            })
+            .await?;
+            scene.lets_in_somebody_else().await
+        };
+        let shakes = join_all((0..CONNECTIONS).map(|_| scene.intruder.shake()));
+        let (shakes, let_in) = tokio::join!(shakes, honest);
         ensure!(shakes.iter().any(Result::is_ok), "none got through: the attack is none");
-        scene.lets_in_somebody_else().await
+        let_in
     };
     scene.under(attack).await
 }
@@ -273,6 +296,9 @@ async fn a_thousand_sessions_of_one_node_keep_nobody_out() -> Result<()> {
         let sessions = join_all((0..CONNECTIONS).map(|_| scene.intruder.enter())).await;
         // Of one node, four connections at a time; each new session replaces the one before.
         ensure!(sessions.iter().any(Result::is_ok), "none was welcomed: the attack is none");
+        let refused =
+            |entry: &Result<Wire>| entry.as_ref().is_err_and(|error| format!("{error:#}").contains("429"));
+        ensure!(sessions.iter().any(refused), "no more than four at a time were let in");
         let count = scene.cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]);
         ensure!(count < 25.0 + 2.5, "{count} sessions");
         scene.lets_in_somebody_else().await

@@ -5,6 +5,7 @@
 //! where the API server knows CEL (1.25 and later), so that a mistake is refused at once.
 
 pub mod job;
+pub mod kruise;
 pub mod report;
 pub mod status;
 

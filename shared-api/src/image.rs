@@ -300,6 +300,22 @@ impl NormalizedReference {
     pub fn name(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }
+
+    /// The name as people write it, and the tag: `nginx` and `1.25` for `docker.io/library/nginx:1.25`. With a digest
+    /// this is the tag, and the tag beside it is dropped. A name that would be read as another one without its
+    /// registry, such as `docker.io/localhost/app`, keeps it.
+    pub fn familiar(&self) -> (String, String) {
+        let whole = self.name();
+        let short = match self.repository.strip_prefix(OFFICIAL_PREFIX) {
+            _ if self.registry != DEFAULT_REGISTRY => whole.as_str(),
+            Some(official) if !official.contains('/') => official,
+            _ => &self.repository,
+        };
+        let same = Reference::parse(short).is_ok_and(|read| read.normalized().name() == whole);
+        let name = if same { short.to_owned() } else { whole };
+        let tag = self.digest.as_ref().or(self.tag.as_ref());
+        (name, tag.map_or(DEFAULT_TAG, String::as_str).to_owned())
+    }
 }
 
 impl fmt::Display for NormalizedReference {

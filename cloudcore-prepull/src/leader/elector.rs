@@ -13,6 +13,7 @@ use tracing::{Instrument, info, info_span, warn};
 
 use super::election::{Election, Step};
 use super::{LEASE, Leadership, Timing, identity, watchdog};
+use crate::refusal::{explain, with_causes};
 
 /// To give the Lease back may take so long. Where it does not succeed, the successor waits until it runs out.
 const RELEASE: Duration = Duration::from_secs(2);
@@ -281,11 +282,12 @@ async fn continue_after(next: Instant, cancelled: &CancellationToken) -> Option<
     cancelled.run_until_cancelled(tokio::time::sleep_until(next.into())).await
 }
 
-/// With what caused it.
+/// With what caused it, or the remedy.
 fn chain(error: &AttemptError) -> String {
-    let AttemptError::Api(error) = error else { return error.to_string() };
-    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    match error {
+        AttemptError::Api(error) => explain::<Lease>(error).unwrap_or_else(|| with_causes(error)),
+        error => error.to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -109,6 +109,11 @@ impl ResolvesServerCert for ServerIdentity {
     }
 }
 
+/// Whether a certificate can be for it.
+pub fn is_server_name(name: &str) -> bool {
+    names(&[name.to_owned()]).is_ok()
+}
+
 fn names(advertise: &[String]) -> Result<Vec<SanType>, PkiError> {
     let mut names = vec![
         SanType::DnsName("localhost".try_into()?),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
-use prepull_api::credentials::{Lookup, RegistryConfig, SecretError};
+use prepull_api::credentials::{Lookup, RegistryConfig, RegistryCredential, SecretError};
 use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
 use prepull_api::wire::{Key, bounded_reason};
@@ -56,7 +56,7 @@ impl fmt::Debug for SecretLookup {
     }
 }
 
-/// The key for one image: anonymous only where no secret is named.
+/// The key for one image of an ImagePrePullJob: anonymous only where no secret is named.
 ///
 /// With several secrets (an overrider added one), what those hold that can be used is tried in their order; the
 /// image fails only where none has anything, and then the reason says what is wrong with each.
@@ -65,9 +65,33 @@ pub fn resolve_key(
     reference: &NormalizedReference,
     lookup: impl Fn(&SecretRef) -> SecretLookup,
 ) -> Key {
-    if secrets.is_empty() {
-        return Key::anonymous();
+    match collect(secrets, reference, lookup) {
+        Ok(credentials) => Key::Credentials { credentials },
+        Err(reasons) if reasons.is_empty() => Key::anonymous(),
+        Err(reasons) => Key::Unavailable { reason: bounded_reason(&reasons.join("; ")) },
     }
+}
+
+/// The key for one image of a NodeImage, whose `pullSecrets` are what a pod's `imagePullSecrets` are: a list for all of
+/// its images. Those that have nothing for this one are passed over, and the pull is tried all the same; what is wrong
+/// with them is said should the registry refuse.
+pub fn resolve_pull_secrets(
+    secrets: &[SecretRef],
+    reference: &NormalizedReference,
+    lookup: impl Fn(&SecretRef) -> SecretLookup,
+) -> Key {
+    match collect(secrets, reference, lookup) {
+        Ok(credentials) => Key::Credentials { credentials },
+        Err(reasons) => Key::Anonymous { note: bounded_reason(&reasons.join("; ")) },
+    }
+}
+
+/// What the secrets have for the image, never empty; or what is wrong with each.
+fn collect(
+    secrets: &[SecretRef],
+    reference: &NormalizedReference,
+    lookup: impl Fn(&SecretRef) -> SecretLookup,
+) -> Result<Vec<RegistryCredential>, Vec<String>> {
     let mut credentials = Vec::new();
     let mut reasons = Vec::new();
     for secret in secrets {
@@ -77,12 +101,11 @@ pub fn resolve_key(
         }
     }
     if credentials.is_empty() {
-        Key::Unavailable { reason: bounded_reason(&reasons.join("; ")) }
-    } else {
-        let mut seen = std::collections::HashSet::new();
-        credentials.retain(|credential| seen.insert(credential.clone()));
-        Key::Credentials { credentials }
+        return Err(reasons);
     }
+    let mut seen = std::collections::HashSet::new();
+    credentials.retain(|credential| seen.insert(credential.clone()));
+    Ok(credentials)
 }
 
 /// What one secret has for the image, never empty; or why it has nothing.
@@ -90,7 +113,7 @@ fn usable(
     secret: &SecretRef,
     reference: &NormalizedReference,
     found: SecretLookup,
-) -> Result<Vec<prepull_api::credentials::RegistryCredential>, String> {
+) -> Result<Vec<RegistryCredential>, String> {
     let config = match found {
         SecretLookup::Found(config) => config,
         SecretLookup::Missing => return Err(format!("secret {secret} does not exist")),

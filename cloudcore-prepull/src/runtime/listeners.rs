@@ -34,11 +34,9 @@ pub(super) async fn start(
 ) -> anyhow::Result<JoinHandle<()>> {
     let (vital, inputs) = (&core.vital, core.inputs.clone());
     let namespace = &args.cluster.namespace;
-    let authority = match (&args.ca_cert, &args.ca_key) {
-        (Some(certificate), Some(key)) => {
-            Authority::from_files(certificate, key).context("read --ca-cert and --ca-key")?
-        }
-        _ => Authority::in_cluster(client.clone(), namespace).await.with_context(|| {
+    let authority = match authority_of_files(args)? {
+        Some(authority) => authority,
+        None => Authority::in_cluster(client.clone(), namespace).await.with_context(|| {
             format!("read or make the CA, the Secret prepull-ca in the namespace {namespace}")
         })?,
     };
@@ -85,6 +83,12 @@ pub(super) async fn start(
             .with_context(|| format!("write --ports-file {}", file.display()))?;
     }
     Ok(serving)
+}
+
+/// The CA, where it is in files.
+pub(super) fn authority_of_files(args: &RunArgs) -> anyhow::Result<Option<Authority>> {
+    let (Some(certificate), Some(key)) = (&args.ca_cert, &args.ca_key) else { return Ok(None) };
+    Authority::from_files(certificate, key).map(Some).context("read --ca-cert and --ca-key")
 }
 
 fn write_atomically(file: &Path, text: &str) -> std::io::Result<()> {

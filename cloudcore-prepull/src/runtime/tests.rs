@@ -14,15 +14,19 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         panic!("as it is told")
     }
     let client = Client::new(tower::service_fn(panics), "default");
+    let events = Events::start(client.clone());
     Core {
         controller: Controller::default(),
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
-        events: Events::start(client.clone()),
-        writer: Writer::new(client),
+        writer: Writer::new(client, events.clone()),
+        events,
         leadership: Leadership::undisputed(),
         metrics: Arc::default(),
+        kruise: None,
+        kruise_inputs: mpsc::channel(1).0,
+        known: Known::default(),
         inputs,
         permits: Arc::new(Semaphore::new(DISPATCHES)),
         work: JoinSet::new(),
@@ -49,12 +53,14 @@ async fn a_write_that_panics_has_failed_and_is_not_waited_for() {
 
 #[tokio::test]
 async fn a_vital_task_that_ends_ends_the_core_unless_all_ends() {
-    let (inputs, mut receiver) = mpsc::channel(1);
+    let (inputs, jobs) = mpsc::channel(1);
+    let (_kept, kruise) = mpsc::channel(1);
+    let mut inbox = Inbox { jobs, kruise };
     let (mut core, shutdown) = (core(inputs), CancellationToken::new());
     core.vital.guard("the watch of nodes", async {}).await;
-    let ended = tokio::time::timeout(SOON, core.until(&mut receiver, |_| false, &shutdown)).await;
+    let ended = tokio::time::timeout(SOON, core.until(&mut inbox, |_| false, &shutdown)).await;
     let error = ended.unwrap().unwrap_err();
     assert!(error.to_string().starts_with("the watch of nodes has ended"), "{error}");
     shutdown.cancel();
-    core.until(&mut receiver, |_| false, &shutdown).await.unwrap();
+    core.until(&mut inbox, |_| false, &shutdown).await.unwrap();
 }

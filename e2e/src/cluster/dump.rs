@@ -7,13 +7,17 @@ use anyhow::Result;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersion;
+use prepull_api::crd::kruise;
 
 /// Not to be waited for longer: the API server may be what the test has broken.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Never secrets: the logs are searched for credentials.
-const KINDS: [(&str, &str, &str, &str); 4] = [
+const KINDS: [(&str, &str, &str, &str); 7] = [
     ("operations.kubeedge.io", "v1alpha2", "ImagePrePullJob", "imageprepulljobs"),
     ("operations.kubeedge.io", "v1alpha2", "ImagePrePullReport", "imageprepullreports"),
+    (kruise::GROUP, kruise::VERSION, "ImagePullJob", "imagepulljobs"),
+    (kruise::GROUP, kruise::VERSION, "ImageListPullJob", "imagelistpulljobs"),
+    (kruise::GROUP, kruise::VERSION, "NodeImage", "nodeimages"),
     ("", "v1", "Event", "events"),
     ("", "v1", "Node", "nodes"),
 ];

@@ -1,6 +1,6 @@
 //! A cluster that the user lends to the tests (`PREPULL_E2E_KUBECONFIG`). One test at a time has it. What a test
-//! leaves in it is removed at its end and again before the next one: every ImagePrePullJob, every Secret of
-//! cloudcore's namespace, its Leases, and the nodes with [`MARK`].
+//! leaves in it is removed at its end and again before the next one: every ImagePrePullJob, every object and the
+//! definitions of Kruise's image API, every Secret of cloudcore's namespace, its Leases, and the nodes with [`MARK`].
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,14 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Secret, ServiceAccount};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::config::{AuthInfo, Kubeconfig};
 use prepull_api::crd::job::ImagePrePullJob;
 
 use super::settled;
+use crate::kruise::DEFINITIONS;
 use crate::parts;
 
 /// The label of nodes that a test made.
@@ -48,6 +50,17 @@ pub(super) async fn sweep(client: &Client, namespace: &str) -> Result<()> {
             Ok(())
         })
         .await?;
+    }
+    // The definitions take their objects along.
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for name in DEFINITIONS {
+        if definitions.delete(name, &now).await.is_ok() {
+            settled(&format!("{name} is gone"), async || {
+                anyhow::ensure!(definitions.get_opt(name).await?.is_none(), "it is there");
+                Ok(())
+            })
+            .await?;
+        }
     }
     Api::<Node>::all(client.clone()).delete_collection(&now, &all.clone().labels(MARK)).await?;
     Api::<Secret>::namespaced(client.clone(), namespace).delete_collection(&now, &all).await?;

@@ -19,6 +19,8 @@ Examples:
       bad links, power cuts, a registry that sometimes fails
   make fleet NODES=10000 ARGS='--pull 2s..20s --kill-cloud --json killed.json'
       cloudcore is killed when half of the images are there, and started again
+  make fleet NODES=1000 ARGS='--kruise'
+      OpenKruise's API: how many writes a node and an image cost
 
 Everything runs on this machine, the edges too: take their part off when you size a cluster. The program is
 target/release/fleet; it needs the environment that e2e/setup/with-parts.sh makes.";
@@ -66,6 +68,10 @@ pub struct Options {
     /// Kill cloudcore (SIGKILL) when half of the images are pulled, and start it again
     #[arg(long)]
     pub kill_cloud: bool,
+    /// With OpenKruise's API instead: an ImagePullJob, or an ImageListPullJob of several images, and the writes that it
+    /// takes for each node and image. Neither --tolerate nor --kill-cloud nor --idle
+    #[arg(long, conflicts_with_all = ["tolerate", "kill_cloud", "idle"])]
+    pub kruise: bool,
     /// Before the job, watch the idle sessions for so long
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
@@ -100,6 +106,7 @@ impl Options {
             image_bytes: self.image_size,
             disconnect_every: self.disconnect_every,
             restart_every: self.restart_every,
+            redial_within: None,
             seed: self.seed,
         }
     }

@@ -8,7 +8,15 @@ use kube::Client;
 /// The verbs of `apiserver_request_total` that change something.
 const WRITES: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"];
 /// What a job makes cloudcore write. The rest is the server's own, and of other kinds.
-const NAMED: [&str; 4] = ["imageprepulljobs", "imageprepullreports", "leases", "events"];
+const NAMED: [&str; 7] = [
+    "imageprepulljobs",
+    "imageprepullreports",
+    "imagepulljobs",
+    "imagelistpulljobs",
+    "nodeimages",
+    "leases",
+    "events",
+];
 
 /// Writes so far, by `resource[/subresource] VERB`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

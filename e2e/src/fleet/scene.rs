@@ -25,9 +25,10 @@ impl Scene {
     pub async fn set(options: &Options, teller: &Teller) -> Result<(Self, Connect)> {
         let nodes = options.nodes;
         teller.step("etcd, kube-apiserver and cloudcore-prepull");
-        let cluster = Cluster::start().await?;
+        let cluster = if options.kruise { Cluster::with_kruise().await? } else { Cluster::start().await? };
         let arguments: Vec<_> = options.cloud_arg.iter().map(String::as_str).collect();
-        let cloud = Cloud::start(&cluster).args(&arguments).await?;
+        let cloud = if options.kruise { Cloud::with_kruise(&cluster) } else { Cloud::start(&cluster) };
+        let cloud = cloud.args(&arguments).await?;
 
         let steps = Arc::new(teller.counter(nodes));
         let watcher = {

@@ -2,7 +2,10 @@
 
 #![allow(clippy::print_stdout)]
 
+use std::collections::BTreeMap;
+
 use super::figures::{Connect, Figures, Idle, JobFigures, Kill};
+use super::kruise::KruiseFigures;
 
 /// Columns of a figure's name.
 const NAME: usize = 44;
@@ -19,6 +22,39 @@ pub fn print(figures: &Figures) {
     ended(job);
     if let Some(kill) = &job.kill {
         killed(kill);
+    }
+}
+
+/// The figures of `--kruise`, on standard output.
+pub(super) fn print_kruise(figures: &KruiseFigures) {
+    let (options, job) = (&figures.options, &figures);
+    println!("\n{} nodes, {} images, pulls take {}", options.nodes, options.images, options.pull);
+    println!("{} and all parts on this machine: {}\n", figures.cluster, figures.machine);
+    connected(&figures.connect);
+    heading("Before the job");
+    let made = job.writes_before.iter().filter(|(what, _)| what.starts_with("nodeimages"));
+    written(made);
+    heading("The job, from its creation to its end");
+    line("it has ended", format!("{:.2} s", job.ended_seconds));
+    let (desired, succeeded) = job.desired_and_succeeded;
+    line("desired, succeeded", format!("{desired}, {succeeded}"));
+    line("pulls; of images that were whole", format!("{}; {}", job.pulls, job.pulled_twice));
+    written(&job.writes_to_end);
+    heading("Its time to live is over, until each NodeImage is empty");
+    line("after", format!("{:.2} s", job.removed_seconds));
+    written(&job.writes_to_removal);
+    heading("Together");
+    let per = job.per_node_and_image;
+    line("writes for each node and image", format!("{per:.2}, events included (Kruise: about 5)"));
+    line("cloudcore, CPU", format!("{:.1} s", job.cloud_cpu_seconds));
+    line("cloudcore, memory at most", mib(job.cloud_peak));
+}
+
+fn written<'a>(writes: impl IntoIterator<Item = (&'a String, &'a u64)>) {
+    let writes: BTreeMap<_, _> = writes.into_iter().collect();
+    line("writes to the API server", writes.values().copied().sum::<u64>().to_string());
+    for (what, count) in writes {
+        line(&format!("  {what}"), count.to_string());
     }
 }
 

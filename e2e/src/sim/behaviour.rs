@@ -20,6 +20,9 @@ pub struct Behaviour {
     /// Each edge is restarted so often, on the average: what it was pulling is begun again; what it had pulled,
     /// and what its ledger says, stays.
     pub restart_every: Option<Duration>,
+    /// Each waits no longer than this between two dials. As real edges do, unless told otherwise: after some sessions
+    /// that did not last, up to a minute.
+    pub redial_within: Option<Duration>,
     /// The same number gives the same durations, failures and faults, edge by edge.
     pub seed: u64,
 }

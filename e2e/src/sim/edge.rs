@@ -160,10 +160,15 @@ impl Edge {
     }
 
     fn dial(&mut self) {
-        let Shared { url, shutdown, tasks, .. } = &*self.shared;
+        let Shared { url, behaviour, shutdown, tasks, .. } = &*self.shared;
+        let mut settings = dial::Settings::default();
+        if let Some(longest) = behaviour.redial_within {
+            settings.last_backoff = longest;
+        }
         let (link, outgoing) = Link::new(QUEUE);
         let (events, tunnel) = mpsc::channel(QUEUE);
-        let run = dial::run(self.identity.clone(), url.clone(), events, outgoing, shutdown.clone());
+        let (identity, url) = (self.identity.clone(), url.clone());
+        let run = dial::run_with(settings, identity, url, events, outgoing, shutdown.clone());
         let task = tasks.spawn(async move {
             let _ = run.await; // it fails for a wrong URL alone, and ours has the form of one
         });

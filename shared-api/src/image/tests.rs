@@ -69,6 +69,30 @@ fn normalisation_writes_out_what_docker_implies() {
 }
 
 #[test]
+fn the_familiar_name_is_what_people_write() {
+    let id = "a".repeat(64);
+    for (text, name, tag) in [
+        ("nginx:1.9.1".to_owned(), "nginx", "1.9.1"),
+        ("nginx".to_owned(), "nginx", "latest"),
+        ("docker.io/library/nginx:1".to_owned(), "nginx", "1"),
+        ("index.docker.io/nginx:1".to_owned(), "nginx", "1"),
+        ("docker.io/team/app:2".to_owned(), "team/app", "2"),
+        ("docker.io/library/a/b:2".to_owned(), "library/a/b", "2"),
+        ("r.io:5000/team/app".to_owned(), "r.io:5000/team/app", "latest"),
+        ("r.io/library/nginx:1".to_owned(), "r.io/library/nginx", "1"),
+        (format!("nginx@{SHA}"), "nginx", SHA),
+        (format!("r.io/app:1@{SHA}"), "r.io/app", SHA),
+        // Without the registry these would be hosts, or an image id.
+        ("docker.io/localhost/app:1".to_owned(), "docker.io/localhost/app", "1"),
+        ("docker.io/a.b/app:1".to_owned(), "docker.io/a.b/app", "1"),
+        (format!("docker.io/library/{id}:1"), &format!("docker.io/library/{id}"), "1"),
+    ] {
+        let familiar = Reference::parse(&text).unwrap().normalized().familiar();
+        assert_eq!(familiar, (name.to_owned(), tag.to_owned()), "{text}");
+    }
+}
+
+#[test]
 fn the_default_policy_is_kubernetes_own() {
     for (text, policy) in [
         ("nginx".to_owned(), PullPolicy::Always),
@@ -194,6 +218,14 @@ proptest! {
     fn parts_make_the_same_reference(text in reference_text()) {
         let r = Reference::parse(&text).unwrap();
         prop_assert_eq!(Reference::from_parts(r.registry(), r.repository(), r.tag(), r.digest()).unwrap(), r);
+    }
+
+    #[test]
+    fn a_familiar_name_is_read_as_the_name_that_it_stands_for(text in reference_text()) {
+        let normalized = Reference::parse(&text).unwrap().normalized();
+        let (name, tag) = normalized.familiar();
+        prop_assert_eq!(Reference::parse(&name).unwrap().normalized().name(), normalized.name());
+        prop_assert_eq!(Some(tag.as_str()), normalized.digest().or(normalized.tag()));
     }
 
     #[test]

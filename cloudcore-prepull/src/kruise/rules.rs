@@ -1,0 +1,290 @@
+//! What is allowed, in Kruise's words. Parsed once: what is done later works on the validated forms.
+//!
+//! Where Kruise's webhook says nothing and its controller stumbles, the words are ours.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use prepull_api::crd::kruise::{
+    CompletionPolicy, ImageListPullJobSpec, ImagePullJobSpec, MAX_LIST, NodeSelector, PodSelector,
+    PullJobTemplate, PullLimits, SandboxConfig,
+};
+use prepull_api::image::Reference;
+use prepull_api::overriders::SecretRef;
+use prepull_api::selector::Selector;
+use prepull_api::task::{NodeName, PullPolicy};
+
+mod node_image;
+#[cfg(test)]
+mod tests;
+
+pub use node_image::{ValidTag, image_rules, spec_rules, tag_rules};
+
+/// Seconds for one try.
+pub const DEFAULT_TIMEOUT: u32 = 600;
+/// Tries after the first that failed.
+pub const DEFAULT_BACKOFF_LIMIT: u32 = 3;
+/// Nodes at a time.
+pub const DEFAULT_PARALLELISM: u32 = 1;
+
+/// An ImagePullJob that can be carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidPullJob {
+    /// The familiar name of the image, and its tag or digest.
+    pub image: (String, String),
+    /// The rest.
+    pub template: ValidTemplate,
+}
+
+/// An ImageListPullJob that can be carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidListJob {
+    /// As they are written, each once; never empty.
+    pub images: Vec<String>,
+    /// Of each of them.
+    pub template: ValidTemplate,
+}
+
+/// What ImagePullJob and ImageListPullJob have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidTemplate {
+    /// Where.
+    pub nodes: NodeChoice,
+    /// Nodes at a time; 0 pauses.
+    pub parallelism: u32,
+    /// Seconds for one try, at least 1.
+    pub timeout: u32,
+    /// Tries after the first that failed.
+    pub backoff_limit: u32,
+    /// When it is over.
+    pub completion: Completion,
+    /// Always or IfNotPresent.
+    pub policy: PullPolicy,
+    /// Names in the job's namespace, in order.
+    pub secrets: Vec<String>,
+    /// For the container runtime.
+    pub sandbox: Option<SandboxConfig>,
+}
+
+/// The nodes of a job: of those that have a NodeImage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeChoice {
+    /// All.
+    All,
+    /// These.
+    Names(BTreeSet<NodeName>),
+    /// Those with these labels.
+    Labels(Selector),
+    /// Those where active pods of the job's namespace with these labels run.
+    Pods(Selector),
+}
+
+/// When a job is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// Once each node has succeeded or failed.
+    Always {
+        /// From the start to the end, at most; not shorter than one try.
+        deadline: Option<Duration>,
+        /// From the end to the deletion.
+        ttl: Option<Duration>,
+    },
+    /// Each node pulls again every day.
+    Never,
+}
+
+/// The rules of an ImagePullJob.
+pub fn pull_job(spec: &ImagePullJobSpec) -> Result<ValidPullJob, String> {
+    let ImagePullJobSpec { image, template } = spec;
+    let nodes = nodes(template)?;
+    let image = image_of(image)?;
+    Ok(ValidPullJob { image, template: rest(template, nodes)? })
+}
+
+/// The rules of an ImageListPullJob. Its template has to suit an ImagePullJob, which Kruise finds out only when it
+/// makes one.
+pub fn list_job(spec: &ImageListPullJobSpec) -> Result<ValidListJob, String> {
+    let ImageListPullJobSpec { images, template } = spec;
+    let nodes = nodes(template)?;
+    if images.is_empty() {
+        return Err(EMPTY_IMAGE.to_owned());
+    }
+    let mut seen = HashSet::new();
+    if !images.iter().all(|image| seen.insert(image)) {
+        return Err("images cannot have duplicate values".to_owned());
+    }
+    if images.len() > MAX_LIST {
+        return Err(format!("the maximum number of images cannot > {MAX_LIST}"));
+    }
+    for image in images {
+        image_of(image)?;
+    }
+    Ok(ValidListJob { images: images.clone(), template: rest(template, nodes)? })
+}
+
+const EMPTY_IMAGE: &str = "image can not be empty";
+
+fn image_of(image: &str) -> Result<(String, String), String> {
+    if image.is_empty() {
+        return Err(EMPTY_IMAGE.to_owned());
+    }
+    let reference = Reference::parse(image).map_err(|error| format!("invalid image {image}: {error}"))?;
+    Ok(reference.normalized().familiar())
+}
+
+fn nodes(template: &PullJobTemplate) -> Result<NodeChoice, String> {
+    match (&template.selector, &template.pod_selector) {
+        (None, None) => Ok(NodeChoice::All),
+        (Some(selector), pods) => {
+            let choice = node_selector(selector)?;
+            if pods.is_some() {
+                return Err("can not set both selector and podSelector".to_owned());
+            }
+            Ok(choice)
+        }
+        (None, Some(pods)) => pod_selector(pods).map(NodeChoice::Pods),
+    }
+}
+
+fn node_selector(selector: &NodeSelector) -> Result<NodeChoice, String> {
+    let NodeSelector { names, match_labels, match_expressions } = selector;
+    let by_labels = match_labels.is_some() || match_expressions.is_some();
+    let Some(names) = names else {
+        let selector = LabelSelector {
+            match_labels: match_labels.clone(),
+            match_expressions: match_expressions.clone(),
+        };
+        let selector = Selector::try_from(&selector).map_err(|error| format!("invalid selector: {error}"))?;
+        // `selector: {}` selects every node, as in Kruise.
+        return Ok(if selector.is_everything() { NodeChoice::All } else { NodeChoice::Labels(selector) });
+    };
+    if by_labels {
+        return Err("can not set both names and labelSelector in this spec.selector".to_owned());
+    }
+    let chosen: BTreeSet<NodeName> = names.iter().map(|name| NodeName(name.clone())).collect();
+    if chosen.len() != names.len() {
+        return Err("duplicated name in selector names".to_owned());
+    }
+    Ok(NodeChoice::Names(chosen))
+}
+
+fn pod_selector(selector: &PodSelector) -> Result<Selector, String> {
+    let PodSelector { match_labels, match_expressions, plain } = selector;
+    let mut labels = match_labels.clone().unwrap_or_default();
+    for (key, value) in plain {
+        if labels.get(key).is_some_and(|other| other != value) {
+            return Err(format!(
+                "invalid podSelector: label {key} stands there twice, with different values: keep the one in matchLabels"
+            ));
+        }
+        labels.insert(key.clone(), value.clone());
+    }
+    let selector = LabelSelector { match_labels: Some(labels), match_expressions: match_expressions.clone() };
+    Selector::try_from(&selector).map_err(|error| format!("invalid podSelector: {error}"))
+}
+
+/// In the order of Kruise's webhook, so that the first words are its first words.
+fn rest(template: &PullJobTemplate, nodes: NodeChoice) -> Result<ValidTemplate, String> {
+    // With all fields, so that none is forgotten here.
+    let PullJobTemplate {
+        pull_secrets,
+        selector: _,
+        pod_selector: _,
+        parallelism,
+        pull_policy,
+        completion_policy,
+        sandbox_config,
+        image_pull_policy,
+    } = template;
+    let parallelism = parallelism_of(parallelism.as_ref())?;
+    let PullLimits { timeout_seconds, backoff_limit } = pull_policy.clone().unwrap_or_default();
+    let timeout = timeout_of(timeout_seconds, "pullPolicy.timeoutSeconds")?;
+    Ok(ValidTemplate {
+        nodes,
+        parallelism,
+        timeout,
+        backoff_limit: backoff_limit_of(backoff_limit),
+        completion: completion(completion_policy, timeout)?,
+        policy: policy_of(image_pull_policy.as_deref(), "imagePullPolicy")?,
+        secrets: pull_secrets
+            .iter()
+            .enumerate()
+            .map(|(i, name)| secret(i, name))
+            .collect::<Result<_, _>>()?,
+        sandbox: sandbox_config.clone(),
+    })
+}
+
+fn parallelism_of(value: Option<&IntOrString>) -> Result<u32, String> {
+    let number = match value {
+        None => return Ok(DEFAULT_PARALLELISM),
+        Some(IntOrString::Int(number)) => *number,
+        Some(IntOrString::String(text)) if text.ends_with('%') => {
+            return Err("parallelism does not support percentage value".to_owned());
+        }
+        Some(IntOrString::String(text)) => {
+            text.parse().map_err(|error| format!("parallelism must be a valid integer: {text:?}: {error}"))?
+        }
+    };
+    u32::try_from(number).map_err(|_| "parallelism must be non-negative".to_owned())
+}
+
+fn timeout_of(seconds: Option<i32>, field: &str) -> Result<u32, String> {
+    match seconds.map(u32::try_from) {
+        None => Ok(DEFAULT_TIMEOUT),
+        Some(Ok(seconds)) if seconds > 0 => Ok(seconds),
+        _ => Err(format!("{field} must be at least 1")),
+    }
+}
+
+/// A negative one is none, as for Kruise's daemon.
+fn backoff_limit_of(limit: Option<i32>) -> u32 {
+    limit.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(DEFAULT_BACKOFF_LIMIT)
+}
+
+fn completion(policy: &CompletionPolicy, timeout: u32) -> Result<Completion, String> {
+    let CompletionPolicy { type_, active_deadline_seconds, ttl_seconds_after_finished } = policy;
+    match type_.as_deref().unwrap_or_default() {
+        "" | "Always" => {
+            // Equal is allowed, as in Kruise; whatever is not less than a timeout is positive.
+            if active_deadline_seconds.is_some_and(|deadline| i64::from(timeout) > deadline) {
+                let words = "completionPolicy.activeDeadlineSeconds must be greater than pullPolicy.timeoutSeconds(default 600)";
+                return Err(words.to_owned());
+            }
+            let deadline =
+                active_deadline_seconds.map(|deadline| Duration::from_secs(deadline.unsigned_abs()));
+            let ttl = ttl_seconds_after_finished
+                .map(|ttl| duration(ttl, "completionPolicy.ttlSecondsAfterFinished"))
+                .transpose()?;
+            Ok(Completion::Always { deadline, ttl })
+        }
+        "Never" if active_deadline_seconds.is_some() || ttl_seconds_after_finished.is_some() => {
+            let words = "activeDeadlineSeconds and ttlSecondsAfterFinished can only work with Always CompletionPolicyType";
+            Err(words.to_owned())
+        }
+        "Never" => Ok(Completion::Never),
+        other => Err(format!("unknown type of completionPolicy: {other}")),
+    }
+}
+
+fn duration(seconds: i32, field: &str) -> Result<Duration, String> {
+    let seconds = u32::try_from(seconds).map_err(|_| format!("{field} must be non-negative"))?;
+    Ok(Duration::from_secs(seconds.into()))
+}
+
+fn policy_of(text: Option<&str>, field: &str) -> Result<PullPolicy, String> {
+    match text.unwrap_or_default() {
+        "" | "IfNotPresent" => Ok(PullPolicy::IfNotPresent),
+        "Always" => Ok(PullPolicy::Always),
+        other => Err(format!("unknown {field} {other:?}: use Always or IfNotPresent")),
+    }
+}
+
+/// A name becomes a part of a path at the API server: what is none must not come that far.
+fn secret(index: usize, name: &str) -> Result<String, String> {
+    SecretRef::new("default", name)
+        .map(|secret| secret.name().to_owned())
+        .map_err(|error| format!("pullSecrets[{index}]: {error}"))
+}

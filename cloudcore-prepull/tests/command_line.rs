@@ -1,0 +1,102 @@
+//! What a tired operator gets for wrong input: what is wrong, with which object, why, and what would be right.
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Command, Stdio};
+
+/// Runs the program in an empty directory with these files, and returns its status and what it says on stderr.
+fn run(line: &str, files: &[(&str, &str)]) -> (Option<i32>, String) {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_cloudcore-prepull"))
+        .args(line.split(' ').map(|word| if word == "''" { "" } else { word }))
+        .current_dir(dir.path())
+        .env_clear()
+        .env("HOME", dir.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn says(line: &str, files: &[(&str, &str)], status: i32, words: &[&str]) {
+    let (ended, said) = run(line, files);
+    assert_eq!(ended, Some(status), "{line}: {said}");
+    for word in words {
+        assert!(said.contains(word), "{line}: {word:?} is not in {said}");
+    }
+    assert!(said.starts_with("error: "), "{line}: {said}");
+    assert!(!said.contains("panicked"), "{line}: {said}");
+}
+
+#[test]
+fn wrong_usage_names_the_flag_and_what_would_be_right() {
+    for (line, words) in [
+        (
+            "run --lease-duration 5s",
+            ["--lease-duration 5s", "must be longer than --lease-renew-deadline 10s"],
+        ),
+        ("run --lease-retry-period 1", ["--lease-retry-period", "time unit needed"]),
+        ("run --heartbeat 0s", ["--heartbeat", "from 1s to 5m"]),
+        ("run --edge-cert-ttl 1m", ["--edge-cert-ttl", "the usual is 30d"]),
+        ("run --advertise https://cloud", ["--advertise", "neither a DNS name nor an IP address"]),
+        ("run --namespace Prepull_System", ["--namespace", "lower-case letters"]),
+        ("token list --namespace ''", ["--namespace", "lower-case letters"]),
+        ("run --ca-cert ca.crt", ["--ca-key <FILE>", "were not provided"]),
+        ("token create --node EDGE_1", ["EDGE_1", "as in `kubectl get nodes`"]),
+        ("token create --ttl 31d", ["--ttl", "at most 30 days"]),
+        ("plan --job job.yaml -o xml", ["--output", "table, json, yaml"]),
+    ] {
+        says(line, &[], 2, &words);
+    }
+}
+
+#[test]
+fn without_a_cluster_it_says_where_it_looked() {
+    for line in ["run", "token list", "plan --job job.yaml"] {
+        let files = [("job.yaml", include_str!("../../manifests/samples/minimal.yaml"))];
+        says(line, &files, 1, &["no cluster found: give --kubeconfig", ".kube/config"]);
+        let (_, said) = run(line, &files);
+        assert_eq!(said.matches("No such file or directory").count(), 1, "{said}");
+    }
+    says("run --kubeconfig nope", &[], 1, &["--kubeconfig nope", "No such file"]);
+    says("run --kubeconfig a", &[("a", "not: [yaml")], 1, &["--kubeconfig a", "unclosed bracket"]);
+}
+
+/// Where nobody listens: port 1 is no one's.
+const DEAD: &str = r#"{
+    "apiVersion": "v1", "kind": "Config", "current-context": "c",
+    "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+    "users": [{"name": "u", "user": {"token": "s3cret"}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]
+}"#;
+
+#[test]
+fn a_cluster_that_cannot_be_reached_is_named() {
+    let files = [("dead", DEAD), ("job.yaml", include_str!("../../manifests/samples/minimal.yaml"))];
+    for line in ["token create", "token list", "token revoke 0123456789ab", "plan --job job.yaml"] {
+        let line = format!("{line} --kubeconfig dead");
+        let words = ["the API server https://127.0.0.1:1/ of the kubeconfig", "Connection refused"];
+        says(&line, &files, 1, &words);
+        let (_, said) = run(&line, &files);
+        assert!(!said.contains("s3cret") && said.matches("client error").count() == 1, "{said}");
+    }
+}
+
+#[test]
+fn what_only_a_leader_needs_is_looked_at_before_it_leads() {
+    let files = [("dead", DEAD), ("ca.crt", "no certificate"), ("ca.key", "no key")];
+    says("run --kubeconfig dead --ca-cert nope --ca-key ca.key", &files, 1, &["--ca-cert", "reading nope"]);
+    let words = ["ca.crt with ca.key holds no CA", "not a PEM block CERTIFICATE"];
+    says("run --kubeconfig dead --ca-cert ca.crt --ca-key ca.key", &files, 1, &words);
+}
+
+#[test]
+fn an_id_that_is_none_is_not_sent_and_not_repeated() {
+    for id in ["../../secrets/x", "0123456789AB", "abc.0123456789ab.s3cret"] {
+        let line = format!("token revoke {id} --kubeconfig dead");
+        says(&line, &[("dead", DEAD)], 1, &["12 hex digits, as `cloudcore-prepull token list` shows"]);
+        assert!(!run(&line, &[("dead", DEAD)]).1.contains(id));
+    }
+}

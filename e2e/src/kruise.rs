@@ -1,0 +1,59 @@
+//! OpenKruise's API, as its user sees it: definitions and rights, jobs, NodeImages, pods, and commands as they stand in
+//! a manual.
+
+mod commands;
+mod jobs;
+pub mod manual;
+mod node_images;
+mod object;
+mod pods;
+
+use anyhow::{Context, Result};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::Api;
+
+pub use jobs::{Builder, ListJob, PullJob, PullJobKind};
+pub use node_images::{AtWork, NodeImages, Tag, name_and_tag};
+pub use object::Object;
+
+use crate::cloud::{Cloud, Start};
+use crate::cluster::Cluster;
+use crate::parts;
+
+/// What switches the API on.
+pub const FLAG: &str = "--enable-kruise-api";
+/// What an operator applies, in this order.
+const MANIFESTS: [&str; 2] = ["manifests/kruise/crds.yaml", "manifests/kruise/rbac.yaml"];
+/// The names of the definitions.
+pub const DEFINITIONS: [&str; 3] =
+    ["imagepulljobs.apps.kruise.io", "imagelistpulljobs.apps.kruise.io", "nodeimages.apps.kruise.io"];
+
+impl Cluster {
+    /// A new one with Kruise's kinds in it, and with the rights to serve them.
+    pub async fn with_kruise() -> Result<Self> {
+        let cluster = Self::start().await?;
+        cluster.install_kruise().await?;
+        Ok(cluster)
+    }
+
+    /// The definitions of Kruise's kinds, and the rights to serve them, as an operator applies them.
+    pub async fn install_kruise(&self) -> Result<()> {
+        for file in MANIFESTS {
+            self.apply_file(&parts::workspace().join(file)).await?;
+        }
+        self.definitions_are_established().await
+    }
+
+    /// One of the [`DEFINITIONS`].
+    pub async fn definition(&self, name: &str) -> Result<CustomResourceDefinition> {
+        let api: Api<CustomResourceDefinition> = Api::all(self.client());
+        api.get(name).await.with_context(|| format!("no definition {name}"))
+    }
+}
+
+impl Cloud {
+    /// As [`Cloud::start`], with Kruise's API: for a cluster that [has it](Cluster::with_kruise).
+    pub fn with_kruise(cluster: &Cluster) -> Start<'_> {
+        Self::start(cluster).arg(FLAG)
+    }
+}

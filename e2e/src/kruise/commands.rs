@@ -1,0 +1,59 @@
+//! Commands, as they stand in a manual.
+
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::cluster::Cluster;
+use crate::parts;
+
+impl Cluster {
+    /// Runs a line of shell in which `kubectl` may do everything in this cluster, and returns what it prints.
+    pub async fn shell(&self, line: &str) -> Result<String> {
+        let mut command = self.shell_command()?;
+        command.args(["-ec", line]);
+        parts::output(command).await.with_context(|| line.to_owned())
+    }
+
+    /// `kubectl apply`: what the YAML does not say any more is removed.
+    pub async fn kubectl_apply(&self, yaml: &str) -> Result<String> {
+        let file = self.place().new_dir("apply")?.join("objects.yaml");
+        std::fs::write(&file, yaml)?;
+        self.kubectl(&["apply", "-f", file.to_str().context("not UTF-8")?]).await
+    }
+
+    /// Runs a `kubectl edit`; the person at the editor puts `text` in place of the line `line`.
+    pub async fn edit(&self, kubectl: &str, line: &str, text: &str) -> Result<String> {
+        let dir = self.place().new_dir("editor")?;
+        let (insert, editor) = (dir.join("text"), dir.join("editor.sh"));
+        std::fs::write(&insert, text)?;
+        let script = format!(
+            "grep -qx -- {line:?} \"$1\" || {{ cat \"$1\" >&2; exit 1; }}\n\
+             sed -i -e '/^{line}$/{{r {}\n d}}' \"$1\"\n",
+            insert.display()
+        );
+        std::fs::write(&editor, script)?;
+        let mut command = self.shell_command()?;
+        command.env("KUBE_EDITOR", format!("bash -e {}", editor.display()));
+        command.args(["-ec", kubectl]);
+        parts::output(command).await.with_context(|| kubectl.to_owned())
+    }
+
+    fn shell_command(&self) -> Result<Command> {
+        let home = self.place().dir().join("home");
+        let programs = home.join("bin");
+        std::fs::create_dir_all(&programs)?;
+        let (kubectl, link) = (parts::kubectl(), programs.join("kubectl"));
+        if kubectl.is_absolute() && !link.exists() {
+            symlink(kubectl, link)?;
+        }
+        let mut path = vec![programs];
+        path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+        let mut command = Command::new("bash");
+        command.env("PATH", std::env::join_paths::<Vec<PathBuf>, PathBuf>(path)?);
+        command.env("HOME", home).env("KUBECONFIG", self.kubeconfig());
+        Ok(command)
+    }
+}

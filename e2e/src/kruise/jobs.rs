@@ -1,0 +1,244 @@
+//! ImagePullJob and ImageListPullJob.
+
+use anyhow::{Context, Result};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::Resource;
+use kube::api::{Api, ListParams, PostParams};
+use prepull_api::crd::kruise::{
+    ImageListPullJob, ImageListPullJobSpec, ImageListPullJobStatus, ImagePullJob, ImagePullJobSpec,
+    ImagePullJobStatus, PullJobTemplate,
+};
+
+use super::object::{Kind, Object};
+use crate::cluster::{Cluster, documents};
+
+/// An ImagePullJob.
+pub type PullJob = Object<ImagePullJob>;
+/// An ImageListPullJob.
+pub type ListJob = Object<ImageListPullJob>;
+
+/// What the two have in common.
+pub trait PullJobKind: Kind + Resource<Scope = NamespaceResourceScope> {
+    /// What has run and what came of it.
+    type Status;
+    /// What is common.
+    fn template(&mut self) -> &mut PullJobTemplate;
+    /// Whether it is over, and how it stands.
+    fn ended(&self) -> Option<Self::Status>;
+    /// Where it stands, in words.
+    fn message(&self) -> &str;
+}
+
+impl PullJobKind for ImagePullJob {
+    type Status = ImagePullJobStatus;
+
+    fn template(&mut self) -> &mut PullJobTemplate {
+        &mut self.spec.template
+    }
+
+    fn ended(&self) -> Option<ImagePullJobStatus> {
+        self.status.clone().filter(|status| status.completion_time.is_some())
+    }
+
+    fn message(&self) -> &str {
+        self.status.as_ref().map_or("", |status| &status.message)
+    }
+}
+
+impl PullJobKind for ImageListPullJob {
+    type Status = ImageListPullJobStatus;
+
+    fn template(&mut self) -> &mut PullJobTemplate {
+        &mut self.spec.template
+    }
+
+    fn ended(&self) -> Option<ImageListPullJobStatus> {
+        self.status.clone().filter(|status| status.completion_time.is_some())
+    }
+
+    fn message(&self) -> &str {
+        self.status.as_ref().map_or("", |status| &status.message)
+    }
+}
+
+impl Cluster {
+    /// A job for this image to be, which [`Builder::apply`] applies.
+    pub fn pull_job(&self, name: &str, image: &str) -> Builder<'_, ImagePullJob> {
+        let spec = ImagePullJobSpec { image: image.to_owned(), ..ImagePullJobSpec::default() };
+        Builder { cluster: self, namespace: "default".to_owned(), job: ImagePullJob::new(name, spec) }
+    }
+
+    /// A job for these images to be.
+    pub fn list_job<S: ToString>(
+        &self,
+        name: &str,
+        images: impl IntoIterator<Item = S>,
+    ) -> Builder<'_, ImageListPullJob> {
+        let images = images.into_iter().map(|image| image.to_string()).collect();
+        let spec = ImageListPullJobSpec { images, ..ImageListPullJobSpec::default() };
+        Builder { cluster: self, namespace: "default".to_owned(), job: ImageListPullJob::new(name, spec) }
+    }
+
+    /// A job that somebody else has applied, or will.
+    pub fn applied<K: PullJobKind>(&self, namespace: &str, name: &str) -> Object<K> {
+        Object::new(self, Api::namespaced(self.client(), namespace), name)
+    }
+
+    /// Applies YAML with one job of this kind in it.
+    pub async fn apply_yaml<K: PullJobKind>(&self, yaml: &str) -> Result<Object<K>> {
+        let objects = documents(yaml)?;
+        let job = objects.iter().find(|object| object["kind"] == *K::kind(&()));
+        let metadata = job.map(|job| &job["metadata"]).context("the YAML has no such job")?;
+        let name = metadata["name"].as_str().context("the job has no name")?;
+        let namespace = metadata["namespace"].as_str().unwrap_or("default");
+        self.apply(yaml).await?;
+        Ok(self.applied(namespace, name))
+    }
+}
+
+/// A job that is not applied yet. Whatever is not said has the API's default.
+pub struct Builder<'a, K> {
+    cluster: &'a Cluster,
+    namespace: String,
+    job: K,
+}
+
+impl<K: PullJobKind> Builder<'_, K> {
+    /// In this namespace, which is made where there is none, instead of `default`.
+    #[must_use]
+    pub fn in_namespace(mut self, namespace: &str) -> Self {
+        namespace.clone_into(&mut self.namespace);
+        self
+    }
+
+    /// On these nodes.
+    #[must_use]
+    pub fn on<S: ToString>(self, nodes: impl IntoIterator<Item = S>) -> Self {
+        let names = nodes.into_iter().map(|node| node.to_string()).collect();
+        self.with(|template| template.selector.get_or_insert_default().names = Some(names))
+    }
+
+    /// On the nodes with this label.
+    #[must_use]
+    pub fn on_label(self, key: &str, value: &str) -> Self {
+        self.with(|template| {
+            let labels = template.selector.get_or_insert_default().match_labels.get_or_insert_default();
+            labels.insert(key.to_owned(), value.to_owned());
+        })
+    }
+
+    /// On the nodes of pods with this label.
+    #[must_use]
+    pub fn where_pods_are(self, key: &str, value: &str) -> Self {
+        self.with(|template| {
+            let labels = template.pod_selector.get_or_insert_default().match_labels.get_or_insert_default();
+            labels.insert(key.to_owned(), value.to_owned());
+        })
+    }
+
+    /// So many nodes at a time.
+    #[must_use]
+    pub fn parallelism(self, nodes: i32) -> Self {
+        self.with(|template| template.parallelism = Some(IntOrString::Int(nodes)))
+    }
+
+    /// Seconds for one try, and further tries.
+    #[must_use]
+    pub fn limits(self, timeout_seconds: i32, backoff_limit: i32) -> Self {
+        self.with(|template| {
+            let limits = template.pull_policy.get_or_insert_default();
+            (limits.timeout_seconds, limits.backoff_limit) = (Some(timeout_seconds), Some(backoff_limit));
+        })
+    }
+
+    /// With these secrets of its namespace.
+    #[must_use]
+    pub fn secrets(self, names: &[&str]) -> Self {
+        self.with(|template| template.pull_secrets = names.iter().map(ToString::to_string).collect())
+    }
+
+    /// Always, or IfNotPresent.
+    #[must_use]
+    pub fn policy(self, policy: &str) -> Self {
+        self.with(|template| template.image_pull_policy = Some(policy.to_owned()))
+    }
+
+    /// Deleted so many seconds after its end.
+    #[must_use]
+    pub fn ttl(self, seconds: i32) -> Self {
+        self.with(|template| template.completion_policy.ttl_seconds_after_finished = Some(seconds))
+    }
+
+    /// So many seconds for all of it.
+    #[must_use]
+    pub fn deadline(self, seconds: i64) -> Self {
+        self.with(|template| template.completion_policy.active_deadline_seconds = Some(seconds))
+    }
+
+    /// Never over.
+    #[must_use]
+    pub fn never_ends(self) -> Self {
+        self.with(|template| template.completion_policy.type_ = Some("Never".to_owned()))
+    }
+
+    /// With whatever else there is.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut PullJobTemplate)) -> Self {
+        change(self.job.template());
+        self
+    }
+
+    /// Applies it.
+    pub async fn apply(self) -> Result<Object<K>> {
+        let Self { cluster, namespace, job } = self;
+        if namespace != "default" {
+            cluster.namespace(&namespace).await?;
+        }
+        let object = cluster.applied(&namespace, job.meta().name.as_deref().unwrap_or_default());
+        let created = object.api.create(&PostParams::default(), &job).await;
+        created.with_context(|| format!("cannot create {}", object.title()))?;
+        Ok(object)
+    }
+
+    /// Applies it, and waits until it is over.
+    pub async fn completes(self) -> Result<K::Status> {
+        self.apply().await?.completes().await
+    }
+}
+
+impl<K: PullJobKind> Object<K> {
+    /// Waits until it is over.
+    pub async fn completes(&self) -> Result<K::Status> {
+        self.until_some("is over", PullJobKind::ended).await
+    }
+
+    /// Waits until its message has these words in it, and returns the message.
+    pub async fn says(&self, words: &str) -> Result<String> {
+        let found = |job: &K| job.message().contains(words).then(|| job.message().to_owned());
+        self.until_some(&format!("says {words}"), found).await
+    }
+}
+
+impl PullJob {
+    /// Its status now. The default one where it has none yet.
+    pub async fn status(&self) -> Result<ImagePullJobStatus> {
+        Ok(self.get().await?.status.unwrap_or_default())
+    }
+}
+
+impl ListJob {
+    /// The ImagePullJobs that it owns, by their images.
+    pub async fn children(&self) -> Result<Vec<ImagePullJob>> {
+        let (list, client) = (self.get().await?, self.api.clone().into_client());
+        let namespace = list.metadata.namespace.as_deref().unwrap_or("default");
+        let jobs: Api<ImagePullJob> = Api::namespaced(client, namespace);
+        let mut children = jobs.list(&ListParams::default()).await?.items;
+        children.retain(|job| {
+            let owners = job.metadata.owner_references.iter().flatten();
+            owners.map(|owner| &owner.uid).any(|uid| Some(uid) == list.metadata.uid.as_ref())
+        });
+        children.sort_by(|a, b| a.spec.image.cmp(&b.spec.image));
+        Ok(children)
+    }
+}

@@ -1,0 +1,273 @@
+//! NodeImages: one, one tag of it, and all of them at work.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Result, bail};
+use futures::TryStreamExt;
+use kube::ResourceExt;
+use kube::api::{Api, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use prepull_api::crd::kruise::{ImageTagSpec, ImageTagStatus, NodeImage, NodeImageSpec, PullPhase};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::object::Object;
+use crate::cluster::Cluster;
+
+/// A NodeImage.
+pub type NodeImages = Object<NodeImage>;
+
+/// One tag of a NodeImage.
+#[derive(Clone)]
+pub struct Tag {
+    of: NodeImages,
+    image: String,
+    name: String,
+}
+
+impl Cluster {
+    /// The NodeImage of a node, which is there or will be.
+    pub fn node_image(&self, node: &str) -> NodeImages {
+        Object::new(self, Api::all(self.client()), node)
+    }
+
+    /// Watches from now on how many nodes have something to do.
+    pub fn nodes_at_work(&self) -> AtWork {
+        AtWork::watch(Api::all(self.client()))
+    }
+
+    /// Makes an empty NodeImage by hand.
+    pub async fn create_node_image(&self, name: &str) -> Result<NodeImages> {
+        let made = NodeImage::new(name, NodeImageSpec::default());
+        Api::all(self.client()).create(&PostParams::default(), &made).await?;
+        Ok(self.node_image(name))
+    }
+}
+
+/// The key in a NodeImage and the tag (or digest) there, of a reference with either.
+pub fn name_and_tag(reference: &str) -> (&str, &str) {
+    if let Some((name, digest)) = reference.split_once('@') {
+        let last = name.rfind('/').map_or(0, |slash| slash + 1);
+        let name = name[last..].find(':').map_or(name, |colon| &name[..last + colon]);
+        return (name, digest);
+    }
+    reference.rsplit_once(':').unwrap_or((reference, "latest"))
+}
+
+impl NodeImages {
+    /// One tag of it.
+    pub fn tag(&self, image: &str, tag: &str) -> Tag {
+        Tag { of: self.clone(), image: image.to_owned(), name: tag.to_owned() }
+    }
+
+    /// The tag of this reference.
+    pub fn image(&self, reference: &str) -> Tag {
+        let (image, tag) = name_and_tag(reference);
+        self.tag(image, tag)
+    }
+
+    /// Waits until neither its spec nor its status has an image.
+    pub async fn is_empty(&self) -> Result<NodeImage> {
+        self.until("is empty", |object| {
+            let status = object.status.as_ref();
+            object.spec.images.is_empty() && status.is_none_or(|status| status.image_statuses.is_empty())
+        })
+        .await
+    }
+}
+
+impl Tag {
+    /// The NodeImage.
+    pub fn node_image(&self) -> &NodeImages {
+        &self.of
+    }
+
+    /// What is wanted, and how it stands.
+    fn find(&self, object: &NodeImage) -> (Option<ImageTagSpec>, Option<ImageTagStatus>) {
+        let spec = object.spec.images.get(&self.image);
+        let spec = spec.and_then(|image| image.tags.iter().find(|tag| tag.tag == self.name)).cloned();
+        let status = object.status.as_ref().and_then(|status| status.image_statuses.get(&self.image));
+        let status = status.and_then(|image| image.tags.iter().find(|tag| tag.tag == self.name)).cloned();
+        (spec, status)
+    }
+
+    /// Waits until what is wanted and how it stands are so.
+    pub async fn until(
+        &self,
+        what: &str,
+        mut so: impl FnMut(Option<&ImageTagSpec>, Option<&ImageTagStatus>) -> bool,
+    ) -> Result<(Option<ImageTagSpec>, Option<ImageTagStatus>)> {
+        self.of
+            .until_some(&format!("{}:{} {what}", self.image, self.name), |object| {
+                let (spec, status) = self.find(object);
+                so(spec.as_ref(), status.as_ref()).then_some((spec, status))
+            })
+            .await
+    }
+
+    /// Waits until it is wanted, and returns how.
+    pub async fn is_wanted(&self) -> Result<ImageTagSpec> {
+        let (spec, _) = self.until("is wanted", |spec, _| spec.is_some()).await?;
+        Ok(spec.unwrap_or_default())
+    }
+
+    /// How it stands now. None where there is nothing in the status.
+    pub async fn status(&self) -> Result<Option<ImageTagStatus>> {
+        Ok(self.find(&self.of.get().await?).1)
+    }
+
+    /// What is wanted now. None where there is nothing in the spec.
+    pub async fn spec(&self) -> Result<Option<ImageTagSpec>> {
+        Ok(self.find(&self.of.get().await?).0)
+    }
+
+    /// Waits until it is being pulled.
+    pub async fn is_pulling(&self) -> Result<ImageTagStatus> {
+        let pulls = |status: Option<&ImageTagStatus>| status.is_some_and(|s| s.phase == PullPhase::Pulling);
+        let (_, status) = self.until("is pulled", |_, status| pulls(status)).await?;
+        Ok(status.unwrap_or_default())
+    }
+
+    /// Waits until it is there. Ends at once where it failed.
+    pub async fn succeeds(&self) -> Result<ImageTagStatus> {
+        self.ends(PullPhase::Succeeded).await
+    }
+
+    /// Waits until it failed. Ends at once where it is there.
+    pub async fn fails(&self) -> Result<ImageTagStatus> {
+        self.ends(PullPhase::Failed).await
+    }
+
+    /// Waits until the version that is wanted has ended, and says how.
+    async fn ends(&self, phase: PullPhase) -> Result<ImageTagStatus> {
+        let ended = |spec: Option<&ImageTagSpec>, status: Option<&ImageTagStatus>| {
+            spec.zip(status).is_some_and(|(spec, status)| status.has_ended(spec.version))
+        };
+        let (_, status) = self.until(&format!("is {phase:?}"), ended).await?;
+        let status = status.unwrap_or_default();
+        if status.phase != phase {
+            let object = self.of.get().await.ok();
+            bail!(
+                "{}:{} is {:?}, not {phase:?}\n{}",
+                self.image,
+                self.name,
+                status.phase,
+                self.of.diagnosis(object.as_ref())
+            );
+        }
+        Ok(status)
+    }
+
+    /// Waits until it is neither in the spec nor in the status.
+    pub async fn is_gone(&self) -> Result<()> {
+        self.until("is gone", |spec, status| spec.is_none() && status.is_none()).await?;
+        Ok(())
+    }
+}
+
+/// How many nodes have something to do: a tag that is wanted and has not ended. Ends when dropped.
+pub struct AtWork {
+    counts: watch::Receiver<Counts>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    now: usize,
+    most: usize,
+    /// The most tags that have not ended on one node.
+    most_tags: usize,
+}
+
+impl AtWork {
+    fn watch(api: Api<NodeImage>) -> Self {
+        let (sender, counts) = watch::channel(Counts::default());
+        let task = tokio::spawn(async move {
+            let mut changes = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
+            let (mut open, mut seen) = (BTreeMap::new(), BTreeSet::new());
+            loop {
+                // An error is followed by another try.
+                let Ok(Some(event)) = changes.try_next().await else { continue };
+                match event {
+                    watcher::Event::Init => seen = BTreeSet::new(),
+                    watcher::Event::InitApply(object) => {
+                        seen.insert(object.name_any());
+                        open.insert(object.name_any(), open_tags(&object));
+                    }
+                    watcher::Event::InitDone => open.retain(|name, _| seen.contains(name)),
+                    watcher::Event::Apply(object) => {
+                        open.insert(object.name_any(), open_tags(&object));
+                    }
+                    watcher::Event::Delete(object) => {
+                        open.remove(&object.name_any());
+                    }
+                }
+                sender.send_modify(|counts| {
+                    counts.now = open.values().filter(|tags| **tags > 0).count();
+                    counts.most = counts.most.max(counts.now);
+                    counts.most_tags = open.values().copied().max().unwrap_or(0).max(counts.most_tags);
+                });
+            }
+        });
+        Self { counts, task }
+    }
+
+    /// Now.
+    pub fn now(&self) -> usize {
+        self.counts.borrow().now
+    }
+
+    /// At most, since the watch began.
+    pub fn most(&self) -> usize {
+        self.counts.borrow().most
+    }
+
+    /// The most tags that one node had to do at the same time.
+    pub fn most_tags(&self) -> usize {
+        self.counts.borrow().most_tags
+    }
+
+    /// Waits until so many have something to do.
+    pub async fn reaches(&self, nodes: usize) -> Result<()> {
+        let mut counts = self.counts.clone();
+        let reached = counts.wait_for(|counts| counts.now == nodes);
+        match tokio::time::timeout(crate::site::SOON, reached).await {
+            Ok(reached) => Ok(reached.map(drop)?),
+            Err(_) => bail!("{} nodes have something to do, not {nodes}", self.now()),
+        }
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Tags that are wanted and have not ended.
+fn open_tags(object: &NodeImage) -> usize {
+    let ended = |name: &str, tag: &ImageTagSpec| {
+        let image = object.status.as_ref().and_then(|status| status.image_statuses.get(name));
+        let status = image.and_then(|image| image.tags.iter().find(|status| status.tag == tag.tag));
+        status.is_some_and(|status| status.has_ended(tag.version))
+    };
+    let tags = object.spec.images.iter().flat_map(|(name, image)| image.tags.iter().map(move |t| (name, t)));
+    tags.filter(|(name, tag)| !ended(name, tag)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reference_is_a_key_and_a_tag() {
+        for (reference, expected) in [
+            ("127.0.0.1:5000/team/app:v1", ("127.0.0.1:5000/team/app", "v1")),
+            ("nginx:1.9.1", ("nginx", "1.9.1")),
+            ("host:5000/app@sha256:ab", ("host:5000/app", "sha256:ab")),
+            ("host:5000/app:v1@sha256:ab", ("host:5000/app", "sha256:ab")),
+        ] {
+            assert_eq!(name_and_tag(reference), expected, "{reference}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Pods, for podSelector. There is no kubelet and no scheduler: a pod is where the test says, and as it says.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::cluster::Cluster;
+
+impl Cluster {
+    /// A pod that runs on this node, with these labels.
+    pub async fn pod(&self, namespace: &str, name: &str, node: &str, labels: &[(&str, &str)]) -> Result<()> {
+        self.namespace(namespace).await?;
+        let labels: serde_json::Map<_, _> =
+            labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();
+        let pod: Pod = serde_json::from_value(json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "nodeName": node,
+                "automountServiceAccountToken": false,
+                "containers": [{"name": "app", "image": "registry.example/app:v1"}],
+            },
+        }))?;
+        let created = self.pods(namespace).create(&PostParams::default(), &pod).await;
+        created.with_context(|| format!("cannot create pod {namespace}/{name}"))?;
+        self.pod_is(namespace, name, "Running").await
+    }
+
+    /// Sets a pod's phase, as its kubelet would.
+    pub async fn pod_is(&self, namespace: &str, name: &str, phase: &str) -> Result<()> {
+        let patch = Patch::Merge(json!({"status": {"phase": phase}}));
+        self.pods(namespace).patch_status(name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Removes a pod at once: nobody is there to end it.
+    pub async fn delete_pod(&self, namespace: &str, name: &str) -> Result<()> {
+        self.pods(namespace).delete(name, &DeleteParams::default().grace_period(0)).await?;
+        Ok(())
+    }
+
+    fn pods(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client(), namespace)
+    }
+}

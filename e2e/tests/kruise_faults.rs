@@ -1,0 +1,258 @@
+//! The faults of `restarts`, `links` and `fleet`, with Kruise's API: either side is killed, the link is cut, a node is
+//! offline. Each time the job ends right, and nothing that is whole is pulled twice.
+
+use std::time::Duration;
+
+use prepull_api::crd::kruise::ImagePullJob;
+use prepull_e2e::prelude::*;
+
+const SMALL: u64 = MIB / 4;
+const LARGE: u64 = 12 * MIB;
+/// A pull takes some seconds with it.
+const SLOW: Option<u64> = Some(4 * MIB);
+
+/// A site with one node that is in the middle of a pull: of the image's two layers one is whole, the other is not.
+struct MidPull {
+    site: Site,
+    tunnel: Proxy,
+    node: EdgeNode,
+    job: PullJob,
+    image: Image,
+    reference: String,
+}
+
+impl MidPull {
+    async fn start() -> Result<Self> {
+        let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
+        let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
+        let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
+        let (image, reference) = site.image("kruise-mid-pull", &[SMALL, LARGE])?;
+        site.link.throttle(SLOW);
+        let job = site.pull_job("mid-pull", &reference).on(["edge-1"]).apply().await?;
+        site.carries(LARGE / 3).await?;
+        node.accepts().await?;
+        let [_, small, large] = image.blobs() else { bail!("three blobs, not {:?}", image.blobs()) };
+        ensure!(site.link.bytes_of(small) >= SMALL, "the small layer is not whole");
+        ensure!(site.link.bytes_of(large) < LARGE, "the large layer is whole");
+        Ok(Self { site, tunnel, node, job, image, reference })
+    }
+
+    /// The job ends as if nothing had happened, and the agent has nothing left to say.
+    async fn ends_right(&self) -> Result<()> {
+        let status = self.job.completes().await?;
+        assert_eq!((status.desired, status.succeeded, status.failed), (1, 1, 0), "{status:?}");
+        assert_eq!(status.message, "job has completed");
+        let tag = self.site.cluster.node_image("edge-1").image(&self.reference).succeeds().await?;
+        assert_eq!((tag.progress, tag.version), (100, 0), "{tag:?}");
+        ensure!(self.node.has_image(&self.reference).await?);
+        self.node.forgets().await
+    }
+
+    /// Of what was whole nothing was fetched again, and of the rest little.
+    fn nothing_was_pulled_twice(&self) -> Result<()> {
+        for blob in self.image.blobs() {
+            let size = std::fs::metadata(self.image.blob_file(blob))?.len();
+            let fetched = self.site.link.bytes_of(blob);
+            // On the way, and not yet written, when the pull was interrupted: at most what sockets hold.
+            let again = if size > SMALL * 2 { LARGE / 4 } else { 0 };
+            ensure!(fetched <= size + again, "{fetched} bytes of {blob}, which has {size}");
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_cloud_killed_in_the_middle_of_a_pull_goes_on_with_it() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.site.cloud.restart().await?;
+    mid.ends_right().await?;
+    mid.nothing_was_pulled_twice()
+}
+
+#[tokio::test]
+async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.node.kill9_agent()?;
+    // Time for containerd to throw away what belongs to nobody.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(mid.job.status().await?.completion_time, None);
+    mid.node.restart_agent()?;
+    mid.ends_right().await?;
+    mid.nothing_was_pulled_twice()
+}
+
+#[tokio::test]
+async fn a_link_cut_in_the_middle_of_a_pull_does_not_stop_it() -> Result<()> {
+    let mid = MidPull::start().await?;
+    mid.tunnel.refuse();
+    mid.node.ends().await?;
+    assert_eq!(mid.job.status().await?.completion_time, None);
+    let asked = mid.site.link.records().len();
+    mid.tunnel.accept()?;
+    mid.ends_right().await?;
+    assert_eq!(mid.site.link.records().len(), asked, "nobody needs the registry for that");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_registry_link_cut_in_the_middle_of_a_pull_is_tried_again() -> Result<()> {
+    let mid = MidPull::start().await?;
+    mid.site.link.refuse();
+    let tag = mid.site.cluster.node_image("edge-1").image(&mid.reference);
+    tag.until("says what went wrong", |_, status| status.is_some_and(|status| !status.message.is_empty()))
+        .await?;
+    mid.site.link.accept()?;
+    mid.ends_right().await?;
+    assert_eq!(tag.status().await?.map(|status| status.message), Some(String::new()));
+    mid.nothing_was_pulled_twice()
+}
+
+#[tokio::test]
+async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.site.cloud.kill9()?;
+    mid.node.ends().await?;
+    mid.node.kill9_agent()?;
+    let asked = mid.site.link.records().len();
+    mid.site.cloud.restart().await?;
+    mid.node.restart_agent()?;
+    mid.ends_right().await?;
+    assert_eq!(mid.site.link.records().len(), asked, "nobody needs the registry for that");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_was_down_when_its_job_was_deleted_does_not_pull_any_more() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.node.kill9_agent()?;
+    mid.job.delete().await?;
+    mid.site.cluster.node_image("edge-1").image(&mid.reference).is_gone().await?;
+    mid.node.restart_agent()?;
+    mid.node.forgets().await?;
+    ensure!(!mid.node.has_image(&mid.reference).await?, "it was pulled to the end");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_entry_removed_while_the_cloud_was_down_is_stopped_when_it_is_back() -> Result<()> {
+    let mut mid = MidPull::start().await?;
+    mid.site.cloud.kill9()?;
+    mid.job.delete().await?;
+    let node_image = mid.site.cluster.node_image("edge-1");
+    node_image.patch_spec(serde_json::json!({"images": null})).await?;
+    mid.site.cloud.restart().await?;
+    node_image.is_empty().await?;
+    mid.node.forgets().await?;
+    ensure!(!mid.node.has_image(&mid.reference).await?, "it was pulled to the end");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_offline_node_holds_no_slot() -> Result<()> {
+    let site = Site::with_kruise(&[]).await?;
+    let (_, reference) = site.image("kruise-offline", &[SMALL])?;
+    // The first in the order of names: a Node, and no agent.
+    site.cluster.edge_nodes(&["edge-1"]).await?;
+    site.cluster.node_image("edge-1").exists().await?;
+    let _second = site.node("edge-2").await?.await?;
+    let job = site.pull_job("offline", &reference).parallelism(1).apply().await?;
+    let through = |succeeded: i32| {
+        move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.succeeded == succeeded)
+    };
+    let one = job.until("is through with the other one", through(1)).await?.status.unwrap_or_default();
+    assert_eq!((one.desired, one.active, one.completion_time), (2, 0, None), "{:?}", one.message);
+    assert_eq!(one.message, "job is running, progress 50.0%");
+
+    // It comes.
+    let _first = EdgeNode::start(&site.cluster, &site.cloud, "edge-1").await?;
+    let status = job.completes().await?;
+    assert_eq!((status.desired, status.succeeded), (2, 2), "{status:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_waits_for_offline_nodes_as_long_as_it_would_pull_and_no_longer() -> Result<()> {
+    let site = Site::with_kruise(&[]).await?;
+    let (_, reference) = site.image("kruise-never-there", &[SMALL])?;
+    site.cluster.edge_nodes(&["edge-1"]).await?;
+    let _second = site.node("edge-2").await?.await?;
+    for node in ["edge-1", "edge-2"] {
+        site.cluster.node_image(node).exists().await?;
+    }
+    // Three tries of two seconds each.
+    let job = site.pull_job("patient", &reference).limits(2, 2).apply().await?;
+    let status = job.completes().await?;
+    assert_eq!((status.desired, status.succeeded, status.failed), (2, 1, 1), "{status:?}");
+    assert_eq!(status.failed_nodes, ["edge-1"]);
+    let took =
+        status.completion_time.zip(status.start_time).map(|(end, start)| end.0.duration_since(start.0));
+    ensure!(took.is_some_and(|took| (5..20).contains(&took.as_secs())), "{took:?}");
+    let failed = site.cluster.node_image("edge-1").image(&reference).fails().await?;
+    assert_eq!(failed.message, "node has not responded for a long time");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_link_is_cut_before_the_node_was_told() -> Result<()> {
+    let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
+    let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
+    let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
+    node.is_connected().await?;
+    let (_, reference) = site.image("kruise-cut", &[SMALL])?;
+    // The cloud takes it for online, and nothing gets there.
+    tunnel.freeze();
+    let job = site.pull_job("cut", &reference).on(["edge-1"]).apply().await?;
+    site.cluster.node_image("edge-1").image(&reference).is_wanted().await?;
+    tunnel.refuse();
+    tunnel.thaw();
+    tunnel.accept()?;
+    assert_eq!(job.completes().await?.succeeded, 1);
+    node.forgets().await
+}
+
+#[tokio::test]
+async fn an_api_server_on_a_bad_day_delays_and_repeats_nothing() -> Result<()> {
+    const EDGES: usize = 30;
+    let cluster = Cluster::with_kruise().await?;
+    let api = ApiProxy::start(&cluster, 4)?;
+    let cloud = Cloud::with_kruise(&cluster).through(&api).await?;
+    let fleet = Fleet::start(&cluster, &cloud, EDGES).pulls_take(Duration::from_millis(50)).await?;
+    api.inject(Requests::WRITES, 0.1, Fault::Status(500));
+    api.inject(Requests::WRITES, 0.1, Fault::Status(409));
+    api.inject(Requests::WRITES, 0.1, Fault::LostAnswer);
+    let job = cluster.pull_job("bad-day", "registry.example/bad-day:v1").parallelism(5).apply().await?;
+    job.until("is half of the way", |job| job.status.as_ref().is_some_and(|s| s.succeeded > 10)).await?;
+    api.expire_watches();
+    let status = job.completes().await?;
+    assert_eq!((status.desired, status.succeeded, status.failed), (30, 30, 0), "{status:?}");
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (30, 0));
+    fleet.all_acknowledged().await?;
+    fleet.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn links_that_break_all_the_time_and_a_cloud_that_is_killed_lose_and_repeat_nothing() -> Result<()> {
+    const EDGES: usize = 60;
+    let cluster = Cluster::with_kruise().await?;
+    let mut cloud = Cloud::with_kruise(&cluster).await?;
+    let behaviour = Behaviour {
+        pull: PullTime::Between(Duration::from_millis(200), Duration::from_secs(2)),
+        disconnect_every: Some(Duration::from_secs(2)),
+        seed: 4,
+        ..Behaviour::default()
+    };
+    let fleet = Fleet::start(&cluster, &cloud, EDGES).behaves(behaviour).await?;
+    let images = ["registry.example/a:v1", "registry.example/b:v1"];
+    let list = cluster.list_job("faults", images).parallelism(EDGES.try_into()?).apply().await?;
+    fleet.until("half of the images are there", SOON, |tally| tally.whole >= 60).await?;
+    cloud.restart().await?;
+    let status = list.completes().await?;
+    assert_eq!((status.desired, status.succeeded), (2, 2), "{status:?}");
+    fleet.all_acknowledged().await?;
+    let tally = fleet.tally();
+    assert_eq!((tally.pulls, tally.pulled_twice, tally.whole), (120, 0, 120), "{tally:?}");
+    ensure!(tally.cuts > 20, "too little happened: {tally:?}");
+    fleet.stop().await;
+    Ok(())
+}

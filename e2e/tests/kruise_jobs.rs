@@ -1,0 +1,308 @@
+//! ImagePullJobs: which nodes, how many at a time, with which secrets, for how long, and what is said of it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, ListParams};
+use prepull_api::crd::kruise::ImagePullJob;
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+/// A pull of this takes some seconds over [`SLOW`].
+const LARGE: u64 = 12 * MIB;
+const SLOW: Option<u64> = Some(3 * MIB);
+
+#[tokio::test]
+async fn parallelism_bounds_the_nodes_may_change_and_pauses_with_0() -> Result<()> {
+    const EDGES: usize = 24;
+    let cluster = Cluster::with_kruise().await?;
+    let cloud = Cloud::with_kruise(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, EDGES).pulls_take(Duration::from_millis(300)).await?;
+    for node in fleet.names() {
+        cluster.node_image(node).exists().await?;
+    }
+    let at_work = cluster.nodes_at_work();
+    let job = cluster.pull_job("paced", "registry.example/paced:v1").parallelism(2).apply().await?;
+    let done =
+        |count: i32| move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.succeeded >= count);
+    job.until("some are through", done(4)).await?;
+    assert_eq!(at_work.most(), 2);
+
+    job.patch_spec(json!({"parallelism": 0})).await?;
+    let idle = |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.active == 0);
+    job.until("is paused", idle).await?;
+    let paused = job.status().await?;
+    // Several times what a node takes.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let still = job.status().await?;
+    assert_eq!((still.succeeded, still.active), (paused.succeeded, 0), "{still:?}");
+    assert_eq!(at_work.now(), 0);
+    let part = f64::from(still.succeeded) * 100.0 / 24.0;
+    assert_eq!(still.message, format!("job is running, progress {part:.1}%"));
+
+    job.patch_spec(json!({"parallelism": "5"})).await?;
+    job.until("goes on", done(paused.succeeded + 5)).await?;
+    assert_eq!(at_work.most(), 5, "an integer in quotes is one");
+    job.patch_spec(json!({"parallelism": 24})).await?;
+    let status = job.completes().await?;
+    assert_eq!((status.desired, status.succeeded, status.active), (24, 24, 0), "{status:?}");
+    assert_eq!(fleet.pulls(), 24);
+    fleet.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_ends_at_its_deadline_and_goes_when_its_time_is_over() -> Result<()> {
+    let site = Site::with_kruise(&[]).await?;
+    let (_, reference) = site.image("late", &[LARGE])?;
+    let node = site.node("edge-1").await?.await?;
+    site.link.throttle(Some(MIB));
+    let job = site.pull_job("late", &reference).on(["edge-1"]).limits(2, 3).deadline(3).apply().await?;
+    let tag = site.cluster.node_image("edge-1").image(&reference);
+    node.accepts().await?;
+    let status = job.completes().await?;
+    assert_eq!(status.message, "job exceeds activeDeadlineSeconds");
+    assert_eq!((status.desired, status.active, status.succeeded, status.failed), (1, 0, 0, 1), "{status:?}");
+    assert_eq!(status.failed_nodes, ["edge-1"]);
+    let took =
+        status.completion_time.zip(status.start_time).map(|(end, start)| end.0.duration_since(start.0));
+    ensure!(took.is_some_and(|took| (2..=6).contains(&took.as_secs())), "{took:?}");
+    node.forgets().await?;
+
+    job.patch_spec(json!({"completionPolicy": {"ttlSecondsAfterFinished": 1}})).await?;
+    job.is_gone().await?;
+    tag.is_gone().await
+}
+
+#[tokio::test]
+async fn nodes_come_and_go_while_a_job_runs() -> Result<()> {
+    let site = Site::with_kruise(&[]).await?;
+    let (_, reference) = site.image("moving", &[LARGE])?;
+    let first = site.node("edge-1").await?.await?;
+    let second = site.node("edge-2").await?.await?;
+    let never = site.node("edge-3").await?.await?;
+    for node in ["edge-1", "edge-2", "edge-3"] {
+        site.cluster.node_image(node).exists().await?;
+    }
+    site.link.throttle(SLOW);
+    let job = site.pull_job("moving", &reference).apply().await?;
+    let desired =
+        |nodes: i32| move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.desired == nodes);
+    // In the order of their names, one at a time.
+    job.until("has all of them", desired(3)).await?;
+    first.accepts().await?;
+    job.until("has one at work", |job| job.status.as_ref().is_some_and(|s| s.active == 1)).await?;
+
+    // One that waits.
+    site.cluster.delete_node("edge-3").await?;
+    job.until("has two", desired(2)).await?;
+    // The one at work: its slot is free.
+    site.cluster.delete_node("edge-1").await?;
+    job.until("has one", desired(1)).await?;
+    second.accepts().await?;
+    // And a new one.
+    let fourth = site.node("edge-4").await?.await?;
+    job.until("has two again", desired(2)).await?;
+
+    let status = job.completes().await?;
+    assert_eq!((status.desired, status.succeeded, status.failed), (2, 2, 0), "{status:?}");
+    for node in [&second, &fourth] {
+        ensure!(node.has_image(&reference).await?, "{}", node.name());
+    }
+    ensure!(!never.has_image(&reference).await?, "it had no Node any more");
+    first.forgets().await?;
+    ensure!(!first.has_image(&reference).await?, "its pull was stopped");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_selector_follows_its_pods() -> Result<()> {
+    let site = Site::with_kruise(&[]).await?;
+    let (_, reference) = site.image("pods", &[LARGE])?;
+    let mut nodes = Vec::new();
+    for name in ["edge-1", "edge-2", "edge-3"] {
+        nodes.push(site.node(name).await?.await?);
+        site.cluster.node_image(name).exists().await?;
+    }
+    site.link.throttle(SLOW);
+    let app = [("app", "web")];
+    site.cluster.pod("default", "web-1", "edge-1", &app).await?;
+    site.cluster.pod("default", "web-done", "edge-3", &app).await?;
+    site.cluster.pod_is("default", "web-done", "Succeeded").await?;
+    site.cluster.pod("elsewhere", "web-1", "edge-3", &app).await?;
+    site.cluster.pod("default", "db-1", "edge-3", &[("app", "db")]).await?;
+    let job = site.pull_job("pods", &reference).where_pods_are("app", "web").never_ends().apply().await?;
+    let desired = |nodes: i32, succeeded: i32| {
+        move |job: &ImagePullJob| {
+            job.status.as_ref().is_some_and(|s| (s.desired, s.succeeded) == (nodes, succeeded))
+        }
+    };
+    job.until("has the node of the pod", desired(1, 0)).await?;
+    nodes[0].accepts().await?;
+
+    // It moves.
+    site.cluster.delete_pod("default", "web-1").await?;
+    job.until("has no node", desired(0, 0)).await?;
+    site.cluster.pod("default", "web-2", "edge-2", &app).await?;
+    job.until("is through with the other node", desired(1, 1)).await?;
+    ensure!(nodes[1].has_image(&reference).await?);
+    ensure!(!nodes[2].has_image(&reference).await?, "no such pod is active there");
+    // A second one there changes nothing; the last one that ends does.
+    site.cluster.pod("default", "web-3", "edge-2", &app).await?;
+    site.cluster.delete_pod("default", "web-2").await?;
+    assert_eq!(job.status().await?.desired, 1);
+    site.cluster.pod_is("default", "web-3", "Failed").await?;
+    job.until("has no node", desired(0, 0)).await?;
+    assert_eq!(job.status().await?.message, "job is running, no progress");
+    Ok(())
+}
+
+#[tokio::test]
+async fn secrets_are_those_of_the_jobs_namespace_and_stay_there() -> Result<()> {
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let stage = Stage::with_kruise(&["edge-1"]).await?;
+    let cluster = &stage.cluster;
+    cluster.registry_secret("team", "registry", &[registry.login("alice")?]).await?;
+    cluster.registry_secret("team", "wrong", &[(registry.host(), "alice", &password("mallory"))]).await?;
+    let secrets = async || {
+        let list = Api::<Secret>::all(cluster.client()).list(&ListParams::default()).await?.items;
+        let names =
+            list.into_iter().map(|s| (s.metadata.namespace, s.metadata.name, s.metadata.resource_version));
+        anyhow::Ok(names.collect::<BTreeSet<_>>())
+    };
+    let before = secrets().await?;
+    let image = |name: &str| registry.seed(&Image::small(name)?, &format!("team/{name}:v1"));
+    let (good, elsewhere, locked) = (image("good")?, image("elsewhere")?, image("locked")?);
+    let job = |name, image: &str| cluster.pull_job(name, image).on(["edge-1"]).limits(60, 3);
+
+    // The namespace is the job's; that of the other job has no such secret.
+    let there = job("private", &good).in_namespace("team").secrets(&["registry"]).apply().await?;
+    assert_eq!(there.completes().await?.succeeded, 1);
+    ensure!(stage.edge("edge-1")?.has_image(&good).await?);
+    let node_image = cluster.node_image("edge-1");
+    let (name, _) = name_and_tag(&good);
+    let entry = node_image.get().await?.spec.images[name].clone();
+    let named: Vec<_> = entry.pull_secrets.iter().map(|s| (s.namespace.as_str(), s.name.as_str())).collect();
+    assert_eq!(named, [("team", "registry")]);
+    let missing = job("private", &elsewhere).in_namespace("other").secrets(&["registry"]).apply().await?;
+    assert_eq!(missing.completes().await?.failed_nodes, ["edge-1"]);
+    let failed = node_image.image(&elsewhere).fails().await?;
+    ensure!(failed.message.contains("other/registry"), "{failed:?}");
+
+    // A password that is wrong is wrong the second time, too.
+    let wrong = job("locked", &locked).in_namespace("team").secrets(&["wrong"]).apply().await?;
+    assert_eq!(wrong.completes().await?.failed, 1);
+    let failed = node_image.image(&locked).fails().await?;
+    ensure!(failed.message.contains("401") && !failed.message.contains(CANARY), "{failed:?}");
+    let asked = registry.requests().of("team/locked").filter(|request| request.status == 401).len();
+    ensure!(asked <= 6, "{asked} requests");
+    // An anonymous one works where nobody has to be known; here nobody is let in.
+    assert_eq!(registry.requests().of("team/good").users(), BTreeSet::from(["alice"]));
+    assert_eq!(secrets().await?, before, "secrets were copied, or changed");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_wrong_image_is_not_tried_again_and_events_tell_of_it() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_kruise(&["edge-1"]).await?;
+    let good = registry.seed(&Image::small("good")?, "team/good:v1")?;
+    let bad = registry.image("team/good:v2");
+    let good_job = stage.cluster.pull_job("good", &good).on(["edge-1"]).apply().await?;
+    assert_eq!(good_job.completes().await?.succeeded, 1);
+    let bad_job = stage.cluster.pull_job("bad", &bad).on(["edge-1"]).limits(60, 3).apply().await?;
+    let status = bad_job.completes().await?;
+    assert_eq!((status.failed, status.failed_nodes.as_slice()), (1, &["edge-1".to_owned()][..]));
+    let asked = registry.requests().filter(|request| request.path.ends_with("/manifests/v2")).len();
+    // containerd itself asks a few times before it gives up; four tries would be four times that.
+    ensure!(asked <= 3, "{asked} requests for {bad}");
+
+    let node_image = stage.cluster.node_image("edge-1");
+    let (kind, note) = node_image.event("PullImageSucceed").await?;
+    ensure!(kind == "Normal" && note.contains(&good), "{kind} {note}");
+    let (kind, note) = node_image.event("PullImageFailed").await?;
+    ensure!(kind == "Warning" && note.contains(&bad) && note.contains("not found"), "{kind} {note}");
+    let (kind, note) = bad_job.event("PullImageFailed").await?;
+    ensure!(kind == "Warning" && note.contains(&bad) && note.contains("edge-1"), "{kind} {note}");
+    let described = stage.cluster.kubectl(&["describe", "imagepulljob", "bad"]).await?;
+    ensure!(described.contains("PullImageFailed"), "{described}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn digests_and_tags_that_moved_are_what_they_say() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_kruise(&["edge-1"]).await?;
+    let node = stage.edge("edge-1")?;
+    let (first, second) = (Image::small("first")?, Image::multi_arch("second")?);
+    let tagged = registry.seed(&first, "team/app:v1")?;
+    let name = tagged.trim_end_matches(":v1");
+    let job = |job: &str, image: &str| stage.cluster.pull_job(job, image).on(["edge-1"]);
+
+    let digest = format!("{name}@{}", first.digest());
+    assert_eq!(job("digest", &digest).completes().await?.succeeded, 1);
+    assert_eq!(node.images().await?.get(&digest).map(String::as_str), Some(first.digest()));
+    let there = stage.cluster.node_image("edge-1").tag(name, first.digest()).succeeds().await?;
+    ensure!(there.image_id.is_some_and(|id| id.contains(first.digest())));
+    let both = format!("{name}:v1@{}", first.digest());
+    assert_eq!(job("tag-and-digest", &both).completes().await?.succeeded, 1);
+    let other = format!("{name}@{}", second.digest());
+    assert_eq!(job("no-such-digest", &other).completes().await?.failed, 1);
+
+    assert_eq!(job("tag", &tagged).completes().await?.succeeded, 1);
+    registry.seed(&second, "team/app:v1")?;
+    assert_eq!(job("there-already", &tagged).policy("IfNotPresent").completes().await?.succeeded, 1);
+    assert_eq!(node.images().await?.get(&tagged).map(String::as_str), Some(first.digest()));
+    assert_eq!(job("moved", &tagged).policy("Always").completes().await?.succeeded, 1);
+    assert_eq!(node.images().await?.get(&tagged).map(String::as_str), Some(second.digest()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_that_never_ends_takes_every_node_that_comes() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_kruise(&["edge-1"]).await?;
+    let reference = registry.seed(&Image::small("daily")?, "team/daily:v1")?;
+    let job = stage.cluster.pull_job("daily", &reference).never_ends().apply().await?;
+    let through = |nodes: i32| {
+        move |job: &ImagePullJob| {
+            job.status.as_ref().is_some_and(|s| (s.desired, s.succeeded, s.active) == (nodes, nodes, 0))
+        }
+    };
+    job.until("is through", through(1)).await?;
+    stage.cluster.edge_nodes(&["edge-2"]).await?;
+    let second = EdgeNode::start(&stage.cluster, &stage.cloud, "edge-2").await?;
+    let now = job.until("is through with the new one", through(2)).await?;
+    ensure!(second.has_image(&reference).await?);
+    let status = now.status.unwrap_or_default();
+    assert_eq!((status.completion_time, status.message.as_str()), (None, "job is running, progress 100.0%"));
+    let tag = stage.cluster.node_image("edge-2").image(&reference).succeeds().await?;
+    assert_eq!(tag.version, 0, "once a day");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_changed_pull_policy_reaches_the_nodes_and_a_deleted_job_leaves_them() -> Result<()> {
+    let site = Site::with_kruise(&[]).await?;
+    let (_, reference) = site.image("deleted", &[LARGE])?;
+    let node = site.node("edge-1").await?.await?;
+    site.link.throttle(Some(2 * MIB));
+    let job = site.pull_job("deleted", &reference).on(["edge-1"]).limits(300, 1).apply().await?;
+    let tag = site.cluster.node_image("edge-1").image(&reference);
+    node.accepts().await?;
+    job.patch_spec(json!({"pullPolicy": {"timeoutSeconds": 200}})).await?;
+    tag.until("has the new limit", |spec, _| {
+        let limits = spec.and_then(|spec| spec.pull_policy.as_ref());
+        limits.is_some_and(|limits| limits.timeout_seconds == Some(200))
+    })
+    .await?;
+
+    job.delete().await?;
+    tag.is_gone().await?;
+    node.forgets().await?;
+    ensure!(!node.has_image(&reference).await?, "it was pulled to the end");
+    site.link.throttle(None);
+    assert_eq!(site.pull_job("another", &reference).on(["edge-1"]).completes().await?.succeeded, 1);
+    Ok(())
+}

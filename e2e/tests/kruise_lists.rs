@@ -1,0 +1,136 @@
+//! ImageListPullJobs: an ImagePullJob for each image, and one bound for all of them.
+
+use std::time::Duration;
+
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+#[tokio::test]
+async fn a_list_has_a_child_for_each_image_and_says_which_failed() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_kruise(&["edge-1", "edge-2"]).await?;
+    let good = registry.seed(&Image::small("listed")?, "team/listed:v1")?;
+    let bad = registry.image("team/missing:v1");
+    let list = stage
+        .cluster
+        .list_job("release", [&good, &bad])
+        .on(["edge-1", "edge-2"])
+        .parallelism(2)
+        .limits(30, 0)
+        .deadline(60)
+        .apply()
+        .await?;
+    let status = list.completes().await?;
+    let counts = (status.desired, status.active, status.completed, status.succeeded);
+    assert_eq!(counts, (2, 0, 2, 1), "{status:?}");
+    assert_eq!(status.failed_image_statuses.len(), 1, "{status:?}");
+    let failed = &status.failed_image_statuses[0];
+    assert_eq!(failed.name, bad);
+
+    let children = list.children().await?;
+    assert_eq!(children.len(), 2);
+    for child in &children {
+        let owner = &child.metadata.owner_references.as_deref().unwrap_or_default()[0];
+        assert_eq!((owner.kind.as_str(), owner.name.as_str()), ("ImageListPullJob", "release"));
+        assert_eq!(
+            (owner.api_version.split('/').next(), owner.controller),
+            (Some("apps.kruise.io"), Some(true))
+        );
+        // The list's time to live is for all of it.
+        let policy = &child.spec.template.completion_policy;
+        assert_eq!((policy.active_deadline_seconds, policy.ttl_seconds_after_finished), (Some(60), None));
+        let status = child.status.clone().unwrap_or_default();
+        assert_eq!((status.desired, status.message.as_str()), (2, "job has completed"));
+        if child.spec.image == bad {
+            assert_eq!(child.metadata.name.as_ref(), Some(&failed.image_pull_job));
+            assert_eq!(status.failed_nodes, ["edge-1", "edge-2"]);
+        }
+    }
+    ensure!(failed.message.contains(&failed.image_pull_job), "{failed:?}");
+    // It may be told afterwards when to go.
+    list.patch_spec(json!({"completionPolicy": {"ttlSecondsAfterFinished": 0}})).await?;
+    list.is_gone().await
+}
+
+#[tokio::test]
+async fn parallelism_bounds_the_nodes_that_are_busy_with_any_image_of_the_list() -> Result<()> {
+    const EDGES: usize = 8;
+    let cluster = Cluster::with_kruise().await?;
+    let cloud = Cloud::with_kruise(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, EDGES).pulls_take(Duration::from_millis(100)).await?;
+    cluster.node_image("sim-7").exists().await?;
+    let at_work = cluster.nodes_at_work();
+    let images = (0..4).map(|number| format!("registry.example/listed:v{number}"));
+    let list = cluster.list_job("bounded", images).parallelism(3).apply().await?;
+    let status = list.completes().await?;
+    assert_eq!((status.desired, status.succeeded), (4, 4), "{status:?}");
+    assert_eq!(fleet.pulls(), 4 * u64::try_from(EDGES)?);
+    assert_eq!(fleet.pulled_twice(), 0);
+    assert_eq!(at_work.most(), 3, "nodes at the same time");
+    ensure!(fleet.most_at_once() <= 3, "{}", fleet.most_at_once());
+    fleet.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn children_follow_the_list() -> Result<()> {
+    let cluster = Cluster::with_kruise().await?;
+    let cloud = Cloud::with_kruise(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 2).await?;
+    let image = |tag: &str| format!("registry.example/followed:{tag}");
+    let list = cluster.list_job("followed", [image("v1"), image("v2")]).never_ends().apply().await?;
+    let both = |wanted: i32| {
+        move |list: &prepull_api::crd::kruise::ImageListPullJob| {
+            list.status.as_ref().is_some_and(|s| (s.desired, s.succeeded) == (wanted, wanted))
+        }
+    };
+    list.until("has both", both(2)).await?;
+    let before = list.children().await?;
+
+    list.patch_spec(json!({"images": [image("v2"), image("v3"), image("v4")]})).await?;
+    let now = list.until("has all three", both(3)).await?;
+    ensure!(now.status.is_some_and(|status| status.completion_time.is_none()), "it is never over");
+    let after = list.children().await?;
+    let images: Vec<_> = after.iter().map(|child| child.spec.image.clone()).collect();
+    assert_eq!(images, ["v2", "v3", "v4"].map(image));
+    assert_eq!(after[0].metadata.uid, before[1].metadata.uid, "v2 is as it was");
+    assert_eq!(fleet.pulls(), 2 * 4);
+
+    // A child that somebody deletes is made again.
+    let child: PullJob = cluster.applied("default", after[2].metadata.name.as_deref().unwrap_or_default());
+    child.delete().await?;
+    prepull_e2e::cleanup::eventually("it is there again", SOON, async || {
+        let children = list.children().await?;
+        ensure!(children.len() == 3 && children[2].metadata.uid != after[2].metadata.uid, "it is not");
+        Ok(())
+    })
+    .await?;
+    fleet.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_list_that_cannot_be_right_says_why() -> Result<()> {
+    let cluster = Cluster::with_kruise().await?;
+    let _cloud = Cloud::with_kruise(&cluster).await?;
+    let image = |number: usize| format!("registry.example/many:v{number}");
+    for (name, images, words) in [
+        ("none", vec![], "image can not be empty"),
+        ("twice", vec![image(1), image(1)], "images cannot have duplicate values"),
+        ("many", (0..256).map(image).collect(), "the maximum number of images cannot > 255"),
+        ("wrong", vec![image(1), "Not An Image".to_owned()], "invalid image Not An Image"),
+    ] {
+        match cluster.list_job(name, images).apply().await {
+            Ok(list) => {
+                list.says(words).await?;
+                assert_eq!(list.children().await?.len(), 0, "{name}");
+                let (kind, note) = list.event("Invalid").await?;
+                assert_eq!(kind, "Warning");
+                ensure!(note.contains(words), "{note}");
+            }
+            // From 1.25 on the API server says it.
+            Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
+        }
+    }
+    Ok(())
+}

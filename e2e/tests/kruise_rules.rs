@@ -1,0 +1,273 @@
+//! What is refused, and by whom: jobs that cannot be right, objects that cannot be read, and clusters where the API
+//! is not ours to serve.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
+use prepull_api::crd::kruise::{ImagePullJob, PART_OF_LABEL};
+use prepull_e2e::kruise::{DEFINITIONS, FLAG};
+use prepull_e2e::parts;
+use prepull_e2e::prelude::*;
+use serde_json::{Value, json};
+
+/// A start that is refused takes a second.
+const REFUSED_WITHIN: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn a_job_that_cannot_be_right_says_why_in_kruises_words() -> Result<()> {
+    let cluster = Cluster::with_kruise().await?;
+    let _cloud = Cloud::with_kruise(&cluster).await?;
+    let image = json!("registry.example/app:v1");
+    let always = |deadline: Value| json!({"type": "Always", "activeDeadlineSeconds": deadline});
+    let cases = [
+        (
+            "both",
+            json!({"selector": {"names": ["a"], "matchLabels": {"b": "c"}}}),
+            "can not set both names and labelSelector in this spec.selector",
+        ),
+        ("twice", json!({"selector": {"names": ["a", "a"]}}), "duplicated name in selector names"),
+        (
+            "pods",
+            json!({"selector": {"names": ["a"]}, "podSelector": {"matchLabels": {"b": "c"}}}),
+            "can not set both selector and podSelector",
+        ),
+        (
+            "label",
+            json!({"selector": {"matchExpressions": [{"key": "a", "operator": "Near"}]}}),
+            "invalid selector",
+        ),
+        ("empty", json!({"image": ""}), "image can not be empty"),
+        ("image", json!({"image": "No Such:Image:"}), "invalid image No Such:Image:"),
+        ("percent", json!({"parallelism": "50%"}), "parallelism does not support percentage value"),
+        ("words", json!({"parallelism": "many"}), "parallelism must be a valid integer"),
+        ("negative", json!({"parallelism": -1}), "parallelism must be non-negative"),
+        (
+            "deadline",
+            json!({"completionPolicy": always(json!(599))}),
+            "completionPolicy.activeDeadlineSeconds must be greater than pullPolicy.timeoutSeconds",
+        ),
+        (
+            "never",
+            json!({"completionPolicy": {"type": "Never", "ttlSecondsAfterFinished": 1}}),
+            "activeDeadlineSeconds and ttlSecondsAfterFinished can only work with Always CompletionPolicyType",
+        ),
+        ("type", json!({"completionPolicy": {"type": "Often"}}), "unknown type of completionPolicy: Often"),
+    ];
+    for (name, spec, words) in cases {
+        let mut job = json!({
+            "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ImagePullJob",
+            "metadata": {"name": name}, "spec": {"image": image},
+        });
+        for (key, value) in spec.as_object().context("an object")? {
+            job["spec"][key] = value.clone();
+        }
+        match cluster.apply_yaml::<ImagePullJob>(&job.to_string()).await {
+            Ok(job) => {
+                job.says(words).await?;
+                let status = job.status().await?;
+                assert_eq!((status.desired, status.completion_time), (0, None), "{name}");
+                let (kind, note) = job.event("Invalid").await?;
+                ensure!(kind == "Warning" && note.contains(words), "{kind} {note}");
+            }
+            // From 1.25 on the API server says some of it.
+            Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn secrets_of_a_job_cannot_be_changed_later() -> Result<()> {
+    let registry = Registry::start().user("alice", &password("alice")).await?;
+    let stage = Stage::with_kruise(&["edge-1"]).await?;
+    let reference = registry.seed(&Image::small("secrets")?, "team/secrets:v1")?;
+    stage.cluster.registry_secret("default", "right", &[registry.login("alice")?]).await?;
+    let job = stage.cluster.pull_job("secrets", &reference).secrets(&["right"]).never_ends().apply().await?;
+    job.until("is through", |job| job.status.as_ref().is_some_and(|s| s.succeeded == 1)).await?;
+    match job.patch_spec(json!({"pullSecrets": ["other"]})).await {
+        Ok(_) => drop(job.says("spec.pullSecrets is immutable").await?),
+        Err(error) => ensure!(format!("{error:#}").contains("immutable"), "{error:#}"),
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_harms_nobody() -> Result<()> {
+    let registry = Registry::start().await?;
+    let stage = Stage::with_kruise(&["edge-1", "edge-2"]).await?;
+    let cluster = &stage.cluster;
+    let reference = registry.seed(&Image::small("readable")?, "team/readable:v1")?;
+    cluster.node_image("edge-2").exists().await?;
+    // As where somebody has applied other definitions, which let anything in.
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    for name in DEFINITIONS {
+        let mut definition = definitions.get(name).await?;
+        for version in &mut definition.spec.versions {
+            let anything =
+                json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+            version.schema = Some(serde_json::from_value(anything)?);
+        }
+        definitions.replace(name, &PostParams::default(), &definition).await?;
+    }
+    let odd = |kind: &str, name: &str, spec: Value| json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": kind, "metadata": {"name": name}, "spec": spec});
+    prepull_e2e::cleanup::eventually("the API server takes anything", SOON, async || {
+        cluster.apply(&odd("ImagePullJob", "odd", json!({"image": 7, "parallelism": [1]})).to_string()).await
+    })
+    .await?;
+    cluster.apply(&odd("ImageListPullJob", "odd", json!({"images": "all"})).to_string()).await?;
+    cluster.apply(&odd("NodeImage", "edge-2", json!({"images": {"nginx": "latest"}})).to_string()).await?;
+
+    let job = cluster.pull_job("readable", &reference).on(["edge-1"]).apply().await?;
+    assert_eq!(job.completes().await?.succeeded, 1);
+    for kind in ["imagepulljob", "imagelistpulljob"] {
+        prepull_e2e::cleanup::eventually("it says that it cannot be read", SOON, async || {
+            let message = cluster.kubectl(&["get", kind, "odd", "-o", "jsonpath={.status.message}"]).await?;
+            ensure!(!message.is_empty(), "{kind} odd says nothing");
+            Ok(())
+        })
+        .await?;
+    }
+    // A good one in its place.
+    let repaired = json!({"spec": {"images": null}});
+    cluster.kubectl(&["patch", "nodeimage", "edge-2", "--type=merge", "-p", &repaired.to_string()]).await?;
+    let job = cluster.pull_job("repaired", &reference).on(["edge-2"]).apply().await?;
+    assert_eq!(job.completes().await?.succeeded, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_is_off_by_default() -> Result<()> {
+    let cluster = Cluster::with_kruise().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let job = cluster.pull_job("ignored", "nginx:1.9.1").apply().await?;
+    // What it would have noticed before this one has ended.
+    let theirs = cluster.job("noticed").images(["nginx:1.9.1"]).on(["nobody"]).apply().await?;
+    theirs.fails().await?;
+    assert_eq!(job.get().await?.status, None);
+    ensure!(!cluster.node_image("edge-1").is_there().await?);
+    cloud.terminate().await?;
+
+    // Switched on, it goes on from there.
+    let _cloud = Cloud::with_kruise(&cluster).named("switched-on").await?;
+    cluster.node_image("edge-1").image("nginx:1.9.1").is_wanted().await?;
+    Ok(())
+}
+
+/// Starts it where it must not start, and returns what it says. Ends with status 1.
+async fn says_no(cluster: &Cluster) -> Result<String> {
+    let mut command = tokio::process::Command::new(parts::program("cloudcore-prepull")?);
+    command.args(["run", "--leader-elect=false", FLAG, "--namespace", prepull_e2e::cluster::NAMESPACE]);
+    command.arg("--kubeconfig").arg(cluster.cloudcore_kubeconfig());
+    for listen in ["--tunnel-listen", "--enroll-listen", "--metrics-listen"] {
+        command.args([listen, "127.0.0.1:0"]);
+    }
+    command.kill_on_drop(true).stdin(Stdio::null());
+    let output = tokio::time::timeout(REFUSED_WITHIN, command.output()).await.context("it runs")??;
+    let said =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    ensure!(output.status.code() == Some(1), "{}: {said}", output.status);
+    Ok(said)
+}
+
+fn has_all(said: &str, words: &[&str]) -> Result<()> {
+    for word in words {
+        ensure!(said.contains(word), "no {word:?} in {said}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_does_not_start_without_definitions_or_with_somebody_elses() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.apply_file(&parts::workspace().join("manifests/kruise/rbac.yaml")).await?;
+    has_all(&says_no(&cluster).await?, &["imagepulljobs.apps.kruise.io", "manifests/kruise"])?;
+
+    cluster.install_kruise().await?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    let label = |value: Option<&str>| Patch::Merge(json!({"metadata": {"labels": {PART_OF_LABEL: value}}}));
+    definitions.patch("nodeimages.apps.kruise.io", &PatchParams::default(), &label(None)).await?;
+    has_all(&says_no(&cluster).await?, &["nodeimages.apps.kruise.io", PART_OF_LABEL])?;
+    definitions
+        .patch("nodeimages.apps.kruise.io", &PatchParams::default(), &label(Some("image-prepull")))
+        .await?;
+    let mut cloud = Cloud::with_kruise(&cluster).await?;
+    cloud.terminate().await?;
+
+    definitions.delete("imagelistpulljobs.apps.kruise.io", &DeleteParams::default()).await?;
+    prepull_e2e::cleanup::eventually("the definition is gone", SOON, async || {
+        let found = definitions.get_opt("imagelistpulljobs.apps.kruise.io").await?;
+        ensure!(found.is_none(), "it is there");
+        Ok(())
+    })
+    .await?;
+    has_all(&says_no(&cluster).await?, &["imagelistpulljobs.apps.kruise.io"])
+}
+
+#[tokio::test]
+async fn it_does_not_start_beside_kruises_own_controller() -> Result<()> {
+    let cluster = Cluster::with_kruise().await?;
+    cluster.namespace("kruise-system").await?;
+    let leases: Api<Lease> = Api::namespaced(cluster.client(), "kruise-system");
+    let renewed = |age: i64| {
+        let time = jiff::Timestamp::now() - jiff::SignedDuration::from_secs(age);
+        LeaseSpec {
+            holder_identity: Some("kruise-controller-manager-7d9c_1".to_owned()),
+            lease_duration_seconds: Some(15),
+            renew_time: Some(MicroTime(time)),
+            ..LeaseSpec::default()
+        }
+    };
+    let metadata = ObjectMeta { name: Some("kruise-manager".to_owned()), ..ObjectMeta::default() };
+    let lease = Lease { metadata, spec: Some(renewed(0)) };
+    leases.create(&PostParams::default(), &lease).await?;
+    let said = says_no(&cluster).await?;
+    has_all(&said, &["kruise-system/kruise-manager", "kruise-controller-manager-7d9c_1", FLAG])?;
+
+    // One that has been dead for long is no reason.
+    let stale = Patch::Merge(json!({"spec": renewed(3600)}));
+    leases.patch("kruise-manager", &PatchParams::default(), &stale).await?;
+    Cloud::with_kruise(&cluster).await?.terminate().await
+}
+
+#[tokio::test]
+async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
+    let cluster = Cluster::with_kruise().await?;
+    let _cloud = Cloud::with_kruise(&cluster).await?;
+    let samples = std::fs::read_dir(parts::workspace().join("manifests/samples"))?.flatten();
+    let mut files: Vec<_> = samples.map(|file| file.path()).collect();
+    files.retain(|path| path.to_string_lossy().contains("/kruise-"));
+    files.sort();
+    assert!(files.len() >= 6, "{files:?}");
+    for file in &files {
+        cluster.kubectl(&["apply", "-f", file.to_str().context("not UTF-8")?]).await?;
+    }
+    let kinds = "imagepulljobs,imagelistpulljobs";
+    let jobs = cluster.kubectl(&["get", kinds, "--all-namespaces", "-o", "json"]).await?;
+    let jobs: Value = serde_json::from_str(&jobs)?;
+    let jobs: Vec<_> = jobs["items"].as_array().context("no items")?.iter().collect();
+    assert!(jobs.len() >= files.len(), "a job in each file");
+    for job in jobs {
+        let (name, namespace) = (&job["metadata"]["name"], &job["metadata"]["namespace"]);
+        let (name, namespace) = (name.as_str().unwrap_or_default(), namespace.as_str().unwrap_or_default());
+        if job["kind"] == "ImagePullJob" {
+            // There is no node here: none of them is refused.
+            let job: PullJob = cluster.applied(namespace, name);
+            job.says("job ").await.context(name.to_owned())?;
+        }
+    }
+    for path in ["imagepulljob.spec", "imagelistpulljob.spec", "nodeimage.spec.images"] {
+        let explained = prepull_e2e::cleanup::eventually("the schema is published", SOON, async || {
+            let explained = cluster.kubectl(&["explain", path]).await?;
+            ensure!(explained.to_lowercase().contains("pullsecrets"), "{explained}");
+            Ok(explained)
+        })
+        .await?;
+        ensure!(!explained.contains("<no description>"), "{explained}");
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Upgrades that were done by half: a definition or a right that this version needs is missing. What is missing is
+//! named, with the remedy; it is not said again and again; and once it is there the work goes on by itself.
+
+use std::time::Duration;
+
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+const REPORTS: &str = "imageprepullreports.operations.kubeedge.io";
+const ROLE: &str = "manifests/cloudcore-prepull/rbac.yaml";
+const DEFINITION: &str = "manifests/crds/operations.kubeedge.io_imageprepullreports.yaml";
+const EDGES: usize = 20;
+/// cloudcore tries again every 2 s before its work begins, and up to every 5 s later.
+const SEVERAL_TRIES: Duration = Duration::from_secs(7);
+
+async fn remove_definition(cluster: &Cluster) -> Result<()> {
+    cluster.kubectl(&["delete", "crd", REPORTS, "--timeout=30s"]).await.map(drop)
+}
+
+/// As another version's role has them, or none.
+async fn rights_to_reports(cluster: &Cluster, verbs: &[&str]) -> Result<()> {
+    let role = cluster.kubectl(&["get", "clusterrole", "cloudcore-prepull", "-o", "json"]).await?;
+    let mut role: serde_json::Value = serde_json::from_str(&role)?;
+    let rules = role["rules"].as_array_mut().context("no rules")?;
+    let before = rules.len();
+    rules.retain(|rule| rule["resources"] != json!(["imageprepullreports"]));
+    ensure!(rules.len() == before - 1, "the role has no such rule any more");
+    if !verbs.is_empty() {
+        rules.push(json!({
+            "apiGroups": ["operations.kubeedge.io"], "resources": ["imageprepullreports"], "verbs": verbs,
+        }));
+    }
+    let role = json!({ "apiVersion": role["apiVersion"], "kind": role["kind"], "rules": role["rules"],
+        "metadata": { "name": "cloudcore-prepull" } });
+    cluster.apply(&role.to_string()).await
+}
+
+async fn apply(cluster: &Cluster, manifest: &str) -> Result<()> {
+    cluster.apply_file(&prepull_e2e::parts::workspace().join(manifest)).await
+}
+
+/// How many lines of the log say all of this.
+fn lines(cloud: &Cloud, words: &[&str]) -> usize {
+    cloud.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+}
+
+/// A cloudcore that cannot begin says what is missing, once; begins when it is there; and then works.
+async fn begins_once_it_is_there(cluster: &Cluster, says: &[&str], remedy: &str) -> Result<()> {
+    let cloud = Cloud::start(cluster).standby().await?;
+    eventually("/readyz says what is missing", SOON, async || {
+        let (status, body) = cloud.readiness().await?;
+        ensure!(status == 503 && says.iter().all(|word| body.contains(word)), "{status} {body}");
+        Ok(())
+    })
+    .await?;
+    tokio::time::sleep(SEVERAL_TRIES).await;
+    assert_eq!(lines(&cloud, says), 1, "{}", cloud.log());
+    ensure!(!cloud.is_ready().await?);
+
+    apply(cluster, remedy).await?;
+    cloud.leads(SOON).await?;
+    let fleet = Fleet::start(cluster, &cloud, EDGES).await?;
+    let job = cluster.job("after").images(["harbor.example/a:v1"]).on(fleet.names());
+    assert_eq!(job.completes().await?.summary.successful, 20);
+    fleet.all_acknowledged().await
+}
+
+#[tokio::test]
+async fn a_definition_that_is_missing_at_the_start_is_named() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    remove_definition(&cluster).await?;
+    let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
+    begins_once_it_is_there(&cluster, &says, DEFINITION).await
+}
+
+#[tokio::test]
+async fn a_right_that_is_missing_at_the_start_is_named() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    rights_to_reports(&cluster, &[]).await?;
+    let says = [
+        "a right is missing: User ",
+        "system:serviceaccount:prepull-system:cloudcore-prepull",
+        "cannot list resource ",
+        "kubectl apply -f manifests/cloudcore-prepull/rbac.yaml",
+    ];
+    begins_once_it_is_there(&cluster, &says, ROLE).await
+}
+
+/// A job that cannot go on says why, on itself; the log says it once; and when it can, it ends right.
+async fn waits_for(cluster: &Cluster, cloud: &Cloud, says: &[&str], remedy: &str) -> Result<()> {
+    let fleet = Fleet::start(cluster, cloud, EDGES).await?;
+    let job = cluster.job("waits").images(["harbor.example/a:v1"]).on(fleet.names()).concurrency(5);
+    let job = job.apply().await?;
+    let (kind, note) = job.event("NotWritten").await?;
+    assert_eq!(kind, "Warning");
+    ensure!(note.starts_with("the job waits, because its report cannot be written: "), "{note}");
+    ensure!(says.iter().all(|word| note.contains(word)), "{note}");
+    tokio::time::sleep(SEVERAL_TRIES).await;
+    assert_eq!(lines(cloud, &[says, &["refused"]].concat()), 1, "{}", cloud.log());
+    assert_eq!(fleet.pulls(), 0, "nothing is sent that is not written");
+    let told = job.events().await?.into_iter().filter(|(_, reason, _)| reason == "NotWritten").count();
+    assert_eq!(told, 1);
+
+    apply(cluster, remedy).await?;
+    assert_eq!(job.completes().await?.summary.successful, 20);
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (20, 0));
+    fleet.all_acknowledged().await
+}
+
+#[tokio::test]
+async fn a_definition_that_goes_while_all_runs_is_named_on_the_job() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    remove_definition(&cluster).await?;
+    let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
+    waits_for(&cluster, &cloud, &says, DEFINITION).await
+}
+
+#[tokio::test]
+async fn a_right_that_only_the_writes_need_is_named_on_the_job() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    rights_to_reports(&cluster, &["get", "list"]).await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let says = [
+        "a right is missing: User ",
+        "cannot create resource ",
+        "imageprepullreports",
+        "kubectl apply -f manifests/cloudcore-prepull/rbac.yaml",
+    ];
+    waits_for(&cluster, &cloud, &says, ROLE).await
+}

@@ -1,0 +1,85 @@
+//! OpenKruise's image API: ImagePullJob, ImageListPullJob and NodeImage of the group `apps.kruise.io`.
+//!
+//! Names, defaults and meaning of the fields are Kruise's (1.9). The types accept whatever has the right JSON kinds;
+//! what is allowed, cloudcore's rules say, in the status. The CEL rules of the definitions say the same where the API
+//! server knows CEL. `v1alpha1` and `v1beta1` are served with one schema; `v1beta1` is stored, as by Kruise.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+
+mod list_job;
+mod node_image;
+mod pull_job;
+mod schema;
+
+pub use list_job::{
+    FailedImageStatus, ImageListPullJob, ImageListPullJobSpec, ImageListPullJobStatus, MAX_LIST,
+};
+pub use node_image::{
+    ImageSpec, ImageStatus, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, MAX_IMAGES, MAX_TAGS,
+    NodeImage, NodeImageSpec, NodeImageStatus, PullPhase, SecretObject,
+};
+pub use pull_job::{
+    CompletionPolicy, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus, NodeSelector, PodSelector,
+    PullJobTemplate, PullLimits, SandboxConfig,
+};
+
+/// The API group, Kruise's.
+pub const GROUP: &str = "apps.kruise.io";
+/// The version that is stored, and that cloudcore speaks.
+pub const VERSION: &str = "v1beta1";
+/// On the definitions that are ours, with the value [`PART_OF`]: whoever finds a definition without it knows that
+/// another controller owns the kind.
+pub const PART_OF_LABEL: &str = "app.kubernetes.io/part-of";
+/// See [`PART_OF_LABEL`].
+pub const PART_OF: &str = "image-prepull";
+
+/// The three definitions.
+pub fn crds() -> [CustomResourceDefinition; 3] {
+    [ImagePullJob::crd(), ImageListPullJob::crd(), NodeImage::crd()].map(|mut crd| {
+        crd.metadata.labels = Some([(PART_OF_LABEL.to_owned(), PART_OF.to_owned())].into_iter().collect());
+        for version in &mut crd.spec.versions {
+            if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut())
+            {
+                schema::complete(root);
+            }
+        }
+        let mut old = crd.spec.versions[0].clone();
+        "v1alpha1".clone_into(&mut old.name);
+        old.storage = false;
+        crd.spec.versions.insert(0, old);
+        crd
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_are_served_with_one_schema_and_the_label_says_whose_they_are() {
+        for crd in crds() {
+            let versions: Vec<_> =
+                crd.spec.versions.iter().map(|v| (v.name.as_str(), v.served, v.storage)).collect();
+            assert_eq!(versions, [("v1alpha1", true, false), ("v1beta1", true, true)]);
+            assert_eq!(crd.spec.versions[0].schema, crd.spec.versions[1].schema);
+            assert_eq!(crd.metadata.labels.unwrap()[PART_OF_LABEL], PART_OF);
+        }
+    }
+
+    #[test]
+    fn columns_are_kruises() {
+        let columns = |crd: &CustomResourceDefinition| {
+            let columns = crd.spec.versions[0].additional_printer_columns.clone().unwrap();
+            columns.into_iter().map(|column| column.name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            crds().each_ref().map(columns),
+            [
+                "TOTAL ACTIVE SUCCEED FAILED AGE MESSAGE",
+                "TOTAL SUCCEEDED COMPLETED AGE",
+                "DESIRED PULLING SUCCEED FAILED AGE"
+            ]
+        );
+    }
+}
