@@ -21,7 +21,7 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
 use crate::plan::NodeView;
 use crate::tunnel::{SessionEvent, SessionId};
 
-mod agenda;
+pub(crate) mod agenda;
 mod io;
 mod job;
 mod parked;
@@ -29,7 +29,7 @@ mod places;
 mod slots;
 #[cfg(test)]
 mod tests;
-mod writes;
+pub(crate) mod writes;
 
 use agenda::Agenda;
 pub use io::{

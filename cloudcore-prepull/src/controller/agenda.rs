@@ -11,7 +11,7 @@ use prepull_api::task::JobUid;
 type Age = (Timestamp, u64);
 
 #[derive(Debug, Default)]
-pub(super) struct Agenda {
+pub(crate) struct Agenda {
     ages: HashMap<JobUid, Age>,
     arrivals: u64,
     marked: BTreeMap<Age, JobUid>,
@@ -21,13 +21,13 @@ pub(super) struct Agenda {
 
 impl Agenda {
     /// A new job, to be looked at.
-    pub(super) fn add(&mut self, job: &JobUid, created: Timestamp) {
+    pub(crate) fn add(&mut self, job: &JobUid, created: Timestamp) {
         self.arrivals += 1;
         self.ages.insert(job.clone(), (created, self.arrivals));
         self.mark(job);
     }
 
-    pub(super) fn remove(&mut self, job: &JobUid) {
+    pub(crate) fn remove(&mut self, job: &JobUid) {
         self.wake(job, None);
         if let Some(age) = self.ages.remove(job) {
             self.marked.remove(&age);
@@ -35,14 +35,14 @@ impl Agenda {
     }
 
     /// Something happened to the job.
-    pub(super) fn mark(&mut self, job: &JobUid) {
+    pub(crate) fn mark(&mut self, job: &JobUid) {
         if let Some(age) = self.ages.get(job) {
             self.marked.insert(*age, job.clone());
         }
     }
 
     /// When the job is to be looked at although nothing happened to it.
-    pub(super) fn wake(&mut self, job: &JobUid, at: Option<Timestamp>) {
+    pub(crate) fn wake(&mut self, job: &JobUid, at: Option<Timestamp>) {
         let before = match at {
             Some(at) => self.wakeup_of.insert(job.clone(), at),
             None => self.wakeup_of.remove(job),
@@ -59,7 +59,7 @@ impl Agenda {
     }
 
     /// Marks the jobs whose time has come.
-    pub(super) fn wake_up(&mut self, now: Timestamp) {
+    pub(crate) fn wake_up(&mut self, now: Timestamp) {
         while let Some((_, job)) = self.wakeups.first().filter(|(at, _)| *at <= now).cloned() {
             self.wake(&job, None);
             self.mark(&job);
@@ -67,12 +67,12 @@ impl Agenda {
     }
 
     /// The oldest of the marked jobs; it is not marked any more.
-    pub(super) fn next(&mut self) -> Option<JobUid> {
+    pub(crate) fn next(&mut self) -> Option<JobUid> {
         self.marked.pop_first().map(|(_, job)| job)
     }
 
     /// When [`Self::wake_up`] has something to mark.
-    pub(super) fn wakeup(&self) -> Option<Timestamp> {
+    pub(crate) fn wakeup(&self) -> Option<Timestamp> {
         self.wakeups.first().map(|(at, _)| *at)
     }
 }

@@ -19,7 +19,7 @@ const WRITE_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration:
 
 /// How soon a change is to be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Pace {
+pub(crate) enum Pace {
     /// Progress: it will change again.
     #[default]
     Slow,
@@ -27,11 +27,13 @@ pub(super) enum Pace {
     Soon,
     /// A task waits to be sent, or the job is over.
     Now,
+    /// It will not change again, and somebody waits for it: no gap.
+    AtOnce,
 }
 
 /// What waits until the API server has a version of the object.
 #[derive(Debug)]
-pub(super) enum Deferred {
+pub(crate) enum Deferred {
     /// The node's start in this attempt is recorded: its task may go out.
     Dispatch(NodeName, u32),
     /// The node's result is recorded: it may be forgotten.
@@ -40,7 +42,7 @@ pub(super) enum Deferred {
 
 /// Counts versions, paces the writes, and holds back what must not happen before one of them.
 #[derive(Debug, Default)]
-pub(super) struct Writes {
+pub(crate) struct Writes {
     /// Of the state in memory.
     version: u64,
     /// What the API server has.
@@ -57,30 +59,30 @@ pub(super) struct Writes {
 
 impl Writes {
     /// Of an object that the API server has as it is in memory.
-    pub(super) fn stored() -> Self {
+    pub(crate) fn stored() -> Self {
         Self { version: 1, written: 1, ..Self::default() }
     }
 
     /// The state changed.
-    pub(super) fn touch(&mut self, pace: Pace) {
+    pub(crate) fn touch(&mut self, pace: Pace) {
         self.version += 1;
         self.pace = self.pace.max(pace);
     }
 
     /// Makes the next write, if there is one, as soon as this.
-    pub(super) fn hurry(&mut self, pace: Pace) {
+    pub(crate) fn hurry(&mut self, pace: Pace) {
         self.pace = self.pace.max(pace);
     }
 
     /// Results need not wait for others to share their write.
-    pub(super) fn hurry_results(&mut self) {
+    pub(crate) fn hurry_results(&mut self) {
         if self.pace == Pace::Soon {
             self.pace = Pace::Now;
         }
     }
 
     /// Holds back until the state as it is now is written. Returns what need not wait.
-    pub(super) fn after(&mut self, deferred: Deferred) -> Option<Deferred> {
+    pub(crate) fn after(&mut self, deferred: Deferred) -> Option<Deferred> {
         if self.is_clean() {
             return Some(deferred);
         }
@@ -90,18 +92,18 @@ impl Writes {
     }
 
     /// Whether the API server has the state as it is in memory.
-    pub(super) fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         self.written >= self.version
     }
 
     /// Whether the API server has the object, in whatever version.
-    pub(super) fn exists(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         self.written > 0
     }
 
     /// When the next write may be made; `None` where there is nothing to write, or one is under way. `soon` and
     /// `slow`: the gaps for results and for progress, where they are longer than a second.
-    pub(super) fn due(&self, (soon, slow): (Duration, Duration)) -> Option<Timestamp> {
+    pub(crate) fn due(&self, (soon, slow): (Duration, Duration)) -> Option<Timestamp> {
         if self.in_flight || self.is_clean() {
             return None;
         }
@@ -110,13 +112,14 @@ impl Writes {
             Pace::Now => GAP,
             Pace::Soon => soon.max(GAP),
             Pace::Slow => slow.max(GAP),
+            Pace::AtOnce => Duration::ZERO,
         };
         let paced = self.last.and_then(|last| last.checked_add(gap).ok()).unwrap_or(Timestamp::MIN);
         Some(paced.max(self.not_before.unwrap_or(Timestamp::MIN)))
     }
 
     /// A write begins; it carries the version that is returned.
-    pub(super) fn begin(&mut self, now: Timestamp) -> u64 {
+    pub(crate) fn begin(&mut self, now: Timestamp) -> u64 {
         let passed = self.used.1.map_or(SignedDuration::MAX, |counted| now.duration_since(counted)).as_secs();
         let passed = u32::try_from(passed.max(0)).unwrap_or(u32::MAX);
         if passed > 0 {
@@ -129,8 +132,14 @@ impl Writes {
         self.version
     }
 
+    /// What would be written is what the API server has: there is nothing to write.
+    pub(crate) fn settle(&mut self) {
+        self.written = self.version;
+        self.pace = Pace::Slow;
+    }
+
     /// The write failed: another is due after a while.
-    pub(super) fn failed(&mut self, now: Timestamp) {
+    pub(crate) fn failed(&mut self, now: Timestamp) {
         self.in_flight = false;
         let backoff = (WRITE_RETRY.0 * 2_u32.saturating_pow(self.failures)).min(WRITE_RETRY.1);
         self.failures = (self.failures + 1).min(10);
@@ -139,12 +148,12 @@ impl Writes {
     }
 
     /// Nothing will be written any more. Returns what waited.
-    pub(super) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
+    pub(crate) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
         self.deferred.drain(..).map(|(_, deferred)| deferred)
     }
 
     /// The API server has the version. Returns what waited for it, in order.
-    pub(super) fn done(&mut self, version: u64) -> Vec<Deferred> {
+    pub(crate) fn done(&mut self, version: u64) -> Vec<Deferred> {
         self.in_flight = false;
         self.failures = 0;
         self.not_before = None;

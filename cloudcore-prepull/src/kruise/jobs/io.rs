@@ -1,0 +1,152 @@
+//! What goes in and out of the jobs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use prepull_api::crd::kruise::{
+    ImageListPullJob, ImageListPullJobStatus, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus,
+};
+use prepull_api::task::{JobUid, NodeName};
+
+use crate::kruise::{News, ObjectId, Unreadable, Wish};
+
+/// What happened.
+#[derive(Debug)]
+pub enum Input {
+    /// From the NodeImages.
+    News(News),
+    /// All ImagePullJobs that there are.
+    PullJobs(Vec<Result<Box<ImagePullJob>, Unreadable>>),
+    /// One is new or changed.
+    PullJob(Result<Box<ImagePullJob>, Unreadable>),
+    /// One is gone.
+    PullJobGone(JobUid),
+    /// All ImageListPullJobs that there are.
+    ListJobs(Vec<Result<Box<ImageListPullJob>, Unreadable>>),
+    /// One is new or changed.
+    ListJob(Result<Box<ImageListPullJob>, Unreadable>),
+    /// One is gone.
+    ListJobGone(JobUid),
+    /// All pods that there are.
+    Pods(Vec<Pod>),
+    /// One is new or changed.
+    Pod(Pod),
+    /// One is gone.
+    PodGone {
+        /// metadata.namespace
+        namespace: String,
+        /// metadata.name
+        name: String,
+    },
+    /// A write ended.
+    Written {
+        /// Of this object:
+        object: Object,
+        /// how.
+        outcome: Outcome,
+    },
+}
+
+/// What a podSelector needs to know of a Pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// metadata.namespace
+    pub namespace: String,
+    /// metadata.name
+    pub name: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Where it runs; none where it is not scheduled, has ended (phase Succeeded or Failed), or is being deleted.
+    pub node: Option<NodeName>,
+}
+
+/// What is written. At most one write of each is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Object {
+    /// The status of an ImagePullJob, or its deletion.
+    PullJob(JobUid),
+    /// The status of an ImageListPullJob, or its deletion.
+    ListJob(JobUid),
+    /// The ImagePullJob of this list for this image: made, changed or deleted.
+    Child(JobUid, String),
+}
+
+/// How a write ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The API server has it. The watch tells of it, too, sooner or later.
+    Done,
+    /// The object is gone, or is another one by now; of a child that was to be made: somebody else's has its name.
+    Gone,
+    /// Not now: to be tried again, with whatever is true then.
+    Failed,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Write the wish into the node's NodeImage. Idempotent; a changed wish changes what stands there as long as it
+    /// is open. With `again` a further round is begun where the tag has ended.
+    Ask {
+        /// Where.
+        node: NodeName,
+        /// What.
+        wish: Arc<Wish>,
+        /// Whether what has ended is to be done once more.
+        again: bool,
+    },
+    /// Replace the whole status.
+    PullJobStatus(ObjectId, Box<ImagePullJobStatus>),
+    /// Replace the whole status.
+    ListJobStatus(ObjectId, Box<ImageListPullJobStatus>),
+    /// Delete it: its time is over.
+    DeletePullJob(ObjectId),
+    /// Delete it: its time is over.
+    DeleteListJob(ObjectId),
+    /// Make an ImagePullJob, owned by the list.
+    MakeChild {
+        /// Its list.
+        list: ObjectId,
+        /// The child's name.
+        name: String,
+        /// What it says.
+        spec: Box<ImagePullJobSpec>,
+    },
+    /// Replace the spec of a child.
+    ChangeChild {
+        /// Its list.
+        list: ObjectId,
+        /// Which.
+        child: ObjectId,
+        /// What it is to say.
+        spec: Box<ImagePullJobSpec>,
+    },
+    /// Delete a child: the list does not have its image any more.
+    DeleteChild {
+        /// Its list.
+        list: ObjectId,
+        /// Which.
+        child: ObjectId,
+        /// Its image.
+        image: String,
+    },
+    /// Tell people.
+    Event(Event),
+    /// The job is over, or gone: the tags that it owns may go. Told once for each change of [`super::Jobs::liveness`].
+    Liveness(JobUid),
+}
+
+/// An event on a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// ImagePullJob or ImageListPullJob.
+    pub kind: &'static str,
+    /// Which.
+    pub object: ObjectId,
+    /// Warning rather than Normal.
+    pub warning: bool,
+    /// One CamelCase word.
+    pub reason: &'static str,
+    /// One sentence, at most 1,024 bytes.
+    pub note: String,
+}

@@ -1,0 +1,75 @@
+//! Where pods run, for jobs with a podSelector.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use prepull_api::selector::Selector;
+use prepull_api::task::NodeName;
+
+use super::Pod;
+use super::group::count;
+
+/// How many matching pods run on a node; none is not kept.
+#[derive(Debug, Default)]
+pub(super) struct PodCounts(HashMap<NodeName, u32>);
+
+impl PodCounts {
+    pub(super) fn contains(&self, node: &NodeName) -> bool {
+        self.0.contains_key(node)
+    }
+
+    /// A pod of the node matches (`true`), or does not any more.
+    pub(super) fn change(&mut self, node: &NodeName, matches: bool) {
+        let number = self.0.entry(node.clone()).or_default();
+        count(number, matches);
+        if *number == 0 {
+            self.0.remove(node);
+        }
+    }
+}
+
+/// Those that run somewhere, by namespace and name.
+#[derive(Debug, Default)]
+pub(super) struct Pods(HashMap<String, BTreeMap<String, Pod>>);
+
+impl Pods {
+    /// The pod as it is now. What it was.
+    pub(super) fn put(&mut self, pod: Pod) -> Option<Pod> {
+        if pod.node.is_none() {
+            return self.remove(&pod.namespace, &pod.name);
+        }
+        self.0.entry(pod.namespace.clone()).or_default().insert(pod.name.clone(), pod)
+    }
+
+    pub(super) fn remove(&mut self, namespace: &str, name: &str) -> Option<Pod> {
+        let pods = self.0.get_mut(namespace)?;
+        let pod = pods.remove(name);
+        if pods.is_empty() {
+            self.0.remove(namespace);
+        }
+        pod
+    }
+
+    /// Those that are not among these.
+    pub(super) fn others(&self, pods: &[Pod]) -> Vec<(String, String)> {
+        let listed: HashSet<(&str, &str)> = pods.iter().map(|p| (&*p.namespace, &*p.name)).collect();
+        let all = self.0.values().flat_map(BTreeMap::values);
+        all.filter(|pod| !listed.contains(&(&*pod.namespace, &*pod.name)))
+            .map(|pod| (pod.namespace.clone(), pod.name.clone()))
+            .collect()
+    }
+
+    pub(super) fn counts(&self, namespace: &str, selector: &Selector) -> PodCounts {
+        let mut counts = PodCounts::default();
+        for pod in self.0.get(namespace).into_iter().flat_map(BTreeMap::values) {
+            if let Some(node) = matching(pod, selector) {
+                counts.change(node, true);
+            }
+        }
+        counts
+    }
+}
+
+/// Where the pod runs, if it matches.
+pub(super) fn matching<'a>(pod: &'a Pod, selector: &Selector) -> Option<&'a NodeName> {
+    pod.node.as_ref().filter(|_| selector.matches(&pod.labels))
+}

@@ -1,0 +1,5 @@
+//! Stories: what happens goes in, and what the API server and the NodeImages come to is looked at.
+
+mod driver;
+mod lists;
+mod pull;

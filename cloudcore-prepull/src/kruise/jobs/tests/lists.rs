@@ -1,0 +1,288 @@
+use serde_json::{Value, json};
+
+use super::super::wishes::child_name;
+use super::super::*;
+use super::driver::{Driver, uid};
+use crate::kruise::Standing;
+
+const THREE: &[&str] = &["a", "b", "c"];
+
+/// A list of two images for all nodes, with these fields besides.
+fn spec(more: &Value) -> Value {
+    let mut spec = json!({"images": ["nginx:1", "redis:2"]});
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    spec
+}
+
+fn nginx() -> String {
+    child_name("list", "nginx:1")
+}
+
+fn redis() -> String {
+    child_name("list", "redis:2")
+}
+
+/// The nodes that were asked since somebody looked, each with the image.
+fn asked(d: &mut Driver) -> Vec<String> {
+    let asked = d.log.iter().filter_map(|action| match action {
+        Action::Ask { node, wish, .. } => Some(format!("{node} {}", wish.image)),
+        _ => None,
+    });
+    let mut asked: Vec<String> = asked.collect();
+    asked.sort_unstable();
+    d.log.clear();
+    asked
+}
+
+/// What was done to children since somebody looked.
+fn deeds(d: &mut Driver) -> Vec<String> {
+    let deeds = d.log.iter().filter_map(|action| match action {
+        Action::MakeChild { spec, .. } => Some(format!("make {}", spec.image)),
+        Action::ChangeChild { spec, .. } => Some(format!("change {}", spec.image)),
+        Action::DeleteChild { image, .. } => Some(format!("delete {image}")),
+        _ => None,
+    });
+    let deeds = deeds.collect();
+    d.log.clear();
+    deeds
+}
+
+#[test]
+fn a_name_for_each_image_is_the_same_each_time_and_valid() {
+    assert_eq!(nginx(), "list-ea996a051a");
+    assert_ne!(nginx(), redis());
+    let long = child_name(&format!("{}.{}", "a".repeat(241), "b".repeat(11)), "nginx");
+    assert!(long.len() < 253 && long.starts_with(&format!("{}-", "a".repeat(241))), "{long}");
+    assert_eq!(child_name(&"a".repeat(253), "nginx").len(), 253);
+}
+
+#[test]
+fn a_list_has_a_job_for_each_image_and_is_over_when_they_are() {
+    let mut d = Driver::with(THREE);
+    d.list(
+        "list",
+        spec(&json!({
+            "parallelism": 5, "pullSecrets": ["s"],
+            "completionPolicy": {"type": "Always", "activeDeadlineSeconds": 1000, "ttlSecondsAfterFinished": 60},
+        })),
+    );
+    let child = &d.api[&nginx()];
+    assert_eq!(child.spec.image, "nginx:1");
+    let expected = json!({
+        "image": "nginx:1", "parallelism": 5, "pullSecrets": ["s"],
+        "completionPolicy": {"type": "Always", "activeDeadlineSeconds": 1000},
+    });
+    assert_eq!(serde_json::to_value(&child.spec).unwrap(), expected);
+    d.pass(2);
+    let status = d.list_status("list");
+    assert_eq!((status.desired, status.active, status.completed, status.succeeded), (2, 2, 0, 0));
+    assert_eq!((status.start_time.is_some(), status.message.as_str()), (true, ""));
+    d.succeeds(&nginx(), THREE);
+    d.succeeds(&redis(), &["a", "c"]);
+    d.fails(&redis(), &["b"]);
+    let status = d.list_status("list");
+    assert_eq!((status.desired, status.active, status.completed, status.succeeded), (2, 0, 2, 1));
+    let failed = &status.failed_image_statuses;
+    assert_eq!((failed.len(), &failed[0].image_pull_job, failed[0].name.as_str()), (1, &redis(), "redis:2"));
+    assert!(status.completion_time.is_some());
+    let of_list = |action: &Action| match action {
+        Action::Event(event) if event.kind == "ImageListPullJob" => {
+            Some((event.warning, event.reason, event.note.clone()))
+        }
+        _ => None,
+    };
+    let events: Vec<_> = d.log.iter().filter_map(of_list).collect();
+    assert_eq!(events, [(true, "Failed", "job has completed: 1 of 2 images are on all nodes".to_owned())]);
+    // The list's own time to live takes the children along; they have none.
+    d.log.clear();
+    d.outcomes = vec![Outcome::Failed];
+    d.pass(59);
+    assert!(d.log.is_empty());
+    d.pass(31);
+    assert!(matches!(d.log[..], [Action::DeleteListJob(_), Action::DeleteListJob(_)]), "{:?}", d.log);
+    d.input(Input::ListJobGone(uid("list")));
+    d.pass(1000);
+    assert_eq!(d.log.len(), 2);
+}
+
+#[test]
+fn the_parallelism_of_a_list_bounds_the_nodes_that_are_busy_with_any_image() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({"parallelism": 1})));
+    assert_eq!(asked(&mut d), ["a nginx", "a redis"]);
+    d.succeeds(&nginx(), &["a"]);
+    assert_eq!(asked(&mut d), Vec::<String>::new());
+    d.succeeds(&redis(), &["a"]);
+    assert_eq!(asked(&mut d), ["b nginx", "b redis"]);
+    d.list("list", spec(&json!({"parallelism": 2})));
+    assert_eq!(asked(&mut d), ["c nginx", "c redis"]);
+    d.list("list", spec(&json!({"parallelism": 0, "images": ["nginx:1", "redis:2", "busybox"]})));
+    assert_eq!(asked(&mut d), Vec::<String>::new());
+    d.list("list", spec(&json!({"parallelism": 1, "images": ["nginx:1", "redis:2", "busybox"]})));
+    // Both are busy anyway.
+    assert_eq!(asked(&mut d), ["b busybox", "c busybox"]);
+    d.succeeds(&nginx(), &["b", "c"]);
+    d.succeeds(&redis(), &["b", "c"]);
+    let busybox = child_name("list", "busybox");
+    d.succeeds(&busybox, &["b", "c"]);
+    assert!(d.is_over(&nginx()) && d.is_over(&redis()));
+    assert_eq!(asked(&mut d), ["a busybox"]);
+    d.delete(&nginx());
+    d.settle();
+    assert_eq!(asked(&mut d), ["a nginx"]);
+    // One that is over gives its slots to the others.
+    d.succeeds(&busybox, &["a"]);
+    d.succeeds(&nginx(), &["a"]);
+    assert_eq!(asked(&mut d), ["b nginx"]);
+}
+
+#[test]
+fn a_changed_template_reaches_the_children() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({})));
+    assert_eq!(deeds(&mut d), ["make nginx:1", "make redis:2"]);
+    // What an API server fills in is no change.
+    for name in [nginx(), redis()] {
+        let mut spec = serde_json::to_value(&d.api[&name].spec).unwrap();
+        spec["completionPolicy"] = json!({"type": "Always"});
+        spec["pullPolicy"] = json!({"timeoutSeconds": 600, "backoffLimit": 3});
+        spec["imagePullPolicy"] = json!("IfNotPresent");
+        d.job(&name, spec);
+    }
+    d.pass(1000);
+    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    d.list("list", spec(&json!({"pullPolicy": {"timeoutSeconds": 30}})));
+    assert_eq!(deeds(&mut d), ["change nginx:1", "change redis:2"]);
+    let timeout = |d: &Driver| d.api[&redis()].spec.template.pull_policy.clone().unwrap().timeout_seconds;
+    assert_eq!(timeout(&d), Some(30));
+    // Secrets cannot be changed: the jobs are made anew.
+    d.list("list", spec(&json!({"pullPolicy": {"timeoutSeconds": 30}, "pullSecrets": ["s"]})));
+    assert_eq!(deeds(&mut d), ["delete nginx:1", "delete redis:2", "make nginx:1", "make redis:2"]);
+    assert_eq!(d.api[&redis()].spec.template.pull_secrets, ["s"]);
+    // A time to live is the list's alone.
+    let ttl = json!({"pullPolicy": {"timeoutSeconds": 30}, "pullSecrets": ["s"], "completionPolicy": {"ttlSecondsAfterFinished": 5}});
+    d.list("list", spec(&ttl));
+    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    // One that somebody changed is changed back; where that has no effect, not all the time.
+    d.job(&nginx(), json!({"image": "nginx:1", "pullSecrets": ["s"], "parallelism": 7}));
+    d.pass(0);
+    assert_eq!(deeds(&mut d), ["change nginx:1"]);
+    d.job(&nginx(), json!({"image": "nginx:1", "pullSecrets": ["s"], "parallelism": 7}));
+    d.pass(29);
+    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    d.pass(1);
+    assert_eq!(deeds(&mut d), ["change nginx:1"]);
+}
+
+#[test]
+fn images_come_and_go() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({})));
+    d.succeeds(&nginx(), THREE);
+    d.log.clear();
+    // Only the one that is through is left, but the other one is to go first.
+    d.child_outcomes = vec![Outcome::Failed];
+    d.list("list", spec(&json!({"images": ["nginx:1"]})));
+    assert_eq!(deeds(&mut d), ["delete redis:2"]);
+    assert!(d.list_status("list").completion_time.is_none());
+    d.pass(1);
+    assert_eq!(deeds(&mut d), ["delete redis:2"]);
+    assert!(d.list_status("list").completion_time.is_some() && !d.api.contains_key(&redis()));
+    d.list("list", spec(&json!({"images": ["nginx:1", "busybox"]})));
+    d.pass(100);
+    assert_eq!(deeds(&mut d), Vec::<String>::new());
+}
+
+#[test]
+fn a_child_that_is_deleted_is_made_again_when_its_name_is_free() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({})));
+    d.log.clear();
+    let mut leaving = d.api[&nginx()].clone();
+    leaving.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(d.now));
+    d.input(Input::PullJob(Ok(Box::new(leaving))));
+    d.pass(100);
+    assert_eq!(d.list_status("list").desired, 2);
+    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    d.delete(&nginx());
+    d.settle();
+    assert_eq!(deeds(&mut d), ["make nginx:1"]);
+    // Failed writes are made again, sooner at first.
+    d.child_outcomes = vec![Outcome::Failed; 3];
+    d.delete(&nginx());
+    d.settle();
+    d.pass_for(std::time::Duration::from_millis(1750));
+    assert_eq!(deeds(&mut d).len(), 4);
+    assert!(d.api.contains_key(&nginx()));
+}
+
+#[test]
+fn a_name_that_somebody_else_has_is_said_and_tried_again() {
+    let mut d = Driver::with(THREE);
+    d.child_outcomes = vec![Outcome::Gone];
+    d.list("list", spec(&json!({})));
+    let note = format!(
+        "image nginx:1 waits: its ImagePullJob is to be named {}, and one of this name is there that does not belong to the list; delete that one",
+        nginx()
+    );
+    assert_eq!(d.events(), [format!("Warning NameTaken: {note}")]);
+    d.pass(2);
+    assert_eq!(d.list_status("list").message, note);
+    d.child_outcomes = vec![Outcome::Gone];
+    d.pass(28);
+    assert_eq!((deeds(&mut d), d.list_status("list").message), (vec!["make nginx:1".to_owned()], note));
+    assert_eq!(d.events(), Vec::<String>::new());
+    d.pass(31);
+    assert_eq!((deeds(&mut d).len(), d.list_status("list").message), (1, String::new()));
+}
+
+#[test]
+fn a_refused_list_says_why_and_its_children_go_on() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({"parallelism": 2})));
+    d.log.clear();
+    d.list("list", spec(&json!({"parallelism": 2, "images": []})));
+    assert_eq!(d.events(), ["Warning Invalid: image can not be empty"]);
+    d.pass(2);
+    let status = d.list_status("list");
+    assert_eq!((status.message.as_str(), status.desired), ("image can not be empty", 0));
+    d.succeeds(&nginx(), &["a", "b"]);
+    d.succeeds(&redis(), &["a"]);
+    assert_eq!(asked(&mut d), ["c nginx", "c redis"]);
+    assert!(d.list_status("list").completion_time.is_none());
+    d.list("list", spec(&json!({"parallelism": 2})));
+    d.pass(2);
+    assert_eq!((d.list_status("list").desired, d.list_status("list").message.as_str()), (2, ""));
+    d.list("bad", spec(&json!({"images": ["Nginx"]})));
+    assert!(d.list_status("bad").start_time.is_none());
+}
+
+#[test]
+fn a_list_goes_on_after_a_restart_and_one_that_never_ends_does_not_end() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({"completionPolicy": {"type": "Never"}, "parallelism": 9})));
+    d.succeeds(&nginx(), THREE);
+    d.succeeds(&redis(), THREE);
+    d.pass(2);
+    let status = d.list_status("list");
+    assert_eq!((status.completed, status.succeeded), (2, 2));
+    d.restart(THREE);
+    for node in THREE {
+        d.stands_for(&nginx(), node, ("nginx", "1"), Standing::Succeeded(d.now));
+        d.stands_for(&redis(), node, ("redis", "2"), Standing::Succeeded(d.now));
+    }
+    d.log.clear();
+    d.pass(100);
+    assert!(d.log.is_empty(), "{:?}", d.log);
+    assert_eq!(d.list_status("list"), status);
+    // A list that is gone is not written, and a write that did not find it is the last.
+    d.outcomes = vec![Outcome::Gone];
+    d.list(
+        "list",
+        spec(&json!({"completionPolicy": {"type": "Never"}, "parallelism": 9, "images": ["nginx:1"]})),
+    );
+    d.pass(100);
+    d.log.clear();
+    d.list("list", spec(&json!({"images": ["nginx:1"]})));
+    d.pass(100);
+}
