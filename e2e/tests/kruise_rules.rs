@@ -238,9 +238,7 @@ async fn it_does_not_start_beside_kruises_own_controller() -> Result<()> {
 async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
     let cluster = Cluster::start().await?;
     let folder = |name: &str| parts::workspace().join(name).display().to_string();
-    let apply = async |name: &str| {
-        cluster.kubectl(&["apply", "--validate=false", "-k", &folder(name)]).await
-    };
+    let apply = async |name: &str| cluster.kubectl(&["apply", "--validate=false", "-k", &folder(name)]).await;
     apply("manifests/kruise").await?;
     cluster.definitions_are_established().await?;
     apply("manifests/kruise/enable").await?;
