@@ -154,7 +154,8 @@ async fn it_is_off_by_default() -> Result<()> {
 
     // Switched on, it goes on from there.
     let _cloud = Cloud::with_kruise(&cluster).named("switched-on").await?;
-    cluster.node_image("edge-1").image("nginx:1.9.1").is_wanted().await?;
+    cluster.node_image("edge-1").exists().await?;
+    job.until("has begun", |job| job.status.as_ref().is_some_and(|status| status.desired == 1)).await?;
     Ok(())
 }
 
