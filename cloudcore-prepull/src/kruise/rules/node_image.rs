@@ -37,11 +37,14 @@ pub fn spec_rules(spec: &NodeImageSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// The rules of the tags of one image, in their order. Of two that are the same the second one is refused.
+/// The rules of the tags of one image, in their order. Of two that are the same neither is pulled: they may ask for
+/// different things.
 pub fn image_rules(image_name: &str, spec: &ImageSpec) -> Vec<Result<ValidTag, String>> {
     let mut seen = HashSet::new();
+    let twice: HashSet<&str> =
+        spec.tags.iter().map(|tag| tag.tag.as_str()).filter(|tag| !seen.insert(*tag)).collect();
     let of_tag = |tag: &ImageTagSpec| {
-        if !tag.tag.is_empty() && !seen.insert(tag.tag.clone()) {
+        if !tag.tag.is_empty() && twice.contains(tag.tag.as_str()) {
             return Err(format!("duplicated tag {} for image {image_name}", tag.tag));
         }
         tag_rules(image_name, tag)

@@ -104,6 +104,10 @@ pub(super) fn complete(root: &mut JSONSchemaProps) {
             require(spec, rule, message);
         }
     }
+    // Older servers publish no schema of a kind that has an integer or string that may be null.
+    if let Some(parallelism) = at(root, &["spec", "parallelism"]) {
+        parallelism.nullable = None;
+    }
     // The form of Kruise's English manual, labels without matchLabels, is understood as well.
     if let Some(pods) = at(root, &["spec", "podSelector"]) {
         pods.x_kubernetes_preserve_unknown_fields = Some(true);
