@@ -179,16 +179,16 @@ async fn a_job_waits_for_offline_nodes_as_long_as_it_would_pull_and_no_longer() 
     for node in ["edge-1", "edge-2"] {
         site.cluster.node_image(node).exists().await?;
     }
-    // Three tries of two seconds each.
+    // A minute in which a link may come back, and three tries of two seconds each.
     let job = site.pull_job("patient", &reference).limits(2, 2).apply().await?;
-    let status = job.completes().await?;
+    let status = job.clone().within(Duration::from_secs(120)).completes().await?;
     assert_eq!((status.desired, status.succeeded, status.failed), (2, 1, 1), "{status:?}");
     assert_eq!(status.failed_nodes, ["edge-1"]);
     let took =
         status.completion_time.zip(status.start_time).map(|(end, start)| end.0.duration_since(start.0));
-    ensure!(took.is_some_and(|took| (5..20).contains(&took.as_secs())), "{took:?}");
-    let failed = site.cluster.node_image("edge-1").image(&reference).fails().await?;
-    assert_eq!(failed.message, "node has not responded for a long time");
+    ensure!(took.is_some_and(|took| (60..90).contains(&took.as_secs())), "{took:?}");
+    let (kind, note) = job.event("Unresponsive").await?;
+    ensure!(kind == "Warning" && note.contains("edge-1") && !note.contains("edge-2"), "{kind} {note}");
     Ok(())
 }
 

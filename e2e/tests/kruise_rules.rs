@@ -154,7 +154,8 @@ async fn it_is_off_by_default() -> Result<()> {
 
     // Switched on, it goes on from there.
     let _cloud = Cloud::with_kruise(&cluster).named("switched-on").await?;
-    cluster.node_image("edge-1").image("nginx:1.9.1").is_wanted().await?;
+    cluster.node_image("edge-1").exists().await?;
+    job.until("has begun", |job| job.status.as_ref().is_some_and(|status| status.desired == 1)).await?;
     Ok(())
 }
 
@@ -238,9 +239,7 @@ async fn it_does_not_start_beside_kruises_own_controller() -> Result<()> {
 async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
     let cluster = Cluster::start().await?;
     let folder = |name: &str| parts::workspace().join(name).display().to_string();
-    let apply = async |name: &str| {
-        cluster.kubectl(&["apply", "--validate=false", "-k", &folder(name)]).await
-    };
+    let apply = async |name: &str| cluster.kubectl(&["apply", "--validate=false", "-k", &folder(name)]).await;
     apply("manifests/kruise").await?;
     cluster.definitions_are_established().await?;
     apply("manifests/kruise/enable").await?;

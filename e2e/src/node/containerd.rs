@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::types::Descriptor;
 use containerd_client::services::v1::{ListImagesRequest, ListStatusesRequest};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::{AuthConfig, ImageFsInfoRequest, ImageSpec, PullImageRequest, RemoveImageRequest};
@@ -193,13 +194,22 @@ config_path = "{hosts}"
 
     /// What is there: reference and the digest that it leads to. Without the names that the CRI adds: the digests.
     pub async fn images(&self) -> Result<BTreeMap<String, String>> {
+        let all = self.all_images().await?;
+        Ok(all.into_iter().filter(|(name, _)| !name.contains("sha256:")).collect())
+    }
+
+    /// Every name of what has this digest.
+    pub async fn names_of(&self, digest: &str) -> Result<Vec<String>> {
+        let all = self.all_images().await?;
+        Ok(all.into_iter().filter(|(_, found)| found == digest).map(|(name, _)| name).collect())
+    }
+
+    async fn all_images(&self) -> Result<BTreeMap<String, String>> {
         let mut request = Request::new(ListImagesRequest::default());
         request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
         let list = ImagesClient::new(self.channel().await?).list(request).await?.into_inner().images;
-        let named = list.into_iter().filter(|image| !image.name.contains("sha256:"));
-        Ok(named
-            .map(|image| (image.name, image.target.map(|target| target.digest).unwrap_or_default()))
-            .collect())
+        let digest = |target: Option<_>| target.map(|target: Descriptor| target.digest).unwrap_or_default();
+        Ok(list.into_iter().map(|image| (image.name, digest(image.target))).collect())
     }
 
     /// Whether it is there, under that very reference.
