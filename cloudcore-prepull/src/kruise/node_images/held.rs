@@ -308,7 +308,7 @@ impl Held {
 const UNWANTED: &str = "the NodeImage does not ask for this any more";
 
 fn drop_work(work: &mut Work, out: &mut Out<'_>) {
-    if work.is_out() {
+    if work.is_out() || work.waits_for_keys {
         out.cancel(work.sent.clone(), UNWANTED);
     }
     if let State::Ended { ack: Some(task), .. } = &work.state {

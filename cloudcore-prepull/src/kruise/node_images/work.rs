@@ -52,6 +52,8 @@ pub(super) struct Work {
     pub(super) message: String,
     /// It takes a place on the node.
     pub(super) has_place: bool,
+    /// The node has it in its ledger, and waits for its keys.
+    pub(super) waits_for_keys: bool,
     pub(super) not_before: Option<Timestamp>,
 }
 
@@ -87,6 +89,7 @@ impl Work {
             progress: 0,
             message: String::new(),
             has_place: false,
+            waits_for_keys: false,
             not_before: None,
         }
     }

@@ -31,6 +31,9 @@ impl Held {
             out.act(Action::News(News::Online(self.name.clone(), true)));
         }
         let open: Vec<_> = open.iter().filter(|open| is_of_node_image(&open.task)).collect();
+        for work in self.works.values_mut() {
+            work.waits_for_keys = false;
+        }
         for work in self.works.values_mut().filter(|work| matches!(work.state, State::With | State::Away)) {
             match open.iter().find(|open| open.task == work.sent).map(|open| open.phase) {
                 Some(OpenPhase::Running | OpenPhase::Finished) => {
@@ -47,7 +50,9 @@ impl Held {
             match known {
                 Some(work) if matches!(work.state, State::With) && work.sent == open.task => {}
                 // It is sent again, with its keys.
-                Some(work) if open.phase == OpenPhase::NeedsKeys && work.task == open.task => {}
+                Some(work) if open.phase == OpenPhase::NeedsKeys && work.task == open.task => {
+                    work.waits_for_keys = true;
+                }
                 // From before a restart of this side.
                 Some(work) if matches!(work.state, State::Waiting) && open.phase != OpenPhase::NeedsKeys => {
                     work.sent = open.task.clone();
