@@ -283,6 +283,10 @@ impl List {
         Some(Over::new(self.id.clone(), ended, ttl))
     }
 
+    pub(super) fn is_being_written(&self) -> bool {
+        self.writing.is_under_way()
+    }
+
     pub(super) fn next_wakeup(&self) -> Option<Timestamp> {
         [self.wakeup, self.writing.due()].into_iter().flatten().min()
     }
