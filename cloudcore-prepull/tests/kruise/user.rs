@@ -57,10 +57,8 @@ impl World {
             13..17 => self.edit_node_image(),
             17 => {
                 let name = self.node().0;
-                if self.node_images.remove(&name).is_some() {
-                    self.tell(|| format!("NodeImage {name} is deleted by hand"));
-                    self.node_image_changed(&name);
-                }
+                self.tell(|| format!("NodeImage {name} is deleted by hand"));
+                self.delete_node_image(&name);
             }
             _ => {
                 let node = self.node();

@@ -199,9 +199,17 @@ impl World {
     pub(crate) fn node_image_changed(&mut self, name: &str) {
         let input = match self.node_images.get(name) {
             Some(object) => node_images::Input::NodeImage(Ok(Box::new(object.clone()))),
-            None => node_images::Input::NodeImageGone(name.into()),
+            None => return,
         };
         self.watch.push_back(Input::Node(input));
+    }
+
+    pub(crate) fn delete_node_image(&mut self, name: &str) {
+        if let Some(object) = self.node_images.remove(name) {
+            let uid = object.uid().unwrap_or_default();
+            let gone = node_images::Input::NodeImageGone { name: name.into(), uid };
+            self.watch.push_back(Input::Node(gone));
+        }
     }
 
     pub(crate) fn job_changed(&mut self, name: &str, gone: Option<String>) {
@@ -252,7 +260,7 @@ impl World {
                 object.metadata.resource_version = self.new_version();
                 self.node_images.insert(name.clone(), object);
             }
-            Write::Delete { .. } => _ = self.node_images.remove(&name),
+            Write::Delete { .. } => self.delete_node_image(&name),
             Write::Spec { labels, spec, .. } => {
                 let version = self.new_version();
                 let object = self.node_images.get_mut(&name).unwrap();
