@@ -202,10 +202,11 @@ impl Jobs {
                     }
                 } else if standing == Standing::Absent {
                     // The last that is heard of a job that was deleted.
-                    if let Some(early) = self.early.get_mut(&uid) {
-                        early.remove(&(node, image, tag));
+                    let Some(early) = self.early.get_mut(&uid) else { return };
+                    early.remove(&(node, image, tag));
+                    if early.is_empty() {
+                        self.early.remove(&uid);
                     }
-                    self.early.retain(|_, early| !early.is_empty());
                 } else if !self.over.contains_key(&uid) && !self.gone.contains(&uid) {
                     let early = self.early.entry(uid.clone()).or_default();
                     early.insert((node, image, tag), standing);
