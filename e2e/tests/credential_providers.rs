@@ -12,8 +12,8 @@ use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// Long enough for a busy machine, short against the minute that a plugin has otherwise.
-const PLUGIN_TIMEOUT: &str = "3s";
+/// Of the plugin that hangs; the others have their minute.
+const TIMEOUT: [&str; 2] = ["--image-credential-provider-timeout", "3s"];
 
 /// Plugins, their configuration, and what each run of one leaves behind.
 struct Plugins {
@@ -78,8 +78,6 @@ impl Plugins {
             path(self.config()),
             "--image-credential-provider-bin-dir".to_owned(),
             path(self.bin()),
-            "--image-credential-provider-timeout".to_owned(),
-            PLUGIN_TIMEOUT.to_owned(),
         ]
     }
 
@@ -122,13 +120,13 @@ fn only(user: &str) -> BTreeSet<String> {
 }
 
 /// One edge with these plugins.
-async fn site(plugins: &Plugins) -> Result<(EdgeNode, Cloud, Cluster)> {
+async fn site(plugins: &Plugins, flags: &[&str]) -> Result<(EdgeNode, Cloud, Cluster)> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
-    let flags = plugins.flags();
-    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
-    let edge = EdgeNode::start(&cluster, &cloud, "edge-1").args(&flags).await?;
+    let of_plugins = plugins.flags();
+    let of_plugins: Vec<_> = of_plugins.iter().map(String::as_str).collect();
+    let edge = EdgeNode::start(&cluster, &cloud, "edge-1").args(&of_plugins).args(flags).await?;
     Ok((edge, cloud, cluster))
 }
 
@@ -140,7 +138,7 @@ fn reason(status: &prepull_api::crd::status::ImagePrePullJobStatus, image: &str)
 async fn a_plugin_serves_a_job_without_a_secret_and_is_not_run_where_a_secret_serves() -> Result<()> {
     let registry = Registry::start().user("vault", &password("vault")).user("own", &password("own")).await?;
     let plugins = Plugins::new()?.plugin("vault", registry.host(), &gives("vault", "Image"))?;
-    let (edge, _cloud, cluster) = site(&plugins).await?;
+    let (edge, _cloud, cluster) = site(&plugins, &[]).await?;
     let image = Image::small("plugin")?;
     let by_plugin = registry.seed(&image, "team/by-plugin:v1")?;
     let by_secret = registry.seed(&image, "team/by-secret:v1")?;
@@ -181,7 +179,7 @@ async fn an_answer_is_used_again_for_what_it_is_for() -> Result<()> {
         each.host(),
         &gives("each", "Image"),
     )?;
-    let (_edge, _cloud, cluster) = site(&plugins).await?;
+    let (_edge, _cloud, cluster) = site(&plugins, &[]).await?;
     let image = Image::small("cache")?;
     let mut references = Vec::new();
     for registry in [&shared, &each] {
@@ -217,14 +215,14 @@ async fn a_plugin_that_hangs_is_killed_and_named_and_holds_up_nobody_else() -> R
     let pids = plugins.dir.join("pids");
     let hang = format!("sleep 1000 &\necho $$ $! >> {}\nwait", pids.display());
     let plugins = plugins.plugin("hangs", locked.host(), &hang)?;
-    let (mut edge, _cloud, cluster) = site(&plugins).await?;
+    let (mut edge, _cloud, cluster) = site(&plugins, &TIMEOUT).await?;
     let image = Image::small("hangs")?;
     let (needs_it, public) = (locked.seed(&image, "team/app:v1")?, open.seed(&image, "team/app:v1")?);
 
     let status = cluster.job("hangs").on(["edge-1"]).images([&needs_it, &public]).retries(0).fails().await?;
     assert_eq!(reason(&status, &public)?, "");
     let reason = reason(&status, &needs_it)?;
-    let expected = format!("credential provider hangs gave no answer within {PLUGIN_TIMEOUT} and was killed");
+    let expected = format!("credential provider hangs gave no answer within {} and was killed", TIMEOUT[1]);
     ensure!(reason.contains(&expected) && reason.contains("pulled anonymously"), "{reason}");
     ensure!(edge.agent_log().contains(&expected.replace("credential provider hangs ", "")), "not in the log");
     all_are_gone(&pids, 1).await?;
@@ -267,7 +265,7 @@ async fn a_plugin_that_fails_is_named_and_tried_again_and_its_words_stay_out_of_
         .plugin("flaky", flaky.host(), &first_fails)?
         .plugin("broken", broken.host(), fails)?
         .plugin("babbles", babbles.host(), "echo \"the password is $PLUGIN_PASSWORD\"")?;
-    let (edge, _cloud, cluster) = site(&plugins).await?;
+    let (edge, _cloud, cluster) = site(&plugins, &[]).await?;
     let image = Image::small("fails")?;
     let path = "team/app:v1";
     let [flaky, broken, babbles] =

@@ -151,7 +151,8 @@ impl Writer {
         };
         match made {
             Ok(()) => Ok(Outcome::Done),
-            Err(Error::Api(answer)) if matches!(answer.code, 404 | 409 | 410) && !is_unserved(&answer) => {
+            // 410 is ours. A 409 is no answer to that: the API server has lost a race with another writer.
+            Err(Error::Api(answer)) if matches!(answer.code, 404 | 410) && !is_unserved(&answer) => {
                 Ok(Outcome::Gone)
             }
             Err(error) => Err(error),
@@ -258,7 +259,8 @@ where
 {
     let uid = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
     match api.delete(name, &DeleteParams::background().preconditions(uid)).await {
-        Err(Error::Api(answer)) if answer.code == 404 => Ok(()),
+        // Gone already, or another one of its name.
+        Err(Error::Api(answer)) if matches!(answer.code, 404 | 409) && !is_unserved(&answer) => Ok(()),
         deleted => deleted.map(|_| ()),
     }
 }

@@ -133,42 +133,77 @@ struct EnvVar {
     value: String,
 }
 
-/// Reads the file and looks at the programs.
+/// Reads the file and looks at the programs. A directory stands for the files in it that are YAML or JSON by their
+/// names, in the order of these, as newer kubelets have it.
 pub(super) fn load(path: &Path, bin_dir: &Path) -> Result<Vec<ProviderConfig>, ProvidersError> {
-    let at = |source| ProvidersError::Read { path: path.to_owned(), source };
-    let file = std::fs::File::open(path).map_err(at)?;
-    check_owner(&file.metadata().map_err(at)?)
-        .map_err(|problem| ProvidersError::File { path: path.to_owned(), problem })?;
-    let mut text = String::new();
-    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(at)?;
-    if text.len() as u64 > MAX_FILE {
-        let problem = format!("is longer than {} KiB", MAX_FILE / 1024);
-        return Err(ProvidersError::File { path: path.to_owned(), problem });
+    let mut names = BTreeSet::new();
+    let mut providers = Vec::new();
+    for file in files(path)? {
+        let text = read(&file)?;
+        providers.extend(parse(&file, bin_dir, &text, &mut names)?);
     }
-    let providers = parse(path, bin_dir, &text)?;
     let in_dir = |problem| ProvidersError::BinDir { path: bin_dir.to_owned(), problem };
     let metadata = std::fs::metadata(bin_dir).map_err(|error| in_dir(error.to_string()))?;
     if !metadata.is_dir() {
         return Err(in_dir("is not a directory".to_owned()));
     }
     check_owner(&metadata).map_err(in_dir)?;
-    for provider in &providers {
-        check_program(&provider.program).map_err(|problem| {
-            in_dir(format!(
-                "the program of provider {}, {}, {problem}",
-                provider.name,
-                provider.program.display()
-            ))
+    for ProviderConfig { name, program, .. } in &providers {
+        check_program(program).map_err(|problem| {
+            in_dir(format!("the program of provider {name}, {}, {problem}", program.display()))
         })?;
     }
     Ok(providers)
 }
 
+fn files(path: &Path) -> Result<Vec<PathBuf>, ProvidersError> {
+    let unread = |source| ProvidersError::Read { path: path.to_owned(), source };
+    let wrong = |problem| ProvidersError::File { path: path.to_owned(), problem };
+    let metadata = std::fs::metadata(path).map_err(unread)?;
+    check_owner(&metadata).map_err(wrong)?;
+    if !metadata.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(unread)? {
+        let file = entry.map_err(unread)?.path();
+        let is_config =
+            file.extension().is_some_and(|end| ["json", "yaml", "yml"].iter().any(|it| end == *it));
+        if is_config && !file.is_dir() {
+            files.push(file);
+        }
+    }
+    if files.is_empty() {
+        return Err(wrong("is a directory without a .yaml, .yml or .json file".to_owned()));
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read(path: &Path) -> Result<String, ProvidersError> {
+    let unread = |source| ProvidersError::Read { path: path.to_owned(), source };
+    let wrong = |problem| ProvidersError::File { path: path.to_owned(), problem };
+    let file = std::fs::File::open(path).map_err(unread)?;
+    check_owner(&file.metadata().map_err(unread)?).map_err(wrong)?;
+    let mut text = String::new();
+    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(unread)?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(wrong(format!("is longer than {} KiB", MAX_FILE / 1024)));
+    }
+    Ok(text)
+}
+
 /// The part that looks at nothing but the text.
-pub(super) fn parse(path: &Path, bin_dir: &Path, text: &str) -> Result<Vec<ProviderConfig>, ProvidersError> {
+fn parse(
+    path: &Path,
+    bin_dir: &Path,
+    text: &str,
+    names: &mut BTreeSet<String>,
+) -> Result<Vec<ProviderConfig>, ProvidersError> {
     let in_file = |problem: String| ProvidersError::File { path: path.to_owned(), problem };
+    // Without the line that it is about: an environment variable may hold a secret.
     let File { api_version, kind, providers } =
-        serde_saphyr::from_str(text).map_err(|error| in_file(without_values(&error)))?;
+        serde_saphyr::from_str(text).map_err(|error| in_file(error.without_snippet().to_string()))?;
     if kind != "CredentialProviderConfig" {
         return Err(in_file(format!("kind is {kind:?}, and must be CredentialProviderConfig")));
     }
@@ -181,7 +216,6 @@ pub(super) fn parse(path: &Path, bin_dir: &Path, text: &str) -> Result<Vec<Provi
     if providers.is_empty() {
         return Err(in_file("providers is empty: name at least one, or leave the flags away".to_owned()));
     }
-    let mut names = BTreeSet::new();
     let mut read = Vec::new();
     for (index, raw) in providers.into_iter().enumerate() {
         let provider = if raw.name.is_empty() { format!("number {}", index + 1) } else { raw.name.clone() };
@@ -201,18 +235,6 @@ pub(super) fn parse(path: &Path, bin_dir: &Path, text: &str) -> Result<Vec<Provi
         })?);
     }
     Ok(read)
-}
-
-/// The parser's words without a value of the file: an environment variable may hold a secret.
-fn without_values(error: &serde_saphyr::Error) -> String {
-    let text = error.without_snippet().to_string();
-    if text.contains("invalid type") || text.contains("invalid value") {
-        let place = error.location().map_or_else(String::new, |location| {
-            format!(" at line {} column {}", location.line(), location.column())
-        });
-        return format!("a value is of the wrong type{place}");
-    }
-    text
 }
 
 type Problem = (&'static str, String);

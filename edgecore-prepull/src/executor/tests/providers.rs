@@ -89,6 +89,7 @@ async fn credentials_that_were_refused_are_not_followed_by_an_anonymous_try() {
     let providers = provider(&[Gives(1, "stale", "Image", 0)]);
     let end = run_with(&fake, &providers, with_key(work, credentials(&["old"]))).await;
     assert_eq!(passwords(&fake), some(&["old", "stale"]));
+    assert_eq!(providers.runs().len(), 1, "what is new is not asked for anew");
     assert_eq!(
         end.images[0].reason,
         "401 Unauthorized (credentials tried: 1 of the secret and 1 of credential provider vault)"

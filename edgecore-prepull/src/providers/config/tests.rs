@@ -24,7 +24,8 @@ providers:
 ";
 
 fn read(text: &str) -> Result<Vec<ProviderConfig>, String> {
-    parse(Path::new("/etc/cp.yaml"), Path::new("/opt/bin"), text).map_err(|error| error.to_string())
+    parse(Path::new("/etc/cp.yaml"), Path::new("/opt/bin"), text, &mut BTreeSet::new())
+        .map_err(|error| error.to_string())
 }
 
 #[test]
@@ -188,6 +189,33 @@ fn the_programs_are_looked_at() {
     assert_eq!(load(), Ok(()));
     std::fs::write(&path, format!("{GOOD}{}", " ".repeat(1 << 20))).unwrap();
     assert!(load().unwrap_err().contains("is longer than 1024 KiB"));
+}
+
+#[test]
+fn a_directory_stands_for_its_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, bin) = (directory.path().join("d"), directory.path().join("bin"));
+    for dir in [&config, &bin, &config.join("no.yaml")] {
+        std::fs::create_dir(dir).unwrap();
+    }
+    for name in ["ecr", "other.sh", "third"] {
+        std::fs::write(bin.join(name), "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(bin.join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let names = || {
+        let providers = load(&config, &bin).map_err(|error| error.to_string())?;
+        Ok::<_, String>(providers.into_iter().map(|provider| provider.name).collect::<Vec<_>>())
+    };
+    assert!(names().unwrap_err().contains("is a directory without a .yaml, .yml or .json file"));
+    let third = GOOD.replace("name: ecr", "name: third").replace("name: other.sh", "name: fourth");
+    let third = &third[..third.find("- name: fourth").unwrap()];
+    std::fs::write(config.join("20.yml"), GOOD).unwrap();
+    std::fs::write(config.join("10.yaml"), third).unwrap();
+    std::fs::write(config.join("notes.txt"), "no").unwrap();
+    assert_eq!(names().unwrap(), ["third", "ecr", "other.sh"]);
+    std::fs::write(config.join("30.json"), third).unwrap();
+    let error = names().unwrap_err();
+    assert!(error.contains("30.json: provider third: name: is there twice"), "{error}");
 }
 
 proptest! {
