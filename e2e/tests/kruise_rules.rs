@@ -92,7 +92,7 @@ async fn secrets_of_a_job_cannot_be_changed_later() -> Result<()> {
         // Nobody but a CEL rule can say so: only the API server knows what was there before.
         Ok(_) => {
             let version = stage.cluster.version().await?;
-            ensure!(version.contains(" v1.2") && version < "Kubernetes v1.25".to_owned(), "{version}");
+            ensure!(version.contains(" v1.2") && version.as_str() < "Kubernetes v1.25", "{version}");
         }
         Err(error) => ensure!(format!("{error:#}").contains("immutable"), "{error:#}"),
     }
