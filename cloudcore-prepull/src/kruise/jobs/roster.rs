@@ -140,12 +140,16 @@ impl Roster {
             self.insert(&known.name, known.presence);
         }
         let changed = self.change(&known.name, group, |entry| entry.selected = selected);
-        if !selected
-            && self.entries.get(&known.name).is_some_and(|e| matches!(e.state, State::Waiting { .. }))
-        {
-            self.entries.remove(&known.name);
-        }
+        self.prune(&known.name);
         changed
+    }
+
+    /// Forgets a node of which there is nothing to know.
+    fn prune(&mut self, node: &NodeName) {
+        let nothing = |e: &Entry| !e.selected && e.state == State::Waiting { anew: false };
+        if self.entries.get(node).is_some_and(nothing) {
+            self.entries.remove(node);
+        }
     }
 
     fn insert(&mut self, node: &Node, presence: Presence) {
@@ -170,7 +174,10 @@ impl Roster {
             self.insert(&known.name, known.presence);
         }
         let never = self.never;
-        self.change(&known.name, group, |entry| entry.state = follow(entry.state, standing, never))
+        let changed =
+            self.change(&known.name, group, |entry| entry.state = follow(entry.state, standing, never));
+        self.prune(&known.name);
+        changed
     }
 
     /// The image is another one: nothing that was counts.
@@ -178,7 +185,6 @@ impl Roster {
         for (node, _) in self.snapshot() {
             self.change(&node, group, |entry| entry.state = State::Waiting { anew: true });
         }
-        self.entries.retain(|_, entry| entry.selected);
     }
 
     /// The wish is another one: what is open is to hear of it.

@@ -2,4 +2,5 @@
 
 mod driver;
 mod lists;
+mod model;
 mod pull;

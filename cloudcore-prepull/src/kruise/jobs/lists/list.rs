@@ -189,8 +189,10 @@ impl List {
         let mut removed: Vec<_> = removed.collect();
         removed.sort_unstable_by_key(|(image, ..)| *image);
         deeds.extend(removed);
-        self.work
-            .retain(|image, _| plan.list.images.contains(image) || of_image.contains_key(image.as_str()));
+        self.work.retain(|image, work| {
+            let known = plan.list.images.contains(image) || of_image.contains_key(image.as_str());
+            known || work.is_under_way()
+        });
         self.deletes = deeds.iter().any(|(_, deed, _)| *deed == Deed::Delete);
         self.wakeup = None;
         for (image, deed, child) in deeds {

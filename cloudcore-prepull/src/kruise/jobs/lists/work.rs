@@ -41,6 +41,10 @@ impl Work {
         Some(waits.unwrap_or(Timestamp::MIN))
     }
 
+    pub(super) fn is_under_way(&self) -> bool {
+        self.in_flight
+    }
+
     pub(super) fn begin(&mut self, deed: Deed) {
         (self.last, self.in_flight) = (Some(deed), true);
     }

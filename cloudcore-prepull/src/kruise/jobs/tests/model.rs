@@ -1,0 +1,106 @@
+//! Thousands of short lives of a small fleet, by lot: after each step the laws hold, and each life comes to its end.
+
+use serde_json::{Value, json};
+
+mod book;
+mod laws;
+mod steps;
+mod world;
+
+use world::World;
+
+/// SplitMix64: each seed is a life that can be lived again.
+pub(super) struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
+        let index = usize::try_from(self.below(of.len().max(1) as u64)).unwrap();
+        of.get(index)
+    }
+}
+
+pub(super) const NODES: &[&str] = &["n1", "n2", "n3", "n4", "n5"];
+pub(super) const IMAGES: &[&str] = &["nginx:1", "redis:2", "r.io/app:3"];
+
+/// What a job may say besides its image; one time in ten it is refused.
+pub(super) fn template(rng: &mut Rng) -> Value {
+    let mut spec = json!({
+        "parallelism": rng.below(4),
+        "pullPolicy": {"timeoutSeconds": 1 + rng.below(20), "backoffLimit": rng.below(3)},
+    });
+    match rng.below(6) {
+        0 => spec["selector"] = json!({"names": ["n1", "n3", "n9"]}),
+        1 | 2 => spec["selector"] = json!({"matchLabels": {"zone": "x"}}),
+        3 => spec["podSelector"] = json!({"matchLabels": {"app": "web"}}),
+        _ => {}
+    }
+    match rng.below(6) {
+        0 => spec["completionPolicy"] = json!({"type": "Never"}),
+        1 => spec["completionPolicy"] = json!({"activeDeadlineSeconds": 30 + rng.below(300)}),
+        2 => spec["completionPolicy"] = json!({"ttlSecondsAfterFinished": rng.below(300)}),
+        _ => {}
+    }
+    if rng.chance(10) {
+        spec["parallelism"] = json!("10%");
+    }
+    spec
+}
+
+/// A life: its steps, and then everything answers. `interrupted`: cloudcore starts anew in between.
+fn live(seed: u64, interrupted: bool) -> World {
+    let mut world = World::new(Rng(seed));
+    for _ in 0..60 {
+        world.step();
+        world.flush();
+    }
+    // What a write finds may depend on when it comes.
+    world.land_all();
+    if interrupted {
+        world.restart(false);
+    }
+    world.settle();
+    world.has_ended();
+    world
+}
+
+fn lives(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        let ends = [false, true].map(|interrupted| {
+            let life = std::panic::catch_unwind(|| live(seed, interrupted).ends());
+            life.unwrap_or_else(|_| panic!("seed {seed}, interrupted: {interrupted}"))
+        });
+        for (job, end) in &ends[0] {
+            if let Some(other) = ends[1].get(job) {
+                assert_eq!(end, other, "seed {seed}: {job} ends another way after a restart");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_life_keeps_the_laws_and_comes_to_its_end() {
+    lives(0..1500);
+}
+
+/// For a long night: `cargo test -p cloudcore-prepull --lib kruise::jobs -- --ignored`
+#[test]
+#[ignore = "takes minutes"]
+fn a_hundred_thousand_lives() {
+    lives(1500..100_000);
+}
