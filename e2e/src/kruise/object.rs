@@ -19,7 +19,7 @@ use crate::cluster::Cluster;
 use crate::place::Place;
 
 /// How long a test waits for what it expects, unless it says otherwise: long enough for a busy machine.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Events are published one after another, beside the status.
 const EVENT_LIMIT: Duration = Duration::from_secs(10);
 /// Whose logs are shown when an object does not get where it should.
