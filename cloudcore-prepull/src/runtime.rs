@@ -164,6 +164,12 @@ async fn work(
     readiness: Arc<Readiness>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
+    if args.enable_kruise_api {
+        // A standby may have waited for long.
+        let check = Box::pin(crate::kruise::owner::check(&client, Timestamp::now()));
+        let Some(ours) = shutdown.run_until_cancelled(check).await else { return Ok(()) };
+        ours?;
+    }
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = cluster::leaders_client(kubeconfig, leadership.clone()).await?;
     if shutdown.run_until_cancelled(preflight::passes(&client, &readiness)).await.is_none() {

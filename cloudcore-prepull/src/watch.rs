@@ -57,7 +57,7 @@ pub(crate) struct Watched<T, I> {
     pub(crate) gone: fn(&T) -> I,
 }
 
-/// Watches for ever, or until nobody listens.
+/// Watches all objects of a kind for ever, or until nobody listens.
 pub(crate) async fn follow<K, T, I>(
     api: Api<K>,
     inputs: mpsc::Sender<I>,
@@ -71,9 +71,27 @@ pub(crate) async fn follow<K, T, I>(
         + Send
         + 'static,
 {
+    follow_selected(api, watcher::Config::default(), inputs, read, watched).await;
+}
+
+/// The same for some of them.
+pub(crate) async fn follow_selected<K, T, I>(
+    api: Api<K>,
+    config: watcher::Config,
+    inputs: mpsc::Sender<I>,
+    read: impl Fn(K) -> T,
+    watched: Watched<T, I>,
+) where
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
+{
     let kind = K::kind(&());
     let (mut listed, said) = (Vec::new(), Said::default());
-    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
     loop {
         let input = match stream.next().await {
             Some(Ok(Event::Init)) => {

@@ -56,6 +56,9 @@ pub struct Kruise {
     node_images: NodeImages,
     jobs: Jobs,
     listed: Listed,
+    /// Whether every node that is to have a NodeImage has had one, or could not get it. Before that a job would take a
+    /// part of the nodes, or none, for all.
+    is_made: bool,
 }
 
 /// Turns that the halves take with each other in one flush. An ask makes a write, and no news before that has come
@@ -65,7 +68,12 @@ const TURNS: usize = 4;
 impl Kruise {
     /// With NodeImages for the nodes that the selector selects.
     pub fn new(selector: Selector) -> Self {
-        Self { node_images: NodeImages::new(selector), jobs: Jobs::default(), listed: Listed::default() }
+        Self {
+            node_images: NodeImages::new(selector),
+            jobs: Jobs::default(),
+            listed: Listed::default(),
+            is_made: false,
+        }
     }
 
     /// Takes in what happened. What follows from it comes out of [`Self::flush`].
@@ -105,6 +113,10 @@ impl Kruise {
                     node_images::Action::Write(node, write) => actions.push(Action::NodeImage(node, write)),
                     node_images::Action::Event(event) => actions.push(Action::Event(event)),
                 }
+            }
+            self.is_made = self.is_made || self.node_images.are_made();
+            if !self.is_made {
+                break;
             }
             let mut asked = false;
             for action in self.jobs.flush(now) {

@@ -331,8 +331,11 @@ impl Jobs {
     }
 
     /// The job is over, and the API server knows.
-    fn park(&mut self, uid: &JobUid, over: Over) {
+    fn park(&mut self, uid: &JobUid, mut over: Over) {
         if let Some(mut job) = self.running.remove(uid) {
+            if job.is_being_written() {
+                over.wait_for_status();
+            }
             if let Some(group) = self.groups.get_mut(&job.group) {
                 job.leave(group);
             }

@@ -52,7 +52,12 @@ pub enum Input {
     /// One is new or changed.
     NodeImage(Result<Box<NodeImage>, Unreadable>),
     /// One is gone.
-    NodeImageGone(NodeName),
+    NodeImageGone {
+        /// metadata.name
+        name: NodeName,
+        /// metadata.uid
+        uid: String,
+    },
     /// A session came, spoke of one of our tasks, or went.
     Session(SessionEvent),
     /// A dispatch ended.
@@ -216,7 +221,11 @@ impl NodeImages {
                 }
             }
             Input::NodeImage(object) => self.object(object),
-            Input::NodeImageGone(name) => self.observe(&name, None),
+            Input::NodeImageGone { name, uid } => {
+                if self.held.get(&name).is_some_and(|held| held.is(&uid)) {
+                    self.observe(&name, None);
+                }
+            }
             Input::Session(event) => self.session(event, now),
             Input::Dispatched { node, task, outcome } => {
                 self.with(&node, |held, out| held.dispatched(&task, outcome, now, out));
@@ -273,6 +282,11 @@ impl NodeImages {
     /// When [`Self::flush`] is to be called although nothing happened.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         self.due.next()
+    }
+
+    /// Whether every node that is to have a NodeImage has one, or could not get it.
+    pub(crate) fn are_made(&self) -> bool {
+        !self.held.values().any(|held| held.is_to_be_made(&self.selector) && !held.has_tried())
     }
 
     /// NodeImages that there are, for the metrics.

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
 use kube::core::DeserializeGuard;
+use kube::runtime::watcher;
 use kube::{Client, Resource, ResourceExt};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
 use prepull_api::task::{JobUid, NodeName};
@@ -15,14 +16,17 @@ use tokio::sync::mpsc;
 use super::engine::Input;
 use super::jobs::{self, Pod};
 use super::{ObjectId, Unreadable, node_images};
-use crate::watch::{Watched, follow};
+use crate::watch::{Watched, follow, follow_selected};
 
 type Object<K> = Result<Box<K>, Unreadable>;
 
 /// Watches all NodeImages for ever.
 pub async fn node_images(client: Client, inputs: mpsc::Sender<Input>) {
     use node_images::Input as To;
-    let gone = |object: &Object<NodeImage>| Input::Node(To::NodeImageGone(NodeName(id(object).name)));
+    let gone = |object: &Object<NodeImage>| {
+        let ObjectId { namespace: _, name, uid } = id(object);
+        Input::Node(To::NodeImageGone { name: NodeName(name), uid: uid.0 })
+    };
     let watched = Watched {
         all: |objects| Input::Node(To::NodeImages(objects)),
         one: |object| Input::Node(To::NodeImage(object)),
@@ -53,6 +57,9 @@ pub async fn list_jobs(client: Client, inputs: mpsc::Sender<Input>) {
     follow(Api::<DeserializeGuard<ImageListPullJob>>::all(client), inputs, object, watched).await;
 }
 
+/// The pods that a podSelector may be about; one that is so no more is told of as gone.
+const SCHEDULED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
+
 /// Watches all pods for ever. Of each only what a podSelector needs is read.
 pub async fn pods(client: Client, inputs: mpsc::Sender<Input>) {
     use jobs::Input as To;
@@ -63,7 +70,8 @@ pub async fn pods(client: Client, inputs: mpsc::Sender<Input>) {
             Input::Job(To::PodGone { namespace: pod.namespace.clone(), name: pod.name.clone() })
         },
     };
-    follow(Api::<PodView>::all(client), inputs, pod, watched).await;
+    let scheduled = watcher::Config::default().fields(SCHEDULED);
+    follow_selected(Api::<PodView>::all(client), scheduled, inputs, pod, watched).await;
 }
 
 /// The part of a Pod that is read.

@@ -21,6 +21,7 @@ impl Rng {
     }
 
     /// Both ends included.
+    #[allow(dead_code, reason = "the model of Kruise's engine has no use for it")]
     pub(crate) fn between(&mut self, from: u64, to: u64) -> u64 {
         from + self.next() % (to - from + 1)
     }

@@ -166,8 +166,10 @@ impl Lists {
         self.agenda.mark(list);
     }
 
-    fn park(&mut self, uid: &JobUid, over: Over) {
-        self.running.remove(uid);
+    fn park(&mut self, uid: &JobUid, mut over: Over) {
+        if self.running.remove(uid).is_some_and(|list| list.is_being_written()) {
+            over.wait_for_status();
+        }
         if let Some(children) = self.children.remove(uid) {
             children.uids().for_each(|child| {
                 self.list_of.remove(child);

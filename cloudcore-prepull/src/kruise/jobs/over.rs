@@ -74,7 +74,12 @@ impl Over {
         due
     }
 
-    /// A deletion ended.
+    /// The last write of its status is still under way: a deletion waits for it.
+    pub(super) fn wait_for_status(&mut self) {
+        self.in_flight = true;
+    }
+
+    /// A deletion ended, or the last write of the status.
     pub(super) fn written(&mut self) {
         self.in_flight = false;
     }

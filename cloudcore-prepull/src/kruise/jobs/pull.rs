@@ -296,6 +296,10 @@ impl Job {
         Some(Over::new(self.id.clone(), ended, ttl))
     }
 
+    pub(super) fn is_being_written(&self) -> bool {
+        self.writing.is_under_way()
+    }
+
     pub(super) fn next_wakeup(&self) -> Option<Timestamp> {
         let run = self.running().zip(self.start);
         let course = run.and_then(|(run, start)| run.next_wakeup(start));

@@ -20,7 +20,7 @@ enum State {
     },
     /// Asked, and neither succeeded nor failed.
     Open {
-        /// The end of the round before: what ended then does not end this one.
+        /// The end of the round before, until this one is known to have begun: what ended then does not end it.
         beyond: Option<Timestamp>,
         /// What stands there may be of another wish.
         stale: bool,
@@ -315,7 +315,7 @@ fn follow(state: State, standing: Standing, never: bool) -> State {
         _ => State::Ended { succeeded, at, due: false },
     };
     match (state, standing) {
-        (State::Waiting { anew: true }, _) | (State::Open { .. }, Standing::Open) => state,
+        (State::Waiting { anew: true }, _) => state,
         // A node that is over with it stays so, whatever others do with the tag. That the image is there after all
         // is good to know.
         (State::Ended { .. }, Standing::Absent | Standing::Open)
@@ -327,8 +327,10 @@ fn follow(state: State, standing: Standing, never: bool) -> State {
         (_, Standing::Absent) => State::Waiting { anew: false },
         // Nobody of this life has asked for it.
         (State::Waiting { .. }, Standing::Open) => State::Open { beyond: None, stale: true },
-        // Another job did, or a person.
-        (State::Ended { at, .. }, Standing::Open) => State::Open { beyond: Some(at), stale: false },
+        // The round has begun: whatever ends from now on is of this round.
+        (State::Open { stale, .. }, Standing::Open) => State::Open { beyond: None, stale },
+        // Another job asked, or a person.
+        (State::Ended { .. }, Standing::Open) => State::Open { beyond: None, stale: false },
         (_, Standing::Succeeded(at)) => ended(true, at),
         (_, Standing::Failed(at)) => ended(false, at),
     }

@@ -4,3 +4,4 @@ mod driver;
 mod lists;
 mod model;
 mod pull;
+mod wishes;

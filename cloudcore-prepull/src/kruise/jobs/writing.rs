@@ -26,6 +26,10 @@ impl<S: Clone + PartialEq> Writing<S> {
         self.stored.as_ref()
     }
 
+    pub(super) fn is_under_way(&self) -> bool {
+        self.sent.is_some()
+    }
+
     /// Something may have changed.
     pub(super) fn touch(&mut self, pace: Pace) {
         self.writes.touch(pace);

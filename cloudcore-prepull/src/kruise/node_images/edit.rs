@@ -20,7 +20,10 @@ pub(super) enum Effect {
     /// The spec was changed.
     Changed,
     /// The NodeImage is full.
-    Full,
+    Full {
+        /// What the job wanted before was taken out all the same.
+        disowned: bool,
+    },
 }
 
 /// Writes a wish into a spec.
@@ -31,10 +34,10 @@ pub(super) fn apply(
     again: bool,
     now: Timestamp,
 ) -> Effect {
-    let room = spec.images.contains_key(&wish.image) || spec.images.len() < MAX_IMAGES;
     let mut effect = disown_others(spec, wish);
-    if !room {
-        return Effect::Full;
+    let full = Effect::Full { disowned: effect == Effect::Changed };
+    if !spec.images.contains_key(&wish.image) && spec.images.len() >= MAX_IMAGES {
+        return full;
     }
     let image = spec.images.entry(wish.image.clone()).or_default();
     let has_room = image.tags.len() < MAX_TAGS;
@@ -43,7 +46,7 @@ pub(super) fn apply(
         Some(tag) if owns(tag, &wish.owner) => {
             let ended = ended(tag.version);
             if ended && again {
-                tag.version += 1;
+                tag.version = tag.version.saturating_add(1);
                 tag.created_at = Some(Time(now));
                 set_terms(tag, wish);
                 set_image_terms(image, wish);
@@ -58,14 +61,14 @@ pub(super) fn apply(
         }
         Some(tag) => {
             // A further round for the newcomer: what was pulled before may have been pulled on other terms.
-            tag.version += 1;
+            tag.version = tag.version.saturating_add(1);
             tag.owner_references.push(wish.owner.clone());
             tag.created_at = Some(Time(now));
             set_terms(tag, wish);
             set_image_terms(image, wish);
             Effect::Changed
         }
-        None if !has_room => Effect::Full,
+        None if !has_room => full,
         None => {
             // Above that of a tag of this name whose status has not been cleared yet.
             let before = find(status, &wish.image, &wish.tag).map(|tag| tag.version);
@@ -73,7 +76,7 @@ pub(super) fn apply(
                 tag: wish.tag.clone(),
                 created_at: Some(Time(now)),
                 owner_references: vec![wish.owner.clone()],
-                version: before.map_or(0, |version| version + 1),
+                version: before.map_or(0, |version| version.saturating_add(1)),
                 ..ImageTagSpec::default()
             };
             set_terms(&mut tag, wish);
@@ -159,6 +162,14 @@ pub(super) fn prune(
         spec.images.retain(|_, image| !image.tags.is_empty());
     }
     (changed, next)
+}
+
+/// Whether nobody waits for a tag any more: it belongs to jobs, and all of them are over.
+pub(super) fn is_over(tag: &ImageTagSpec, liveness: &dyn Fn(&JobUid) -> Liveness) -> bool {
+    let is_over = |owner: &ObjectReference| {
+        is_job(owner) && job_of(owner).is_some_and(|job| liveness(&job) == Liveness::Over)
+    };
+    !tag.owner_references.is_empty() && tag.owner_references.iter().all(is_over)
 }
 
 /// When a tag that has ended has served its time.

@@ -9,15 +9,16 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::crd::kruise::{
-    ImageSpec, ImageTagSpec, ImageTagStatus, NodeImage, NodeImageSpec, NodeImageStatus, PullPhase,
+    ImageTagSpec, ImageTagStatus, NodeImage, NodeImageSpec, NodeImageStatus, PullPhase,
 };
+use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::bounded_reason;
 
 use super::super::jobs::Event;
 use super::super::rules::{self, ValidTag};
 use super::super::{News, ObjectId, Standing, Unreadable, Wish};
-use super::edit::{ended_at, is_job, job_of};
+use super::edit::{ended_at, find, is_job, job_of};
 use super::work::{State, Work, full_name, refused, task_id};
 use super::{Action, Out, Written};
 use crate::plan::NodeView;
@@ -25,6 +26,9 @@ use crate::tunnel::SessionId;
 
 /// After a write that failed, or changed nothing: doubled each time up to the second value.
 const WRITE_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+
+/// The label of the nodes that Kruise leaves out, too.
+const VIRTUAL: (&str, &str) = ("type", "virtual-kubelet");
 
 /// An image's name, and its tag.
 type Key = (String, String);
@@ -92,6 +96,20 @@ impl Held {
 
     pub(super) fn exists(&self) -> bool {
         self.object.is_some()
+    }
+
+    /// Whether there is none, and should be one.
+    pub(super) fn is_to_be_made(&self, selector: &Selector) -> bool {
+        let wants = |node: &NodeView| {
+            let is_virtual = node.labels.get(VIRTUAL.0).is_some_and(|kind| kind == VIRTUAL.1);
+            node.ready && !is_virtual && selector.matches(&node.labels)
+        };
+        self.object.is_none() && !self.blocked && self.node.as_ref().is_some_and(wants)
+    }
+
+    /// Whether a write has failed.
+    pub(super) fn has_tried(&self) -> bool {
+        self.write.failures > 0
     }
 
     /// Whether nothing is known of the node any more.
@@ -163,7 +181,8 @@ impl Held {
         };
         // A write that has changed nothing would be made again at once, for ever.
         let version = now_is.and_then(|object| object.metadata.resource_version.as_ref());
-        if version.is_some() && version == self.write.replaces.as_ref() {
+        let refused = matches!(written, Written::Refused(_));
+        if version == self.write.replaces.as_ref() && (version.is_some() || refused) {
             self.back_off(now);
         } else {
             (self.write.failures, self.write.not_before) = (0, None);
@@ -174,6 +193,11 @@ impl Held {
         let wait = WRITE_RETRY.0.saturating_mul(1 << self.write.failures.min(10)).min(WRITE_RETRY.1);
         self.write.failures += 1;
         self.write.not_before = now.checked_add(wait).ok();
+    }
+
+    /// Whether this is the object that is held, or none is.
+    pub(super) fn is(&self, uid: &str) -> bool {
+        self.object.as_ref().is_none_or(|object| object.uid == uid)
     }
 
     /// The API server has this, or nothing.
@@ -202,7 +226,8 @@ impl Held {
             status,
         };
         let before = self.object.as_ref();
-        if before.is_some_and(|before| before.uid == new.uid && is_older(&new.version, &before.version)) {
+        // Versions are of the whole store: an object that was made again is newer, too.
+        if before.is_some_and(|before| is_older(&new.version, &before.version)) {
             // What was answered with it is to be told from what is newer.
             self.tell_standings(out);
             return;
@@ -273,7 +298,9 @@ impl Held {
                 match valid {
                     Ok(valid) => {
                         self.refused.remove(&key);
-                        align_one(&mut self.works, &object.uid, key, image, tag, valid, out);
+                        let known = object.status.as_ref().and_then(|status| find(status, name, &tag.tag));
+                        let works = &mut self.works;
+                        align_one(works, &object.uid, key, tag, known, valid, out);
                     }
                     Err(words) => {
                         if let Some(mut work) = self.works.remove(&key) {
@@ -308,7 +335,7 @@ impl Held {
 const UNWANTED: &str = "the NodeImage does not ask for this any more";
 
 fn drop_work(work: &mut Work, out: &mut Out<'_>) {
-    if work.is_out() {
+    if work.is_out() || work.waits_for_keys {
         out.cancel(work.sent.clone(), UNWANTED);
     }
     if let State::Ended { ack: Some(task), .. } = &work.state {
@@ -328,24 +355,23 @@ fn align_one(
     works: &mut BTreeMap<Key, Work>,
     uid: &str,
     key: Key,
-    image: &ImageSpec,
     tag: &ImageTagSpec,
+    known: Option<&ImageTagStatus>,
     valid: ValidTag,
     out: &mut Out<'_>,
 ) {
-    let id = task_id(uid, &key.0, image, tag, &valid);
+    let id = task_id(uid, &key.0, tag, &valid);
     match works.get_mut(&key) {
         Some(work) if work.task == id => {}
         // One more round of the very same. What runs goes on to its end, and what it brought need not be fetched again.
         Some(work) if work.task.job == id.job && work.is_out() => {
             (work.task, work.version) = (id, tag.version);
         }
-        known => {
-            if let Some(work) = known {
-                drop_work(work, out);
-            }
+        Some(work) => {
+            drop_work(work, out);
             works.insert(key, Work::new(id, tag.version, valid));
         }
+        None => _ = works.insert(key, Work::new(id, tag.version, valid).resume(known)),
     }
 }
 
@@ -355,7 +381,7 @@ fn told(node: &NodeName, (job, (image, tag)): (JobUid, Key), standing: Standing)
 
 /// How a tag stands, as the API server has it.
 fn standing(status: Option<&NodeImageStatus>, name: &str, tag: &ImageTagSpec) -> Standing {
-    let found = status.and_then(|status| super::edit::find(status, name, &tag.tag));
+    let found = status.and_then(|status| find(status, name, &tag.tag));
     match found.filter(|found| found.has_ended(tag.version)) {
         Some(found) => {
             let at = found.completion_time.as_ref().map_or(Timestamp::MIN, |time| time.0);

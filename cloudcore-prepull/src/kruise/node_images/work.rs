@@ -52,6 +52,11 @@ pub(super) struct Work {
     pub(super) message: String,
     /// It takes a place on the node.
     pub(super) has_place: bool,
+    /// The node has it in its ledger, and waits for its keys.
+    pub(super) waits_for_keys: bool,
+    /// It was sent by an earlier cloudcore, or for an entry of the same name that was taken out since: with keys that may
+    /// be old.
+    pub(super) is_inherited: bool,
     pub(super) not_before: Option<Timestamp>,
 }
 
@@ -87,13 +92,29 @@ impl Work {
             progress: 0,
             message: String::new(),
             has_place: false,
+            waits_for_keys: false,
+            is_inherited: false,
             not_before: None,
         }
+    }
+
+    /// Goes on where the API server knows it to be.
+    pub(super) fn resume(mut self, known: Option<&ImageTagStatus>) -> Self {
+        if let Some(known) = known.filter(|known| known.version == self.version) {
+            self.since = known.start_time.as_ref().map(|time| time.0);
+            self.progress = known.progress;
+        }
+        self
     }
 
     /// Whether the node has it, or is about to.
     pub(super) fn is_out(&self) -> bool {
         matches!(self.state, State::Resolving | State::With | State::Away)
+    }
+
+    /// Whether the node's ledger has it, or is about to.
+    pub(super) fn is_in_ledger(&self) -> bool {
+        self.is_out() || self.waits_for_keys || matches!(self.state, State::Ended { ack: Some(_), .. })
     }
 
     /// Time for the node, all tries and waits together.
@@ -166,7 +187,9 @@ impl Work {
             status.image_id = id.map(|id| bounded_reason(&format!("{name}@{id}")));
             status
         } else {
-            let said = image.map(|image| image.reason.as_str()).filter(|reason| !reason.is_empty());
+            // What is said of an image that was not tried says less than what is said of the check.
+            let checked = result.check.as_ref().is_none_or(|check| check.passed);
+            let said = image.map(|image| image.reason.as_str()).filter(|said| checked && !said.is_empty());
             let mut why = bounded_reason(said.unwrap_or(&result.reason));
             if result.outcome == TaskOutcome::DeadlineExceeded && self.tag.active_deadline.is_some() {
                 why = format!("{EXCEEDED}: {why}");
@@ -239,14 +262,9 @@ pub(super) fn refused(tag: &ImageTagSpec, words: String, now: Timestamp) -> Imag
     }
 }
 
-/// Names the task of a tag: another one where anything that the node does would differ.
-pub(super) fn task_id(
-    uid: &str,
-    name: &str,
-    image: &ImageSpec,
-    tag: &ImageTagSpec,
-    valid: &ValidTag,
-) -> TaskId {
+/// Names the task of a tag: another one where the node would do something else for it. The sandbox is of the whole image: a
+/// job that gives another one for its tag does not disturb the other tags; it counts from the next task.
+pub(super) fn task_id(uid: &str, name: &str, tag: &ImageTagSpec, valid: &ValidTag) -> TaskId {
     let what = serde_json::json!([
         name,
         tag.tag,
@@ -255,7 +273,6 @@ pub(super) fn task_id(
         valid.retries,
         valid.timeout.as_secs(),
         valid.active_deadline.map(|deadline| deadline.as_secs()),
-        image.sandbox_config,
     ]);
     let hash = ring::digest::digest(&ring::digest::SHA256, what.to_string().as_bytes());
     let hash = hash.as_ref().iter().take(8).fold(String::new(), |mut hex, byte| {

@@ -9,7 +9,7 @@ use prepull_api::task::{JobUid, PullPolicy};
 
 use crate::kruise::ObjectId;
 use crate::kruise::jobs::objects;
-use crate::kruise::rules::{DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT};
+use crate::kruise::rules::{self, Completion, DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT};
 
 /// What a template says, in few bytes: a list of nodes may be long, and each child has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub(super) struct Child {
     pub(super) deleting: bool,
     pub(super) active: bool,
     pub(super) completed: bool,
+    /// Nothing moves it any more.
+    pub(super) over: bool,
     pub(super) succeeded: bool,
     pub(super) failed: bool,
 }
@@ -56,15 +58,17 @@ impl Child {
     /// Judged as Kruise judges it. A job that is refused after it began has not ended, whatever its numbers are.
     pub(in super::super) fn of(job: &ImagePullJob) -> Self {
         let status = job.status.clone().unwrap_or_default();
-        let never = job.spec.template.completion_policy.type_.as_deref() == Some("Never");
+        let never =
+            matches!(rules::pull_job(&job.spec), Ok(job) if job.template.completion == Completion::Never);
         let started = status.start_time.is_some();
-        let counts = started && (status.completion_time.is_some() || (never && status.desired > 0));
+        let counts = started && (status.completion_time.is_some() || never);
         Self {
             id: objects::id(&job.metadata),
             image: job.spec.image.clone(),
             template: Fingerprint::of(&job.spec.template),
             deleting: objects::is_being_deleted(&job.metadata),
             active: started && status.active > 0,
+            over: status.completion_time.is_some(),
             completed: counts && status.desired == status.succeeded.saturating_add(status.failed),
             succeeded: counts && status.desired == status.succeeded,
             failed: started && status.failed > 0,

@@ -129,22 +129,16 @@ impl List {
 
     /// Goes on as far as it can.
     pub(super) fn advance(&mut self, children: &Children, now: Timestamp, actions: &mut Vec<Action>) {
+        self.wakeup = None;
         if self.end.is_none() && self.refusal.is_none() && self.plan.is_some() {
             self.start.get_or_insert_with(|| objects::whole_seconds(now));
             self.work_on(children, now, actions);
         }
         let mut status = self.status(children);
-        let always =
-            self.plan.as_ref().is_some_and(|plan| plan.list.template.completion != Completion::Never);
-        if self.end.is_none()
-            && self.refusal.is_none()
-            && always
-            && !self.deletes
-            && status.completed == status.desired
-        {
+        if self.end.is_none() && self.has_ended(children) {
             status.completion_time = Some(Time(objects::whole_seconds(now)));
             actions.push(Action::Event(self.ended_event(&status)));
-            (self.wakeup, self.end) = (None, Some(status.clone()));
+            self.end = Some(status.clone());
         }
         self.writing.touch(if self.end.is_some() { Pace::AtOnce } else { Pace::Now });
         if self.writing.is_due(now)
@@ -152,6 +146,17 @@ impl List {
         {
             actions.push(Action::ListJobStatus(self.id.clone(), Box::new(status)));
         }
+    }
+
+    fn has_ended(&self, children: &Children) -> bool {
+        let Some(plan) = self.plan.as_ref().filter(|_| self.refusal.is_none() && !self.deletes) else {
+            return false;
+        };
+        let of_image = self.of_images(children);
+        let over = |image: &String| of_image.get(image.as_str()).is_some_and(|child| child.over);
+        // A child that is being made for an image that the list has no more is still to be deleted.
+        let quiet = !self.work.values().any(Work::is_under_way);
+        quiet && plan.list.template.completion != Completion::Never && plan.list.images.iter().all(over)
     }
 
     fn ended_event(&self, status: &ImageListPullJobStatus) -> Event {
@@ -194,7 +199,6 @@ impl List {
             known || work.is_under_way()
         });
         self.deletes = deeds.iter().any(|(_, deed, _)| *deed == Deed::Delete);
-        self.wakeup = None;
         for (image, deed, child) in deeds {
             let work = self.work.entry(image.to_owned()).or_default();
             let Some(due) = work.due(deed) else { continue };
@@ -277,6 +281,10 @@ impl List {
         let ttl =
             self.spec.as_ref().and_then(|spec| spec.template.completion_policy.ttl_seconds_after_finished);
         Some(Over::new(self.id.clone(), ended, ttl))
+    }
+
+    pub(super) fn is_being_written(&self) -> bool {
+        self.writing.is_under_way()
     }
 
     pub(super) fn next_wakeup(&self) -> Option<Timestamp> {

@@ -351,6 +351,7 @@ fn after_a_start_nodes_have_time_to_come_back_and_a_pause_is_no_silence() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
     d.restart(THREE);
+    d.settle();
     d.pass(60);
     assert!(!d.is_over("job"));
     d.pass(1);

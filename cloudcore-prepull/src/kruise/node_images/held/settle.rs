@@ -8,8 +8,8 @@ use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec, NodeImage
 use prepull_api::selector::Selector;
 use prepull_api::wire::bounded_reason;
 
-use super::super::super::Standing;
 use super::super::super::jobs::Event;
+use super::super::super::{Liveness, Standing};
 use super::super::edit::{self, Effect, job_of};
 use super::super::pace::Budget;
 use super::super::status::{Difference, desired, difference};
@@ -24,8 +24,10 @@ const PROGRESS_GAP: Duration = Duration::from_secs(5);
 /// Before the first of them: an image that is there by then needs one write less.
 const PROGRESS_FIRST: Duration = Duration::from_secs(3);
 
-/// The label of the nodes that Kruise leaves out, too.
-const VIRTUAL: (&str, &str) = ("type", "virtual-kubelet");
+/// Tasks in a node's ledger, those that wait for their acknowledgement included: half of what it takes
+/// ([`prepull_api::wire::MAX_OPEN_TASKS`]), the other half is for ImagePrePullJobs. A node that is full answers with a
+/// failure, though nothing is wrong but that the API server is slow.
+const LEDGER: usize = prepull_api::wire::MAX_OPEN_TASKS / 2;
 
 impl Held {
     /// Goes on as far as it can. Returns when to look again, though nothing happens.
@@ -38,7 +40,7 @@ impl Held {
     ) -> Option<Timestamp> {
         self.align(around.now, out);
         let mut wakeup = Wakeup::default();
-        self.give_up(around.now, &mut wakeup, out);
+        self.give_up(around, &mut wakeup, out);
         self.dispatch(around, &mut wakeup, out);
         if !self.write.in_flight && !self.blocked {
             match self.write.not_before.filter(|not_before| *not_before > around.now) {
@@ -50,13 +52,20 @@ impl Held {
     }
 
     /// What has had its time ends here, whatever the node does.
-    fn give_up(&mut self, now: Timestamp, wakeup: &mut Wakeup, out: &mut Out<'_>) {
-        let mut over: Vec<(Key, &'static str)> = Vec::new();
+    fn give_up(&mut self, around: &Around<'_>, wakeup: &mut Wakeup, out: &mut Out<'_>) {
+        let (now, mut over) = (around.now, Vec::<(Key, &'static str)>::new());
+        let Some(object) = &self.object else { return };
         for (key, work) in &mut self.works {
-            let Some(due) = work.gives_up() else { continue };
-            if due > now {
-                wakeup.at(due);
+            if matches!(work.state, State::Ended { .. }) {
                 continue;
+            }
+            let tag = tag_of(&object.spec, key).map(|(_, tag)| tag);
+            if !tag.is_some_and(|tag| edit::is_over(tag, around.liveness)) {
+                let Some(due) = work.gives_up() else { continue };
+                if due > now {
+                    wakeup.at(due);
+                    continue;
+                }
             }
             if work.is_out() {
                 out.cancel(work.sent.clone(), work.gave_up());
@@ -73,6 +82,8 @@ impl Held {
     fn dispatch(&mut self, around: &mut Around<'_>, wakeup: &mut Wakeup, out: &mut Out<'_>) {
         let (Some(_), Some(object)) = (self.session, &self.object) else { return };
         let now = around.now;
+        let in_ledger = self.works.values().filter(|work| work.is_in_ledger()).count();
+        let mut room = LEDGER.saturating_sub(in_ledger);
         let mut waiting: Vec<(Option<Timestamp>, Key)> = Vec::new();
         for (key, work) in self.works.iter().filter(|(_, work)| matches!(work.state, State::Waiting)) {
             if let Some(not_before) = work.not_before.filter(|not_before| *not_before > now) {
@@ -87,9 +98,10 @@ impl Held {
         for (_, key) in waiting {
             let Some((image, tag)) = tag_of(&object.spec, &key) else { continue };
             let Some(work) = self.works.get_mut(&key) else { continue };
-            if !(around.take)(&self.name) {
+            if room == 0 || !(around.take)(&self.name) {
                 return;
             }
+            room -= 1;
             work.has_place = true;
             work.state = State::Resolving;
             work.sent = work.task.clone();
@@ -114,8 +126,7 @@ impl Held {
             return;
         };
         let Some(object) = &self.object else {
-            let is_virtual = node.labels.get(VIRTUAL.0).is_some_and(|kind| kind == VIRTUAL.1);
-            if node.ready && !is_virtual && selector.matches(&node.labels) {
+            if self.is_to_be_made(selector) {
                 out.write(Write::Create(Arc::new(node.labels.clone())));
                 self.begin(0);
             }
@@ -131,10 +142,17 @@ impl Held {
         }
         let (mut kept, mut settled, mut full) = (Vec::new(), Vec::new(), Vec::new());
         for (wish, again) in std::mem::take(&mut self.wishes) {
+            // Of a job that has gone, or ended, before it could be written.
+            if !job_of(&wish.owner).is_some_and(|job| (around.liveness)(&job) == Liveness::Active) {
+                continue;
+            }
             match edit::apply(&mut spec, status, &wish, again, now) {
                 Effect::Changed => kept.push((wish, again)),
                 Effect::None => settled.push(wish),
-                Effect::Full => full.push(wish),
+                Effect::Full { disowned } => {
+                    changed |= disowned;
+                    full.push(wish);
+                }
             }
         }
         changed |= !kept.is_empty();

@@ -31,6 +31,9 @@ impl Held {
             out.act(Action::News(News::Online(self.name.clone(), true)));
         }
         let open: Vec<_> = open.iter().filter(|open| is_of_node_image(&open.task)).collect();
+        for work in self.works.values_mut() {
+            work.waits_for_keys = false;
+        }
         for work in self.works.values_mut().filter(|work| matches!(work.state, State::With | State::Away)) {
             match open.iter().find(|open| open.task == work.sent).map(|open| open.phase) {
                 Some(OpenPhase::Running | OpenPhase::Finished) => {
@@ -47,14 +50,21 @@ impl Held {
             match known {
                 Some(work) if matches!(work.state, State::With) && work.sent == open.task => {}
                 // It is sent again, with its keys.
-                Some(work) if open.phase == OpenPhase::NeedsKeys && work.task == open.task => {}
+                Some(work) if open.phase == OpenPhase::NeedsKeys && work.task == open.task => {
+                    work.waits_for_keys = true;
+                }
                 // From before a restart of this side.
-                Some(work) if matches!(work.state, State::Waiting) && open.phase != OpenPhase::NeedsKeys => {
+                Some(work)
+                    if matches!(work.state, State::Waiting | State::Resolving)
+                        && open.phase != OpenPhase::NeedsKeys =>
+                {
                     work.sent = open.task.clone();
                     (work.state, work.heard) = (State::With, Some(now));
                     work.since = work.since.or(Some(now));
-                    work.has_place = true;
-                    out.took();
+                    work.is_inherited = true;
+                    if !std::mem::replace(&mut work.has_place, true) {
+                        out.took();
+                    }
                 }
                 _ if open.phase == OpenPhase::Finished => {}
                 _ => out.cancel(open.task.clone(), UNWANTED),
@@ -88,7 +98,9 @@ impl Held {
         let current = self.session;
         let resolving = |work: &Work| work.sent == *task && matches!(work.state, State::Resolving);
         let Some((key, work)) = self.works.iter_mut().find(|(_, work)| resolving(work)) else {
-            if matches!(outcome, DispatchOutcome::Sent(_)) {
+            // Not where the node's hello was quicker.
+            let is_wanted = self.works.values().any(|work| work.sent == *task && work.is_out());
+            if matches!(outcome, DispatchOutcome::Sent(_)) && !is_wanted {
                 out.cancel(task.clone(), UNWANTED);
             }
             return;
@@ -155,6 +167,12 @@ impl Held {
             _ if work.task != work.sent => {
                 // An earlier round. The later one begins.
                 out.ack(result.task.clone());
+                return wait(work, out);
+            }
+            // It may have failed for want of what is there by now, such as a secret that was mended.
+            _ if work.is_inherited && result.outcome != TaskOutcome::Succeeded => {
+                out.ack(result.task.clone());
+                work.is_inherited = false;
                 return wait(work, out);
             }
             _ if result.outcome == TaskOutcome::Cancelled => {

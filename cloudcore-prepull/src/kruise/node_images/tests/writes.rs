@@ -43,7 +43,7 @@ fn one_that_was_deleted_by_hand_is_made_again() {
     world.edit(|spec| by_hand(spec, "a", "1"));
     let task = world.sent()[0].task.id.clone();
     world.object = None;
-    world.tell(Input::NodeImageGone(node()));
+    world.tell(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
     assert_eq!(world.object.as_ref().unwrap().spec, NodeImageSpec::default());
     let said = world.said();
     assert!(matches!(&said[..], [CloudMessage::Cancel { task: of, .. }] if *of == task), "{said:?}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prepull_api::crd::kruise::{ImageListPullJob, ImageListPullJobSpec, ImagePullJob, ImagePullJobSpec};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::super::super::*;
 use super::world::{Node, World, group};
@@ -186,8 +186,8 @@ impl World {
     /// A node is through with an image: the same way each time.
     fn end(&mut self, job: &JobUid, node: &str) {
         let tag = self.tags.get_mut(&(job.clone(), node.to_owned())).unwrap();
-        let good = (node.len() + tag.key.0.len() + usize::from(node.as_bytes()[1])) % 3 != 0;
-        tag.standing = if good { Standing::Succeeded(self.now) } else { Standing::Failed(self.now) };
+        let bad = (node.len() + tag.key.0.len() + usize::from(node.as_bytes()[1])).is_multiple_of(3);
+        tag.standing = if bad { Standing::Failed(self.now) } else { Standing::Succeeded(self.now) };
         let (key, standing) = (tag.key.clone(), tag.standing);
         self.tell(job, node, &key, standing);
     }
@@ -221,7 +221,7 @@ impl World {
     /// Whatever is refused or paused is mended, and everything answers, until nothing is left.
     pub(super) fn settle(&mut self) {
         let mend = |parallelism: &mut Option<_>, refused: bool| {
-            let paused = serde_json::to_value(&*parallelism).unwrap() == Value::from(0);
+            let paused = serde_json::to_value(&*parallelism).unwrap() == 0;
             if refused || paused {
                 *parallelism = Some(serde_json::from_value(json!(2)).unwrap());
             }
@@ -251,8 +251,8 @@ impl World {
                 self.end(job, node);
             }
             let next = self.now.checked_add(Duration::from_secs(1)).unwrap();
-            let wakeup = self.jobs.next_wakeup().filter(|_| open.is_empty());
-            let next = wakeup.unwrap_or(next).clamp(next, until.max(next));
+            let wakeup = if open.is_empty() { self.jobs.next_wakeup().unwrap_or(until) } else { next };
+            let next = wakeup.clamp(next, until.max(next));
             self.pass(next.duration_since(self.now).unsigned_abs());
         }
     }

@@ -47,6 +47,7 @@ pub(super) struct World {
     /// The last of each that was not refused.
     pub(super) list_books: BTreeMap<JobUid, Option<ValidListJob>>,
     pub(super) made: u32,
+    pub(super) trace: bool,
 }
 
 /// With which others a job shares its slots.
@@ -69,7 +70,7 @@ fn object(action: &Action) -> Object {
 }
 
 impl World {
-    pub(super) fn new(rng: Rng) -> Self {
+    pub(super) fn new(rng: Rng, trace: bool) -> Self {
         Self {
             rng,
             jobs: Jobs::default(),
@@ -85,6 +86,7 @@ impl World {
             books: BTreeMap::new(),
             list_books: BTreeMap::new(),
             made: 0,
+            trace,
         }
     }
 
@@ -133,11 +135,16 @@ impl World {
     pub(super) fn flush(&mut self) {
         self.sync();
         for action in self.jobs.flush(self.now) {
+            if self.trace {
+                eprintln!("{} {action:?}", self.now);
+            }
             match action {
                 Action::Ask { node, wish, again } => {
                     self.may_ask(&node.0, &wish, again);
                     let job = JobUid(wish.owner.uid.clone().unwrap());
                     self.books.get_mut(&job).unwrap().marks.insert(node.0.clone(), Mark::Open);
+                    // The later one replaces the earlier one.
+                    self.asks.retain(|(at, other, _)| *at != node.0 || other.owner.uid != wish.owner.uid);
                     self.asks.push((node.0, wish, again));
                 }
                 Action::Event(event) if event.kind == "ImagePullJob" => {
@@ -225,6 +232,8 @@ impl World {
                 self.input(Input::ListJobGone(id.uid.clone()));
                 self.collect(&id.uid);
             }
+            // The API server would collect it at once.
+            Action::MakeChild { list, .. } if !self.lists.contains_key(&list.uid) => return false,
             Action::MakeChild { list, name, spec } => {
                 if self.api.values().any(|job| job.metadata.name.as_ref() == Some(&name)) {
                     return self

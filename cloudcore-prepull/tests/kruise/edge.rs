@@ -1,0 +1,142 @@
+//! An edge as the tunnel knows it: a ledger, and tasks that take their time. (Its insides are the agent's own model.)
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use prepull_api::task::{ImageOutcome, ImageResult, TaskId, TaskOutcome, TaskResult};
+use prepull_api::wire::{CloudMessage, EdgeMessage, OpenPhase, OpenTask};
+
+pub(crate) enum Held {
+    Running,
+    NeedsKeys,
+    Finished(TaskResult),
+}
+
+#[derive(Default)]
+pub(crate) struct Edge {
+    pub(crate) ledger: BTreeMap<TaskId, Held>,
+    pub(crate) session: Option<u64>,
+    /// On their way, in this session.
+    pub(crate) to_edge: VecDeque<CloudMessage>,
+    pub(crate) to_cloud: VecDeque<EdgeMessage>,
+}
+
+impl Edge {
+    pub(crate) fn open(&self) -> Vec<OpenTask> {
+        let phase = |held: &Held| match held {
+            Held::Running => OpenPhase::Running,
+            Held::NeedsKeys => OpenPhase::NeedsKeys,
+            Held::Finished(_) => OpenPhase::Finished,
+        };
+        self.ledger.iter().map(|(task, held)| OpenTask { task: task.clone(), phase: phase(held) }).collect()
+    }
+
+    pub(crate) fn cut(&mut self) {
+        self.session = None;
+        self.to_edge.clear();
+        self.to_cloud.clear();
+    }
+
+    pub(crate) fn connect(&mut self, session: u64) {
+        self.cut();
+        self.session = Some(session);
+        let results: Vec<_> = self
+            .ledger
+            .values()
+            .filter_map(|held| match held {
+                Held::Finished(result) => Some(EdgeMessage::Result(result.clone())),
+                _ => None,
+            })
+            .collect();
+        self.to_cloud.extend(results);
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.cut();
+        for held in self.ledger.values_mut() {
+            if matches!(held, Held::Running) {
+                *held = Held::NeedsKeys;
+            }
+        }
+    }
+
+    pub(crate) fn running(&self) -> Vec<TaskId> {
+        let running = self.ledger.iter().filter(|(_, held)| matches!(held, Held::Running));
+        running.map(|(task, _)| task.clone()).collect()
+    }
+
+    pub(crate) fn end(&mut self, task: &TaskId, outcome: ImageOutcome) {
+        let result = TaskResult {
+            task: task.clone(),
+            outcome: match outcome {
+                ImageOutcome::Pulled | ImageOutcome::Present => TaskOutcome::Succeeded,
+                ImageOutcome::Failed => TaskOutcome::Failed,
+                ImageOutcome::Stopped => TaskOutcome::Cancelled,
+            },
+            reason: String::new(),
+            check: None,
+            images: vec![ImageResult {
+                outcome,
+                digest: None,
+                id: None,
+                reason: "so it is".to_owned(),
+                bytes: None,
+                attempts: 1,
+            }],
+            took: Duration::from_secs(1),
+        };
+        self.ledger.insert(task.clone(), Held::Finished(result.clone()));
+        self.say(EdgeMessage::Result(result));
+    }
+
+    fn say(&mut self, message: EdgeMessage) {
+        if self.session.is_some() {
+            self.to_cloud.push_back(message);
+        }
+    }
+
+    pub(crate) fn takes(&mut self, message: CloudMessage) {
+        match message {
+            CloudMessage::Assign(assign) => {
+                let id = assign.task.id;
+                match self.ledger.get(&id) {
+                    Some(Held::Finished(result)) => self.say(EdgeMessage::Result(result.clone())),
+                    Some(_) => {
+                        self.ledger.insert(id.clone(), Held::Running);
+                        self.say(EdgeMessage::Accepted { task: id });
+                    }
+                    None => {
+                        let earlier: Vec<_> =
+                            self.ledger.keys().filter(|known| known.job == id.job).cloned().collect();
+                        if earlier.iter().any(|known| known.attempt > id.attempt) {
+                            // Refused: replaced by a later attempt.
+                            self.ledger.remove(&id);
+                            let mut aside = Self { session: self.session, ..Self::default() };
+                            aside.end(&id, ImageOutcome::Stopped);
+                            self.to_cloud.append(&mut aside.to_cloud);
+                            return;
+                        }
+                        for task in earlier {
+                            if !matches!(self.ledger.get(&task), Some(Held::Finished(_))) {
+                                self.end(&task, ImageOutcome::Stopped);
+                            }
+                        }
+                        self.ledger.insert(id.clone(), Held::Running);
+                        self.say(EdgeMessage::Accepted { task: id });
+                    }
+                }
+            }
+            CloudMessage::Cancel { task, .. } => match self.ledger.get(&task) {
+                Some(Held::Finished(result)) => self.say(EdgeMessage::Result(result.clone())),
+                Some(_) => self.end(&task, ImageOutcome::Stopped),
+                None => {}
+            },
+            CloudMessage::ResultAck { task } => {
+                if matches!(self.ledger.get(&task), Some(Held::Finished(_))) {
+                    self.ledger.remove(&task);
+                }
+            }
+            CloudMessage::Welcome(_) | CloudMessage::Goaway { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Kruise's engine in a world that does its worst: watches are late, writes are refused, fail or land unheard, links are
+//! cut, both sides are killed between any two steps, and people edit what they like. After every step some things must
+//! hold; when the faults stop, everything has to come to its end.
+//!
+//! ```text
+//!  user ─▶ Api ─watch─▶ Kruise ─Assign─▶ Edge
+//!           ▲◀─writes─────┘  ▲◀──────────┘
+//! ```
+//!
+//! A run is its seed: `PREPULL_KRUISE_SEED=7 cargo test -p cloudcore-prepull --test kruise` plays one, with its trace;
+//! `PREPULL_KRUISE_RUNS=100000` plays so many. A seed that failed goes to [`REGRESSIONS`].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::panic)]
+
+mod edge;
+#[path = "../model/rng.rs"]
+mod rng;
+mod settle;
+mod steps;
+mod user;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use world::World;
+
+/// Runs, where nothing else is asked for.
+const RUNS: u64 = 500;
+/// Seeds that failed once.
+const REGRESSIONS: &[u64] = &[];
+
+/// Plays a run; what broke, and the trace.
+fn play(seed: u64, trace: bool) -> Result<(), (String, Vec<String>)> {
+    let mut world = World::new(seed, trace);
+    let played = catch_unwind(AssertUnwindSafe(|| {
+        let steps = 50 + usize::try_from(seed % 4).unwrap() * 150;
+        for _ in 0..steps {
+            world.step();
+            world.check();
+        }
+        world.settle();
+    }));
+    played.map_err(|panic| {
+        let message = panic.downcast_ref::<String>().cloned();
+        let message = message.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        (message.unwrap_or_default(), std::mem::take(&mut world.trace))
+    })
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn everything_comes_to_its_end_whatever_happens() {
+    // The panics of the runs are caught and told below.
+    std::panic::set_hook(Box::new(|_| {}));
+    let seeds: Vec<u64> = match number("PREPULL_KRUISE_SEED") {
+        Some(seed) => vec![seed],
+        None => REGRESSIONS.iter().copied().chain(0..number("PREPULL_KRUISE_RUNS").unwrap_or(RUNS)).collect(),
+    };
+    let begun = std::time::Instant::now();
+    let failed: Vec<(u64, String)> =
+        seeds.iter().filter_map(|&seed| Some((seed, play(seed, false).err()?.0))).collect();
+    let trace = failed.iter().min_by_key(|(seed, _)| seed % 4).map(|&(seed, _)| {
+        let told = play(seed, true).err().map(|(_, trace)| trace).unwrap_or_default();
+        format!("seed {seed}:\n{}", told.join("\n"))
+    });
+    let _ = std::panic::take_hook();
+    println!("{} runs in {:?}", seeds.len(), begun.elapsed());
+    if let Some(trace) = trace {
+        let list: Vec<_> =
+            failed.iter().take(20).map(|(seed, why)| format!("  seed {seed}: {why}")).collect();
+        panic!("{trace}\n{} runs failed:\n{}", failed.len(), list.join("\n"));
+    }
+}

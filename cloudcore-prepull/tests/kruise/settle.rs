@@ -1,0 +1,184 @@
+//! What must hold at any moment, and in the end.
+
+use std::time::Duration;
+
+use cloudcore_prepull::kruise::Input;
+use cloudcore_prepull::kruise::node_images::Input as To;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+use prepull_api::crd::kruise::{ImageTagSpec, PullPhase};
+use prepull_api::task::{ImageOutcome, NodeName, TaskId, TaskOutcome};
+
+use crate::edge::Held;
+use crate::world::{Pending, World};
+
+/// Writes that a quiet hour may take, over four nodes and a handful of jobs.
+const QUIET: usize = 60;
+
+impl World {
+    /// After every step.
+    pub(crate) fn check(&self) {
+        for (node, taken) in &self.taken {
+            assert!(*taken >= 0, "{node} has {taken} places taken");
+        }
+        let mut under_way: Vec<&NodeName> = self
+            .pending
+            .iter()
+            .filter_map(|pending| match pending {
+                Pending::NodeImage(node, _) => Some(node),
+                _ => None,
+            })
+            .collect();
+        under_way.sort_unstable();
+        let count = under_way.len();
+        under_way.dedup();
+        assert_eq!(count, under_way.len(), "two writes of one NodeImage are under way");
+    }
+
+    /// A result is acknowledged once the API server has it, or nobody asks for it.
+    pub(crate) fn check_ack(&self, node: &NodeName, task: &TaskId) {
+        let (uid, _) = task.job.0.split_once('.').expect("a task of a NodeImage");
+        let Some(object) =
+            self.node_images.get(&node.0).filter(|object| object.uid().as_deref() == Some(uid))
+        else {
+            return;
+        };
+        // What it has not been told of it may be wrong about: taken out by hand, say, and put in again.
+        let untold = self.watch.iter().any(|input| {
+            matches!(input,
+            Input::Node(To::NodeImage(Ok(object))) if object.name_any() == node.0)
+        });
+        let Some((image, asked)) = self.orders.get(task).filter(|_| !untold) else { return };
+        let tags = object.spec.images.get(image).map(|image| image.tags.clone()).unwrap_or_default();
+        let wanted = tags.iter().find(|tag| tag.tag == asked.tag).is_some_and(|tag| {
+            let limits = |tag: &ImageTagSpec| {
+                let limits = tag.pull_policy.clone().unwrap_or_default();
+                (limits.timeout_seconds, limits.backoff_limit, limits.active_deadline_seconds)
+            };
+            tag.version == asked.version
+                && tag.image_pull_policy == asked.image_pull_policy
+                && limits(tag) == limits(asked)
+        });
+        let statuses = object.status.as_ref().and_then(|status| status.image_statuses.get(image));
+        let has_ended = statuses
+            .iter()
+            .flat_map(|image| &image.tags)
+            .any(|tag| tag.tag == asked.tag && tag.has_ended(asked.version));
+        let was_done = matches!(self.edges[node].ledger.get(task), Some(Held::Finished(result))
+            if result.outcome != TaskOutcome::Cancelled);
+        assert!(
+            !wanted || has_ended || !was_done,
+            "{task} of {node} was acknowledged before the API server had it"
+        );
+    }
+
+    /// The faults stop: everything ends.
+    pub(crate) fn settle(&mut self) {
+        self.tell(|| "the faults stop".to_owned());
+        self.calm = true;
+        if self.cloud.is_none() {
+            self.start();
+        }
+        // Whoever paused a job lets it go on.
+        let paused: Vec<_> = self.pull_jobs.keys().cloned().collect();
+        for name in paused {
+            let version = self.new_version();
+            let job = self.pull_jobs.get_mut(&name).unwrap();
+            if job.owner_references().is_empty() {
+                job.spec.template.parallelism = Some(IntOrString::Int(2));
+                job.metadata.resource_version = version;
+                self.job_changed(&name, None);
+            }
+        }
+        let lists: Vec<_> = self.list_jobs.keys().cloned().collect();
+        for name in lists {
+            let version = self.new_version();
+            let list = self.list_jobs.get_mut(&name).unwrap();
+            list.spec.template.parallelism = Some(IntOrString::Int(2));
+            list.metadata.resource_version = version;
+            self.list_changed(&name, None);
+        }
+        self.turns(200, Duration::from_secs(1));
+        self.turns(90, Duration::from_secs(30));
+        self.check_ends();
+        // Whatever is due within an hour has been done: from here on it is quiet.
+        self.writes = 0;
+        self.turns(90, Duration::from_secs(40));
+        let writes = self.writes;
+        assert!(writes <= QUIET, "{writes} writes in an hour in which nothing happens");
+        self.check_ends();
+    }
+
+    fn turns(&mut self, count: usize, between: Duration) {
+        for _ in 0..count {
+            self.turn();
+            self.pass(between);
+        }
+        self.turn();
+    }
+
+    fn turn(&mut self) {
+        self.collect();
+        for node in self.edges.keys().cloned().collect::<Vec<_>>() {
+            if self.edges[&node].session.is_none() {
+                self.up(&node);
+            }
+            while let Some(message) = self.edges.get_mut(&node).unwrap().to_edge.pop_front() {
+                self.edges.get_mut(&node).unwrap().takes(message);
+            }
+            for task in self.edges[&node].running() {
+                self.edges.get_mut(&node).unwrap().end(&task, ImageOutcome::Pulled);
+            }
+        }
+        for _ in 0..12 {
+            self.messages();
+        }
+        while !self.watch.is_empty() {
+            self.deliver();
+        }
+        for _ in 0..self.pending.len() {
+            self.do_pending();
+        }
+    }
+
+    fn check_ends(&self) {
+        for (name, job) in &self.pull_jobs {
+            let status = job.status.clone().unwrap_or_default();
+            let never = job.spec.template.completion_policy.type_.as_deref() == Some("Never");
+            let ended = status.succeeded + status.failed == status.desired && status.active == 0;
+            assert!(ended, "{name} has not ended: {status:?}");
+            assert!(never || status.completion_time.is_some(), "{name} is not over: {status:?}");
+        }
+        for (name, list) in &self.list_jobs {
+            let status = list.status.clone().unwrap_or_default();
+            if list.spec.template.completion_policy.type_.as_deref() == Some("Never") {
+                continue;
+            }
+            assert_eq!(status.completed, status.desired, "{name} has not ended: {status:?}");
+        }
+        for (name, object) in &self.node_images {
+            for (image, spec) in &object.spec.images {
+                for tag in &spec.tags {
+                    let status = object.status.clone().unwrap_or_default();
+                    let of_tag = status.image_statuses.get(image).map(|image| image.tags.clone());
+                    let of_tag = of_tag.iter().flatten().find(|known| known.tag == tag.tag);
+                    let ended = of_tag.is_some_and(|known| {
+                        known.has_ended(tag.version)
+                            && matches!(known.phase, PullPhase::Succeeded | PullPhase::Failed)
+                    });
+                    assert!(ended, "{image}:{} of {name} has not ended: {of_tag:?}", tag.tag);
+                }
+            }
+        }
+        assert_eq!(
+            self.node_images.keys().collect::<Vec<_>>(),
+            self.nodes.keys().map(|name| &name.0).collect::<Vec<_>>(),
+            "a NodeImage for each Node"
+        );
+        for (node, edge) in &self.edges {
+            assert!(edge.ledger.is_empty(), "{node} still has {:?}", edge.open());
+        }
+        assert!(self.taken.values().all(|taken| *taken == 0), "places are still taken: {:?}", self.taken);
+        assert!(self.pending.is_empty(), "writes are still under way");
+    }
+}

@@ -1,0 +1,399 @@
+//! The API server, the nodes, and what is on its way between them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use cloudcore_prepull::kruise::jobs::{self, Object, Outcome};
+use cloudcore_prepull::kruise::node_images::{self, Order, Write, Written};
+use cloudcore_prepull::kruise::writer::written_object;
+use cloudcore_prepull::kruise::{Action, Input, Kruise};
+use cloudcore_prepull::plan::NodeView;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::ResourceExt;
+use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImageTagSpec, NodeImage, NodeImageSpec};
+use prepull_api::selector::Selector;
+use prepull_api::task::{NodeName, TaskId};
+use prepull_api::wire::CloudMessage;
+
+use crate::edge::Edge;
+use crate::rng::Rng;
+
+/// Something that the cloud does and that takes its time.
+pub(crate) enum Pending {
+    NodeImage(NodeName, Write),
+    Job(jobs::Action),
+    Dispatch(Box<Order>),
+}
+
+pub(crate) struct World {
+    pub(crate) rng: Rng,
+    pub(crate) now: Timestamp,
+    pub(crate) cloud: Option<Kruise>,
+    pub(crate) taken: BTreeMap<NodeName, i64>,
+    pub(crate) pending: Vec<Pending>,
+    /// What the watch has not told yet.
+    pub(crate) watch: VecDeque<Input>,
+    pub(crate) version: u64,
+    pub(crate) uid: u64,
+    pub(crate) session: u64,
+    pub(crate) nodes: BTreeMap<NodeName, NodeView>,
+    pub(crate) node_images: BTreeMap<String, NodeImage>,
+    pub(crate) pull_jobs: BTreeMap<String, ImagePullJob>,
+    pub(crate) list_jobs: BTreeMap<String, ImageListPullJob>,
+    pub(crate) edges: BTreeMap<NodeName, Edge>,
+    /// What a task was dispatched for: the image, and its tag as it was then.
+    pub(crate) orders: BTreeMap<TaskId, (String, ImageTagSpec)>,
+    /// Whether faults happen.
+    pub(crate) calm: bool,
+    pub(crate) writes: usize,
+    traced: bool,
+    pub(crate) trace: Vec<String>,
+}
+
+pub(crate) const NODES: [&str; 4] = ["edge-0", "edge-1", "edge-2", "edge-3"];
+
+impl World {
+    pub(crate) fn new(seed: u64, traced: bool) -> Self {
+        let mut world = Self {
+            rng: Rng::new(seed),
+            now: Timestamp::from_second(1_800_000_000).unwrap(),
+            cloud: None,
+            taken: BTreeMap::new(),
+            pending: Vec::new(),
+            watch: VecDeque::new(),
+            version: 0,
+            uid: 0,
+            session: 0,
+            nodes: BTreeMap::new(),
+            node_images: BTreeMap::new(),
+            pull_jobs: BTreeMap::new(),
+            list_jobs: BTreeMap::new(),
+            edges: NODES.iter().map(|name| (NodeName::from(*name), Edge::default())).collect(),
+            orders: BTreeMap::new(),
+            calm: false,
+            writes: 0,
+            traced,
+            trace: Vec::new(),
+        };
+        for name in NODES {
+            world.nodes.insert(name.into(), view(name));
+        }
+        world.start();
+        world
+    }
+
+    pub(crate) fn tell(&mut self, what: impl FnOnce() -> String) {
+        if self.traced {
+            self.trace.push(format!("{:>7} {}", self.now.as_second() - 1_800_000_000, what()));
+        }
+    }
+
+    pub(crate) fn new_version(&mut self) -> Option<String> {
+        self.version += 1;
+        Some(self.version.to_string())
+    }
+
+    pub(crate) fn new_uid(&mut self) -> Option<String> {
+        self.uid += 1;
+        Some(format!("uid-{}", self.uid))
+    }
+
+    /// The cloud is killed.
+    pub(crate) fn kill(&mut self) {
+        self.tell(|| "cloudcore is killed".to_owned());
+        self.cloud = None;
+        self.pending.clear();
+        self.watch.clear();
+        self.taken.clear();
+        self.edges.values_mut().for_each(Edge::cut);
+    }
+
+    /// The cloud starts, and lists what there is.
+    pub(crate) fn start(&mut self) {
+        self.tell(|| "cloudcore starts".to_owned());
+        self.cloud = Some(Kruise::new(Selector::default()));
+        let nodes = self.nodes.values().cloned().collect();
+        self.hear(Input::Node(node_images::Input::Nodes(nodes)));
+        let jobs = self.pull_jobs.values().cloned().map(|job| Ok(Box::new(job))).collect();
+        self.hear(Input::Job(jobs::Input::PullJobs(jobs)));
+        let lists = self.list_jobs.values().cloned().map(|job| Ok(Box::new(job))).collect();
+        self.hear(Input::Job(jobs::Input::ListJobs(lists)));
+        self.hear(Input::Job(jobs::Input::Pods(Vec::new())));
+        let images = self.node_images.values().cloned().map(|image| Ok(Box::new(image))).collect();
+        self.hear(Input::Node(node_images::Input::NodeImages(images)));
+    }
+
+    /// The cloud takes something in, and goes on as far as it can.
+    pub(crate) fn hear(&mut self, input: Input) {
+        let Some(cloud) = &mut self.cloud else { return };
+        cloud.handle(input, self.now);
+        self.flush();
+    }
+
+    pub(crate) fn flush(&mut self) {
+        for turn in 0.. {
+            assert!(turn < 50, "the engine does not come to rest");
+            let Some(cloud) = &mut self.cloud else { return };
+            let moves = cloud.take_moves();
+            let mut freed = Vec::new();
+            for (node, took) in moves {
+                let taken = self.taken.entry(node.clone()).or_default();
+                *taken += if took { 1 } else { -1 };
+                assert!(*taken >= 0, "a place on {node} was given back twice");
+                if !took {
+                    freed.push(node);
+                }
+            }
+            let has_freed = !freed.is_empty();
+            for node in freed {
+                cloud.handle(Input::Node(node_images::Input::Free(node)), self.now);
+            }
+            let taken = &mut self.taken;
+            let actions = cloud.flush(self.now, &mut |node: &NodeName| {
+                let taken = taken.entry(node.clone()).or_default();
+                let free = *taken < 1;
+                *taken += i64::from(free);
+                free
+            });
+            if actions.is_empty() && !has_freed {
+                return;
+            }
+            for action in actions {
+                match action {
+                    Action::Dispatch(order) => {
+                        self.note(&order);
+                        self.pending.push(Pending::Dispatch(order));
+                    }
+                    Action::NodeImage(node, write) => self.pending.push(Pending::NodeImage(node, write)),
+                    Action::Job(action) => self.pending.push(Pending::Job(action)),
+                    Action::Send(node, message) => self.send(&node, message),
+                    Action::Event(event) => {
+                        self.tell(|| format!("event {} {}: {}", event.object, event.reason, event.note));
+                    }
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, order: &Order) {
+        let Some((image, tag)) = order.task.images[0].image.rsplit_once(':') else { return };
+        let spec = self.node_images.get(&order.node.0).and_then(|object| object.spec.images.get(image));
+        if let Some(tag) = spec.and_then(|image| image.tags.iter().find(|known| known.tag == tag)) {
+            // Somebody may have raised the version meanwhile.
+            let tag = ImageTagSpec { version: i64::from(order.task.id.attempt) - 1, ..tag.clone() };
+            self.orders.insert(order.task.id.clone(), (image.to_owned(), tag));
+        }
+    }
+
+    fn send(&mut self, node: &NodeName, message: CloudMessage) {
+        if let CloudMessage::ResultAck { task } = &message {
+            self.check_ack(node, task);
+        }
+        self.tell(|| format!("to {node}: {message:?}"));
+        if let Some(edge) = self.edges.get_mut(node).filter(|edge| edge.session.is_some()) {
+            edge.to_edge.push_back(message);
+        }
+    }
+
+    pub(crate) fn node_image_changed(&mut self, name: &str) {
+        let input = match self.node_images.get(name) {
+            Some(object) => node_images::Input::NodeImage(Ok(Box::new(object.clone()))),
+            None => return,
+        };
+        self.watch.push_back(Input::Node(input));
+    }
+
+    pub(crate) fn delete_node_image(&mut self, name: &str) {
+        if let Some(object) = self.node_images.remove(name) {
+            let uid = object.uid().unwrap_or_default();
+            let gone = node_images::Input::NodeImageGone { name: name.into(), uid };
+            self.watch.push_back(Input::Node(gone));
+        }
+    }
+
+    pub(crate) fn job_changed(&mut self, name: &str, gone: Option<String>) {
+        let input = match (gone, self.pull_jobs.get(name)) {
+            (Some(uid), _) => jobs::Input::PullJobGone(prepull_api::task::JobUid(uid)),
+            (None, Some(job)) => jobs::Input::PullJob(Ok(Box::new(job.clone()))),
+            (None, None) => return,
+        };
+        self.watch.push_back(Input::Job(input));
+    }
+
+    pub(crate) fn list_changed(&mut self, name: &str, gone: Option<String>) {
+        let input = match (gone, self.list_jobs.get(name)) {
+            (Some(uid), _) => jobs::Input::ListJobGone(prepull_api::task::JobUid(uid)),
+            (None, Some(job)) => jobs::Input::ListJob(Ok(Box::new(job.clone()))),
+            (None, None) => return,
+        };
+        self.watch.push_back(Input::Job(input));
+    }
+
+    /// Makes a write as the API server does.
+    pub(crate) fn write_node_image(&mut self, node: &NodeName, write: Write) -> Written {
+        self.writes += 1;
+        let name = node.0.clone();
+        let current = |world: &Self| world.node_images.get(&name).cloned().map(Box::new);
+        let (uid, version) = match &write {
+            Write::Create(_) => (None, None),
+            Write::Delete { uid } => (Some(uid.clone()), None),
+            Write::Spec { uid, version, .. } | Write::Status { uid, version, .. } => {
+                (Some(uid.clone()), Some(version.clone()))
+            }
+        };
+        let known = self.node_images.get(&name);
+        let fits = match &uid {
+            None => known.is_none(),
+            Some(_) => known.is_some_and(|known| {
+                known.uid() == uid && (version.is_none() || known.resource_version() == version)
+            }),
+        };
+        if !fits {
+            return Written::Refused(current(self));
+        }
+        match write {
+            Write::Create(labels) => {
+                let mut object = NodeImage::new(&name, NodeImageSpec::default());
+                object.metadata.uid = self.new_uid();
+                object.metadata.labels = Some((*labels).clone());
+                object.metadata.resource_version = self.new_version();
+                self.node_images.insert(name.clone(), object);
+            }
+            Write::Delete { .. } => self.delete_node_image(&name),
+            Write::Spec { labels, spec, .. } => {
+                let version = self.new_version();
+                let object = self.node_images.get_mut(&name).unwrap();
+                object.spec = *spec;
+                object.metadata.labels = Some((*labels).clone());
+                object.metadata.resource_version = version;
+            }
+            Write::Status { status, .. } => {
+                let version = self.new_version();
+                let object = self.node_images.get_mut(&name).unwrap();
+                object.status = Some(*status);
+                object.metadata.resource_version = version;
+            }
+        }
+        self.node_image_changed(&name);
+        Written::Done(current(self))
+    }
+
+    /// Makes a job's write as the API server does.
+    pub(crate) fn write_job(&mut self, action: jobs::Action) -> (Object, Outcome) {
+        use jobs::Action as A;
+        self.writes += 1;
+        let object = written_object(&action).unwrap();
+        let version = self.new_version();
+        let outcome = match action {
+            A::PullJobStatus(id, status) => match self.pull_jobs.get_mut(&id.name) {
+                Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
+                    job.status = Some(*status);
+                    job.metadata.resource_version = version;
+                    self.job_changed(&id.name, None);
+                    Outcome::Done
+                }
+                _ => Outcome::Gone,
+            },
+            A::ListJobStatus(id, status) => match self.list_jobs.get_mut(&id.name) {
+                Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
+                    job.status = Some(*status);
+                    job.metadata.resource_version = version;
+                    self.list_changed(&id.name, None);
+                    Outcome::Done
+                }
+                _ => Outcome::Gone,
+            },
+            A::DeletePullJob(id) | A::DeleteChild { child: id, .. } => {
+                self.delete_job(&id.name, Some(&id.uid.0));
+                Outcome::Done
+            }
+            A::DeleteListJob(id) => {
+                self.delete_list(&id.name, Some(&id.uid.0));
+                Outcome::Done
+            }
+            A::MakeChild { list, name, spec } => match self.pull_jobs.get(&name) {
+                Some(found) => {
+                    let ours = found.owner_references().iter().any(|owner| owner.uid == list.uid.0);
+                    if ours { Outcome::Done } else { Outcome::Gone }
+                }
+                None => {
+                    let mut child = ImagePullJob::new(&name, *spec);
+                    child.metadata.owner_references = Some(vec![OwnerReference {
+                        api_version: "apps.kruise.io/v1beta1".to_owned(),
+                        kind: "ImageListPullJob".to_owned(),
+                        name: list.name,
+                        uid: list.uid.0,
+                        controller: Some(true),
+                        block_owner_deletion: None,
+                    }]);
+                    self.make_job(child);
+                    Outcome::Done
+                }
+            },
+            A::ChangeChild { child, spec, .. } => match self.pull_jobs.get_mut(&child.name) {
+                Some(job) if job.uid().as_ref() == Some(&child.uid.0) => {
+                    job.spec = *spec;
+                    job.metadata.resource_version = version;
+                    self.job_changed(&child.name, None);
+                    Outcome::Done
+                }
+                _ => Outcome::Gone,
+            },
+            A::Ask { .. } | A::Event(_) | A::Liveness(_) => unreachable!("no write"),
+        };
+        (object, outcome)
+    }
+
+    pub(crate) fn make_job(&mut self, mut job: ImagePullJob) {
+        let name = job.name_any();
+        job.metadata.uid = self.new_uid();
+        job.metadata.namespace = Some("shop".to_owned());
+        job.metadata.resource_version = self.new_version();
+        self.pull_jobs.insert(name.clone(), job);
+        self.job_changed(&name, None);
+    }
+
+    pub(crate) fn delete_job(&mut self, name: &str, uid: Option<&str>) {
+        let found = self.pull_jobs.get(name).and_then(ResourceExt::uid);
+        if let Some(found) = found.filter(|found| uid.is_none_or(|uid| uid == found)) {
+            self.pull_jobs.remove(name);
+            self.job_changed(name, Some(found));
+        }
+    }
+
+    /// The garbage collector: a child that was made while its list was being deleted.
+    pub(crate) fn collect(&mut self) {
+        let lists: Vec<_> = self.list_jobs.values().filter_map(ResourceExt::uid).collect();
+        let is_orphan =
+            |job: &ImagePullJob| job.owner_references().iter().any(|owner| !lists.contains(&owner.uid));
+        let orphans: Vec<_> =
+            self.pull_jobs.values().filter(|job| is_orphan(job)).map(ResourceExt::name_any).collect();
+        orphans.iter().for_each(|orphan| self.delete_job(orphan, None));
+    }
+
+    /// With the children, as the garbage collector does.
+    pub(crate) fn delete_list(&mut self, name: &str, uid: Option<&str>) {
+        let found = self.list_jobs.get(name).and_then(ResourceExt::uid);
+        let Some(found) = found.filter(|found| uid.is_none_or(|uid| uid == found)) else { return };
+        self.list_jobs.remove(name);
+        self.list_changed(name, Some(found.clone()));
+        let is_child = |job: &ImagePullJob| job.owner_references().iter().any(|owner| owner.uid == found);
+        let children: Vec<_> =
+            self.pull_jobs.values().filter(|job| is_child(job)).map(ResourceExt::name_any).collect();
+        children.iter().for_each(|child| self.delete_job(child, None));
+    }
+
+    pub(crate) fn pass(&mut self, time: Duration) {
+        self.now = self.now.checked_add(time).unwrap();
+        self.flush();
+    }
+}
+
+pub(crate) fn view(name: &str) -> NodeView {
+    NodeView {
+        name: name.into(),
+        labels: BTreeMap::from([("name".to_owned(), name.to_owned())]),
+        ready: true,
+    }
+}
