@@ -116,6 +116,9 @@ fn a_tag_stays_while_a_job_counts_on_it_and_goes_with_its_last_owner() {
     assert_eq!(world.spec_tag("nginx", "1.25"), None);
 
     world.ask(&Arc::new(wish("job")), false);
+    assert_eq!(world.spec_tag("nginx", "1.25"), None, "nobody waits for it any more");
+    live(&world, "job", Liveness::Active);
+    world.ask(&Arc::new(wish("job")), false);
     live(&world, "job", Liveness::Gone);
     world.tell(Input::Liveness(JobUid("job".to_owned())));
     assert_eq!(world.spec_tag("nginx", "1.25"), None, "before its time");
