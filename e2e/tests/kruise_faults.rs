@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use prepull_api::crd::kruise::ImagePullJob;
+use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 
 const SMALL: u64 = MIB / 4;
@@ -202,7 +203,13 @@ async fn the_link_is_cut_before_the_node_was_told() -> Result<()> {
     // The cloud takes it for online, and nothing gets there.
     tunnel.freeze();
     let job = site.pull_job("cut", &reference).on(["edge-1"]).apply().await?;
-    site.cluster.node_image("edge-1").image(&reference).is_wanted().await?;
+    eventually("the task is said into the void", SOON, async || {
+        let sent =
+            site.cloud.metrics().await?.sum("cloudcore_prepull_dispatches_total", &[("outcome", "sent")]);
+        ensure!(sent > 0.5, "it is not");
+        Ok(())
+    })
+    .await?;
     tunnel.refuse();
     tunnel.thaw();
     tunnel.accept()?;

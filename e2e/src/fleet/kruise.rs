@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use kube::api::{Api, ListParams};
-use prepull_api::crd::kruise::NodeImage;
+use prepull_api::crd::kruise::{ImagePullJob, NodeImage};
 use serde::Serialize;
 
 use super::figures::Connect;
@@ -14,7 +14,7 @@ use super::requests::Requests;
 use super::scene::{Scene, usage};
 use super::{Options, Teller};
 use crate::cleanup::eventually;
-use crate::kruise::{Object, PullJobKind};
+use crate::kruise::{ListJob, Object, PullJobKind};
 
 /// The writes that are the harness' own.
 const OWN: [&str; 3] = ["imagepulljobs POST", "imagelistpulljobs POST", "others POST"];
@@ -45,8 +45,10 @@ pub struct KruiseFigures {
     pub writes_to_end: BTreeMap<String, u64>,
     /// Writes from there until each NodeImage was empty.
     pub writes_to_removal: BTreeMap<String, u64>,
-    /// Writes of NodeImages, of jobs and of events, for each node and image, in both times together.
+    /// Writes of NodeImages and of jobs, for each node and image, in both times together.
     pub per_node_and_image: f64,
+    /// Events likewise: their number is limited.
+    pub events_per_node_and_image: f64,
     /// Nodes (of a list: images) of the job, and those that succeeded.
     pub desired_and_succeeded: (i32, i32),
     /// Pulls that were begun.
@@ -93,6 +95,9 @@ impl KruiseFigures {
         let ended = Instant::now();
         let at_end = Requests::now(&client).await?;
         teller.step("the job has ended; its time to live");
+        if options.images > 1 {
+            scene.delete_children().await?;
+        }
         eventually("each NodeImage is empty", LIMIT, async || {
             let (all, empty) = count(|object| {
                 let status = object.status.as_ref();
@@ -116,12 +121,13 @@ impl KruiseFigures {
             }
         }
         let writes_to_removal = after.since(&at_end);
-        let sum = [&writes_to_end, &writes_to_removal]
-            .into_iter()
-            .flatten()
-            .filter(|(what, _)| !what.starts_with("others"))
-            .map(|(_, count)| count)
-            .sum();
+        writes_to_end.retain(|_, count| *count > 0);
+        let sum = |so: fn(&str) -> bool| {
+            let all = [&writes_to_end, &writes_to_removal].into_iter().flatten();
+            all.filter(|(what, _)| so(what)).map(|(_, count)| count).sum()
+        };
+        let events = sum(|what| what.starts_with("events"));
+        let written = sum(|what| what.starts_with("image") || what.starts_with("nodeimages"));
         let pairs = options.nodes as u64 * u64::from(options.images);
         let (cluster, machine) = (scene.cluster.version().await?, crate::usage::machine());
         Ok(Self {
@@ -134,7 +140,8 @@ impl KruiseFigures {
             removed_seconds,
             writes_to_end,
             writes_to_removal,
-            per_node_and_image: ratio(sum, pairs),
+            per_node_and_image: ratio(written, pairs),
+            events_per_node_and_image: ratio(events, pairs),
             desired_and_succeeded,
             pulls: tally.pulls,
             pulled_twice: tally.pulled_twice,
@@ -165,14 +172,20 @@ impl Scene {
             let job = self.cluster.list_job("fleet", (0..options.images).map(image)).parallelism(parallelism);
             let job = job.limits(seconds, 3).apply().await?;
             let status = ends(&job, options.limit).await?;
-            // There is no garbage collector to take the children along.
-            for child in job.children().await? {
-                let name = child.metadata.name.unwrap_or_default();
-                let child: crate::kruise::PullJob = self.cluster.applied("default", &name);
-                child.delete().await?;
-            }
             Ok((status.desired, status.succeeded))
         }
+    }
+
+    /// What a list that is deleted takes along, in a cluster with a garbage collector.
+    async fn delete_children(&self) -> Result<()> {
+        let list: ListJob = self.cluster.applied("default", "fleet");
+        let children = list.children().await?;
+        list.delete().await?;
+        for child in children {
+            let name = child.metadata.name.unwrap_or_default();
+            self.cluster.applied::<ImagePullJob>("default", &name).delete().await?;
+        }
+        Ok(())
     }
 }
 

@@ -44,8 +44,8 @@ pub(super) fn print_kruise(figures: &KruiseFigures) {
     line("after", format!("{:.2} s", job.removed_seconds));
     written(&job.writes_to_removal);
     heading("Together");
-    let per = job.per_node_and_image;
-    line("writes for each node and image", format!("{per:.2}, events included (Kruise: about 5)"));
+    let (per, events) = (job.per_node_and_image, job.events_per_node_and_image);
+    line("writes for each node and image", format!("{per:.2} (Kruise: about 5), and {events:.2} events"));
     line("cloudcore, CPU", format!("{:.1} s", job.cloud_cpu_seconds));
     line("cloudcore, memory at most", mib(job.cloud_peak));
 }
