@@ -159,11 +159,19 @@ impl Held {
         let Some((key, work)) = self.works.iter_mut().find(|(_, work)| work.sent == result.task) else {
             return out.ack(result.task.clone());
         };
-        match &work.state {
+        match &mut work.state {
             // Said once more: the acknowledgement waits for the write.
             State::Ended { ack: Some(_), .. } => return,
-            // It was given up here, and the API server knows, or is about to.
-            State::Ended { ack: None, .. } => return out.ack(result.task.clone()),
+            // It was given up here, and the API server does not know yet: better news is in time, unless it is being told.
+            State::Ended { ack: None, .. }
+                if result.outcome == TaskOutcome::Succeeded && !self.write.in_flight =>
+            {
+                return work.ends(&key.0, &key.1, result, now);
+            }
+            State::Ended { ack, .. } => {
+                *ack = Some(result.task.clone());
+                return;
+            }
             _ if work.task != work.sent => {
                 // An earlier round. The later one begins.
                 out.ack(result.task.clone());
