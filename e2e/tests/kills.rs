@@ -31,7 +31,7 @@ impl Moments {
 
     fn next(&mut self, (from, to): (Duration, Duration)) -> Duration {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        from + (to - from) * u32::try_from(self.0 >> 56).unwrap_or(0) / 256
+        from + to.saturating_sub(from) * u32::try_from(self.0 >> 56).unwrap_or(0) / 256
     }
 }
 

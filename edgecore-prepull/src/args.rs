@@ -7,6 +7,7 @@ use clap_complete::Shell;
 
 use crate::config::Settings;
 use crate::join::JoinArgs;
+use crate::puller::socket::RuntimeEndpoint;
 
 /// Pulls images ahead on an edge node and reports how each fared.
 #[derive(Debug, Parser)]
@@ -89,7 +90,7 @@ pub struct PullArgs {
     pub images: Vec<String>,
     /// Socket of the container runtime; found by itself where it is in a usual place
     #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
-    pub runtime_endpoint: Option<String>,
+    pub runtime_endpoint: Option<RuntimeEndpoint>,
     /// A docker config.json with credentials. Without it: credential providers, or else anonymously
     #[arg(long, value_name = "FILE", env = "PREPULL_DOCKER_CONFIG")]
     pub docker_config: Option<PathBuf>,

@@ -6,12 +6,15 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use serde::{Deserialize, Deserializer};
+use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 
-use crate::endpoint::Urls;
+use crate::endpoint::{BadUrl, Urls, printable};
+use crate::puller::socket::RuntimeEndpoint;
 pub use values::{Amount, Listen, MaxTasks, Percent};
+pub(crate) use values::{enroll_url, tunnel_url};
 
 /// Where identity and ledger are kept.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/edgecore-prepull";
@@ -34,16 +37,16 @@ pub struct Settings {
     #[arg(long, value_name = "DIR", env = "PREPULL_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
     /// Where the tunnel is; several, repeated or with commas, are tried in turn [default: as `join` stored it]
-    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',')]
-    #[serde(default, deserialize_with = "one_or_many")]
+    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',', value_parser = tunnel_url)]
+    #[serde(default, deserialize_with = "tunnel_urls")]
     pub tunnel_url: Vec<String>,
     /// Where the certificate is renewed; several likewise [default: as `join` stored it]
-    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',')]
-    #[serde(default, deserialize_with = "one_or_many")]
+    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',', value_parser = enroll_url)]
+    #[serde(default, deserialize_with = "enroll_urls")]
     pub enroll_url: Vec<String>,
     /// Socket of the container runtime [default: found in the usual places]
     #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
-    pub runtime_endpoint: Option<String>,
+    pub runtime_endpoint: Option<RuntimeEndpoint>,
     /// Address for metrics and health, or off [default: 127.0.0.1:10004]
     #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN")]
     pub metrics_listen: Option<Listen>,
@@ -84,7 +87,7 @@ pub struct Effective {
     /// Empty: as `join` stored it.
     pub enroll_urls: Urls,
     /// None: to be found.
-    pub runtime_endpoint: Option<String>,
+    pub runtime_endpoint: Option<RuntimeEndpoint>,
     /// Metrics and health.
     pub metrics_listen: Listen,
     /// Tasks at the same time.
@@ -108,13 +111,35 @@ pub struct ProviderSettings {
     pub timeout: Option<Duration>,
 }
 
+/// What is wrong with the file, once, and in which line: that names the field, which the error does not always do.
+fn wrong(text: &str, error: &serde_saphyr::Error) -> String {
+    let problem = DefaultMessageFormatter.format_message(error.without_snippet());
+    let place = error.location().and_then(|at| {
+        let line = usize::try_from(at.line()).ok()?.checked_sub(1)?;
+        Some(format!(", line {}, {:?}", line + 1, printable(text.lines().nth(line)?.trim())))
+    });
+    format!("{}: {}", place.unwrap_or_default(), printable(&problem))
+}
+
 fn either(flag: Vec<String>, file: Vec<String>) -> Urls {
     let flag = Urls::from(flag);
     if flag.is_empty() { file.into() } else { flag }
 }
 
-fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    Urls::deserialize(deserializer).map(Into::into)
+fn tunnel_urls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    one_or_many(deserializer, tunnel_url)
+}
+
+fn enroll_urls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    one_or_many(deserializer, enroll_url)
+}
+
+fn one_or_many<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    url: fn(&str) -> Result<String, BadUrl>,
+) -> Result<Vec<String>, D::Error> {
+    let urls: Vec<String> = Urls::deserialize(deserializer)?.into();
+    urls.iter().map(|text| url(text)).collect::<Result<_, _>>().map_err(serde::de::Error::custom)
 }
 
 /// What the check items look for.
@@ -147,7 +172,7 @@ impl Settings {
             return Ok(Self::default());
         }
         serde_saphyr::from_str(&text)
-            .with_context(|| format!("--config {} is not what it should be", path.display()))
+            .map_err(|error| anyhow!("--config {}{}", path.display(), wrong(&text, &error)))
     }
 
     /// Fills in what is not set here from `file`, and then from the defaults.

@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
 
 pub use explain::Trouble;
-pub(crate) use explain::{PinMismatch, printable};
+pub(crate) use explain::{PinMismatch, printable, with_causes};
 pub use request::RequestError;
 pub(crate) use request::post_to_any;
 pub use urls::Urls;
@@ -21,6 +21,11 @@ pub use urls::Urls;
 /// For one address; a name may have several. The kernel repeats a SYN after 1 and after 3 s: whoever has not
 /// answered to three of them is not there, or behind something that swallows them, and another one may be.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Of the tunnel's URLs.
+pub(crate) const TUNNEL_SCHEME: &str = "wss";
+/// Of the URLs for joining and renewing.
+pub(crate) const ENROLL_SCHEME: &str = "https";
 
 /// The host, port and path of a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,13 +48,13 @@ pub enum BadUrl {
         scheme: &'static str,
     },
     /// There is none at all.
-    #[error("no URL of the form {scheme}://HOST[:PORT][/PATH] is given")]
+    #[error("{} has no URL of the form {scheme}://HOST[:PORT][/PATH]", flag(scheme))]
     None {
         /// What is spoken there.
         scheme: &'static str,
     },
     /// A round through them would take too long.
-    #[error("{count} URLs of the form {scheme}://HOST are given: at most {most} are taken")]
+    #[error("{} has {count} URLs: at most {most} are taken", flag(scheme))]
     TooMany {
         /// What is spoken there.
         scheme: &'static str,
@@ -58,6 +63,17 @@ pub enum BadUrl {
         /// How many there may be.
         most: usize,
     },
+}
+
+/// What gives the URLs of a scheme, in `join` and in `run`.
+fn flag(scheme: &str) -> &'static str {
+    if scheme == TUNNEL_SCHEME { "--tunnel-url" } else { "--enroll-url" }
+}
+
+/// Reads a host: a name, or an address with or without the brackets that it has in a URL.
+pub(crate) fn parse_host(text: &str) -> Option<&str> {
+    let host = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    ServerName::try_from(host).ok().map(|_| host)
 }
 
 impl Endpoint {
@@ -69,8 +85,7 @@ impl Endpoint {
         if uri.scheme_str() != Some(scheme) || uri.authority().is_some_and(|a| a.as_str().contains('@')) {
             return Err(bad());
         }
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        ServerName::try_from(host.as_str()).map_err(|_| bad())?;
+        let host = parse_host(host).ok_or_else(bad)?.to_owned();
         Ok(Self { host, port: uri.port_u16().unwrap_or(443), path: uri.path().to_owned() })
     }
 

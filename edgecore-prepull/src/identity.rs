@@ -10,6 +10,7 @@ mod files;
 mod renew;
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -27,6 +28,10 @@ pub use renew::RenewError;
 /// TLS sessions that can be resumed: of the server that was dialled last, the few tickets that it hands out.
 const TICKETS: usize = 4;
 
+/// For files of the state directory that the system does not let this user have.
+pub(crate) const REMEDY_OF_DENIAL: &str =
+    "permission denied: run edgecore-prepull as root, or give it a --state-dir of its own";
+
 /// Why this edge has no identity.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
@@ -41,7 +46,15 @@ pub enum IdentityError {
         /// Which.
         path: PathBuf,
         /// Why not.
-        source: std::io::Error,
+        source: io::Error,
+    },
+    /// It belongs to another user.
+    #[error("{operation} {}: {REMEDY_OF_DENIAL}", path.display())]
+    Denied {
+        /// `reading`, `writing`, …
+        operation: &'static str,
+        /// Which.
+        path: PathBuf,
     },
     /// A file holds something else.
     #[error("{}: {reason}: join again with a new token", path.display())]
@@ -74,6 +87,16 @@ pub enum IdentityError {
         /// In rustls' words.
         reason: String,
     },
+}
+
+impl IdentityError {
+    fn file(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => Self::Denied { operation, path },
+            _ => Self::File { operation, path, source },
+        }
+    }
 }
 
 /// The certificate of this edge, always the latest one.

@@ -19,7 +19,8 @@ use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, Issued, JoinToken, NotATok
 use prepull_api::task::NodeName;
 use prepull_api::wire::TUNNEL_PATH;
 
-use crate::endpoint::{BadUrl, RequestError, Urls, post_to_any};
+use crate::config::{enroll_url, tunnel_url};
+use crate::endpoint::{BadUrl, ENROLL_SCHEME, RequestError, TUNNEL_SCHEME, Urls, parse_host, post_to_any};
 use crate::identity::{Connection, Identity, IdentityError, StateDir, certificate_facts};
 use pin::PinnedCa;
 
@@ -39,13 +40,13 @@ const ENROLL_PORT: u16 = 10_002;
 pub struct JoinArgs {
     /// Where cloudcore is: short for --enroll-url https://HOST:10002 and --tunnel-url wss://HOST:10000/v1/edge.
     /// Several, repeated or with commas, are tried in turn; so are several URLs.
-    #[arg(long, value_name = "HOST", env = "PREPULL_SERVER", value_delimiter = ',', required_unless_present_all = ["enroll_url", "tunnel_url"])]
+    #[arg(long, value_name = "HOST", env = "PREPULL_SERVER", value_delimiter = ',', value_parser = server, required_unless_present_all = ["enroll_url", "tunnel_url"])]
     pub server: Vec<String>,
     /// Where to enrol [default: by --server].
-    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',')]
+    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',', value_parser = enroll_url)]
     pub enroll_url: Vec<String>,
     /// Where the tunnel is [default: by --server].
-    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',')]
+    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',', value_parser = tunnel_url)]
     pub tunnel_url: Vec<String>,
     /// The join token.
     #[arg(long, value_name = "TOKEN", env = "PREPULL_TOKEN", hide_env_values = true)]
@@ -109,10 +110,16 @@ pub enum JoinError {
     #[error(transparent)]
     Url(#[from] BadUrl),
     /// It has joined already.
-    #[error("{} holds the identity of node {node}: give --force to replace it", dir.display())]
+    #[error(
+        "{} holds the identity of node {node}, and not of {wanted}: give --node-name {node}, or {wanted} a --state-dir \
+         of its own, or --force to give {node} up",
+        dir.display()
+    )]
     OtherNode {
         /// Which node has joined.
         node: NodeName,
+        /// Which one is to join.
+        wanted: NodeName,
         /// The state directory.
         dir: PathBuf,
     },
@@ -149,14 +156,14 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     }
     let token: JoinToken = token.0.expose().parse()?;
     let (enroll_urls, tunnel_urls) = urls(&server, enroll_url, tunnel_url);
-    let endpoints = enroll_urls.endpoints("https")?;
-    tunnel_urls.endpoints("wss")?;
+    let endpoints = enroll_urls.endpoints(ENROLL_SCHEME)?;
+    tunnel_urls.endpoints(TUNNEL_SCHEME)?;
     let dir = StateDir::new(&state_dir);
     if !force
         && let Some(other) = dir.joined_as()?
         && other != node
     {
-        return Err(JoinError::OtherNode { node: other, dir: state_dir });
+        return Err(JoinError::OtherNode { node: other, wanted: node, dir: state_dir });
     }
 
     let key = dir.new_key()?;
@@ -177,6 +184,18 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     dir.store_connection(&ca, &Connection { tunnel_urls, enroll_urls, node_name: node.clone() })?;
     dir.store_certificate(&certificate)?;
     Ok(Joined { node, not_after: facts.not_after, state_dir })
+}
+
+/// Reads `--server`. An empty one counts as none, as a variable that is set to nothing.
+fn server(text: &str) -> Result<String, String> {
+    let host = text.trim();
+    if host.is_empty() || parse_host(host).is_some() {
+        return Ok(host.to_owned());
+    }
+    Err(format!(
+        "--server takes a host, a name or an address, as in cloud.example or 192.0.2.1. URLs, and other ports, are \
+         given with --enroll-url https://HOST:PORT and --tunnel-url wss://HOST:PORT{TUNNEL_PATH}"
+    ))
 }
 
 /// Where to enrol, and where the tunnel is.

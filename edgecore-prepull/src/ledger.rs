@@ -19,6 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use tracing::warn;
 
 use crate::agent::{RECORD_FORMAT, TaskRecord};
+use crate::identity::REMEDY_OF_DENIAL;
 
 /// A record beyond this is no record of ours: a task is at most one message (1 MiB), and its results, 256 at
 /// 1 KiB of reason each, add less than that.
@@ -44,6 +45,14 @@ pub enum LedgerError {
         "the state directory {0} is in use by another edgecore-prepull: stop that one, or give this one a --state-dir of its own"
     )]
     InUse(PathBuf),
+    /// It belongs to another user.
+    #[error("cannot {action} {path}: {REMEDY_OF_DENIAL}")]
+    Denied {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+    },
     /// The system refused.
     #[error("cannot {action} {path}")]
     Io {
@@ -68,7 +77,10 @@ pub enum LedgerError {
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LedgerError {
     let path = path.to_owned();
-    move |error| LedgerError::Io { action, path, error }
+    move |error| match error.kind() {
+        io::ErrorKind::PermissionDenied => LedgerError::Denied { action, path },
+        _ => LedgerError::Io { action, path, error },
+    }
 }
 
 /// The records in a folder, held by a lock for as long as this lives.

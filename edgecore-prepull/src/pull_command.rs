@@ -20,7 +20,8 @@ use crate::config::{Limits, ProviderSettings};
 use crate::executor::{Control, Executor, Report};
 use crate::providers::{Providers, Stderr};
 use crate::puller::cri::CriPuller;
-use crate::runtime::{runtime_endpoint, termination};
+use crate::puller::socket::RuntimeEndpoint;
+use crate::runtime::termination;
 use display::Display;
 
 /// Reports that wait to be shown.
@@ -84,7 +85,7 @@ pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         },
     };
 
-    let puller = Arc::new(CriPuller::new(runtime_endpoint(endpoint.as_deref())?));
+    let puller = Arc::new(CriPuller::new(endpoint.map_or_else(RuntimeEndpoint::discover, Ok)?));
     let executor = Executor::new(puller, parallel_pulls, Limits::default())
         .with_credential_providers(Arc::new(providers));
     let (control, receiver) = watch::channel(Control { terms: work.terms.clone(), stop: None });

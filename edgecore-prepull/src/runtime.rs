@@ -18,7 +18,7 @@ use tracing::{Instrument, info, info_span, warn};
 
 use crate::args::{Cli, Command, RunArgs};
 use crate::config::{Effective, Listen, MaxTasks, Settings};
-use crate::endpoint::Urls;
+use crate::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME, Urls, with_causes};
 use crate::identity::{Connection, Identity};
 use crate::join::JoinArgs;
 use crate::ledger::Ledger;
@@ -59,7 +59,7 @@ pub fn main(cli: Cli) -> ExitCode {
         }
     };
     outcome.unwrap_or_else(|error| {
-        let _ = writeln!(std::io::stderr(), "error: {error:#}");
+        let _ = writeln!(std::io::stderr(), "error: {}", with_causes(error.as_ref()));
         ExitCode::FAILURE
     })
 }
@@ -95,21 +95,12 @@ fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     block_on(serve(settings.over(file)))
 }
 
-/// The runtime's endpoint: as given, or found.
-pub(crate) fn runtime_endpoint(given: Option<&str>) -> anyhow::Result<RuntimeEndpoint> {
-    let endpoint = match given {
-        Some(text) => text.parse().map_err(|error| anyhow!("--runtime-endpoint: {error}"))?,
-        None => RuntimeEndpoint::discover()?,
-    };
-    Ok(endpoint)
-}
-
 async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     let Effective {
         state_dir,
         tunnel_urls,
         enroll_urls,
-        runtime_endpoint: endpoint,
+        runtime_endpoint,
         metrics_listen,
         max_tasks: MaxTasks(max_tasks),
         parallel_pulls,
@@ -118,6 +109,12 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     } = settings;
     let metrics = Arc::new(Metrics::default());
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
+    // Too many would be found out when they are dialled only.
+    for (urls, scheme) in [(&tunnel_urls, TUNNEL_SCHEME), (&enroll_urls, ENROLL_SCHEME)] {
+        if !urls.is_empty() {
+            urls.endpoints(scheme)?;
+        }
+    }
     let identity = Identity::load(&state_dir)?;
     let (tunnel_urls, enroll_urls) = if tunnel_urls.is_empty() || enroll_urls.is_empty() {
         let Connection { tunnel_urls: tunnel, enroll_urls: enroll, node_name: _ } =
@@ -127,7 +124,7 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     } else {
         (tunnel_urls, enroll_urls)
     };
-    let endpoint = runtime_endpoint(endpoint.as_deref())?;
+    let endpoint = runtime_endpoint.map_or_else(RuntimeEndpoint::discover, Ok)?;
     let ledger = Ledger::open(&state_dir)?;
     let node_name = identity.node();
     info!(node = %node_name, %tunnel_urls, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use prepull_api::task::{JobUid, NodeName};
 
-use super::{Liveness, News};
+use super::{Liveness, News, Standing};
 use crate::controller::agenda::Agenda;
 
 mod fleet;
@@ -200,6 +200,13 @@ impl Jobs {
                     if job.standing(known, standing, (image, tag), group) {
                         self.agenda.mark(&uid);
                     }
+                } else if standing == Standing::Absent {
+                    // The last that is heard of a job that was deleted.
+                    let Some(early) = self.early.get_mut(&uid) else { return };
+                    early.remove(&(node, image, tag));
+                    if early.is_empty() {
+                        self.early.remove(&uid);
+                    }
                 } else if !self.over.contains_key(&uid) && !self.gone.contains(&uid) {
                     let early = self.early.entry(uid.clone()).or_default();
                     early.insert((node, image, tag), standing);
@@ -319,7 +326,10 @@ impl Jobs {
 
     fn written(&mut self, uid: &JobUid, outcome: Outcome, now: Timestamp) {
         if outcome == Outcome::Gone {
-            self.gone.insert(uid.clone());
+            // Where the watch has told of it, it will not tell again.
+            if self.running.contains_key(uid) || self.over.contains_key(uid) {
+                self.gone.insert(uid.clone());
+            }
             return self.forget(uid);
         }
         self.agenda.mark(uid);

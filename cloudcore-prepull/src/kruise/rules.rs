@@ -20,7 +20,7 @@ mod node_image;
 #[cfg(test)]
 mod tests;
 
-pub use node_image::{ValidTag, image_rules, spec_rules, tag_rules};
+pub use node_image::{ValidTag, image_rules, tag_rules};
 
 /// Seconds for one try.
 pub const DEFAULT_TIMEOUT: u32 = 600;

@@ -201,7 +201,7 @@ async fn another_nodes_identity_is_given_up_only_by_force() {
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
     let error = join(&cloud, &token, "edge-2", dir.path()).await.unwrap_err().to_string();
-    assert!(error.contains("holds the identity of node edge-1: give --force"), "{error}");
+    assert!(error.contains("holds the identity of node edge-1, and not of edge-2"), "{error}");
     assert_eq!(Identity::load(dir.path()).unwrap().node(), "edge-1".into());
     let mut args = join_args(&cloud, &token, "edge-2", dir.path());
     args.force = true;

@@ -10,13 +10,15 @@ fn amounts_are_read_as_people_write_them() {
         ("0%", Amount::Percent(0)),
         ("5GiB", Amount::Bytes(5 << 30)),
         ("512Mi", Amount::Bytes(512 << 20)),
-        ("100", Amount::Bytes(100)),
+        ("100B", Amount::Bytes(100)),
+        ("0", Amount::Bytes(0)),
     ] {
         assert_eq!(text.parse(), Ok(amount), "{text}");
     }
-    for text in ["", "%", "101%", "-1", "5 parsecs", "99999999999999999999", "1.5GiB"] {
+    for text in ["", "%", "101%", "-1", "5 parsecs", "99999999999999999999", "1.5GiB", "10", "GiB"] {
         assert!(text.parse::<Amount>().is_err(), "{text}");
     }
+    assert_eq!("10".parse::<Amount>().unwrap_err(), "\"10\" has no unit: write 10%, 512MiB or 5GiB");
     assert_eq!(Amount::Percent(10).of(u64::MAX), u64::MAX / 10);
     assert_eq!(Listen::default(), Listen::On(DEFAULT_METRICS_LISTEN.parse().unwrap()));
 }

@@ -1,12 +1,15 @@
 //! Values as people write them, in flags and in the file alike.
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use prepull_api::wire::MAX_OPEN_TASKS;
 use serde::{Deserialize, Deserializer};
+
+use crate::endpoint::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
+use crate::puller::socket::RuntimeEndpoint;
 
 /// Only from the machine itself: metrics of an edge are for its own collector.
 pub(super) const DEFAULT_METRICS_LISTEN: &str = "127.0.0.1:10004";
@@ -104,7 +107,12 @@ impl FromStr for Amount {
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let unit: u64 = match unit.trim() {
-            "" | "B" => 1,
+            // Nothing is nothing in any unit.
+            "" if number.parse() == Ok(0) => 1,
+            "" if !number.is_empty() => {
+                return Err(format!("{text:?} has no unit: write 10%, 512MiB or 5GiB"));
+            }
+            "B" => 1,
             "KiB" | "Ki" => 1 << 10,
             "MiB" | "Mi" => 1 << 20,
             "GiB" | "Gi" => 1 << 30,
@@ -139,10 +147,29 @@ impl FromStr for Percent {
     }
 }
 
+/// Reads a URL of the tunnel.
+pub(crate) fn tunnel_url(text: &str) -> Result<String, BadUrl> {
+    url(text, TUNNEL_SCHEME)
+}
+
+/// Reads a URL for joining and renewing.
+pub(crate) fn enroll_url(text: &str) -> Result<String, BadUrl> {
+    url(text, ENROLL_SCHEME)
+}
+
+/// An empty one counts as none, as a variable that is set to nothing.
+fn url(text: &str, scheme: &'static str) -> Result<String, BadUrl> {
+    let text = text.trim();
+    if !text.is_empty() {
+        Endpoint::parse(text, scheme)?;
+    }
+    Ok(text.to_owned())
+}
+
 /// Reads whatever a flag would take, be it a text or a number in the file.
-fn from_flag<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(deserializer: D) -> Result<T, D::Error> {
+fn from_flag<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(untagged, expecting = "one value is expected here, not a list or a map")]
     enum Scalar {
         /// YAML's `off`, unquoted.
         Switch(bool),
@@ -158,6 +185,12 @@ fn from_flag<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(deserializer: 
 }
 
 impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_flag(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for RuntimeEndpoint {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_flag(deserializer)
     }

@@ -92,7 +92,7 @@ impl From<io::Error> for Trouble {
         match error.kind() {
             io::ErrorKind::ConnectionRefused => Self::NobodyThere,
             io::ErrorKind::TimedOut => Self::NoAnswer,
-            _ => Self::Other(chain(&error)),
+            _ => Self::Other(with_causes(&error)),
         }
     }
 }
@@ -140,7 +140,7 @@ fn names(presented: &[String]) -> String {
 }
 
 /// The error with its causes, each once.
-fn chain(error: &dyn Error) -> String {
+pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn causes_are_told_once_and_control_characters_never() {
         let inner = io::Error::other("inner");
-        assert_eq!(chain(&io::Error::other(inner)), "inner");
+        assert_eq!(with_causes(&io::Error::other(inner)), "inner");
         assert_eq!(printable("a\nb\x1b[1m"), "a b [1m");
     }
 

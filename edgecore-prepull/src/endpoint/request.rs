@@ -43,8 +43,10 @@ pub enum RequestError {
         reason: String,
     },
     /// It said no.
-    #[error("the server refused: {reason} (HTTP {})", .status.as_u16())]
+    #[error("{authority} refused: {reason} (HTTP {})", .status.as_u16())]
     Refused {
+        /// Host and port.
+        authority: String,
         /// As HTTP has it.
         status: StatusCode,
         /// In the server's words.
@@ -124,7 +126,7 @@ async fn post<T: DeserializeOwned>(
     if !status.is_success() {
         let reason =
             serde_json::from_slice::<ErrorBody>(&body).map_or_else(|_| String::new(), |body| body.error);
-        return Err(RequestError::Refused { status, reason: printable(&reason) });
+        return Err(RequestError::Refused { authority, status, reason: printable(&reason) });
     }
     serde_json::from_slice(&body).map_err(|_| http("the answer is not what was asked for".to_owned()))
 }

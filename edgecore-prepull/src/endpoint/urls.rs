@@ -17,7 +17,7 @@ const MOST_URLS: usize = 8;
 pub struct Urls(Vec<String>);
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a URL or a list of URLs is expected here")]
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
@@ -128,9 +128,11 @@ mod tests {
         };
         assert_eq!(dialled("wss://b:1,wss://a:1,wss://b:1").unwrap(), ["b:1", "a:1"]);
         let error = |text: &str| dialled(text).unwrap_err().to_string();
-        assert_eq!(error(","), "no URL of the form wss://HOST[:PORT][/PATH] is given");
+        assert_eq!(error(","), "--tunnel-url has no URL of the form wss://HOST[:PORT][/PATH]");
         assert!(error("wss://a,https://b").contains("\"https://b\" is no URL"));
         let many: Vec<_> = (0..=MOST_URLS).map(|n| format!("wss://a:{}", n + 1)).collect();
-        assert!(error(&many.join(",")).contains("at most 8"));
+        assert_eq!(error(&many.join(",")), "--tunnel-url has 9 URLs: at most 8 are taken");
+        let none = Urls::default().endpoints("https").unwrap_err().to_string();
+        assert!(none.starts_with("--enroll-url has no URL of the form https://"), "{none}");
     }
 }

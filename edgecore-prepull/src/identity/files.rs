@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::IdentityError;
-use crate::endpoint::Urls;
+use crate::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME, Urls};
 
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "client.crt";
@@ -43,8 +43,12 @@ impl Connection {
     pub fn load(state_dir: &Path) -> Result<Self, IdentityError> {
         let path = StateDir::new(state_dir).connection();
         let text = read_text(&path)?;
-        serde_json::from_str(&text)
-            .map_err(|_| IdentityError::Malformed { path, reason: "it is not the JSON that join writes" })
+        let connection = serde_json::from_str(&text).ok().filter(|connection: &Self| {
+            connection.tunnel_urls.endpoints(TUNNEL_SCHEME).is_ok()
+                && connection.enroll_urls.endpoints(ENROLL_SCHEME).is_ok()
+        });
+        connection
+            .ok_or(IdentityError::Malformed { path, reason: "it is not the JSON with URLs that join writes" })
     }
 }
 
@@ -194,7 +198,7 @@ impl StateDir {
         {
             return Ok(NewKey(pair));
         }
-        let failed = |source| IdentityError::File { operation: "writing", path: path.clone(), source };
+        let failed = |source| IdentityError::file("writing", &path, source);
         let pair = KeyPair::generate().map_err(|error| failed(io::Error::other(error)))?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(self.pki()).map_err(failed)?;
         write(&path, pair.serialize_pem().as_bytes(), 0o600)?;
@@ -210,11 +214,8 @@ impl StateDir {
     /// Puts the CA and the addresses in place, before the certificate: while that is missing nobody has joined.
     pub(crate) fn store_connection(&self, ca: &str, connection: &Connection) -> Result<(), IdentityError> {
         let path = self.connection();
-        let json = serde_json::to_vec_pretty(connection).map_err(|error| IdentityError::File {
-            operation: "writing",
-            path: path.clone(),
-            source: error.into(),
-        })?;
+        let json = serde_json::to_vec_pretty(connection)
+            .map_err(|error| IdentityError::file("writing", &path, error.into()))?;
         write(&path, &json, 0o644)?;
         write(&self.in_pki(CA), ca.as_bytes(), 0o644)
     }
@@ -223,16 +224,12 @@ impl StateDir {
         let path = self.in_pki(KEY);
         fs::rename(self.in_pki(NEW_KEY), &path)
             .and_then(|()| sync_dir(&path))
-            .map_err(|source| IdentityError::File { operation: "renaming the new key to", path, source })
+            .map_err(|source| IdentityError::file("renaming the new key to", &path, source))
     }
 }
 
 fn read_text(path: &Path) -> Result<String, IdentityError> {
-    fs::read_to_string(path).map_err(|source| IdentityError::File {
-        operation: "reading",
-        path: path.to_owned(),
-        source,
-    })
+    fs::read_to_string(path).map_err(|source| IdentityError::file("reading", path, source))
 }
 
 /// Writes beside the file, to the disk, and only then takes its place.
@@ -246,7 +243,7 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
         fs::rename(&temporary, path)?;
         sync_dir(path)
     };
-    written().map_err(|source| IdentityError::File { operation: "writing", path: path.to_owned(), source })
+    written().map_err(|source| IdentityError::file("writing", path, source))
 }
 
 fn sync_dir(path: &Path) -> io::Result<()> {

@@ -6,7 +6,7 @@ use prepull_api::enroll::{Issued, RENEW_PATH, RenewRequest};
 use tokio_util::sync::CancellationToken;
 
 use super::{Identity, IdentityError, certificate_facts};
-use crate::endpoint::{BadUrl, RequestError, Urls, post_to_any};
+use crate::endpoint::{BadUrl, ENROLL_SCHEME, RequestError, Urls, post_to_any};
 use crate::tunnel::backoff::{Backoff, random};
 
 /// Waits after a failed renewal, with full jitter: a third of the certificate's life is left, so there is no
@@ -41,7 +41,7 @@ impl Identity {
     /// Asks the first server that answers for a new certificate, for a new key, over mTLS with the present one;
     /// then everything that uses this identity uses the new one.
     pub async fn renew(&self, enroll_urls: impl Into<Urls>) -> Result<(), RenewError> {
-        let endpoints = enroll_urls.into().endpoints("https")?;
+        let endpoints = enroll_urls.into().endpoints(ENROLL_SCHEME)?;
         let key = self.dir.new_key()?;
         let tls = self.current.borrow().tls.clone();
         let request = RenewRequest { csr: key.csr()? };

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::TunnelEvent;
 use super::backoff::{Backoff, random};
 use super::route::Route;
-use crate::endpoint::{BadUrl, CONNECT_DEADLINE, Endpoint, Urls, printable};
+use crate::endpoint::{BadUrl, CONNECT_DEADLINE, Endpoint, TUNNEL_SCHEME, Urls, printable};
 use crate::identity::{Current, Identity};
 use crate::metrics::Metrics;
 use end::{End, of_websocket};
@@ -92,7 +92,7 @@ pub async fn run_with(
     mut outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let endpoints = tunnel_urls.into().endpoints("wss")?;
+    let endpoints = tunnel_urls.into().endpoints(TUNNEL_SCHEME)?;
     // Never empty, as `endpoints` promises.
     let addresses = NonZeroUsize::new(endpoints.len()).unwrap_or(NonZeroUsize::MIN);
     let backoff = Backoff::new(settings.first_backoff, settings.last_backoff);

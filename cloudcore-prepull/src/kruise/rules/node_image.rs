@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use prepull_api::crd::kruise::{ImageSpec, ImageTagPullPolicy, ImageTagSpec, MAX_IMAGES, NodeImageSpec};
+use prepull_api::crd::kruise::{ImageSpec, ImageTagPullPolicy, ImageTagSpec};
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::task::PullPolicy;
 
@@ -26,15 +26,6 @@ pub struct ValidTag {
     pub active_deadline: Option<Duration>,
     /// From its end to its removal.
     pub ttl: Duration,
-}
-
-/// The rules of a NodeImage as a whole. Where they are broken none of its images is pulled.
-pub fn spec_rules(spec: &NodeImageSpec) -> Result<(), String> {
-    let count = spec.images.len();
-    if count > MAX_IMAGES {
-        return Err(format!("spec images length {count} can not be more than {MAX_IMAGES}"));
-    }
-    Ok(())
 }
 
 /// The rules of the tags of one image, in their order. Of two that are the same neither is pulled: they may ask for

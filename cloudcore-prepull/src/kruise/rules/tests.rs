@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec};
+use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec};
 use serde_json::{Value, json};
 
 use super::*;
@@ -274,13 +274,4 @@ fn of_two_tags_that_are_the_same_neither_is_pulled() {
         rules.into_iter().map(|rule| rule.map_or_else(|words| words, |_| String::new())).collect();
     let (empty, twice) = ("tag for image nginx can not be empty", "duplicated tag 1 for image nginx");
     assert_eq!(words, [twice, "", twice, empty, empty]);
-}
-
-#[test]
-fn a_node_has_room_for_256_images() {
-    let of = |count: usize| NodeImageSpec {
-        images: (0..count).map(|i| (format!("app{i}"), ImageSpec::default())).collect(),
-    };
-    assert_eq!(spec_rules(&of(256)), Ok(()));
-    assert_eq!(spec_rules(&of(257)), Err("spec images length 257 can not be more than 256".to_owned()));
 }

@@ -11,7 +11,7 @@ use super::super::super::*;
 use super::super::driver::owner;
 use super::Rng;
 use super::book::{Book, Mark};
-use crate::kruise::rules::ValidListJob;
+use crate::kruise::rules::{self, ValidListJob};
 use crate::kruise::{Standing, Wish};
 
 #[derive(Clone, Copy, Debug)]
@@ -302,6 +302,13 @@ impl World {
         self.jobs = Jobs::default();
         self.unsure.clear();
         self.books.clear();
+        // A list that is refused or over has no word in the new life.
+        self.list_books.clear();
+        for (uid, list) in &self.lists {
+            let ended = list.status.as_ref().is_some_and(|status| status.completion_time.is_some());
+            let valid = rules::list_job(&list.spec).ok().filter(|_| !ended);
+            self.list_books.insert(uid.clone(), valid);
+        }
         for uid in self.api.keys().cloned().collect::<Vec<_>>() {
             let job = &self.api[&uid];
             let ended = job.status.as_ref().is_some_and(|status| status.completion_time.is_some());

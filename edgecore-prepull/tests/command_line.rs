@@ -1,0 +1,218 @@
+//! What a tired operator gets for wrong input: what is wrong, with which object, why, and what would be right.
+#![allow(clippy::unwrap_used)]
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+
+/// The program in that directory, with nothing of our environment.
+fn program(dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_edgecore-prepull"));
+    command.current_dir(dir).env_clear().env("HOME", dir).stdin(Stdio::null());
+    command
+}
+
+/// Runs it in an empty directory with these files, and returns its status and what it says on stderr.
+fn run(line: &str, files: &[(&str, &str)]) -> (Option<i32>, String) {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let words = line.split(' ').map(|word| if word == "''" { "" } else { word });
+    let output = program(dir.path()).args(words).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+fn says(line: &str, files: &[(&str, &str)], status: i32, words: &[&str]) {
+    let (ended, said) = run(line, files);
+    assert_eq!(ended, Some(status), "{line}: {said}");
+    for word in words {
+        assert_eq!(said.matches(word).count(), 1, "{line}: {word:?} is not in it once: {said}");
+    }
+    assert!(said.starts_with("error: "), "{line}: {said}");
+    assert!(!said.contains("panicked"), "{line}: {said}");
+}
+
+/// A token of the right form, for no server.
+fn token() -> String {
+    format!("{}.{}.{}", "a".repeat(64), "b".repeat(12), "c".repeat(64))
+}
+
+#[test]
+fn wrong_usage_names_the_flag_and_what_would_be_right() {
+    for (line, words) in [
+        ("run --disk-min-free 10", &["--disk-min-free", "has no unit: write 10%, 512MiB or 5GiB"][..]),
+        ("run --mem-min-free 100", &["--mem-min-free", "has no unit"]),
+        ("run --tunnel-url cloud", &["--tunnel-url", "no URL of the form wss://HOST[:PORT][/PATH]"]),
+        ("run --enroll-url http://cloud", &["--enroll-url", "no URL of the form https://HOST[:PORT][/PATH]"]),
+        ("run --tunnel-url wss://a,b", &["--tunnel-url", "\"b\" is no URL"]),
+        ("run --runtime-endpoint tcp://x", &["--runtime-endpoint", "such as unix:///run/containerd/"]),
+        ("pull --runtime-endpoint x nginx", &["--runtime-endpoint", "such as unix:///run/containerd/"]),
+        (
+            "join --server http://x --token t --node-name e",
+            &["--enroll-url https://HOST:PORT", "takes a host"],
+        ),
+        ("join --server x:1 --token t --node-name e", &["--tunnel-url wss://HOST:PORT/v1/edge", "x:1"]),
+        (
+            "join --enroll-url x --tunnel-url wss://x --token t --node-name e",
+            &["--enroll-url", "form https://"],
+        ),
+    ] {
+        says(line, &[], 2, words);
+    }
+}
+
+#[test]
+fn urls_and_their_number_are_looked_at_before_the_identity() {
+    let many = (1..=9).map(|n| format!("wss://a{n}")).collect::<Vec<_>>().join(",");
+    says(&format!("run --state-dir s --tunnel-url {many}"), &[], 1, &["--tunnel-url has 9 URLs: at most 8"]);
+    // A variable that is set to nothing sets nothing.
+    says("run --state-dir s --tunnel-url '' --enroll-url ''", &[], 1, &["s: this node has not joined"]);
+    let line = format!("join --server '' --token {} --node-name e --state-dir s", token());
+    says(&line, &[], 1, &["--enroll-url has no URL of the form https://"]);
+}
+
+#[test]
+fn an_error_in_the_file_is_told_once_with_its_line() {
+    for (file, words) in [
+        ("a: 1", &["line 1, \"a: 1\": unknown field `a`, expected one of stateDir"][..]),
+        ("maxTasks: 1\nmetricsListen: x\n", &["line 2, \"metricsListen: x\": \"x\" is no address"]),
+        ("diskMinFree: 10", &["line 1, \"diskMinFree: 10\"", "\"10\" has no unit: write 10%"]),
+        ("diskMinFree: [1]", &["one value is expected here"]),
+        ("tunnelUrl: [wss://a, http://b]", &["\"tunnelUrl: [", "\"http://b\" is no URL of the form wss://"]),
+        ("enrollUrl: {a: b}", &["\"enrollUrl: {", "a URL or a list of URLs is expected here"]),
+        ("runtimeEndpoint: x", &["\"runtimeEndpoint: x\"", "is no address of a container runtime"]),
+        ("parallelPulls: many", &["\"parallelPulls: many\""]),
+        ("hello", &["line 1, \"hello\": "]),
+    ] {
+        says("run --config f --state-dir s", &[("f", file)], 1, &[&["--config f, line "], words].concat());
+    }
+    says("run --config nope", &[], 1, &["--config nope", "No such file or directory"]);
+    says("run --log a=b=c", &[], 1, &["--log a=b=c is no filter", "parsing level filter"]);
+}
+
+#[test]
+fn a_token_that_is_none_is_told_once_and_not_repeated() {
+    let line = "join --server x --node-name e --state-dir s --token s3cret";
+    says(line, &[], 1, &["--token: not a join token", "check that it was copied whole"]);
+    assert!(!run(line, &[]).1.contains("s3cret"));
+}
+
+#[test]
+fn a_state_directory_of_somebody_else_is_told_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    for sub in ["pki", "joined", "joined/tasks"] {
+        std::fs::create_dir(dir.path().join(sub)).unwrap();
+    }
+    joined(&dir.path().join("joined"), "edge-1");
+    std::fs::write(dir.path().join("pki/client.crt"), "").unwrap();
+    // Whoever runs the tests as root may read all of it: it is run as somebody who may not, from
+    // where that one may.
+    let is_root = rustix::process::geteuid().is_root();
+    let copy = dir.path().join("program");
+    if is_root {
+        std::fs::copy(env!("CARGO_BIN_EXE_edgecore-prepull"), &copy).unwrap();
+    }
+    let set = |path: &str, mode| {
+        std::fs::set_permissions(dir.path().join(path), PermissionsExt::from_mode(mode)).unwrap();
+    };
+    let token = token();
+    let run = "--runtime-endpoint /s --tunnel-url wss://a --enroll-url https://a";
+    for (locked, mode, line, words) in [
+        (
+            "pki",
+            0o000,
+            "run --state-dir .",
+            "reading ./pki/client.crt: permission denied: run edgecore-prepull as root",
+        ),
+        (
+            "pki",
+            0o000,
+            &format!("join --server localhost --token {token} --node-name e --state-dir ."),
+            "a --state-dir of its own",
+        ),
+        (
+            "joined",
+            0o555,
+            &format!("run --state-dir joined {run}"),
+            "cannot open the lock joined/lock: permission denied",
+        ),
+    ] {
+        set(".", 0o755);
+        set(locked, mode);
+        let mut command = program(dir.path());
+        if is_root {
+            command = Command::new(&copy);
+            command.current_dir(dir.path()).env_clear().uid(65_534).gid(65_534);
+        }
+        let output = command.args(line.split(' ')).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(words) && output.status.code() == Some(1), "{line}: {said}");
+        set(locked, 0o755);
+    }
+}
+
+/// What `join` leaves, without a server.
+fn joined(state_dir: &Path, node: &str) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name.push(rcgen::DnType::CommonName, format!("system:node:{node}"));
+    let certificate = params.self_signed(&key).unwrap().pem();
+    std::fs::create_dir_all(state_dir.join("pki")).unwrap();
+    for (name, text) in
+        [("ca.crt", &certificate), ("client.crt", &certificate), ("client.key", &key.serialize_pem())]
+    {
+        std::fs::write(state_dir.join("pki").join(name), text).unwrap();
+    }
+}
+
+#[test]
+fn whoever_joins_over_another_node_is_told_of_both() {
+    let dir = tempfile::tempdir().unwrap();
+    joined(dir.path(), "edge-1");
+    let line = format!(
+        "join --server localhost --token {} --node-name edge-2 --state-dir {}",
+        token(),
+        dir.path().display()
+    );
+    says(
+        &line,
+        &[],
+        1,
+        &["identity of node edge-1, and not of edge-2", "give --node-name edge-1", "--force"],
+    );
+}
+
+#[tokio::test]
+async fn an_agent_whose_log_nobody_takes_any_more_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    joined(dir.path(), "edge-1");
+    let cloud = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = cloud.local_addr().unwrap();
+    let line = format!(
+        "run --state-dir . --tunnel-url wss://{address} --enroll-url https://{address} --metrics-listen off \
+         --runtime-endpoint /nope.sock"
+    );
+    let mut command = program(dir.path());
+    command.args(line.split(' ')).stderr(Stdio::piped());
+    let mut agent = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
+    drop(agent.stderr.take());
+    // It dials, tells its log that nobody speaks TLS there, and dials again.
+    let dials = async {
+        for _ in 0..2 {
+            drop(cloud.accept().await.unwrap());
+        }
+    };
+    tokio::select! {
+        () = dials => {}
+        ended = agent.wait() => panic!("it ended: {ended:?}"),
+        () = tokio::time::sleep(Duration::from_secs(30)) => panic!("it does not dial"),
+    }
+    let pid = rustix::process::Pid::from_raw(agent.id().unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(agent.wait().await.unwrap().code(), Some(0));
+}
