@@ -29,7 +29,8 @@ impl MidPull {
         let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
         let (image, reference) = site.image("kruise-mid-pull", &[SMALL, LARGE])?;
         site.link.throttle(SLOW);
-        let job = site.pull_job("mid-pull", &reference).on(["edge-1"]).apply().await?;
+        // The waits between tries are drawn by lot: enough of them for a link that is away for some seconds.
+        let job = site.pull_job("mid-pull", &reference).on(["edge-1"]).limits(600, 8).apply().await?;
         site.carries(LARGE / 3).await?;
         node.accepts().await?;
         let [_, small, large] = image.blobs() else { bail!("three blobs, not {:?}", image.blobs()) };
