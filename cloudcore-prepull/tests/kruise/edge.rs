@@ -17,8 +17,8 @@ pub(crate) struct Edge {
     pub(crate) ledger: BTreeMap<TaskId, Held>,
     pub(crate) session: Option<u64>,
     /// On their way, in this session.
-    pub(crate) to_edge: VecDeque<CloudMessage>,
-    pub(crate) to_cloud: VecDeque<EdgeMessage>,
+    pub(crate) downward: VecDeque<CloudMessage>,
+    pub(crate) upward: VecDeque<EdgeMessage>,
 }
 
 impl Edge {
@@ -33,8 +33,8 @@ impl Edge {
 
     pub(crate) fn cut(&mut self) {
         self.session = None;
-        self.to_edge.clear();
-        self.to_cloud.clear();
+        self.downward.clear();
+        self.upward.clear();
     }
 
     pub(crate) fn connect(&mut self, session: u64) {
@@ -48,7 +48,7 @@ impl Edge {
                 _ => None,
             })
             .collect();
-        self.to_cloud.extend(results);
+        self.upward.extend(results);
     }
 
     pub(crate) fn restart(&mut self) {
@@ -91,7 +91,7 @@ impl Edge {
 
     fn say(&mut self, message: EdgeMessage) {
         if self.session.is_some() {
-            self.to_cloud.push_back(message);
+            self.upward.push_back(message);
         }
     }
 
@@ -113,7 +113,7 @@ impl Edge {
                             self.ledger.remove(&id);
                             let mut aside = Self { session: self.session, ..Self::default() };
                             aside.end(&id, ImageOutcome::Stopped);
-                            self.to_cloud.append(&mut aside.to_cloud);
+                            self.upward.append(&mut aside.upward);
                             return;
                         }
                         for task in earlier {

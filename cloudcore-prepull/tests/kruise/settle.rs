@@ -87,7 +87,7 @@ impl World {
             let job = self.pull_jobs.get_mut(&name).unwrap();
             if job.owner_references().is_empty() {
                 job.spec.template.parallelism = Some(IntOrString::Int(2));
-                job.metadata.resource_version = version;
+                job.metadata.resource_version = Some(version);
                 self.job_changed(&name, None);
             }
         }
@@ -96,7 +96,7 @@ impl World {
             let version = self.new_version();
             let list = self.list_jobs.get_mut(&name).unwrap();
             list.spec.template.parallelism = Some(IntOrString::Int(2));
-            list.metadata.resource_version = version;
+            list.metadata.resource_version = Some(version);
             self.list_changed(&name, None);
         }
         self.turns(200, Duration::from_secs(1));
@@ -124,7 +124,7 @@ impl World {
             if self.edges[&node].session.is_none() {
                 self.up(&node);
             }
-            while let Some(message) = self.edges.get_mut(&node).unwrap().to_edge.pop_front() {
+            while let Some(message) = self.edges.get_mut(&node).unwrap().downward.pop_front() {
                 self.edges.get_mut(&node).unwrap().takes(message);
             }
             for task in self.edges[&node].running() {

@@ -79,7 +79,7 @@ impl World {
                 let outcome = match edge.session {
                     Some(session) => {
                         let (remaining, keys) = (order.remaining, vec![Key::anonymous()]);
-                        edge.to_edge.push_back(CloudMessage::Assign(Assign {
+                        edge.downward.push_back(CloudMessage::Assign(Assign {
                             task: order.task,
                             remaining,
                             keys,
@@ -98,11 +98,11 @@ impl World {
     pub(crate) fn messages(&mut self) {
         let node = self.node();
         let edge = self.edges.get_mut(&node).unwrap();
-        if let Some(message) = edge.to_edge.pop_front() {
+        if let Some(message) = edge.downward.pop_front() {
             edge.takes(message);
         }
         let Some(session) = edge.session.map(SessionId) else { return };
-        if let Some(message) = edge.to_cloud.pop_front() {
+        if let Some(message) = edge.upward.pop_front() {
             self.tell(|| format!("from {node}: {message:?}"));
             let message = SessionEvent::Message { node, session, message };
             self.hear(Input::Node(node_images::Input::Session(message)));

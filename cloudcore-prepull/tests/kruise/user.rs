@@ -32,9 +32,9 @@ impl World {
                 if !self.list_jobs.contains_key(&name) {
                     self.tell(|| format!("{name} is made: {spec:?}"));
                     let mut list = ImageListPullJob::new(&name, spec);
-                    list.metadata.uid = self.new_uid();
+                    list.metadata.uid = Some(self.new_uid());
                     list.metadata.namespace = Some("shop".to_owned());
-                    list.metadata.resource_version = self.new_version();
+                    list.metadata.resource_version = Some(self.new_version());
                     self.list_jobs.insert(name.clone(), list);
                     self.list_changed(&name, None);
                 }
@@ -116,7 +116,7 @@ impl World {
             _ if job.owner_references().is_empty() => image.clone_into(&mut job.spec.image),
             _ => {}
         }
-        job.metadata.resource_version = version;
+        job.metadata.resource_version = Some(version);
         let spec = job.spec.clone();
         self.tell(|| format!("{name} is edited: {spec:?}"));
         self.job_changed(&name, None);
@@ -129,7 +129,7 @@ impl World {
         let Some(list) = self.list_jobs.get_mut(&name) else { return };
         list.spec.images = IMAGES[..count].iter().map(|&image| image.to_owned()).collect();
         list.spec.template.parallelism = Some(IntOrString::Int(parallelism));
-        list.metadata.resource_version = version;
+        list.metadata.resource_version = Some(version);
         let spec = list.spec.clone();
         self.tell(|| format!("{name} is edited: {spec:?}"));
         self.list_changed(&name, None);
@@ -157,7 +157,7 @@ impl World {
             }),
         }
         object.spec.images.retain(|_, image| !image.tags.is_empty());
-        object.metadata.resource_version = version;
+        object.metadata.resource_version = Some(version);
         let spec = object.spec.clone();
         self.tell(|| format!("NodeImage {name} is edited by hand: {spec:?}"));
         self.node_image_changed(&name);

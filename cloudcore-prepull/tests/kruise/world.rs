@@ -89,14 +89,14 @@ impl World {
         }
     }
 
-    pub(crate) fn new_version(&mut self) -> Option<String> {
+    pub(crate) fn new_version(&mut self) -> String {
         self.version += 1;
-        Some(self.version.to_string())
+        self.version.to_string()
     }
 
-    pub(crate) fn new_uid(&mut self) -> Option<String> {
+    pub(crate) fn new_uid(&mut self) -> String {
         self.uid += 1;
-        Some(format!("uid-{}", self.uid))
+        format!("uid-{}", self.uid)
     }
 
     /// The cloud is killed.
@@ -192,7 +192,7 @@ impl World {
         }
         self.tell(|| format!("to {node}: {message:?}"));
         if let Some(edge) = self.edges.get_mut(node).filter(|edge| edge.session.is_some()) {
-            edge.to_edge.push_back(message);
+            edge.downward.push_back(message);
         }
     }
 
@@ -255,9 +255,9 @@ impl World {
         match write {
             Write::Create(labels) => {
                 let mut object = NodeImage::new(&name, NodeImageSpec::default());
-                object.metadata.uid = self.new_uid();
+                object.metadata.uid = Some(self.new_uid());
                 object.metadata.labels = Some((*labels).clone());
-                object.metadata.resource_version = self.new_version();
+                object.metadata.resource_version = Some(self.new_version());
                 self.node_images.insert(name.clone(), object);
             }
             Write::Delete { .. } => self.delete_node_image(&name),
@@ -266,13 +266,13 @@ impl World {
                 let object = self.node_images.get_mut(&name).unwrap();
                 object.spec = *spec;
                 object.metadata.labels = Some((*labels).clone());
-                object.metadata.resource_version = version;
+                object.metadata.resource_version = Some(version);
             }
             Write::Status { status, .. } => {
                 let version = self.new_version();
                 let object = self.node_images.get_mut(&name).unwrap();
                 object.status = Some(*status);
-                object.metadata.resource_version = version;
+                object.metadata.resource_version = Some(version);
             }
         }
         self.node_image_changed(&name);
@@ -289,7 +289,7 @@ impl World {
             A::PullJobStatus(id, status) => match self.pull_jobs.get_mut(&id.name) {
                 Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
                     job.status = Some(*status);
-                    job.metadata.resource_version = version;
+                    job.metadata.resource_version = Some(version);
                     self.job_changed(&id.name, None);
                     Outcome::Done
                 }
@@ -298,7 +298,7 @@ impl World {
             A::ListJobStatus(id, status) => match self.list_jobs.get_mut(&id.name) {
                 Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
                     job.status = Some(*status);
-                    job.metadata.resource_version = version;
+                    job.metadata.resource_version = Some(version);
                     self.list_changed(&id.name, None);
                     Outcome::Done
                 }
@@ -312,29 +312,27 @@ impl World {
                 self.delete_list(&id.name, Some(&id.uid.0));
                 Outcome::Done
             }
-            A::MakeChild { list, name, spec } => match self.pull_jobs.get(&name) {
-                Some(found) => {
+            A::MakeChild { list, name, spec } => {
+                if let Some(found) = self.pull_jobs.get(&name) {
                     let ours = found.owner_references().iter().any(|owner| owner.uid == list.uid.0);
-                    if ours { Outcome::Done } else { Outcome::Gone }
+                    return (object, if ours { Outcome::Done } else { Outcome::Gone });
                 }
-                None => {
-                    let mut child = ImagePullJob::new(&name, *spec);
-                    child.metadata.owner_references = Some(vec![OwnerReference {
-                        api_version: "apps.kruise.io/v1beta1".to_owned(),
-                        kind: "ImageListPullJob".to_owned(),
-                        name: list.name,
-                        uid: list.uid.0,
-                        controller: Some(true),
-                        block_owner_deletion: None,
-                    }]);
-                    self.make_job(child);
-                    Outcome::Done
-                }
-            },
+                let mut child = ImagePullJob::new(&name, *spec);
+                child.metadata.owner_references = Some(vec![OwnerReference {
+                    api_version: "apps.kruise.io/v1beta1".to_owned(),
+                    kind: "ImageListPullJob".to_owned(),
+                    name: list.name,
+                    uid: list.uid.0,
+                    controller: Some(true),
+                    block_owner_deletion: None,
+                }]);
+                self.make_job(child);
+                Outcome::Done
+            }
             A::ChangeChild { child, spec, .. } => match self.pull_jobs.get_mut(&child.name) {
                 Some(job) if job.uid().as_ref() == Some(&child.uid.0) => {
                     job.spec = *spec;
-                    job.metadata.resource_version = version;
+                    job.metadata.resource_version = Some(version);
                     self.job_changed(&child.name, None);
                     Outcome::Done
                 }
@@ -347,9 +345,9 @@ impl World {
 
     pub(crate) fn make_job(&mut self, mut job: ImagePullJob) {
         let name = job.name_any();
-        job.metadata.uid = self.new_uid();
+        job.metadata.uid = Some(self.new_uid());
         job.metadata.namespace = Some("shop".to_owned());
-        job.metadata.resource_version = self.new_version();
+        job.metadata.resource_version = Some(self.new_version());
         self.pull_jobs.insert(name.clone(), job);
         self.job_changed(&name, None);
     }
@@ -369,7 +367,9 @@ impl World {
             |job: &ImagePullJob| job.owner_references().iter().any(|owner| !lists.contains(&owner.uid));
         let orphans: Vec<_> =
             self.pull_jobs.values().filter(|job| is_orphan(job)).map(ResourceExt::name_any).collect();
-        orphans.iter().for_each(|orphan| self.delete_job(orphan, None));
+        for orphan in orphans {
+            self.delete_job(&orphan, None);
+        }
     }
 
     /// With the children, as the garbage collector does.
@@ -381,7 +381,9 @@ impl World {
         let is_child = |job: &ImagePullJob| job.owner_references().iter().any(|owner| owner.uid == found);
         let children: Vec<_> =
             self.pull_jobs.values().filter(|job| is_child(job)).map(ResourceExt::name_any).collect();
-        children.iter().for_each(|child| self.delete_job(child, None));
+        for child in children {
+            self.delete_job(&child, None);
+        }
     }
 
     pub(crate) fn pass(&mut self, time: Duration) {

@@ -46,7 +46,8 @@ impl<P: Puller> Executor<P> {
                     break failed(&error);
                 }
             }
-            let wait = backoff.next((self.random)());
+            // At least half of it: a registry that is restarting is not given up within a second.
+            let wait = backoff.next(0.5 + (self.random)() / 2.0);
             tracing::info!(image = %image.reference, %error, class = error.class.as_str(), retry_in = ?wait, "pull failed");
             board.waits(index, ImagePhase::BackingOff, &error.message);
             sleep(wait).await;

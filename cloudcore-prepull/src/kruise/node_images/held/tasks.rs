@@ -32,7 +32,8 @@ impl Held {
         }
         let open: Vec<_> = open.iter().filter(|open| is_of_node_image(&open.task)).collect();
         for work in self.works.values_mut() {
-            work.waits_for_keys = false;
+            // Whatever it was that did not reach the node, on a new session it may.
+            (work.waits_for_keys, work.not_before) = (false, None);
         }
         for work in self.works.values_mut().filter(|work| matches!(work.state, State::With | State::Away)) {
             match open.iter().find(|open| open.task == work.sent).map(|open| open.phase) {
