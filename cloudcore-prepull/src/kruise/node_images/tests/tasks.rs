@@ -234,3 +234,111 @@ fn a_node_uses_secrets_of_its_owners_namespaces_only() {
     let task = world.sent()[0].clone();
     assert_eq!(task.secrets.iter().map(ToString::to_string).collect::<Vec<_>>(), ["shop/s"]);
 }
+
+#[test]
+fn a_node_is_sent_no_more_than_its_ledger_takes_while_the_api_server_is_away() {
+    let mut world = World::new();
+    world.places = 100;
+    world.edit(|spec| (0..100).for_each(|n| by_hand(spec, &format!("i{n}"), "1")));
+    let sent = world.sent();
+    assert_eq!(sent.len(), 32);
+    world.api = false;
+    for order in &sent {
+        world.ends(&order.task.id, pulled());
+    }
+    assert_eq!(world.sent(), [], "each result is in the ledger until it is acknowledged");
+    world.api = true;
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.sent().len(), 32);
+}
+
+#[test]
+fn what_another_tag_asks_for_does_not_disturb_a_pull() {
+    let mut world = World::new();
+    for job in ["one", "two"] {
+        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+    }
+    world.ask(&Arc::new(wish("one")), false);
+    world.sent();
+    let labels = Some(BTreeMap::from([("app".to_owned(), "shop".to_owned())]));
+    let sandbox = Some(prepull_api::crd::kruise::SandboxConfig { labels, annotations: None });
+    world.ask(&Arc::new(Wish { tag: "1.26".to_owned(), sandbox, ..wish("two") }), false);
+    assert_eq!((world.said(), world.sent()), (vec![], vec![]), "one place, and it is taken");
+}
+
+#[test]
+fn a_restart_goes_on_where_the_status_says_it_was() {
+    let mut world = World::new();
+    world.edit(|spec| {
+        by_hand(spec, "a", "1");
+        spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap().active_deadline_seconds =
+            Some(600);
+    });
+    let task = world.sent()[0].task.id.clone();
+    world.advances(&task, 40, 100);
+    world.pass(Duration::from_secs(10));
+    let object = world.object.clone().unwrap();
+    assert_eq!(world.tag("a", "1").unwrap().progress, 40);
+
+    let mut restarted = World::bare();
+    (restarted.versions, restarted.now) = (100, world.now);
+    restarted.object = Some(object.clone());
+    restarted.images.handle(Input::NodeImages(vec![Ok(Box::new(object))]), restarted.now);
+    restarted.tell(Input::Nodes(vec![view(&[("edge", "")])]));
+    restarted.pass(Duration::from_secs(30));
+    let tag = restarted.tag("a", "1").unwrap();
+    assert_eq!((tag.phase, tag.progress), (PullPhase::Pulling, 40));
+    assert_eq!(restarted.counts(), (0, 0), "nothing new is to be said");
+    restarted.up(&[(task, OpenPhase::NeedsKeys)]);
+    assert_eq!(restarted.sent()[0].remaining, Duration::from_secs(560), "from its first start");
+}
+
+#[test]
+fn a_failure_from_before_a_restart_is_tried_once_more_and_then_believed() {
+    let mut world = World::new();
+    world.edit(|spec| by_hand(spec, "a", "1"));
+    let task = world.sent()[0].task.id.clone();
+    let object = world.object.clone().unwrap();
+
+    let mut restarted = World::bare();
+    restarted.versions = 100;
+    restarted.object = Some(object.clone());
+    restarted.images.handle(Input::NodeImages(vec![Ok(Box::new(object))]), restarted.now);
+    restarted.tell(Input::Nodes(vec![view(&[("edge", "")])]));
+    restarted.up(&[(task.clone(), OpenPhase::Finished)]);
+    restarted.ends(&task, failed("401"));
+    assert_eq!((restarted.said(), restarted.places), (vec![acked(&task)], 0));
+    assert_eq!(restarted.sent()[0].task.id, task, "the secret may have been mended");
+    restarted.ends(&task, failed("401"));
+    assert_eq!(restarted.tag("a", "1").unwrap().phase, PullPhase::Failed);
+}
+
+#[test]
+fn why_a_node_was_not_fit_is_what_the_status_says() {
+    let mut world = World::new();
+    world.edit(|spec| by_hand(spec, "a", "1"));
+    let task = world.sent()[0].task.id.clone();
+    world.say(EdgeMessage::Result(TaskResult {
+        task,
+        outcome: TaskOutcome::Failed,
+        reason: "check failed: disk: 1 GiB free".to_owned(),
+        check: Some(prepull_api::task::CheckOutcome { passed: false, reason: "disk: 1 GiB free".to_owned() }),
+        images: vec![failed("not pulled: the node did not pass the checks")],
+        took: Duration::from_secs(1),
+    }));
+    assert_eq!(world.tag("a", "1").unwrap().message, "check failed: disk: 1 GiB free");
+}
+
+#[test]
+fn a_pull_that_no_job_waits_for_any_more_is_stopped() {
+    let mut world = World::new();
+    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.ask(&Arc::new(wish("job")), false);
+    let task = world.sent()[0].task.id.clone();
+    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Over);
+    world.tell(Input::Liveness(JobUid("job".to_owned())));
+    assert!(is_cancel(&world.said()[0], &task));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.tag("nginx", "1.25").unwrap().phase, PullPhase::Failed);
+    assert!(world.spec_tag("nginx", "1.25").is_some(), "for as long as an outcome is shown");
+}
