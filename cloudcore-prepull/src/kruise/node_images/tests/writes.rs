@@ -110,3 +110,24 @@ fn what_the_watch_tells_late_does_not_count() {
     assert_eq!(world.said(), [], "nothing is cancelled");
     assert_eq!(world.sent().len(), 1);
 }
+
+#[test]
+fn what_ends_together_is_told_together() {
+    let mut world = World::new();
+    world.places = 5;
+    world.edit(|spec| (0..5).for_each(|n| by_hand(spec, &format!("i{n}"), "1")));
+    let sent = world.sent();
+    world.counts();
+    for order in sent {
+        world.say(EdgeMessage::Result(TaskResult {
+            task: order.task.id,
+            outcome: TaskOutcome::Succeeded,
+            reason: String::new(),
+            check: None,
+            images: vec![pulled()],
+            took: Duration::from_secs(1),
+        }));
+    }
+    world.pass(Duration::from_secs(1));
+    assert_eq!((world.counts(), world.status().succeeded), ((0, 2), 5));
+}
