@@ -152,9 +152,4 @@ impl Kruise {
         }
         [self.node_images.next_wakeup(), self.jobs.next_wakeup()].into_iter().flatten().min()
     }
-
-    /// NodeImages that there are, for the metrics.
-    pub fn node_images(&self) -> usize {
-        self.node_images.count()
-    }
 }

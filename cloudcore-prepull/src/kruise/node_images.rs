@@ -289,11 +289,6 @@ impl NodeImages {
         !self.held.values().any(|held| held.is_to_be_made(&self.selector) && !held.has_tried())
     }
 
-    /// NodeImages that there are, for the metrics.
-    pub fn count(&self) -> usize {
-        self.held.values().filter(|held| held.exists()).count()
-    }
-
     fn node(&mut self, node: NodeView) {
         let name = node.name.clone();
         // Of a node that changes nothing but its heartbeat there is nothing to do.

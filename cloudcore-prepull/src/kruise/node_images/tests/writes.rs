@@ -33,7 +33,6 @@ fn it_is_made_for_a_ready_edge_node_labelled_as_the_node_and_deleted_with_it() {
     world.tell(Input::NodeGone(node()));
     assert_eq!(world.object, None);
     assert_eq!(world.done.last(), Some(&Action::News(News::NodeGone(node()))));
-    assert_eq!(world.images.count(), 0);
     assert!(world.images.held.is_empty(), "nothing is kept of it");
 }
 
