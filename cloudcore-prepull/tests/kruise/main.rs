@@ -19,9 +19,15 @@ mod steps;
 mod user;
 mod world;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
-use world::World;
+use jiff::Timestamp;
+use prepull_api::crd::kruise::{ImagePullJob, PullPhase};
+use serde_json::json;
+
+use world::{NODES, World};
 
 /// Runs, where nothing else is asked for.
 const RUNS: u64 = 500;
@@ -72,4 +78,41 @@ fn everything_comes_to_its_end_whatever_happens() {
             failed.iter().take(20).map(|(seed, why)| format!("  seed {seed}: {why}")).collect();
         panic!("{trace}\n{} runs failed:\n{}", failed.len(), list.join("\n"));
     }
+}
+
+#[test]
+fn a_never_job_pulls_on_each_of_three_days() {
+    let mut world = World::new(1, false);
+    world.calm = true;
+    let spec = json!({"image": "nginx:1", "parallelism": 2, "completionPolicy": {"type": "Never"}});
+    world.make_job(ImagePullJob::new("daily", serde_json::from_value(spec).unwrap()));
+    let mut ended: BTreeMap<(String, i64), Timestamp> = BTreeMap::new();
+    for minute in 0..3 * 24 * 60 + 90 {
+        world.turns(1, Duration::from_secs(60));
+        if minute == 30 * 60 {
+            world.kill();
+            world.start();
+        }
+        for (name, object) in &world.node_images {
+            let status = object.status.as_ref().and_then(|status| status.image_statuses.get("nginx"));
+            for tag in status.iter().flat_map(|image| &image.tags) {
+                if let Some(time) = tag.completion_time.as_ref() {
+                    assert_eq!(tag.phase, PullPhase::Succeeded, "{name}");
+                    ended.insert((name.clone(), tag.version), time.0);
+                }
+            }
+        }
+    }
+    for name in NODES {
+        let rounds: Vec<Timestamp> =
+            (0..4).filter_map(|round| ended.get(&(name.to_owned(), round)).copied()).collect();
+        assert_eq!(rounds.len(), 4, "{name}: at once, and on each of three days");
+        for day in rounds.windows(2) {
+            // A day, ten minutes sooner or later by lot, and some for the other nodes, whose turn may come first.
+            let passed = day[1].duration_since(day[0]).as_mins();
+            assert!((24 * 60 - 10..24 * 60 + 30).contains(&passed), "{name}: {passed} minutes");
+        }
+    }
+    let status = world.pull_jobs["daily"].status.clone().unwrap();
+    assert_eq!((status.desired, status.succeeded, status.completion_time), (4, 4, None));
 }

@@ -110,7 +110,7 @@ impl World {
         self.check_ends();
     }
 
-    fn turns(&mut self, count: usize, between: Duration) {
+    pub(crate) fn turns(&mut self, count: usize, between: Duration) {
         for _ in 0..count {
             self.turn();
             self.pass(between);
