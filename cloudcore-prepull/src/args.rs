@@ -111,7 +111,7 @@ pub struct RunArgs {
     pub heartbeat: Duration,
     /// Serves OpenKruise's ImagePullJob, ImageListPullJob and NodeImage as well. Needs manifests/kruise, and a
     /// cluster where Kruise's own controller does not run.
-    #[arg(long, env = "PREPULL_ENABLE_KRUISE_API")]
+    #[arg(long, env = "PREPULL_ENABLE_KRUISE_API", value_parser = clap::builder::FalseyValueParser::new())]
     pub enable_kruise_api: bool,
     /// The nodes that get a NodeImage, by labels; empty: all nodes.
     #[arg(
