@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImageTagSpec, NodeImage, NodeImageSpec};
 use prepull_api::selector::Selector;
-use prepull_api::task::{NodeName, TaskId};
+use prepull_api::task::{NodeName, PullPolicy, TaskId};
 use prepull_api::wire::CloudMessage;
 
 use crate::edge::Edge;
@@ -180,7 +180,18 @@ impl World {
         let Some((image, tag)) = order.task.images[0].image.rsplit_once(':') else { return };
         let spec = self.node_images.get(&order.node.0).and_then(|object| object.spec.images.get(image));
         if let Some(tag) = spec.and_then(|image| image.tags.iter().find(|known| known.tag == tag)) {
-            // Somebody may have raised the version meanwhile.
+            // Somebody may have changed it meanwhile: then it is not what was ordered.
+            let ordered = &order.task.images[0];
+            let limits = tag.pull_policy.clone().unwrap_or_default();
+            let seconds = u64::try_from(limits.timeout_seconds.unwrap_or(600)).unwrap();
+            let retries = u32::try_from(limits.backoff_limit.unwrap_or(3)).unwrap();
+            let always = tag.image_pull_policy.as_deref() == Some("Always");
+            if ordered.timeout != Some(Duration::from_secs(seconds))
+                || ordered.retries != retries
+                || (ordered.policy == PullPolicy::Always) != always
+            {
+                return;
+            }
             let tag = ImageTagSpec { version: i64::from(order.task.id.attempt) - 1, ..tag.clone() };
             self.orders.insert(order.task.id.clone(), (image.to_owned(), tag));
         }
