@@ -188,6 +188,8 @@ fn object(event: Event, instance: Option<String>, now: Timestamp) -> CoreEvent {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use prepull_api::task::JobUid;
 
     use super::*;
@@ -216,5 +218,15 @@ mod tests {
     fn an_event_of_a_job_with_the_longest_name_has_a_valid_name() {
         let name = event(format!("{}.{}", "a".repeat(199), "b".repeat(53))).metadata.name.unwrap();
         assert!(name.len() <= 253 && name.starts_with("aaa") && !name.contains(".."), "{name}");
+    }
+
+    #[test]
+    fn a_burst_of_events_passes_and_then_a_rate() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(50.0, 1.0, start);
+        let passed = |bucket: &mut Bucket, at| (0..1000).filter(|_| bucket.take(at)).count();
+        assert_eq!(passed(&mut bucket, start), 50);
+        assert_eq!(passed(&mut bucket, start + Duration::from_secs(3)), 3);
+        assert_eq!(passed(&mut bucket, start + Duration::from_secs(1000)), 50, "no more than at first");
     }
 }

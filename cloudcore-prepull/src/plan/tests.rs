@@ -356,6 +356,22 @@ mod key {
         resolve_key(&names, &reference, |secret| lookups[secret.name().parse::<usize>().unwrap()].clone())
     }
 
+    #[test]
+    fn pull_secrets_that_have_nothing_are_passed_over_and_named_where_none_has() {
+        let secrets = ["s/0", "s/1"].map(|name| SecretRef::parse(name).unwrap());
+        let reference = Reference::parse("r.io/app").unwrap().normalized();
+        let good = found(&json!({"r.io": {"auth": "dTpw"}}));
+        let key = |second: &SecretLookup| {
+            resolve_pull_secrets(&secrets, &reference, |secret| match secret.name() {
+                "0" => SecretLookup::Missing,
+                _ => second.clone(),
+            })
+        };
+        assert!(matches!(key(&good), Key::Credentials { credentials } if credentials.len() == 1));
+        let note = "secret s/0 does not exist; secret s/1 has no entry for r.io/app; it has none at all";
+        assert_eq!(key(&found(&json!({}))), Key::Anonymous { note: note.to_owned() });
+    }
+
     fn reason(lookups: &[SecretLookup]) -> String {
         match key(lookups) {
             Key::Unavailable { reason } => reason,

@@ -70,3 +70,19 @@ impl Budget {
         Err(now.checked_add(PROGRESS_WAIT).unwrap_or(Timestamp::MAX))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twenty_statuses_a_second_tell_of_progress_and_the_others_wait() {
+        let mut budget = Budget::default();
+        let start = Timestamp::from_second(1_800_000_000).unwrap();
+        let told = |budget: &mut Budget, at| (0..1000).filter(|_| budget.take(at).is_ok()).count();
+        assert_eq!(told(&mut budget, start), 20);
+        assert_eq!(told(&mut budget, start + Duration::from_millis(500)), 10);
+        let later = start + Duration::from_millis(500);
+        assert_eq!(budget.take(later), Err(later + PROGRESS_WAIT));
+    }
+}
