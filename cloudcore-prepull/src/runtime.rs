@@ -140,10 +140,8 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             shutdown.cancel();
         }
     });
-    if args.enable_kruise_api {
-        let check = Box::pin(crate::kruise::owner::check(&client, Timestamp::now()));
-        let Some(ours) = shutdown.run_until_cancelled(check).await else { return Ok(()) };
-        ours?;
+    if !may_serve(&args, &client, &shutdown).await? {
+        return Ok(());
     }
     let namespace = &args.cluster.namespace;
     let Some(term) = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown).await? else {
@@ -152,6 +150,15 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let outcome = work(args, health_address, client, leadership, metrics, readiness, shutdown).await;
     term.release().await;
     outcome
+}
+
+/// Fails where Kruise's API is to be served, and is not ours to serve. `false` at the shutdown.
+async fn may_serve(args: &RunArgs, client: &Client, shutdown: &CancellationToken) -> anyhow::Result<bool> {
+    if !args.enable_kruise_api {
+        return Ok(true);
+    }
+    let check = Box::pin(crate::kruise::owner::check(client, Timestamp::now()));
+    Ok(shutdown.run_until_cancelled(check).await.transpose()?.is_some())
 }
 
 /// What the leader does, until the shutdown. Nothing of it writes any more when this returns.
@@ -164,11 +171,9 @@ async fn work(
     readiness: Arc<Readiness>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    if args.enable_kruise_api {
-        // A standby may have waited for long.
-        let check = Box::pin(crate::kruise::owner::check(&client, Timestamp::now()));
-        let Some(ours) = shutdown.run_until_cancelled(check).await else { return Ok(()) };
-        ours?;
+    // A standby may have waited for long.
+    if !may_serve(&args, &client, &shutdown).await? {
+        return Ok(());
     }
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = cluster::leaders_client(kubeconfig, leadership.clone()).await?;

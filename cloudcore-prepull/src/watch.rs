@@ -25,6 +25,7 @@ use crate::refusal::{Said, explain, with_causes};
 pub async fn nodes(client: Client, inputs: mpsc::Sender<Input>) {
     follow(
         Api::<Node>::all(client),
+        watcher::Config::default(),
         inputs,
         |node| NodeView::from_node(&node),
         Watched {
@@ -40,6 +41,7 @@ pub async fn nodes(client: Client, inputs: mpsc::Sender<Input>) {
 pub async fn jobs(client: Client, inputs: mpsc::Sender<Input>) {
     follow(
         Api::<DeserializeGuard<ImagePrePullJob>>::all(client),
+        watcher::Config::default(),
         inputs,
         job_object,
         Watched { all: Input::Jobs, one: Input::Job, gone: |job: &JobObject| Input::JobGone(uid(job)) },
@@ -57,25 +59,8 @@ pub(crate) struct Watched<T, I> {
     pub(crate) gone: fn(&T) -> I,
 }
 
-/// Watches all objects of a kind for ever, or until nobody listens.
+/// Watches for ever, or until nobody listens. The configuration may select some of the objects.
 pub(crate) async fn follow<K, T, I>(
-    api: Api<K>,
-    inputs: mpsc::Sender<I>,
-    read: impl Fn(K) -> T,
-    watched: Watched<T, I>,
-) where
-    K: kube::Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
-{
-    follow_selected(api, watcher::Config::default(), inputs, read, watched).await;
-}
-
-/// The same for some of them.
-pub(crate) async fn follow_selected<K, T, I>(
     api: Api<K>,
     config: watcher::Config,
     inputs: mpsc::Sender<I>,

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use super::engine::Input;
 use super::jobs::{self, Pod};
 use super::{ObjectId, Unreadable, node_images};
-use crate::watch::{Watched, follow, follow_selected};
+use crate::watch::{Watched, follow};
 
 type Object<K> = Result<Box<K>, Unreadable>;
 
@@ -32,7 +32,7 @@ pub async fn node_images(client: Client, inputs: mpsc::Sender<Input>) {
         one: |object| Input::Node(To::NodeImage(object)),
         gone,
     };
-    follow(Api::<DeserializeGuard<NodeImage>>::all(client), inputs, object, watched).await;
+    follow(Api::<DeserializeGuard<NodeImage>>::all(client), all(), inputs, object, watched).await;
 }
 
 /// Watches all ImagePullJobs for ever.
@@ -43,7 +43,7 @@ pub async fn pull_jobs(client: Client, inputs: mpsc::Sender<Input>) {
         one: |object| Input::Job(To::PullJob(object)),
         gone: |object: &Object<ImagePullJob>| Input::Job(To::PullJobGone(id(object).uid)),
     };
-    follow(Api::<DeserializeGuard<ImagePullJob>>::all(client), inputs, object, watched).await;
+    follow(Api::<DeserializeGuard<ImagePullJob>>::all(client), all(), inputs, object, watched).await;
 }
 
 /// Watches all ImageListPullJobs for ever.
@@ -54,7 +54,7 @@ pub async fn list_jobs(client: Client, inputs: mpsc::Sender<Input>) {
         one: |object| Input::Job(To::ListJob(object)),
         gone: |object: &Object<ImageListPullJob>| Input::Job(To::ListJobGone(id(object).uid)),
     };
-    follow(Api::<DeserializeGuard<ImageListPullJob>>::all(client), inputs, object, watched).await;
+    follow(Api::<DeserializeGuard<ImageListPullJob>>::all(client), all(), inputs, object, watched).await;
 }
 
 /// The pods that a podSelector may be about; one that is so no more is told of as gone.
@@ -71,7 +71,11 @@ pub async fn pods(client: Client, inputs: mpsc::Sender<Input>) {
         },
     };
     let scheduled = watcher::Config::default().fields(SCHEDULED);
-    follow_selected(Api::<PodView>::all(client), scheduled, inputs, pod, watched).await;
+    follow(Api::<PodView>::all(client), scheduled, inputs, pod, watched).await;
+}
+
+fn all() -> watcher::Config {
+    watcher::Config::default()
 }
 
 /// The part of a Pod that is read.

@@ -286,13 +286,17 @@ impl Held {
         let Some(object) = &self.object else { return };
         let mut wanted: HashSet<Key> = HashSet::new();
         for (name, image) in &object.spec.images {
+            let has_ended = |tag: &ImageTagSpec| {
+                let status = object.status.as_ref();
+                status.is_some_and(|status| ended_at(status, name, &tag.tag, tag.version).is_some())
+            };
+            // Most images of most nodes: their rules need not be asked.
+            if image.tags.iter().all(has_ended) {
+                continue;
+            }
             for (tag, valid) in image.tags.iter().zip(rules::image_rules(name, image)) {
                 let key = (name.clone(), tag.tag.clone());
-                let has_ended = object
-                    .status
-                    .as_ref()
-                    .is_some_and(|s| ended_at(s, name, &tag.tag, tag.version).is_some());
-                if has_ended || !wanted.insert(key.clone()) {
+                if has_ended(tag) || !wanted.insert(key.clone()) {
                     continue;
                 }
                 match valid {

@@ -34,7 +34,7 @@ pub(super) struct World {
     pub(super) now: Timestamp,
     /// As the API server has it.
     pub(super) object: Option<NodeImage>,
-    pub(super) versions: u64,
+    versions: u64,
     session: u64,
     /// Places on the node.
     pub(super) places: i64,
@@ -83,6 +83,17 @@ impl World {
         world.pass(Duration::from_secs(1));
         world.writes.clear();
         world.done.clear();
+        world
+    }
+
+    /// Another cloudcore, which has been told what the API server has, and has not done anything yet.
+    pub(super) fn restarted(&self) -> Self {
+        let mut world = Self::bare();
+        (world.versions, world.now) = (self.versions, self.now);
+        world.object.clone_from(&self.object);
+        let objects = world.object.clone().map(|object| Ok(Box::new(object)));
+        world.images.handle(Input::NodeImages(objects.into_iter().collect()), world.now);
+        world.images.handle(Input::Nodes(vec![view(&[("edge", "")])]), world.now);
         world
     }
 

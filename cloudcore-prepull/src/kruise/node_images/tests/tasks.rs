@@ -117,13 +117,8 @@ fn a_task_that_runs_when_cloudcore_comes_back_is_taken_up() {
     let mut world = World::new();
     world.edit(|spec| by_hand(spec, "a", "1"));
     let task = world.sent()[0].task.id.clone();
-    let object = world.object.clone().unwrap();
 
-    let mut restarted = World::bare();
-    restarted.versions = 100;
-    restarted.object = Some(object.clone());
-    restarted.images.handle(Input::NodeImages(vec![Ok(Box::new(object))]), restarted.now);
-    restarted.images.handle(Input::Nodes(vec![view(&[("edge", "")])]), restarted.now);
+    let mut restarted = world.restarted();
     // The hello comes before anything was settled.
     restarted.up(&[(task.clone(), OpenPhase::Running)]);
     assert_eq!((restarted.sent(), restarted.said(), restarted.places), (vec![], vec![], 0));
@@ -277,14 +272,10 @@ fn a_restart_goes_on_where_the_status_says_it_was() {
     let task = world.sent()[0].task.id.clone();
     world.advances(&task, 40, 100);
     world.pass(Duration::from_secs(10));
-    let object = world.object.clone().unwrap();
     assert_eq!(world.tag("a", "1").unwrap().progress, 40);
 
-    let mut restarted = World::bare();
-    (restarted.versions, restarted.now) = (100, world.now);
-    restarted.object = Some(object.clone());
-    restarted.images.handle(Input::NodeImages(vec![Ok(Box::new(object))]), restarted.now);
-    restarted.tell(Input::Nodes(vec![view(&[("edge", "")])]));
+    let mut restarted = world.restarted();
+    restarted.settle();
     restarted.pass(Duration::from_secs(30));
     let tag = restarted.tag("a", "1").unwrap();
     assert_eq!((tag.phase, tag.progress), (PullPhase::Pulling, 40));
@@ -298,13 +289,9 @@ fn a_failure_from_before_a_restart_is_tried_once_more_and_then_believed() {
     let mut world = World::new();
     world.edit(|spec| by_hand(spec, "a", "1"));
     let task = world.sent()[0].task.id.clone();
-    let object = world.object.clone().unwrap();
 
-    let mut restarted = World::bare();
-    restarted.versions = 100;
-    restarted.object = Some(object.clone());
-    restarted.images.handle(Input::NodeImages(vec![Ok(Box::new(object))]), restarted.now);
-    restarted.tell(Input::Nodes(vec![view(&[("edge", "")])]));
+    let mut restarted = world.restarted();
+    restarted.settle();
     restarted.up(&[(task.clone(), OpenPhase::Finished)]);
     restarted.ends(&task, failed("401"));
     assert_eq!((restarted.said(), restarted.places), (vec![acked(&task)], 0));
