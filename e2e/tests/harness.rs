@@ -212,7 +212,7 @@ async fn victim() -> Result<()> {
 #[tokio::test]
 async fn sigkill_leaves_nothing_behind() -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["victim", "--exact", "--ignored", "--nocapture"]);
+    command.args(["harness::victim", "--exact", "--ignored", "--nocapture"]);
     let mut victim = Child::spawn(&*Place::here()?, "victim", command)?;
     let said = prepull_e2e::cleanup::eventually("the victim is ready", Duration::from_secs(30), async || {
         let log = victim.log();

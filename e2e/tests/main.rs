@@ -1,0 +1,33 @@
+//! The end-to-end tests, one module for each topic. They are one program, because linking takes longer than compiling;
+//! cargo-nextest still runs each test in a process of its own.
+
+mod api_faults;
+mod bad_input;
+mod course;
+mod credential_providers;
+mod deletion;
+mod edge_faults;
+mod fleet;
+mod ha;
+mod harness;
+mod harness_edge;
+mod hostile;
+mod identity;
+mod kills;
+mod kruise_faults;
+mod kruise_jobs;
+mod kruise_lists;
+mod kruise_node_images;
+mod kruise_rules;
+mod kruise_seeds;
+mod links;
+mod overriders;
+mod partitions;
+mod policies;
+mod pulls;
+mod restarts;
+mod rollout;
+mod secrets;
+mod selection;
+mod tries;
+mod upgrades;
