@@ -1,37 +1,37 @@
 //! The cloud side: from jobs to tasks on edge nodes, and back to the status of the jobs.
 //!
 //! ```text
-//!  Job, Node ─▶ watch ─▶ controller: validate ─▶ plan ─▶ rollout ─▶ dispatch ═tunnel═▶ (edge)
-//!  Secret ──────────────────────────────────────────────────────────▲                     │
-//!  Job.status ◀─ status_writer ◀─ aggregate ◀─ rollout ◀── controller ◀──── tunnel ◀══════┘
+//!  Kubernetes API                                                              edge nodes
+//!  Job, Node, … ─▶ kube_api::watch ─▶ run ─▶ engine ─▶ edges::dispatch ═edges::tunnel═▶
+//!  status, report ◀─ kube_api::status_writer ◀── engine ◀─── run ◀──────────────────────
 //! ```
 //!
-//! Pure, with the time passed in: [`validate`], [`plan`], [`rollout`], [`aggregate`], [`controller`]. The rest
-//! is a thin shell around them, put together in [`runtime`].
+//! What is decided is decided in `prepull-engine`, which is pure. Here is the shell around it: [`run`] carries what
+//! happened in and what is to be done out, [`edges`] and [`kube_api`] talk to either side.
 
-pub mod aggregate;
-pub mod args;
-pub mod cluster;
-pub mod controller;
-pub mod crds_command;
-pub mod dispatch;
-pub mod enroll;
-pub mod events;
-pub mod http;
-pub mod kruise;
-pub mod leader;
-pub mod metrics;
-pub mod pki;
-pub mod plan;
-pub mod plan_command;
-pub mod preflight;
-pub mod refusal;
-pub mod rollout;
-pub mod runtime;
-pub mod secrets;
-pub mod status_writer;
-pub mod token_command;
-pub mod tokens;
-pub mod tunnel;
-pub mod validate;
-pub mod watch;
+pub mod commands;
+
+/// Everything that an edge talks to.
+pub mod edges {
+    pub mod dispatch;
+    pub mod enroll;
+    pub mod pki;
+    pub mod tokens;
+    pub mod tunnel;
+}
+
+/// Everything that talks to the Kubernetes API.
+pub mod kube_api {
+    pub mod cluster;
+    pub mod events;
+    pub mod kruise_owner;
+    pub mod kruise_watch;
+    pub mod kruise_writer;
+    pub mod leader;
+    pub mod refusal;
+    pub mod secrets;
+    pub mod status_writer;
+    pub mod watch;
+}
+
+pub mod run;

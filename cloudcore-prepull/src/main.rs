@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use cloudcore_prepull::{args::Cli, runtime};
+use cloudcore_prepull::{commands::args::Cli, run};
 
 fn main() -> ExitCode {
-    runtime::main(Cli::parse())
+    run::main(Cli::parse())
 }

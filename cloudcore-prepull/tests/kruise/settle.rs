@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use cloudcore_prepull::kruise::Input;
-use cloudcore_prepull::kruise::node_images::Input as To;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use prepull_api::crd::kruise::{ImageTagSpec, PullPhase};
 use prepull_api::task::{ImageOutcome, NodeName, TaskId, TaskOutcome};
+use prepull_engine::kruise::Input;
+use prepull_engine::kruise::node_images::Input as To;
 
 use crate::edge::Held;
 use crate::world::{Pending, World};

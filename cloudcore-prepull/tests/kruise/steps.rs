@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use cloudcore_prepull::controller::DispatchOutcome;
-use cloudcore_prepull::kruise::node_images::{self, Written};
-use cloudcore_prepull::kruise::{Input, jobs};
-use cloudcore_prepull::tunnel::{SessionEvent, SessionId};
 use prepull_api::task::{ImageOutcome, NodeName, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Hello, Key};
+use prepull_engine::kruise::node_images::{self, Written};
+use prepull_engine::kruise::{Input, jobs};
+use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::world::{NODES, Pending, World};
 
@@ -67,7 +67,7 @@ impl World {
             }
             Pending::Job(action) => {
                 self.tell(|| format!("write {action:?}"));
-                let object = cloudcore_prepull::kruise::writer::written_object(&action).unwrap();
+                let object = cloudcore_prepull::kube_api::kruise_writer::written_object(&action).unwrap();
                 let outcome = if fails { jobs::Outcome::Failed } else { self.write_job(action).1 };
                 self.tell(|| format!("  {outcome:?}"));
                 let outcome = if unheard { jobs::Outcome::Failed } else { outcome };

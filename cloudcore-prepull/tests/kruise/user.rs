@@ -1,12 +1,12 @@
 //! What people do.
 
-use cloudcore_prepull::kruise::{Input, node_images};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use prepull_api::crd::kruise::{
     CompletionPolicy, ImageListPullJob, ImageListPullJobSpec, ImagePullJob, ImagePullJobSpec,
     ImageTagPullPolicy, ImageTagSpec, NodeSelector, PullJobTemplate, PullLimits,
 };
+use prepull_engine::kruise::{Input, node_images};
 
 use crate::world::{NODES, World, view};
 

@@ -3,11 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use cloudcore_prepull::kruise::jobs::{self, Object, Outcome};
-use cloudcore_prepull::kruise::node_images::{self, Order, Write, Written};
-use cloudcore_prepull::kruise::writer::written_object;
-use cloudcore_prepull::kruise::{Action, Input, Kruise};
-use cloudcore_prepull::plan::NodeView;
+use cloudcore_prepull::kube_api::kruise_writer::written_object;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
@@ -15,6 +11,10 @@ use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImageTagSpec, Nod
 use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, PullPolicy, TaskId};
 use prepull_api::wire::CloudMessage;
+use prepull_engine::kruise::jobs::{self, Object, Outcome};
+use prepull_engine::kruise::node_images::{self, Order, Write, Written};
+use prepull_engine::kruise::{Action, Input, Kruise};
+use prepull_engine::shared::node_view::NodeView;
 
 use crate::edge::Edge;
 use crate::rng::Rng;

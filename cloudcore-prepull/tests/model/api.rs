@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use cloudcore_prepull::controller::{Content, JobObject, Object};
-use cloudcore_prepull::plan::NodeView;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::NodeStatus;
 use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::prepull::controller::{Content, JobObject, Object};
+use prepull_engine::shared::node_view::NodeView;
 
 pub(crate) struct Stored<T> {
     pub(crate) version: u64,

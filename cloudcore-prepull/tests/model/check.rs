@@ -2,9 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cloudcore_prepull::controller::{Content, Dispatch, PARK_AFTER};
-use cloudcore_prepull::rollout::REPORT_GRACE;
-use cloudcore_prepull::validate::Ratio;
 use edgecore_prepull::agent::Work;
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
@@ -13,6 +10,9 @@ use prepull_api::crd::status::{
 };
 use prepull_api::task::{JobUid, NodeName, PullPolicy, TaskId, TaskOutcome};
 use prepull_api::wire::EdgeMessage;
+use prepull_engine::prepull::controller::{Content, Dispatch, PARK_AFTER};
+use prepull_engine::prepull::rollout::REPORT_GRACE;
+use prepull_engine::prepull::validate::Ratio;
 
 use crate::api::Api;
 use crate::edge::{Edge, Record};

@@ -2,16 +2,15 @@
 //! Everything that touches the controller's interface is in this file.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
 
-use cloudcore_prepull::controller::{
-    Content, Controller, Dispatch, DispatchOutcome, Input, JobObject, Object,
-};
-use cloudcore_prepull::plan::NodeView;
-use cloudcore_prepull::tunnel::SessionEvent;
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{Assign, EdgeMessage, Key};
-use std::time::Duration;
+use prepull_engine::prepull::controller::{Content, Controller, Dispatch, Input, JobObject, Object};
+use prepull_engine::shared::node_view::NodeView;
+use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::shared::session::SessionEvent;
 
 /// How far the start is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,5 +135,5 @@ pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)
 
 /// What the dispatcher makes of an order, all secrets given.
 pub(crate) fn assign(order: &Dispatch, remaining: Duration) -> Assign {
-    cloudcore_prepull::dispatch::assign(order, std::iter::repeat(Key::anonymous()), remaining)
+    cloudcore_prepull::edges::dispatch::assign(order, std::iter::repeat(Key::anonymous()), remaining)
 }

@@ -1,6 +1,7 @@
 //! What may happen next.
 
-use cloudcore_prepull::controller::Object;
+use std::time::Duration;
+
 use edgecore_prepull::agent::{Event, TaskEnd, summary};
 use prepull_api::crd::status::NodePhase;
 use prepull_api::task::{
@@ -8,7 +9,7 @@ use prepull_api::task::{
     TaskOutcome, TaskResult,
 };
 use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
-use std::time::Duration;
+use prepull_engine::prepull::controller::Object;
 
 use crate::edge::{Exec, image};
 use crate::world::{Fate, World, millis};
@@ -129,7 +130,7 @@ impl World {
 
     /// The watches were broken, and begin anew with lists.
     fn relist(&mut self) {
-        use cloudcore_prepull::controller::Input;
+        use prepull_engine::prepull::controller::Input;
         if self.cloud.boot == crate::cloud::Boot::Up {
             self.cloud.inputs.push_back(Input::Nodes(self.api.nodes.values().cloned().collect()));
             self.cloud.inputs.push_back(Input::Jobs(self.api.list()));

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use cloudcore_prepull::plan::NodeView;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::job::{ImagePrePullJobSpec, ImagePrePullTemplate, RolloutStrategy};
 use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::shared::node_view::NodeView;
 
 use crate::cloud::Watched;
 use crate::world::World;

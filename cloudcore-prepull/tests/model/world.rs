@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use cloudcore_prepull::controller::{Action, DispatchOutcome, Input, Object, WriteOutcome};
-use cloudcore_prepull::tunnel::{SessionEvent, SessionId};
 use edgecore_prepull::agent::{Effect, Event};
 use jiff::Timestamp;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, Welcome};
+use prepull_engine::prepull::controller::{Action, Input, Object, WriteOutcome};
+use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::api::{Api, Refused};
 use crate::check::Check;
@@ -289,7 +290,7 @@ impl World {
         &mut self,
         job: &JobUid,
         expected: Option<u64>,
-        content: &cloudcore_prepull::controller::Content,
+        content: &prepull_engine::prepull::controller::Content,
         ghost: bool,
     ) -> Result<u64, Refused> {
         let version = self.api.write(job, expected, content)?;
@@ -627,8 +628,8 @@ fn said(message: &EdgeMessage) -> String {
     }
 }
 
-fn shown(content: &cloudcore_prepull::controller::Content) -> String {
-    use cloudcore_prepull::controller::Content;
+fn shown(content: &prepull_engine::prepull::controller::Content) -> String {
+    use prepull_engine::prepull::controller::Content;
     match content {
         Content::Status(status) => {
             format!("status {:?} {:?} {}", status.phase, status.summary, status.reason)

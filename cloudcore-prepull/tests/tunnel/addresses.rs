@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cloudcore_prepull::tokens::Scope;
-use cloudcore_prepull::tunnel::listener;
+use cloudcore_prepull::edges::tokens::Scope;
+use cloudcore_prepull::edges::tunnel::listener;
 use edgecore_prepull::endpoint::RequestError;
 use edgecore_prepull::identity::{Connection, Identity};
 use edgecore_prepull::join::{self, JoinError};

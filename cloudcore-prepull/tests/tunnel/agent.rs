@@ -67,7 +67,7 @@ impl Agent {
         settings: Settings,
     ) -> Self {
         let state = tempfile::tempdir().unwrap();
-        let token = cloud.token(cloudcore_prepull::tokens::Scope::Node(node.into())).await;
+        let token = cloud.token(cloudcore_prepull::edges::tokens::Scope::Node(node.into())).await;
         join(cloud, &token, node, state.path()).await.unwrap();
         let identity = Identity::load(state.path()).unwrap();
         let (link, outgoing) = Link::new(8);

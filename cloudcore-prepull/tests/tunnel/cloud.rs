@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cloudcore_prepull::enroll;
-use cloudcore_prepull::metrics::Metrics;
-use cloudcore_prepull::pki::{Authority, ServerIdentity, VerifiedCsr};
-use cloudcore_prepull::tokens::{Scope, Tokens};
-use cloudcore_prepull::tunnel::listener::{self, Settings};
-use cloudcore_prepull::tunnel::registry::Sessions;
-use cloudcore_prepull::tunnel::{SessionEvent, SessionId};
+use cloudcore_prepull::edges::enroll;
+use cloudcore_prepull::edges::pki::{Authority, ServerIdentity, VerifiedCsr};
+use cloudcore_prepull::edges::tokens::{Scope, Tokens};
+use cloudcore_prepull::edges::tunnel::listener::{self, Settings};
+use cloudcore_prepull::edges::tunnel::registry::Sessions;
+use cloudcore_prepull::run::metrics::Metrics;
 use prepull_api::enroll::JoinToken;
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
+use prepull_engine::shared::session::{SessionEvent, SessionId};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use cloudcore_prepull::tunnel::SendError;
-use cloudcore_prepull::tunnel::listener::Settings;
+use cloudcore_prepull::edges::tunnel::SendError;
+use cloudcore_prepull::edges::tunnel::listener::Settings;
 use futures::{SinkExt, StreamExt};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase, OpenTask};
 use tokio::io::AsyncReadExt;
@@ -107,9 +107,9 @@ async fn a_flood_is_held_back_and_then_ended() {
     let counting = async {
         loop {
             match cloud.event().await {
-                cloudcore_prepull::tunnel::SessionEvent::Message { .. } => counted += 1,
-                cloudcore_prepull::tunnel::SessionEvent::Down { .. } => return,
-                other @ cloudcore_prepull::tunnel::SessionEvent::Up { .. } => panic!("{other:?}"),
+                prepull_engine::shared::session::SessionEvent::Message { .. } => counted += 1,
+                prepull_engine::shared::session::SessionEvent::Down { .. } => return,
+                other @ prepull_engine::shared::session::SessionEvent::Up { .. } => panic!("{other:?}"),
             }
         }
     };

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cloudcore_prepull::tokens::Scope;
+use cloudcore_prepull::edges::tokens::Scope;
 use edgecore_prepull::identity::{Connection, Identity, IdentityError};
 use edgecore_prepull::join::{self, JoinError};
 use prepull_api::enroll::{CA_PATH, JoinToken};
@@ -94,7 +94,8 @@ async fn the_token_is_never_shown_to_a_server_that_is_not_the_one() {
 
     // Another installation, with a good certificate of its own CA: it records what it is sent.
     let stranger = Cloud::start();
-    let identity = cloudcore_prepull::pki::ServerIdentity::new(Arc::clone(&stranger.authority), &[]).unwrap();
+    let identity =
+        cloudcore_prepull::edges::pki::ServerIdentity::new(Arc::clone(&stranger.authority), &[]).unwrap();
     let acceptor = TlsAcceptor::from(identity.enroll_tls().unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -226,13 +227,13 @@ async fn a_renewed_certificate_is_taken_up_without_a_restart() {
     let mut sessions = Vec::new();
     for _ in 0..2 {
         match cloud.event().await {
-            cloudcore_prepull::tunnel::SessionEvent::Up { session, .. } => {
+            prepull_engine::shared::session::SessionEvent::Up { session, .. } => {
                 sessions.push(("up", session > first));
             }
-            cloudcore_prepull::tunnel::SessionEvent::Down { session, .. } => {
+            prepull_engine::shared::session::SessionEvent::Down { session, .. } => {
                 sessions.push(("down", session > first));
             }
-            other @ cloudcore_prepull::tunnel::SessionEvent::Message { .. } => panic!("{other:?}"),
+            other @ prepull_engine::shared::session::SessionEvent::Message { .. } => panic!("{other:?}"),
         }
     }
     sessions.sort_unstable();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cloudcore_prepull::tunnel::listener::Settings;
+use cloudcore_prepull::edges::tunnel::listener::Settings;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};

@@ -1,0 +1,29 @@
+//! The engines behind both APIs: what happened goes in, what is to be done comes out.
+//!
+//! ```text
+//!  Job, Node, session, time ─▶ prepull: validate ─▶ plan ─▶ rollout ─▶ aggregate ─▶ writes, tasks, events
+//!  Kruise's kinds, time ─────▶ kruise:  rules ─▶ jobs ⇄ node_images ─────────────▶ writes, tasks, events
+//! ```
+//!
+//! Pure: no runtime, no Kubernetes client, no clock. Time is an argument, so a test decides what happens when.
+
+/// The engine of ImagePrePullJob.
+pub mod prepull {
+    pub mod aggregate;
+    pub mod controller;
+    pub mod plan;
+    pub mod rollout;
+    pub mod validate;
+}
+
+pub mod kruise;
+
+/// What both engines use.
+pub mod shared {
+    pub(crate) mod agenda;
+    pub mod node_view;
+    pub mod outcomes;
+    pub mod session;
+    pub(crate) mod slots;
+    pub(crate) mod writes;
+}

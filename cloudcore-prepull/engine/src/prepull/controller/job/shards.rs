@@ -1,0 +1,260 @@
+//! Which report holds which nodes, and when each is written.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use prepull_api::crd::report::MAX_NODES_IN_REPORT;
+
+use crate::shared::writes::{Deferred, Pace, Writes};
+
+/// Writes of reports per second of one job, and at once: 10,000 nodes that start together make 40 reports, and
+/// a fleet that reports at leisure keeps the API server at a few writes a second.
+const BUDGET: (f64, f64) = (20.0, 60.0);
+/// What results that trickle in may write, in reports per second of one job, while others of the same report are to
+/// come; and what progress alone may. A report of 250 nodes is 100 KiB and more: such writes are what an API server
+/// has most to do with, and nobody waits for them.
+const TRICKLE: (f64, f64) = (10.0, 4.0);
+
+/// The reports of a job.
+#[derive(Debug)]
+pub(in crate::prepull::controller) struct Shards {
+    list: Vec<Shard>,
+    /// Those with something to write.
+    dirty: BTreeSet<usize>,
+    /// Nodes in a report that is not full.
+    capacity: usize,
+    left: f64,
+    counted: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    /// In the name of the report.
+    index: u32,
+    nodes: Range<usize>,
+    writes: Writes,
+}
+
+impl Shards {
+    /// The reports that the API server has, by index and length, in the order of their nodes. `capacity`: nodes
+    /// in a further one.
+    pub(in crate::prepull::controller) fn stored(reports: &[(u32, usize)], capacity: usize) -> Self {
+        let mut end = 0;
+        let list = reports.iter().map(|&(index, length)| {
+            let start = end;
+            end += length;
+            Shard { index, nodes: start..end, writes: Writes::stored() }
+        });
+        Self {
+            list: list.collect(),
+            dirty: BTreeSet::new(),
+            capacity: capacity.clamp(1, MAX_NODES_IN_REPORT),
+            left: BUDGET.1,
+            counted: None,
+        }
+    }
+
+    /// Nodes have been added at the end of the job: there are so many now.
+    pub(in crate::prepull::controller) fn grow(&mut self, nodes: usize) {
+        loop {
+            let covered = self.list.last().map_or(0, |shard| shard.nodes.end);
+            if covered >= nodes {
+                return;
+            }
+            let last = self.list.len().checked_sub(1);
+            let room = last.filter(|&at| self.list[at].nodes.len() < self.capacity);
+            let at = room.unwrap_or_else(|| {
+                // One that was lost is made again under its index: should a write of an earlier life of cloudcore
+                // land late, it meets ours instead of standing beside it.
+                let taken: BTreeSet<u32> = self.list.iter().map(|shard| shard.index).collect();
+                let index = (0..u32::MAX).find(|index| !taken.contains(index)).unwrap_or(u32::MAX);
+                self.list.push(Shard { index, nodes: covered..covered, writes: Writes::default() });
+                self.list.len() - 1
+            });
+            let shard = &mut self.list[at];
+            shard.nodes.end = nodes.min(shard.nodes.start + self.capacity);
+            self.touch_shard(at, Pace::Now);
+        }
+    }
+
+    /// The record at this place changed.
+    pub(super) fn touch(&mut self, place: usize, pace: Pace) {
+        let shard = self.of(place);
+        self.touch_shard(shard, pace);
+    }
+
+    fn touch_shard(&mut self, shard: usize, pace: Pace) {
+        if let Some(known) = self.list.get_mut(shard) {
+            known.writes.touch(pace);
+            self.dirty.insert(shard);
+        }
+    }
+
+    /// Holds back until the record at this place is written as it is now. Returns what need not wait.
+    pub(super) fn after(&mut self, place: usize, deferred: Deferred) -> Option<Deferred> {
+        let shard = self.of(place);
+        match self.list.get_mut(shard) {
+            Some(shard) => shard.writes.after(deferred),
+            None => Some(deferred),
+        }
+    }
+
+    /// Whether the API server has every report, in whatever version.
+    pub(super) fn all_exist(&self) -> bool {
+        self.dirty.iter().all(|&shard| self.list[shard].writes.exists())
+    }
+
+    /// Whether the API server has every report as it is now.
+    pub(super) fn all_written(&self) -> bool {
+        self.dirty.is_empty()
+    }
+
+    /// When the next write may be made.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        let due = self.dirty.iter().filter_map(|&shard| self.list[shard].writes.due(self.gaps())).min()?;
+        // The budget grows with time from where it was counted last.
+        let counted = self.counted.unwrap_or(Timestamp::MIN);
+        let wait = Duration::from_secs_f64(((1.0 - self.left) / BUDGET.0).max(0.0));
+        Some(due.max(counted.checked_add(wait).unwrap_or(counted)))
+    }
+
+    /// The reports that are to be written now, and the version of each: those first that wait longest.
+    /// `any_in_progress`: whether results are still to come for these places.
+    pub(super) fn begin(
+        &mut self,
+        now: Timestamp,
+        any_in_progress: impl Fn(Range<usize>) -> bool,
+    ) -> Vec<Report> {
+        let gaps = self.gaps();
+        let mut due = Vec::new();
+        for &at in &self.dirty {
+            let shard = &mut self.list[at];
+            if !any_in_progress(shard.nodes.clone()) {
+                // Nothing more will come that this write could be shared with.
+                shard.writes.hurry_results();
+            }
+            if let Some(since) = shard.writes.due(gaps).filter(|due| *due <= now) {
+                due.push((since, at));
+            }
+        }
+        due.sort_unstable();
+        let passed = self.counted.map_or(f64::MAX, |counted| now.duration_since(counted).as_secs_f64());
+        self.left = (self.left + passed * BUDGET.0).min(BUDGET.1);
+        self.counted = Some(now);
+        let mut reports = Vec::new();
+        for (_, at) in due {
+            if self.left < 1.0 {
+                break;
+            }
+            self.left -= 1.0;
+            let shard = &mut self.list[at];
+            let version = shard.writes.begin(now);
+            reports.push(Report { index: shard.index, nodes: shard.nodes.clone(), version });
+        }
+        reports
+    }
+
+    /// A write ended. Returns what waited for it.
+    pub(super) fn written(&mut self, index: u32, version: u64, done: bool, now: Timestamp) -> Vec<Deferred> {
+        let Some(at) = self.list.iter().position(|shard| shard.index == index) else { return Vec::new() };
+        let writes = &mut self.list[at].writes;
+        if !done {
+            writes.failed(now);
+            return Vec::new();
+        }
+        let ready = writes.done(version);
+        if writes.is_clean() {
+            self.dirty.remove(&at);
+        }
+        ready
+    }
+
+    /// Nothing will be written any more. Returns what waited.
+    pub(super) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
+        self.list.iter_mut().flat_map(|shard| shard.writes.abandon())
+    }
+
+    /// All reports are written as soon as may be: the job is over.
+    pub(super) fn hurry(&mut self) {
+        for &at in &self.dirty {
+            self.list[at].writes.hurry(Pace::Now);
+        }
+    }
+
+    /// The gaps for results and for progress: longer, the more reports there are.
+    fn gaps(&self) -> (Duration, Duration) {
+        // A few thousand at most.
+        #[allow(clippy::cast_precision_loss)]
+        let reports = self.list.len() as f64;
+        (Duration::from_secs_f64(reports / TRICKLE.0), Duration::from_secs_f64(reports / TRICKLE.1))
+    }
+
+    fn of(&self, place: usize) -> usize {
+        self.list.partition_point(|shard| shard.nodes.end <= place)
+    }
+}
+
+/// A report that is to be written.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) index: u32,
+    pub(super) nodes: Range<usize>,
+    pub(super) version: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(1_000_000_000 + millis).unwrap()
+    }
+
+    fn ranges(shards: &Shards) -> Vec<(u32, Range<usize>)> {
+        shards.list.iter().map(|shard| (shard.index, shard.nodes.clone())).collect()
+    }
+
+    #[test]
+    fn nodes_that_join_fill_the_last_report_and_then_a_new_one() {
+        let mut shards = Shards::stored(&[], 250);
+        shards.grow(600);
+        assert_eq!(ranges(&shards), [(0, 0..250), (1, 250..500), (2, 500..600)]);
+        assert!(!shards.all_exist());
+        let mut shards = Shards::stored(&[(0, 250), (5, 100)], 250);
+        assert!(shards.all_exist() && shards.all_written());
+        shards.grow(351);
+        shards.grow(501);
+        assert_eq!(ranges(&shards), [(0, 0..250), (5, 250..500), (1, 500..501)]);
+        assert_eq!((shards.of(0), shards.of(249), shards.of(250), shards.of(500)), (0, 0, 1, 2));
+    }
+
+    #[test]
+    fn a_job_writes_no_more_reports_than_its_budget_allows() {
+        let mut shards = Shards::stored(&[], 1);
+        shards.grow(200);
+        assert_eq!(shards.begin(at(0), |_| true).len(), 60);
+        assert_eq!(shards.due(), Some(at(50)));
+        assert_eq!(shards.begin(at(500), |_| true).len(), 10);
+    }
+
+    #[test]
+    fn a_result_waits_for_others_unless_it_is_the_last() {
+        let mut shards = Shards::stored(&[], 250);
+        shards.grow(2);
+        let write = |shards: &mut Shards, millis, running: bool| {
+            let reports = shards.begin(at(millis), |_| running);
+            for report in &reports {
+                shards.written(report.index, report.version, true, at(millis));
+            }
+            reports.len()
+        };
+        assert_eq!(write(&mut shards, 0, true), 1);
+        shards.touch(0, Pace::Soon);
+        assert_eq!((write(&mut shards, 300, true), write(&mut shards, 1000, true)), (0, 1));
+        shards.touch(1, Pace::Soon);
+        assert_eq!(write(&mut shards, 1300, false), 1);
+        assert!(shards.all_written());
+    }
+}

@@ -1,0 +1,481 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
+use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
+use prepull_api::wire::OpenTask;
+use prepull_api::wire::Progress;
+use serde_json::json;
+
+use super::*;
+use crate::shared::outcomes::DispatchOutcome;
+
+mod course;
+
+const UID: &str = "uid-1";
+
+/// A controller between an API server and edges that the test plays.
+struct World {
+    controller: Controller,
+    now: Timestamp,
+    /// What the API server has.
+    stored: Option<ImagePrePullJobStatus>,
+    reports: BTreeMap<u32, ReportBody>,
+    deleted: usize,
+    /// The job as it was told of last.
+    object: Option<JobObject>,
+    /// Of each dispatch, the images that are there already.
+    there: Vec<Vec<usize>>,
+    /// What was to be pulled, image by image.
+    images: Vec<String>,
+    /// Its session takes nothing.
+    dead: Option<NodeName>,
+    /// Writes, successful or not.
+    tried: Vec<Object>,
+    sent: Vec<(NodeName, CloudMessage)>,
+    dispatched: Vec<NodeName>,
+    events: Vec<&'static str>,
+    writes: usize,
+    /// Whether writes succeed at once.
+    api_up: bool,
+    sessions: u64,
+}
+
+impl World {
+    fn new(nodes: &[&str]) -> Self {
+        let mut world = Self {
+            controller: Controller::default(),
+            now: Timestamp::from_second(1_000_000).unwrap(),
+            stored: None,
+            reports: BTreeMap::new(),
+            deleted: 0,
+            object: None,
+            there: Vec::new(),
+            images: Vec::new(),
+            dead: None,
+            tried: Vec::new(),
+            sent: Vec::new(),
+            dispatched: Vec::new(),
+            events: Vec::new(),
+            writes: 0,
+            api_up: true,
+            sessions: 0,
+        };
+        world.boot(nodes);
+        world
+    }
+
+    fn boot(&mut self, nodes: &[&str]) {
+        self.controller = Controller::default();
+        self.give(Input::Nodes(nodes.iter().map(|name| edge(name)).collect()));
+        let reports = self.stored_reports();
+        self.give(Input::Reports(reports));
+    }
+
+    fn stored_reports(&self) -> Vec<ImagePrePullReport> {
+        let owner = OwnerReference { uid: UID.to_owned(), ..OwnerReference::default() };
+        let report = |body: &ReportBody| ImagePrePullReport {
+            metadata: ObjectMeta { owner_references: Some(vec![owner.clone()]), ..ObjectMeta::default() },
+            body: body.clone(),
+            types: None,
+        };
+        self.reports.values().map(report).collect()
+    }
+
+    fn give(&mut self, input: Input) {
+        if let Input::Job(object) = &input {
+            self.object = Some(object.clone());
+        }
+        self.controller.handle(input, self.now);
+        self.settle();
+    }
+
+    /// Carries out what is to be done until nothing is.
+    fn settle(&mut self) {
+        loop {
+            let actions = self.controller.flush(self.now);
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                match action {
+                    Action::Send(node, message) => self.sent.push((node, message)),
+                    Action::Event(event) => self.events.push(event.reason),
+                    Action::Dispatch(order) => {
+                        self.dispatched.push(order.node.clone());
+                        self.there.push(order.there.clone());
+                        self.images.extend(order.plan.images.iter().map(|image| image.image.clone()));
+                        let outcome = if self.dead.as_ref() == Some(&order.node) {
+                            DispatchOutcome::Offline
+                        } else {
+                            DispatchOutcome::Sent(SessionId(self.sessions))
+                        };
+                        let (job, node, attempt) = (order.job.uid.clone(), order.node, order.attempt);
+                        self.controller.handle(Input::Dispatched { job, node, attempt, outcome }, self.now);
+                    }
+                    Action::Write { job, version, content, .. } => {
+                        self.writes += 1;
+                        let object = content.object();
+                        self.tried.push(object);
+                        let outcome = if self.api_up { WriteOutcome::Done } else { WriteOutcome::Failed };
+                        match content {
+                            _ if !self.api_up => {}
+                            Content::Status(status) => self.stored = Some(*status),
+                            Content::Report(report) => _ = self.reports.insert(report.index, *report),
+                        }
+                        self.controller.handle(Input::Written { job, object, version, outcome }, self.now);
+                    }
+                    Action::Delete { .. } => self.deleted += 1,
+                    Action::Forget(_) => {}
+                    Action::Recall { job, .. } => {
+                        let (reports, object) = (self.stored_reports(), self.object.clone());
+                        self.controller.handle(Input::Recalled(job, reports, object), self.now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn pass(&mut self, millis: i64) {
+        self.now = self.now.checked_add(jiff::SignedDuration::from_millis(millis)).unwrap();
+        self.give(Input::Tick);
+    }
+
+    fn up(&mut self, node: &str, open: &[(&str, u32, OpenPhase)]) {
+        self.sessions += 1;
+        let open = open
+            .iter()
+            .map(|(job, attempt, phase)| OpenTask {
+                task: TaskId { job: JobUid((*job).to_owned()), attempt: *attempt },
+                phase: *phase,
+            })
+            .collect();
+        let hello = Hello { open, ..Hello::default() };
+        self.give(Input::Session(SessionEvent::Up {
+            node: node.into(),
+            session: SessionId(self.sessions),
+            hello,
+        }));
+    }
+
+    fn says(&mut self, node: &str, message: EdgeMessage) {
+        let session = SessionId(self.sessions);
+        self.give(Input::Session(SessionEvent::Message { node: node.into(), session, message }));
+    }
+
+    fn ends(&mut self, node: &str, outcome: TaskOutcome) {
+        self.says(node, EdgeMessage::Result(result(outcome)));
+    }
+
+    fn status(&self) -> &ImagePrePullJobStatus {
+        self.stored.as_ref().unwrap()
+    }
+
+    fn phase_of(&self, node: &str) -> NodePhase {
+        self.record(node).phase
+    }
+
+    /// As the reports have it.
+    fn record(&self, node: &str) -> &NodeStatus {
+        let mut nodes = self.reports.values().flat_map(|report| &report.node_status);
+        nodes.find(|n| n.node_name == node).unwrap()
+    }
+
+    fn acks(&self) -> usize {
+        self.sent.iter().filter(|(_, message)| matches!(message, CloudMessage::ResultAck { .. })).count()
+    }
+
+    fn cancels(&self) -> Vec<&str> {
+        let cancels = self.sent.iter().filter(|(_, message)| matches!(message, CloudMessage::Cancel { .. }));
+        cancels.map(|(node, _)| node.as_str()).collect()
+    }
+}
+
+fn edge(name: &str) -> NodeView {
+    let labels = [(prepull_api::crd::EDGE_LABEL.to_owned(), String::new())].into();
+    NodeView { name: name.into(), labels, ready: true }
+}
+
+fn task() -> TaskId {
+    TaskId { job: JobUid(UID.to_owned()), attempt: 1 }
+}
+
+fn result(outcome: TaskOutcome) -> TaskResult {
+    let there = outcome == TaskOutcome::Succeeded;
+    let outcome_of_image = if there { ImageOutcome::Pulled } else { ImageOutcome::Failed };
+    TaskResult {
+        task: task(),
+        outcome,
+        reason: if there { String::new() } else { "nginx:1.25: wrong password".to_owned() },
+        check: Some(CheckOutcome { passed: true, reason: String::new() }),
+        images: vec![ImageResult {
+            outcome: outcome_of_image,
+            digest: there.then(|| format!("sha256:{}", "0".repeat(64))),
+            id: None,
+            reason: String::new(),
+            bytes: None,
+            attempts: 1,
+        }],
+        took: Duration::from_secs(1),
+    }
+}
+
+fn job(template: serde_json::Value, generation: i64, status: Option<&ImagePrePullJobStatus>) -> Input {
+    with_spec(template, json!({}), generation, status)
+}
+
+/// `spec`: what stands beside the template.
+fn with_spec(
+    mut template: serde_json::Value,
+    mut spec: serde_json::Value,
+    generation: i64,
+    status: Option<&ImagePrePullJobStatus>,
+) -> Input {
+    if template.get("images").is_none() {
+        template["images"] = json!(["nginx:1.25"]);
+    }
+    spec["imagePrePullTemplate"] = template;
+    let object = json!({
+        "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+        "metadata": {"name": "job", "uid": UID, "generation": generation},
+        "spec": spec,
+        "status": status,
+    });
+    Input::Job(Ok(Box::new(serde_json::from_value(object).unwrap())))
+}
+
+fn on(nodes: &[&str]) -> Input {
+    job(json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0"}), 1, None)
+}
+
+#[test]
+fn a_node_is_recorded_before_its_task_is_sent() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.api_up = false;
+    world.give(on(&["a"]));
+    assert_eq!((world.writes, world.dispatched.len()), (1, 0));
+    world.api_up = true;
+    world.pass(300);
+    assert_eq!(world.phase_of("a"), NodePhase::InProgress);
+    assert_eq!(world.dispatched, ["a".into()]);
+}
+
+#[test]
+fn a_result_is_acknowledged_only_when_the_api_server_has_it() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.says("a", EdgeMessage::Accepted { task: task() });
+    world.pass(1000);
+    world.api_up = false;
+    world.ends("a", TaskOutcome::Succeeded);
+    assert_eq!(world.acks(), 0);
+    for _ in 0..5 {
+        world.pass(1000);
+        assert_eq!(world.acks(), 0);
+    }
+    world.api_up = true;
+    world.pass(10_000);
+    assert_eq!(world.acks(), 1);
+    assert_eq!(world.status().phase, JobPhase::Completed);
+    assert!(world.status().completion_time.is_some());
+    assert_eq!(world.events, ["Started", "Completed"]);
+    // The same result once more, as after a lost acknowledgement.
+    world.ends("a", TaskOutcome::Succeeded);
+    assert_eq!(world.acks(), 2);
+}
+
+#[test]
+fn a_burst_of_results_makes_one_write() {
+    let names: Vec<String> = (0..50).map(|n| format!("n{n}")).collect();
+    let nodes: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut world = World::new(&nodes);
+    for node in &nodes {
+        world.up(node, &[]);
+    }
+    world.give(job(json!({"nodeNames": nodes, "concurrency": 50, "failureTolerate": "0"}), 1, None));
+    // The report, then the status.
+    assert_eq!((world.writes, world.dispatched.len()), (2, 50));
+    for node in &nodes {
+        world.ends(node, TaskOutcome::Succeeded);
+    }
+    assert_eq!(world.writes, 2);
+    world.pass(200);
+    assert_eq!((world.writes, world.acks()), (4, 50));
+    assert_eq!(world.status().phase, JobPhase::Completed);
+}
+
+#[test]
+fn an_invalid_job_says_why_and_an_edit_gives_it_another_chance() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(job(json!({"nodeNames": ["a"], "failureTolerate": "many"}), 1, None));
+    assert_eq!(world.status().phase, JobPhase::Failure);
+    assert!(world.status().reason.contains("failureTolerate"), "{}", world.status().reason);
+    let valid = &world.status().conditions[0];
+    assert_eq!((valid.type_.as_str(), valid.status.as_str()), ("Valid", "False"));
+    assert_eq!(world.events, ["InvalidSpec"]);
+    world.pass(1000);
+    world.give(job(json!({"nodeNames": ["a"]}), 2, None));
+    assert_eq!(world.status().phase, JobPhase::InProgress);
+    assert_eq!((world.status().conditions[0].status.as_str(), world.dispatched.len()), ("True", 1));
+}
+
+#[test]
+fn an_invalid_job_is_not_judged_again_after_a_restart() {
+    let mut world = World::new(&["a"]);
+    world.give(job(json!({"nodeNames": []}), 1, None));
+    let stored = world.status().clone();
+    world.boot(&["a"]);
+    let writes = world.writes;
+    world.give(job(json!({"nodeNames": []}), 1, Some(&stored)));
+    world.pass(5000);
+    assert_eq!((world.writes, world.events.len()), (writes, 1));
+}
+
+#[test]
+fn a_job_without_an_eligible_node_fails_and_names_the_nodes() {
+    let mut world = World::new(&["a"]);
+    world.give(on(&["nowhere"]));
+    assert_eq!(world.status().phase, JobPhase::Failure);
+    assert!(world.status().reason.contains("nowhere is not found"), "{}", world.status().reason);
+    assert_eq!(world.status().skipped_nodes[0].reason, "not found");
+    assert_eq!(world.events, ["NoEligibleNodes"]);
+}
+
+#[test]
+fn deleting_a_job_cancels_what_runs() {
+    let mut world = World::new(&["a", "b"]);
+    world.up("a", &[]);
+    world.up("b", &[]);
+    world.give(on(&["a", "b"]));
+    world.pass(300);
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(300);
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    assert_eq!(world.cancels(), ["b"]);
+    // The answer finds no job, and is let go.
+    let acks = world.acks();
+    world.ends("b", TaskOutcome::Cancelled);
+    assert_eq!(world.acks(), acks + 1);
+}
+
+#[test]
+fn an_edge_that_was_away_when_the_job_was_deleted_is_told_when_it_is_back() {
+    let mut world = World::new(&["a"]);
+    world.up(
+        "a",
+        &[
+            ("gone", 1, OpenPhase::Running),
+            ("gone-too", 1, OpenPhase::NeedsKeys),
+            ("done", 1, OpenPhase::Finished),
+        ],
+    );
+    assert_eq!(world.cancels(), ["a", "a"]);
+}
+
+#[test]
+fn a_restart_goes_on_from_what_is_stored() {
+    let mut world = World::new(&["a", "b", "c"]);
+    for node in ["a", "b", "c"] {
+        world.up(node, &[]);
+    }
+    world.give(on(&["a", "b", "c"]));
+    world.pass(300);
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(300);
+    assert_eq!(world.dispatched, ["a".into(), "b".into(), "c".into()]);
+    let stored = world.status().clone();
+
+    world.boot(&["a", "b", "c"]);
+    world.dispatched.clear();
+    let spec = json!({"nodeNames": ["a", "b", "c"], "concurrency": 2, "failureTolerate": "0"});
+    world.give(job(spec, 1, Some(&stored)));
+    assert_eq!(world.dispatched, []);
+    // One goes on pulling, the other was restarted as well.
+    world.up("b", &[(UID, 1, OpenPhase::Running)]);
+    world.up("c", &[(UID, 1, OpenPhase::NeedsKeys)]);
+    world.up("a", &[]);
+    assert_eq!(world.dispatched, ["c".into()]);
+    world.ends("b", TaskOutcome::Succeeded);
+    world.ends("c", TaskOutcome::Succeeded);
+    world.pass(300);
+    assert_eq!(world.status().phase, JobPhase::Completed);
+    assert_eq!(world.status().start_time, stored.start_time);
+    assert_eq!(world.cancels(), Vec::<&str>::new());
+}
+
+#[test]
+fn a_late_result_corrects_a_finished_job_without_reopening_it() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(job(json!({"nodeNames": ["a"], "timeoutSeconds": 10}), 1, None));
+    world.pass(12_000);
+    world.pass(300);
+    assert_eq!((world.status().phase, world.phase_of("a")), (JobPhase::Failure, NodePhase::Unknown));
+    assert_eq!(world.cancels(), ["a"]);
+    let stored = world.status().clone();
+    // Even over a restart of cloudcore.
+    world.boot(&["a"]);
+    world.give(job(json!({"nodeNames": ["a"], "timeoutSeconds": 10}), 1, Some(&stored)));
+    world.up("a", &[(UID, 1, OpenPhase::Finished)]);
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(1000);
+    assert_eq!((world.status().phase, world.phase_of("a")), (JobPhase::Failure, NodePhase::Successful));
+    assert_eq!(world.status().completion_time, stored.completion_time);
+    assert_eq!(world.acks(), 1);
+    // Also where cloudcore was killed when the report was written, and the status was not.
+    world.stored = Some(stored.clone());
+    world.boot(&["a"]);
+    world.give(job(json!({"nodeNames": ["a"], "timeoutSeconds": 10}), 1, Some(&stored)));
+    world.pass(5000);
+    assert_eq!((world.status().summary.successful, world.status().summary.unknown), (1, 0));
+}
+
+#[test]
+fn an_edit_of_what_is_pulled_is_not_followed_and_concurrency_is() {
+    let mut world = World::new(&["a", "b"]);
+    world.up("a", &[]);
+    world.up("b", &[]);
+    let spec =
+        |concurrency, image| json!({"nodeNames": ["a", "b"], "concurrency": concurrency, "images": [image]});
+    world.give(job(spec(1, "nginx:1.25"), 1, None));
+    assert_eq!(world.dispatched.len(), 1);
+    world.pass(1000);
+    world.give(job(spec(2, "nginx:1.25"), 2, None));
+    world.pass(1000);
+    assert_eq!(world.dispatched.len(), 2);
+    world.give(job(spec(2, "redis:7"), 3, None));
+    world.pass(1000);
+    assert!(world.events.contains(&"SpecChangeIgnored"));
+    let valid = &world.status().conditions[0];
+    assert_eq!((valid.status.as_str(), valid.reason.as_str()), ("False", "Refused"));
+    assert_eq!(world.status().observed_generation, Some(3));
+}
+
+#[test]
+fn a_session_that_was_replaced_ends_without_effect() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.up("a", &[]);
+    world.give(Input::Session(SessionEvent::Down { node: "a".into(), session: SessionId(1) }));
+    world.give(on(&["a"]));
+    assert_eq!(world.dispatched, ["a".into()]);
+}
+
+#[test]
+fn an_unreadable_job_fails_alone() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    let uid = JobUid("broken".to_owned());
+    let broken = UnreadableJob {
+        uid,
+        name: "broken".to_owned(),
+        generation: 1,
+        error: "images: not a list".to_owned(),
+    };
+    world.give(Input::Job(Err(broken)));
+    assert_eq!(world.status().phase, JobPhase::Failure);
+    assert!(world.status().reason.contains("not a list"));
+    world.give(on(&["a"]));
+    assert_eq!(world.dispatched, ["a".into()]);
+}

@@ -1,0 +1,223 @@
+//! A validated job and the nodes that exist become: which nodes pull what, and which are left out and why.
+//!
+//! Touches nothing outside. Nodes for which the same overriders match share one [`NodePlan`], so that ten
+//! thousand nodes cost ten thousand selector matches and a handful of plans.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use prepull_api::crd::EDGE_LABEL;
+use prepull_api::crd::status::SkippedNode;
+use prepull_api::image::NormalizedReference;
+use prepull_api::overriders::{OverrideError, SecretRef};
+use prepull_api::task::{NodeName, PullPolicy};
+
+use crate::prepull::validate::{
+    JobImage, NodeSelection, OverriderGroup, Refusal, ValidatedJob, image_rule_field, secret_rule_field,
+};
+use crate::shared::node_view::NodeView;
+
+mod keys;
+#[cfg(test)]
+mod tests;
+
+pub use keys::{SecretLookup, resolve_key, resolve_pull_secrets};
+
+/// The nodes of a job, and those that are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Each once: in the job's order where it names nodes, else in the order of the names.
+    pub eligible: Vec<NodeName>,
+    /// In the same order. With a label selector, nodes that match it and are not eligible.
+    pub skipped: Vec<SkippedNode>,
+}
+
+/// What is to be done on which node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Never empty, in the order of [`Selection::eligible`].
+    pub nodes: Vec<(NodeName, Arc<NodePlan>)>,
+    /// Left out.
+    pub skipped: Vec<SkippedNode>,
+}
+
+/// What is to be done on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePlan {
+    /// In the job's order, one for each of the job's images. Overriders may make one reference of two images:
+    /// both stay, since the status speaks of each by the job's name for it, and the runtime fetches nothing
+    /// twice.
+    pub images: Vec<PlannedImage>,
+}
+
+/// One image on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedImage {
+    /// As the job names it.
+    pub image: String,
+    /// Of an `imageSources` entry.
+    pub name: Option<String>,
+    /// What is pulled, after the overriders.
+    pub pull: NormalizedReference,
+    /// When.
+    pub policy: PullPolicy,
+    /// To be tried in this order. None: anonymously.
+    pub secrets: Vec<SecretRef>,
+}
+
+const NOT_FOUND: &str = "not found";
+
+/// Chooses the nodes of a job: edge nodes that are Ready, each once.
+pub fn select(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Selection {
+    let mut selection = Selection::default();
+    let mut take = |name: &NodeName, reason: Option<&str>| {
+        if let Some(reason) = reason {
+            selection.skipped.push(SkippedNode { node_name: name.0.clone(), reason: reason.to_owned() });
+        } else {
+            selection.eligible.push(name.clone());
+        }
+    };
+    match &job.nodes {
+        NodeSelection::Names(names) => {
+            let mut seen = HashSet::new();
+            for name in names.iter().filter(|name| seen.insert(*name)) {
+                take(name, nodes.get(name).map_or(Some(NOT_FOUND), NodeView::unfit));
+            }
+        }
+        NodeSelection::Labels(selector) => {
+            for (name, node) in nodes.iter().filter(|(_, node)| selector.matches(&node.labels)) {
+                take(name, node.unfit());
+            }
+        }
+    }
+    selection
+}
+
+/// Plans a job. Refuses it where no node is eligible, and where an overrider makes something impossible.
+pub fn plan(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Result<Plan, Refusal> {
+    let Selection { eligible, skipped } = select(job, nodes);
+    if eligible.is_empty() {
+        return Err(no_eligible_node(job, &skipped));
+    }
+    let mut shared = Shared::default();
+    // Every eligible node is in the map: it was chosen from there.
+    let eligible = eligible.into_iter().filter_map(|name| nodes.get(&name).map(|node| (name, node)));
+    let planned = eligible.map(|(name, node)| Ok((name, shared.plan_one(job, node)?)));
+    Ok(Plan { nodes: planned.collect::<Result<_, _>>()?, skipped })
+}
+
+/// Whether the job would choose this node now.
+pub fn chooses(job: &ValidatedJob, node: &NodeView) -> bool {
+    let asked = match &job.nodes {
+        NodeSelection::Names(names) => names.contains(&node.name),
+        NodeSelection::Labels(selector) => selector.matches(&node.labels),
+    };
+    asked && node.unfit().is_none()
+}
+
+/// Plans a single node, whether or not the job would choose it now: it has begun, and cloudcore was restarted.
+pub fn plan_one(job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
+    Shared::default().plan_one(job, node)
+}
+
+/// The plans of one job, by the overriders that apply.
+#[derive(Debug, Default)]
+pub struct Shared(HashMap<Vec<usize>, Arc<NodePlan>>);
+
+impl Shared {
+    /// [`plan_one`], made once for all nodes with the same overriders.
+    pub fn plan_one(&mut self, job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
+        let groups = matching_groups(job, node);
+        if let Some(plan) = self.0.get(&groups) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Arc::new(node_plan(job, &groups)?);
+        self.0.insert(groups, Arc::clone(&plan));
+        Ok(plan)
+    }
+}
+
+fn matching_groups(job: &ValidatedJob, node: &NodeView) -> Vec<usize> {
+    let groups = job.overriders.iter().enumerate();
+    groups.filter(|(_, group)| group.selector.matches(&node.labels)).map(|(index, _)| index).collect()
+}
+
+fn node_plan(job: &ValidatedJob, groups: &[usize]) -> Result<NodePlan, Refusal> {
+    let images = job.images.iter().map(|image| planned_image(job, image, groups));
+    Ok(NodePlan { images: images.collect::<Result<_, _>>()? })
+}
+
+fn planned_image(job: &ValidatedJob, image: &JobImage, groups: &[usize]) -> Result<PlannedImage, Refusal> {
+    let groups = || groups.iter().filter_map(|index| Some((*index, job.overriders.get(*index)?)));
+    let JobImage { image: text, name, reference, secret, policy } = image;
+
+    let mut reference = reference.clone();
+    for (g, group) in groups() {
+        for (r, rule) in group.image_rules.iter().enumerate() {
+            reference = rule
+                .apply(&reference)
+                .map_err(|error| rule_fails(image_rule_field(g, r), group, text, &error))?;
+        }
+    }
+    let pull = reference.normalized();
+
+    let mut secrets: Vec<_> = secret
+        .as_ref()
+        .or_else(|| registry_secret(job, &pull))
+        .or(job.fallback_secret.as_ref())
+        .into_iter()
+        .cloned()
+        .collect();
+    for (g, group) in groups() {
+        for (r, rule) in group.secret_rules.iter().enumerate() {
+            secrets = rule
+                .apply(secrets)
+                .map_err(|error| rule_fails(secret_rule_field(g, r), group, text, &error))?;
+        }
+    }
+
+    Ok(PlannedImage {
+        image: text.clone(),
+        name: name.clone(),
+        pull,
+        policy: policy.unwrap_or_else(|| reference.default_policy()),
+        secrets,
+    })
+}
+
+/// The longest match; of equals, the first.
+fn registry_secret<'a>(job: &'a ValidatedJob, pull: &NormalizedReference) -> Option<&'a SecretRef> {
+    let matching = job.registry_secrets.iter().filter(|(pattern, _)| pattern.matches(pull));
+    // `max_by_key` gives the last of equals, hence the reversal.
+    matching.rev().max_by_key(|(pattern, _)| pattern.specificity()).map(|(_, secret)| secret)
+}
+
+fn rule_fails(field: String, group: &OverriderGroup, image: &str, error: &OverrideError) -> Refusal {
+    let message = format!("for nodes with {:?}, image {image:?}: {error}", group.label_text);
+    Refusal::new(field, message)
+}
+
+fn no_eligible_node(job: &ValidatedJob, skipped: &[SkippedNode]) -> Refusal {
+    /// Named in the message; `status.skippedNodes` has the others.
+    const EXAMPLES: usize = 3;
+
+    let field = match job.nodes {
+        NodeSelection::Names(_) => "spec.imagePrePullTemplate.nodeNames",
+        NodeSelection::Labels(_) => "spec.imagePrePullTemplate.labelSelector",
+    };
+    if skipped.is_empty() {
+        return Refusal::new(field, "no node matches: check the labels of the edge nodes");
+    }
+    let mut examples: Vec<_> =
+        skipped.iter().take(EXAMPLES).map(|node| format!("{} is {}", node.node_name, node.reason)).collect();
+    if skipped.len() > EXAMPLES {
+        examples.push(format!("{} more", skipped.len() - EXAMPLES));
+    }
+    Refusal::new(
+        field,
+        format!(
+            "no node is eligible: {} (a node needs the label {EDGE_LABEL} and must be Ready)",
+            examples.join(", ")
+        ),
+    )
+}

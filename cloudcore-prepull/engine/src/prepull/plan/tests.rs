@@ -1,0 +1,453 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::needless_pass_by_value)] // json!(…) reads better without a & before it
+
+use std::time::Instant;
+
+use prepull_api::credentials::RegistryCredential;
+use prepull_api::image::Reference;
+use prepull_api::wire::{Key, MAX_REASON};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::prepull::validate::validate;
+use crate::shared::node_view::NodeView;
+
+fn job(spec: Value) -> ValidatedJob {
+    let job = json!({
+        "apiVersion": "operations.kubeedge.io/v1alpha2",
+        "kind": "ImagePrePullJob",
+        "metadata": {"name": "job"},
+        "spec": spec,
+    });
+    validate(&serde_json::from_value(job).unwrap()).unwrap_or_else(|refusal| panic!("{refusal}"))
+}
+
+fn overrider(label: &str, images: &[[&str; 3]], secrets: &[[&str; 3]]) -> Value {
+    let rules = |rules: &[[&str; 3]]| -> Value {
+        rules.iter().map(|[c, o, v]| json!({"component": c, "operator": o, "value": v})).collect()
+    };
+    json!({"imagePrePullOverrider": {"nodeLabel": label, "overriders": {
+        "imageOverriders": rules(images), "secretOverriders": rules(secrets),
+    }}})
+}
+
+fn edge(name: &str, labels: &[(&str, &str)]) -> (NodeName, NodeView) {
+    let mut labels: BTreeMap<_, _> =
+        labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    labels.insert(EDGE_LABEL.to_owned(), String::new());
+    (name.into(), NodeView { name: name.into(), labels, ready: true })
+}
+
+fn not_ready((name, node): (NodeName, NodeView)) -> (NodeName, NodeView) {
+    (name, NodeView { ready: false, ..node })
+}
+
+fn cloud((name, mut node): (NodeName, NodeView)) -> (NodeName, NodeView) {
+    node.labels.remove(EDGE_LABEL);
+    (name, node)
+}
+
+/// `image -> pull [secrets] policy` of each image of a node.
+fn lines(plan: &NodePlan) -> Vec<String> {
+    plan.images
+        .iter()
+        .map(|PlannedImage { image, name: _, pull, policy, secrets }| {
+            let secrets: Vec<_> = secrets.iter().map(SecretRef::to_string).collect();
+            format!("{image} -> {pull} [{}] {policy}", secrets.join(","))
+        })
+        .collect()
+}
+
+fn on_edge(spec: Value, labels: &[(&str, &str)]) -> Result<Vec<String>, String> {
+    let mut spec = spec;
+    spec["imagePrePullTemplate"]["nodeNames"] = json!(["edge"]);
+    plan(&job(spec), &BTreeMap::from([edge("edge", labels)]))
+        .map(|plan| lines(&plan.nodes[0].1))
+        .map_err(|refusal| refusal.to_string())
+}
+
+#[test]
+fn a_node_object_is_seen_as_what_matters() {
+    let node = |object: Value| NodeView::from_node(&serde_json::from_value(object).unwrap());
+    let view = node(json!({
+        "metadata": {"name": "edge-1", "labels": {EDGE_LABEL: "", "a": "b"}},
+        "status": {"conditions": [
+            {"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": "True"},
+        ]},
+    }));
+    assert_eq!((view.clone(), view.is_edge()), (edge("edge-1", &[("a", "b")]).1, true));
+    for status in [json!({}), json!({"conditions": [{"type": "Ready", "status": "Unknown"}]})] {
+        let view = node(json!({"metadata": {"name": "n", "labels": {EDGE_LABEL: "x"}}, "status": status}));
+        assert!(!view.ready && view.is_edge());
+    }
+}
+
+#[test]
+fn named_nodes_come_in_the_jobs_order_each_once() {
+    let job = job(json!({"imagePrePullTemplate": {
+        "images": ["nginx"], "nodeNames": ["edge-2", "ghost", "cloud-1", "edge-2", "edge-1", "edge-3", "ghost"],
+    }}));
+    let nodes = BTreeMap::from([
+        edge("edge-1", &[]),
+        edge("edge-2", &[]),
+        not_ready(edge("edge-3", &[])),
+        edge("edge-4", &[]),
+        cloud(not_ready(edge("cloud-1", &[]))),
+    ]);
+    let Selection { eligible, skipped } = select(&job, &nodes);
+    assert_eq!(eligible, ["edge-2".into(), "edge-1".into()] as [NodeName; 2]);
+    let skipped: Vec<_> = skipped.iter().map(|n| (n.node_name.as_str(), n.reason.as_str())).collect();
+    assert_eq!(skipped, [("ghost", "not found"), ("cloud-1", "not an edge node"), ("edge-3", "NotReady")]);
+}
+
+#[test]
+fn labelled_nodes_come_in_the_order_of_their_names() {
+    let job = job(json!({"imagePrePullTemplate": {
+        "images": ["nginx"], "labelSelector": {"matchLabels": {"region": "x"}},
+    }}));
+    let nodes = BTreeMap::from([
+        edge("b", &[("region", "x")]),
+        edge("a", &[("region", "x")]),
+        edge("other", &[("region", "y")]),
+        cloud(edge("cloud", &[("region", "x")])),
+        not_ready(edge("away", &[("region", "x")])),
+    ]);
+    let Plan { nodes, skipped } = plan(&job, &nodes).unwrap();
+    let names: Vec<_> = nodes.iter().map(|(name, _)| name.as_str()).collect();
+    let skipped: Vec<_> = skipped.iter().map(|n| (n.node_name.as_str(), n.reason.as_str())).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert_eq!(skipped, [("away", "NotReady"), ("cloud", "not an edge node")]);
+}
+
+#[test]
+fn without_an_eligible_node_the_job_is_refused_with_the_reasons() {
+    let by_name =
+        |names: &[&str]| job(json!({"imagePrePullTemplate": {"images": ["nginx"], "nodeNames": names}}));
+    let nodes = BTreeMap::from([cloud(edge("cloud-1", &[]))]);
+    assert_eq!(
+        plan(&by_name(&["cloud-1", "a", "b", "c", "d"]), &nodes).unwrap_err().to_string(),
+        "spec.imagePrePullTemplate.nodeNames: no node is eligible: cloud-1 is not an edge node, a is not found, b is \
+         not found, 2 more (a node needs the label node-role.kubernetes.io/edge and must be Ready)"
+    );
+    let by_label = job(json!({"imagePrePullTemplate": {
+        "images": ["nginx"], "labelSelector": {"matchLabels": {"region": "x"}},
+    }}));
+    assert_eq!(
+        plan(&by_label, &nodes).unwrap_err().to_string(),
+        "spec.imagePrePullTemplate.labelSelector: no node matches: check the labels of the edge nodes"
+    );
+}
+
+#[test]
+fn the_seeds_own_sample_does_what_it_says() {
+    let spec = json!({
+        "imagePrePullTemplate": {"imageSources": [{
+            "name": "image1", "registry": "harbor.docker.hub", "repository": "jili/example", "tag": "v1.0.0",
+            "imageSecret": "default/secret",
+        }]},
+        "imagePrePullOverriders": [overrider(
+            "labelexample",
+            &[["Registry", "replace", "hangzhou.registry.io"]],
+            &[["SecretName", "replace", "hangzhou-secret"]],
+        )],
+    });
+    assert_eq!(
+        on_edge(spec.clone(), &[("labelexample", "")]).unwrap(),
+        ["harbor.docker.hub/jili/example:v1.0.0 -> hangzhou.registry.io/jili/example:v1.0.0 \
+          [default/hangzhou-secret] IfNotPresent"]
+    );
+    assert_eq!(
+        on_edge(spec, &[]).unwrap(),
+        ["harbor.docker.hub/jili/example:v1.0.0 -> harbor.docker.hub/jili/example:v1.0.0 [default/secret] \
+          IfNotPresent"]
+    );
+}
+
+#[test]
+fn matching_overriders_apply_in_order_and_only_the_result_is_normalised() {
+    let spec = json!({
+        "imagePrePullTemplate": {"images": ["nginx:1.25"]},
+        "imagePrePullOverriders": [
+            overrider("region=x", &[["Registry", "replace", "r.io"], ["Registry", "add", ":5000"]], &[]),
+            overrider("!region", &[["Registry", "replace", "never.io"]], &[]),
+            overrider("gpu", &[["Repository", "add", "-cuda"]], &[]),
+            overrider("region in (x)", &[["Tag", "add", "-x"]], &[]),
+        ],
+    });
+    for (labels, pull) in [
+        (vec![], "never.io/nginx:1.25"),
+        (vec![("region", "y")], "docker.io/library/nginx:1.25"),
+        (vec![("region", "x")], "r.io:5000/nginx:1.25-x"),
+        (vec![("region", "x"), ("gpu", "")], "r.io:5000/nginx-cuda:1.25-x"),
+    ] {
+        assert_eq!(
+            on_edge(spec.clone(), &labels).unwrap(),
+            [format!("nginx:1.25 -> {pull} [] IfNotPresent")],
+            "{labels:?}"
+        );
+    }
+}
+
+#[test]
+fn the_policy_is_the_images_own_then_the_templates_then_the_overridden_references() {
+    let spec = |template: Value| {
+        json!({
+            "imagePrePullTemplate": template,
+            "imagePrePullOverriders": [overrider("", &[["Tag", "replace", "latest"]], &[])],
+        })
+    };
+    let images =
+        json!({"images": ["a:1"], "imageSources": [{"repository": "b", "imagePullPolicy": "Never"}]});
+    let mut with_default = images.clone();
+    with_default["imagePullPolicy"] = json!("IfNotPresent");
+    assert_eq!(
+        on_edge(spec(images), &[]).unwrap(),
+        ["a:1 -> docker.io/library/a:latest [] Always", "b -> docker.io/library/b:latest [] Never"]
+    );
+    assert_eq!(
+        on_edge(spec(with_default), &[]).unwrap(),
+        ["a:1 -> docker.io/library/a:latest [] IfNotPresent", "b -> docker.io/library/b:latest [] Never"]
+    );
+}
+
+#[test]
+fn a_secret_is_the_images_own_then_the_longest_match_then_the_fallback() {
+    let template = json!({
+        "images": ["r.io/team/app:1", "r.io/other:1", "q.io/app:1", "nginx:1"],
+        "imageSources": [{"registry": "r.io", "repository": "team/own", "tag": "1", "imageSecret": "own/own"}],
+        "registrySecrets": [
+            {"registry": "*.io", "imageSecret": "reg/wild"},
+            {"registry": "r.io", "imageSecret": "reg/host"},
+            {"registry": "r.io/team", "imageSecret": "reg/team"},
+            {"registry": "r.io", "imageSecret": "reg/late"},
+            {"registry": "*.example", "imageSecret": "reg/unused"},
+        ],
+        "imageSecrets": "default/fallback",
+    });
+    let mut to_example = template.clone();
+    to_example["registrySecrets"] = json!([{"registry": "s.example", "imageSecret": "reg/overridden"}]);
+    assert_eq!(
+        on_edge(json!({"imagePrePullTemplate": template}), &[]).unwrap(),
+        [
+            "r.io/team/app:1 -> r.io/team/app:1 [reg/team] IfNotPresent",
+            "r.io/other:1 -> r.io/other:1 [reg/host] IfNotPresent",
+            "q.io/app:1 -> q.io/app:1 [reg/wild] IfNotPresent",
+            "nginx:1 -> docker.io/library/nginx:1 [reg/wild] IfNotPresent",
+            "r.io/team/own:1 -> r.io/team/own:1 [own/own] IfNotPresent",
+        ]
+    );
+    to_example["images"] = json!(["q.io/app:1", "t.io/app:1"]);
+    let spec = json!({
+        "imagePrePullTemplate": to_example,
+        "imagePrePullOverriders": [
+            overrider("", &[["Registry", "replace", "s.example"]], &[["SecretName", "add", "more"]]),
+        ],
+    });
+    assert_eq!(
+        on_edge(spec, &[]).unwrap(),
+        [
+            "q.io/app:1 -> s.example/app:1 [reg/overridden,reg/more] IfNotPresent",
+            // The same reference now: both entries stay, and the runtime fetches nothing twice.
+            "t.io/app:1 -> s.example/app:1 [reg/overridden,reg/more] IfNotPresent",
+            "r.io/team/own:1 -> s.example/team/own:1 [own/own,own/more] IfNotPresent",
+        ]
+    );
+}
+
+#[test]
+fn secrets_of_every_matching_overrider_apply() {
+    let spec = json!({
+        "imagePrePullTemplate": {"images": ["app:1"], "imageSecrets": "a/b"},
+        "imagePrePullOverriders": [
+            overrider("x", &[], &[["SecretName", "remove", ""]]),
+            overrider("y", &[], &[["SecretName", "add", "c/d"]]),
+        ],
+    });
+    for (labels, secrets) in [
+        (vec![], "a/b"),
+        (vec![("x", "")], ""),
+        (vec![("y", "")], "a/b,c/d"),
+        (vec![("x", ""), ("y", "")], "c/d"),
+    ] {
+        let line = format!("app:1 -> docker.io/library/app:1 [{secrets}] IfNotPresent");
+        assert_eq!(on_edge(spec.clone(), &labels).unwrap(), [line]);
+    }
+}
+
+#[test]
+fn an_override_that_makes_no_reference_refuses_the_job_by_label_rule_and_value() {
+    let spec = json!({
+        "imagePrePullTemplate": {"images": ["nginx", "app"]},
+        "imagePrePullOverriders": [
+            overrider("other", &[["Repository", "remove", ""]], &[]),
+            overrider("region=x", &[["Registry", "replace", "r.io"], ["Tag", "add", "-x"]], &[]),
+        ],
+    });
+    assert_eq!(
+        on_edge(spec, &[("region", "x")]).unwrap_err(),
+        "spec.imagePrePullOverriders[1].imagePrePullOverrider.overriders.imageOverriders[1]: for nodes with \
+         \"region=x\", image \"nginx\": Tag add \"-x\" makes \"r.io/nginx:-x\" of r.io/nginx, which is no image \
+         reference: tag \"-x\" in image \"r.io/nginx:-x\" is malformed: it takes at most 128 letters, digits, _ . and \
+         -, and begins with none of . and -"
+    );
+    let spec = json!({
+        "imagePrePullTemplate": {"images": ["nginx"]},
+        "imagePrePullOverriders": [overrider("region", &[], &[["SecretName", "add", "s"]])],
+    });
+    assert_eq!(
+        on_edge(spec, &[("region", "x")]).unwrap_err(),
+        "spec.imagePrePullOverriders[0].imagePrePullOverrider.overriders.secretOverriders[0]: for nodes with \
+         \"region\", image \"nginx\": SecretName add \"s\" gives no namespace, and the image has no secret to take it \
+         from: write {namespace}/{name}"
+    );
+}
+
+#[test]
+fn ten_thousand_nodes_share_a_handful_of_plans() {
+    let names: Vec<_> = (0..10_000).map(|i| format!("edge-{i}")).collect();
+    let images: Vec<_> = (0..50).map(|i| format!("r.io/app-{i}:1")).collect();
+    let job = job(json!({
+        "imagePrePullTemplate": {"images": images, "nodeNames": names},
+        "imagePrePullOverriders": (0..10)
+            .map(|i| overrider(&format!("region=r{i}"), &[["Registry", "replace", "s.io"]], &[]))
+            .collect::<Vec<_>>(),
+    }));
+    let nodes: BTreeMap<_, _> = names
+        .iter()
+        .enumerate()
+        .map(|(i, name)| edge(name, &[("region", &format!("r{}", i % 10)), ("n", &i.to_string())]))
+        .collect();
+    #[expect(clippy::disallowed_methods, reason = "measures how long planning takes")]
+    let start = Instant::now();
+    let plan = plan(&job, &nodes).unwrap();
+    let took = start.elapsed();
+    let distinct: HashSet<_> = plan.nodes.iter().map(|(_, plan)| Arc::as_ptr(plan)).collect();
+    assert_eq!((plan.nodes.len(), distinct.len()), (10_000, 10));
+    // Some 20 ms in a debug build. A plan for each node would take seconds.
+    assert!(took.as_millis() < 1000, "{took:?}");
+}
+
+#[test]
+fn a_single_node_is_planned_alike_whether_or_not_it_is_ready() {
+    let job = job(json!({
+        "imagePrePullTemplate": {"images": ["nginx:1"], "nodeNames": ["edge"]},
+        "imagePrePullOverriders": [overrider("a", &[["Registry", "replace", "r.io"]], &[])],
+    }));
+    let (name, node) = edge("edge", &[("a", "")]);
+    let whole = plan(&job, &BTreeMap::from([(name.clone(), node.clone())])).unwrap();
+    assert_eq!(plan_one(&job, &node).unwrap(), whole.nodes[0].1);
+    assert_eq!(plan_one(&job, &not_ready((name, node)).1).unwrap(), whole.nodes[0].1);
+}
+
+mod key {
+    use super::*;
+
+    fn found(auths: &Value) -> SecretLookup {
+        let data = json!({ "auths": auths }).to_string().into_bytes();
+        SecretLookup::found(
+            "kubernetes.io/dockerconfigjson",
+            &BTreeMap::from([(".dockerconfigjson".to_owned(), data)]),
+        )
+    }
+
+    /// The key for r.io/app, where the secrets in the order given are named s/0, s/1 and so on.
+    fn key(lookups: &[SecretLookup]) -> Key {
+        let names: Vec<_> =
+            (0..lookups.len()).map(|i| SecretRef::new("s", &i.to_string()).unwrap()).collect();
+        let reference = Reference::parse("r.io/app").unwrap().normalized();
+        resolve_key(&names, &reference, |secret| lookups[secret.name().parse::<usize>().unwrap()].clone())
+    }
+
+    #[test]
+    fn pull_secrets_that_have_nothing_are_passed_over_and_named_where_none_has() {
+        let secrets = ["s/0", "s/1"].map(|name| SecretRef::parse(name).unwrap());
+        let reference = Reference::parse("r.io/app").unwrap().normalized();
+        let good = found(&json!({"r.io": {"auth": "dTpw"}}));
+        let key = |second: &SecretLookup| {
+            resolve_pull_secrets(&secrets, &reference, |secret| match secret.name() {
+                "0" => SecretLookup::Missing,
+                _ => second.clone(),
+            })
+        };
+        assert!(matches!(key(&good), Key::Credentials { credentials } if credentials.len() == 1));
+        let note = "secret s/0 does not exist; secret s/1 has no entry for r.io/app; it has none at all";
+        assert_eq!(key(&found(&json!({}))), Key::Anonymous { note: note.to_owned() });
+    }
+
+    fn reason(lookups: &[SecretLookup]) -> String {
+        match key(lookups) {
+            Key::Unavailable { reason } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn users(lookups: &[SecretLookup]) -> Vec<String> {
+        match key(lookups) {
+            Key::Credentials { credentials } => {
+                credentials.iter().map(|c: &RegistryCredential| c.username.expose().to_owned()).collect()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_an_image_without_secrets_is_pulled_anonymously() {
+        assert_eq!(key(&[]), Key::anonymous());
+        for (lookup, message) in [
+            (SecretLookup::Missing, "secret s/0 does not exist"),
+            (SecretLookup::Forbidden("no".to_owned()), "secret s/0 may not be read by cloudcore-prepull: no"),
+            (SecretLookup::Error("timeout".to_owned()), "secret s/0 could not be read: timeout"),
+            (
+                SecretLookup::found("Opaque", &BTreeMap::new()),
+                "secret s/0: type \"Opaque\" holds no registry credentials: it must be kubernetes.io/dockerconfigjson \
+                 or kubernetes.io/dockercfg (kubectl create secret docker-registry makes one)",
+            ),
+            (
+                found(&json!({"a.io": {"auth": "dTpw"}, "b.io": {"auth": "dTpw"}})),
+                "secret s/0 has no entry for r.io/app; it has a.io, b.io",
+            ),
+            (found(&json!({})), "secret s/0 has no entry for r.io/app; it has none at all"),
+            (
+                found(&json!({"r.io": {"auth": "*"}})),
+                "secret s/0: the entry for r.io has an auth that is not base64",
+            ),
+        ] {
+            assert_eq!(reason(&[lookup]), message);
+        }
+    }
+
+    #[test]
+    fn what_works_is_tried_in_the_order_of_the_secrets() {
+        let one = found(&json!({"r.io": {"username": "one", "password": "p"}}));
+        let two = found(&json!({
+            "*.io": {"username": "wide", "password": "p"}, "r.io/app": {"username": "two", "password": "p"},
+        }));
+        assert_eq!(users(&[one.clone(), two.clone()]), ["one", "two", "wide"]);
+        assert_eq!(users(&[two.clone(), one.clone(), two]), ["two", "wide", "one"]);
+        assert_eq!(users(&[SecretLookup::Missing, one]), ["one"]);
+        assert_eq!(
+            reason(&[SecretLookup::Missing, SecretLookup::Error("x".to_owned())]),
+            "secret s/0 does not exist; secret s/1 could not be read: x"
+        );
+    }
+
+    #[test]
+    fn a_reason_is_bounded() {
+        let registries: serde_json::Map<_, _> =
+            (10..40).map(|i| (format!("{i}{}.io", "x".repeat(200)), json!({"auth": "dTpw"}))).collect();
+        assert!(reason(&[found(&registries.into())]).len() <= MAX_REASON);
+        let registries: serde_json::Map<_, _> =
+            (10..25).map(|i| (format!("{i}.io"), json!({"auth": "dTpw"}))).collect();
+        assert_eq!(
+            reason(&[found(&registries.into())]),
+            "secret s/0 has no entry for r.io/app; it has 10.io, 11.io, 12.io, 13.io, 14.io, 15.io, 16.io, 17.io, \
+             18.io, 19.io and 5 more"
+        );
+    }
+
+    #[test]
+    fn debug_shows_no_credential() {
+        let lookup = found(&json!({"r.io": {"username": "us3r", "password": "s3cret"}}));
+        assert_eq!(format!("{lookup:?}"), "Found([\"r.io\"])");
+    }
+}

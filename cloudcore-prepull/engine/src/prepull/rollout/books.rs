@@ -1,0 +1,104 @@
+//! A member changes, and the counts and indexes with it. Nothing else touches them.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::status::{Action, ActionStatus, NodePhase, Tristate};
+
+use super::{BUSY, OFFLINE, REPORT_GRACE, Rollout, Touched};
+use crate::shared::session::SessionId;
+
+impl Rollout {
+    pub(super) fn set(&mut self, at: usize, phase: NodePhase, reason: String) {
+        let before = self.members[at].record.phase;
+        *self.count(before) -= 1;
+        *self.count(phase) += 1;
+        let offline = usize::from(self.members[at].online.is_none());
+        for (changed, entered) in [(before, false), (phase, true)] {
+            match changed {
+                NodePhase::InProgress if before != phase => {
+                    if entered {
+                        self.in_progress.insert(at)
+                    } else {
+                        self.in_progress.remove(&at)
+                    };
+                    self.moves.push((self.name(at), entered));
+                }
+                NodePhase::Pending if entered => self.offline += offline,
+                NodePhase::Pending => self.offline -= offline,
+                _ => {}
+            }
+        }
+        let record = &mut self.members[at].record;
+        record.phase = phase;
+        record.reason = reason;
+        self.touched.push(Touched { at, phase: true });
+        self.index_member(at);
+    }
+
+    pub(super) fn set_online(&mut self, at: usize, online: Option<SessionId>) {
+        let member = &mut self.members[at];
+        let before = std::mem::replace(&mut member.online, online);
+        if member.record.phase == NodePhase::Pending {
+            self.offline += usize::from(online.is_none());
+            self.offline -= usize::from(before.is_none());
+        }
+        self.index_member(at);
+    }
+
+    pub(super) fn count(&mut self, phase: NodePhase) -> &mut u32 {
+        match phase {
+            NodePhase::Pending => &mut self.counts.pending,
+            NodePhase::InProgress => &mut self.counts.in_progress,
+            NodePhase::Successful => &mut self.counts.successful,
+            NodePhase::Failure => &mut self.counts.failure,
+            NodePhase::Unknown => &mut self.counts.unknown,
+        }
+    }
+
+    /// Brings the two indexes in line with the member.
+    pub(super) fn index_member(&mut self, at: usize) {
+        let member = &mut self.members[at];
+        let waits = match (member.record.phase, member.online, member.busy) {
+            (NodePhase::Pending, None, _) => Some(OFFLINE),
+            (NodePhase::Pending, Some(_), true) => Some(BUSY),
+            (NodePhase::Pending, Some(_), false) => Some(""),
+            _ => None,
+        };
+        if let Some(reason) = waits.filter(|_| !self.closed) {
+            reason.clone_into(&mut member.record.reason);
+        }
+        if waits == Some("") {
+            self.startable.insert(at);
+        } else {
+            self.startable.remove(&at);
+        }
+        let Some(started) = &member.record.start_time else { return };
+        // A timeout of days cannot overflow a timestamp of this millennium.
+        let Ok(deadline) = started.0.checked_add(self.settings.timeout + REPORT_GRACE) else { return };
+        if member.record.phase == NodePhase::InProgress {
+            self.deadlines.insert((deadline, at));
+        } else {
+            self.deadlines.remove(&(deadline, at));
+        }
+    }
+
+    /// A node in progress ends without a result of its edge: so do the actions that are still open.
+    pub(super) fn end(&mut self, at: usize, phase: NodePhase, reason: &str, now: Timestamp) {
+        let status = if phase == NodePhase::Failure { Tristate::False } else { Tristate::Unknown };
+        let flow = &mut self.members[at].record.action_flow;
+        if flow.is_empty() {
+            flow.push(ActionStatus {
+                action: Action::Check,
+                status: Tristate::Unknown,
+                reason: String::new(),
+                time: Time(now),
+            });
+        }
+        for action in flow.iter_mut().filter(|action| action.status == Tristate::Unknown) {
+            action.status = status;
+            reason.clone_into(&mut action.reason);
+            action.time = Time(now);
+        }
+        self.set(at, phase, reason.to_owned());
+    }
+}

@@ -1,0 +1,197 @@
+//! What is sent to edges, and what they say: how it moves the nodes of a job.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::status::NodePhase;
+use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
+use prepull_api::wire::{OpenPhase, Progress, bounded_reason};
+
+use super::{Flight, Reattach, Rollout, Touched, record};
+use crate::prepull::plan::NodePlan;
+use crate::shared::session::SessionId;
+
+impl Rollout {
+    /// The node starts: its record names the images, so that it says what it speaks of whatever happens next.
+    pub fn name_images(&mut self, node: &NodeName, plan: &NodePlan) {
+        if let Some(at) = self.position(node)
+            && self.members[at].record.image_status.len() != plan.images.len()
+        {
+            self.members[at].record.image_status = record::fresh_images(plan);
+        }
+    }
+
+    /// The start of the node is recorded: its task is being dispatched. Says whether there is still something
+    /// to dispatch, and for how long.
+    pub fn dispatching(&mut self, node: &NodeName, now: Timestamp) -> Option<Duration> {
+        let at = self.in_progress(node)?;
+        let again = match self.members[at].flight {
+            Flight::Recording => false,
+            Flight::Dispatching { again, .. } => again,
+            Flight::Sent(_) | Flight::Accepted => true,
+        };
+        let session = self.members[at].online;
+        self.members[at].flight = Flight::Dispatching { again, session };
+        let started = self.members[at].record.start_time.as_ref()?.0;
+        let deadline = started.checked_add(self.settings.timeout).ok()?;
+        Duration::try_from(deadline.duration_since(now)).ok().filter(|remaining| !remaining.is_zero())
+    }
+
+    /// The Assign was handed to a session. Where the node has another one by now, it is to be sent again.
+    pub fn sent(&mut self, node: &NodeName, session: SessionId) -> Reattach {
+        let Some(at) = self.in_progress(node) else { return Reattach::Leave };
+        let member = &mut self.members[at];
+        match member.online {
+            Some(current) if current > session => Reattach::Dispatch,
+            _ => {
+                if matches!(member.flight, Flight::Dispatching { .. }) {
+                    member.flight = Flight::Sent(Some(session));
+                }
+                Reattach::Leave
+            }
+        }
+    }
+
+    /// The Assign could not be handed to a session, so the one that we know of is dead, whether or not that has been
+    /// said. The node gives its slot back and waits; where the edge may have the task from before it keeps its slot,
+    /// and is sent the Assign when it is back. Where it is back already, that is to be done.
+    pub fn not_sent(&mut self, node: &NodeName) -> Reattach {
+        let Some(at) = self.in_progress(node) else { return Reattach::Leave };
+        let Flight::Dispatching { again, session } = self.members[at].flight else { return Reattach::Leave };
+        if self.members[at].online.is_some_and(|online| Some(online) != session) {
+            return Reattach::Dispatch;
+        }
+        self.set_online(at, None);
+        if again {
+            self.members[at].flight = Flight::Sent(None);
+        } else {
+            self.set(at, NodePhase::Pending, String::new());
+            self.members[at].record.start_time = None;
+        }
+        Reattach::Leave
+    }
+
+    /// The task of the node cannot be sent at all.
+    pub fn refused(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
+        if let Some(at) = self.in_progress(node) {
+            self.end(at, NodePhase::Failure, reason, now);
+        }
+    }
+
+    /// The task of the node cannot be made any more.
+    pub fn lost(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
+        if let Some(at) = self.in_progress(node) {
+            self.end(at, NodePhase::Unknown, reason, now);
+        }
+    }
+
+    /// The edge has the task in its ledger.
+    pub fn accepted(&mut self, node: &NodeName, attempt: u32) {
+        if let Some(at) = self.in_progress(node)
+            && self.members[at].record.attempt == attempt
+        {
+            self.members[at].flight = Flight::Accepted;
+        }
+    }
+
+    /// The node has a session. `open` is what its `Hello` says of this job's task, if anything.
+    pub fn online(
+        &mut self,
+        node: &NodeName,
+        session: SessionId,
+        open: Option<(u32, OpenPhase)>,
+        now: Timestamp,
+    ) -> Reattach {
+        let Some(&at) = self.index.get(node) else { return Reattach::Cancel };
+        if self.closed {
+            return match open {
+                Some((_, OpenPhase::Running | OpenPhase::NeedsKeys)) => Reattach::Cancel,
+                Some((_, OpenPhase::Finished)) | None => Reattach::Leave,
+            };
+        }
+        self.set_online(at, Some(session));
+        let record = &self.members[at].record;
+        let current = open.filter(|(attempt, _)| *attempt == record.attempt.max(1));
+        match (record.phase, current) {
+            // Its result follows, and is acknowledged when it is written.
+            (_, Some((_, OpenPhase::Finished))) => Reattach::Leave,
+            (NodePhase::InProgress, Some((_, OpenPhase::Running))) => {
+                self.members[at].flight = Flight::Accepted;
+                Reattach::Leave
+            }
+            (NodePhase::InProgress, _) => match self.members[at].flight {
+                // It will be sent to the session that is there then.
+                Flight::Recording | Flight::Dispatching { .. } => Reattach::Leave,
+                Flight::Sent(_) | Flight::Accepted => Reattach::Dispatch,
+            },
+            // A start is recorded before it is sent, so the record was lost: its report was deleted, edited, or
+            // restored by hand. What runs is taken as it is.
+            (NodePhase::Pending, Some((attempt, _))) => {
+                self.members[at].record.attempt = attempt;
+                self.members[at].record.start_time = Some(Time(now));
+                self.members[at].flight = Flight::Accepted;
+                self.set(at, NodePhase::InProgress, String::new());
+                Reattach::Dispatch
+            }
+            (NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown, Some(_)) => Reattach::Cancel,
+            (_, None) => Reattach::Leave,
+        }
+    }
+
+    /// The node lost its session. A node in progress keeps its slot until its deadline: it may well be pulling.
+    pub fn offline(&mut self, node: &NodeName, session: SessionId) {
+        if let Some(&at) = self.index.get(node)
+            && self.members[at].online == Some(session)
+        {
+            self.set_online(at, None);
+        }
+    }
+
+    /// How far the node is. Returns whether anything changed.
+    pub fn progress(
+        &mut self,
+        node: &NodeName,
+        plan: &NodePlan,
+        progress: &Progress,
+        now: Timestamp,
+    ) -> bool {
+        let Some(at) = self.in_progress(node) else { return false };
+        if self.members[at].record.attempt != progress.task.attempt {
+            return false;
+        }
+        self.members[at].flight = Flight::Accepted;
+        record::apply_progress(&mut self.members[at].record, plan, progress, now);
+        self.touched.push(Touched { at, phase: false });
+        true
+    }
+
+    /// The end of a task. Also taken after the deadline, and after the job's end: it is the truth about the
+    /// node. Returns whether anything changed.
+    pub fn result(
+        &mut self,
+        node: &NodeName,
+        plan: Option<&NodePlan>,
+        result: &TaskResult,
+        now: Timestamp,
+    ) -> bool {
+        let Some(&at) = self.index.get(node) else { return false };
+        let before = self.members[at].record.phase;
+        if self.members[at].record.attempt.max(1) != result.task.attempt
+            || matches!(before, NodePhase::Successful | NodePhase::Failure)
+        {
+            return false;
+        }
+        record::apply_result(&mut self.members[at].record, plan, result, now);
+        let (phase, reason) = match (result.outcome, before) {
+            (TaskOutcome::Succeeded, _) => (NodePhase::Successful, String::new()),
+            // The answer to the Cancel that followed the deadline: what it says of the images is kept.
+            (TaskOutcome::Cancelled, NodePhase::Unknown) => (before, self.members[at].record.reason.clone()),
+            (TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled, _) => {
+                (NodePhase::Failure, bounded_reason(&result.reason))
+            }
+        };
+        self.set(at, phase, reason);
+        true
+    }
+}

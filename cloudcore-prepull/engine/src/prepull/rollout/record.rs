@@ -1,0 +1,96 @@
+//! What the edge says, written into a node's record.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::status::{Action, ActionStatus, ImageBytes, ImageStatus, NodeStatus, Tristate};
+use prepull_api::task::{Bytes, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
+use prepull_api::wire::{Progress, bounded_reason};
+
+use crate::prepull::plan::NodePlan;
+
+/// The images of a node before anything is known of them.
+pub(super) fn fresh_images(plan: &NodePlan) -> Vec<ImageStatus> {
+    plan.images
+        .iter()
+        .map(|image| ImageStatus {
+            image: image.image.clone(),
+            name: image.name.clone(),
+            pulled_image: image.pull.to_string(),
+            digest: None,
+            status: Tristate::Unknown,
+            reason: String::new(),
+            bytes: None,
+            attempts: 0,
+        })
+        .collect()
+}
+
+pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress: &Progress, now: Timestamp) {
+    if record.image_status.len() != plan.images.len() {
+        record.image_status = fresh_images(plan);
+    }
+    // Images are touched only after the checks.
+    if record.action_flow.is_empty() {
+        record.action_flow = vec![
+            action(Action::Check, Tristate::True, "", now),
+            action(Action::Pull, Tristate::Unknown, "", now),
+        ];
+    }
+    for moment in &progress.images {
+        // The index comes from the edge: one that points nowhere is not ours to die of.
+        let Some(image) = record.image_status.get_mut(moment.index as usize) else { continue };
+        image.bytes = moment.bytes.map(bytes).or(image.bytes);
+        image.attempts = moment.attempts;
+        image.reason = bounded_reason(&moment.reason);
+    }
+}
+
+pub(super) fn apply_result(
+    record: &mut NodeStatus,
+    plan: Option<&NodePlan>,
+    result: &TaskResult,
+    now: Timestamp,
+) {
+    if let Some(plan) = plan
+        && record.image_status.len() != plan.images.len()
+    {
+        record.image_status = fresh_images(plan);
+    }
+    for (image, result) in record.image_status.iter_mut().zip(&result.images) {
+        let ImageResult { outcome, digest, id: _, reason, bytes: amount, attempts } = result;
+        image.status = match outcome {
+            ImageOutcome::Pulled | ImageOutcome::Present => Tristate::True,
+            ImageOutcome::Failed => Tristate::False,
+            ImageOutcome::Stopped => Tristate::Unknown,
+        };
+        image.digest = digest.as_deref().map(bounded_reason);
+        image.reason = bounded_reason(reason);
+        image.bytes = amount.map(bytes).or(image.bytes);
+        image.attempts = *attempts;
+    }
+    let check = match &result.check {
+        Some(check) if check.passed => action(Action::Check, Tristate::True, "", now),
+        Some(check) => action(Action::Check, Tristate::False, &check.reason, now),
+        None => action(Action::Check, Tristate::Unknown, &result.reason, now),
+    };
+    let checked =
+        record.action_flow.first().filter(|first| first.status == check.status).cloned().unwrap_or(check);
+    let passed = checked.status == Tristate::True;
+    record.action_flow = vec![checked];
+    if passed {
+        let (status, reason) = match result.outcome {
+            TaskOutcome::Succeeded => (Tristate::True, ""),
+            TaskOutcome::Failed | TaskOutcome::DeadlineExceeded => (Tristate::False, result.reason.as_str()),
+            TaskOutcome::Cancelled => (Tristate::Unknown, result.reason.as_str()),
+        };
+        record.action_flow.push(action(Action::Pull, status, reason, now));
+    }
+}
+
+fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> ActionStatus {
+    ActionStatus { action, status, reason: bounded_reason(reason), time: Time(now) }
+}
+
+fn bytes(Bytes { done, total }: Bytes) -> ImageBytes {
+    ImageBytes { done, total }
+}

@@ -1,0 +1,284 @@
+use std::sync::Arc;
+
+use prepull_api::image::Reference;
+use prepull_api::task::{
+    CheckOutcome, ImageOutcome, ImageResult, JobUid, PullPolicy, TaskId, TaskOutcome, TaskResult,
+};
+use prepull_api::wire::{OpenPhase, Progress};
+
+use super::*;
+use crate::prepull::plan::{NodePlan, PlannedImage};
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + seconds).unwrap()
+}
+
+fn node(n: usize) -> NodeName {
+    NodeName(format!("edge-{n}"))
+}
+
+/// Nothing holds the nodes back.
+fn unheld() -> Settings {
+    Settings { hold: false, ..Settings::default() }
+}
+
+fn rollout(nodes: usize, concurrency: usize, tolerance: &str) -> Rollout {
+    let settings = Settings {
+        concurrency,
+        tolerance: Ratio::parse(tolerance).unwrap(),
+        timeout: Duration::from_secs(300),
+        ..unheld()
+    };
+    let fresh = |n| NodeStatus { node_name: node(n).0, ..NodeStatus::default() };
+    Rollout::new(settings, (0..nodes).map(fresh).collect())
+}
+
+fn all_online(rollout: &mut Rollout, nodes: usize) {
+    for n in 0..nodes {
+        assert_eq!(rollout.online(&node(n), SessionId(1), None, at(0)), Reattach::Leave);
+    }
+}
+
+fn result(outcome: TaskOutcome) -> TaskResult {
+    let image = match outcome {
+        TaskOutcome::Succeeded => ImageOutcome::Pulled,
+        TaskOutcome::Failed => ImageOutcome::Failed,
+        TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled => ImageOutcome::Stopped,
+    };
+    TaskResult {
+        task: TaskId { job: JobUid("job".to_owned()), attempt: 1 },
+        outcome,
+        reason: if outcome == TaskOutcome::Succeeded { String::new() } else { "because".to_owned() },
+        check: Some(CheckOutcome { passed: true, reason: String::new() }),
+        images: vec![ImageResult {
+            outcome: image,
+            digest: None,
+            id: None,
+            reason: String::new(),
+            bytes: None,
+            attempts: 1,
+        }],
+        took: Duration::from_secs(1),
+    }
+}
+
+fn plan() -> Arc<NodePlan> {
+    let reference = Reference::parse("registry.example/app:v1").unwrap();
+    let pull = reference.normalized();
+    let image = PlannedImage {
+        image: "app".to_owned(),
+        name: None,
+        pull,
+        policy: PullPolicy::IfNotPresent,
+        secrets: Vec::new(),
+    };
+    Arc::new(NodePlan { images: vec![image] })
+}
+
+fn started(decisions: &[Decision]) -> Vec<NodeName> {
+    decisions
+        .iter()
+        .filter_map(|d| if let Decision::Start(node) = d { Some(node.clone()) } else { None })
+        .collect()
+}
+
+#[test]
+fn concurrency_is_never_exceeded_and_a_slot_that_is_free_is_used() {
+    let mut rollout = rollout(5, 2, "0");
+    all_online(&mut rollout, 5);
+    assert_eq!(started(&rollout.advance(at(0))), [node(0), node(1)]);
+    assert_eq!(rollout.advance(at(0)), []);
+    assert!(rollout.result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1)));
+    assert_eq!(started(&rollout.advance(at(1))), [node(2)]);
+    assert_eq!(rollout.summary().in_progress, 2);
+}
+
+#[test]
+fn a_node_that_is_offline_takes_no_slot_and_starts_when_it_is_back() {
+    let mut rollout = rollout(2, 1, "0");
+    rollout.online(&node(1), SessionId(1), None, at(0));
+    assert_eq!(started(&rollout.advance(at(0))), [node(1)]);
+    assert_eq!(rollout.record(&node(0)).unwrap().reason, OFFLINE);
+    assert_eq!(rollout.waiting_offline(), 1);
+    rollout.result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1));
+    assert_eq!(rollout.advance(at(1)), []);
+    assert_eq!(rollout.verdict(), Verdict::Running);
+    rollout.online(&node(0), SessionId(2), None, at(5));
+    assert_eq!(started(&rollout.advance(at(5))), [node(0)]);
+    assert_eq!(rollout.record(&node(0)).unwrap().reason, "");
+}
+
+#[test]
+fn a_silent_node_is_unknown_at_its_deadline_and_frees_its_slot() {
+    let mut rollout = rollout(2, 1, "1");
+    all_online(&mut rollout, 2);
+    rollout.advance(at(0));
+    rollout.dispatching(&node(0), at(0)).unwrap();
+    rollout.sent(&node(0), SessionId(1));
+    rollout.accepted(&node(0), 1);
+    assert_eq!(rollout.next_deadline(), Some(at(302)));
+    assert_eq!(rollout.advance(at(301)), []);
+    assert_eq!(rollout.advance(at(302)), [Decision::Expire(node(0)), Decision::Start(node(1))]);
+    let record = rollout.record(&node(0)).unwrap();
+    assert_eq!(record.phase, NodePhase::Unknown);
+    assert!(
+        record.reason.contains("timeoutSeconds (300): the node is connected and silent"),
+        "{}",
+        record.reason
+    );
+}
+
+#[test]
+fn a_late_result_replaces_unknown_and_the_answer_to_the_cancel_does_not() {
+    let mut rollout = rollout(2, 2, "1");
+    all_online(&mut rollout, 2);
+    rollout.advance(at(0));
+    rollout.advance(at(302));
+    assert_eq!(rollout.summary().unknown, 2);
+    assert!(rollout.result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(310)));
+    assert!(rollout.result(&node(1), Some(&plan()), &result(TaskOutcome::Cancelled), at(310)));
+    assert_eq!((rollout.summary().successful, rollout.summary().unknown), (1, 1));
+    assert!(rollout.record(&node(1)).unwrap().reason.contains("no result within"));
+}
+
+#[test]
+fn a_result_counts_once_and_only_for_its_attempt() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    rollout.advance(at(0));
+    let mut other = result(TaskOutcome::Failed);
+    other.task.attempt = 2;
+    assert!(!rollout.result(&node(0), Some(&plan()), &other, at(1)));
+    assert!(rollout.result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(1)));
+    assert!(!rollout.result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(2)));
+    assert_eq!(rollout.summary().successful, 1);
+    assert_eq!(rollout.record(&node(0)).unwrap().image_status[0].status, Tristate::True);
+}
+
+#[test]
+fn nothing_starts_once_the_tolerance_is_exceeded() {
+    // 1 of 10 at 0.1 is tolerated, 2 of 10 are not.
+    let mut rollout = rollout(10, 2, "0.1");
+    all_online(&mut rollout, 10);
+    rollout.advance(at(0));
+    rollout.result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1));
+    assert_eq!(started(&rollout.advance(at(1))), [node(2)]);
+    rollout.result(&node(1), Some(&plan()), &result(TaskOutcome::Failed), at(2));
+    assert_eq!(rollout.advance(at(2)), []);
+    assert_eq!(rollout.verdict(), Verdict::Draining);
+    rollout.result(&node(2), Some(&plan()), &result(TaskOutcome::Succeeded), at(3));
+    assert_eq!(rollout.advance(at(3)), []);
+    assert_eq!(rollout.verdict(), Verdict::Failed);
+}
+
+#[test]
+fn one_of_201_at_zero_is_a_failure() {
+    let mut rollout = rollout(201, 201, "0");
+    all_online(&mut rollout, 201);
+    rollout.advance(at(0));
+    for n in 0..201 {
+        let outcome = if n == 7 { TaskOutcome::Failed } else { TaskOutcome::Succeeded };
+        rollout.result(&node(n), Some(&plan()), &result(outcome), at(1));
+    }
+    assert_eq!(rollout.verdict(), Verdict::Failed);
+}
+
+#[test]
+fn an_assign_that_found_no_session_gives_the_slot_back() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    rollout.advance(at(0));
+    rollout.dispatching(&node(0), at(0)).unwrap();
+    rollout.offline(&node(0), SessionId(1));
+    rollout.not_sent(&node(0));
+    assert_eq!(rollout.summary().pending, 1);
+    assert_eq!(rollout.next_deadline(), None);
+    assert_eq!(rollout.advance(at(1)), []);
+    rollout.online(&node(0), SessionId(2), None, at(2));
+    assert_eq!(started(&rollout.advance(at(2))), [node(0)]);
+}
+
+#[test]
+fn an_assign_that_went_to_a_session_which_was_replaced_is_sent_again() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    rollout.advance(at(0));
+    rollout.dispatching(&node(0), at(0)).unwrap();
+    assert_eq!(rollout.online(&node(0), SessionId(2), None, at(1)), Reattach::Leave);
+    assert_eq!(rollout.sent(&node(0), SessionId(1)), Reattach::Dispatch);
+}
+
+#[test]
+fn what_a_hello_says_decides_what_happens_to_a_task() {
+    let (running, needs, finished) = (OpenPhase::Running, OpenPhase::NeedsKeys, OpenPhase::Finished);
+    let cases = [
+        (NodePhase::InProgress, None, Reattach::Dispatch),
+        (NodePhase::InProgress, Some((1, running)), Reattach::Leave),
+        (NodePhase::InProgress, Some((1, needs)), Reattach::Dispatch),
+        (NodePhase::InProgress, Some((1, finished)), Reattach::Leave),
+        (NodePhase::InProgress, Some((7, running)), Reattach::Dispatch),
+        (NodePhase::Pending, None, Reattach::Leave),
+        (NodePhase::Pending, Some((1, running)), Reattach::Dispatch),
+        (NodePhase::Successful, Some((1, running)), Reattach::Cancel),
+        (NodePhase::Unknown, Some((1, needs)), Reattach::Cancel),
+        (NodePhase::Unknown, Some((1, finished)), Reattach::Leave),
+        (NodePhase::Failure, None, Reattach::Leave),
+    ];
+    for (phase, open, expected) in cases {
+        // As after a restart of cloudcore: the record is all that is known.
+        let record = NodeStatus {
+            node_name: node(0).0,
+            phase,
+            attempt: 1,
+            start_time: Some(Time(at(0))),
+            ..NodeStatus::default()
+        };
+        let settings = unheld();
+        let mut rollout = Rollout::new(settings, vec![record]);
+        assert_eq!(rollout.online(&node(0), SessionId(1), open, at(1)), expected, "{phase:?} {open:?}");
+    }
+}
+
+#[test]
+fn a_deadline_goes_on_over_a_restart_and_follows_a_changed_timeout() {
+    let record = NodeStatus {
+        node_name: node(0).0,
+        phase: NodePhase::InProgress,
+        attempt: 1,
+        start_time: Some(Time(at(0))),
+        ..NodeStatus::default()
+    };
+    let settings = |timeout| Settings { timeout: Duration::from_secs(timeout), ..unheld() };
+    let mut rollout = Rollout::new(settings(300), vec![record]);
+    assert_eq!(rollout.next_deadline(), Some(at(302)));
+    assert_eq!(rollout.dispatching(&node(0), at(100)), Some(Duration::from_secs(200)));
+    rollout.configure(settings(60));
+    assert_eq!(rollout.next_deadline(), Some(at(62)));
+}
+
+#[test]
+fn a_pending_node_whose_object_is_deleted_does_not_hold_the_job() {
+    let mut rollout = rollout(1, 1, "1");
+    assert!(rollout.deleted(&node(0)));
+    assert_eq!(rollout.verdict(), Verdict::Completed);
+    assert_eq!(rollout.summary().unknown, 1);
+}
+
+#[test]
+fn an_image_index_out_of_range_harms_nothing() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    rollout.advance(at(0));
+    let progress = Progress {
+        task: TaskId { job: JobUid("job".to_owned()), attempt: 1 },
+        images: vec![prepull_api::task::ImageProgress {
+            index: u32::MAX,
+            phase: prepull_api::task::ImagePhase::Pulling,
+            bytes: None,
+            attempts: 1,
+            reason: String::new(),
+        }],
+    };
+    assert!(rollout.progress(&node(0), &plan(), &progress, at(1)));
+    assert_eq!(rollout.record(&node(0)).unwrap().image_status.len(), 1);
+}

@@ -1,0 +1,90 @@
+//! The waves: how many nodes may have started by now.
+
+use jiff::Timestamp;
+use prepull_api::crd::status::{RolloutStatus, Summary};
+
+use crate::prepull::validate::Step;
+
+/// Where the waves stand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Waves {
+    /// Index of the wave that runs. Beyond the last step: all nodes.
+    at: usize,
+    /// The wave has ended, and the next begins then.
+    paused_until: Option<Timestamp>,
+}
+
+impl Waves {
+    /// As an earlier life of cloudcore left them.
+    pub(super) fn resumed(status: &RolloutStatus) -> Self {
+        Self {
+            at: (status.step as usize).saturating_sub(1),
+            paused_until: status.paused_until.as_ref().map(|time| time.0),
+        }
+    }
+
+    /// The nodes have gone further than the status said: how many of them failed is not to be held against a wave
+    /// that was smaller.
+    pub(super) fn catch_up(&mut self, steps: &[Step], counts: &Summary) {
+        while self.at < steps.len() && self.limit(steps, counts.desired) < counts.desired - counts.pending {
+            (self.at, self.paused_until) = (self.at + 1, None);
+        }
+    }
+
+    /// For a further round, in which so many nodes have started already.
+    pub(super) fn again(steps: &[Step], counts: &Summary) -> Self {
+        let started = counts.desired - counts.pending;
+        let at = steps.iter().position(|step| step.nodes(counts.desired) > started);
+        Self { at: at.unwrap_or(steps.len()), paused_until: None }
+    }
+
+    /// How many nodes may have started, the earlier waves included.
+    pub(super) fn limit(&self, steps: &[Step], desired: u32) -> u32 {
+        // The largest so far: a percentage may be less than a number before it.
+        steps
+            .get(..=self.at)
+            .map_or(desired, |steps| steps.iter().map(|step| step.nodes(desired)).max().unwrap_or(desired))
+    }
+
+    /// Goes on to the next wave where this one has ended well; the caller has looked at the tolerance.
+    pub(super) fn advance(
+        &mut self,
+        steps: &[Step],
+        pause: std::time::Duration,
+        counts: &Summary,
+        now: Timestamp,
+    ) {
+        while counts.pending > 0
+            && counts.in_progress == 0
+            && counts.desired - counts.pending >= self.limit(steps, counts.desired)
+        {
+            let until = *self.paused_until.get_or_insert(now.checked_add(pause).unwrap_or(now));
+            if until > now {
+                return;
+            }
+            self.paused_until = None;
+            self.at += 1;
+        }
+        // The wave has not ended: more nodes have joined, or an earlier life of cloudcore had written that it had,
+        // and not yet how its nodes did.
+        self.paused_until = None;
+    }
+
+    /// When the next wave begins, while a pause runs.
+    pub(super) fn paused_until(&self) -> Option<Timestamp> {
+        self.paused_until
+    }
+
+    /// For people, and for the next life of cloudcore.
+    pub(super) fn status(&self, steps: &[Step], desired: u32) -> Option<RolloutStatus> {
+        let last_is_all = steps.last()? == &Step::Percent(100);
+        let waves = steps.len() + usize::from(!last_is_all);
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Some(RolloutStatus {
+            step: count(self.at.saturating_add(1).min(waves)),
+            steps: count(waves),
+            nodes: self.limit(steps, desired),
+            paused_until: self.paused_until.map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
+        })
+    }
+}

@@ -1,0 +1,70 @@
+//! `cloudcore-prepull crds`: the definitions, from the types themselves.
+
+use std::io::Write;
+
+use anyhow::Context;
+use prepull_api::crd::{job, kruise, report};
+
+use crate::commands::args::CrdsArgs;
+
+/// File name and content of each definition.
+pub fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
+    let job =
+        serde_saphyr::to_string(&job::crd()).context("write the definition of ImagePrePullJob as YAML")?;
+    let report = serde_saphyr::to_string(&report::crd())
+        .context("write the definition of ImagePrePullReport as YAML")?;
+    Ok(vec![
+        ("operations.kubeedge.io_imageprepulljobs.yaml", job),
+        ("operations.kubeedge.io_imageprepullreports.yaml", report),
+    ])
+}
+
+/// Those of Kruise's kinds: one file, which is applied only where their API is to be served.
+pub fn kruise_definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
+    let mut all = String::new();
+    for crd in kruise::crds() {
+        let yaml = serde_saphyr::to_string(&crd).context("write the definition of a Kruise kind as YAML")?;
+        if !all.is_empty() {
+            all.push_str("---\n");
+        }
+        all.push_str(&yaml);
+    }
+    Ok(vec![("crds.yaml", all)])
+}
+
+/// Prints them, or writes them to files.
+pub fn run(args: &CrdsArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    for (name, yaml) in if args.kruise { kruise_definitions()? } else { definitions()? } {
+        match &args.out {
+            None => write!(out, "---\n{yaml}")?,
+            Some(folder) => {
+                std::fs::create_dir_all(folder)
+                    .with_context(|| format!("make the folder {}", folder.display()))?;
+                let path = folder.join(name);
+                std::fs::write(&path, &yaml).with_context(|| format!("write {}", path.display()))?;
+                writeln!(out, "{}", path.display())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checked_in_definitions_are_those_of_the_types() {
+        let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests");
+        for (folder, files) in [("crds", definitions().unwrap()), ("kruise", kruise_definitions().unwrap())] {
+            for (name, yaml) in files {
+                let checked_in =
+                    std::fs::read_to_string(format!("{manifests}/{folder}/{name}")).unwrap_or_default();
+                assert!(
+                    checked_in == yaml,
+                    "manifests/{folder}/{name} is not what the types say: run `make crds`"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Nodes and secrets of a live cluster.
+
+use std::collections::BTreeSet;
+
+use anyhow::Context;
+use k8s_openapi::api::core::v1::{Node, Secret};
+use kube::api::ListParams;
+use kube::{Api, Client};
+use prepull_api::overriders::SecretRef;
+use prepull_engine::prepull::plan::SecretLookup;
+use prepull_engine::shared::node_view::NodeView;
+
+use super::Secrets;
+
+/// Nodes of one answer: kubectl's own chunk.
+const PAGE: u32 = 500;
+
+pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
+    let api: Api<Node> = Api::all(client.clone());
+    let mut nodes = Vec::new();
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let list = api.list(&page).await.context("listing the cluster's nodes")?;
+        nodes.extend(list.items.iter().map(NodeView::from_node));
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(nodes),
+        }
+    }
+}
+
+pub(super) async fn secrets(client: &Client, names: BTreeSet<SecretRef>) -> Secrets {
+    let mut secrets = Secrets::new();
+    for name in names {
+        let api: Api<Secret> = Api::namespaced(client.clone(), name.namespace());
+        let found = match api.get_opt(name.name()).await {
+            Ok(Some(secret)) => SecretLookup::from_secret(&secret),
+            Ok(None) => SecretLookup::Missing,
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                SecretLookup::Forbidden(status.message.clone())
+            }
+            Err(kube::Error::Api(status)) => SecretLookup::Error(status.message.clone()),
+            Err(error) => SecretLookup::Error(error.to_string()),
+        };
+        secrets.insert(name, found);
+    }
+    secrets
+}

@@ -1,0 +1,216 @@
+//! What each route does.
+
+use std::error::Error as _;
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Body, Bytes};
+use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::{Method, Request, Response, StatusCode};
+use prepull_api::enroll::{
+    CA_PATH, ENROLL_PATH, EnrollRequest, ErrorBody, Issued, MAX_BODY, RENEW_PATH, RenewRequest,
+};
+use prepull_api::task::NodeName;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::Settings;
+use super::failures::Failures;
+use crate::edges::pki::{Authority, PkiError, VerifiedCsr};
+use crate::edges::tokens::{RedeemError, TokenError, Tokens};
+use crate::edges::tunnel::peer::{Peer, PeerError};
+
+/// What all requests share.
+pub(super) struct Routes {
+    pub(super) authority: Arc<Authority>,
+    pub(super) tokens: Tokens,
+    pub(super) settings: Settings,
+    pub(super) failures: Mutex<Failures>,
+    pub(super) lookups: Semaphore,
+}
+
+/// A request that is not granted. The text is for the operator on the edge.
+#[derive(Debug)]
+struct Denial {
+    status: StatusCode,
+    error: String,
+    retry_after: Option<u64>,
+}
+
+impl Denial {
+    fn new(status: StatusCode, error: impl Display) -> Self {
+        Self { status, error: format!("{error}"), retry_after: None }
+    }
+}
+
+impl From<PkiError> for Denial {
+    fn from(error: PkiError) -> Self {
+        match error {
+            PkiError::Csr(_) => Self::new(StatusCode::BAD_REQUEST, error),
+            error => {
+                tracing::error!(%error, cause = error.source().map(ToString::to_string), "signing failed");
+                Self::new(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "cloudcore could not sign the certificate: see its log",
+                )
+            }
+        }
+    }
+}
+
+impl Routes {
+    /// Answers one request.
+    pub(super) async fn answer<B>(
+        &self,
+        request: Request<B>,
+        peer: &Result<Peer, PeerError>,
+        address: IpAddr,
+    ) -> Response<Full<Bytes>>
+    where
+        B: Body,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let method = match request.uri().path() {
+            CA_PATH => Method::GET,
+            ENROLL_PATH | RENEW_PATH => Method::POST,
+            _ => {
+                return denied(Denial::new(
+                    StatusCode::NOT_FOUND,
+                    "no such path: is the agent of another version?",
+                ));
+            }
+        };
+        if *request.method() != method {
+            return denied(Denial::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("only {method} is allowed here"),
+            ));
+        }
+        if method == Method::GET {
+            let mut response = Response::new(Full::from(self.authority.pem()));
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-pem-file"));
+            return response;
+        }
+        let issued = if request.uri().path() == ENROLL_PATH {
+            self.enroll(request.into_body(), address).await
+        } else {
+            self.renew(request.into_body(), peer).await
+        };
+        match issued {
+            Ok(issued) => json(StatusCode::OK, &issued),
+            Err(denial) => denied(denial),
+        }
+    }
+
+    async fn enroll<B>(&self, body: B, address: IpAddr) -> Result<Issued, Denial>
+    where
+        B: Body,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let EnrollRequest { node, token, csr } = read(body).await?;
+        // Closed never; held until the failure, if it is one, has been counted.
+        let _lookup = self.lookups.acquire().await;
+        // Before anything is looked up: this is what bounds the guessing.
+        if let Err(wait) = self.failures().check(address, Instant::now()) {
+            let seconds = wait.as_secs() + 1;
+            let error = format!("too many failed tokens from {address}: try again in {seconds} s");
+            return Err(Denial {
+                retry_after: Some(seconds),
+                ..Denial::new(StatusCode::TOO_MANY_REQUESTS, error)
+            });
+        }
+        let csr = VerifiedCsr::from_pem(&csr)?;
+        let now = SystemTime::now();
+        match self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await {
+            Ok(()) => {}
+            Err(TokenError::Refused(refusal)) => {
+                self.failures().count(address, Instant::now());
+                tracing::warn!(%address, %node, reason = %refusal, "a token was refused");
+                let status = match refusal {
+                    RedeemError::Malformed | RedeemError::NotANode(_) => StatusCode::BAD_REQUEST,
+                    RedeemError::Unknown => StatusCode::UNAUTHORIZED,
+                    RedeemError::Expired(_) | RedeemError::OtherNode(_) | RedeemError::UsedByOtherKey => {
+                        StatusCode::FORBIDDEN
+                    }
+                };
+                return Err(Denial::new(status, refusal));
+            }
+            Err(error) => {
+                tracing::error!(%node, %error, cause = error.source().map(ToString::to_string), "a token was not redeemed");
+                let error =
+                    "cloudcore could not check the token at the API server: try again, or see its log";
+                return Err(Denial::new(StatusCode::SERVICE_UNAVAILABLE, error));
+            }
+        }
+        let issued = self.sign(&csr, &node, now)?;
+        tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
+        Ok(issued)
+    }
+
+    async fn renew<B>(&self, body: B, peer: &Result<Peer, PeerError>) -> Result<Issued, Denial>
+    where
+        B: Body,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let peer = peer.as_ref().map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
+        let RenewRequest { csr } = read(body).await?;
+        let issued = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, SystemTime::now())?;
+        tracing::info!(node = %peer.node, not_after = issued.not_after, "a node's certificate was renewed");
+        Ok(issued)
+    }
+
+    fn sign(&self, csr: &VerifiedCsr, node: &NodeName, now: SystemTime) -> Result<Issued, Denial> {
+        let signed = self.authority.sign_client(csr, node, self.settings.certificate_ttl, now)?;
+        Ok(Issued {
+            certificate: signed.pem,
+            ca: self.authority.pem(),
+            not_after: humantime::format_rfc3339_seconds(signed.not_after).to_string(),
+        })
+    }
+
+    fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn read<T, B>(body: B) -> Result<T, Denial>
+where
+    T: DeserializeOwned,
+    B: Body,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|_| {
+        Denial::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the body is broken or longer than {MAX_BODY} bytes"),
+        )
+    })?;
+    // The parser's own words would quote the body, and with it the token.
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|_| Denial::new(StatusCode::BAD_REQUEST, "the body is not the JSON that this path expects"))
+}
+
+fn json(status: StatusCode, body: &impl Serialize) -> Response<Full<Bytes>> {
+    // Both bodies are structs of strings, which always serialise.
+    let mut response = Response::new(Full::from(serde_json::to_vec(body).unwrap_or_default()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn denied(denial: Denial) -> Response<Full<Bytes>> {
+    let Denial { status, error, retry_after } = denial;
+    let mut response = json(status, &ErrorBody { error });
+    if let Some(seconds) = retry_after {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! How this program reaches the API server.
+
+use std::future::Future;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use kube::client::ClientBuilder;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, Error};
+use tracing::{error, info, warn};
+
+use crate::kube_api::leader::{Fence, Leadership};
+use crate::kube_api::refusal::{Said, with_causes};
+
+/// A client from the given kubeconfig, else from the environment, else from the pod's ServiceAccount.
+pub async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
+    let config = config(kubeconfig).await?;
+    info!(server = %config.cluster_url, "the API server");
+    Client::try_from(config).context(PREPARE)
+}
+
+/// An error that comes from the network says which server was asked, and by which file.
+pub async fn name_where_unreachable<T>(
+    outcome: anyhow::Result<T>,
+    kubeconfig: Option<&Path>,
+) -> anyhow::Result<T> {
+    let Err(error) = outcome else { return outcome };
+    let of_network = |cause: &(dyn std::error::Error + 'static)| {
+        matches!(cause.downcast_ref::<Error>(), Some(Error::Service(_) | Error::HyperError(_)))
+            || matches!(cause.downcast_ref::<Box<Error>>().map(AsRef::as_ref), Some(Error::Service(_)))
+    };
+    if !error.chain().any(of_network) {
+        return Err(error);
+    }
+    let server = config(kubeconfig).await?.cluster_url;
+    Err(error.context(format!("the API server {server} of the kubeconfig cannot be reached")))
+}
+
+/// As [`client`], but it writes only as long as this replica leads.
+pub async fn leaders_client(kubeconfig: Option<&Path>, leadership: Leadership) -> anyhow::Result<Client> {
+    let mut config = config(kubeconfig).await?;
+    // A retry is a write, too, and it would be made behind the fence. Whoever writes tries again by himself.
+    config.default_retry = false;
+    let builder = ClientBuilder::try_from(config).context(PREPARE)?;
+    Ok(builder.with_layer(&Fence(leadership)).build())
+}
+
+/// A request that has had no byte of an answer for this long will have none: somebody on the way has forgotten the
+/// connection. Longer than a watch in which nothing happens, which the API server ends after 290 s.
+const SILENCE: Duration = Duration::from_secs(300);
+/// Between two tries while the API server does not answer; doubled up to the second value.
+const READ_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// What failed, where no client can be made.
+const PREPARE: &str = "prepare the connection to the cluster";
+
+/// Reads what there is no going on without: tries until it succeeds. Give it a deadline where there is one; dropping the
+/// future loses nothing. `explain` says what is wrong where that lasts.
+pub async fn persistently<T, F>(what: &str, explain: fn(&Error) -> Option<String>, read: impl Fn() -> F) -> T
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let (mut wait, said) = (READ_RETRY.0, Said::default());
+    loop {
+        match read().await {
+            Ok(found) => return found,
+            Err(error) => {
+                match explain(&error) {
+                    Some(problem) if said.is_due("read", &problem, Instant::now()) => {
+                        error!(what, problem, "not read; trying again");
+                    }
+                    Some(_) => {}
+                    None => warn!(what, error = with_causes(&error), "not read; trying again"),
+                }
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(READ_RETRY.1);
+            }
+        }
+    }
+}
+
+async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    let mut config = read_config(kubeconfig).await?;
+    config.read_timeout = Some(SILENCE);
+    // Counted from the request, not from when the connection was used last.
+    config.reset_reader_on_write = true;
+    Ok(config)
+}
+
+async fn read_config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    match kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path)
+                .with_context(|| format!("read --kubeconfig {}", path.display()))?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("use --kubeconfig {}", path.display()))
+        }
+        None => Config::infer().await.context(
+            "no cluster found: give --kubeconfig, set KUBECONFIG, or run in a pod with a ServiceAccount",
+        ),
+    }
+}

@@ -1,0 +1,98 @@
+//! Whose Kruise's kinds are: two controllers that write the same objects would fight.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::Api;
+use kube::{Client, Error, ResourceExt};
+use prepull_api::crd::kruise::{PART_OF, PART_OF_LABEL, crds};
+
+use crate::kube_api::cluster::persistently;
+
+/// Where Kruise's own controller has its Lease, if it runs.
+const LEASE: (&str, &str) = ("kruise-system", "kruise-manager");
+/// A Lease that was renewed less than this ago is alive: Kruise renews it every few seconds.
+const ALIVE: Duration = Duration::from_secs(60);
+
+/// Why Kruise's API is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// There is no such kind.
+    #[error(
+        "--enable-kruise-api: the definition {0} is missing; apply manifests/kruise/crds.yaml, or leave the flag out"
+    )]
+    Missing(String),
+    /// Somebody else made it.
+    #[error(
+        "--enable-kruise-api: the definition {name} is not of cloudcore-prepull (it has no label {PART_OF_LABEL}={PART_OF}{hint}): another controller, most likely Kruise itself, owns it; leave the flag out, or remove Kruise and apply manifests/kruise/crds.yaml"
+    )]
+    Foreign {
+        /// Of the definition.
+        name: String,
+        /// What it says of its origin.
+        hint: String,
+    },
+    /// Kruise's own controller runs.
+    #[error(
+        "--enable-kruise-api: Kruise's own controller is running (the Lease {namespace}/{name} is held by {holder}): both would write the same objects; leave the flag out, or stop Kruise first",
+        namespace = LEASE.0, name = LEASE.1
+    )]
+    Running {
+        /// Who holds the Lease.
+        holder: String,
+    },
+    /// The rights are missing.
+    #[error(
+        "--enable-kruise-api: cloudcore-prepull may not read {what} ({said}); apply manifests/kruise/rbac.yaml"
+    )]
+    Forbidden {
+        /// What it wanted to read.
+        what: String,
+        /// In the API server's words.
+        said: String,
+    },
+}
+
+/// Whether the kinds are ours to serve. Waits while the API server is away.
+pub async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
+    let definitions = Api::<CustomResourceDefinition>::all(client.clone());
+    for crd in crds() {
+        let name = crd.name_any();
+        let what = format!("the definition {name}");
+        let found =
+            allowed(&what, persistently(&what, |_| None, || refusable(definitions.get_opt(&name))).await)?;
+        let Some(found) = found else { return Err(Refusal::Missing(name)) };
+        if found.labels().get(PART_OF_LABEL).map(String::as_str) != Some(PART_OF) {
+            let hint = found.annotations().get("meta.helm.sh/release-name");
+            let hint =
+                hint.map(|release| format!("; it is of the Helm release {release}")).unwrap_or_default();
+            return Err(Refusal::Foreign { name, hint });
+        }
+    }
+    let leases = Api::<Lease>::namespaced(client.clone(), LEASE.0);
+    let what = format!("the Lease {}/{}", LEASE.0, LEASE.1);
+    let lease = allowed(&what, persistently(&what, |_| None, || refusable(leases.get_opt(LEASE.1))).await)?;
+    let spec = lease.and_then(|lease| lease.spec).unwrap_or_default();
+    let renewed = spec.renew_time.map_or(Timestamp::MIN, |time| time.0);
+    match spec.holder_identity.filter(|holder| !holder.is_empty()) {
+        Some(holder) if renewed.checked_add(ALIVE).unwrap_or(Timestamp::MAX) > now => {
+            Err(Refusal::Running { holder })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A refusal is an answer; everything else passes.
+async fn refusable<T>(read: impl Future<Output = Result<T, Error>>) -> Result<Result<T, String>, Error> {
+    match read.await {
+        Ok(found) => Ok(Ok(found)),
+        Err(Error::Api(answer)) if matches!(answer.code, 401 | 403) => Ok(Err(answer.message)),
+        Err(error) => Err(error),
+    }
+}
+
+fn allowed<T>(what: &str, answer: Result<T, String>) -> Result<T, Refusal> {
+    answer.map_err(|said| Refusal::Forbidden { what: what.to_owned(), said })
+}

@@ -1,0 +1,135 @@
+//! Kruise's objects and the pods, as the API server tells of them, turned into the engine's inputs.
+
+use std::fmt::Debug;
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher;
+use kube::{Client, Resource, ResourceExt};
+use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
+use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::kruise::engine::Input;
+use prepull_engine::kruise::jobs::{self, Pod};
+use prepull_engine::kruise::{ObjectId, Unreadable, node_images};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::kube_api::watch::{Watched, follow};
+
+type Object<K> = Result<Box<K>, Unreadable>;
+
+/// Watches all NodeImages for ever.
+pub async fn node_images(client: Client, inputs: mpsc::Sender<Input>) {
+    use node_images::Input as To;
+    let gone = |object: &Object<NodeImage>| {
+        let ObjectId { namespace: _, name, uid } = id(object);
+        Input::Node(To::NodeImageGone { name: NodeName(name), uid: uid.0 })
+    };
+    let watched = Watched {
+        all: |objects| Input::Node(To::NodeImages(objects)),
+        one: |object| Input::Node(To::NodeImage(object)),
+        gone,
+    };
+    follow(Api::<DeserializeGuard<NodeImage>>::all(client), all(), inputs, object, watched).await;
+}
+
+/// Watches all ImagePullJobs for ever.
+pub async fn pull_jobs(client: Client, inputs: mpsc::Sender<Input>) {
+    use jobs::Input as To;
+    let watched = Watched {
+        all: |objects| Input::Job(To::PullJobs(objects)),
+        one: |object| Input::Job(To::PullJob(object)),
+        gone: |object: &Object<ImagePullJob>| Input::Job(To::PullJobGone(id(object).uid)),
+    };
+    follow(Api::<DeserializeGuard<ImagePullJob>>::all(client), all(), inputs, object, watched).await;
+}
+
+/// Watches all ImageListPullJobs for ever.
+pub async fn list_jobs(client: Client, inputs: mpsc::Sender<Input>) {
+    use jobs::Input as To;
+    let watched = Watched {
+        all: |objects| Input::Job(To::ListJobs(objects)),
+        one: |object| Input::Job(To::ListJob(object)),
+        gone: |object: &Object<ImageListPullJob>| Input::Job(To::ListJobGone(id(object).uid)),
+    };
+    follow(Api::<DeserializeGuard<ImageListPullJob>>::all(client), all(), inputs, object, watched).await;
+}
+
+/// The pods that a podSelector may be about; one that is so no more is told of as gone.
+const SCHEDULED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
+
+/// Watches all pods for ever. Of each only what a podSelector needs is read.
+pub async fn pods(client: Client, inputs: mpsc::Sender<Input>) {
+    use jobs::Input as To;
+    let watched = Watched {
+        all: |pods| Input::Job(To::Pods(pods)),
+        one: |pod| Input::Job(To::Pod(pod)),
+        gone: |pod: &Pod| {
+            Input::Job(To::PodGone { namespace: pod.namespace.clone(), name: pod.name.clone() })
+        },
+    };
+    let scheduled = watcher::Config::default().fields(SCHEDULED);
+    follow(Api::<PodView>::all(client), scheduled, inputs, pod, watched).await;
+}
+
+fn all() -> watcher::Config {
+    watcher::Config::default()
+}
+
+/// The part of a Pod that is read.
+#[derive(Resource, Clone, Debug, Serialize, Deserialize)]
+#[resource(inherit = core::Pod)]
+struct PodView {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: PodPlace,
+    #[serde(default)]
+    status: PodState,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodPlace {
+    node_name: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct PodState {
+    phase: Option<String>,
+}
+
+fn pod(view: PodView) -> Pod {
+    let PodView { metadata, spec, status } = view;
+    let is_over = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let counts = !is_over && metadata.deletion_timestamp.is_none();
+    Pod {
+        namespace: metadata.namespace.unwrap_or_default(),
+        name: metadata.name.unwrap_or_default(),
+        labels: metadata.labels.unwrap_or_default(),
+        node: spec.node_name.filter(|name| counts && !name.is_empty()).map(NodeName),
+    }
+}
+
+fn object<K>(DeserializeGuard(object): DeserializeGuard<K>) -> Object<K> {
+    object.map(Box::new).map_err(|invalid| Unreadable {
+        id: ObjectId {
+            namespace: invalid.metadata.namespace.unwrap_or_default(),
+            name: invalid.metadata.name.unwrap_or_default(),
+            uid: JobUid(invalid.metadata.uid.unwrap_or_default()),
+        },
+        error: format!("the object cannot be read: {}", invalid.error),
+    })
+}
+
+fn id<K: Resource>(object: &Object<K>) -> ObjectId {
+    match object {
+        Ok(object) => ObjectId {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            uid: JobUid(object.uid().unwrap_or_default()),
+        },
+        Err(unreadable) => unreadable.id.clone(),
+    }
+}

@@ -1,0 +1,140 @@
+//! Jobs and nodes, as the API server tells of them, turned into the controller's inputs.
+//!
+//! A watch that breaks is listed again (410, a restart of the API server): what vanished meanwhile is found by
+//! comparison, in the controller. Errors are logged and waited out with backoff; they never end the stream.
+
+use std::time::Instant;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher::watcher};
+use kube::{Client, ResourceExt};
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::task::JobUid;
+use prepull_engine::prepull::controller::{Input, JobObject, UnreadableJob};
+use prepull_engine::shared::node_view::NodeView;
+use tokio::sync::mpsc;
+use tracing::{error, warn};
+
+use crate::kube_api::refusal::{Said, explain, with_causes};
+
+/// Watches all nodes for ever. Of each only what planning needs is kept.
+pub async fn nodes(client: Client, inputs: mpsc::Sender<Input>) {
+    follow(
+        Api::<Node>::all(client),
+        watcher::Config::default(),
+        inputs,
+        |node| NodeView::from_node(&node),
+        Watched {
+            all: Input::Nodes,
+            one: Input::Node,
+            gone: |node: &NodeView| Input::NodeGone(node.name.clone()),
+        },
+    )
+    .await;
+}
+
+/// Watches all jobs for ever. One that cannot be read does not stop the others.
+pub async fn jobs(client: Client, inputs: mpsc::Sender<Input>) {
+    follow(
+        Api::<DeserializeGuard<ImagePrePullJob>>::all(client),
+        watcher::Config::default(),
+        inputs,
+        job_object,
+        Watched { all: Input::Jobs, one: Input::Job, gone: |job: &JobObject| Input::JobGone(uid(job)) },
+    )
+    .await;
+}
+
+/// What a watch tells becomes these inputs.
+pub(crate) struct Watched<T, I> {
+    /// All that there are.
+    pub(crate) all: fn(Vec<T>) -> I,
+    /// One is new or changed.
+    pub(crate) one: fn(T) -> I,
+    /// One is gone.
+    pub(crate) gone: fn(&T) -> I,
+}
+
+/// Watches for ever, or until nobody listens. The configuration may select some of the objects.
+pub(crate) async fn follow<K, T, I>(
+    api: Api<K>,
+    config: watcher::Config,
+    inputs: mpsc::Sender<I>,
+    read: impl Fn(K) -> T,
+    watched: Watched<T, I>,
+) where
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
+{
+    let kind = K::kind(&());
+    let (mut listed, said) = (Vec::new(), Said::default());
+    let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
+    loop {
+        let input = match stream.next().await {
+            Some(Ok(Event::Init)) => {
+                listed.clear();
+                continue;
+            }
+            Some(Ok(Event::InitApply(object))) => {
+                listed.push(read(object));
+                continue;
+            }
+            Some(Ok(Event::InitDone)) => (watched.all)(std::mem::take(&mut listed)),
+            Some(Ok(Event::Apply(object))) => (watched.one)(read(object)),
+            Some(Ok(Event::Delete(object))) => (watched.gone)(&read(object)),
+            Some(Err(error)) => {
+                match lasting::<K>(&error) {
+                    Some(problem) if said.is_due("watch", &problem, Instant::now()) => {
+                        error!(%kind, problem, "watch interrupted; trying again");
+                    }
+                    Some(_) => {}
+                    None => {
+                        warn!(%kind, error = with_causes(&error), "watch interrupted; it goes on by itself");
+                    }
+                }
+                continue;
+            }
+            None => return,
+        };
+        if inputs.send(input).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// What keeps a watch from being made anew until somebody does something.
+fn lasting<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
+    match error {
+        watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {
+            explain::<K>(error)
+        }
+        _ => None,
+    }
+}
+
+fn job_object(DeserializeGuard(object): DeserializeGuard<ImagePrePullJob>) -> JobObject {
+    match object {
+        Ok(job) => Ok(Box::new(job)),
+        Err(invalid) => Err(UnreadableJob {
+            uid: JobUid(invalid.metadata.uid.clone().unwrap_or_default()),
+            name: invalid.metadata.name.clone().unwrap_or_default(),
+            generation: invalid.metadata.generation.unwrap_or_default(),
+            error: format!("the object cannot be read: {}", invalid.error),
+        }),
+    }
+}
+
+fn uid(job: &JobObject) -> JobUid {
+    match job {
+        Ok(job) => JobUid(job.uid().unwrap_or_default()),
+        Err(unreadable) => unreadable.uid.clone(),
+    }
+}

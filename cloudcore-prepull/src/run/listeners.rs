@@ -1,0 +1,98 @@
+//! What edges connect to: the tunnel and the enrolment port, with the CA behind both.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use kube::Client;
+use prepull_engine::prepull::controller::Input;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, info, info_span};
+
+use super::Core;
+use crate::commands::args::RunArgs;
+use crate::edges::enroll;
+use crate::edges::pki::{Authority, ServerIdentity};
+use crate::edges::tokens::Tokens;
+use crate::edges::tunnel::listener;
+
+/// Events that wait for the controller's queue; a session waits where it is full.
+const EVENTS: usize = 1024;
+
+/// Opens both ports. The handle ends when the tunnel has drained after `shutdown`.
+pub(super) async fn start(
+    args: &RunArgs,
+    health: SocketAddr,
+    client: Client,
+    core: &Core,
+    shutdown: CancellationToken,
+) -> anyhow::Result<JoinHandle<()>> {
+    let (vital, inputs) = (&core.vital, core.inputs.clone());
+    let namespace = &args.cluster.namespace;
+    let authority = match authority_of_files(args)? {
+        Some(authority) => authority,
+        None => Authority::in_cluster(client.clone(), namespace).await.with_context(|| {
+            format!("read or make the CA, the Secret prepull-ca in the namespace {namespace}")
+        })?,
+    };
+    let authority = Arc::new(authority);
+    let identity =
+        ServerIdentity::new(authority.clone(), &args.advertise).context("make the server's certificate")?;
+    let (tunnel_tls, enroll_tls) = (identity.tunnel_tls()?, identity.enroll_tls()?);
+    tokio::spawn(
+        vital.guard("the renewal of the server's certificate", identity.keep_renewed(shutdown.clone())),
+    );
+
+    let tunnel = listener::bind(args.tunnel_listen)
+        .with_context(|| format!("listen on --tunnel-listen {}", args.tunnel_listen))?;
+    let enrolment = TcpListener::bind(args.enroll_listen)
+        .await
+        .with_context(|| format!("listen on --enroll-listen {}", args.enroll_listen))?;
+    let (tunnel_address, enroll_address) = (tunnel.local_addr()?, enrolment.local_addr()?);
+    info!(address = %tunnel_address, "tunnel listens");
+    info!(address = %enroll_address, "enrolment listens");
+
+    let settings = enroll::Settings { certificate_ttl: args.edge_cert_ttl };
+    let tokens = Tokens::in_cluster(client, namespace);
+    let serving = enroll::serve(enrolment, enroll_tls, authority, tokens, settings, shutdown.clone());
+    tokio::spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
+
+    let (events, mut arriving) = mpsc::channel(EVENTS);
+    let passing_on = async move {
+        while let Some(event) = arriving.recv().await {
+            if inputs.send(Input::Session(event)).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::spawn(vital.guard("what passes on the sessions' events", passing_on));
+    let settings = listener::Settings { heartbeat: args.heartbeat, ..listener::Settings::default() };
+    let (sessions, meters) = (core.sessions.clone(), core.metrics.tunnel());
+    let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, meters, shutdown);
+    let serving =
+        tokio::spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
+
+    if let Some(file) = &args.ports_file {
+        let ports = json!({ "tunnel": tunnel_address, "enroll": enroll_address, "metrics": health });
+        write_atomically(file, &ports.to_string())
+            .with_context(|| format!("write --ports-file {}", file.display()))?;
+    }
+    Ok(serving)
+}
+
+/// The CA, where it is in files.
+pub(super) fn authority_of_files(args: &RunArgs) -> anyhow::Result<Option<Authority>> {
+    let (Some(certificate), Some(key)) = (&args.ca_cert, &args.ca_key) else { return Ok(None) };
+    Authority::from_files(certificate, key).map(Some).context("read --ca-cert and --ca-key")
+}
+
+fn write_atomically(file: &Path, text: &str) -> std::io::Result<()> {
+    let fresh = file.with_extension("new");
+    std::fs::write(&fresh, text)?;
+    std::fs::rename(&fresh, file)
+}

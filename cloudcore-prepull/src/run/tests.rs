@@ -1,0 +1,66 @@
+#![allow(clippy::unwrap_used)]
+use hyper::{Request, Response};
+use kube::client::Body;
+use prepull_api::task::JobUid;
+use prepull_engine::prepull::controller::{Content, Object};
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// A core whose every request to the API server panics.
+fn core(inputs: mpsc::Sender<Input>) -> Core {
+    async fn panics(_: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
+        panic!("as it is told")
+    }
+    let client = Client::new(tower::service_fn(panics), "default");
+    let events = Events::start(client.clone());
+    Core {
+        controller: Controller::default(),
+        clock: Clock::start(),
+        sessions: Sessions::default(),
+        secrets: Secrets::new(client.clone()),
+        writer: Writer::new(client, events.clone()),
+        events,
+        leadership: Leadership::undisputed(),
+        metrics: Arc::default(),
+        kruise: None,
+        kruise_inputs: mpsc::channel(1).0,
+        known: Known::default(),
+        inputs,
+        permits: Arc::new(Semaphore::new(DISPATCHES)),
+        work: JoinSet::new(),
+        vital: Vital::default(),
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_panics_has_failed_and_is_not_waited_for() {
+    let (inputs, mut receiver) = mpsc::channel(1);
+    let job = JobUid("u".to_owned());
+    let content = Content::Status(Box::default());
+    let mut core = core(inputs);
+    core.act(Action::Write { job, name: "nginx".to_owned(), version: 7, content });
+    let input = tokio::time::timeout(SOON, receiver.recv()).await.unwrap().unwrap();
+    assert!(
+        matches!(
+            input,
+            Input::Written { object: Object::Status, version: 7, outcome: WriteOutcome::Failed, .. }
+        ),
+        "{input:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_vital_task_that_ends_ends_the_core_unless_all_ends() {
+    let (inputs, jobs) = mpsc::channel(1);
+    let (_kept, kruise) = mpsc::channel(1);
+    let mut inbox = Inbox { jobs, kruise };
+    let (mut core, shutdown) = (core(inputs), CancellationToken::new());
+    core.vital.guard("the watch of nodes", async {}).await;
+    let ended = tokio::time::timeout(SOON, core.until(&mut inbox, |_| false, &shutdown)).await;
+    let error = ended.unwrap().unwrap_err();
+    assert!(error.to_string().starts_with("the watch of nodes has ended"), "{error}");
+    shutdown.cancel();
+    core.until(&mut inbox, |_| false, &shutdown).await.unwrap();
+}
