@@ -9,18 +9,19 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::agent::{Terms, Work};
 use edgecore_prepull::config::Limits;
-use edgecore_prepull::executor::{Control, Executor};
-use edgecore_prepull::puller::cri::CriPuller;
+use edgecore_prepull::images::puller::cri::CriPuller;
+use edgecore_prepull::tasks::agent::{Terms, Work};
+use edgecore_prepull::tasks::executor::{Control, Executor};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::{AuthConfig, ImageSpec, PullImageRequest};
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskId, TaskOutcome};
 use prepull_api::wire::Key;
+use tokio::sync::{mpsc, watch};
+
 use prepull_e2e::prelude::*;
 use prepull_e2e::usage::Usage;
-use tokio::sync::{mpsc, watch};
 
 type Cri = ImageServiceClient<tonic::transport::Channel>;
 

@@ -2,8 +2,8 @@
 //! and pulls that only take time.
 //!
 //! ```text
-//!  Fleet ─▶ Edge (one task each) ─▶ edgecore_prepull::agent ─▶ Machine (pulls that take time)
-//!             └─▶ edgecore_prepull::tunnel::dial ═══▶ cloudcore
+//!  Fleet ─▶ Edge (one task each) ─▶ edgecore_prepull::tasks::agent ─▶ Machine (pulls that take time)
+//!             └─▶ edgecore_prepull::cloud::tunnel::dial ═══▶ cloudcore
 //! ```
 
 mod behaviour;

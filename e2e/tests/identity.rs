@@ -5,16 +5,17 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use edgecore_prepull::identity::Identity;
-use edgecore_prepull::tunnel::{Link, TunnelEvent, dial};
+use edgecore_prepull::cloud::identity::Identity;
+use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ListParams};
 use prepull_api::task::{ImageOutcome, ImageResult, JobUid, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, TUNNEL_PATH};
-use prepull_e2e::parts;
-use prepull_e2e::prelude::*;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+
+use prepull_e2e::parts;
+use prepull_e2e::prelude::*;
 
 /// `edgecore-prepull join`, as a person calls it.
 async fn join(cloud: &Cloud, token: &str, node: &str, state_dir: &Path) -> Result<String> {

@@ -5,15 +5,16 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::agent::{TaskEnd, Terms, Work};
 use edgecore_prepull::config::Limits;
-use edgecore_prepull::executor::{Control, Executor};
-use edgecore_prepull::puller::cri::CriPuller;
+use edgecore_prepull::images::puller::cri::CriPuller;
+use edgecore_prepull::tasks::agent::{TaskEnd, Terms, Work};
+use edgecore_prepull::tasks::executor::{Control, Executor};
 use k8s_cri::v1::{ImageSpec, ImageStatusRequest};
 use prepull_api::task::{ImageOutcome, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
 use prepull_api::wire::Key;
-use prepull_e2e::prelude::*;
 use tokio::sync::{mpsc, watch};
+
+use prepull_e2e::prelude::*;
 
 fn image(reference: &str, policy: PullPolicy) -> ImageTask {
     ImageTask {

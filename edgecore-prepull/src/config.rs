@@ -11,8 +11,8 @@ use clap::Args;
 use serde::{Deserialize, Deserializer};
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 
-use crate::endpoint::{BadUrl, Urls, printable};
-use crate::puller::socket::RuntimeEndpoint;
+use crate::cloud::endpoint::{BadUrl, Urls, printable};
+use crate::images::puller::socket::RuntimeEndpoint;
 pub use values::{Amount, Listen, MaxTasks, Percent};
 pub(crate) use values::{enroll_url, tunnel_url};
 

@@ -1,30 +1,46 @@
 //! The edge side: dials out, pulls what the cloud assigns, and reports until it is heard.
 //!
 //! ```text
-//!  (cloud) ═tunnel═▶ node: agent ─▶ executor ─▶ checks ─▶ puller ─▶ CRI, containerd
-//!     ▲                     │   ▲        │
-//!     └══════tunnel══════ link  └─events─┘
-//!                           │
-//!                         ledger (disk; never a credential)
+//!  (cloud) ═cloud::tunnel═▶ tasks::node: agent ─▶ executor ─▶ checks ─▶ images::puller ─▶ CRI, containerd
+//!     ▲                           │   ▲        │
+//!     └═══════cloud::tunnel═════ link └─events─┘
+//!                                 │
+//!                               ledger (disk; never a credential)
 //! ```
 //!
-//! [`agent`] is pure and decides; [`executor`] carries out one task; [`node`] puts them between tunnel and ledger,
-//! generic over what pulls; [`runtime`] is the program.
+//! [`tasks::agent`] is pure and decides; [`tasks::executor`] carries out one task; [`tasks::node`] puts them between
+//! tunnel and ledger, generic over what pulls; [`run`] is the program.
 
-pub mod agent;
-pub mod args;
-pub mod checks;
+/// The command line, and the commands that end.
+pub mod commands {
+    pub mod args;
+    pub mod pull;
+}
+
+/// Everything that talks to cloudcore-prepull: who this node is, how it joins, the tunnel.
+pub mod cloud {
+    pub mod endpoint;
+    pub mod identity;
+    pub mod join;
+    pub mod tunnel;
+}
+
+/// The tasks that the cloud assigned: what is decided, carried out and remembered.
+pub mod tasks {
+    pub mod agent;
+    pub mod checks;
+    pub mod executor;
+    pub mod ledger;
+    pub mod node;
+}
+
+/// How an image gets onto the node, and the credentials for it that the node has itself.
+pub mod images {
+    pub mod providers;
+    pub mod puller;
+}
+
 pub mod config;
-pub mod endpoint;
-pub mod executor;
-pub mod identity;
-pub mod join;
-pub mod ledger;
-pub mod logging;
 pub mod metrics;
-pub mod node;
-pub mod providers;
-pub mod pull_command;
-pub mod puller;
-pub mod runtime;
-pub mod tunnel;
+pub mod run;
+mod signals;

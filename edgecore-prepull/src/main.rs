@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use edgecore_prepull::{args::Cli, runtime};
+use edgecore_prepull::{commands::args::Cli, run};
 
 fn main() -> ExitCode {
-    runtime::main(Cli::parse())
+    run::main(Cli::parse())
 }

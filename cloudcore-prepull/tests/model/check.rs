@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use edgecore_prepull::agent::Work;
+use edgecore_prepull::tasks::agent::Work;
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
-use edgecore_prepull::agent::{Agent, Now, TaskRecord, Work};
+use edgecore_prepull::tasks::agent::{Agent, Now, TaskRecord, Work};
 use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId};
 
 /// A write of the ledger on its way to the disk.
@@ -54,7 +54,7 @@ impl Edge {
         }
     }
 
-    /// Killed and started again; [`edgecore_prepull::agent::Event::Loaded`] is to follow.
+    /// Killed and started again; [`edgecore_prepull::tasks::agent::Event::Loaded`] is to follow.
     pub(crate) fn restart(&mut self) {
         self.agent = agent(self.max_tasks);
         self.writes.clear();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use edgecore_prepull::agent::{Event, TaskEnd, summary};
+use edgecore_prepull::tasks::agent::{Event, TaskEnd, summary};
 use prepull_api::crd::status::NodePhase;
 use prepull_api::task::{
     Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, TaskId,

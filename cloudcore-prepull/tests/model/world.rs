@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::agent::{Effect, Event};
+use edgecore_prepull::tasks::agent::{Effect, Event};
 use jiff::Timestamp;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, Welcome};

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use cloudcore_prepull::edges::tokens::Scope;
 use cloudcore_prepull::edges::tunnel::listener;
-use edgecore_prepull::endpoint::RequestError;
-use edgecore_prepull::identity::{Connection, Identity};
-use edgecore_prepull::join::{self, JoinError};
-use edgecore_prepull::tunnel::dial::Settings;
+use edgecore_prepull::cloud::endpoint::RequestError;
+use edgecore_prepull::cloud::identity::{Connection, Identity};
+use edgecore_prepull::cloud::join::{self, JoinError};
+use edgecore_prepull::cloud::tunnel::dial::Settings;
 use prepull_api::wire::{CloudMessage, Hello};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use edgecore_prepull::identity::Identity;
-use edgecore_prepull::join::{self, JoinArgs, JoinError, Joined};
-use edgecore_prepull::tunnel::dial::{self, Settings};
-use edgecore_prepull::tunnel::{Link, TunnelEvent};
+use edgecore_prepull::cloud::identity::Identity;
+use edgecore_prepull::cloud::join::{self, JoinArgs, JoinError, Joined};
+use edgecore_prepull::cloud::tunnel::dial::{self, Settings};
+use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent};
 use prepull_api::enroll::JoinToken;
 use prepull_api::wire::{CloudMessage, Hello, Welcome};
 use tempfile::TempDir;

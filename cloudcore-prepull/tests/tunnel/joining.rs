@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cloudcore_prepull::edges::tokens::Scope;
-use edgecore_prepull::identity::{Connection, Identity, IdentityError};
-use edgecore_prepull::join::{self, JoinError};
+use edgecore_prepull::cloud::identity::{Connection, Identity, IdentityError};
+use edgecore_prepull::cloud::join::{self, JoinError};
 use prepull_api::enroll::{CA_PATH, JoinToken};
 use prepull_api::wire::Hello;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

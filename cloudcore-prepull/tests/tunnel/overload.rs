@@ -60,7 +60,7 @@ async fn an_agent_that_was_sent_away_comes_back_at_its_time() {
     let tries = async {
         let mut tries: u32 = 0;
         loop {
-            if let edgecore_prepull::tunnel::TunnelEvent::Connecting(hello) = agent.event().await {
+            if let edgecore_prepull::cloud::tunnel::TunnelEvent::Connecting(hello) = agent.event().await {
                 tries += 1;
                 hello.send(Hello::default()).unwrap();
                 if tries == 2 {

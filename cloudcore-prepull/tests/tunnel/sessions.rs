@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edgecore_prepull::tunnel::TunnelEvent;
+use edgecore_prepull::cloud::tunnel::TunnelEvent;
 use prepull_api::wire::{EdgeMessage, Hello};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};

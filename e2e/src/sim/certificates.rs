@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, anyhow};
-use edgecore_prepull::identity::Identity;
+use edgecore_prepull::cloud::identity::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
 use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION};

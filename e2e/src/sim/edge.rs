@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-use edgecore_prepull::agent::{Agent, Effect, Event, Now, TaskRecord};
-use edgecore_prepull::identity::Identity;
-use edgecore_prepull::tunnel::{Link, TunnelEvent, dial};
+use edgecore_prepull::cloud::identity::Identity;
+use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
+use edgecore_prepull::tasks::agent::{Agent, Effect, Event, Now, TaskRecord};
 use prepull_api::task::TaskId;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::sync::mpsc;

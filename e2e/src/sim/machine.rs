@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::agent::{Event, TaskEnd, Terms, Work};
+use edgecore_prepull::tasks::agent::{Event, TaskEnd, Terms, Work};
 use prepull_api::task::{
     Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, PullPolicy, TaskId,
     TaskOutcome,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use edgecore_prepull::identity::Identity;
+use edgecore_prepull::cloud::identity::Identity;
 use futures::future::BoxFuture;
 use futures::{FutureExt, TryStreamExt, stream};
 use prepull_api::wire::TUNNEL_PATH;

@@ -8,8 +8,8 @@ use std::str::FromStr;
 use prepull_api::wire::MAX_OPEN_TASKS;
 use serde::{Deserialize, Deserializer};
 
-use crate::endpoint::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
-use crate::puller::socket::RuntimeEndpoint;
+use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
+use crate::images::puller::socket::RuntimeEndpoint;
 
 /// Only from the machine itself: metrics of an edge are for its own collector.
 pub(super) const DEFAULT_METRICS_LISTEN: &str = "127.0.0.1:10004";

@@ -1,0 +1,254 @@
+//! The files of `DIR/pki` and `DIR/connection.json`, written so that a power cut leaves the old or the new.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prepull_api::enroll::NODE_PREFIX;
+use prepull_api::task::NodeName;
+use rcgen::{CertificateParams, KeyPair, PublicKeyData};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use serde::{Deserialize, Serialize};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::IdentityError;
+use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME, Urls};
+
+const CA: &str = "ca.crt";
+const CERTIFICATE: &str = "client.crt";
+const KEY: &str = "client.key";
+/// The key of a certificate that has been asked for. It takes the place of [`KEY`] after the certificate has
+/// been written; in between, [`StateDir::read_pki`] sees which of the two belongs to it.
+const NEW_KEY: &str = "client.key.new";
+
+/// Where cloudcore is, as `join` was told; `DIR/connection.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Connection {
+    /// `wss://HOST:10000/v1/edge`, one or several. An earlier `join` wrote one, under the other name.
+    #[serde(alias = "tunnelUrl")]
+    pub tunnel_urls: Urls,
+    /// `https://HOST:10002`, likewise.
+    #[serde(alias = "enrollUrl")]
+    pub enroll_urls: Urls,
+    /// Who this edge joined as.
+    pub node_name: NodeName,
+}
+
+impl Connection {
+    /// Reads it.
+    pub fn load(state_dir: &Path) -> Result<Self, IdentityError> {
+        let path = StateDir::new(state_dir).connection();
+        let text = read_text(&path)?;
+        let connection = serde_json::from_str(&text).ok().filter(|connection: &Self| {
+            connection.tunnel_urls.endpoints(TUNNEL_SCHEME).is_ok()
+                && connection.enroll_urls.endpoints(ENROLL_SCHEME).is_ok()
+        });
+        connection
+            .ok_or(IdentityError::Malformed { path, reason: "it is not the JSON with URLs that join writes" })
+    }
+}
+
+/// The folder that the agent keeps its state in.
+#[derive(Clone, Debug)]
+pub(crate) struct StateDir(PathBuf);
+
+/// What the files hold, once it is known to belong together.
+pub(super) struct Pki {
+    pub(super) ca: CertificateDer<'static>,
+    pub(super) certificate: CertificateDer<'static>,
+    pub(super) key: PrivateKeyDer<'static>,
+    pub(super) facts: Facts,
+}
+
+/// What a certificate says.
+pub(crate) struct Facts {
+    pub(crate) node: NodeName,
+    pub(crate) not_before: SystemTime,
+    pub(crate) not_after: SystemTime,
+    /// SubjectPublicKeyInfo, DER.
+    pub(crate) public_key: Vec<u8>,
+}
+
+/// A key that waits for its certificate.
+pub(crate) struct NewKey(KeyPair);
+
+impl NewKey {
+    /// A request, PEM. What is in it beside the key does not count: the server knows who we are.
+    pub(crate) fn csr(&self) -> Result<String, rcgen::Error> {
+        CertificateParams::default().serialize_request(&self.0)?.pem()
+    }
+
+    /// SubjectPublicKeyInfo, DER.
+    pub(crate) fn public_key(&self) -> Vec<u8> {
+        self.0.subject_public_key_info()
+    }
+}
+
+/// Reads a certificate for a node.
+pub(crate) fn certificate_facts(pem: &str) -> Result<Facts, &'static str> {
+    let der =
+        CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| "it is not a PEM block CERTIFICATE")?;
+    facts(&der)
+}
+
+fn facts(der: &CertificateDer<'_>) -> Result<Facts, &'static str> {
+    let (_, certificate) = X509Certificate::from_der(der).map_err(|_| "it is not an X.509 certificate")?;
+    let common_name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+    let node = common_name
+        .and_then(|name| name.strip_prefix(NODE_PREFIX))
+        .ok_or("it is not a node's certificate")?;
+    let time = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    Ok(Facts {
+        node: node.into(),
+        not_before: time(certificate.validity().not_before.timestamp()),
+        not_after: time(certificate.validity().not_after.timestamp()),
+        public_key: certificate.public_key().raw.to_vec(),
+    })
+}
+
+impl StateDir {
+    pub(crate) fn new(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    pub(crate) fn pki(&self) -> PathBuf {
+        self.0.join("pki")
+    }
+
+    fn connection(&self) -> PathBuf {
+        self.0.join("connection.json")
+    }
+
+    fn in_pki(&self, name: &str) -> PathBuf {
+        self.pki().join(name)
+    }
+
+    /// Whether someone has joined here, and as whom.
+    pub(crate) fn joined_as(&self) -> Result<Option<NodeName>, IdentityError> {
+        match self.read_certificate() {
+            Ok((_, facts)) => Ok(Some(facts.node)),
+            // What cannot be read as a certificate is nobody's, and joining again is the remedy.
+            Err(IdentityError::NotJoined(_) | IdentityError::Malformed { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn read_pki(&self) -> Result<Pki, IdentityError> {
+        let (certificate, facts) = self.read_certificate()?;
+        let path = self.in_pki(CA);
+        let ca = CertificateDer::from_pem_slice(read_text(&path)?.as_bytes())
+            .map_err(|_| IdentityError::Malformed { path, reason: "it is not a PEM block CERTIFICATE" })?;
+        let key = if let Some(key) = self.read_key(KEY, &facts)? {
+            key
+        } else {
+            let path = self.in_pki(KEY);
+            let reason = "it is not the key of client.crt";
+            let key = self.read_key(NEW_KEY, &facts)?.ok_or(IdentityError::Malformed { path, reason })?;
+            self.promote_key()?; // the power was cut between the certificate and this
+            key
+        };
+        Ok(Pki { ca, certificate, key, facts })
+    }
+
+    fn read_certificate(&self) -> Result<(CertificateDer<'static>, Facts), IdentityError> {
+        let path = self.in_pki(CERTIFICATE);
+        let malformed = |reason| IdentityError::Malformed { path: path.clone(), reason };
+        let text = match read_text(&path) {
+            Err(IdentityError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Err(IdentityError::NotJoined(self.0.clone()));
+            }
+            other => other?,
+        };
+        let der = CertificateDer::from_pem_slice(text.as_bytes())
+            .map_err(|_| malformed("it is not a PEM block CERTIFICATE"))?;
+        let facts = facts(&der).map_err(malformed)?;
+        Ok((der, facts))
+    }
+
+    /// The key, if it is there and belongs to the certificate.
+    fn read_key(&self, name: &str, facts: &Facts) -> Result<Option<PrivateKeyDer<'static>>, IdentityError> {
+        let path = self.in_pki(name);
+        let pem = match read_text(&path) {
+            Err(IdentityError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            other => other?,
+        };
+        let reason = "it is not a PEM block PRIVATE KEY";
+        let pair =
+            KeyPair::from_pem(&pem).map_err(|_| IdentityError::Malformed { path: path.clone(), reason })?;
+        if pair.subject_public_key_info() != facts.public_key {
+            return Ok(None);
+        }
+        PrivateKeyDer::from_pem_slice(pem.as_bytes())
+            .map(Some)
+            .map_err(|_| IdentityError::Malformed { path, reason })
+    }
+
+    /// The key to ask for a certificate with: the one that was asked with before and got no answer, or a new
+    /// one, which is on the disk when this returns.
+    pub(crate) fn new_key(&self) -> Result<NewKey, IdentityError> {
+        let path = self.in_pki(NEW_KEY);
+        if let Ok(pem) = fs::read_to_string(&path)
+            && let Ok(pair) = KeyPair::from_pem(&pem)
+        {
+            return Ok(NewKey(pair));
+        }
+        let failed = |source| IdentityError::file("writing", &path, source);
+        let pair = KeyPair::generate().map_err(|error| failed(io::Error::other(error)))?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(self.pki()).map_err(failed)?;
+        write(&path, pair.serialize_pem().as_bytes(), 0o600)?;
+        Ok(NewKey(pair))
+    }
+
+    /// Puts a certificate in place, and the new key with it.
+    pub(crate) fn store_certificate(&self, certificate: &str) -> Result<(), IdentityError> {
+        write(&self.in_pki(CERTIFICATE), certificate.as_bytes(), 0o644)?;
+        self.promote_key()
+    }
+
+    /// Puts the CA and the addresses in place, before the certificate: while that is missing nobody has joined.
+    pub(crate) fn store_connection(&self, ca: &str, connection: &Connection) -> Result<(), IdentityError> {
+        let path = self.connection();
+        let json = serde_json::to_vec_pretty(connection)
+            .map_err(|error| IdentityError::file("writing", &path, error.into()))?;
+        write(&path, &json, 0o644)?;
+        write(&self.in_pki(CA), ca.as_bytes(), 0o644)
+    }
+
+    fn promote_key(&self) -> Result<(), IdentityError> {
+        let path = self.in_pki(KEY);
+        fs::rename(self.in_pki(NEW_KEY), &path)
+            .and_then(|()| sync_dir(&path))
+            .map_err(|source| IdentityError::file("renaming the new key to", &path, source))
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, IdentityError> {
+    fs::read_to_string(path).map_err(|source| IdentityError::file("reading", path, source))
+}
+
+/// Writes beside the file, to the disk, and only then takes its place.
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
+    let temporary = path.with_extension("tmp");
+    let written = || {
+        let _ = fs::remove_file(&temporary); // of an earlier try, perhaps with another mode
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        sync_dir(path)
+    };
+    written().map_err(|source| IdentityError::file("writing", path, source))
+}
+
+fn sync_dir(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! Renewing the certificate, in time and without a restart.
+
+use std::time::{Duration, SystemTime};
+
+use prepull_api::enroll::{Issued, RENEW_PATH, RenewRequest};
+use tokio_util::sync::CancellationToken;
+
+use super::{Identity, IdentityError, certificate_facts};
+use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, RequestError, Urls, post_to_any};
+use crate::cloud::tunnel::backoff::{Backoff, random};
+
+/// Waits after a failed renewal, with full jitter: a third of the certificate's life is left, so there is no
+/// hurry, and the fleet must not come all at once when the cloud is back.
+const RETRY: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+/// The longest sleep. The clock that certificates live by may jump while this process sleeps by another.
+const LONGEST_SLEEP: Duration = Duration::from_secs(600);
+/// The shortest time between two renewals, however short the certificates are.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Why the certificate was not renewed.
+#[derive(Debug, thiserror::Error)]
+pub enum RenewError {
+    /// The URL of the enrolment endpoint.
+    #[error(transparent)]
+    Url(#[from] BadUrl),
+    /// The request.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The files.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The request could not be made.
+    #[error("making a certificate request: {0}")]
+    Csr(#[from] rcgen::Error),
+    /// The answer is of no use.
+    #[error("the server's certificate for us cannot be used: {0}")]
+    Answer(&'static str),
+}
+
+impl Identity {
+    /// Asks the first server that answers for a new certificate, for a new key, over mTLS with the present one;
+    /// then everything that uses this identity uses the new one.
+    pub async fn renew(&self, enroll_urls: impl Into<Urls>) -> Result<(), RenewError> {
+        let endpoints = enroll_urls.into().endpoints(ENROLL_SCHEME)?;
+        let key = self.dir.new_key()?;
+        let tls = self.current.borrow().tls.clone();
+        let request = RenewRequest { csr: key.csr()? };
+        let Issued { certificate, ca: _, not_after: _ } =
+            post_to_any(&endpoints, RENEW_PATH, tls, &request).await?;
+        let facts = certificate_facts(&certificate).map_err(RenewError::Answer)?;
+        if facts.node != self.node() {
+            return Err(RenewError::Answer("it is for another node"));
+        }
+        if facts.public_key != key.public_key() {
+            return Err(RenewError::Answer("it is for another key"));
+        }
+        self.dir.store_certificate(&certificate)?;
+        self.reload()?;
+        Ok(())
+    }
+
+    /// Renews at two thirds of the certificate's life, a little later by chance, until `shutdown`. After an
+    /// expiry it takes over what a new `join` writes.
+    pub async fn keep_renewed(self, enroll_urls: impl Into<Urls>, shutdown: CancellationToken) {
+        let enroll_urls = enroll_urls.into();
+        let work = async {
+            let mut backoff = Backoff::new(RETRY.0, RETRY.1);
+            loop {
+                self.sleep_until_due().await;
+                let pause = match self.renew_or_reload(&enroll_urls).await {
+                    Ok(()) => {
+                        let until = humantime::format_rfc3339_seconds(self.not_after());
+                        tracing::info!(%until, "the certificate was renewed");
+                        backoff.reset();
+                        SHORTEST_PAUSE
+                    }
+                    Err(RenewError::Identity(error @ IdentityError::Expired { .. })) => {
+                        tracing::error!(%error, "this node is locked out");
+                        SHORTEST_PAUSE
+                    }
+                    Err(error) => {
+                        let pause = backoff.next(random()).max(Duration::from_secs(1));
+                        let until = humantime::format_rfc3339_seconds(self.not_after());
+                        tracing::warn!(%error, retry_in = ?pause, %until, "the certificate was not renewed");
+                        pause
+                    }
+                };
+                tokio::time::sleep(pause).await;
+            }
+        };
+        shutdown.run_until_cancelled(work).await;
+    }
+
+    async fn renew_or_reload(&self, enroll_urls: &Urls) -> Result<(), RenewError> {
+        let expired = self.current.borrow().check_expiry(SystemTime::now());
+        match expired {
+            Ok(()) => self.renew(enroll_urls.clone()).await,
+            Err(_) => Ok(self.reload().map(drop)?),
+        }
+    }
+
+    async fn sleep_until_due(&self) {
+        let chance = random();
+        loop {
+            let due = {
+                let current = self.current.borrow();
+                due(current.not_before, current.not_after, chance)
+            };
+            match due.duration_since(SystemTime::now()) {
+                Ok(left) if !left.is_zero() => tokio::time::sleep(left.min(LONGEST_SLEEP)).await,
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Two thirds of the life, and up to a twentieth of it more: edges that joined together part here.
+fn due(not_before: SystemTime, not_after: SystemTime, chance: f64) -> SystemTime {
+    let life = not_after.duration_since(not_before).unwrap_or_default();
+    not_before + life * 2 / 3 + (life / 20).mul_f64(chance)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_due_at_two_thirds_of_its_life() {
+        let day = |n: u64| UNIX_EPOCH + Duration::from_secs(n * 24 * 3600);
+        assert_eq!(due(day(100), day(130), 0.0), day(120));
+        assert_eq!(due(day(100), day(130), 1.0), day(121) + Duration::from_secs(12 * 3600));
+        assert_eq!(due(day(100), day(90), 1.0), day(100));
+    }
+}

@@ -1,0 +1,147 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::cloud::join::JoinArgs;
+use crate::config::Settings;
+use crate::images::puller::socket::RuntimeEndpoint;
+
+/// Pulls images ahead on an edge node and reports how each fared.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    about,
+    propagate_version = true,
+    after_help = "\
+Examples:
+  edgecore-prepull join --server cloudcore.example --token TOKEN --node-name edge-1
+  edgecore-prepull run
+  edgecore-prepull pull nginx:1.25 redis:7"
+)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Get a certificate for this node with a join token
+    Join(JoinArgs),
+    /// Run the agent: keep the tunnel up, pull what the cloud assigns, report
+    Run(Box<RunArgs>),
+    /// Pull images on this machine now, without the cloud
+    Pull(PullArgs),
+    /// Print the completion script of a shell
+    #[command(
+        after_help = "Example:\n  edgecore-prepull completion bash > /etc/bash_completion.d/edgecore-prepull"
+    )]
+    Completion {
+        /// Which one
+        shell: Shell,
+    },
+}
+
+/// Settings of the agent. A flag wins over its environment variable, and both over the file.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  edgecore-prepull run
+  edgecore-prepull run --runtime-endpoint unix:///run/k3s/containerd/containerd.sock --parallel-pulls 2
+  edgecore-prepull run --config /etc/edgecore-prepull/config.yaml --log-format json
+  edgecore-prepull run --image-credential-provider-config /etc/providers.yaml \\
+      --image-credential-provider-bin-dir /usr/local/lib/providers
+
+The configuration file is YAML with the flags' names in camelCase:
+  runtimeEndpoint: unix:///run/containerd/containerd.sock
+  parallelPulls: 3
+  diskMinFree: 10%")]
+pub struct RunArgs {
+    /// YAML file with the same settings
+    #[arg(long, value_name = "FILE", env = "PREPULL_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Everything that the file may hold as well
+    #[command(flatten)]
+    pub settings: Settings,
+    /// How to log
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// What to pull.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  edgecore-prepull pull nginx:1.25
+  edgecore-prepull pull --docker-config ~/.docker/config.json registry.example/team/app:v1
+  edgecore-prepull pull --image-credential-provider-config /etc/providers.yaml \\
+      --image-credential-provider-bin-dir /usr/local/lib/providers registry.example/team/app:v1
+
+A credential provider shows here what it writes on stderr; the agent drops it.
+
+Exit status: 0 all images are there, 1 at least one is not, 2 wrong usage.")]
+pub struct PullArgs {
+    /// The images
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<String>,
+    /// Socket of the container runtime; found by itself where it is in a usual place
+    #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
+    pub runtime_endpoint: Option<RuntimeEndpoint>,
+    /// A docker config.json with credentials. Without it: credential providers, or else anonymously
+    #[arg(long, value_name = "FILE", env = "PREPULL_DOCKER_CONFIG")]
+    pub docker_config: Option<PathBuf>,
+    /// The kubelet's CredentialProviderConfig, for images that the docker config does not serve
+    #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Where the programs are that it names
+    #[arg(long, value_name = "DIR", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_BIN_DIR")]
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
+    /// For tests: a program that takes longer is killed
+    #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub image_credential_provider_timeout: Option<std::time::Duration>,
+    /// Further tries per image where an error may pass
+    #[arg(long, value_name = "TIMES", default_value_t = 3)]
+    pub retries: u32,
+    /// Give up after this
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub timeout: std::time::Duration,
+    /// Images at a time
+    #[arg(long, value_name = "NUMBER", default_value_t = crate::config::DEFAULT_PARALLEL_PULLS)]
+    pub parallel_pulls: std::num::NonZeroUsize,
+}
+
+/// How to log.
+#[derive(Clone, Debug, Args)]
+pub struct LogArgs {
+    /// The form of a log line
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PREPULL_LOG_FORMAT")]
+    pub log_format: LogFormat,
+    /// What is logged, in the syntax of RUST_LOG: info, debug, edgecore_prepull::tunnel=debug,info
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "PREPULL_LOG")]
+    pub log: String,
+}
+
+/// The form of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,134 @@
+//! `edgecore-prepull pull`: the executor on this machine, without a cloud.
+
+mod display;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use prepull_api::credentials::RegistryConfig;
+use prepull_api::image::Reference;
+use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskId};
+use prepull_api::wire::Key;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::commands::args::PullArgs;
+use crate::config::{Limits, ProviderSettings};
+use crate::images::providers::{Providers, Stderr};
+use crate::images::puller::cri::CriPuller;
+use crate::images::puller::socket::RuntimeEndpoint;
+use crate::signals::termination;
+use crate::tasks::agent::{TaskEnd, Terms, Work};
+use crate::tasks::executor::{Control, Executor, Report};
+use display::Display;
+
+/// Reports that wait to be shown.
+const REPORTS: usize = 16;
+
+/// Pulls the images; the exit status says whether all of them are there.
+pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
+    let PullArgs {
+        images,
+        runtime_endpoint: endpoint,
+        docker_config,
+        image_credential_provider_config,
+        image_credential_provider_bin_dir,
+        image_credential_provider_timeout,
+        retries,
+        parallel_pulls,
+        timeout,
+    } = args;
+    let providers = ProviderSettings {
+        config: image_credential_provider_config,
+        bin_dir: image_credential_provider_bin_dir,
+        timeout: image_credential_provider_timeout,
+    };
+    let providers = Providers::load(&providers, Stderr::Shown, None)?;
+    let config = match &docker_config {
+        None => None,
+        Some(path) => {
+            let text =
+                std::fs::read(path).with_context(|| format!("read --docker-config {}", path.display()))?;
+            let config = RegistryConfig::from_docker_config(&text)
+                .with_context(|| format!("--docker-config {} cannot be used", path.display()))?;
+            Some(config)
+        }
+    };
+    let mut tasks = Vec::new();
+    let mut keys = Vec::new();
+    for image in images {
+        let reference = Reference::parse(&image)?.normalized();
+        keys.push(Arc::new(key(config.as_ref().map(|config| config.lookup(&reference)))));
+        tasks.push(ImageTask {
+            image,
+            reference: reference.to_string(),
+            // Whoever says "pull" wants what the registry has now.
+            policy: PullPolicy::Always,
+            retries,
+            key: 0,
+            timeout: None,
+            sandbox: None,
+        });
+    }
+    let display = Display::new(&tasks, std::io::stderr().is_terminal());
+    let work = Work {
+        done: vec![None; tasks.len()],
+        check: None,
+        terms: Terms { deadline: (Instant::now() + timeout).into_std(), keys },
+        task: Task {
+            id: TaskId { job: JobUid("pull".to_owned()), attempt: 1 },
+            title: "pull".to_owned(),
+            checks: Vec::new(),
+            images: tasks,
+        },
+    };
+
+    let puller = Arc::new(CriPuller::new(endpoint.map_or_else(RuntimeEndpoint::discover, Ok)?));
+    let executor = Executor::new(puller, parallel_pulls, Limits::default())
+        .with_credential_providers(Arc::new(providers));
+    let (control, receiver) = watch::channel(Control { terms: work.terms.clone(), stop: None });
+    let (sender, reports) = mpsc::channel(REPORTS);
+    let interrupt = async {
+        if let Ok(signal) = termination().await {
+            control.send_modify(|control| control.stop = Some(signal.to_owned()));
+        }
+        // From here on the executor's end counts.
+        std::future::pending::<()>().await;
+    };
+    let pulling = async { tokio::join!(executor.run(work, receiver, sender), show(&display, reports)).0 };
+    let end = tokio::select! {
+        end = pulling => end,
+        () = interrupt => unreachable!("it never ends"),
+    };
+    let TaskEnd { outcome: _, reason: _, check: _, images } = end;
+    display.end(&images);
+    let all = images.iter().all(|image| image.outcome.is_there());
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// As docker does it: an image without an entry is pulled anonymously. An entry that is broken is not passed
+/// over.
+fn key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
+    match lookup {
+        Some(lookup) if !lookup.credentials.is_empty() => {
+            Key::Credentials { credentials: lookup.credentials }
+        }
+        Some(lookup) => match lookup.broken.first() {
+            Some(problem) => Key::Unavailable { reason: format!("--docker-config: {problem}") },
+            None => Key::anonymous(),
+        },
+        None => Key::anonymous(),
+    }
+}
+
+async fn show(display: &Display, mut reports: mpsc::Receiver<Report>) {
+    while let Some(report) = reports.recv().await {
+        match report {
+            Report::Checked(_) => {}
+            Report::Progress(images) => images.iter().for_each(|image| display.progress(image)),
+            Report::ImageEnded { index, result } => display.ended(index, &result),
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Logs go to stderr.
+
+use std::io::IsTerminal;
+
+use anyhow::Context;
+use tracing_subscriber::EnvFilter;
+
+use crate::commands::args::{LogArgs, LogFormat};
+
+/// To be called once, before anything is logged.
+pub(super) fn init(args: &LogArgs) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&args.log)
+        .with_context(|| format!("--log {} is no filter; try info or debug", args.log))?;
+    // A log that nobody takes any more is no reason to panic, which telling of it on stderr would be.
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = builder.log_internal_errors(false);
+    match args.log_format {
+        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => builder.json().init(),
+    }
+    Ok(())
+}

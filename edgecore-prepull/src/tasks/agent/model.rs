@@ -1,0 +1,354 @@
+//! The agent in a small world that does its worst: messages are lost and repeated, writes fail, the agent is
+//! killed between any two steps. What the module promises is asserted after every effect.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use prepull_api::wire::CloudMessage;
+use proptest::prelude::*;
+
+use super::tests::{assign, pulled, task};
+use super::*;
+
+const TASKS: usize = 4;
+const IMAGES: usize = 3;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// The cloud sends (again) what it wants of the task.
+    Assign(usize),
+    Cancel(usize),
+    /// One message arrives; with `true` it stays in the pipe and will arrive again.
+    ToEdge(bool),
+    ToCloud(bool),
+    /// One write is done.
+    Ledger,
+    LedgerFails,
+    /// The executor of a task ends one more image, or the task.
+    Execute(usize),
+    Connect,
+    Disconnect,
+    /// The agent is killed. Of the writes under way, this many were done.
+    Kill(usize),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..TASKS).prop_map(Step::Assign),
+        1 => (0..TASKS).prop_map(Step::Cancel),
+        6 => prop::bool::weighted(0.2).prop_map(Step::ToEdge),
+        6 => prop::bool::weighted(0.2).prop_map(Step::ToCloud),
+        8 => Just(Step::Ledger),
+        1 => Just(Step::LedgerFails),
+        8 => (0..TASKS).prop_map(Step::Execute),
+        2 => Just(Step::Connect),
+        1 => Just(Step::Disconnect),
+        1 => (0_usize..3).prop_map(Step::Kill),
+        1 => (1_u64..200).prop_map(Step::Pass),
+    ]
+}
+
+enum Write {
+    Save(Box<TaskRecord>),
+    Remove(TaskId),
+}
+
+struct World {
+    agent: Agent,
+    max_tasks: NonZeroU32,
+    /// Accepted and not begun, in the order in which they came to that.
+    queue: Vec<TaskId>,
+    now: Now,
+    connected: bool,
+    disk: BTreeMap<TaskId, TaskRecord>,
+    writes: VecDeque<Write>,
+    executors: HashMap<TaskId, (Box<Work>, bool)>,
+    to_edge: VecDeque<CloudMessage>,
+    to_cloud: VecDeque<EdgeMessage>,
+    /// Said `Accepted`, and not acknowledged since.
+    accepted: BTreeSet<TaskId>,
+    /// The result that was sent from the disk, for tasks that are not forgotten.
+    sent: HashMap<TaskId, TaskResult>,
+    /// What the cloud has.
+    results: HashMap<TaskId, TaskResult>,
+    wanted: BTreeSet<TaskId>,
+}
+
+impl World {
+    fn new(max_tasks: u32) -> Self {
+        let max_tasks = max_tasks.try_into().unwrap();
+        let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        Self {
+            agent: Agent::new(max_tasks),
+            max_tasks,
+            queue: Vec::new(),
+            now: Now { monotonic: Instant::now(), wall },
+            connected: false,
+            disk: BTreeMap::new(),
+            writes: VecDeque::new(),
+            executors: HashMap::new(),
+            to_edge: VecDeque::new(),
+            to_cloud: VecDeque::new(),
+            accepted: BTreeSet::new(),
+            sent: HashMap::new(),
+            results: HashMap::new(),
+            wanted: BTreeSet::new(),
+        }
+    }
+
+    fn task(n: usize) -> Task {
+        task(&format!("job-{n}"), 1, IMAGES)
+    }
+
+    fn on(&mut self, event: Event) {
+        for effect in self.agent.handle(event, self.now) {
+            self.check(effect);
+        }
+        self.check_queue();
+    }
+
+    /// No place stays free while a task waits, and none begins before one that has waited longer: since a task
+    /// that runs ends, so does every wait.
+    fn check_queue(&mut self) {
+        let entries = self.agent.tasks.iter();
+        let waiting = entries.filter(|(_, entry)| matches!(entry.stage, Stage::Queued { .. }));
+        let waiting: BTreeSet<_> = waiting.map(|(id, _)| id.clone()).collect();
+        let places = self.max_tasks.get() as usize;
+        assert!(waiting.is_empty() || self.executors.len() == places, "a free place, and {waiting:?} wait");
+        self.queue.retain(|id| waiting.contains(id));
+        let new: Vec<_> = waiting.into_iter().filter(|id| !self.queue.contains(id)).collect();
+        assert!(new.len() <= 1, "two at once: {new:?}");
+        self.queue.extend(new);
+    }
+
+    fn check(&mut self, effect: Effect) {
+        match effect {
+            Effect::Persist(record) => {
+                let id = record.id().clone();
+                let under_way = |write: &Write| matches!(write, Write::Save(other) if *other.id() == id);
+                assert!(!self.writes.iter().any(under_way), "one write of a task at a time");
+                self.writes.push_back(Write::Save(record));
+            }
+            Effect::Forget(id) => {
+                self.accepted.remove(&id);
+                self.sent.remove(&id);
+                self.writes.push_back(Write::Remove(id));
+            }
+            Effect::Start(work) => {
+                let id = work.task.id.clone();
+                let record = self.disk.get(&id).expect("only a task on the disk is started");
+                for (known, done) in record.images.iter().zip(&work.done) {
+                    assert!(known.is_none() || known == done, "an image that ended is not pulled again");
+                }
+                let waits = |other: &&TaskId| matches!(self.agent.tasks[*other].stage, Stage::Queued { .. });
+                let ahead = self.queue.iter().take_while(|other| **other != id).find(waits);
+                assert_eq!(ahead, None, "{id} begins, and this one has waited longer");
+                self.queue.retain(|other| *other != id);
+                assert!(self.executors.insert(id, (work, false)).is_none(), "one executor for a task");
+                assert!(self.executors.len() <= self.max_tasks.get() as usize, "more than may run do");
+            }
+            Effect::Renew(id, _) => assert!(self.executors.contains_key(&id), "an executor to renew"),
+            Effect::Stop { task, .. } => self.executors.get_mut(&task).expect("an executor to stop").1 = true,
+            Effect::Send(message) => {
+                assert!(self.connected, "sent into the void: {message:?}");
+                match &message {
+                    EdgeMessage::Accepted { task } => {
+                        assert!(self.disk.contains_key(task), "accepted and not on the disk");
+                        self.accepted.insert(task.clone());
+                    }
+                    EdgeMessage::Result(result)
+                        if self.accepted.contains(&result.task) || self.disk.contains_key(&result.task) =>
+                    {
+                        let stored = self.disk.get(&result.task).and_then(|record| record.result.as_ref());
+                        assert_eq!(stored, Some(result), "sent and not on the disk");
+                        let first = self.sent.entry(result.task.clone()).or_insert_with(|| result.clone());
+                        assert_eq!(first, result, "a second outcome");
+                    }
+                    _ => {}
+                }
+                self.to_cloud.push_back(message);
+            }
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Assign(n) => {
+                let task = Self::task(n);
+                self.wanted.insert(task.id.clone());
+                if self.connected && !self.results.contains_key(&task.id) {
+                    self.to_edge.push_back(CloudMessage::Assign(assign(task)));
+                }
+            }
+            Step::Cancel(n) if self.connected => {
+                self.to_edge
+                    .push_back(CloudMessage::Cancel { task: Self::task(n).id, reason: "stop".to_owned() });
+            }
+            Step::Cancel(_) => {}
+            Step::ToEdge(again) => self.edge_reads(again),
+            Step::ToCloud(again) => self.cloud_reads(again),
+            Step::Ledger => self.write(true),
+            Step::LedgerFails => self.write(false),
+            Step::Execute(n) => self.execute(&Self::task(n).id),
+            Step::Connect => self.connect(),
+            Step::Disconnect => {
+                self.connected = false;
+                self.to_edge.clear();
+                self.to_cloud.clear();
+                self.on(Event::Disconnected);
+            }
+            Step::Kill(written) => {
+                for _ in 0..written {
+                    self.write_only();
+                }
+                self.writes.clear();
+                self.executors.clear();
+                self.connected = false;
+                self.to_edge.clear();
+                self.to_cloud.clear();
+                self.agent = Agent::new(self.max_tasks);
+                self.queue.clear();
+                for task in &self.accepted {
+                    assert!(self.disk.contains_key(task), "accepted, and gone after a restart");
+                }
+                self.on(Event::Loaded(self.disk.values().cloned().collect()));
+            }
+            Step::Pass(seconds) => {
+                self.now.monotonic += Duration::from_secs(seconds);
+                self.now.wall += Duration::from_secs(seconds);
+                self.on(Event::Tick);
+            }
+        }
+    }
+
+    fn edge_reads(&mut self, again: bool) {
+        let Some(message) = self.to_edge.pop_front() else { return };
+        if again {
+            self.to_edge.push_back(message.clone());
+        }
+        match message {
+            CloudMessage::Assign(assign) => self.on(Event::Assign(assign)),
+            CloudMessage::ResultAck { task } => self.on(Event::ResultAck(task)),
+            CloudMessage::Cancel { task, reason } => self.on(Event::Cancel { task, reason }),
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    fn cloud_reads(&mut self, again: bool) {
+        let Some(message) = self.to_cloud.pop_front() else { return };
+        if again {
+            self.to_cloud.push_back(message.clone());
+        }
+        if let EdgeMessage::Result(result) = message {
+            self.to_edge.push_back(CloudMessage::ResultAck { task: result.task.clone() });
+            self.results.entry(result.task.clone()).or_insert(result);
+        }
+    }
+
+    fn write_only(&mut self) -> Option<TaskId> {
+        match self.writes.pop_front()? {
+            Write::Save(record) => {
+                let id = record.id().clone();
+                self.disk.insert(id.clone(), *record);
+                Some(id)
+            }
+            Write::Remove(id) => {
+                self.disk.remove(&id);
+                None
+            }
+        }
+    }
+
+    fn write(&mut self, works: bool) {
+        if works {
+            if let Some(id) = self.write_only() {
+                self.on(Event::Persisted(id));
+            }
+        } else if let Some(Write::Save(record)) = self.writes.front() {
+            let task = record.id().clone();
+            self.writes.pop_front();
+            self.on(Event::PersistFailed { task, reason: "disk full".to_owned() });
+        }
+    }
+
+    fn execute(&mut self, id: &TaskId) {
+        let Some((work, stopped)) = self.executors.get_mut(id) else { return };
+        match work.done.iter().position(Option::is_none) {
+            Some(index) if !*stopped => {
+                work.done[index] = Some(pulled());
+                self.on(Event::ImageEnded { task: id.clone(), index, result: pulled() });
+            }
+            rest => {
+                let (work, _) = self.executors.remove(id).unwrap();
+                let stopped = ImageResult { outcome: ImageOutcome::Stopped, ..pulled() };
+                let images =
+                    work.done.into_iter().map(|done| done.unwrap_or_else(|| stopped.clone())).collect();
+                let outcome = if rest.is_some() { TaskOutcome::Cancelled } else { TaskOutcome::Succeeded };
+                let end = TaskEnd { outcome, reason: String::new(), check: None, images };
+                self.on(Event::Ended(id.clone(), end));
+            }
+        }
+    }
+
+    /// A session begins: the cloud compares what it wants with what the edge has.
+    fn connect(&mut self) {
+        if self.connected {
+            return;
+        }
+        let open = self.agent.open_tasks();
+        self.connected = true;
+        self.on(Event::Connected);
+        for n in 0..TASKS {
+            let task = Self::task(n);
+            let phase = open.iter().find(|open| open.task == task.id).map(|open| open.phase);
+            let wanted = self.wanted.contains(&task.id) && !self.results.contains_key(&task.id);
+            if wanted && matches!(phase, None | Some(OpenPhase::NeedsKeys)) {
+                self.to_edge.push_back(CloudMessage::Assign(assign(task)));
+            }
+        }
+    }
+
+    /// All that is under way comes to its end.
+    fn settle(&mut self) {
+        self.step(Step::Disconnect);
+        self.connect();
+        for _ in 0..200 {
+            self.step(Step::Ledger);
+            self.step(Step::ToEdge(false));
+            self.step(Step::ToCloud(false));
+            (0..TASKS).for_each(|n| self.step(Step::Execute(n)));
+        }
+        // A task may be left that the cloud does not want any more: it was refused (a write failed), and an
+        // `Assign` that came late was taken. It ends by its deadline.
+        self.step(Step::Pass(PERSIST_RETRY.as_secs().max(300)));
+        for _ in 0..50 {
+            self.step(Step::Ledger);
+            self.step(Step::ToEdge(false));
+            self.step(Step::ToCloud(false));
+        }
+        assert!(self.agent.is_empty(), "left in memory: {:?}", self.agent);
+        assert!(self.disk.is_empty(), "left on the disk: {:?}", self.disk.keys());
+        assert!(self.executors.is_empty());
+        for task in &self.wanted {
+            assert!(self.results.contains_key(task), "no result of {task}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_accepted_task_ends_in_one_result_whatever_happens(
+        max_tasks in 1_u32..=3,
+        steps in prop::collection::vec(step(), 0..120),
+    ) {
+        let mut world = World::new(max_tasks);
+        world.on(Event::Loaded(Vec::new()));
+        for step in steps {
+            world.step(step);
+        }
+        world.settle();
+    }
+}

@@ -1,0 +1,125 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::time::Duration;
+
+use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task};
+use tempfile::TempDir;
+
+use super::*;
+use crate::tasks::agent::WallClock;
+
+fn record(job: &str, attempt: u32) -> TaskRecord {
+    let image = ImageTask {
+        image: "app:1".to_owned(),
+        reference: "r.example/app:1".to_owned(),
+        policy: PullPolicy::Always,
+        retries: 3,
+        key: 0,
+        timeout: None,
+        sandbox: None,
+    };
+    let id = TaskId { job: JobUid(job.to_owned()), attempt };
+    let task = Task { id, title: "t".to_owned(), checks: Vec::new(), images: vec![image] };
+    TaskRecord::new(task, Duration::from_secs(300), WallClock(1_800_000_000_000))
+}
+
+fn files(dir: &TempDir) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(dir.path().join(TASKS))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn records_come_back_after_a_restart() {
+    let dir = TempDir::new().unwrap();
+    let mut ledger = Ledger::open(dir.path()).unwrap();
+    let (first, mut second) = (record("5f2c-a", 1), record("5f2c-a", 2));
+    ledger.save(&first).unwrap();
+    ledger.save(&second).unwrap();
+    second.remaining = Duration::from_secs(7);
+    ledger.save(&second).unwrap();
+    drop(ledger);
+
+    let mut ledger = Ledger::open(dir.path()).unwrap();
+    assert_eq!(ledger.load().unwrap(), [first.clone(), second.clone()]);
+    ledger.remove(first.id()).unwrap();
+    ledger.remove(first.id()).unwrap();
+    assert_eq!(ledger.load().unwrap(), [second]);
+    assert_eq!(files(&dir), ["5f2c-a.2.json"]);
+}
+
+#[test]
+fn one_agent_at_a_time_has_the_directory() {
+    let dir = TempDir::new().unwrap();
+    let ledger = Ledger::open(dir.path()).unwrap();
+    let message = Ledger::open(dir.path()).unwrap_err().to_string();
+    assert!(message.contains("in use") && message.contains("--state-dir"), "{message}");
+    drop(ledger);
+    Ledger::open(dir.path()).unwrap();
+}
+
+#[test]
+fn a_broken_file_is_set_aside_and_the_others_are_read() {
+    let dir = TempDir::new().unwrap();
+    let mut ledger = Ledger::open(dir.path()).unwrap();
+    let good = record("good", 1);
+    ledger.save(&good).unwrap();
+    let tasks = dir.path().join(TASKS);
+    let mut newer = record("newer", 1);
+    newer.format = RECORD_FORMAT + 1;
+    ledger.save(&newer).unwrap();
+    let mut short = record("short", 1);
+    short.images.clear();
+    ledger.save(&short).unwrap();
+    fs::write(tasks.join("cut.1.json"), &serde_json::to_vec(&good).unwrap()[..50]).unwrap();
+    fs::write(tasks.join("empty.1.json"), "").unwrap();
+    fs::write(tasks.join("other.1.json"), serde_json::to_vec(&good).unwrap()).unwrap();
+    fs::write(tasks.join("noise.1.json"), [0xff, 0xfe, 0]).unwrap();
+    File::create(tasks.join("huge.1.json")).unwrap().set_len(MAX_RECORD + 1).unwrap();
+    fs::write(tasks.join("good.1.json.new"), "{").unwrap();
+
+    assert_eq!(ledger.load().unwrap(), [good]);
+    let aside = ["cut", "empty", "huge", "newer", "noise", "other", "short"];
+    let mut expected: Vec<_> = aside.iter().map(|name| format!("{name}.1.json.corrupt")).collect();
+    expected.push("good.1.json".to_owned());
+    expected.sort();
+    assert_eq!(files(&dir), expected);
+}
+
+#[test]
+fn no_uid_leaves_the_folder_or_meets_another() {
+    let dir = TempDir::new().unwrap();
+    let mut ledger = Ledger::open(dir.path()).unwrap();
+    let long = "a".repeat(65);
+    let uids = ["../../etc/passwd", "", ".", "a/b", "a\0b", "ä", "_x", &long, "a.1", "A", "a"];
+    for uid in uids {
+        ledger.save(&record(uid, 1)).unwrap();
+    }
+    assert_eq!(files(&dir).len(), uids.len());
+    assert_eq!(ledger.load().unwrap().len(), uids.len());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "the folder and the lock");
+    for uid in uids {
+        ledger.remove(record(uid, 1).id()).unwrap();
+    }
+    assert_eq!(files(&dir), [""; 0]);
+}
+
+#[test]
+fn a_failed_write_leaves_the_old_record() {
+    let dir = TempDir::new().unwrap();
+    let mut ledger = Ledger::open(dir.path()).unwrap();
+    let old = record("a", 1);
+    ledger.save(&old).unwrap();
+    // A folder in the way of the new file: root, which tests may run as, writes wherever permissions forbid.
+    let blocker = dir.path().join(TASKS).join("a.1.json.new");
+    fs::create_dir(&blocker).unwrap();
+    let mut new = old.clone();
+    new.remaining = Duration::ZERO;
+    let error = ledger.save(&new).unwrap_err().to_string();
+    assert!(error.contains("a.1.json"), "{error}");
+    fs::remove_dir(&blocker).unwrap();
+    assert_eq!(ledger.load().unwrap(), [old]);
+}

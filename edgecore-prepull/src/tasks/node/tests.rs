@@ -1,0 +1,181 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskOutcome, TaskResult};
+use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::images::puller::fake::{Act, Fake};
+use crate::tasks::ledger::MemoryStore;
+
+/// A node with the far end of its tunnel.
+struct Bench {
+    events: mpsc::Sender<TunnelEvent>,
+    said: mpsc::Receiver<EdgeMessage>,
+    shutdown: CancellationToken,
+    node: JoinHandle<()>,
+}
+
+impl Bench {
+    async fn start(fake: &Arc<Fake>, store: &MemoryStore) -> Self {
+        let config = NodeConfig {
+            max_tasks: NonZeroU32::MIN,
+            parallel_pulls: NonZeroUsize::new(2).unwrap(),
+            limits: Limits::default(),
+            providers: Arc::default(),
+        };
+        let node = Node::start(fake.clone(), store.clone(), config, Arc::default()).await.unwrap();
+        let (events, receiver) = mpsc::channel(4);
+        let (link, said) = Link::new(4);
+        let shutdown = CancellationToken::new();
+        let node = tokio::spawn(node.run(receiver, link, shutdown.clone()));
+        Self { events, said, shutdown, node }
+    }
+
+    /// A session begins; returns what the node says of itself.
+    async fn connect(&self) -> Hello {
+        let (answer, hello) = oneshot::channel();
+        self.events.send(TunnelEvent::Connecting(answer)).await.unwrap();
+        let hello = hello.await.unwrap();
+        let second = Duration::from_secs(1);
+        let welcome = Welcome { session: "s".to_owned(), heartbeat: second, progress_interval: second };
+        self.events.send(TunnelEvent::Connected(welcome)).await.unwrap();
+        hello
+    }
+
+    async fn tell(&self, message: CloudMessage) {
+        self.events.send(TunnelEvent::Message(message)).await.unwrap();
+    }
+
+    /// The next message that is no progress.
+    async fn hear(&mut self) -> EdgeMessage {
+        loop {
+            match self.said.recv().await.unwrap() {
+                EdgeMessage::Progress(_) => {}
+                message => return message,
+            }
+        }
+    }
+
+    async fn result(&mut self) -> TaskResult {
+        match self.hear().await {
+            EdgeMessage::Result(result) => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        self.node.await.unwrap();
+    }
+}
+
+fn assign(images: &[&str]) -> CloudMessage {
+    let image = |name: &&str| ImageTask {
+        image: (*name).to_owned(),
+        reference: (*name).to_owned(),
+        policy: PullPolicy::Always,
+        retries: 0,
+        key: 0,
+        timeout: None,
+        sandbox: None,
+    };
+    let task = Task {
+        id: id(),
+        title: "job".to_owned(),
+        checks: Vec::new(),
+        images: images.iter().map(image).collect(),
+    };
+    CloudMessage::Assign(Assign { task, remaining: Duration::from_secs(300), keys: vec![Key::anonymous()] })
+}
+
+fn id() -> TaskId {
+    TaskId { job: JobUid("job".to_owned()), attempt: 1 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_goes_from_assignment_to_acknowledgement() {
+    let (fake, mut store) = (Fake::new(), MemoryStore::default());
+    let mut bench = Bench::start(&fake, &store).await;
+    let hello = bench.connect().await;
+    assert_eq!((hello.runtime.as_deref(), hello.open.len()), (Some("fake 1"), 0));
+    assert_eq!(hello.image_filesystem.unwrap().mountpoint, "/images");
+
+    bench.tell(assign(&["a", "b", "c"])).await;
+    assert_eq!(bench.hear().await, EdgeMessage::Accepted { task: id() });
+    let result = bench.result().await;
+    assert_eq!(result.outcome, TaskOutcome::Succeeded);
+    assert_eq!(store.load().unwrap()[0].result.as_ref(), Some(&result), "on the disk when it is sent");
+
+    // The session breaks before the acknowledgement.
+    bench.events.send(TunnelEvent::Disconnected).await.unwrap();
+    assert_eq!(bench.connect().await.open[0].phase, OpenPhase::Finished);
+    assert_eq!(bench.result().await, result);
+    bench.tell(CloudMessage::ResultAck { task: id() }).await;
+    assert_eq!(bench.connect().await.open, []);
+    bench.stop().await;
+    assert_eq!(store.load().unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_node_goes_on_where_it_was() {
+    let (fake, store) = (Fake::new(), MemoryStore::default());
+    fake.script("long", [Act::Take(1000)]);
+    let mut bench = Bench::start(&fake, &store).await;
+    bench.connect().await;
+    bench.tell(assign(&["short", "long"])).await;
+    bench.hear().await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    bench.stop().await;
+    assert_eq!(fake.state.lock().unwrap().dropped, ["long"], "the runtime was told to stop");
+
+    let mut bench = Bench::start(&fake, &store).await;
+    assert_eq!(bench.connect().await.open[0].phase, OpenPhase::NeedsKeys);
+    bench.tell(assign(&["short", "long"])).await;
+    assert_eq!(bench.hear().await, EdgeMessage::Accepted { task: id() });
+    assert_eq!(bench.result().await.outcome, TaskOutcome::Succeeded);
+    assert_eq!(fake.pulls(), ["short", "long", "long"], "what was whole is not pulled again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_node_without_a_cloud_ends_its_task_by_the_deadline() {
+    let (fake, store) = (Fake::new(), MemoryStore::default());
+    fake.script("long", [Act::Take(1000)]);
+    let mut bench = Bench::start(&fake, &store).await;
+    bench.connect().await;
+    bench.tell(assign(&["long"])).await;
+    bench.hear().await;
+    bench.stop().await;
+
+    let mut bench = Bench::start(&fake, &store).await;
+    tokio::time::sleep(Duration::from_secs(310)).await;
+    assert_eq!(bench.connect().await.open[0].phase, OpenPhase::Finished);
+    assert_eq!(bench.result().await.outcome, TaskOutcome::DeadlineExceeded);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_task_stops_and_says_so() {
+    let (fake, store) = (Fake::new(), MemoryStore::default());
+    fake.script("long", [Act::Take(1000)]);
+    let mut bench = Bench::start(&fake, &store).await;
+    bench.connect().await;
+    bench.tell(assign(&["long"])).await;
+    bench.hear().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    bench.tell(CloudMessage::Cancel { task: id(), reason: "job deleted".to_owned() }).await;
+    assert_eq!(bench.result().await.outcome, TaskOutcome::Cancelled);
+    assert_eq!(fake.state.lock().unwrap().dropped, ["long"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_executor_that_dies_is_a_failed_task() {
+    let (fake, store) = (Fake::new(), MemoryStore::default());
+    fake.script("bug", [Act::Panic]);
+    let mut bench = Bench::start(&fake, &store).await;
+    bench.connect().await;
+    bench.tell(assign(&["bug"])).await;
+    bench.hear().await;
+    let result = bench.result().await;
+    assert_eq!(result.outcome, TaskOutcome::Failed);
+    assert!(result.reason.contains("died"), "{}", result.reason);
+}
