@@ -20,7 +20,8 @@ use clap::CommandFactory;
 use futures::FutureExt as _;
 use jiff::Timestamp;
 use kube::Client;
-use prepull_engine::prepull::controller::{Action, Controller, Input, WriteOutcome};
+use prepull_engine::engine::{Action, Engine, Input, Listed};
+use prepull_engine::prepull::controller;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -47,7 +48,7 @@ pub mod metrics;
 mod preflight;
 mod vital;
 
-use self::kruise::Served;
+use self::kruise::KruiseWrites;
 use vital::Vital;
 
 /// Inputs that wait for the controller. It takes a batch in well below a millisecond; where it cannot keep up
@@ -185,18 +186,18 @@ async fn work(
     if shutdown.run_until_cancelled(preflight::passes(&client, &readiness)).await.is_none() {
         return Ok(());
     }
-    let (inputs, receiver) = mpsc::channel(INPUTS);
-    let (kruise_inputs, kruise_receiver) = mpsc::channel(INPUTS);
-    let mut inbox = Inbox { jobs: receiver, kruise: kruise_receiver };
+    let (inputs, mut inbox) = mpsc::channel(INPUTS);
     let events = Events::start(writes.clone());
     let mut core = Core {
-        controller: Controller::default(),
+        engine: if args.enable_kruise_api {
+            Engine::with_kruise(args.kruise_node_selector.clone())
+        } else {
+            Engine::default()
+        },
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
-        kruise: args.enable_kruise_api.then(|| Served::new(&args, writes.clone())),
-        kruise_inputs: kruise_inputs.clone(),
-        known: Known::default(),
+        kruise: KruiseWrites::new(writes.clone()),
         writer: Writer::new(writes, events.clone()),
         events,
         leadership,
@@ -213,17 +214,17 @@ async fn work(
     // an edge with a task of a job that is not known is told to stop.
     let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
     tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
-    core.until(&mut inbox, |known| known.nodes, &shutdown).await?;
+    core.until(&mut inbox, |listed| listed.nodes, &shutdown).await?;
     let reports = core.writer.reports(core.clock.now());
     if let Some(reports) = shutdown.run_until_cancelled(reports).await {
-        core.controller.handle(Input::Reports(reports), core.clock.now());
+        core.handle(controller::Input::Reports(reports).into(), core.clock.now());
     }
     let jobs = core.vital.guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
     tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
-    core.until(&mut inbox, |known| known.jobs, &shutdown).await?;
+    core.until(&mut inbox, |listed| listed.jobs, &shutdown).await?;
     if args.enable_kruise_api {
         core.watch_kruise(&client);
-        core.until(&mut inbox, |known| known.kruise, &shutdown).await?;
+        core.until(&mut inbox, |listed| listed.kruise, &shutdown).await?;
     }
     if shutdown.is_cancelled() {
         return Ok(());
@@ -287,27 +288,10 @@ impl Clock {
     }
 }
 
-/// What comes in.
-struct Inbox {
-    jobs: mpsc::Receiver<Input>,
-    kruise: mpsc::Receiver<prepull_engine::kruise::Input>,
-}
-
-/// Which of the first lists have come.
-#[derive(Clone, Copy, Debug, Default)]
-struct Known {
-    nodes: bool,
-    jobs: bool,
-    kruise: bool,
-}
-
-/// The one task that owns the controller.
+/// The one task that owns the engine.
 struct Core {
-    controller: Controller,
-    /// Where Kruise's API is served.
-    kruise: Option<Served>,
-    kruise_inputs: mpsc::Sender<prepull_engine::kruise::Input>,
-    known: Known,
+    engine: Engine,
+    kruise: KruiseWrites,
     clock: Clock,
     /// Its client is fenced: see [`crate::kube_api::leader::Fence`].
     writer: Writer,
@@ -323,19 +307,17 @@ struct Core {
 }
 
 impl Core {
-    /// Carries inputs in and actions out, until so much is known. Fails where a vital task has ended.
+    /// Carries inputs in and actions out, until so much is listed. Fails where a vital task has ended.
     async fn until(
         &mut self,
-        inbox: &mut Inbox,
-        enough: impl Fn(Known) -> bool,
+        inbox: &mut mpsc::Receiver<Input>,
+        enough: impl Fn(Listed) -> bool,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
-        let mut kruise_batch = Vec::new();
         loop {
             let now = self.clock.now();
-            let kruise = self.kruise.as_ref().and_then(Served::next_wakeup);
-            let wakeup = [self.controller.next_wakeup(), kruise].into_iter().flatten().min();
+            let wakeup = self.engine.next_wakeup();
             let wakeup = wakeup.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
             let sleep = tokio::time::sleep(wakeup.unwrap_or(Duration::from_secs(3600)));
             tokio::select! {
@@ -346,9 +328,8 @@ impl Core {
                     error!(%ended, "this replica cannot go on");
                     return Err(ended.into());
                 }
-                received = inbox.jobs.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
-                _ = inbox.kruise.recv_many(&mut kruise_batch, BATCH) => {}
-                () = sleep => batch.push(Input::Tick),
+                received = inbox.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
+                () = sleep => batch.push(Input::TICK),
                 // Reaps what ended; a panic is logged, and its job is picked up by its deadline.
                 Some(ended) = self.work.join_next(), if !self.work.is_empty() => {
                     if let Err(error) = ended { error!(%error, "a task died"); }
@@ -357,38 +338,47 @@ impl Core {
             }
             let now = self.clock.now();
             for input in batch.drain(..) {
-                self.metrics.input(&input);
-                self.known.nodes |= matches!(input, Input::Nodes(_));
-                self.known.jobs |= matches!(input, Input::Jobs(_));
-                let Some(input) = self.share(input, now) else { continue };
-                match &input {
-                    Input::Job(job) | Input::Recalled(_, _, Some(job)) => self.writer.seen(job),
-                    Input::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.seen(job)),
-                    _ => {}
-                }
-                self.controller.handle(input, now);
+                self.handle(input, now);
             }
-            for input in kruise_batch.drain(..) {
-                self.kruise_input(input, now);
-            }
-            // Places that NodeImages gave back may serve a job; what the jobs leave, the NodeImages may take.
-            self.move_places();
-            for action in self.controller.flush(now) {
+            for action in self.engine.flush(now) {
                 self.act(action);
             }
-            self.flush_kruise(now);
-            self.metrics.levels(self.controller.phases(), self.sessions.len());
-            if enough(self.known) {
+            self.metrics.levels(self.engine.phases(), self.sessions.len());
+            if enough(self.engine.listed()) {
                 return Ok(());
             }
         }
     }
 
+    fn handle(&mut self, input: Input, now: Timestamp) {
+        use controller::Input as Prepull;
+        match &input {
+            Input::Prepull(input) => {
+                self.metrics.input(input);
+                match input {
+                    Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.seen(job),
+                    Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.seen(job)),
+                    _ => {}
+                }
+            }
+            Input::Kruise(input) => self.metrics.kruise_input(input),
+        }
+        self.engine.handle(input, now);
+    }
+
     fn act(&mut self, action: Action) {
-        // Another one's term may have begun, and it finds out by itself what is to be done.
+        // Another replica's term may have begun, and it finds out by itself what is to be done.
         if !self.leadership.is_leader() {
             return;
         }
+        match action {
+            Action::Prepull(action) => self.act_for_job(action),
+            Action::Kruise(action) => self.act_for_kruise(action),
+        }
+    }
+
+    fn act_for_job(&mut self, action: controller::Action) {
+        use controller::{Action, Input, WriteOutcome};
         match action {
             // A message that finds no session is not lost: the node's next Hello brings the matter up again.
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
@@ -396,11 +386,11 @@ impl Core {
             Action::Write { job, name, version, content } => {
                 let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
                 self.work.spawn(async move {
-                    // The controller waits for the outcome, and writes nothing more of the object before it.
+                    // The engine waits for the outcome, and writes nothing more of the object before it.
                     let outcome = caught(writer.write(&job, &name, &content)).await;
                     let outcome = outcome.unwrap_or(WriteOutcome::Failed);
                     let object = content.object();
-                    let _ = inputs.send(Input::Written { job, object, version, outcome }).await;
+                    let _ = inputs.send(Input::Written { job, object, version, outcome }.into()).await;
                 });
             }
             Action::Delete { job, name } => {
@@ -413,7 +403,7 @@ impl Core {
                 self.work.spawn(async move {
                     let reports = writer.reports_of(&job).await;
                     let object = writer.job(&job, &name).await;
-                    let _ = inputs.send(Input::Recalled(job, reports, object.map(Ok))).await;
+                    let _ = inputs.send(Input::Recalled(job, reports, object.map(Ok)).into()).await;
                 });
             }
             Action::Dispatch(order) => {
@@ -426,7 +416,7 @@ impl Core {
                     let outcome = dispatch::dispatch(&order, &secrets, &sessions).await;
                     info!(?outcome, images = order.plan.images.len(), "dispatched");
                     let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
-                    let _ = inputs.send(Input::Dispatched { job, node, attempt, outcome }).await;
+                    let _ = inputs.send(Input::Dispatched { job, node, attempt, outcome }.into()).await;
                 };
                 self.work.spawn(work.instrument(span));
             }

@@ -7,6 +7,9 @@
 //!
 //! Pure: no runtime, no Kubernetes client, no clock. Time is an argument, so a test decides what happens when.
 
+pub mod engine;
+pub mod kruise;
+
 /// The engine of ImagePrePullJob.
 pub mod prepull {
     pub mod aggregate;
@@ -15,8 +18,6 @@ pub mod prepull {
     pub mod rollout;
     pub mod validate;
 }
-
-pub mod kruise;
 
 /// What both engines use.
 pub mod shared {

@@ -10,6 +10,7 @@ use kube::runtime::watcher;
 use kube::{Client, Resource, ResourceExt};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
 use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::engine;
 use prepull_engine::kruise::engine::Input;
 use prepull_engine::kruise::jobs::{self, Pod};
 use prepull_engine::kruise::{ObjectId, Unreadable, node_images};
@@ -21,7 +22,7 @@ use crate::kube_api::watch::{Watched, follow};
 type Object<K> = Result<Box<K>, Unreadable>;
 
 /// Watches all NodeImages for ever.
-pub async fn node_images(client: Client, inputs: mpsc::Sender<Input>) {
+pub async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use node_images::Input as To;
     let gone = |object: &Object<NodeImage>| {
         let ObjectId { namespace: _, name, uid } = id(object);
@@ -36,7 +37,7 @@ pub async fn node_images(client: Client, inputs: mpsc::Sender<Input>) {
 }
 
 /// Watches all ImagePullJobs for ever.
-pub async fn pull_jobs(client: Client, inputs: mpsc::Sender<Input>) {
+pub async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
     let watched = Watched {
         all: |objects| Input::Job(To::PullJobs(objects)),
@@ -47,7 +48,7 @@ pub async fn pull_jobs(client: Client, inputs: mpsc::Sender<Input>) {
 }
 
 /// Watches all ImageListPullJobs for ever.
-pub async fn list_jobs(client: Client, inputs: mpsc::Sender<Input>) {
+pub async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
     let watched = Watched {
         all: |objects| Input::Job(To::ListJobs(objects)),
@@ -61,7 +62,7 @@ pub async fn list_jobs(client: Client, inputs: mpsc::Sender<Input>) {
 const SCHEDULED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
 /// Watches all pods for ever. Of each only what a podSelector needs is read.
-pub async fn pods(client: Client, inputs: mpsc::Sender<Input>) {
+pub async fn pods(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
     let watched = Watched {
         all: |pods| Input::Job(To::Pods(pods)),

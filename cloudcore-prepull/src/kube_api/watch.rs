@@ -14,6 +14,7 @@ use kube::runtime::{WatchStreamExt, watcher::watcher};
 use kube::{Client, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::task::JobUid;
+use prepull_engine::engine;
 use prepull_engine::prepull::controller::{Input, JobObject, UnreadableJob};
 use prepull_engine::shared::node_view::NodeView;
 use tokio::sync::mpsc;
@@ -22,7 +23,7 @@ use tracing::{error, warn};
 use crate::kube_api::refusal::{Said, explain, with_causes};
 
 /// Watches all nodes for ever. Of each only what planning needs is kept.
-pub async fn nodes(client: Client, inputs: mpsc::Sender<Input>) {
+pub async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
     follow(
         Api::<Node>::all(client),
         watcher::Config::default(),
@@ -38,7 +39,7 @@ pub async fn nodes(client: Client, inputs: mpsc::Sender<Input>) {
 }
 
 /// Watches all jobs for ever. One that cannot be read does not stop the others.
-pub async fn jobs(client: Client, inputs: mpsc::Sender<Input>) {
+pub async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     follow(
         Api::<DeserializeGuard<ImagePrePullJob>>::all(client),
         watcher::Config::default(),
@@ -63,7 +64,7 @@ pub(crate) struct Watched<T, I> {
 pub(crate) async fn follow<K, T, I>(
     api: Api<K>,
     config: watcher::Config,
-    inputs: mpsc::Sender<I>,
+    inputs: mpsc::Sender<engine::Input>,
     read: impl Fn(K) -> T,
     watched: Watched<T, I>,
 ) where
@@ -73,6 +74,7 @@ pub(crate) async fn follow<K, T, I>(
         + serde::de::DeserializeOwned
         + Send
         + 'static,
+    I: Into<engine::Input>,
 {
     let kind = K::kind(&());
     let (mut listed, said) = (Vec::new(), Said::default());
@@ -104,7 +106,7 @@ pub(crate) async fn follow<K, T, I>(
             }
             None => return,
         };
-        if inputs.send(input).await.is_err() {
+        if inputs.send(input.into()).await.is_err() {
             return;
         }
     }

@@ -65,7 +65,7 @@ pub(super) async fn start(
     let (events, mut arriving) = mpsc::channel(EVENTS);
     let passing_on = async move {
         while let Some(event) = arriving.recv().await {
-            if inputs.send(Input::Session(event)).await.is_err() {
+            if inputs.send(Input::Session(event).into()).await.is_err() {
                 return;
             }
         }

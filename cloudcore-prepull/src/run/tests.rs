@@ -2,7 +2,7 @@
 use hyper::{Request, Response};
 use kube::client::Body;
 use prepull_api::task::JobUid;
-use prepull_engine::prepull::controller::{Content, Object};
+use prepull_engine::prepull::controller::{Content, Object, WriteOutcome};
 
 use super::*;
 
@@ -16,17 +16,15 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
     let client = Client::new(tower::service_fn(panics), "default");
     let events = Events::start(client.clone());
     Core {
-        controller: Controller::default(),
+        engine: Engine::default(),
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
+        kruise: KruiseWrites::new(client.clone()),
         writer: Writer::new(client, events.clone()),
         events,
         leadership: Leadership::undisputed(),
         metrics: Arc::default(),
-        kruise: None,
-        kruise_inputs: mpsc::channel(1).0,
-        known: Known::default(),
         inputs,
         permits: Arc::new(Semaphore::new(DISPATCHES)),
         work: JoinSet::new(),
@@ -40,12 +38,17 @@ async fn a_write_that_panics_has_failed_and_is_not_waited_for() {
     let job = JobUid("u".to_owned());
     let content = Content::Status(Box::default());
     let mut core = core(inputs);
-    core.act(Action::Write { job, name: "nginx".to_owned(), version: 7, content });
+    core.act_for_job(controller::Action::Write { job, name: "nginx".to_owned(), version: 7, content });
     let input = tokio::time::timeout(SOON, receiver.recv()).await.unwrap().unwrap();
     assert!(
         matches!(
             input,
-            Input::Written { object: Object::Status, version: 7, outcome: WriteOutcome::Failed, .. }
+            Input::Prepull(controller::Input::Written {
+                object: Object::Status,
+                version: 7,
+                outcome: WriteOutcome::Failed,
+                ..
+            })
         ),
         "{input:?}"
     );
@@ -53,9 +56,7 @@ async fn a_write_that_panics_has_failed_and_is_not_waited_for() {
 
 #[tokio::test]
 async fn a_vital_task_that_ends_ends_the_core_unless_all_ends() {
-    let (inputs, jobs) = mpsc::channel(1);
-    let (_kept, kruise) = mpsc::channel(1);
-    let mut inbox = Inbox { jobs, kruise };
+    let (inputs, mut inbox) = mpsc::channel(1);
     let (mut core, shutdown) = (core(inputs), CancellationToken::new());
     core.vital.guard("the watch of nodes", async {}).await;
     let ended = tokio::time::timeout(SOON, core.until(&mut inbox, |_| false, &shutdown)).await;

@@ -1,0 +1,191 @@
+//! Both engines behind one door, on the same nodes: inputs are routed to whom they concern, and a node works on no
+//! more tasks of both than it takes.
+
+use jiff::Timestamp;
+use prepull_api::crd::status::JobPhase;
+use prepull_api::selector::Selector;
+use prepull_api::wire::{EdgeMessage, Hello};
+
+use crate::kruise::node_images::{self, is_of_node_image};
+use crate::kruise::{self, Kruise};
+use crate::prepull::controller::{self, Controller};
+use crate::shared::session::SessionEvent;
+
+/// What happened.
+#[derive(Debug)]
+pub enum Input {
+    /// To ImagePrePullJobs, or to nodes and sessions, which concern both engines.
+    Prepull(controller::Input),
+    /// To one of Kruise's objects.
+    Kruise(kruise::Input),
+}
+
+impl Input {
+    /// Nothing but that time has passed.
+    pub const TICK: Self = Self::Prepull(controller::Input::Tick);
+}
+
+impl From<controller::Input> for Input {
+    fn from(input: controller::Input) -> Self {
+        Self::Prepull(input)
+    }
+}
+
+impl From<kruise::Input> for Input {
+    fn from(input: kruise::Input) -> Self {
+        Self::Kruise(input)
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// For an ImagePrePullJob.
+    Prepull(controller::Action),
+    /// For one of Kruise's objects.
+    Kruise(kruise::Action),
+}
+
+/// Which of the first lists have arrived. Before that an engine does not know all that there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// The Nodes.
+    pub nodes: bool,
+    /// The ImagePrePullJobs.
+    pub jobs: bool,
+    /// Kruise's objects and the pods; never where Kruise's API is not served.
+    pub kruise: bool,
+}
+
+/// The engines of both APIs. Inputs go in by [`Self::handle`], actions come out of [`Self::flush`].
+#[derive(Debug, Default)]
+pub struct Engine {
+    prepull: Controller,
+    kruise: Option<Kruise>,
+    listed: Listed,
+}
+
+impl Engine {
+    /// An engine that serves Kruise's API as well, with a NodeImage for each node that the selector selects.
+    pub fn with_kruise(selector: Selector) -> Self {
+        Self { kruise: Some(Kruise::new(selector)), ..Self::default() }
+    }
+
+    /// Takes in what happened. What follows from it comes out of [`Self::flush`], so that a burst of inputs makes one
+    /// write.
+    pub fn handle(&mut self, input: Input, now: Timestamp) {
+        match input {
+            Input::Prepull(input) => {
+                self.listed.nodes |= matches!(input, controller::Input::Nodes(_));
+                self.listed.jobs |= matches!(input, controller::Input::Jobs(_));
+                if let Some(input) = self.share_with_kruise(input, now) {
+                    self.prepull.handle(input, now);
+                }
+            }
+            Input::Kruise(input) => {
+                if let Some(kruise) = &mut self.kruise {
+                    kruise.handle(input, now);
+                    self.listed.kruise |= kruise.is_ready();
+                }
+            }
+        }
+    }
+
+    /// Lets every object go on as far as it can, and returns what is to be done, in this order.
+    pub fn flush(&mut self, now: Timestamp) -> Vec<Action> {
+        // A slot that a NodeImage gave back may serve a job; what the jobs leave, the NodeImages may take.
+        self.move_slots();
+        let mut actions: Vec<_> = self.prepull.flush(now).into_iter().map(Action::Prepull).collect();
+        loop {
+            let freed = self.prepull.take_freed();
+            let Some(kruise) = &mut self.kruise else { break };
+            for node in freed {
+                kruise.handle(kruise::Input::Node(node_images::Input::Free(node)), now);
+            }
+            let prepull = &mut self.prepull;
+            let more = kruise.flush(now, &mut |node| prepull.take_place(node));
+            // What is cancelled gives its slot back, and another task takes it.
+            self.move_slots();
+            if more.is_empty() {
+                break;
+            }
+            actions.extend(more.into_iter().map(Action::Kruise));
+        }
+        actions
+    }
+
+    /// When [`Self::flush`] is to be called although nothing happened.
+    pub fn next_wakeup(&self) -> Option<Timestamp> {
+        let kruise = self.kruise.as_ref().and_then(Kruise::next_wakeup);
+        [self.prepull.next_wakeup(), kruise].into_iter().flatten().min()
+    }
+
+    /// Which of the first lists have arrived.
+    pub fn listed(&self) -> Listed {
+        self.listed
+    }
+
+    /// The phases of all ImagePrePullJobs, for the metrics.
+    pub fn phases(&self) -> impl Iterator<Item = JobPhase> {
+        self.prepull.phases()
+    }
+
+    /// Tells Kruise's engine what concerns it. Returns what is left for the other one.
+    fn share_with_kruise(&mut self, input: controller::Input, now: Timestamp) -> Option<controller::Input> {
+        use controller::Input as Prepull;
+        use node_images::Input as Kruise;
+        let Some(kruise) = &mut self.kruise else { return Some(input) };
+        let mut tell = |input| kruise.handle(kruise::Input::Node(input), now);
+        match input {
+            Prepull::Session(event) => {
+                let (of_node_images, of_jobs) = split(event);
+                if let Some(event) = of_node_images {
+                    tell(Kruise::Session(event));
+                }
+                return of_jobs.map(Prepull::Session);
+            }
+            Prepull::Nodes(ref nodes) => tell(Kruise::Nodes(nodes.clone())),
+            Prepull::Node(ref node) => tell(Kruise::Node(node.clone())),
+            Prepull::NodeGone(ref node) => tell(Kruise::NodeGone(node.clone())),
+            _ => {}
+        }
+        Some(input)
+    }
+
+    /// Tells the jobs which slots of nodes the NodeImages have taken or given back.
+    fn move_slots(&mut self) {
+        let moves = self.kruise.as_mut().map(Kruise::take_moves).unwrap_or_default();
+        for (node, taken) in moves {
+            self.prepull.place_moved(&node, taken);
+        }
+    }
+}
+
+/// What of a session's event concerns tasks of NodeImages, and what those of jobs.
+fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
+    match event {
+        SessionEvent::Up { node, session, hello } => {
+            let (of_node_images, of_jobs) =
+                hello.open.iter().cloned().partition(|open| is_of_node_image(&open.task));
+            let up = |open| SessionEvent::Up {
+                node: node.clone(),
+                session,
+                hello: Hello { open, ..hello.clone() },
+            };
+            (Some(up(of_node_images)), Some(up(of_jobs)))
+        }
+        SessionEvent::Down { node, session } => (
+            Some(SessionEvent::Down { node: node.clone(), session }),
+            Some(SessionEvent::Down { node, session }),
+        ),
+        SessionEvent::Message { ref message, .. } => {
+            let task = match message {
+                EdgeMessage::Hello(_) => None,
+                EdgeMessage::Accepted { task } => Some(task),
+                EdgeMessage::Progress(progress) => Some(&progress.task),
+                EdgeMessage::Result(result) => Some(&result.task),
+            };
+            if task.is_some_and(is_of_node_image) { (Some(event), None) } else { (None, Some(event)) }
+        }
+    }
+}
