@@ -343,7 +343,7 @@ impl Core {
             for action in self.engine.flush(now) {
                 self.act(action);
             }
-            self.metrics.levels(self.engine.phases(), self.sessions.len());
+            self.metrics.set_levels(self.engine.phases(), self.sessions.len());
             if enough(self.engine.listed()) {
                 return Ok(());
             }
@@ -354,14 +354,14 @@ impl Core {
         use controller::Input as Prepull;
         match &input {
             Input::Prepull(input) => {
-                self.metrics.input(input);
+                self.metrics.count_input(input);
                 match input {
                     Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.seen(job),
                     Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.seen(job)),
                     _ => {}
                 }
             }
-            Input::Kruise(input) => self.metrics.kruise_input(input),
+            Input::Kruise(input) => self.metrics.count_kruise_input(input),
         }
         self.engine.handle(input, now);
     }

@@ -77,7 +77,7 @@ async fn ready(State((_, readiness)): Served) -> impl IntoResponse {
 }
 
 async fn scrape(State((metrics, readiness)): Served) -> impl IntoResponse {
-    metrics.leadership(&readiness.leadership);
+    metrics.set_leadership(&readiness.leadership);
     let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, format)], metrics.render())
 }

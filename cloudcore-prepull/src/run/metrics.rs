@@ -1,4 +1,4 @@
-//! What Prometheus can see.
+//! The metrics of cloudcore-prepull, as Prometheus scrapes them.
 
 use std::sync::atomic::AtomicU64;
 
@@ -29,83 +29,79 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// All metrics of cloudcore-prepull. They are counted where the controller's inputs and actions pass, and at the
-/// tunnel's door.
+/// Declares a set of metrics, each once: a field is the metric of its name, and its doc comment is the help text. Written
+/// here because prometheus-client has no derive for it.
+macro_rules! metrics {
+    ($(#[$doc:meta])* struct $Set:ident { $(#[doc = $help:literal] $name:ident: $Metric:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        struct $Set {
+            $(#[doc = $help] $name: $Metric,)*
+        }
+
+        impl $Set {
+            fn register(&self, registry: &mut Registry) {
+                $(registry.register(stringify!($name), $help.trim_start(), self.$name.clone());)*
+            }
+        }
+    };
+}
+
+metrics! {
+    /// What is counted where the inputs of the engines pass.
+    struct Counted {
+        /// ImagePrePullJobs by phase
+        jobs: Family<PhaseLabel, Gauge>,
+        /// Edge nodes that are connected
+        edge_sessions: Gauge<i64>,
+        /// Tasks sent to edge nodes, by outcome
+        dispatches: Family<OutcomeLabel, Counter>,
+        /// Results that edge nodes sent, by outcome
+        results: Family<OutcomeLabel, Counter>,
+        /// Writes of job status and of reports, by outcome
+        status_writes: Family<OutcomeLabel, Counter>,
+        /// Writes of NodeImages, ImagePullJobs and ImageListPullJobs, by outcome
+        kruise_writes: Family<OutcomeLabel, Counter>,
+        /// What the controller took in
+        controller_inputs: Counter<u64, AtomicU64>,
+        /// Whether this replica leads
+        leader: Gauge<i64>,
+        /// How often the Lease had changed hands when it was last read
+        lease_transitions: Gauge<i64>,
+    }
+}
+
+/// All metrics of cloudcore-prepull.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    jobs: Family<PhaseLabel, Gauge>,
-    sessions: Gauge<i64>,
-    dispatches: Family<OutcomeLabel, Counter>,
-    results: Family<OutcomeLabel, Counter>,
-    writes: Family<OutcomeLabel, Counter>,
-    kruise_writes: Family<OutcomeLabel, Counter>,
-    inputs: Counter<u64, AtomicU64>,
-    leader: Gauge<i64>,
-    lease_transitions: Gauge<i64>,
+    counted: Counted,
     tunnel: Meters,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("cloudcore_prepull");
-        let jobs = Family::default();
-        let sessions = Gauge::default();
-        let dispatches = Family::default();
-        let results = Family::default();
-        let writes = Family::default();
-        let kruise_writes = Family::default();
-        let inputs = Counter::default();
-        let leader = Gauge::default();
-        let lease_transitions = Gauge::default();
-        let tunnel = Meters::default();
+        let (counted, tunnel) = (Counted::default(), Meters::default());
         tunnel.register(&mut registry);
-        registry.register("jobs", "ImagePrePullJobs by phase", jobs.clone());
-        registry.register("edge_sessions", "Edge nodes that are connected", sessions.clone());
-        registry.register("dispatches", "Tasks sent to edge nodes, by outcome", dispatches.clone());
-        registry.register("results", "Results that edge nodes sent, by outcome", results.clone());
-        registry.register("status_writes", "Writes of job status and of reports, by outcome", writes.clone());
-        registry.register(
-            "kruise_writes",
-            "Writes of NodeImages, ImagePullJobs and ImageListPullJobs, by outcome",
-            kruise_writes.clone(),
-        );
-        registry.register("controller_inputs", "What the controller took in", inputs.clone());
-        registry.register("leader", "Whether this replica leads", leader.clone());
-        registry.register(
-            "lease_transitions",
-            "How often the Lease had changed hands when it was last read",
-            lease_transitions.clone(),
-        );
-        Self {
-            registry,
-            jobs,
-            sessions,
-            dispatches,
-            results,
-            writes,
-            kruise_writes,
-            inputs,
-            leader,
-            lease_transitions,
-            tunnel,
-        }
+        counted.register(&mut registry);
+        Self { registry, counted, tunnel }
     }
 }
 
 impl Metrics {
-    /// Counts what comes in.
-    pub fn input(&self, input: &Input) {
-        self.inputs.inc();
+    /// Counts an input of the controller, and the outcome that it may carry.
+    pub fn count_input(&self, input: &Input) {
+        self.counted.controller_inputs.inc();
         match input {
-            Input::Dispatched { outcome, .. } => self.dispatched(outcome),
+            Input::Dispatched { outcome, .. } => self.count_dispatch(outcome),
             Input::Written { outcome, .. } => {
                 let outcome = match outcome {
                     WriteOutcome::Done => "done",
                     WriteOutcome::Gone => "gone",
                     WriteOutcome::Failed => "failed",
                 };
-                self.writes.get_or_create(&OutcomeLabel { outcome }).inc();
+                self.counted.status_writes.get_or_create(&OutcomeLabel { outcome }).inc();
             }
             Input::Session(SessionEvent::Message { message: EdgeMessage::Result(result), .. }) => {
                 let outcome = match result.outcome {
@@ -114,15 +110,15 @@ impl Metrics {
                     TaskOutcome::DeadlineExceeded => "deadline_exceeded",
                     TaskOutcome::Cancelled => "cancelled",
                 };
-                self.results.get_or_create(&OutcomeLabel { outcome }).inc();
+                self.counted.results.get_or_create(&OutcomeLabel { outcome }).inc();
             }
             _ => {}
         }
     }
 
-    /// Counts what comes in of Kruise's objects.
-    pub fn kruise_input(&self, input: &kruise::Input) {
-        self.inputs.inc();
+    /// Counts an input of Kruise's engine, and the outcome that it may carry.
+    pub fn count_kruise_input(&self, input: &kruise::Input) {
+        self.counted.controller_inputs.inc();
         let outcome = match input {
             kruise::Input::Node(node_images::Input::Written(_, written)) => match written {
                 Written::Done(_) => "done",
@@ -135,25 +131,25 @@ impl Metrics {
                 jobs::Outcome::Failed => "failed",
             },
             kruise::Input::Node(node_images::Input::Dispatched { outcome, .. }) => {
-                self.dispatched(outcome);
+                self.count_dispatch(outcome);
                 return;
             }
             _ => return,
         };
-        self.kruise_writes.get_or_create(&OutcomeLabel { outcome }).inc();
+        self.counted.kruise_writes.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    fn dispatched(&self, outcome: &DispatchOutcome) {
+    fn count_dispatch(&self, outcome: &DispatchOutcome) {
         let outcome = match outcome {
             DispatchOutcome::Sent(_) => "sent",
             DispatchOutcome::Offline => "offline",
             DispatchOutcome::Unsendable(_) => "unsendable",
         };
-        self.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();
+        self.counted.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    /// Takes the state that is a level and no flow.
-    pub fn levels(&self, phases: impl Iterator<Item = JobPhase>, sessions: usize) {
+    /// Sets the gauges of jobs and sessions.
+    pub fn set_levels(&self, phases: impl Iterator<Item = JobPhase>, sessions: usize) {
         let mut counts = [0_i64; 4];
         phases.for_each(|phase| counts[phase as usize] += 1);
         for (phase, count) in
@@ -165,23 +161,23 @@ impl Metrics {
                 JobPhase::Completed => "Completed",
                 JobPhase::Failure => "Failure",
             };
-            self.jobs.get_or_create(&PhaseLabel { phase }).set(count);
+            self.counted.jobs.get_or_create(&PhaseLabel { phase }).set(count);
         }
-        self.sessions.set(i64::try_from(sessions).unwrap_or(i64::MAX));
+        self.counted.edge_sessions.set(i64::try_from(sessions).unwrap_or(i64::MAX));
     }
 
-    /// Takes whether this replica leads, now.
-    pub fn leadership(&self, leadership: &Leadership) {
-        self.leader.set(leadership.is_leader().into());
-        self.lease_transitions.set(leadership.transitions());
+    /// Sets the gauges of the election.
+    pub fn set_leadership(&self, leadership: &Leadership) {
+        self.counted.leader.set(leadership.is_leader().into());
+        self.counted.lease_transitions.set(leadership.transitions());
     }
 
-    /// What the tunnel counts by itself.
+    /// The metrics that the tunnel counts itself.
     pub fn tunnel(&self) -> Meters {
         self.tunnel.clone()
     }
 
-    /// In the text format of OpenMetrics.
+    /// All metrics in the text format of OpenMetrics.
     pub fn render(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -189,3 +185,6 @@ impl Metrics {
         text
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+#![allow(clippy::unwrap_used)]
+use std::time::Duration;
+
+use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
+use prepull_engine::kruise::{ObjectId, Unreadable};
+use prepull_engine::prepull::controller::Object;
+use prepull_engine::shared::session::SessionId;
+
+use super::*;
+
+fn node() -> NodeName {
+    NodeName("edge-1".to_owned())
+}
+
+fn job() -> JobUid {
+    JobUid("u".to_owned())
+}
+
+fn dispatched(outcome: DispatchOutcome) -> Input {
+    Input::Dispatched { job: job(), node: node(), attempt: 1, outcome }
+}
+
+fn written(outcome: WriteOutcome) -> Input {
+    Input::Written { job: job(), object: Object::Status, version: 1, outcome }
+}
+
+fn result(outcome: TaskOutcome) -> Input {
+    let task = TaskId { job: job(), attempt: 1 };
+    let result = TaskResult {
+        task,
+        outcome,
+        reason: String::new(),
+        check: None,
+        images: Vec::new(),
+        took: Duration::ZERO,
+    };
+    let message = EdgeMessage::Result(result);
+    Input::Session(SessionEvent::Message { node: node(), session: SessionId(1), message })
+}
+
+fn node_image_written(written: Written) -> kruise::Input {
+    kruise::Input::Node(node_images::Input::Written(node(), written))
+}
+
+fn kruise_job_written(outcome: jobs::Outcome) -> kruise::Input {
+    kruise::Input::Job(jobs::Input::Written { object: jobs::Object::PullJob(job()), outcome })
+}
+
+/// The samples of one metric, which come in no order, in alphabetical order.
+fn sorted(text: &str) -> String {
+    let mut lines: Vec<&str> = text.lines().collect();
+    let is_sample = |line: &&str| !line.starts_with('#');
+    for block in lines.chunk_by_mut(|one, other| is_sample(one) == is_sample(other)) {
+        if block.first().is_some_and(is_sample) {
+            block.sort_unstable();
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Dashboards and alerts of users depend on every byte of a name, a label and a help text.
+#[test]
+fn the_whole_exposition_stays_as_it_is() {
+    let metrics = Metrics::default();
+    let times = |count: usize, metrics: &Metrics, input: &dyn Fn() -> Input| {
+        (0..count).for_each(|_| metrics.count_input(&input()));
+    };
+    times(1, &metrics, &|| dispatched(DispatchOutcome::Sent(SessionId(1))));
+    times(2, &metrics, &|| dispatched(DispatchOutcome::Offline));
+    times(3, &metrics, &|| dispatched(DispatchOutcome::Unsendable(String::new())));
+    times(1, &metrics, &|| written(WriteOutcome::Done));
+    times(2, &metrics, &|| written(WriteOutcome::Gone));
+    times(3, &metrics, &|| written(WriteOutcome::Failed));
+    times(1, &metrics, &|| result(TaskOutcome::Succeeded));
+    times(2, &metrics, &|| result(TaskOutcome::Failed));
+    times(3, &metrics, &|| result(TaskOutcome::DeadlineExceeded));
+    times(4, &metrics, &|| result(TaskOutcome::Cancelled));
+    times(1, &metrics, &|| Input::Tick);
+
+    let times = |count: usize, metrics: &Metrics, input: &dyn Fn() -> kruise::Input| {
+        (0..count).for_each(|_| metrics.count_kruise_input(&input()));
+    };
+    times(1, &metrics, &|| node_image_written(Written::Done(None)));
+    times(4, &metrics, &|| node_image_written(Written::Refused(None)));
+    times(1, &metrics, &|| node_image_written(Written::Failed));
+    times(1, &metrics, &|| kruise_job_written(jobs::Outcome::Done));
+    times(3, &metrics, &|| kruise_job_written(jobs::Outcome::Gone));
+    times(4, &metrics, &|| kruise_job_written(jobs::Outcome::Failed));
+    let task = TaskId { job: job(), attempt: 1 };
+    let offline = node_images::Input::Dispatched { node: node(), task, outcome: DispatchOutcome::Offline };
+    metrics.count_kruise_input(&kruise::Input::Node(offline));
+    let id = ObjectId { namespace: "shop".to_owned(), name: "web".to_owned(), uid: job() };
+    let unreadable = Unreadable { id, error: String::new() };
+    metrics.count_kruise_input(&kruise::Input::Job(jobs::Input::PullJob(Err(unreadable))));
+
+    let phases =
+        [(JobPhase::Init, 1), (JobPhase::InProgress, 2), (JobPhase::Completed, 3), (JobPhase::Failure, 4)];
+    metrics.set_levels(phases.into_iter().flat_map(|(phase, count)| std::iter::repeat_n(phase, count)), 7);
+    metrics.set_leadership(&Leadership::undisputed());
+
+    assert_eq!(sorted(&metrics.render()), include_str!("tests/exposition.txt"));
+}
