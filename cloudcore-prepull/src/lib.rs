@@ -28,6 +28,7 @@ pub mod kube_api {
     pub mod kruise_watch;
     pub mod kruise_writer;
     pub mod leader;
+    mod object_write;
     pub mod refusal;
     pub mod secrets;
     pub mod status_writer;

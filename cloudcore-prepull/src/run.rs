@@ -215,7 +215,7 @@ async fn work(
     let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
     tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
     core.until(&mut inbox, |listed| listed.nodes, &shutdown).await?;
-    let reports = core.writer.reports(core.clock.now());
+    let reports = core.writer.read_reports(core.clock.now());
     if let Some(reports) = shutdown.run_until_cancelled(reports).await {
         core.handle(controller::Input::Reports(reports).into(), core.clock.now());
     }
@@ -356,8 +356,8 @@ impl Core {
             Input::Prepull(input) => {
                 self.metrics.count_input(input);
                 match input {
-                    Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.seen(job),
-                    Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.seen(job)),
+                    Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.note_job(job),
+                    Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.note_job(job)),
                     _ => {}
                 }
             }
@@ -401,8 +401,8 @@ impl Core {
             Action::Recall { job, name } => {
                 let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
                 self.work.spawn(async move {
-                    let reports = writer.reports_of(&job).await;
-                    let object = writer.job(&job, &name).await;
+                    let reports = writer.read_reports_of(&job).await;
+                    let object = writer.read_job(&job, &name).await;
                     let _ = inputs.send(Input::Recalled(job, reports, object.map(Ok)).into()).await;
                 });
             }

@@ -2,16 +2,16 @@
 
 use std::future::Future;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
-use tracing::{error, info, warn};
+use tracing::info;
 
 use crate::kube_api::leader::{Fence, Leadership};
-use crate::kube_api::refusal::{Said, with_causes};
+use crate::kube_api::refusal::FailureLog;
 
 /// A client from the given kubeconfig, else from the environment, else from the pod's ServiceAccount.
 pub async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
@@ -60,18 +60,12 @@ pub async fn persistently<T, F>(what: &str, explain: fn(&Error) -> Option<String
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let (mut wait, said) = (READ_RETRY.0, Said::default());
+    let (mut wait, log) = (READ_RETRY.0, FailureLog::default());
     loop {
         match read().await {
             Ok(found) => return found,
             Err(error) => {
-                match explain(&error) {
-                    Some(problem) if said.is_due("read", &problem, Instant::now()) => {
-                        error!(what, problem, "not read; trying again");
-                    }
-                    Some(_) => {}
-                    None => warn!(what, error = with_causes(&error), "not read; trying again"),
-                }
+                log.record("read", what, explain(&error).as_deref(), &error);
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(READ_RETRY.1);
             }

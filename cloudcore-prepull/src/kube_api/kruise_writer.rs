@@ -1,63 +1,55 @@
-//! Makes the writes of Kruise's objects. When and what, the engine decides; here nothing is tried twice.
+//! The writer of Kruise's objects. When to write, and what, the engine decides; nothing is retried here.
 //!
-//! A write of a NodeImage names the version that it replaces, since people edit NodeImages by hand, and nothing of
-//! theirs may be lost. The statuses of jobs are cloudcore's alone: their writes name the object only.
+//! A write of a NodeImage names the version that it replaces, because people edit NodeImages by hand and none of their
+//! edits may be lost. Nobody else writes the statuses of jobs and the jobs of a list: their writes name the UID only.
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, PostParams};
 use kube::{Client, Error, Resource, ResourceExt};
-use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage, NodeImageSpec};
+use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImagePullJobSpec, NodeImage, NodeImageSpec};
 use prepull_api::task::NodeName;
 use prepull_engine::kruise::ObjectId;
 use prepull_engine::kruise::jobs::{Action, Object, Outcome};
 use prepull_engine::kruise::node_images::{Write, Written};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tracing::{error, warn};
+use tracing::warn;
 
-use crate::kube_api::refusal::{Said, explain, is_unserved, with_causes};
-
-/// The API server answers a write within its own 60 s or never.
-const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
+use crate::kube_api::refusal::FailureLog;
 
 /// Writes NodeImages, ImagePullJobs and ImageListPullJobs. Cheap to clone.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
-    /// What lasts is said once a minute, and not for each of ten thousand nodes.
-    said: Arc<Said>,
+    /// Shared: a problem that lasts is logged once a minute, and not for each of ten thousand nodes.
+    log: Arc<FailureLog>,
 }
 
 impl Writer {
-    /// Writes with this client's rights.
+    /// Writes with the rights of this client.
     pub fn new(client: Client) -> Self {
-        Self { client, said: Arc::default() }
+        Self { client, log: Arc::default() }
     }
 
     /// Writes a NodeImage.
-    pub async fn node_image(&self, node: &NodeName, write: Write) -> Written {
-        let outcome = tokio::time::timeout(WRITE_DEADLINE, self.write_node_image(node.as_str(), write)).await;
-        match outcome {
-            Ok(Ok(written)) => written,
-            Ok(Err(error)) => {
-                self.complain(&node.0, explain::<NodeImage>(&error), &error);
-                Written::Failed
-            }
-            Err(_) => {
-                warn!(%node, deadline = ?WRITE_DEADLINE, "the NodeImage was not written in time; trying again");
+    pub async fn write_node_image(&self, node: &NodeName, write: Write) -> Written {
+        match object_write::in_time(self.try_node_image(node.as_str(), write)).await {
+            Ok(written) => written,
+            Err(error) => {
+                let problem = error.explain::<NodeImage>();
+                self.log.record("write a NodeImage", node.as_str(), problem.as_deref(), &error);
                 Written::Failed
             }
         }
     }
 
-    async fn write_node_image(&self, name: &str, write: Write) -> Result<Written, Error> {
+    async fn try_node_image(&self, name: &str, write: Write) -> Result<Written, Error> {
         let api = Api::<NodeImage>::all(self.client.clone());
-        let made = match write {
+        let written = match write {
             Write::Create(labels) => {
                 let metadata = ObjectMeta {
                     name: Some(name.to_owned()),
@@ -67,109 +59,102 @@ impl Writer {
                 let object = NodeImage { metadata, spec: NodeImageSpec::default(), status: None };
                 api.create(&PostParams::default(), &object).await.map(Some)
             }
-            Write::Delete { uid } => delete(&api, name, &uid).await.map(|()| None),
+            Write::Delete { uid } => object_write::delete(&api, name, &uid).await.map(|()| None),
             Write::Spec { uid, version, labels, spec } => {
-                let replace = [("/metadata/labels", json!(*labels)), ("/spec", json!(spec))];
-                patch(&api, name, &uid, Some(&version), replace, Part::Main).await.map(Some)
+                let target = Target { name, uid: &uid, version: Some(&version) };
+                let values = [("/metadata/labels", json!(*labels)), ("/spec", json!(spec))];
+                object_write::patch(&api, target, Endpoint::Object, values).await.map(Some)
             }
             Write::Status { uid, version, status } => {
-                let replace = [("/status", json!(status))];
-                patch(&api, name, &uid, Some(&version), replace, Part::Status).await.map(Some)
+                let target = Target { name, uid: &uid, version: Some(&version) };
+                let values = [("/status", json!(status))];
+                object_write::patch(&api, target, Endpoint::Status, values).await.map(Some)
             }
         };
-        match made {
-            Ok(object) => Ok(Written::Done(object.map(Box::new))),
-            // 422 is what a failed test of a JSON patch is to some versions.
-            Err(Error::Api(answer)) if matches!(answer.code, 404 | 409 | 422) && !is_unserved(&answer) => {
-                let current = api.get_opt(name).await?;
-                if answer.code == 422 {
-                    warn!(node = name, error = answer.message, "the NodeImage was refused");
-                }
-                Ok(Written::Refused(current.map(Box::new)))
-            }
-            Err(error) => Err(error),
+        let error = match written {
+            Ok(object) => return Ok(Written::Done(object.map(Box::new))),
+            Err(error) => error,
+        };
+        match Failure::of(&error) {
+            Failure::Other => return Err(error),
+            // A failed test, or a definition that does not accept what was written: only the message says which.
+            Failure::Invalid => warn!(node = name, %error, "the API server refused the NodeImage"),
+            Failure::NotFound | Failure::Conflict => {}
         }
+        Ok(Written::Refused(api.get_opt(name).await?.map(Box::new)))
     }
 
-    /// Makes a job's write.
-    pub async fn job(&self, action: Action) -> Outcome {
+    /// Makes the write of a job.
+    pub async fn write_job(&self, action: Action) -> Outcome {
         let object = written_object(&action);
-        match tokio::time::timeout(WRITE_DEADLINE, self.write_job(action)).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(error)) => {
-                let problem = match object {
-                    Some(Object::ListJob(_)) => explain::<ImageListPullJob>(&error),
-                    _ => explain::<ImagePullJob>(&error),
+        match object_write::in_time(self.try_job(action)).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                let (operation, problem) = match object {
+                    Some(Object::ListJob(_)) => {
+                        ("write an ImageListPullJob", error.explain::<ImageListPullJob>())
+                    }
+                    _ => ("write an ImagePullJob", error.explain::<ImagePullJob>()),
                 };
-                self.complain(&format!("{object:?}"), problem, &error);
-                Outcome::Failed
-            }
-            Err(_) => {
-                warn!(?object, deadline = ?WRITE_DEADLINE, "not written in time; trying again");
+                self.log.record(operation, &format!("{object:?}"), problem.as_deref(), &error);
                 Outcome::Failed
             }
         }
     }
 
-    async fn write_job(&self, action: Action) -> Result<Outcome, Error> {
-        let made = match action {
+    async fn try_job(&self, action: Action) -> Result<Outcome, Error> {
+        match action {
             Action::PullJobStatus(id, status) => {
-                let api: Api<ImagePullJob> = self.of(&id);
-                status_of(&api, &id, json!(status)).await
+                let values = [("/status", json!(status))];
+                replace(&self.namespaced::<ImagePullJob>(&id), &id, Endpoint::Status, values).await
             }
             Action::ListJobStatus(id, status) => {
-                let api: Api<ImageListPullJob> = self.of(&id);
-                status_of(&api, &id, json!(status)).await
+                let values = [("/status", json!(status))];
+                replace(&self.namespaced::<ImageListPullJob>(&id), &id, Endpoint::Status, values).await
+            }
+            Action::ChangeChild { list: _, child: id, spec } => {
+                let values = [("/spec", json!(spec))];
+                replace(&self.namespaced::<ImagePullJob>(&id), &id, Endpoint::Object, values).await
             }
             Action::DeletePullJob(id) | Action::DeleteChild { child: id, .. } => {
-                delete(&self.of::<ImagePullJob>(&id), &id.name, &id.uid.0).await
+                let api = self.namespaced::<ImagePullJob>(&id);
+                object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| Outcome::Done)
             }
-            Action::DeleteListJob(id) => delete(&self.of::<ImageListPullJob>(&id), &id.name, &id.uid.0).await,
-            Action::ChangeChild { list: _, child, spec } => {
-                let api: Api<ImagePullJob> = self.of(&child);
-                let replace = [("/spec", json!(spec))];
-                patch(&api, &child.name, &child.uid.0, None, replace, Part::Main).await.map(|_| ())
+            Action::DeleteListJob(id) => {
+                let api = self.namespaced::<ImageListPullJob>(&id);
+                object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| Outcome::Done)
             }
-            Action::MakeChild { list, name, spec } => {
-                let owner = owner(&list);
-                let mut child = ImagePullJob::new(&name, *spec);
-                child.metadata.owner_references = Some(vec![owner]);
-                let api: Api<ImagePullJob> = self.of(&list);
-                match api.create(&PostParams::default(), &child).await {
-                    // Ours, where the answer to an earlier try was lost.
-                    Err(Error::Api(answer)) if answer.code == 409 => {
-                        let found = api.get_opt(&name).await?;
-                        let is_ours = found.is_some_and(|found| {
-                            found.owner_references().iter().any(|owner| owner.uid == list.uid.0)
-                        });
-                        return Ok(if is_ours { Outcome::Done } else { Outcome::Gone });
-                    }
-                    made => made.map(|_| ()),
-                }
-            }
-            Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => Ok(()),
-        };
-        match made {
-            Ok(()) => Ok(Outcome::Done),
-            // 410 is ours. A 409 is no answer to that: the API server has lost a race with another writer.
-            Err(Error::Api(answer)) if matches!(answer.code, 404 | 410) && !is_unserved(&answer) => {
-                Ok(Outcome::Gone)
-            }
-            Err(error) => Err(error),
+            Action::MakeChild { list, name, spec } => self.create_child(&list, &name, *spec).await,
+            Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => Ok(Outcome::Done),
         }
     }
 
-    fn complain(&self, object: &str, problem: Option<String>, error: &Error) {
-        match problem {
-            Some(problem) if self.said.is_due("write", &problem, Instant::now()) => {
-                error!(problem, object, "not written; trying again");
+    async fn create_child(
+        &self,
+        list: &ObjectId,
+        name: &str,
+        spec: ImagePullJobSpec,
+    ) -> Result<Outcome, Error> {
+        let api = self.namespaced::<ImagePullJob>(list);
+        let mut child = ImagePullJob::new(name, spec);
+        child.metadata.owner_references = Some(vec![owner_reference(list)]);
+        let Err(error) = api.create(&PostParams::default(), &child).await else { return Ok(Outcome::Done) };
+        match Failure::of(&error) {
+            // The namespace is gone.
+            Failure::NotFound => Ok(Outcome::Gone),
+            Failure::Conflict => {
+                let found = api.get_opt(name).await?;
+                // It is ours if the answer to an earlier try was lost.
+                let is_ours = found.is_some_and(|found| {
+                    found.owner_references().iter().any(|owner| owner.uid == list.uid.0)
+                });
+                Ok(if is_ours { Outcome::Done } else { Outcome::Gone })
             }
-            Some(_) => {}
-            None => warn!(object, error = with_causes(error), "not written; trying again"),
+            Failure::Invalid | Failure::Other => Err(error),
         }
     }
 
-    fn of<K>(&self, id: &ObjectId) -> Api<K>
+    fn namespaced<K>(&self, id: &ObjectId) -> Api<K>
     where
         K: Resource<Scope = kube::core::NamespaceResourceScope>,
         K::DynamicType: Default,
@@ -178,7 +163,32 @@ impl Writer {
     }
 }
 
-/// What an action writes. None for what is no write.
+/// Replaces values of an object that nobody else writes, whatever its version.
+async fn replace<K>(
+    api: &Api<K>,
+    id: &ObjectId,
+    endpoint: Endpoint,
+    values: [(&'static str, Value); 1],
+) -> Result<Outcome, Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let target = Target { name: &id.name, uid: &id.uid.0, version: None };
+    let Err(error) = object_write::patch(api, target, endpoint, values).await else {
+        return Ok(Outcome::Done);
+    };
+    match Failure::of(&error) {
+        Failure::NotFound => Ok(Outcome::Gone),
+        // The test of the UID failed, unless the definition does not accept what was written.
+        Failure::Invalid if object_write::read_metadata(api, &id.name, &id.uid.0).await?.is_none() => {
+            Ok(Outcome::Gone)
+        }
+        // A conflict does not say that the object is gone: no version was given.
+        Failure::Invalid | Failure::Conflict | Failure::Other => Err(error),
+    }
+}
+
+/// The object that an action writes, `None` if it writes nothing.
 pub fn written_object(action: &Action) -> Option<Object> {
     Some(match action {
         Action::PullJobStatus(id, _) | Action::DeletePullJob(id) => Object::PullJob(id.uid.clone()),
@@ -191,8 +201,8 @@ pub fn written_object(action: &Action) -> Option<Object> {
     })
 }
 
-/// The list, as the owner of a child.
-fn owner(list: &ObjectId) -> OwnerReference {
+/// A list as the owner of its children.
+fn owner_reference(list: &ObjectId) -> OwnerReference {
     OwnerReference {
         api_version: ImageListPullJob::api_version(&()).into_owned(),
         kind: ImageListPullJob::kind(&()).into_owned(),
@@ -200,67 +210,5 @@ fn owner(list: &ObjectId) -> OwnerReference {
         uid: list.uid.0.clone(),
         controller: Some(true),
         block_owner_deletion: None,
-    }
-}
-
-/// What a patch is of.
-#[derive(Clone, Copy)]
-enum Part {
-    Main,
-    Status,
-}
-
-async fn patch<K: Clone + DeserializeOwned + Debug>(
-    api: &Api<K>,
-    name: &str,
-    uid: &str,
-    version: Option<&str>,
-    replace: impl IntoIterator<Item = (&'static str, Value)>,
-    part: Part,
-) -> Result<K, Error> {
-    let mut operations = vec![json!({ "op": "test", "path": "/metadata/uid", "value": uid })];
-    if let Some(version) = version {
-        operations.push(json!({ "op": "test", "path": "/metadata/resourceVersion", "value": version }));
-    }
-    // `add` replaces what is there.
-    operations.extend(
-        replace.into_iter().map(|(path, value)| json!({ "op": "add", "path": path, "value": value })),
-    );
-    let patch =
-        Patch::<()>::Json(serde_json::from_value(Value::Array(operations)).map_err(Error::SerdeError)?);
-    let params = PatchParams::default();
-    match part {
-        Part::Main => api.patch(name, &params, &patch).await,
-        Part::Status => api.patch_status(name, &params, &patch).await,
-    }
-}
-
-async fn status_of<K>(api: &Api<K>, id: &ObjectId, status: Value) -> Result<(), Error>
-where
-    K: Clone + DeserializeOwned + Debug + ResourceExt,
-{
-    match patch(api, &id.name, &id.uid.0, None, [("/status", status)], Part::Status).await {
-        // The test of the UID, or a status that the definition does not take.
-        Err(Error::Api(answer)) if answer.code == 422 => {
-            let found = api.get_opt(&id.name).await?;
-            if found.is_some_and(|found| found.uid().as_ref() == Some(&id.uid.0)) {
-                return Err(Error::Api(answer));
-            }
-            // Another one of its name, or none.
-            Err(Error::Api(Box::new(kube::core::Status { code: 410, ..*answer })))
-        }
-        made => made.map(|_| ()),
-    }
-}
-
-async fn delete<K>(api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
-where
-    K: Clone + DeserializeOwned + Debug + Serialize,
-{
-    let uid = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-    match api.delete(name, &DeleteParams::background().preconditions(uid)).await {
-        // Gone already, or another one of its name.
-        Err(Error::Api(answer)) if matches!(answer.code, 404 | 409) && !is_unserved(&answer) => Ok(()),
-        deleted => deleted.map(|_| ()),
     }
 }

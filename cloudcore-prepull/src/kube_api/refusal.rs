@@ -1,4 +1,5 @@
-//! Requests that the API server will refuse until somebody does something: what that is, and how often it is said.
+//! Requests that the API server refuses until somebody acts: the problem with its remedy, and a log that does not
+//! repeat it every few seconds.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,13 +8,14 @@ use std::time::{Duration, Instant};
 use kube::core::Status;
 use kube::{Error, Resource};
 use prepull_api::crd::kruise;
+use tracing::{error, warn};
 
-/// Between two lines about the same thing: no request that is tried again every few seconds fills the log.
+/// The same problem is logged once in this time, although the request is retried every few seconds.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// What is wrong, and the remedy, where trying again is no help by itself: the definition of `K` is missing, or a right
-/// to it. None for all that may pass.
-pub fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
+/// What is wrong, and the remedy, if retrying does not help by itself: the definition of `K` is missing, or a right to
+/// it, or the credentials are not accepted. `None` for every error that may pass.
+pub(crate) fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
     let Error::Api(answer) = error else { return None };
     if is_unserved(answer) {
         let (kind, group, version) = (K::plural(&()), K::group(&()), K::version(&()));
@@ -25,8 +27,8 @@ pub fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
     }
     if answer.code == 401 {
         return Some(
-            "the API server does not know who asks: the credentials of --kubeconfig, or of the pod's ServiceAccount, \
-             are wrong or too old"
+            "the API server does not accept the credentials of --kubeconfig, or of the pod's ServiceAccount: they are \
+             wrong or have expired"
                 .to_owned(),
         );
     }
@@ -36,25 +38,25 @@ pub fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
     })
 }
 
-/// Whether what concerns a kind stands in manifests/kruise. Pods are read for podSelectors, and for nothing else.
+/// Whether the manifests of a kind are in manifests/kruise. Pods are only read for Kruise's podSelectors.
 fn is_kruise<K: Resource<DynamicType = ()>>() -> bool {
     K::group(&()) == kruise::GROUP || K::kind(&()) == "Pod"
 }
 
-/// Whether the server knows no such kind. Where it only has no such object, it says which.
-pub fn is_unserved(answer: &Status) -> bool {
+/// Whether a 404 means that the kind is not served. If only the object is missing, the answer names it.
+pub(crate) fn is_unserved(answer: &Status) -> bool {
     answer.code == 404 && answer.details.as_ref().is_none_or(|details| details.name.is_empty())
 }
 
-/// `User "…" cannot list resource "…" in API group "…" at the cluster scope`. Admission says 403 as well, of one object
-/// and for reasons of its own.
+/// The RBAC part of a 403: `User "…" cannot list resource "…" in API group "…" at the cluster scope`. Admission also
+/// answers 403, about one object and for reasons of its own.
 fn missing_right(answer: &Status) -> Option<&str> {
     let refused = answer.message.get(answer.message.find("User \"")?..)?;
     (answer.code == 403 && refused.contains("\" cannot ")).then_some(refused)
 }
 
-/// An error with what caused it, each once: kube repeats itself.
-pub fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+/// An error followed by its causes, without those that a text before already contains: kube repeats its sources.
+pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).fold(String::new(), |text, cause| match text {
         text if text.is_empty() => cause,
@@ -63,20 +65,39 @@ pub fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     })
 }
 
-/// What was said last about each matter, and when.
+/// Logs failed requests that are retried: a problem that lasts once a minute, any other failure each time.
 #[derive(Debug, Default)]
-pub struct Said(Mutex<HashMap<&'static str, (Instant, String)>>);
+pub(crate) struct FailureLog(Mutex<HashMap<&'static str, (Instant, String)>>);
 
-impl Said {
-    /// Whether it is time to say this of the matter: it is new, or a minute has passed.
-    pub fn is_due(&self, matter: &'static str, text: &str, now: Instant) -> bool {
-        // Nothing that holds the lock can leave the map half changed.
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = said.get(matter).is_none_or(|(at, last)| last != text || now >= *at + REPEAT);
-        if due {
-            said.insert(matter, (now, text.to_owned()));
+impl FailureLog {
+    /// Logs one failure. `problem` is what [`explain`] says about it; `operation` is what was tried, such as `read`.
+    pub(crate) fn record(
+        &self,
+        operation: &'static str,
+        object: &str,
+        problem: Option<&str>,
+        error: &(dyn std::error::Error + 'static),
+    ) {
+        let Some(problem) = problem else {
+            return warn!(operation, object, error = with_causes(error), "a request failed; retrying");
+        };
+        if self.is_due(operation, problem, Instant::now()) {
+            error!(
+                operation,
+                object, problem, "the API server refused this request, and maybe others like it; retrying"
+            );
         }
-        due
+    }
+
+    /// Whether to log this problem of an operation now: it is a new one, or a minute has passed.
+    pub(crate) fn is_due(&self, operation: &'static str, problem: &str, now: Instant) -> bool {
+        // Nothing that holds the lock can leave the map half changed.
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = logged.get(operation).is_none_or(|(at, last)| last != problem || now >= *at + REPEAT);
+        if is_due {
+            logged.insert(operation, (now, problem.to_owned()));
+        }
+        is_due
     }
 }
 
@@ -93,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_definition_is_no_missing_object() {
+    fn a_missing_definition_is_told_from_a_missing_object() {
         // As kube makes it of "404 page not found", and as newer servers say it.
         for answer in [
             json!({ "code": 404, "message": "404 page not found", "reason": "Failed to parse error data" }),
@@ -110,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_named_and_admission_is_not_taken_for_one() {
+    fn a_missing_right_is_named_and_a_denial_by_admission_is_not_one() {
         let answer = |message: &str| explained(json!({ "code": 403, "message": message }));
         let text = answer(
             "imageprepullreports.operations.kubeedge.io \"a-1\" is forbidden: User \"u\" cannot update \
@@ -124,25 +145,25 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_not_known_is_told_so() {
+    fn rejected_credentials_are_explained() {
         let text = explained(json!({ "code": 401, "message": "Unauthorized" })).unwrap();
         assert!(text.contains("the credentials of --kubeconfig"), "{text}");
     }
 
     #[test]
-    fn causes_are_told_once() {
+    fn a_cause_that_the_error_already_names_is_not_repeated() {
         let inner = anyhow::anyhow!("refused").context("client error").context("ServiceError: client error");
         assert_eq!(with_causes(inner.as_ref()), "ServiceError: client error: refused");
     }
 
     #[test]
-    fn the_same_is_said_once_a_minute_of_each_matter() {
-        let (said, now) = (Said::default(), Instant::now());
-        assert!(said.is_due("reports", "a", now));
-        assert!(!said.is_due("reports", "a", now + REPEAT / 2));
-        assert!(said.is_due("status", "a", now + REPEAT / 2));
-        assert!(said.is_due("reports", "b", now + REPEAT / 2), "it is another one by now");
-        assert!(!said.is_due("reports", "b", now + REPEAT));
-        assert!(said.is_due("reports", "b", now + REPEAT / 2 + REPEAT));
+    fn a_problem_is_logged_once_a_minute_per_operation() {
+        let (log, now) = (FailureLog::default(), Instant::now());
+        assert!(log.is_due("reports", "a", now));
+        assert!(!log.is_due("reports", "a", now + REPEAT / 2));
+        assert!(log.is_due("status", "a", now + REPEAT / 2));
+        assert!(log.is_due("reports", "b", now + REPEAT / 2), "a new problem is not held back");
+        assert!(!log.is_due("reports", "b", now + REPEAT));
+        assert!(log.is_due("reports", "b", now + REPEAT / 2 + REPEAT));
     }
 }

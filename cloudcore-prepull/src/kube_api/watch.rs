@@ -3,8 +3,6 @@
 //! A watch that breaks is listed again (410, a restart of the API server): what vanished meanwhile is found by
 //! comparison, in the controller. Errors are logged and waited out with backoff; they never end the stream.
 
-use std::time::Instant;
-
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
@@ -18,9 +16,8 @@ use prepull_engine::engine;
 use prepull_engine::prepull::controller::{Input, JobObject, UnreadableJob};
 use prepull_engine::shared::node_view::NodeView;
 use tokio::sync::mpsc;
-use tracing::{error, warn};
 
-use crate::kube_api::refusal::{Said, explain, with_causes};
+use crate::kube_api::refusal::{FailureLog, explain};
 
 /// Watches all nodes for ever. Of each only what planning needs is kept.
 pub async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
@@ -77,7 +74,7 @@ pub(crate) async fn follow<K, T, I>(
     I: Into<engine::Input>,
 {
     let kind = K::kind(&());
-    let (mut listed, said) = (Vec::new(), Said::default());
+    let (mut listed, log) = (Vec::new(), FailureLog::default());
     let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
     loop {
         let input = match stream.next().await {
@@ -93,15 +90,7 @@ pub(crate) async fn follow<K, T, I>(
             Some(Ok(Event::Apply(object))) => (watched.one)(read(object)),
             Some(Ok(Event::Delete(object))) => (watched.gone)(&read(object)),
             Some(Err(error)) => {
-                match lasting::<K>(&error) {
-                    Some(problem) if said.is_due("watch", &problem, Instant::now()) => {
-                        error!(%kind, problem, "watch interrupted; trying again");
-                    }
-                    Some(_) => {}
-                    None => {
-                        warn!(%kind, error = with_causes(&error), "watch interrupted; it goes on by itself");
-                    }
-                }
+                log.record("watch", &kind, lasting_problem::<K>(&error).as_deref(), &error);
                 continue;
             }
             None => return,
@@ -113,7 +102,7 @@ pub(crate) async fn follow<K, T, I>(
 }
 
 /// What keeps a watch from being made anew until somebody does something.
-fn lasting<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
+fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
     match error {
         watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {
             explain::<K>(error)

@@ -72,7 +72,8 @@ impl Core {
                 let (writer, permits) = (self.kruise.writer.clone(), self.kruise.permits.clone());
                 self.work.spawn(async move {
                     let _permit = permits.acquire().await;
-                    let written = caught(writer.node_image(&node, write)).await.unwrap_or(Written::Failed);
+                    let written =
+                        caught(writer.write_node_image(&node, write)).await.unwrap_or(Written::Failed);
                     let _ = inputs.send(Input::Node(node_images::Input::Written(node, written)).into()).await;
                 });
             }
@@ -83,7 +84,7 @@ impl Core {
                     let Some(object) = crate::kube_api::kruise_writer::written_object(&action) else {
                         return;
                     };
-                    let outcome = caught(writer.job(action)).await.unwrap_or(Outcome::Failed);
+                    let outcome = caught(writer.write_job(action)).await.unwrap_or(Outcome::Failed);
                     let _ = inputs.send(Input::Job(jobs::Input::Written { object, outcome }).into()).await;
                 });
             }

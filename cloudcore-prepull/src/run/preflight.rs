@@ -11,7 +11,7 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
 use tracing::{error, info, warn};
 
-use crate::kube_api::refusal::{Said, explain, with_causes};
+use crate::kube_api::refusal::{FailureLog, explain, with_causes};
 use crate::run::http::Readiness;
 
 /// Between two looks: an upgrade may be under way, and whoever applies what is missing waits for it to help.
@@ -22,7 +22,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Waits until all of it is served and may be read. What is missing stands in the log, and is the answer of /readyz.
 /// Dropping the future loses nothing.
 pub(crate) async fn passes(client: &Client, readiness: &Readiness) {
-    let said = Said::default();
+    let log = FailureLog::default();
     let mut complained = false;
     loop {
         let problems = problems(client).await;
@@ -35,7 +35,7 @@ pub(crate) async fn passes(client: &Client, readiness: &Readiness) {
         }
         let lasting = problems.iter().any(|problem| problem.lasts);
         let text = problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("; ");
-        if said.is_due("start", &text, Instant::now()) {
+        if log.is_due("start", &text, Instant::now()) {
             if lasting {
                 error!(problem = text, "no work can begin; looking again until it can");
             } else {

@@ -1,42 +1,38 @@
-//! Writes that are refused until somebody does something: said once a minute in the log, and once on the job.
+//! Jobs whose writes are refused until somebody acts: an event on each such job, and one log line a minute.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
-use kube::Error;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::task::JobUid;
 use prepull_engine::prepull::controller::{JobEvent, Object};
-use tracing::{error, warn};
 
 use crate::kube_api::events::Events;
-use crate::kube_api::refusal::{Said, explain, with_causes};
+use crate::kube_api::object_write::WriteError;
+use crate::kube_api::refusal::FailureLog;
 
-/// What is refused now. Cheap to clone.
+/// The objects whose writes are refused now. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Refused {
-    said: Arc<Said>,
+    log: Arc<FailureLog>,
     events: Events,
     objects: Arc<Mutex<HashSet<(JobUid, Object)>>>,
 }
 
 impl Refused {
     pub(super) fn new(events: Events) -> Self {
-        Self { said: Arc::default(), events, objects: Arc::default() }
+        Self { log: Arc::default(), events, objects: Arc::default() }
     }
 
-    /// A write failed. Where that lasts the job cannot go on, and who looks at the job is told so.
-    pub(super) fn failed(&self, job: &JobUid, name: &str, object: Object, error: &Error) {
-        let (what, problem) = match object {
-            Object::Status => ("status", explain::<ImagePrePullJob>(error)),
-            Object::Report(_) => ("report", explain::<ImagePrePullReport>(error)),
+    /// Logs a failed write. If the problem lasts, the job cannot go on: its first such write also becomes an event.
+    pub(super) fn record(&self, job: &JobUid, name: &str, object: Object, error: &WriteError) {
+        let (what, operation, problem) = match object {
+            Object::Status => ("status", "write the status of a job", error.explain::<ImagePrePullJob>()),
+            Object::Report(_) => ("report", "write a report of a job", error.explain::<ImagePrePullReport>()),
         };
-        let Some(problem) = problem else {
-            return warn!(job = name, ?object, error = with_causes(error), "not written; trying again");
-        };
-        self.log(what, name, &problem);
+        self.log.record(operation, name, problem.as_deref(), error);
+        let Some(problem) = problem else { return };
         let is_first = {
             let mut objects = self.objects();
             let is_first = !objects.iter().any(|(known, _)| known == job);
@@ -54,22 +50,14 @@ impl Refused {
         }
     }
 
-    /// As above, of a job whose time is over: nobody looks at it any more.
-    pub(super) fn not_deleted(&self, name: &str, error: &Error) {
-        let Some(problem) = explain::<ImagePrePullJob>(error) else {
-            return warn!(job = name, error = with_causes(error), "the job was not deleted; trying again");
-        };
-        self.log("deletion", name, &problem);
+    /// Logs a failed deletion. No event: nobody looks at a job whose TTL is over.
+    pub(super) fn record_deletion(&self, name: &str, error: &WriteError) {
+        let problem = error.explain::<ImagePrePullJob>();
+        self.log.record("delete a job", name, problem.as_deref(), error);
     }
 
-    fn log(&self, what: &'static str, name: &str, problem: &str) {
-        if self.said.is_due(what, problem, Instant::now()) {
-            error!(job = name, what, problem, "refused, of this job and maybe of others; trying again");
-        }
-    }
-
-    /// The write was not refused.
-    pub(super) fn no_more(&self, job: &JobUid, object: Object) {
+    /// The object was written: its next refusal is news again.
+    pub(super) fn clear(&self, job: &JobUid, object: Object) {
         self.objects().remove(&(job.clone(), object));
     }
 
@@ -83,7 +71,7 @@ impl Refused {
     }
 }
 
-/// The API server's limit for an event's message is 1,024 bytes; what it says itself is cut.
+/// The API server's limit for an event's message is 1,024 bytes; its own words come last and are cut.
 fn note(what: &str, problem: &str) -> String {
     let mut note = format!("the job waits, because its {what} cannot be written: {problem}");
     note.truncate(note.floor_char_boundary(1024));

@@ -1,0 +1,199 @@
+//! Writes of one object under its UID: the JSON patch, the deletion, their deadline, and what their failure says.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::time::Duration;
+
+use kube::api::{Api, DeleteParams, PartialObjectMeta, Patch, PatchParams, Preconditions};
+use kube::{Error, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::kube_api::refusal::{explain, is_unserved};
+
+/// The API server answers a write within its own 60 s or never; half of that leaves time for another try before a
+/// node's deadline.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The object that a write is meant for, as opposed to a later object of the same name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target<'a> {
+    /// metadata.name
+    pub(super) name: &'a str,
+    /// metadata.uid
+    pub(super) uid: &'a str,
+    /// The resourceVersion that the write replaces; `None` writes over any version.
+    pub(super) version: Option<&'a str>,
+}
+
+/// The endpoint to which a patch goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Endpoint {
+    /// The object itself, without its status.
+    Object,
+    /// The status subresource.
+    Status,
+}
+
+/// Why the outcome of a write is not known, or why it was refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    /// The write may still have been made.
+    #[error("the API server has not answered within {DEADLINE:?}")]
+    Deadline,
+    /// As the client returned it.
+    #[error(transparent)]
+    Api(#[from] Error),
+}
+
+impl WriteError {
+    /// What is wrong, and the remedy, if retrying does not help by itself. `K` is the kind that was written.
+    pub(super) fn explain<K: Resource<DynamicType = ()>>(&self) -> Option<String> {
+        match self {
+            Self::Deadline => None,
+            Self::Api(error) => explain::<K>(error),
+        }
+    }
+}
+
+/// What a failed write says about its object. The names are those of Kubernetes' status reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// There is no object of that name.
+    NotFound,
+    /// Another object or another version has the name. For a patch without a version: a race inside the API server.
+    Conflict,
+    /// A test of the patch failed, or the definition does not accept the content.
+    Invalid,
+    /// It says nothing: the kind is not served, a right is missing, or the API server is in trouble.
+    Other,
+}
+
+impl Failure {
+    pub(super) fn of(error: &Error) -> Self {
+        match error {
+            // If the kind is not served, no object can be read or written, and so none is gone.
+            Error::Api(answer) if is_unserved(answer) => Self::Other,
+            Error::Api(answer) if answer.code == 404 => Self::NotFound,
+            Error::Api(answer) if answer.code == 409 => Self::Conflict,
+            Error::Api(answer) if answer.code == 422 => Self::Invalid,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Waits for the outcome of a write, but not for ever.
+pub(super) async fn in_time<T>(write: impl Future<Output = Result<T, Error>>) -> Result<T, WriteError> {
+    match tokio::time::timeout(DEADLINE, write).await {
+        Ok(outcome) => outcome.map_err(WriteError::Api),
+        Err(_) => Err(WriteError::Deadline),
+    }
+}
+
+/// Replaces the values at these paths, whole.
+pub(super) async fn patch<K: Clone + DeserializeOwned + Debug>(
+    api: &Api<K>,
+    target: Target<'_>,
+    endpoint: Endpoint,
+    values: impl IntoIterator<Item = (&'static str, Value)>,
+) -> Result<K, Error> {
+    let operations = serde_json::from_value(operations(target, values)).map_err(Error::SerdeError)?;
+    let (patch, params) = (Patch::<()>::Json(operations), PatchParams::default());
+    match endpoint {
+        Endpoint::Object => api.patch(target.name, &params, &patch).await,
+        Endpoint::Status => api.patch_status(target.name, &params, &patch).await,
+    }
+}
+
+/// Tests instead of a merge patch with the UID in its metadata: in a write of a custom resource's status the API server
+/// ignores the metadata.
+fn operations(target: Target, values: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
+    let Target { name: _, uid, version } = target;
+    let mut operations = vec![json!({ "op": "test", "path": "/metadata/uid", "value": uid })];
+    if let Some(version) = version {
+        operations.push(json!({ "op": "test", "path": "/metadata/resourceVersion", "value": version }));
+    }
+    // `add` also replaces a value that is there.
+    let add = |(path, value)| json!({ "op": "add", "path": path, "value": value });
+    operations.extend(values.into_iter().map(add));
+    Value::Array(operations)
+}
+
+/// Deletes the object, whatever its version. Succeeds if it is gone already.
+pub(super) async fn delete<K>(api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let uid = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+    match api.delete(name, &DeleteParams::background().preconditions(uid)).await {
+        // A conflict: another object has the name by now.
+        Err(error) if matches!(Failure::of(&error), Failure::NotFound | Failure::Conflict) => Ok(()),
+        deleted => deleted.map(drop),
+    }
+}
+
+/// The metadata of the object, unless it is gone or another object has its name.
+pub(super) async fn read_metadata<K>(
+    api: &Api<K>,
+    name: &str,
+    uid: &str,
+) -> Result<Option<PartialObjectMeta<K>>, Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let found = api.get_metadata_opt(name).await?;
+    Ok(found.filter(|found| found.uid().as_deref() == Some(uid)))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_patch_tests_uid_and_version_before_it_replaces_whole_values() {
+        let target = Target { name: "nginx", uid: "u", version: Some("42") };
+        let with_version = operations(target, [("/status", json!({ "phase": "Init" }))]);
+        assert_eq!(
+            with_version,
+            json!([
+                { "op": "test", "path": "/metadata/uid", "value": "u" },
+                { "op": "test", "path": "/metadata/resourceVersion", "value": "42" },
+                { "op": "add", "path": "/status", "value": { "phase": "Init" } },
+            ])
+        );
+        let any_version = operations(Target { version: None, ..target }, [("/spec", json!(1))]);
+        assert_eq!(
+            any_version,
+            json!([
+                { "op": "test", "path": "/metadata/uid", "value": "u" },
+                { "op": "add", "path": "/spec", "value": 1 },
+            ])
+        );
+    }
+
+    #[test]
+    fn a_kind_that_is_not_served_says_nothing_about_its_objects() {
+        let failure = |answer: Value| {
+            let answer: Status = serde_json::from_value(answer).unwrap();
+            Failure::of(&Error::Api(answer.boxed()))
+        };
+        assert_eq!(failure(json!({ "code": 404, "message": "404 page not found" })), Failure::Other);
+        assert_eq!(failure(json!({ "code": 404, "details": { "name": "nginx" } })), Failure::NotFound);
+        assert_eq!(failure(json!({ "code": 409 })), Failure::Conflict);
+        assert_eq!(failure(json!({ "code": 422 })), Failure::Invalid);
+        for code in [401, 403, 410, 429, 500] {
+            assert_eq!(failure(json!({ "code": code })), Failure::Other, "{code}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_without_an_answer_ends_at_its_deadline() {
+        let began = tokio::time::Instant::now();
+        let error = in_time(std::future::pending::<Result<(), Error>>()).await.unwrap_err();
+        assert!(matches!(error, WriteError::Deadline), "{error}");
+        assert_eq!(began.elapsed(), DEADLINE);
+        assert_eq!(error.to_string(), "the API server has not answered within 30s");
+    }
+}
