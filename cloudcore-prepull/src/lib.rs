@@ -13,6 +13,7 @@ pub mod commands;
 
 /// Everything that an edge talks to.
 pub mod edges {
+    mod accept;
     pub mod dispatch;
     pub mod enroll;
     pub mod pki;

@@ -31,7 +31,7 @@ use tracing::{Instrument, error, info, info_span};
 use crate::commands;
 use crate::commands::args::{Cli, ClusterArgs, Command, LogFormat, RunArgs};
 use crate::edges::dispatch;
-use crate::edges::tunnel::registry::Sessions;
+use crate::edges::tunnel::Sessions;
 use crate::kube_api::events::Events;
 use crate::kube_api::leader::{self, Leadership};
 use crate::kube_api::refusal::with_causes;

@@ -11,8 +11,7 @@ use prepull_engine::prepull::controller::Dispatch;
 use prepull_engine::prepull::plan::{self, PlannedImage, SecretLookup};
 use prepull_engine::shared::outcomes::DispatchOutcome;
 
-use crate::edges::tunnel::SendError;
-use crate::edges::tunnel::registry::Sessions;
+use crate::edges::tunnel::{SendError, Sessions};
 use crate::kube_api::secrets::Secrets;
 
 /// Resolves the keys, and hands the task to the node's session.

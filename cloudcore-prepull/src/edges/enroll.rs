@@ -1,12 +1,12 @@
-//! The enrolment endpoint: HTTPS, three small routes, no state of its own.
+//! The enrolment endpoint: three HTTPS routes, without state of its own.
 //!
 //! ```text
 //!  GET  /v1/ca                          ─▶ the CA's certificate
 //!  POST /v1/enroll  token, CSR          ─▶ tokens ─▶ Authority::sign_client
-//!  POST /v1/renew   certificate, CSR    ─▶ peer ───▶ Authority::sign_client
+//!  POST /v1/renew   certificate, CSR    ─▶ Peer ───▶ Authority::sign_client
 //! ```
 
-mod failures;
+mod failed_tokens;
 mod routes;
 
 use std::net::SocketAddr;
@@ -23,33 +23,32 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::edges::accept::accept_connection;
 use crate::edges::pki::Authority;
+use crate::edges::pki::peer::Peer;
 use crate::edges::tokens::Tokens;
-use crate::edges::tunnel::peer::Peer;
-use failures::Failures;
+use failed_tokens::FailedTokens;
 use routes::Routes;
 
-/// Connections at a time. Each serves one request and is gone; more wait in the kernel.
+/// The most connections at a time. Each serves one request and closes; further ones wait in the kernel.
 const MAX_CONNECTIONS: usize = 1024;
-/// Tokens that are looked up at the API server at a time: what it can bear, and by how much the bound on failed
-/// tokens can be overrun.
+/// The most tokens that are looked up at a time. It protects the API server, and is how far the limit of failed
+/// tokens can be exceeded.
 const MAX_LOOKUPS: usize = 32;
-/// For the whole of a connection: TLS, one request, the API server, the answer.
+/// The deadline for a whole connection: TLS, one request, the API server, the answer.
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(20);
-/// For the request's head, after TLS.
+/// The deadline for the request's head, after TLS.
 const HEADER_DEADLINE: Duration = Duration::from_secs(5);
-/// A request's head is a few hundred bytes; hyper asks for 8 KiB at least.
+/// The most bytes of a request's head. A few hundred would do; hyper's minimum is 8 KiB.
 const MAX_HEAD: usize = 8 * 1024;
-/// What is under way at `shutdown` may finish within this.
-const DRAIN: Duration = Duration::from_secs(2);
-/// Wait after a failed accept: it fails where descriptors have run out, and would fail again at once.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long requests in progress may take after `shutdown`.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What the endpoint gives.
+/// Settings of the certificates that the endpoint issues.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The life of an edge's certificate, `--edge-cert-ttl`. It is renewed when a third is left: an edge that
-    /// is offline for longer than that third has to join again.
+    /// The lifetime of an edge's certificate, `--edge-cert-ttl`. The edge renews it when a third is left; one that is
+    /// offline for longer than that third must join again.
     pub certificate_ttl: Duration,
 }
 
@@ -59,7 +58,7 @@ impl Default for Settings {
     }
 }
 
-/// Serves until `shutdown`; what is under way then may finish within two seconds.
+/// Serves edges until `shutdown`; requests in progress then have two more seconds.
 pub async fn serve(
     listener: TcpListener,
     tls: Arc<rustls::ServerConfig>,
@@ -69,51 +68,43 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(tls);
-    let failures = Mutex::new(Failures::new(Instant::now()));
+    let failed_tokens = Mutex::new(FailedTokens::new(Instant::now()));
     let lookups = Semaphore::new(MAX_LOOKUPS);
-    let routes = Arc::new(Routes { authority, tokens, settings, failures, lookups });
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let routes = Arc::new(Routes { authority, tokens, settings, failed_tokens, lookups });
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let tracker = TaskTracker::new();
     let accept = async {
-        // The semaphore is never closed.
-        while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
-            match listener.accept().await {
-                Ok((stream, address)) => {
-                    let (acceptor, routes) = (acceptor.clone(), Arc::clone(&routes));
-                    tracker.spawn(async move {
-                        let served =
-                            timeout(CONNECTION_DEADLINE, connection(acceptor, stream, address, routes));
-                        match served.await {
-                            Ok(Ok(())) => {}
-                            Ok(Err(error)) => tracing::debug!(%address, error, "enrolment connection failed"),
-                            Err(_) => tracing::debug!(%address, "enrolment connection took too long"),
-                        }
-                        drop(permit);
-                    });
+        // Loops forever: the semaphore is never closed.
+        while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+            let (stream, address) = accept_connection(&listener).await;
+            let (acceptor, routes) = (acceptor.clone(), Arc::clone(&routes));
+            tracker.spawn(async move {
+                match timeout(CONNECTION_DEADLINE, serve_connection(acceptor, stream, address, routes)).await
+                {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%address, %error, "enrolment connection failed"),
+                    Err(_) => tracing::debug!(%address, "enrolment connection took too long"),
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "accept failed; is the limit of open files (ulimit -n) too low?");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
+                drop(slot);
+            });
         }
     };
     shutdown.run_until_cancelled(accept).await;
     tracker.close();
-    let _ = timeout(DRAIN, tracker.wait()).await;
+    let _ = timeout(DRAIN_DEADLINE, tracker.wait()).await;
 }
 
-async fn connection(
+async fn serve_connection(
     acceptor: TlsAcceptor,
     stream: TcpStream,
     address: SocketAddr,
     routes: Arc<Routes>,
-) -> Result<(), String> {
-    let stream = acceptor.accept(stream).await.map_err(|error| error.to_string())?;
+) -> anyhow::Result<()> {
+    let stream = acceptor.accept(stream).await?;
     let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now());
     let (peer, routes) = (&peer, &routes);
     let service = service_fn(move |request| async move {
-        Ok::<_, std::convert::Infallible>(routes.answer(request, peer, address.ip()).await)
+        Ok::<_, std::convert::Infallible>(routes.handle(request, peer, address.ip()).await)
     });
     http1::Builder::new()
         .timer(TokioTimer::new())
@@ -121,6 +112,6 @@ async fn connection(
         .max_buf_size(MAX_HEAD)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service)
-        .await
-        .map_err(|error| error.to_string())
+        .await?;
+    Ok(())
 }

@@ -5,6 +5,7 @@
 //!                         └──────sign_client─▶ enroll
 //! ```
 
+pub(crate) mod peer;
 mod server;
 mod store;
 

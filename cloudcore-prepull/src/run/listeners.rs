@@ -19,7 +19,7 @@ use crate::commands::args::RunArgs;
 use crate::edges::enroll;
 use crate::edges::pki::{Authority, ServerIdentity};
 use crate::edges::tokens::Tokens;
-use crate::edges::tunnel::listener;
+use crate::edges::tunnel::{self, listener};
 
 /// Events that wait for the controller's queue; a session waits where it is full.
 const EVENTS: usize = 1024;
@@ -71,9 +71,9 @@ pub(super) async fn start(
         }
     };
     tokio::spawn(vital.guard("what passes on the sessions' events", passing_on));
-    let settings = listener::Settings { heartbeat: args.heartbeat, ..listener::Settings::default() };
-    let (sessions, meters) = (core.sessions.clone(), core.metrics.tunnel());
-    let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, meters, shutdown);
+    let settings = tunnel::Settings { heartbeat: args.heartbeat, ..tunnel::Settings::default() };
+    let (sessions, metrics) = (core.sessions.clone(), core.metrics.tunnel());
+    let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, metrics, shutdown);
     let serving =
         tokio::spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
 

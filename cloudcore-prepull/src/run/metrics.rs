@@ -16,7 +16,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::edges::tunnel::Meters;
+use crate::edges::tunnel::TunnelMetrics;
 use crate::kube_api::leader::Leadership;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,13 +76,13 @@ metrics! {
 pub struct Metrics {
     registry: Registry,
     counted: Counted,
-    tunnel: Meters,
+    tunnel: TunnelMetrics,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("cloudcore_prepull");
-        let (counted, tunnel) = (Counted::default(), Meters::default());
+        let (counted, tunnel) = (Counted::default(), TunnelMetrics::default());
         tunnel.register(&mut registry);
         counted.register(&mut registry);
         Self { registry, counted, tunnel }
@@ -173,7 +173,7 @@ impl Metrics {
     }
 
     /// The metrics that the tunnel counts itself.
-    pub fn tunnel(&self) -> Meters {
+    pub fn tunnel(&self) -> TunnelMetrics {
         self.tunnel.clone()
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cloudcore_prepull::edges::tokens::Scope;
-use cloudcore_prepull::edges::tunnel::listener;
+use cloudcore_prepull::edges::tunnel;
 use edgecore_prepull::cloud::endpoint::RequestError;
 use edgecore_prepull::cloud::identity::{Connection, Identity};
 use edgecore_prepull::cloud::join::{self, JoinError};
@@ -116,7 +116,7 @@ async fn an_address_that_swallows_everything_costs_its_deadline_and_no_more() {
 #[tokio::test]
 async fn when_its_server_is_gone_the_edge_goes_to_the_next() {
     let mut a = Cloud::start();
-    let mut b = a.beside(listener::Settings::default());
+    let mut b = a.beside(tunnel::Settings::default());
     let door = Door::to(a.tunnel).await;
     let urls = vec![url(door.address), b.tunnel_url()];
     let mut agent = Agent::dialling(&a, "edge-1", urls, Settings::default()).await;
@@ -134,7 +134,7 @@ async fn when_its_server_is_gone_the_edge_goes_to_the_next() {
 #[tokio::test]
 async fn a_session_that_broke_off_is_sought_first_where_it_was() {
     let mut a = Cloud::start();
-    let mut b = a.beside(listener::Settings::default());
+    let mut b = a.beside(tunnel::Settings::default());
     let door = Door::to(a.tunnel).await;
     let urls = vec![url(nobody().await), url(door.address), b.tunnel_url()];
     let mut agent = Agent::dialling(&a, "edge-1", urls, quick()).await;
@@ -167,7 +167,7 @@ async fn a_server_that_hangs_is_not_the_first_to_be_dialled_again() {
 async fn a_goaway_sends_the_edge_to_the_others_and_not_before_its_time() {
     const AFTER: Duration = Duration::from_millis(700);
     let mut a = Cloud::start();
-    let mut b = a.beside(listener::Settings::default());
+    let mut b = a.beside(tunnel::Settings::default());
     let urls = vec![a.tunnel_url(), b.tunnel_url()];
     let mut agent = Agent::dialling(&a, "edge-1", urls, no_second_round()).await;
     agent.connected(Hello::default()).await;
@@ -214,7 +214,7 @@ async fn joining_tries_in_turn_and_stores_all_addresses() {
 #[tokio::test]
 async fn a_refusal_is_final() {
     let a = Cloud::start();
-    let b = a.beside(listener::Settings::default());
+    let b = a.beside(tunnel::Settings::default());
     // Of the same CA, and known to the second alone: the first one's answer counts.
     let token = b.token(Scope::Fleet).await;
     let try_at = async |urls: Vec<String>, dir: &Path| {

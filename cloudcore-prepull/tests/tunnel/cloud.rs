@@ -6,8 +6,7 @@ use std::time::{Duration, SystemTime};
 use cloudcore_prepull::edges::enroll;
 use cloudcore_prepull::edges::pki::{Authority, ServerIdentity, VerifiedCsr};
 use cloudcore_prepull::edges::tokens::{Scope, Tokens};
-use cloudcore_prepull::edges::tunnel::listener::{self, Settings};
-use cloudcore_prepull::edges::tunnel::registry::Sessions;
+use cloudcore_prepull::edges::tunnel::{Sessions, Settings, listener};
 use cloudcore_prepull::run::metrics::Metrics;
 use prepull_api::enroll::JoinToken;
 use prepull_api::task::{JobUid, NodeName, TaskId};
@@ -63,7 +62,8 @@ impl Cloud {
         let (tunnel, enroll) = (listener::bind(any).unwrap(), listener::bind(any).unwrap());
         let (tunnel_address, enroll_address) = (tunnel.local_addr().unwrap(), enroll.local_addr().unwrap());
         let (sender, events) = mpsc::channel(64);
-        let (sessions, tokens, shutdown) = (Sessions::new(), Tokens::in_memory(), CancellationToken::new());
+        let (sessions, tokens, shutdown) =
+            (Sessions::default(), Tokens::in_memory(), CancellationToken::new());
         tokio::spawn(enroll::serve(
             enroll,
             identity.enroll_tls().unwrap(),

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use cloudcore_prepull::edges::tunnel::SendError;
-use cloudcore_prepull::edges::tunnel::listener::Settings;
+use cloudcore_prepull::edges::tunnel::{SendError, Settings};
 use futures::{SinkExt, StreamExt};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase, OpenTask};
 use tokio::io::AsyncReadExt;
@@ -50,7 +49,7 @@ async fn hello_comes_first_and_in_time() {
 
     let mut hasty = dial(cloud.tunnel, tls.clone()).await.unwrap();
     say(&mut hasty, &EdgeMessage::Accepted { task: task("j") }).await;
-    assert_eq!(closed(&mut hasty).await, (1002, "the first message is to be Hello".to_owned()));
+    assert_eq!(closed(&mut hasty).await, (1002, "the first message must be Hello".to_owned()));
 
     let mut greedy = dial(cloud.tunnel, tls).await.unwrap();
     let open = vec![OpenTask { task: task("j"), phase: OpenPhase::Running }; 65];

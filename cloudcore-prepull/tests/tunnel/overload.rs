@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cloudcore_prepull::edges::tunnel::listener::Settings;
+use cloudcore_prepull::edges::tunnel::Settings;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -113,8 +113,11 @@ async fn a_controller_that_takes_no_message_sends_away_who_speaks_and_who_is_new
 
 #[tokio::test]
 async fn handshakes_that_stall_make_room_as_soon_as_others_wait() {
-    let settings =
-        Settings { max_handshakes: 4, handshake_hurry: Duration::from_millis(200), ..Settings::default() };
+    let settings = Settings {
+        max_handshakes: 4,
+        contended_handshake_deadline: Duration::from_millis(200),
+        ..Settings::default()
+    };
     let mut cloud = Cloud::start_with(settings);
     let mut idle = Vec::new();
     for _ in 0..12 {

@@ -1,9 +1,9 @@
-//! What each route does.
+//! The routes of the enrolment endpoint.
 
 use std::error::Error as _;
 use std::fmt::Display;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -20,21 +20,21 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::Settings;
-use super::failures::Failures;
+use super::failed_tokens::FailedTokens;
+use crate::edges::pki::peer::{Peer, PeerError};
 use crate::edges::pki::{Authority, PkiError, VerifiedCsr};
 use crate::edges::tokens::{RedeemError, TokenError, Tokens};
-use crate::edges::tunnel::peer::{Peer, PeerError};
 
-/// What all requests share.
+/// The routes, and what all requests share.
 pub(super) struct Routes {
     pub(super) authority: Arc<Authority>,
     pub(super) tokens: Tokens,
     pub(super) settings: Settings,
-    pub(super) failures: Mutex<Failures>,
+    pub(super) failed_tokens: Mutex<FailedTokens>,
     pub(super) lookups: Semaphore,
 }
 
-/// A request that is not granted. The text is for the operator on the edge.
+/// A refused request. The text is for the operator of the edge.
 #[derive(Debug)]
 struct Denial {
     status: StatusCode,
@@ -53,10 +53,10 @@ impl From<PkiError> for Denial {
         match error {
             PkiError::Csr(_) => Self::new(StatusCode::BAD_REQUEST, error),
             error => {
-                tracing::error!(%error, cause = error.source().map(ToString::to_string), "signing failed");
+                tracing::error!(%error, cause = error.source().map(ToString::to_string), "a certificate was not signed");
                 Self::new(
                     StatusCode::INTERNAL_SERVER_ERROR,
-                    "cloudcore could not sign the certificate: see its log",
+                    "cloudcore could not sign the certificate: see cloudcore's log",
                 )
             }
         }
@@ -64,8 +64,8 @@ impl From<PkiError> for Denial {
 }
 
 impl Routes {
-    /// Answers one request.
-    pub(super) async fn answer<B>(
+    /// Handles one request.
+    pub(super) async fn handle<B>(
         &self,
         request: Request<B>,
         peer: &Result<Peer, PeerError>,
@@ -79,14 +79,14 @@ impl Routes {
             CA_PATH => Method::GET,
             ENROLL_PATH | RENEW_PATH => Method::POST,
             _ => {
-                return denied(Denial::new(
+                return error_response(Denial::new(
                     StatusCode::NOT_FOUND,
-                    "no such path: is the agent of another version?",
+                    "no such path; is the agent of another version?",
                 ));
             }
         };
         if *request.method() != method {
-            return denied(Denial::new(
+            return error_response(Denial::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!("only {method} is allowed here"),
             ));
@@ -102,8 +102,8 @@ impl Routes {
             self.renew(request.into_body(), peer).await
         };
         match issued {
-            Ok(issued) => json(StatusCode::OK, &issued),
-            Err(denial) => denied(denial),
+            Ok(issued) => json_response(StatusCode::OK, &issued),
+            Err(denial) => error_response(denial),
         }
     }
 
@@ -112,11 +112,11 @@ impl Routes {
         B: Body,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let EnrollRequest { node, token, csr } = read(body).await?;
-        // Closed never; held until the failure, if it is one, has been counted.
+        let EnrollRequest { node, token, csr } = read_json(body).await?;
+        // Never closed. Held until a failure is recorded, so that concurrent requests hardly exceed the limit.
         let _lookup = self.lookups.acquire().await;
-        // Before anything is looked up: this is what bounds the guessing.
-        if let Err(wait) = self.failures().check(address, Instant::now()) {
+        // Before the token is looked up: this limits guessing.
+        if let Err(wait) = self.failed_tokens().check(address, Instant::now()) {
             let seconds = wait.as_secs() + 1;
             let error = format!("too many failed tokens from {address}: try again in {seconds} s");
             return Err(Denial {
@@ -129,7 +129,7 @@ impl Routes {
         match self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await {
             Ok(()) => {}
             Err(TokenError::Refused(refusal)) => {
-                self.failures().count(address, Instant::now());
+                self.failed_tokens().record(address, Instant::now());
                 tracing::warn!(%address, %node, reason = %refusal, "a token was refused");
                 let status = match refusal {
                     RedeemError::Malformed | RedeemError::NotANode(_) => StatusCode::BAD_REQUEST,
@@ -142,8 +142,7 @@ impl Routes {
             }
             Err(error) => {
                 tracing::error!(%node, %error, cause = error.source().map(ToString::to_string), "a token was not redeemed");
-                let error =
-                    "cloudcore could not check the token at the API server: try again, or see its log";
+                let error = "cloudcore could not check the token at the API server: try again, or see cloudcore's log";
                 return Err(Denial::new(StatusCode::SERVICE_UNAVAILABLE, error));
             }
         }
@@ -158,7 +157,7 @@ impl Routes {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let peer = peer.as_ref().map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
-        let RenewRequest { csr } = read(body).await?;
+        let RenewRequest { csr } = read_json(body).await?;
         let issued = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, SystemTime::now())?;
         tracing::info!(node = %peer.node, not_after = issued.not_after, "a node's certificate was renewed");
         Ok(issued)
@@ -173,12 +172,12 @@ impl Routes {
         })
     }
 
-    fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    fn failed_tokens(&self) -> MutexGuard<'_, FailedTokens> {
+        self.failed_tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn read<T, B>(body: B) -> Result<T, Denial>
+async fn read_json<T, B>(body: B) -> Result<T, Denial>
 where
     T: DeserializeOwned,
     B: Body,
@@ -187,25 +186,25 @@ where
     let body = Limited::new(body, MAX_BODY).collect().await.map_err(|_| {
         Denial::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body is broken or longer than {MAX_BODY} bytes"),
+            format!("the body is incomplete or longer than {MAX_BODY} bytes"),
         )
     })?;
-    // The parser's own words would quote the body, and with it the token.
+    // The parser's error would quote the body, which contains the token.
     serde_json::from_slice(&body.to_bytes())
         .map_err(|_| Denial::new(StatusCode::BAD_REQUEST, "the body is not the JSON that this path expects"))
 }
 
-fn json(status: StatusCode, body: &impl Serialize) -> Response<Full<Bytes>> {
-    // Both bodies are structs of strings, which always serialise.
+fn json_response(status: StatusCode, body: &impl Serialize) -> Response<Full<Bytes>> {
+    // Both bodies are structs of strings, which always serialize.
     let mut response = Response::new(Full::from(serde_json::to_vec(body).unwrap_or_default()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
-fn denied(denial: Denial) -> Response<Full<Bytes>> {
+fn error_response(denial: Denial) -> Response<Full<Bytes>> {
     let Denial { status, error, retry_after } = denial;
-    let mut response = json(status, &ErrorBody { error });
+    let mut response = json_response(status, &ErrorBody { error });
     if let Some(seconds) = retry_after {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     }

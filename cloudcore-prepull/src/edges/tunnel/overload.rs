@@ -1,4 +1,4 @@
-//! When there is more to do than can be done: who is sent away, and until when.
+//! Overload control: whom to send away, and when each edge is to come back.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,120 +9,122 @@ use prepull_api::wire::{CloudMessage, encode};
 use prepull_tunnel::Utf8Bytes;
 use tokio::time::Instant;
 
-use super::Meters;
+use super::TunnelMetrics;
 
-/// Edges that are asked back for each second: a fifth of what a drain asks back to a successor that has nothing else
-/// to do. Each that comes in vain costs a handshake, about a millisecond of a core with resumption.
+/// Edges that are asked back per second: a fifth of what a drain asks back to a successor that has nothing else to
+/// do. Each one that comes in vain costs a handshake, about a millisecond of a core with resumption.
 const RETURNS_PER_SECOND: u32 = 100;
-/// The least that an edge is sent away for: an overload that is over sooner is none that anybody would have seen.
-const LEAST: Duration = Duration::from_secs(2);
-/// The most: as long as an edge obeys. Reached by the 60,000th in a row.
-const MOST: Duration = Duration::from_secs(600);
-/// Nodes whose time is remembered: as many as there are times until then.
-const REMEMBERED: usize = 60_000;
-/// Between two looks whose time has passed: each goes through all of them.
-const FORGET: Duration = Duration::from_secs(1);
+/// The shortest time that an edge is sent away for. An overload that ends sooner would not have been noticed.
+const MIN_DELAY: Duration = Duration::from_secs(2);
+/// The longest time that an edge is sent away for, which is also the longest that it obeys. The 60,000th edge in a
+/// row reaches it.
+const MAX_DELAY: Duration = Duration::from_secs(600);
+/// The most nodes whose return time is remembered: as many as there are distinct times up to [`MAX_DELAY`].
+const MAX_REMEMBERED: usize = 60_000;
+/// The interval between two sweeps of past return times. Each sweep visits all of them.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why an edge is sent away.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-pub(super) enum Why {
-    /// The bound on sessions is reached.
+pub(super) enum OverloadReason {
+    /// The limit of sessions is reached.
     #[error("cloudcore is overloaded: it has as many sessions as it takes")]
-    Full,
-    /// The controller has fallen behind of late.
+    SessionsFull,
+    /// The controller recently did not take a message in time.
     #[error("cloudcore is overloaded: messages wait too long")]
-    Behind,
-    /// The controller has not taken what this one said.
+    ControllerBehind,
+    /// The controller did not take a message of this session in time.
     #[error("cloudcore is overloaded: a message was not taken within {0:?}")]
-    NotTaken(Duration),
+    MessageNotTaken(Duration),
 }
 
-impl Why {
+impl OverloadReason {
     fn label(self) -> &'static str {
         match self {
-            Self::Full => "full",
-            Self::Behind => "behind",
-            Self::NotTaken(_) => "not_taken",
+            Self::SessionsFull => "full",
+            Self::ControllerBehind => "behind",
+            Self::MessageNotTaken(_) => "not_taken",
         }
     }
 }
 
-/// Gives each edge that is sent away a time of its own to come back, so that they do not all come at once, which
-/// would be the next overload. Knows as well whether the controller keeps up.
+/// Remembers whether the controller keeps up, and gives each edge that is sent away a return time of its own: if all
+/// returned at once, they would cause the next overload.
 #[derive(Debug)]
 pub(super) struct Overload {
     state: Mutex<State>,
-    meters: Meters,
+    metrics: TunnelMetrics,
 }
 
 #[derive(Debug)]
 struct State {
-    /// The next time that is nobody's yet.
-    next_return: Instant,
-    /// The time that each was given: who comes before it is told it once more, and moves nobody else's.
+    /// The next return time that no edge has been given.
+    next_free: Instant,
+    /// The return time of each node. A node that comes too early is told the same time again, so that it delays
+    /// no other.
     given: HashMap<NodeName, Instant>,
-    /// When those are looked through next.
-    forget: Instant,
-    /// Until when the controller is taken to be behind.
+    /// When past return times are removed next.
+    next_sweep: Instant,
+    /// The controller counts as behind until this time.
     behind_until: Instant,
 }
 
 impl Overload {
-    pub(super) fn new(meters: Meters, now: Instant) -> Self {
-        let state = State { next_return: now, given: HashMap::new(), forget: now, behind_until: now };
-        Self { state: Mutex::new(state), meters }
+    pub(super) fn new(metrics: TunnelMetrics, now: Instant) -> Self {
+        let state = State { next_free: now, given: HashMap::new(), next_sweep: now, behind_until: now };
+        Self { state: Mutex::new(state), metrics }
     }
 
-    /// The controller has not taken a message for this long: for as long again nobody new is let in, since each
-    /// begins with a message to it.
-    pub(super) fn is_behind(&self, waited: Duration, now: Instant) {
-        let mut state = self.state();
+    /// Notes that the controller has not taken a message for `waited`. For as long again no new session begins,
+    /// since each begins with a message to the controller.
+    pub(super) fn mark_controller_behind(&self, waited: Duration, now: Instant) {
+        let mut state = self.lock();
         state.behind_until = state.behind_until.max(now + waited);
     }
 
-    /// Whether the controller has fallen behind of late.
-    pub(super) fn lasts(&self, now: Instant) -> bool {
-        let mut state = self.state();
-        state.forget_what_passed(now);
+    /// Whether the controller has recently fallen behind.
+    pub(super) fn is_controller_behind(&self, now: Instant) -> bool {
+        let mut state = self.lock();
+        state.sweep(now);
         now < state.behind_until
     }
 
-    /// When this one is to come back.
-    fn next_return(&self, node: &NodeName, now: Instant) -> Duration {
-        let mut state = self.state();
-        state.forget_what_passed(now);
+    /// Counts the edge as sent away, and makes the message that tells it when to come back.
+    pub(super) fn goaway(&self, node: &NodeName, reason: OverloadReason, now: Instant) -> Option<Utf8Bytes> {
+        self.metrics.count_sent_away(reason.label());
+        let after = self.assign_return(node, now);
+        // Always `Some`: the message is far below the size limit.
+        encode(&CloudMessage::Goaway { after, reason: reason.to_string() }).ok().map(Utf8Bytes::from)
+    }
+
+    /// Assigns the node its return time, and tells how far away it is.
+    fn assign_return(&self, node: &NodeName, now: Instant) -> Duration {
+        let mut state = self.lock();
+        state.sweep(now);
         if let Some(at) = state.given.get(node).filter(|at| **at > now) {
             return *at - now;
         }
-        let at = state.next_return.max(now + LEAST).min(now + MOST);
-        state.next_return = at + Duration::from_secs(1) / RETURNS_PER_SECOND;
-        // Who does not fit in is told the most in any case, and nobody can be told more.
-        if state.given.len() < REMEMBERED {
+        let at = state.next_free.max(now + MIN_DELAY).min(now + MAX_DELAY);
+        state.next_free = at + Duration::from_secs(1) / RETURNS_PER_SECOND;
+        // Nodes beyond the limit need not be remembered: they are told the longest delay, and cannot be told more.
+        if state.given.len() < MAX_REMEMBERED {
             state.given.insert(node.clone(), at);
         }
         at - now
     }
 
-    /// What this one is told.
-    pub(super) fn goaway(&self, node: &NodeName, why: Why, now: Instant) -> Option<Utf8Bytes> {
-        self.meters.sent_away(why.label());
-        let goaway = CloudMessage::Goaway { after: self.next_return(node, now), reason: why.to_string() };
-        // Far below the limit of a message: it always can be.
-        encode(&goaway).ok().map(Utf8Bytes::from)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock can leave it half changed.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that holds the lock can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    fn forget_what_passed(&mut self, now: Instant) {
-        if now >= self.forget && !self.given.is_empty() {
+    fn sweep(&mut self, now: Instant) {
+        if now >= self.next_sweep && !self.given.is_empty() {
             self.given.retain(|_, at| *at > now);
             self.given.shrink_to(2 * self.given.len());
-            self.forget = now + FORGET;
+            self.next_sweep = now + SWEEP_INTERVAL;
         }
     }
 }
@@ -136,45 +138,45 @@ mod tests {
     }
 
     #[test]
-    fn each_gets_a_time_of_its_own_and_none_waits_longer_than_it_would() {
+    fn return_times_are_distinct_and_bounded() {
         let start = Instant::now();
-        let overload = Overload::new(Meters::default(), start);
-        let returns: Vec<_> = (0..300).map(|n| overload.next_return(&node(n), start).as_millis()).collect();
+        let overload = Overload::new(TunnelMetrics::default(), start);
+        let returns: Vec<_> = (0..300).map(|n| overload.assign_return(&node(n), start).as_millis()).collect();
         assert_eq!((returns[0], returns[1], returns[299]), (2000, 2010, 4990));
-        // Those who come later do not come before those who came first.
-        assert_eq!(overload.next_return(&node(300), start + Duration::from_secs(1)).as_millis(), 4000);
-        // What is over leaves nothing behind.
-        assert_eq!(overload.next_return(&node(0), start + Duration::from_secs(60)), LEAST);
-        let last = (1000..101_000).map(|n| overload.next_return(&node(n), start)).last();
-        assert_eq!(last, Some(MOST));
-        assert_eq!(overload.state().given.len(), REMEMBERED);
+        // A node that is sent away later does not return before one that was sent away earlier.
+        assert_eq!(overload.assign_return(&node(300), start + Duration::from_secs(1)).as_millis(), 4000);
+        // A past overload does not delay the next one.
+        assert_eq!(overload.assign_return(&node(0), start + Duration::from_secs(60)), MIN_DELAY);
+        let last = (1000..101_000).map(|n| overload.assign_return(&node(n), start)).last();
+        assert_eq!(last, Some(MAX_DELAY));
+        assert_eq!(overload.lock().given.len(), MAX_REMEMBERED);
     }
 
     #[test]
-    fn whoever_does_not_wait_is_told_the_same_time_and_moves_nobody_elses() {
+    fn a_node_that_returns_early_is_told_the_same_time_again() {
         let start = Instant::now();
-        let (overload, ms) = (Overload::new(Meters::default(), start), Duration::from_millis);
-        assert_eq!(overload.next_return(&node(0), start), ms(2000));
+        let (overload, ms) = (Overload::new(TunnelMetrics::default(), start), Duration::from_millis);
+        assert_eq!(overload.assign_return(&node(0), start), ms(2000));
         for millis in 1..2000 {
-            assert_eq!(overload.next_return(&node(0), start + ms(millis)), ms(2000 - millis));
+            assert_eq!(overload.assign_return(&node(0), start + ms(millis)), ms(2000 - millis));
         }
-        assert_eq!(overload.next_return(&node(1), start), ms(2010));
-        // It came in time: it gets another.
-        assert_eq!(overload.next_return(&node(0), start + ms(2000)), LEAST);
-        // What has passed is forgotten, also when nobody is sent away any more.
-        assert!(!overload.lasts(start + ms(3000)));
-        assert_eq!(overload.state().given.len(), 1);
-        assert!(!overload.lasts(start + ms(4000)));
-        assert_eq!(overload.state().given.len(), 0);
+        assert_eq!(overload.assign_return(&node(1), start), ms(2010));
+        // It came at its time: it gets a new one.
+        assert_eq!(overload.assign_return(&node(0), start + ms(2000)), MIN_DELAY);
+        // Past return times are removed even if no further node is sent away.
+        assert!(!overload.is_controller_behind(start + ms(3000)));
+        assert_eq!(overload.lock().given.len(), 1);
+        assert!(!overload.is_controller_behind(start + ms(4000)));
+        assert_eq!(overload.lock().given.len(), 0);
     }
 
     #[test]
-    fn a_controller_that_fell_behind_is_left_alone_for_as_long_again() {
+    fn the_controller_counts_as_behind_for_as_long_as_it_stalled() {
         let start = Instant::now();
-        let (overload, second) = (Overload::new(Meters::default(), start), Duration::from_secs(1));
-        assert!(!overload.lasts(start));
-        overload.is_behind(15 * second, start);
-        assert!(overload.lasts(start + 14 * second));
-        assert!(!overload.lasts(start + 15 * second));
+        let (overload, second) = (Overload::new(TunnelMetrics::default(), start), Duration::from_secs(1));
+        assert!(!overload.is_controller_behind(start));
+        overload.mark_controller_behind(15 * second, start);
+        assert!(overload.is_controller_behind(start + 14 * second));
+        assert!(!overload.is_controller_behind(start + 15 * second));
     }
 }

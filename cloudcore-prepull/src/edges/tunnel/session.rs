@@ -1,25 +1,28 @@
 //! One session, from `Hello` to its end, on one task.
 
-use std::time::{Duration, SystemTime};
+mod end;
+
+use std::convert::Infallible;
+use std::error::Error as _;
+use std::time::SystemTime;
 
 use prepull_api::task::NodeName;
-use prepull_api::wire::{
-    CloudMessage, DecodeError, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, decode, encode,
-};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, decode, encode};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
-use prepull_tunnel::{Channel, CloseCode, Ended, Event};
+use prepull_tunnel::{Channel, Event};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::listener::Settings;
-use super::overload::{Overload, Why};
-use super::peer::Peer;
-use super::registry::{Farewell, Outbox, Outgoing, Sessions};
+use super::outbox::{Outbox, Outgoing};
+use super::overload::{Overload, OverloadReason};
 use super::throttle::Inbound;
+use super::{Sessions, Settings};
+use crate::edges::pki::peer::Peer;
+use end::SessionEnd;
 
-/// What a session needs to know of the rest.
-pub(super) struct Session<'a> {
+/// The node of a session, and what the session shares with all others.
+pub(super) struct SessionContext<'a> {
     pub(super) peer: Peer,
     pub(super) sessions: &'a Sessions,
     pub(super) events: &'a mpsc::Sender<SessionEvent>,
@@ -27,87 +30,26 @@ pub(super) struct Session<'a> {
     pub(super) overload: &'a Overload,
 }
 
-/// Why a session ended.
-#[derive(Debug, thiserror::Error)]
-enum End {
-    #[error("{0}")]
-    Connection(#[from] Ended),
-    #[error("{0}")]
-    Decode(#[from] DecodeError),
-    #[error("no Hello within {0:?}")]
-    NoHello(Duration),
-    #[error("the first message is to be Hello")]
-    NotHello,
-    #[error("Hello may come only once")]
-    SecondHello,
-    #[error("Hello lists {0} tasks; at most {MAX_OPEN_TASKS} are accepted")]
-    TooManyTasks(usize),
-    #[error("too many messages: the node goes on sending although it is held back")]
-    Flood,
-    #[error("{}", Why::NotTaken(*.0))]
-    Overloaded(Duration),
-    #[error("the client certificate has expired: renew it, or join again with a new token")]
-    Expired,
-    #[error("{}", .0.reason)]
-    Told(Farewell),
-}
-
-impl End {
-    fn close_code(&self) -> Option<CloseCode> {
-        match self {
-            Self::Connection(ended) => ended.close_code(),
-            Self::Decode(DecodeError::TooLarge(_)) => Some(CloseCode::Size),
-            Self::Decode(DecodeError::Malformed(_)) => Some(CloseCode::Invalid),
-            Self::NoHello(_) | Self::NotHello | Self::SecondHello | Self::TooManyTasks(_) => {
-                Some(CloseCode::Protocol)
-            }
-            Self::Flood | Self::Expired => Some(CloseCode::Policy),
-            Self::Overloaded(_) => Some(CloseCode::Again),
-            Self::Told(farewell) => Some(farewell.code),
-        }
-    }
-
-    /// Whether someone may have to do something about it.
-    fn is_fault(&self) -> bool {
-        match self {
-            Self::Connection(Ended::ByPeer { .. } | Ended::Cut | Ended::Io(_) | Ended::Silent(_))
-            | Self::Told(_) => false,
-            Self::Connection(Ended::Stalled(_) | Ended::TooLarge { .. } | Ended::Protocol(_))
-            | Self::Decode(_)
-            | Self::NoHello(_)
-            | Self::NotHello
-            | Self::SecondHello
-            | Self::TooManyTasks(_)
-            | Self::Flood
-            | Self::Overloaded(_)
-            | Self::Expired => true,
-        }
-    }
-}
-
-/// Carries a session to its end. Returns when the controller knows of it, if it knew of the session.
-pub(super) async fn run<S>(mut channel: Channel<S>, session: Session<'_>)
+/// Runs a session to its end. If the controller was told of the session, it has been told of its end on return.
+pub(super) async fn run<S>(mut channel: Channel<S>, context: SessionContext<'_>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (end, up) = match timeout(session.settings.hello_deadline, hello(&mut channel)).await {
+    let (end, announced) = match timeout(context.settings.hello_deadline, receive_hello(&mut channel)).await {
         Ok(Ok(hello)) => {
-            let outbox = session.sessions.register(session.peer.node.clone());
+            let outbox = context.sessions.register(context.peer.node.clone());
             let id = outbox.id;
-            let registered = Registered { sessions: session.sessions, node: &session.peer.node, id };
-            let mut up = false;
-            let end = match session.carry(&mut channel, &outbox, hello, &mut up).await {
-                Ok(never) => match never {},
-                Err(end) => end,
-            };
-            drop(registered);
-            (end, up.then_some(id))
+            let registration = Registration { sessions: context.sessions, node: &context.peer.node, id };
+            let mut announced = false;
+            let Err(end) = context.exchange_messages(&mut channel, &outbox, hello, &mut announced).await;
+            drop(registration);
+            (end, announced.then_some(id))
         }
         Ok(Err(end)) => (end, None),
-        Err(_) => (End::NoHello(session.settings.hello_deadline), None),
+        Err(_) => (SessionEnd::NoHello(context.settings.hello_deadline), None),
     };
-    // The error of TCP or TLS itself, where it is one.
-    let cause = std::error::Error::source(&end).map(ToString::to_string);
+    // The underlying TCP or TLS error, if there is one.
+    let cause = end.source().map(ToString::to_string);
     if end.is_fault() {
         tracing::warn!(reason = %end, cause, "session ended");
     } else {
@@ -115,101 +57,109 @@ where
     }
     let now = Instant::now();
     let goaway = match end {
-        End::Overloaded(waited) => {
-            session.overload.is_behind(waited, now);
-            session.overload.goaway(&session.peer.node, Why::NotTaken(waited), now)
+        SessionEnd::MessageNotTaken(waited) => {
+            context.overload.mark_controller_behind(waited, now);
+            context.overload.goaway(&context.peer.node, OverloadReason::MessageNotTaken(waited), now)
         }
         _ => None,
     };
-    let farewell = async {
+    let close = async {
         match end.close_code() {
             Some(code) => Box::pin(channel.close_after(goaway, code, &end.to_string())).await,
             None => drop(channel),
         }
     };
-    let down = async {
-        if let Some(session_id) = up {
-            // Without a deadline: were it lost, the node would stay online in the controller's eyes.
-            let node = session.peer.node.clone();
-            let _ = session.events.send(SessionEvent::Down { node, session: session_id }).await;
+    let announce_end = async {
+        if let Some(session) = announced {
+            // Without a deadline: if this event were lost, the controller would take the node for online forever.
+            let node = context.peer.node.clone();
+            let _ = context.events.send(SessionEvent::Down { node, session }).await;
         }
     };
-    tokio::join!(farewell, down);
+    tokio::join!(close, announce_end);
 }
 
-/// Takes the session out of the registry, also where its task panics or is dropped.
-struct Registered<'a> {
+/// Removes the session from the registry when dropped: also if its task panics or is aborted.
+struct Registration<'a> {
     sessions: &'a Sessions,
     node: &'a NodeName,
     id: SessionId,
 }
 
-impl Drop for Registered<'_> {
+impl Drop for Registration<'_> {
     fn drop(&mut self) {
-        self.sessions.forget(self.node, self.id);
+        self.sessions.remove(self.node, self.id);
     }
 }
 
-/// The first message, which has to be `Hello`.
-async fn hello<S: AsyncRead + AsyncWrite + Unpin>(channel: &mut Channel<S>) -> Result<Hello, End> {
+/// Receives the first message, which must be `Hello`.
+async fn receive_hello<S>(channel: &mut Channel<S>) -> Result<Hello, SessionEnd>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     loop {
         let Event::Text(text) = channel.next(true).await? else { continue };
         return match decode(&text)? {
             EdgeMessage::Hello(hello) if hello.open.len() > MAX_OPEN_TASKS => {
-                Err(End::TooManyTasks(hello.open.len()))
+                Err(SessionEnd::TooManyTasks(hello.open.len()))
             }
             EdgeMessage::Hello(hello) => Ok(hello),
-            _ => Err(End::NotHello),
+            _ => Err(SessionEnd::NotHello),
         };
     }
 }
 
-impl Session<'_> {
-    async fn carry<S: AsyncRead + AsyncWrite + Unpin>(
+impl SessionContext<'_> {
+    /// Welcomes the node and exchanges messages until the session ends. Sets `announced` once the controller was told
+    /// of the session.
+    async fn exchange_messages<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         channel: &mut Channel<S>,
         outbox: &Outbox,
         hello: Hello,
-        up: &mut bool,
-    ) -> Result<std::convert::Infallible, End> {
+        announced: &mut bool,
+    ) -> Result<Infallible, SessionEnd> {
         let welcome = CloudMessage::Welcome(Welcome {
             session: outbox.id.to_string(),
             heartbeat: self.settings.heartbeat,
             progress_interval: self.settings.progress_interval,
         });
-        // Before anything that is queued for the node.
+        // Before any message that is queued for the node.
         channel.start_send(encode(&welcome)?.into())?;
         tracing::info!(session = %outbox.id, version = hello.version, open = hello.open.len(), "session up");
-        self.tell(SessionEvent::Up { node: self.peer.node.clone(), session: outbox.id, hello }).await?;
-        *up = true;
+        self.notify_controller(SessionEvent::Up { node: self.peer.node.clone(), session: outbox.id, hello })
+            .await?;
+        *announced = true;
 
         let lifetime = self.peer.not_after.duration_since(SystemTime::now()).unwrap_or_default();
         let expires = Instant::now() + lifetime;
         let mut inbound = Inbound::new(Instant::now());
-        let mut held_until = None;
+        let mut paused_until = None;
         loop {
             tokio::select! {
                 outgoing = outbox.next(channel.is_writable()) => match outgoing {
                     Outgoing::Message(text) => channel.start_send(text)?,
-                    Outgoing::End(farewell) => return Err(End::Told(farewell)),
+                    Outgoing::Close(close) => return Err(SessionEnd::Closed(close)),
                 },
-                event = channel.next(held_until.is_none()) => match event? {
+                event = channel.next(paused_until.is_none()) => match event? {
                     Event::Writable => {}
-                    event => held_until = self.take_in(event, outbox.id, &mut inbound).await?,
+                    event => paused_until = self.handle_incoming(event, outbox.id, &mut inbound).await?,
                 },
-                () = sleep_until(held_until.unwrap_or(expires)), if held_until.is_some() => held_until = None,
-                () = sleep_until(expires) => return Err(End::Expired),
+                () = sleep_until(paused_until.unwrap_or(expires)), if paused_until.is_some() => {
+                    paused_until = None;
+                }
+                () = sleep_until(expires) => return Err(SessionEnd::CertificateExpired),
             }
         }
     }
 
-    /// Passes on what came in. The answer is until when nothing more is to be read.
-    async fn take_in(
+    /// Forwards a message to the controller. Returns until when to pause reading, if the node sends too much.
+    async fn handle_incoming(
         &self,
         event: Event,
         session: SessionId,
         inbound: &mut Inbound,
-    ) -> Result<Option<Instant>, End> {
+    ) -> Result<Option<Instant>, SessionEnd> {
         let (message, bytes) = match event {
             Event::Writable => return Ok(None),
             Event::Control => (None, 0),
@@ -217,25 +167,26 @@ impl Session<'_> {
         };
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
         match message {
-            Some(EdgeMessage::Hello(_)) => return Err(End::SecondHello),
+            Some(EdgeMessage::Hello(_)) => return Err(SessionEnd::SecondHello),
             Some(message) => {
-                self.tell(SessionEvent::Message { node: self.peer.node.clone(), session, message }).await?;
+                let node = self.peer.node.clone();
+                self.notify_controller(SessionEvent::Message { node, session, message }).await?;
             }
             None => {}
         }
         let now = Instant::now();
-        let hold = inbound.admit(bytes, is_result, now).map_err(|_| End::Flood)?;
-        Ok((!hold.is_zero()).then(|| now + hold))
+        let pause = inbound.admit(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
+        Ok((!pause.is_zero()).then(|| now + pause))
     }
 
-    /// Hands an event to the controller. Meanwhile nothing is read from the node, and no longer than one
-    /// heartbeat: the node's own deadline is two.
-    async fn tell(&self, event: SessionEvent) -> Result<(), End> {
+    /// Hands an event to the controller. Nothing is read from the node meanwhile, which must not last longer than one
+    /// heartbeat: after two, the node gives the session up.
+    async fn notify_controller(&self, event: SessionEvent) -> Result<(), SessionEnd> {
         let patience = self.settings.heartbeat;
         match timeout(patience, self.events.send(event)).await {
             Ok(Ok(())) => Ok(()),
-            // The controller is gone: so is the process, in a moment.
-            Ok(Err(_)) | Err(_) => Err(End::Overloaded(patience)),
+            // A closed channel means that the controller is gone, and this process is about to end.
+            Ok(Err(_)) | Err(_) => Err(SessionEnd::MessageNotTaken(patience)),
         }
     }
 }

@@ -18,7 +18,7 @@ fn routes() -> Routes {
         authority: Arc::new(Authority::generate(SystemTime::now()).unwrap().0),
         tokens: Tokens::in_memory(),
         settings: Settings::default(),
-        failures: Mutex::new(Failures::new(Instant::now())),
+        failed_tokens: Mutex::new(FailedTokens::new(Instant::now())),
         lookups: Semaphore::new(1),
     }
 }
@@ -34,7 +34,7 @@ async fn post(
     peer: &Result<Peer, PeerError>,
 ) -> (u16, String) {
     let request = Request::builder().method("POST").uri(path).body(Full::new(body.into())).unwrap();
-    let response = routes.answer(request, peer, [192, 0, 2, 1].into()).await;
+    let response = routes.handle(request, peer, [192, 0, 2, 1].into()).await;
     let status = response.status().as_u16();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     (status, String::from_utf8(body.to_vec()).unwrap())
@@ -52,7 +52,7 @@ fn issued_to(body: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_token_gives_a_certificate_for_its_node() {
+async fn a_token_yields_a_certificate_for_its_node() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
     let scope = Scope::Node("edge-1".into());
     let token = routes.tokens.create([0; 32], scope, HOUR, SystemTime::now()).await.unwrap();
@@ -66,11 +66,11 @@ async fn a_token_gives_a_certificate_for_its_node() {
 }
 
 #[tokio::test]
-async fn every_refusal_says_why_and_never_repeats_the_token() {
+async fn every_refusal_gives_a_reason_and_never_quotes_the_token() {
     let (routes, key, now) = (routes(), KeyPair::generate().unwrap(), SystemTime::now());
     let fleet = routes.tokens.create([0; 32], Scope::Fleet, HOUR, now).await.unwrap();
     let past = routes.tokens.create([0; 32], Scope::Fleet, HOUR, now - 2 * HOUR).await;
-    assert!(past.is_ok(), "it is deleted on the way, and thus unknown");
+    assert!(past.is_ok(), "expired, so that the next creation deletes it and it is unknown");
     let edge_1 = routes.tokens.create([0; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
     let wrong = JoinToken { secret: Sensitive::new("0".repeat(64)), ..fleet.clone() };
     for (node, token, status, reason) in [
@@ -95,7 +95,7 @@ async fn every_refusal_says_why_and_never_repeats_the_token() {
 }
 
 #[tokio::test]
-async fn an_address_that_guesses_is_told_to_wait() {
+async fn an_address_with_too_many_failures_must_wait() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
     let token = routes.tokens.create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
     let wrong = JoinToken { secret: Sensitive::new("0".repeat(64)), ..token.clone() };
@@ -120,9 +120,9 @@ async fn a_renewal_is_for_the_node_of_the_certificate() {
 }
 
 #[tokio::test]
-async fn the_ca_is_there_for_everyone() {
+async fn the_ca_is_served_without_a_client_certificate() {
     let routes = routes();
     let request = Request::builder().uri(CA_PATH).body(Full::new(Bytes::new())).unwrap();
-    let response = routes.answer(request, &Err(PeerError::Missing), [192, 0, 2, 1].into()).await;
+    let response = routes.handle(request, &Err(PeerError::Missing), [192, 0, 2, 1].into()).await;
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), routes.authority.pem());
 }

@@ -1,0 +1,103 @@
+//! The TLS and websocket handshakes of one connection.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
+use prepull_tunnel::{Channel, Metered, Terms, websocket_config};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_tungstenite::accept_hdr_async_with_config;
+use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
+use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode, header::SEC_WEBSOCKET_PROTOCOL};
+
+use super::Settings;
+use super::node_connections::{NodeConnections, OpenConnection};
+use super::refusal::Refusal;
+use crate::edges::pki::peer::Peer;
+
+/// The most outgoing bytes that rustls buffers per session: one TLS record. Beyond it, the websocket waits.
+const TLS_BUFFER: usize = 16 * 1024;
+
+/// Performs handshakes, and counts the connections of each node.
+pub(super) struct Handshaker {
+    acceptor: TlsAcceptor,
+    node_connections: NodeConnections,
+    max_connections_per_node: usize,
+    terms: Terms,
+}
+
+/// A websocket with an authenticated node at its other end.
+pub(super) struct Connected {
+    pub(super) channel: Channel<TlsStream<TcpStream>>,
+    pub(super) peer: Peer,
+    /// Counts the connection until it is dropped.
+    pub(super) open: OpenConnection,
+}
+
+impl Handshaker {
+    pub(super) fn new(tls: Arc<rustls::ServerConfig>, settings: &Settings) -> Self {
+        Self {
+            acceptor: TlsAcceptor::from(tls),
+            node_connections: NodeConnections::default(),
+            max_connections_per_node: settings.max_connections_per_node,
+            terms: Terms { heartbeat: settings.heartbeat, write_grace: settings.write_grace },
+        }
+    }
+
+    /// Performs both handshakes. A peer that TLS accepts and we refuse gets an HTTP status with the reason.
+    pub(super) async fn accept(&self, stream: TcpStream) -> Result<Connected, Refusal> {
+        // Every message is flushed when it is complete: Nagle's algorithm would only delay it.
+        let _ = stream.set_nodelay(true);
+        let limit = |connection: &mut rustls::ServerConnection| connection.set_buffer_limit(Some(TLS_BUFFER));
+        let stream = self.acceptor.accept_with(stream, limit).await.map_err(Refusal::Tls)?;
+        let admitted = self.admit_peer(&stream);
+        let refused = admitted.as_ref().err().map(|refusal| {
+            let status = match refusal {
+                Refusal::TooManyConnections(_) => StatusCode::TOO_MANY_REQUESTS,
+                _ => StatusCode::FORBIDDEN,
+            };
+            (status, refusal.to_string())
+        });
+        // The signature is tungstenite's.
+        #[allow(clippy::result_large_err)]
+        let check = |request: &Request, response: Response| match refused {
+            Some((status, reason)) => Err(error_response(status, reason)),
+            None => negotiate_subprotocol(request, response),
+        };
+        let accepted =
+            accept_hdr_async_with_config(Metered::new(stream), check, Some(websocket_config())).await;
+        let (peer, open) = admitted?;
+        let socket = accepted.map_err(Refusal::WebSocket)?;
+        Ok(Connected { channel: Channel::new(socket, self.terms), peer, open })
+    }
+
+    fn admit_peer(&self, stream: &TlsStream<TcpStream>) -> Result<(Peer, OpenConnection), Refusal> {
+        let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now())?;
+        let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);
+        let open = open.ok_or_else(|| Refusal::TooManyConnections(peer.node.clone()))?;
+        Ok((peer, open))
+    }
+}
+
+#[allow(clippy::result_large_err)] // tungstenite's signature
+fn negotiate_subprotocol(request: &Request, mut response: Response) -> Result<Response, ErrorResponse> {
+    if request.uri().path() != TUNNEL_PATH {
+        return Err(error_response(StatusCode::NOT_FOUND, format!("the tunnel is at {TUNNEL_PATH}")));
+    }
+    let offered = request.headers().get_all(SEC_WEBSOCKET_PROTOCOL);
+    let mut offered = offered.iter().filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(','));
+    if !offered.any(|protocol| protocol.trim() == SUBPROTOCOL) {
+        let reason = format!("the subprotocol {SUBPROTOCOL} is required; is the agent of another version?");
+        return Err(error_response(StatusCode::BAD_REQUEST, reason));
+    }
+    response.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+    Ok(response)
+}
+
+fn error_response(status: StatusCode, reason: String) -> ErrorResponse {
+    let mut response = ErrorResponse::new(Some(reason));
+    *response.status_mut() = status;
+    response
+}

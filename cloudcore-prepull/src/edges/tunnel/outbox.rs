@@ -1,0 +1,143 @@
+//! The bounded queue of messages in front of one session.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use prepull_api::wire::{MAX_MESSAGE, MAX_OPEN_TASKS};
+use prepull_engine::shared::session::SessionId;
+use prepull_tunnel::{CloseCode, Utf8Bytes};
+use tokio::sync::Notify;
+
+/// The most messages that wait for one node. It holds at most [`MAX_OPEN_TASKS`] tasks, and each may be assigned,
+/// cancelled and acknowledged while the node does not read.
+pub(super) const MAX_QUEUED: usize = 4 * MAX_OPEN_TASKS;
+/// The most bytes that wait for one node: some messages of the largest size, and far more than 64 tasks of the usual
+/// few KiB. A node that lets so much pile up is not reading; it gets everything anew after its next `Hello`.
+const MAX_QUEUED_BYTES: usize = 4 * MAX_MESSAGE;
+
+/// The close code and reason with which a session is to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Close {
+    pub(super) code: CloseCode,
+    pub(super) reason: String,
+}
+
+impl Close {
+    pub(super) fn new(code: CloseCode, reason: &str) -> Self {
+        Self { code, reason: reason.to_owned() }
+    }
+}
+
+/// The next thing that a session is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Outgoing {
+    /// Send this message.
+    Message(Utf8Bytes),
+    /// Close the session.
+    Close(Close),
+}
+
+/// Why a message was not queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PushError {
+    /// The session is closing.
+    Closing,
+    /// The queue was full, so that the session is closing now.
+    Full,
+}
+
+/// The queue of one session. An empty one holds no memory.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    pub(super) id: SessionId,
+    queue: Mutex<Queue>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<Utf8Bytes>,
+    bytes: usize,
+    close: Option<Close>,
+    /// Whether to close even while a write is in progress.
+    at_once: bool,
+}
+
+impl Outbox {
+    pub(super) fn new(id: SessionId) -> Self {
+        Self { id, queue: Mutex::default(), wake: Notify::new() }
+    }
+
+    /// Queues a message. A queue without room closes the session instead.
+    pub(super) fn push(&self, text: Utf8Bytes) -> Result<(), PushError> {
+        let mut queue = self.lock();
+        if queue.close.is_some() {
+            return Err(PushError::Closing);
+        }
+        let bytes = queue.bytes + text.len();
+        let outcome = if queue.messages.len() >= MAX_QUEUED || bytes > MAX_QUEUED_BYTES {
+            queue.close(Close::new(CloseCode::Policy, "the node reads too slowly: its queue is full"));
+            Err(PushError::Full)
+        } else {
+            queue.bytes = bytes;
+            queue.messages.push_back(text);
+            Ok(())
+        };
+        drop(queue);
+        self.wake.notify_one();
+        outcome
+    }
+
+    /// Closes the session now, and drops the queued messages.
+    pub(super) fn close(&self, close: Close) {
+        self.lock().close(close);
+        self.wake.notify_one();
+    }
+
+    /// Closes the session after the queued messages.
+    pub(super) fn close_when_sent(&self, close: Close) {
+        self.lock().close.get_or_insert(close);
+        self.wake.notify_one();
+    }
+
+    /// Waits for the next thing to do; while a write is in progress, only for a close that does not wait for it.
+    /// Cancel-safe. At most one caller at a time.
+    pub(super) async fn next(&self, writable: bool) -> Outgoing {
+        loop {
+            if let Some(outgoing) = self.take(writable) {
+                return outgoing;
+            }
+            self.wake.notified().await;
+        }
+    }
+
+    fn take(&self, writable: bool) -> Option<Outgoing> {
+        let mut queue = self.lock();
+        if !writable && !queue.at_once {
+            return None;
+        }
+        if let Some(message) = queue.messages.pop_front() {
+            queue.bytes -= message.len();
+            if queue.messages.is_empty() {
+                queue.messages.shrink_to_fit();
+            }
+            return Some(Outgoing::Message(message));
+        }
+        queue.close.clone().map(Outgoing::Close)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Nothing that holds the lock can leave the queue half changed.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    /// Keeps the first close, which is the cause.
+    fn close(&mut self, close: Close) {
+        self.messages = VecDeque::new();
+        self.bytes = 0;
+        self.at_once = true;
+        self.close.get_or_insert(close);
+    }
+}
