@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 
 use crate::cloud::endpoint::{BadUrl, Urls, printable};
-use crate::images::puller::socket::RuntimeEndpoint;
+use crate::images::runtime::RuntimeEndpoint;
 pub use values::{Amount, Listen, MaxTasks, Percent};
 pub(crate) use values::{enroll_url, tunnel_url};
 

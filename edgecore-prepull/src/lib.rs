@@ -34,10 +34,13 @@ pub mod tasks {
     pub mod node;
 }
 
-/// How an image gets onto the node, and the credentials for it that the node has itself.
+/// Images and the container runtime: pulling, the runtime's own APIs, and the node's credential providers.
 pub mod images {
+    pub(crate) mod containerd;
+    pub(crate) mod filesystem;
     pub mod providers;
     pub mod puller;
+    pub mod runtime;
 }
 
 pub mod config;

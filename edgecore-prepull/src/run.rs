@@ -26,7 +26,7 @@ use crate::config::{Effective, Listen, MaxTasks, Settings};
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
-use crate::images::puller::socket::RuntimeEndpoint;
+use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::{self, Metrics};
 use crate::signals::termination;
 use crate::tasks::ledger::Ledger;

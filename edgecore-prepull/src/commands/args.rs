@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use crate::cloud::join::JoinArgs;
 use crate::config::Settings;
-use crate::images::puller::socket::RuntimeEndpoint;
+use crate::images::runtime::RuntimeEndpoint;
 
 /// Pulls images ahead on an edge node and reports how each fared.
 #[derive(Debug, Parser)]

@@ -18,7 +18,7 @@ use crate::commands::args::PullArgs;
 use crate::config::{Limits, ProviderSettings};
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
-use crate::images::puller::socket::RuntimeEndpoint;
+use crate::images::runtime::RuntimeEndpoint;
 use crate::signals::termination;
 use crate::tasks::agent::{TaskEnd, Terms, Work};
 use crate::tasks::executor::{Control, Executor, Report};

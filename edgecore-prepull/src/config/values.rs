@@ -9,7 +9,7 @@ use prepull_api::wire::MAX_OPEN_TASKS;
 use serde::{Deserialize, Deserializer};
 
 use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
-use crate::images::puller::socket::RuntimeEndpoint;
+use crate::images::runtime::RuntimeEndpoint;
 
 /// Only from the machine itself: metrics of an edge are for its own collector.
 pub(super) const DEFAULT_METRICS_LISTEN: &str = "127.0.0.1:10004";

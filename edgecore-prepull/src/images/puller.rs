@@ -1,13 +1,12 @@
-//! What pulls images. The agent and its executor know this trait only, so that a simulation can stand in for
-//! a container runtime.
+//! Pulling of images, independent of the container runtime: the [`Puller`] trait with its values and errors.
+//!
+//! The executor knows only this trait. [`cri::CriPuller`] implements it over CRI; a decorator may implement it again,
+//! and tests have a fake.
 
 pub mod cri;
-mod errors;
+mod error;
 #[cfg(test)]
 pub(crate) mod fake;
-mod lease;
-mod progress;
-pub mod socket;
 
 use std::future::Future;
 
@@ -15,74 +14,66 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::task::{Bytes, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 
-pub use errors::{ErrorClass, PullError};
+pub use error::{ErrorClass, PullError};
 
-/// Takes how far a pull is, now and then, from within [`Puller::pull`].
+/// Receives the bytes of an image that have arrived so far, about once a second during [`Puller::pull`].
 pub type ProgressSink<'a> = &'a (dyn Fn(Bytes) + Send + Sync);
 
-/// What to pull, as whom, and for which pod.
+/// The image to pull, the credential to pull it with, and the pod sandbox to pull it for.
 #[derive(Clone, Copy, Debug)]
 pub struct PullRequest<'a> {
-    /// The normalised reference.
+    /// The normalised reference of the image.
     pub reference: &'a str,
-    /// None: anonymously.
+    /// The registry credential to pull with; `None` pulls anonymously.
     pub credential: Option<&'a RegistryCredential>,
-    /// None: the runtime is told of no pod.
+    /// The pod sandbox that the runtime is told of; `None` tells it of none.
     pub sandbox: Option<&'a SandboxMetadata>,
 }
 
-/// A container runtime, as far as images go.
+/// Pulls images into a container runtime, and answers what the runtime has.
 pub trait Puller: Send + Sync + 'static {
-    /// Pulls what the reference points to now, as `Always` means it. Dropping the future stops the pull in the
-    /// runtime as well.
+    /// Pulls what the reference points to now, as the policy `Always` does. Dropping the future stops the pull in
+    /// the runtime too; the next pull of the reference resumes it.
     fn pull(
         &self,
         request: PullRequest<'_>,
         progress: ProgressSink<'_>,
     ) -> impl Future<Output = Result<Pulled, PullError>> + Send;
 
-    /// What the runtime has under the reference; asks no registry.
+    /// Looks up the image that the runtime has under the reference. Asks no registry.
     fn present(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
 
-    /// Where the runtime keeps images.
+    /// Reads the free space of the file system on which the runtime keeps images.
     fn filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
 
-    /// Nobody will go on with a pull of this reference that broke: what it left may be removed.
+    /// Releases what unfinished pulls of this reference have fetched. Called when nobody will resume them.
     fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send {
         let _ = reference;
         std::future::ready(())
     }
 
-    /// Name and version of the runtime: `containerd 1.6.20`.
+    /// Asks the runtime for its name and version: `containerd 1.6.20`.
     fn version(&self) -> impl Future<Output = Result<String, PullError>> + Send;
 }
 
-/// A request to containerd's own API, about what CRI keeps there.
-fn namespaced<T>(message: T) -> tonic::Request<T> {
-    let mut request = tonic::Request::new(message);
-    request
-        .metadata_mut()
-        .insert("containerd-namespace", tonic::metadata::MetadataValue::from_static("k8s.io"));
-    request
-}
-
-/// An image that was pulled.
+/// Description of an image that was just pulled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// Of the manifest, or of the index, that the reference points to: `sha256:…`.
+    /// Digest of the manifest or index that the reference points to, `sha256:…`. `None` if the runtime does not
+    /// tell it.
     pub digest: Option<String>,
-    /// The image's own id in the runtime: `sha256:…` of its configuration.
+    /// Image id in the runtime: the digest of the image's configuration, `sha256:…`.
     pub id: Option<String>,
-    /// Absent where the runtime cannot tell.
+    /// Compressed size of the layers. `None` if the runtime does not tell it.
     pub bytes: Option<Bytes>,
 }
 
-/// An image that is there.
+/// Description of an image that the runtime already has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Present {
-    /// Of the manifest, or of the index, that the reference points to: `sha256:…`. Absent for an image that
-    /// was imported or built and has none.
+    /// Digest of the manifest or index that the reference points to, `sha256:…`. `None` for an image that was
+    /// imported or built on the node.
     pub digest: Option<String>,
-    /// The image's own id in the runtime: `sha256:…` of its configuration.
+    /// Image id in the runtime: the digest of the image's configuration, `sha256:…`.
     pub id: Option<String>,
 }

@@ -1,7 +1,5 @@
 //! What is looked at before the first pull. The decision is pure; reading the machine is a line each.
 
-use std::path::Path;
-
 use prepull_api::task::{CheckItem, CheckOutcome};
 use prepull_api::wire::Filesystem;
 
@@ -70,16 +68,6 @@ fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<Stri
             })
         }
     }
-}
-
-/// Room on the file system of a path, for whoever is no superuser.
-pub fn filesystem(mountpoint: &Path) -> std::io::Result<Filesystem> {
-    let stat = rustix::fs::statvfs(mountpoint)?;
-    Ok(Filesystem {
-        mountpoint: mountpoint.display().to_string(),
-        available: stat.f_bavail.saturating_mul(stat.f_frsize),
-        capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
-    })
 }
 
 /// Load average of the last minute, and the number of processors: the machine's, as the load is the machine's,
@@ -156,7 +144,6 @@ mod tests {
 
     #[test]
     fn the_machine_can_be_read() {
-        assert!(filesystem(Path::new("/")).unwrap().capacity > 0);
         assert!(load().is_some_and(|(_, processors)| processors > 0));
         assert_eq!(parse_load("1.50 0.1 0.1 1/2 3", "cpu  1\ncpu0 1\ncpu1 1\nintr 5\n"), Some((1.5, 2)));
         let (available, whole) = memory().unwrap();

@@ -1,11 +1,13 @@
-//! A [`Puller`] over the CRI socket of containerd or CRI-O.
+//! A [`Puller`] that has containerd or CRI-O pull, over CRI.
+
+mod progress;
+mod status;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
@@ -15,40 +17,44 @@ use k8s_cri::v1::{
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::task::SandboxMetadata;
 use prepull_api::wire::Filesystem;
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
-use super::lease::{self, Leases};
-use super::progress::{Content, Stalled};
-use super::socket::RuntimeEndpoint;
+use self::progress::{PullWatcher, Stalled};
+use self::status::to_pull_error;
 use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
+use crate::images::containerd::{ContentStore, LEASE_HEADER, Leases};
+use crate::images::filesystem::read_filesystem;
+use crate::images::runtime::RuntimeEndpoint;
 
-/// containerd sends at most 16 MiB; tonic would refuse beyond 4. An `ImageStatus` is some KiB.
-const MAX_ANSWER: usize = 16 * 1024 * 1024;
-/// A runtime that is busy unpacking takes its time over a question, but not this long. The kubelet waits two
-/// minutes; we ask again anyway.
+/// Largest gRPC message: containerd sends up to 16 MiB, while tonic refuses more than 4 MiB by default.
+const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+/// Longest wait for an answer, pulls excepted. A runtime that is busy unpacking answers late, but not this late. The
+/// kubelet waits two minutes; the agent asks again anyway.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A container runtime at a unix socket. The connection is made when it is first needed, and again whenever it
-/// was lost.
+/// Client of a container runtime at a unix socket. It connects on its first request, and again after each loss of the
+/// connection.
 #[derive(Clone, Debug)]
 pub struct CriPuller {
     endpoint: RuntimeEndpoint,
     images: ImageServiceClient<Channel>,
     runtime: RuntimeServiceClient<Channel>,
-    content: Arc<Content>,
+    content: Arc<ContentStore>,
+    watcher: Arc<PullWatcher>,
     leases: Arc<Leases>,
 }
 
 impl CriPuller {
-    /// Connects to nothing yet. Takes a tokio runtime to be in.
+    /// A client of the runtime at this endpoint. Must be called within a tokio runtime; does not connect yet.
     pub fn new(endpoint: RuntimeEndpoint) -> Self {
-        let channel = channel(endpoint.path().to_owned());
+        let channel = endpoint.connect_lazily();
+        let content = Arc::new(ContentStore::new(channel.clone()));
         Self {
             endpoint,
-            images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
+            images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
             runtime: RuntimeServiceClient::new(channel.clone()),
-            content: Arc::new(Content::new(channel.clone())),
+            watcher: Arc::new(PullWatcher::new(Arc::clone(&content))),
+            content,
             leases: Arc::new(Leases::new(channel)),
         }
     }
@@ -66,7 +72,7 @@ impl CriPuller {
     ) -> Result<T, PullError> {
         match tokio::time::timeout(ANSWER_TIMEOUT, question).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(self.error(&status, reference)),
+            Ok(Err(status)) => Err(to_pull_error(&status, reference, &self.endpoint)),
             Err(_) => Err(PullError::new(
                 ErrorClass::RuntimeDown,
                 format!("the container runtime at {} gave no answer for {ANSWER_TIMEOUT:?}", self.endpoint),
@@ -74,37 +80,27 @@ impl CriPuller {
         }
     }
 
-    fn error(&self, status: &tonic::Status, reference: &str) -> PullError {
-        let error = PullError::from_status(status, reference);
-        match error.class {
-            ErrorClass::RuntimeDown => {
-                PullError::new(error.class, format!("{} ({})", error.message, self.endpoint))
-            }
-            _ => error,
-        }
-    }
-
-    /// The id of an image that was pulled. containerd answers a pull with it; CRI-O with a digest in a repository,
-    /// and is asked for the id.
-    async fn id(&self, reference: &str, image_ref: &str) -> Option<String> {
-        if let Some(id) = image_id(image_ref) {
+    /// Finds the id of an image that was just pulled. containerd answers the pull with the id; CRI-O answers with a
+    /// repository and a digest, and has to be asked for the id.
+    async fn find_id(&self, reference: &str, image_ref: &str) -> Option<String> {
+        if let Some(id) = parse_image_id(image_ref) {
             return Some(id);
         }
         let image = self.image_status(reference).await.ok().flatten()?;
-        image_id(&image.id)
+        parse_image_id(&image.id)
     }
 
-    /// The digest under the reference of an image that is there. containerd is asked first, since CRI lists all
-    /// digests that the image has ever had in that repository and does not say which is the reference's.
-    async fn digest(&self, reference: &str) -> Option<String> {
+    /// Finds the digest that the reference of a present image points to. containerd's own API is asked first: CRI
+    /// lists all digests that the image has ever had in the repository, and not which one belongs to the reference.
+    async fn find_digest(&self, reference: &str) -> Option<String> {
         if let Some((_, digest)) = reference.split_once('@') {
             return Some(digest.to_owned());
         }
-        if let Some(digest) = self.content.target(reference).await {
+        if let Some(digest) = self.content.image_digest(reference).await {
             return Some(digest);
         }
         let image = self.image_status(reference).await.ok().flatten()?;
-        digest_among(reference, &image.repo_digests)
+        pick_digest(reference, &image.repo_digests)
     }
 }
 
@@ -113,40 +109,40 @@ impl Puller for CriPuller {
         let PullRequest { reference, credential, sandbox } = request;
         let mut request = tonic::Request::new(PullImageRequest {
             image: Some(spec(reference)),
-            auth: credential.map(auth),
-            sandbox_config: sandbox.map(sandbox_config),
+            auth: credential.map(to_auth_config),
+            sandbox_config: sandbox.map(to_sandbox_config),
         });
-        if let Some(lease) = self.leases.hold(reference).await {
-            request.metadata_mut().insert(lease::HEADER, lease);
+        if let Some(lease) = self.leases.acquire(reference).await {
+            request.metadata_mut().insert(LEASE_HEADER, lease);
         }
         let mut images = self.images.clone();
-        let watch = self.content.watch(reference);
+        let watch = self.watcher.watch(reference);
         let image_ref = tokio::select! {
             answer = images.pull_image(request) => {
-                answer.map_err(|status| self.error(&status, reference))?.into_inner().image_ref
+                answer.map_err(|status| to_pull_error(&status, reference, &self.endpoint))?.into_inner().image_ref
             }
-            Stalled(after) = watch.follow(progress) => {
+            Stalled(after) = watch.report_until_stalled(progress) => {
                 return Err(PullError::new(
                     ErrorClass::Transient,
                     format!("no byte of the image arrived for {} s, the connection seems dead", after.as_secs()),
                 ));
             }
         };
-        // The image is there. What follows only describes it, and must not turn a success into a failure.
+        // The image is there. What follows only describes it: no failure below may fail the pull.
         let ((), digest, id) = tokio::join!(
             self.leases.release(reference),
-            self.digest(reference),
-            self.id(reference, &image_ref)
+            self.find_digest(reference),
+            self.find_id(reference, &image_ref)
         );
         let Some(digest) = digest else { return Ok(Pulled { digest: None, id, bytes: None }) };
-        watch.settle(&digest);
-        let bytes = self.content.size(&digest).await;
+        watch.set_digest(&digest);
+        let bytes = self.content.image_size(&digest).await;
         Ok(Pulled { digest: Some(digest), id, bytes })
     }
 
     async fn present(&self, reference: &str) -> Result<Option<Present>, PullError> {
         let Some(image) = self.image_status(reference).await? else { return Ok(None) };
-        Ok(Some(Present { digest: self.digest(reference).await, id: image_id(&image.id) }))
+        Ok(Some(Present { digest: self.find_digest(reference).await, id: parse_image_id(&image.id) }))
     }
 
     async fn filesystem(&self) -> Result<Filesystem, PullError> {
@@ -155,8 +151,8 @@ impl Puller for CriPuller {
         let mountpoint = mountpoint.ok_or_else(|| {
             PullError::new(ErrorClass::Transient, "the container runtime does not say where it keeps images")
         })?;
-        // A file system of a dead server may block for long.
-        let read = tokio::task::spawn_blocking(move || filesystem_of(&mountpoint)).await;
+        // statvfs may block for long if the file system's server is dead.
+        let read = tokio::task::spawn_blocking(move || read_image_filesystem(&mountpoint)).await;
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
     }
 
@@ -171,22 +167,13 @@ impl Puller for CriPuller {
     }
 }
 
-fn channel(path: PathBuf) -> Channel {
-    let connect = tower::service_fn(move |_| {
-        let path = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
-    });
-    // The address is never looked at: a unix socket has none.
-    Endpoint::from_static("http://runtime.invalid").connect_with_connector_lazy(connect)
-}
-
 fn spec(reference: &str) -> ImageSpec {
     ImageSpec { image: reference.to_owned(), ..ImageSpec::default() }
 }
 
-/// Without a server address, as the kubelet sends it: containerd would compare it with the host that it talks
-/// to, which is another one for docker.io and for mirrors, and then drop the credential without a word.
-fn auth(credential: &RegistryCredential) -> AuthConfig {
+/// Translates a credential for CRI. Like the kubelet's, it names no server: containerd would compare that with the host
+/// that it talks to, which differs for docker.io and for mirrors, and would then silently drop the credential.
+fn to_auth_config(credential: &RegistryCredential) -> AuthConfig {
     let RegistryCredential { server: _, username, password, identity_token, registry_token } = credential;
     AuthConfig {
         username: username.expose().to_owned(),
@@ -198,24 +185,23 @@ fn auth(credential: &RegistryCredential) -> AuthConfig {
     }
 }
 
-/// As the kubelet does it for a pod, with nothing of the pod but what the task has.
-fn sandbox_config(sandbox: &SandboxMetadata) -> PodSandboxConfig {
+/// Translates the pod sandbox for CRI, as the kubelet sends it for a pod; the task knows only labels and annotations.
+fn to_sandbox_config(sandbox: &SandboxMetadata) -> PodSandboxConfig {
     let SandboxMetadata { labels, annotations } = sandbox;
     let map = |entries: &BTreeMap<String, String>| entries.clone().into_iter().collect();
     PodSandboxConfig { labels: map(labels), annotations: map(annotations), ..PodSandboxConfig::default() }
 }
 
-/// An id as it is shown: `sha256:` and the digits, which CRI-O leaves without their algorithm. None where the text
-/// is something else.
-fn image_id(text: &str) -> Option<String> {
+/// Normalises an image id to `sha256:…`; CRI-O leaves out the algorithm. `None` if the text is not an id.
+fn parse_image_id(text: &str) -> Option<String> {
     let digits = text.strip_prefix("sha256:").unwrap_or(text);
     let is_id = digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     is_id.then(|| format!("sha256:{digits}"))
 }
 
-/// The digest listed for the repository of a tag, where there is only one.
-fn digest_among(name: &str, repo_digests: &[String]) -> Option<String> {
-    // A colon after the last slash begins the tag; before it, a port.
+/// Picks the digest that is listed for the repository of a tag, if there is exactly one.
+fn pick_digest(name: &str, repo_digests: &[String]) -> Option<String> {
+    // A colon behind the last slash begins the tag; before it, the port.
     let tag = name.rfind(':').filter(|colon| !name[*colon..].contains('/'));
     let repository = &name[..tag.unwrap_or(name.len())];
     let mut digests =
@@ -224,16 +210,15 @@ fn digest_among(name: &str, repo_digests: &[String]) -> Option<String> {
     digests.next().is_none().then(|| first.to_owned())
 }
 
-fn filesystem_of(mountpoint: &str) -> Result<Filesystem, PullError> {
-    match crate::tasks::checks::filesystem(std::path::Path::new(mountpoint)) {
-        Ok(filesystem) => Ok(filesystem),
-        Err(error) => Err(PullError::new(
+fn read_image_filesystem(mountpoint: &str) -> Result<Filesystem, PullError> {
+    read_filesystem(Path::new(mountpoint)).map_err(|error| {
+        PullError::new(
             ErrorClass::Transient,
             format!(
-                "cannot read the room on {mountpoint}, where the container runtime keeps images: {error} (in a container, mount it at the same place)"
+                "cannot read the free space on {mountpoint}, where the container runtime keeps images: {error} (if the agent runs in a container, mount it there at the same path)"
             ),
-        )),
-    }
+        )
+    })
 }
 
 #[cfg(test)]

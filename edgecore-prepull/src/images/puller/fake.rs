@@ -1,4 +1,4 @@
-//! A runtime that follows a script.
+//! Fake [`Puller`] that follows a script.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{HashMap, VecDeque};
@@ -11,19 +11,20 @@ use tokio::time::sleep;
 
 use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 
-/// What a fake pull does.
+/// Course of one fake pull.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
-    /// Takes so long, in two halves with bytes told in between, and succeeds.
+    /// Succeeds after so many seconds, and reports bytes after each half of them.
     Take(u64),
+    /// Fails with this class and message.
     Fail(ErrorClass, &'static str),
-    /// Only for this password; everything else is a 401.
+    /// Succeeds with this password, and answers 401 otherwise.
     Password(&'static str),
-    /// A bug.
+    /// Panics, as a bug would.
     Panic,
 }
 
-/// A runtime with a script for each reference. What has no script is pulled in a second.
+/// A puller with a script for each reference. A pull without a script takes a second.
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     pub(crate) script: Mutex<HashMap<String, VecDeque<Act>>>,
@@ -37,10 +38,13 @@ pub(crate) struct State {
     pub(crate) sandboxes: Vec<Option<SandboxMetadata>>,
     pub(crate) passwords: Vec<Option<String>>,
     pub(crate) running: usize,
+    /// Most pulls that ran at the same time.
     pub(crate) most: usize,
     pub(crate) dropped: Vec<String>,
     pub(crate) given_up: Vec<String>,
+    /// Questions about the file system that will still find the runtime down.
     pub(crate) outages: usize,
+    /// Free percent of the file system.
     pub(crate) free: u64,
 }
 
@@ -60,15 +64,19 @@ impl Fake {
     }
 }
 
-/// Notes a pull that is dropped before its end.
-struct Running<'a>(&'a Fake, String, bool);
+/// Records a pull that is dropped before its end.
+struct RunningPull<'a> {
+    fake: &'a Fake,
+    reference: String,
+    ended: bool,
+}
 
-impl Drop for Running<'_> {
+impl Drop for RunningPull<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock().unwrap();
+        let mut state = self.fake.state.lock().unwrap();
         state.running -= 1;
-        if !self.2 {
-            state.dropped.push(self.1.clone());
+        if !self.ended {
+            state.dropped.push(self.reference.clone());
         }
     }
 }
@@ -84,7 +92,7 @@ impl Puller for Fake {
             state.running += 1;
             state.most = state.most.max(state.running);
         }
-        let mut running = Running(self, reference.to_owned(), false);
+        let mut running = RunningPull { fake: self, reference: reference.to_owned(), ended: false };
         let act = self.script.lock().unwrap().get_mut(reference).and_then(VecDeque::pop_front);
         let result = match act.unwrap_or(Act::Take(1)) {
             Act::Take(seconds) => {
@@ -101,7 +109,7 @@ impl Puller for Fake {
             },
             Act::Panic => panic!("a bug"),
         };
-        running.2 = true;
+        running.ended = true;
         result?;
         self.state.lock().unwrap().present.push(reference.to_owned());
         Ok(Pulled {

@@ -8,7 +8,7 @@ use super::*;
 use runtime::FakeRuntime;
 
 #[test]
-fn the_digest_is_the_one_of_the_references_own_repository() {
+fn the_digest_is_that_of_the_references_own_repository() {
     let list = |digests: &[&str]| digests.iter().map(|&digest| digest.to_owned()).collect::<Vec<_>>();
     let both = list(&["r.io:5000/a/b@sha256:1", "r.io:5000/a@sha256:2"]);
     for (reference, digests, expected) in [
@@ -18,12 +18,12 @@ fn the_digest_is_the_one_of_the_references_own_repository() {
         ("r.io:5000/c:v1", &both, None),
         ("r.io/a:1", &list(&["r.io/a@sha256:1", "r.io/a@sha256:2"]), None),
     ] {
-        assert_eq!(digest_among(reference, digests).as_deref(), expected, "{reference}");
+        assert_eq!(pick_digest(reference, digests).as_deref(), expected, "{reference}");
     }
 }
 
 #[test]
-fn a_credential_is_passed_on_without_the_server() {
+fn a_credential_names_no_server() {
     let credential = RegistryCredential {
         server: "harbor.example/team".to_owned(),
         username: Sensitive::new("u"),
@@ -31,11 +31,11 @@ fn a_credential_is_passed_on_without_the_server() {
         ..RegistryCredential::default()
     };
     let expected = AuthConfig { username: "u".to_owned(), password: "p".to_owned(), ..AuthConfig::default() };
-    assert_eq!(auth(&credential), expected);
+    assert_eq!(to_auth_config(&credential), expected);
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_not_there_is_said_to_be_down() {
+async fn an_absent_runtime_is_down_and_the_error_names_its_socket() {
     let puller = CriPuller::new("unix:///nonexistent/a.sock".parse().unwrap());
     let error = puller.version().await.unwrap_err();
     assert_eq!(error.class, ErrorClass::RuntimeDown);
@@ -44,26 +44,26 @@ async fn a_runtime_that_is_not_there_is_said_to_be_down() {
 }
 
 #[test]
-fn room_is_read_from_the_mountpoint() {
-    let root = filesystem_of("/").unwrap();
+fn free_space_is_read_at_the_mountpoint() {
+    let root = read_image_filesystem("/").unwrap();
     assert!(root.capacity > root.available && root.available > 0, "{root:?}");
-    let error = filesystem_of("/nonexistent").unwrap_err();
+    let error = read_image_filesystem("/nonexistent").unwrap_err();
     assert!(error.message.contains("/nonexistent"), "{error}");
 }
 
 #[test]
-fn an_id_is_shown_in_one_form() {
+fn image_ids_of_containerd_and_cri_o_look_alike() {
     let digits = "0123456789abcdef".repeat(4);
     let id = format!("sha256:{digits}");
-    assert_eq!(image_id(&id).as_ref(), Some(&id), "containerd");
-    assert_eq!(image_id(&digits).as_ref(), Some(&id), "CRI-O");
+    assert_eq!(parse_image_id(&id).as_ref(), Some(&id), "containerd");
+    assert_eq!(parse_image_id(&digits).as_ref(), Some(&id), "CRI-O");
     for other in ["", "sha256:", "r.io/a@sha256:1", &format!("r.io/a@{id}"), &format!("{id}0")] {
-        assert_eq!(image_id(other), None, "{other}");
+        assert_eq!(parse_image_id(other), None, "{other}");
     }
 }
 
 #[tokio::test]
-async fn the_runtime_hears_of_the_sandbox_and_its_id_is_told() {
+async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
     let sandbox = SandboxMetadata {
         labels: [("app".to_owned(), "a".to_owned())].into(),
         annotations: [("example/note".to_owned(), "b".to_owned())].into(),

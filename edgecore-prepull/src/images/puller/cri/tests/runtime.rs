@@ -1,4 +1,4 @@
-//! A CRI image service that answers at once and remembers what it was asked.
+//! Fake CRI image service: answers at once and records the pulls.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::*;
 
-/// At a socket of its own, until it is dropped.
+/// A server at a socket of its own, until it is dropped.
 pub(super) struct FakeRuntime {
     directory: tempfile::TempDir,
     asked: Arc<Mutex<Vec<PullImageRequest>>>,
@@ -27,7 +27,7 @@ struct Answers {
 }
 
 impl FakeRuntime {
-    /// Answers a pull with this reference, and a question for the image with this id.
+    /// Starts a server that answers each pull with `image_ref`, and each image status with `id`.
     pub(super) fn start(image_ref: &str, id: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("cri.sock")).unwrap();
@@ -49,7 +49,7 @@ impl FakeRuntime {
         format!("unix://{}/cri.sock", self.directory.path().display()).parse().unwrap()
     }
 
-    /// Every request so far.
+    /// The pulls so far, in their order.
     pub(super) fn pulls(&self) -> Vec<PullImageRequest> {
         self.asked.lock().unwrap().clone()
     }
@@ -77,20 +77,20 @@ impl ImageService for Answers {
         &self,
         _: Request<ListImagesRequest>,
     ) -> Result<Response<ListImagesResponse>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not expected in these tests"))
     }
 
     async fn remove_image(
         &self,
         _: Request<RemoveImageRequest>,
     ) -> Result<Response<RemoveImageResponse>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not expected in these tests"))
     }
 
     async fn image_fs_info(
         &self,
         _: Request<ImageFsInfoRequest>,
     ) -> Result<Response<ImageFsInfoResponse>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not expected in these tests"))
     }
 }

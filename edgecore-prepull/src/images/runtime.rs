@@ -1,12 +1,16 @@
-//! Where the container runtime listens.
+//! The container runtime's socket: its address, and the gRPC channel over it.
 
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Looked at in this order where no endpoint is given. containerd's own place comes before k3s's (RKE2 uses the
-/// same), since k3s can be told to use the system's containerd.
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+/// Sockets to look for, in this order, when no endpoint is configured. containerd's own socket comes before that of
+/// k3s (which RKE2 uses too), because k3s can be configured to use the system's containerd.
 const USUAL_PLACES: [&str; 5] = [
     "/run/containerd/containerd.sock",
     "/run/k3s/containerd/containerd.sock",
@@ -15,21 +19,21 @@ const USUAL_PLACES: [&str; 5] = [
     "/run/crio/crio.sock",
 ];
 
-/// A runtime's socket.
+/// Path of the unix socket on which a container runtime listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RuntimeEndpoint {
     path: PathBuf,
 }
 
-/// Why there is no endpoint.
+/// Reason why there is no endpoint of a container runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// Not the address of a unix socket.
+    /// The text is not the address of a unix socket.
     #[error(
         "{0:?} is no address of a container runtime: give the path of its socket, such as unix:///run/containerd/containerd.sock"
     )]
     Address(String),
-    /// None of the usual places has a socket.
+    /// None of these usual places has a socket.
     #[error("found no container runtime; looked at {}; name its socket with --runtime-endpoint unix:///…", .0.join(", "))]
     NotFound(Vec<String>),
 }
@@ -40,7 +44,7 @@ impl RuntimeEndpoint {
         &self.path
     }
 
-    /// The first of the usual places that has a socket.
+    /// Finds the first of the usual places that has a socket.
     pub fn discover() -> Result<Self, EndpointError> {
         Self::first_of(&USUAL_PLACES)
     }
@@ -53,12 +57,24 @@ impl RuntimeEndpoint {
             .map(|place| Self { path: PathBuf::from(place) })
             .ok_or_else(|| EndpointError::NotFound(places.iter().map(|&place| place.to_owned()).collect()))
     }
+
+    /// Returns a channel that connects on its first request, and again after each loss of the connection. Must be
+    /// called within a tokio runtime.
+    pub(super) fn connect_lazily(&self) -> Channel {
+        let path = self.path.clone();
+        let connect = tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // tonic wants an address; a unix socket has none, and the connector ignores it.
+        Endpoint::from_static("http://runtime.invalid").connect_with_connector_lazy(connect)
+    }
 }
 
 impl FromStr for RuntimeEndpoint {
     type Err = EndpointError;
 
-    /// `unix:///path`, as the kubelet takes it, or the path alone.
+    /// Parses `unix:///path`, as the kubelet accepts it, or the path alone.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let path = text.strip_prefix("unix://").unwrap_or(text);
         if path.starts_with('/') && path.len() > 1 {
@@ -82,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_a_path_with_or_without_its_scheme() {
+    fn an_endpoint_is_a_path_with_or_without_scheme() {
         for text in ["unix:///run/a.sock", "/run/a.sock"] {
             assert_eq!(text.parse::<RuntimeEndpoint>().unwrap().to_string(), "unix:///run/a.sock");
         }
@@ -94,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_socket_is_taken_and_a_plain_file_is_none() {
+    fn the_first_socket_wins_and_plain_files_are_ignored() {
         let dir = tempfile::TempDir::new().unwrap();
         let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         let (absent, file, first, second) = (path("absent"), path("file"), path("first"), path("second"));

@@ -1,9 +1,11 @@
-//! Which pull a new manifest belongs to.
+//! Assignment of new manifests to the pulls of their repository.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// All pulls that are being watched. There are as many as may run at once: a handful.
+use crate::images::containerd::StoredManifest;
+
+/// The claims of all pulls that are being watched: as many as may run at once, which is a handful.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     entries: Mutex<Entries>,
@@ -20,19 +22,12 @@ struct Entry {
     id: u64,
     repository: String,
     digest: Option<String>,
-    /// Entries stay after their pull, so that its manifest is not taken for another one's, until the last pull
-    /// of the repository has ended.
+    /// Whether the pull has ended. Its entry stays until the last pull of the repository has ended, so that no other
+    /// pull takes its manifest.
     ended: bool,
 }
 
-/// A manifest or index in the store, with the manifests that it lists.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Candidate {
-    pub(super) digest: String,
-    pub(super) children: Vec<String>,
-}
-
-/// One pull's entry.
+/// Claim of one pull to a manifest of its repository. Dropped when the pull ends.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
     claims: &'a Claims,
@@ -44,6 +39,7 @@ impl Claims {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Registers a pull of a repository. `digest` is the manifest, if the reference names it.
     pub(super) fn enter(&self, repository: &str, digest: Option<&str>) -> Claim<'_> {
         let mut entries = self.lock();
         let id = entries.next;
@@ -59,14 +55,15 @@ impl Claim<'_> {
         self.claims.lock().list.iter().find(|entry| entry.id == self.id)?.digest.clone()
     }
 
-    pub(super) fn set(&self, digest: &str) {
+    pub(super) fn set_digest(&self, digest: &str) {
         if let Some(entry) = self.claims.lock().list.iter_mut().find(|entry| entry.id == self.id) {
             entry.digest = Some(digest.to_owned());
         }
     }
 
-    /// Takes the one manifest that nobody has, if this is the one pull that has none.
-    pub(super) fn resolve(&self, candidates: &[Candidate]) {
+    /// Claims the manifest, if exactly one candidate is unclaimed and no other running pull of the repository lacks
+    /// one. Otherwise the digest stays unknown.
+    pub(super) fn resolve(&self, candidates: &[StoredManifest]) {
         let mut entries = self.claims.lock();
         let Some(own) = entries.list.iter().position(|entry| entry.id == self.id) else { return };
         let repository = entries.list[own].repository.clone();
@@ -75,7 +72,7 @@ impl Claim<'_> {
             return;
         }
         let mut taken: BTreeSet<&str> = siblings().filter_map(|entry| entry.digest.as_deref()).collect();
-        // A platform's manifest belongs to its index.
+        // The manifest of a platform belongs to its index, which is the candidate.
         taken.extend(candidates.iter().flat_map(|candidate| &candidate.children).map(String::as_str));
         let mut free = candidates.iter().filter(|candidate| !taken.contains(candidate.digest.as_str()));
         if let (Some(only), None) = (free.next(), free.next()) {
@@ -100,15 +97,15 @@ impl Drop for Claim<'_> {
 mod tests {
     use super::*;
 
-    fn candidate(digest: &str, children: &[&str]) -> Candidate {
-        Candidate {
+    fn candidate(digest: &str, children: &[&str]) -> StoredManifest {
+        StoredManifest {
             digest: digest.to_owned(),
             children: children.iter().map(|&child| child.to_owned()).collect(),
         }
     }
 
     #[test]
-    fn a_single_pull_takes_the_index_and_not_its_manifest() {
+    fn a_single_pull_claims_the_index_and_not_its_manifest() {
         let claims = Claims::default();
         let claim = claims.enter("r.io/a", None);
         claim.resolve(&[]);
@@ -118,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pulls_of_one_repository_wait_until_they_can_be_told_apart() {
+    fn two_pulls_of_one_repository_claim_nothing_until_one_has_ended() {
         let claims = Claims::default();
         let (first, second) = (claims.enter("r.io/a", None), claims.enter("r.io/a", None));
         let by_digest = claims.enter("r.io/a", Some("three"));
@@ -130,8 +127,8 @@ mod tests {
         elsewhere.resolve(&[candidate("four", &[])]);
         assert_eq!(elsewhere.digest().as_deref(), Some("four"));
 
-        // The first ends, and what it got is known: the other one is the second's.
-        first.set("one");
+        // The first pull ends with a known manifest: the other one belongs to the second pull.
+        first.set_digest("one");
         drop(first);
         second.resolve(&new);
         assert_eq!(second.digest().as_deref(), Some("two"));
@@ -140,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pull_that_ended_unknown_leaves_the_other_in_the_dark() {
+    fn two_candidates_left_resolve_to_no_digest() {
         let claims = Claims::default();
         let (first, second) = (claims.enter("r.io/a", None), claims.enter("r.io/a", None));
         drop(first);

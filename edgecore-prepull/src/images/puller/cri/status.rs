@@ -1,0 +1,146 @@
+//! Meaning of a gRPC status that the container runtime answered with.
+//!
+//! CRI reports nearly every failure as `Unknown`, so the class is found in the text. The needles are taken from what
+//! containerd 1.6 to 2.x, CRI-O and the registries behind them write.
+
+use std::error::Error;
+
+use tonic::{Code, Status};
+
+use crate::images::puller::{ErrorClass, PullError};
+use crate::images::runtime::RuntimeEndpoint;
+
+/// Translates the answer to a question about `reference`.
+pub(super) fn to_pull_error(status: &Status, reference: &str, endpoint: &RuntimeEndpoint) -> PullError {
+    // Only statuses that tonic makes itself have a source: the connection to the runtime failed, not the pull.
+    let Some(mut cause) = status.source() else {
+        let class = classify(status.code(), status.message(), reference);
+        let message = status.message();
+        return match class {
+            ErrorClass::RuntimeDown => PullError::new(class, format!("{message} ({endpoint})")),
+            _ => PullError::new(class, message),
+        };
+    };
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    let message = format!("the container runtime does not answer: {cause} ({endpoint})");
+    PullError::new(ErrorClass::RuntimeDown, message)
+}
+
+/// Searched in this order; the first needle found decides. Transient needles come before those of refusals, because
+/// the text of a failed login may end in "connection refused" by the token server.
+const NEEDLES: &[(ErrorClass, &[&str])] = &[
+    (
+        ErrorClass::Permanent,
+        &[
+            "invalid reference format",
+            "failed to parse image",
+            "couldn't parse image",
+            "invalid image reference",
+            "no match for platform",
+            "no matching manifest for",
+            "no image found in image index for architecture",
+            "no image found in manifest list for architecture",
+            "signaturevalidationfailed",
+            "schema 1",
+            "schema1",
+            "unsupported manifest media type",
+            "unsupported media type",
+        ],
+    ),
+    (
+        ErrorClass::Transient,
+        &[
+            "connection refused",
+            "connection reset",
+            "broken pipe",
+            "no such host",
+            "temporary failure in name resolution",
+            "server misbehaving",
+            "no route to host",
+            "network is unreachable",
+            "i/o timeout",
+            "timed out",
+            "tls handshake timeout",
+            "deadline exceeded",
+            "unexpected eof",
+            ": eof",
+            "toomanyrequests",
+            "too many requests",
+            "request timeout",
+            "internal server error",
+            "bad gateway",
+            "service unavailable",
+            "gateway timeout",
+            "registryunavailable",
+            "no space left on device",
+            "unexpected commit digest",
+            "failed size validation",
+            // The content was garbage collected during the pull; the next attempt fetches it again.
+            "failed to extract layer",
+        ],
+    ),
+    (
+        ErrorClass::Auth,
+        &[
+            "401 unauthorized",
+            "403 forbidden",
+            "status: 401",
+            "status: 403",
+            "status code 401",
+            "status code 403",
+            "unauthorized:",
+            "authentication required",
+            "authorization failed",
+            "no basic auth credentials",
+            "access denied",
+            "access to the resource is denied",
+            "insufficient_scope",
+            "invalid username/password",
+            "incorrect username or password",
+            "denied:",
+        ],
+    ),
+    (
+        ErrorClass::NotFound,
+        &[
+            "404 not found",
+            "status: 404",
+            "status code 404",
+            "manifest unknown",
+            "name unknown",
+            "not found",
+            "repository does not exist",
+        ],
+    ),
+];
+
+/// Finds the class of an answer. Names are removed before the text is searched: an image may be called `eof`.
+fn classify(code: Code, message: &str, reference: &str) -> ErrorClass {
+    let text = remove_quoted(message).replace(reference, "").to_lowercase();
+    let found = NEEDLES.iter().find(|(_, needles)| needles.iter().any(|needle| text.contains(needle)));
+    if let Some((class, _)) = found {
+        return *class;
+    }
+    match code {
+        // The runtime answers so while it starts or stops.
+        Code::Unavailable => ErrorClass::RuntimeDown,
+        Code::Unauthenticated | Code::PermissionDenied => ErrorClass::Auth,
+        Code::NotFound => ErrorClass::NotFound,
+        Code::InvalidArgument | Code::Unimplemented => ErrorClass::Permanent,
+        _ => ErrorClass::Transient,
+    }
+}
+
+fn remove_quoted(text: &str) -> String {
+    // Every second part stands within quotes. The text behind an unclosed quote is kept: it may hold the needle.
+    let parts: Vec<_> = text.split('"').collect();
+    let unclosed = parts.len().is_multiple_of(2);
+    let last = parts.len() - 1;
+    let keep = |index: &usize| index.is_multiple_of(2) || (unclosed && *index == last);
+    (0..parts.len()).filter(keep).map(|index| parts[index]).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! Errors of a pull: their class, which decides what happens next, and a message without secrets.
+
+use prepull_api::wire::bounded_reason;
+
+/// What a failure means for the next attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ErrorClass {
+    /// May pass by itself: a broken link, a busy registry, a full disk. Unknown errors count as transient.
+    Transient,
+    /// The container runtime does not answer. Not counted as an attempt, because no registry was asked.
+    RuntimeDown,
+    /// The registry refuses this credential. Another one may be accepted.
+    Auth,
+    /// The registry has no such image, or hides it from this credential. Another one may see it.
+    NotFound,
+    /// No attempt can succeed: an invalid reference, or no image for this platform.
+    Permanent,
+}
+
+impl ErrorClass {
+    /// Name of the class in logs.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Transient => "transient",
+            Self::RuntimeDown => "runtime_down",
+            Self::Auth => "auth",
+            Self::NotFound => "not_found",
+            Self::Permanent => "permanent",
+        }
+    }
+}
+
+/// Failure of a pull, or of a question to the container runtime.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct PullError {
+    /// What the failure means for the next attempt.
+    pub class: ErrorClass,
+    /// One line for a person, without secrets, of at most [`prepull_api::wire::MAX_REASON`] bytes.
+    pub message: String,
+}
+
+impl PullError {
+    /// An error with this message, from which secrets are removed.
+    pub fn new(class: ErrorClass, message: impl AsRef<str>) -> Self {
+        Self { class, message: redact(message.as_ref()) }
+    }
+}
+
+/// Joins the message into one line of at most [`prepull_api::wire::MAX_REASON`] bytes, and removes user and query
+/// from each URL: blob stores hand out signed URLs, and the address of a mirror may contain a password.
+fn redact(message: &str) -> String {
+    let mut line = String::with_capacity(message.len());
+    for word in message.split_whitespace() {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        match word.find("://") {
+            None => line.push_str(word),
+            Some(scheme) => {
+                let (scheme, rest) = word.split_at(scheme + "://".len());
+                let authority = rest.find(['/', '?', '#', '"']).unwrap_or(rest.len());
+                let rest = rest[..authority].rfind('@').map_or(rest, |at| &rest[at + 1..]);
+                line.push_str(scheme);
+                match rest.split_once('?') {
+                    None => line.push_str(rest),
+                    Some((path, query)) => {
+                        line.push_str(path);
+                        line.push_str("?…");
+                        line.push_str(&query[query.find('"').unwrap_or(query.len())..]);
+                    }
+                }
+            }
+        }
+    }
+    bounded_reason(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_lose_the_user_and_the_query_of_their_urls() {
+        for (text, redacted) in [
+            (
+                "Get \"https://user:hunter2@mirror.example/v2/a\": EOF",
+                "Get \"https://mirror.example/v2/a\": EOF",
+            ),
+            (
+                "Get \"https://s3.example/b?X-Amz-Signature=hunter2&x=1\": 403 Forbidden",
+                "Get \"https://s3.example/b?…\": 403 Forbidden",
+            ),
+            ("at http://a:hunter2@h, again", "at http://h, again"),
+            ("https://u:p@ss@h/x@y", "https://h/x@y"),
+            ("two\n lines\t and   more", "two lines and more"),
+            ("://", "://"),
+            ("", ""),
+        ] {
+            assert_eq!(redact(text), redacted);
+        }
+        assert!(redact(&"x".repeat(5000)).len() <= prepull_api::wire::MAX_REASON);
+    }
+}
