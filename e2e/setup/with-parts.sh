@@ -4,6 +4,7 @@
 #   PREPULL_APISERVER_DIR  the directory of kube-apiserver (unset where PREPULL_E2E_KUBECONFIG is set)
 #   PREPULL_BIN_DIR        the directory of cloudcore-prepull and edgecore-prepull: BIN-DIR
 #   PREPULL_E2E_LOGS       where each test writes its logs, emptied first; default: target/e2e-logs
+#   PREPULL_E2E_POOL       where tests find the API servers that they share, and leave what they have started
 #
 # Usage: with-parts.sh [--search-secrets] BIN-DIR COMMAND [ARGUMENT]...
 # --search-secrets: afterwards, whether it failed or not, no log may hold a credential.
@@ -38,10 +39,24 @@ fi
 find "$PREPULL_E2E_LOGS" -mindepth 1 -delete
 touch "$mark"
 
+# What tests leave to each other ends with us, however we end: the reaper acts when nobody holds the other end of its
+# pipe any more, which is us alone, and for a moment each test that writes to it.
+PREPULL_E2E_POOL=$(mktemp --directory /tmp/prepull-pool.XXXXXX)
+export PREPULL_E2E_POOL
+mkfifo "$PREPULL_E2E_POOL/reaper"
+set -m # in a process group of its own: Ctrl-C is not for it
+"$setup/reaper.sh" "$PREPULL_E2E_LOGS/reaper-of-the-run.log" <"$PREPULL_E2E_POOL/reaper" 9>&- &
+reaper=$!
+set +m
+exec 8>"$PREPULL_E2E_POOL/reaper"
+echo "dir $PREPULL_E2E_POOL" >&8
+
 say "$* (logs: $PREPULL_E2E_LOGS)"
 status=0
 # Without the lock: a process that outlives the run must not block the next one.
-"$@" 9>&- || status=$?
+"$@" 8>&- 9>&- || status=$?
+exec 8>&-
+wait "$reaper" || say "the reaper failed, see $PREPULL_E2E_LOGS/reaper-of-the-run.log" >&2
 if ((status == 0)); then say "done after $SECONDS s"; else say "FAILED with status $status after $SECONDS s" >&2; fi
 if [[ -n $search ]]; then
   "$setup/search-secrets.sh" "$PREPULL_E2E_LOGS" || exit $((status ? status : 1))

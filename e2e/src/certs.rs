@@ -19,15 +19,19 @@ pub struct Authority {
 impl Authority {
     /// A new one, in the place of the calling test.
     pub fn new(name: &str) -> Result<Self> {
+        Self::within(&Place::here()?.new_dir("ca")?, name)
+    }
+
+    /// A new one, with its file in this directory.
+    pub(crate) fn within(dir: &Path, name: &str) -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-        let place = Place::here()?;
-        let file = place.new_dir("ca")?.join("ca.crt");
+        let file = dir.join("ca.crt");
         std::fs::write(&file, issuer.pem())?;
-        Ok(Self { issuer, file, place })
+        Ok(Self { issuer, file, place: Place::here()? })
     }
 
     /// The certificate, PEM.

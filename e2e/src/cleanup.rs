@@ -1,23 +1,23 @@
 //! Processes that end with the test that started them, however it ends.
 //!
 //! - A test that returns or panics drops its [`Child`]ren: each is killed with its process group, and waited for.
-//! - A test process that is killed (Ctrl-C, SIGKILL, a runner's timeout) drops nothing. The [`reaper`] holds a list
-//!   of what was started and lives in a process group of its own: it reads our end of a pipe, and at its end, which
-//!   the kernel guarantees, kills what is on the list and removes the directories.
-
-pub mod reaper;
+//! - A test process that is killed (Ctrl-C, SIGKILL, a runner's timeout) drops nothing. The [`reaper`] holds a list of
+//!   what was started and lives in a process group of its own: it reads our end of a pipe, and at its end, which the
+//!   kernel guarantees, kills what is on the list and removes the directories.
+//! - What outlives a test on purpose is on the list of another such script, which ends with the whole run.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::place::Place;
+use crate::keep::keeping;
+use crate::place::{Place, tail};
+use crate::reaper;
 use crate::usage::Usage;
 
 /// Between two looks at something that can only be looked at.
@@ -26,19 +26,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// A thread stops when it next leaves the kernel: at once, but for a disk that hangs.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Set by [`keep_everything`].
-static KEEP: AtomicBool = AtomicBool::new(false);
-
-/// From now on nothing is stopped or removed on drop: the demo with KEEP=1.
-pub fn keep_everything() {
-    KEEP.store(true, Ordering::SeqCst);
-}
-
-/// Whether [`keep_everything`] was called.
-pub fn keeping() -> bool {
-    KEEP.load(Ordering::SeqCst)
-}
-
 /// A process that we started, the leader of a process group of its own.
 #[derive(Debug)]
 pub struct Child {
@@ -46,20 +33,43 @@ pub struct Child {
     process: std::process::Child,
     pid: Pid,
     log: PathBuf,
+    /// Not to be killed when this is dropped.
+    outlives_us: bool,
 }
 
 impl Child {
     /// Starts a program. What it prints goes to the end of `<name>.log` in the place's log directory.
-    pub fn spawn(place: &Place, name: &str, mut command: Command) -> Result<Self> {
-        let log = place.log_file(name);
+    pub fn spawn(place: &Place, name: &str, command: Command) -> Result<Self> {
+        Self::start(place.log_file(name), name, command, reaper::watch_process)
+    }
+
+    /// Starts a program that ends with the whole run at the latest: [`Self::outlive_us`]. What it prints goes to the
+    /// end of `<name>.log` in `logs`.
+    pub fn spawn_for_the_run(pool: &Path, logs: &Path, name: &str, command: Command) -> Result<Self> {
+        let watch = |pid| reaper::watch_process_of_the_run(pool, pid);
+        Self::start(logs.join(format!("{name}.log")), name, command, watch)
+    }
+
+    fn start(
+        log: PathBuf,
+        name: &str,
+        mut command: Command,
+        watch: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("cannot write the log of {name}, {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
         let process = command.spawn().with_context(|| format!("cannot start {program} ({name})"))?;
-        reaper::watch_process(process.id())?;
         let pid = Pid::from_child(&process);
-        Ok(Self { name: name.to_owned(), process, pid, log })
+        let child = Self { name: name.to_owned(), process, pid, log, outlives_us: false };
+        watch(child.pid())?;
+        Ok(child)
+    }
+
+    /// It goes on when this is dropped.
+    pub fn outlive_us(&mut self) {
+        self.outlives_us = true;
     }
 
     /// The name it was started under.
@@ -162,19 +172,13 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if keeping() {
+        if keeping() || self.outlives_us {
             return;
         }
         // The whole group, also where the leader has ended: its children may not have.
         let _ = kill_process_group(self.pid, Signal::KILL);
         let _ = self.process.wait();
     }
-}
-
-/// The last lines of a text.
-pub fn tail(text: &str, lines: usize) -> String {
-    let all: Vec<_> = text.lines().collect();
-    all[all.len().saturating_sub(lines)..].join("\n")
 }
 
 /// Tries again, soon, until it works or the time is up; then the last error is the answer. For what can only be

@@ -13,12 +13,13 @@ use futures::future::BoxFuture;
 use kube::config::Kubeconfig;
 
 use crate::api_proxy::ApiProxy;
-use crate::cleanup::{Child, eventually, keeping, tail};
-use crate::cluster::{Cluster, NAMESPACE};
-use crate::front::Front;
+use crate::cleanup::{Child, eventually};
+use crate::cluster::{Cluster, Hold, NAMESPACE};
+use crate::front::{Backend, Front};
+use crate::keep::keeping;
 use crate::network::{Network, Passage, Space};
 use crate::parts;
-use crate::place::Place;
+use crate::place::{Place, tail};
 use crate::plain_http;
 use crate::ports::Port;
 
@@ -46,6 +47,9 @@ pub struct Cloud {
     /// Where it runs, if not where we do, and the ways there.
     space: Option<(Space, Vec<Passage>)>,
     process: Option<Child>,
+    /// Behind the process, which writes to it until it is gone.
+    #[expect(dead_code, reason = "held until the end")]
+    hold: Hold,
 }
 
 /// A cloud to be; `.await` starts it.
@@ -83,6 +87,11 @@ impl Cloud {
     /// Where it listens for edges while it leads.
     pub fn tunnel_listen(&self) -> SocketAddr {
         self.tunnel.addr()
+    }
+
+    /// This replica, for a [`Front`].
+    pub fn backend(&self) -> Backend {
+        Backend { tunnel: self.tunnel_listen(), health: self.metrics_addr() }
     }
 
     /// Edges that are started from now on dial the front.
@@ -326,6 +335,7 @@ impl Start<'_> {
             standby: self.standby,
             space: None,
             process: None,
+            hold: self.cluster.hold(),
         };
         if let Some(space) = self.space {
             cloud.space = Some((space.clone(), cloud.passages(&space)?));

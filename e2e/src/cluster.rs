@@ -1,11 +1,14 @@
-//! A Kubernetes API of the test's own.
+//! A Kubernetes API for a test.
 
 mod apply;
 mod dump;
 mod existing;
 mod objects;
+mod pool;
 mod server;
+mod sweep;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +27,8 @@ pub use server::Servers;
 pub(crate) use apply::documents;
 pub use objects::NodeBuilder;
 
-use crate::cleanup::{eventually, keeping};
+use crate::cleanup::{Child, eventually};
+use crate::keep::keeping;
 use crate::parts;
 use crate::place::Place;
 
@@ -35,16 +39,20 @@ const ACCOUNT: &str = "prepull-system:cloudcore-prepull";
 /// The manifests that give cloudcore-prepull its rights; the workload itself is started by [`crate::cloud`].
 const RIGHTS: [&str; 2] =
     ["manifests/cloudcore-prepull/namespace.yaml", "manifests/cloudcore-prepull/rbac.yaml"];
+/// The names of the definitions of Kruise's image API.
+pub const KRUISE_DEFINITIONS: [&str; 3] =
+    ["imagepulljobs.apps.kruise.io", "imagelistpulljobs.apps.kruise.io", "nodeimages.apps.kruise.io"];
 /// For what takes a moment: the API server's start, a new definition.
 const SETTLE: Duration = Duration::from_secs(60);
 
-/// etcd and kube-apiserver, RBAC on, with our CRDs and cloudcore's rights. Started anew for each test: 3 s, 310 MB.
+/// etcd and kube-apiserver, RBAC on, with our CRDs and cloudcore's rights. A start takes 3 s and 310 MB, which is why
+/// tests that do no harm to it take turns in using one: see [`Self::start`] and [`Self::own`].
 ///
 /// There is no kubelet, no scheduler and no controller-manager: nodes are what the test says, and objects are not
 /// garbage collected.
 pub struct Cluster {
     place: Arc<Place>,
-    serving: Serving,
+    serving: Arc<Serving>,
     client: Client,
     kubeconfig: PathBuf,
     cloudcore_kubeconfig: PathBuf,
@@ -54,14 +62,29 @@ pub struct Cluster {
 enum Serving {
     /// Processes of ours.
     Own(Box<Mutex<Server>>),
+    /// Processes that other tests of this run have used, and will.
+    Shared(#[expect(dead_code, reason = "held until the end")] pool::Turn),
     /// A cluster that was lent to us.
     Lent(#[expect(dead_code, reason = "held until the end")] existing::Turn),
 }
 
+/// Held by whatever writes to a cluster: another test has it only when all of these are gone.
+pub(crate) struct Hold(#[expect(dead_code, reason = "held until the end")] Arc<Serving>);
+
 impl Cluster {
-    /// One with everything in it that cloudcore-prepull expects: a new one, or the one of `PREPULL_E2E_KUBECONFIG`.
+    /// One with everything in it that cloudcore-prepull expects and with nothing else: the one of
+    /// `PREPULL_E2E_KUBECONFIG`, or one of those that the tests of this run share (`PREPULL_E2E_POOL`), or a new one. It
+    /// cannot be stopped, and its definitions and rights are not to be changed: that takes [`Self::own`].
     pub async fn start() -> Result<Self> {
-        if let Some(kubeconfig) = std::env::var_os("PREPULL_E2E_KUBECONFIG") {
+        match std::env::var_os("PREPULL_E2E_POOL") {
+            Some(pool) if lent().is_none() => Self::shared(Path::new(&pool)).await,
+            _ => Self::own().await,
+        }
+    }
+
+    /// As [`Self::start`], and nobody else's: a new one. But for `PREPULL_E2E_KUBECONFIG`, if that is set.
+    pub async fn own() -> Result<Self> {
+        if let Some(kubeconfig) = lent() {
             return Self::existing(Path::new(&kubeconfig)).await;
         }
         let cluster = Self::start_empty().await?;
@@ -69,19 +92,43 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts one with nothing in it.
+    /// Starts one of the test's own, with nothing in it.
     pub async fn start_empty() -> Result<Self> {
-        install_crypto();
         let place = Place::here()?;
-        let mut server = Server::new(&place, ACCOUNT).await?;
-        server.start(&place)?;
+        let spawn = {
+            let place = Arc::clone(&place);
+            Box::new(move |name: &str, command| Child::spawn(&place, name, command))
+        };
+        Self::serve(Server::new(place.new_dir("cluster")?, ACCOUNT, spawn).await?).await
+    }
+
+    /// Starts kube-apiserver.
+    async fn serve(mut server: Server) -> Result<Self> {
+        install_crypto();
+        server.start()?;
         let (kubeconfig, cloudcore_kubeconfig) =
             (server.admin.kubeconfig.clone(), server.cloudcore.kubeconfig.clone());
         let client = client(&kubeconfig).await?;
-        let serving = Serving::Own(Box::new(Mutex::new(server)));
-        let cluster = Self { place, serving, client, kubeconfig, cloudcore_kubeconfig };
+        let serving = Arc::new(Serving::Own(Box::new(Mutex::new(server))));
+        let cluster = Self { place: Place::here()?, serving, client, kubeconfig, cloudcore_kubeconfig };
         cluster.is_ready().await?;
         Ok(cluster)
+    }
+
+    /// One of the pool: see [`pool`].
+    async fn shared(pool: &Path) -> Result<Self> {
+        install_crypto();
+        let place = Place::here()?;
+        let turn = pool::Turn::take(pool).await?;
+        turn.link_logs(place.logs())?;
+        let kubeconfig = turn.kubeconfig("admin");
+        Ok(Self {
+            place,
+            client: client(&kubeconfig).await?,
+            kubeconfig,
+            cloudcore_kubeconfig: turn.kubeconfig("cloudcore"),
+            serving: Arc::new(Serving::Shared(turn)),
+        })
     }
 
     /// One that runs already and is lent to the tests: see [`existing`] for what they do to it. It cannot be
@@ -95,7 +142,7 @@ impl Cluster {
         let dir = place.new_dir("cluster")?;
         let mut cluster = Self {
             place,
-            serving: Serving::Lent(turn),
+            serving: Arc::new(Serving::Lent(turn)),
             client,
             kubeconfig,
             cloudcore_kubeconfig: PathBuf::new(),
@@ -115,6 +162,11 @@ impl Cluster {
             self.apply_file(&parts::workspace().join(file)).await?;
         }
         self.definitions_are_established().await
+    }
+
+    /// For what may write to the cluster after this is dropped.
+    pub(crate) fn hold(&self) -> Hold {
+        Hold(Arc::clone(&self.serving))
     }
 
     /// The test's place.
@@ -163,7 +215,7 @@ impl Cluster {
 
     /// Starts kube-apiserver again, on the same port and with the same data.
     pub async fn start_api(&self) -> Result<()> {
-        self.server()?.start(&self.place)?;
+        self.server()?.start()?;
         self.is_ready().await
     }
 
@@ -184,7 +236,7 @@ impl Cluster {
 
     /// Starts etcd again with its data, and waits until kube-apiserver has noticed.
     pub async fn start_etcd(&self) -> Result<()> {
-        self.server()?.start_etcd(&self.place)?;
+        self.server()?.start_etcd()?;
         self.is_ready().await
     }
 
@@ -232,8 +284,11 @@ impl Cluster {
     }
 
     fn server(&self) -> Result<MutexGuard<'_, Server>> {
-        match &self.serving {
+        match &*self.serving {
             Serving::Own(server) => Ok(server.lock().unwrap_or_else(PoisonError::into_inner)),
+            Serving::Shared(_) => {
+                bail!("other tests need this cluster as well: begin this one with Cluster::own")
+            }
             Serving::Lent(_) => {
                 bail!("this cluster is not ours to stop: unset PREPULL_E2E_KUBECONFIG for this test")
             }
@@ -241,7 +296,7 @@ impl Cluster {
     }
 
     fn is_lent(&self) -> bool {
-        matches!(self.serving, Serving::Lent(_))
+        matches!(*self.serving, Serving::Lent(_))
     }
 }
 
@@ -252,7 +307,7 @@ impl Drop for Cluster {
         }
         let lent = self.is_lent();
         // A paused one goes on, which does nothing to one that runs; a stopped one has nothing to say.
-        if !lent && self.resume_api().is_err() {
+        if matches!(*self.serving, Serving::Own(_)) && self.resume_api().is_err() {
             return;
         }
         let (kubeconfig, logs) = (self.kubeconfig.clone(), self.place.logs().to_owned());
@@ -269,6 +324,11 @@ impl Drop for Cluster {
             let _ = std::fs::write(self.place.log_file("dump-failed"), format!("{error:#}\n"));
         }
     }
+}
+
+/// The kubeconfig of a cluster that is lent to the tests.
+fn lent() -> Option<OsString> {
+    std::env::var_os("PREPULL_E2E_KUBECONFIG")
 }
 
 /// The first provider wins, and all are the same.

@@ -17,9 +17,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use prepull_api::crd::status::JobPhase;
 
-use crate::cleanup::{self, reaper};
 use crate::jobs::Job;
-use crate::place;
+use crate::{keep, parts, reaper};
 use live::Live;
 use stage::Stage;
 use story::Story;
@@ -36,7 +35,7 @@ const INTERRUPTED: u8 = 130;
 pub async fn run() -> ExitCode {
     let keep = std::env::var_os("KEEP").is_some_and(|value| !value.is_empty() && value != "0");
     let mut story = Story::new();
-    let logs = place::logs_root().map(|root| root.join("demo")).unwrap_or_default();
+    let logs = parts::logs_root().map(|root| root.join("demo")).unwrap_or_default();
     let mut stage = None;
     let told = tokio::select! {
         told = tell(&mut story, &mut stage) => Some(told),
@@ -60,7 +59,7 @@ pub async fn run() -> ExitCode {
     if let (true, Some(stage)) = (keep, &stage) {
         match reaper::outlive_us() {
             Ok(keeper) => {
-                cleanup::keep_everything();
+                keep::keep_everything();
                 stage.print_how_to_go_on(&story, keeper);
             }
             Err(error) => story.failure(&error),

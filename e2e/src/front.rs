@@ -12,7 +12,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::background;
-use crate::cloud::Cloud;
 use crate::plain_http;
 use crate::ports::Port;
 
@@ -27,20 +26,19 @@ pub struct Front {
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// One replica: where edges dial, and where it is asked whether it is ready.
-#[derive(Clone, Copy)]
-struct Backend {
-    tunnel: SocketAddr,
-    health: SocketAddr,
+/// One replica.
+#[derive(Clone, Copy, Debug)]
+pub struct Backend {
+    /// Where it listens for edges.
+    pub tunnel: SocketAddr,
+    /// Where its `/readyz` is.
+    pub health: SocketAddr,
 }
 
 impl Front {
-    /// In front of these, whether they run or not.
-    pub fn of(clouds: &[&Cloud]) -> Result<Self> {
-        let backends: Vec<_> = clouds
-            .iter()
-            .map(|cloud| Backend { tunnel: cloud.tunnel_listen(), health: cloud.metrics_addr() })
-            .collect();
+    /// In front of these replicas, whether they run or not.
+    pub fn of(backends: &[Backend]) -> Result<Self> {
+        let backends = backends.to_vec();
         let port = Port::reserve()?;
         let runtime = background::runtime()?;
         let _context = runtime.enter();

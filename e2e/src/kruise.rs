@@ -18,18 +18,15 @@ pub use object::Object;
 
 use crate::cloud::{Cloud, Start};
 use crate::cluster::Cluster;
+pub use crate::cluster::KRUISE_DEFINITIONS as DEFINITIONS;
 use crate::parts;
 
 /// What switches the API on.
 pub const FLAG: &str = "--enable-kruise-api";
 /// What an operator applies, in this order.
 const MANIFESTS: [&str; 2] = ["manifests/kruise/crds.yaml", "manifests/kruise/rbac.yaml"];
-/// The names of the definitions.
-pub const DEFINITIONS: [&str; 3] =
-    ["imagepulljobs.apps.kruise.io", "imagelistpulljobs.apps.kruise.io", "nodeimages.apps.kruise.io"];
-
 impl Cluster {
-    /// A new one with Kruise's kinds in it, and with the rights to serve them.
+    /// As [`Cluster::start`], with Kruise's kinds, and with the rights to serve them.
     pub async fn with_kruise() -> Result<Self> {
         let cluster = Self::start().await?;
         cluster.install_kruise().await?;

@@ -202,7 +202,7 @@ impl EdgeNode {
             Ok(())
         })
         .await
-        .with_context(|| crate::cleanup::tail(&self.agent_log(), 20))
+        .with_context(|| crate::place::tail(&self.agent_log(), 20))
     }
 
     /// The agent's metrics, as they are now.

@@ -25,6 +25,14 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
+/// `$PREPULL_E2E_LOGS`, or target/e2e-logs; exists.
+pub fn logs_root() -> Result<PathBuf> {
+    let root =
+        std::env::var_os("PREPULL_E2E_LOGS").map_or_else(|| target_dir().join("e2e-logs"), PathBuf::from);
+    std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
+    Ok(root)
+}
+
 /// `${XDG_CACHE_HOME:-~/.cache}/prepull-e2e`.
 pub fn cache_dir() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);

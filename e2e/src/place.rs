@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::cleanup::{keeping, reaper};
-use crate::parts;
+use crate::keep::keeping;
+use crate::{parts, reaper};
 
 /// In every credential of the tests. No log may contain it, in any encoding: e2e/setup/search-secrets.sh looks.
 pub const CANARY: &str = "s3cr3t-canary-";
@@ -48,7 +48,7 @@ impl Place {
         // Short: the path of a unix socket has room for 107 bytes. Below /tmp: what the reaper removes.
         let dir = tempfile::Builder::new().prefix("prepull-").tempdir_in("/tmp")?.keep();
         reaper::watch_directory(&dir)?;
-        let logs = logs_root()?.join(name);
+        let logs = parts::logs_root()?.join(name);
         // Those of an earlier run are not of this one.
         if SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned()) && logs.exists() {
             std::fs::remove_dir_all(&logs).with_context(|| format!("cannot empty {}", logs.display()))?;
@@ -102,7 +102,7 @@ impl Place {
             let name = file.file_name().to_string_lossy().into_owned();
             if parts.iter().any(|part| name.starts_with(part)) {
                 let log = std::fs::read(file.path()).unwrap_or_default();
-                let log = crate::cleanup::tail(&String::from_utf8_lossy(&log), LINES);
+                let log = tail(&String::from_utf8_lossy(&log), LINES);
                 sections.push(format!("--- {name}, the end:\n{log}"));
             }
         }
@@ -132,12 +132,10 @@ fn unmount_below(dir: &Path) {
     }
 }
 
-/// `$PREPULL_E2E_LOGS`, or target/e2e-logs; exists.
-pub fn logs_root() -> Result<PathBuf> {
-    let root = std::env::var_os("PREPULL_E2E_LOGS")
-        .map_or_else(|| parts::target_dir().join("e2e-logs"), PathBuf::from);
-    std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
-    Ok(root)
+/// The last lines of a text.
+pub fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<_> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
 }
 
 /// As many open files as the system lets us have, for us and for whatever we start: a fleet and its cloud take

@@ -26,6 +26,10 @@ const USER: &str = "alice";
 /// Its password, as a job names it.
 const SECRET: (&str, &str) = ("default", "registry");
 
+async fn registry() -> Result<Registry> {
+    Registry::start().user(USER, &password(USER)).await
+}
+
 /// The cluster, the cloud and the registry. Nodes are added by the test: it is the test that kills them.
 pub struct Site {
     /// The Kubernetes API.
@@ -47,8 +51,13 @@ impl Site {
     /// Starts all of it, the cloud with these flags.
     pub async fn with(cloud: &[&str]) -> Result<Self> {
         let (cluster, registry) = Self::parts().await?;
-        let cloud = Cloud::start(&cluster).args(cloud).await?;
-        Self::around(cluster, registry, cloud).await
+        Self::of(cluster, registry, cloud).await
+    }
+
+    /// Starts all of it, in a cluster of its own.
+    pub async fn own() -> Result<Self> {
+        let (cluster, registry) = tokio::try_join!(Cluster::own(), registry())?;
+        Self::of(cluster, registry, &[]).await
     }
 
     /// Starts all of it, with Kruise's API, the cloud with these flags.
@@ -59,9 +68,9 @@ impl Site {
         Self::around(cluster, registry, cloud).await
     }
 
-    /// Starts all of it, with a proxy between the cloud and the API server.
-    pub async fn with_api_proxy(cloud: &[&str], seed: u64) -> Result<(Self, ApiProxy)> {
-        let (cluster, registry) = Self::parts().await?;
+    /// Starts all of it in this cluster, with a proxy between the cloud and the API server.
+    pub async fn with_api_proxy(cluster: Cluster, cloud: &[&str], seed: u64) -> Result<(Self, ApiProxy)> {
+        let registry = registry().await?;
         let api = ApiProxy::start(&cluster, seed)?;
         let cloud = Cloud::start(&cluster).through(&api).args(cloud).await?;
         Ok((Self::around(cluster, registry, cloud).await?, api))
@@ -80,7 +89,12 @@ impl Site {
     }
 
     async fn parts() -> Result<(Cluster, Registry)> {
-        tokio::try_join!(Cluster::start(), Registry::start().user(USER, &password(USER)).into_future())
+        tokio::try_join!(Cluster::start(), registry())
+    }
+
+    async fn of(cluster: Cluster, registry: Registry, cloud: &[&str]) -> Result<Self> {
+        let cloud = Cloud::start(&cluster).args(cloud).await?;
+        Self::around(cluster, registry, cloud).await
     }
 
     async fn around(cluster: Cluster, registry: Registry, cloud: Cloud) -> Result<Self> {

@@ -32,7 +32,8 @@ impl Stage {
         Self::around(cluster, cloud, names).await
     }
 
-    async fn around(cluster: Cluster, cloud: Cloud, names: &[&str]) -> Result<Self> {
+    /// In this cluster, with this cloud.
+    pub async fn around(cluster: Cluster, cloud: Cloud, names: &[&str]) -> Result<Self> {
         cluster.edge_nodes(names).await?;
         let starts = names.iter().map(|name| EdgeNode::start(&cluster, &cloud, name).into_future());
         let edges = futures::future::try_join_all(starts).await?;

@@ -27,9 +27,18 @@ struct Scene {
 
 impl Scene {
     async fn start() -> Result<Self> {
+        Self::within(Cluster::start().await?).await
+    }
+
+    /// Whose API server may be stopped.
+    async fn own() -> Result<Self> {
+        Self::within(Cluster::own().await?).await
+    }
+
+    async fn within(cluster: Cluster) -> Result<Self> {
         // Which of the requests meet a fault; any number would do.
         const SEED: u64 = 3;
-        let (site, api) = Site::with_api_proxy(&["--heartbeat", "1s"], SEED).await?;
+        let (site, api) = Site::with_api_proxy(cluster, &["--heartbeat", "1s"], SEED).await?;
         let mut nodes = Vec::new();
         for name in REAL {
             nodes.push(site.node(name).await?.await?);
@@ -220,7 +229,7 @@ async fn what_happened_while_the_watches_had_expired_is_found() -> Result<()> {
 
 #[tokio::test]
 async fn an_api_server_that_hangs_for_forty_seconds_goes_on_where_it_was() -> Result<()> {
-    let scene = Scene::start().await?;
+    let scene = Scene::own().await?;
     let jobs = scene.jobs().await?;
     scene.are_under_way(&jobs).await?;
     scene.site.cluster.pause_api()?;
@@ -241,7 +250,7 @@ async fn an_api_server_that_hangs_for_forty_seconds_goes_on_where_it_was() -> Re
 
 #[tokio::test]
 async fn etcd_killed_in_the_middle_of_a_job_loses_nothing() -> Result<()> {
-    let scene = Scene::start().await?;
+    let scene = Scene::own().await?;
     let jobs = scene.jobs().await?;
     scene.are_under_way(&jobs).await?;
     scene.site.cluster.stop_etcd()?;

@@ -172,7 +172,9 @@ async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_sma
 #[tokio::test]
 async fn an_object_that_cannot_be_read_fails_alone_and_may_be_corrected() -> Result<()> {
     let registry = Registry::start().await?;
-    let stage = Stage::with_edges(&["edge-1"]).await?;
+    let cluster = Cluster::own().await?; // its definition is changed
+    let cloud = Cloud::start(&cluster).await?;
+    let stage = Stage::around(cluster, cloud, &["edge-1"]).await?;
     let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
     // As with an object that is older than its definition: this server takes anything for a spec.
     let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});

@@ -49,7 +49,7 @@ impl Pair {
     async fn with(cluster: Cluster, mut first: Cloud) -> Result<Self> {
         first.leads(SOON).await?;
         let mut second = second(&cluster).await?;
-        let front = Front::of(&[&first, &second])?;
+        let front = Front::of(&[first.backend(), second.backend()])?;
         first.behind(&front);
         second.behind(&front);
         let pair = Self { first, second, front, cluster };
@@ -285,7 +285,7 @@ async fn of_two_that_start_at_once_one_leads() -> Result<()> {
         std::mem::swap(&mut one, &mut other);
     }
     ensure!(!other.is_ready().await?, "both lead");
-    let front = Front::of(&[&one, &other])?;
+    let front = Front::of(&[one.backend(), other.backend()])?;
     one.behind(&front);
     // The one made the CA, and the other one takes it: an edge trusts both.
     let fleet = Fleet::start(&cluster, &one, 5).await?;
@@ -298,7 +298,7 @@ async fn of_two_that_start_at_once_one_leads() -> Result<()> {
 
 #[tokio::test]
 async fn an_api_server_takes_the_manifests() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::own().await?;
     for file in ["deployment", "service"] {
         cluster.apply_file(&workspace().join(format!("manifests/cloudcore-prepull/{file}.yaml"))).await?;
     }

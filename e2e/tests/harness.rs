@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{Api, ListParams, PostParams};
-use prepull_e2e::cleanup::{Child, reaper};
+use prepull_e2e::cleanup::Child;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
+use prepull_e2e::reaper;
 
 #[tokio::test]
 async fn a_cluster_keeps_its_data_over_a_restart() -> Result<()> {

@@ -102,7 +102,10 @@ async fn secrets_of_a_job_cannot_be_changed_later() -> Result<()> {
 #[tokio::test]
 async fn an_object_that_cannot_be_read_harms_nobody() -> Result<()> {
     let registry = Registry::start().await?;
-    let stage = Stage::with_kruise(&["edge-1", "edge-2"]).await?;
+    let cluster = Cluster::own().await?; // its definitions are changed
+    cluster.install_kruise().await?;
+    let cloud = Cloud::with_kruise(&cluster).await?;
+    let stage = Stage::around(cluster, cloud, &["edge-1", "edge-2"]).await?;
     let cluster = &stage.cluster;
     let reference = registry.seed(&Image::small("readable")?, "team/readable:v1")?;
     cluster.node_image("edge-2").exists().await?;
@@ -188,7 +191,7 @@ fn has_all(said: &str, words: &[&str]) -> Result<()> {
 
 #[tokio::test]
 async fn it_does_not_start_without_definitions_or_with_somebody_elses() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::own().await?;
     cluster.apply_file(&parts::workspace().join("manifests/kruise/rbac.yaml")).await?;
     has_all(&says_no(&cluster).await?, &["imagepulljobs.apps.kruise.io", "manifests/kruise"])?;
 
@@ -241,7 +244,7 @@ async fn it_does_not_start_beside_kruises_own_controller() -> Result<()> {
 
 #[tokio::test]
 async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::own().await?;
     let folder = |name: &str| parts::workspace().join(name).display().to_string();
     let apply = async |name: &str| cluster.kubectl(&["apply", "--validate=false", "-k", &folder(name)]).await;
     apply("manifests/kruise").await?;

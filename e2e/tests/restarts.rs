@@ -209,7 +209,7 @@ async fn a_cloud_told_to_end_ends_at_once_and_its_edges_come_back() -> Result<()
 
 #[tokio::test]
 async fn an_api_server_that_is_away_for_ten_seconds_loses_nothing() -> Result<()> {
-    let site = Site::start().await?;
+    let site = Site::own().await?;
     let (image, reference) = site.image("api-away", &[SMALL, LARGE])?;
     let nodes = [site.node("edge-1").await?.await?, site.node("edge-2").await?.await?];
     site.link.throttle(Some(8 * MIB));

@@ -67,7 +67,7 @@ async fn begins_once_it_is_there(cluster: &Cluster, says: &[&str], remedy: &str)
 
 #[tokio::test]
 async fn a_definition_that_is_missing_at_the_start_is_named() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::own().await?;
     remove_definition(&cluster).await?;
     let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
     begins_once_it_is_there(&cluster, &says, DEFINITION).await
@@ -75,7 +75,7 @@ async fn a_definition_that_is_missing_at_the_start_is_named() -> Result<()> {
 
 #[tokio::test]
 async fn a_right_that_is_missing_at_the_start_is_named() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::own().await?;
     rights_to_reports(&cluster, &[]).await?;
     let says = [
         "a right is missing: User ",
@@ -109,7 +109,7 @@ async fn waits_for(cluster: &Cluster, cloud: &Cloud, says: &[&str], remedy: &str
 
 #[tokio::test]
 async fn a_definition_that_goes_while_all_runs_is_named_on_the_job() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::own().await?;
     let cloud = Cloud::start(&cluster).await?;
     remove_definition(&cluster).await?;
     let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
@@ -118,7 +118,7 @@ async fn a_definition_that_goes_while_all_runs_is_named_on_the_job() -> Result<(
 
 #[tokio::test]
 async fn a_right_that_only_the_writes_need_is_named_on_the_job() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::own().await?;
     rights_to_reports(&cluster, &["get", "list"]).await?;
     let cloud = Cloud::start(&cluster).await?;
     let says = [

@@ -15,8 +15,7 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::config::{AuthInfo, Kubeconfig};
 use prepull_api::crd::job::ImagePrePullJob;
 
-use super::settled;
-use crate::kruise::DEFINITIONS;
+use super::{KRUISE_DEFINITIONS, settled};
 use crate::parts;
 
 /// The label of nodes that a test made.
@@ -53,7 +52,7 @@ pub(super) async fn sweep(client: &Client, namespace: &str) -> Result<()> {
     }
     // The definitions take their objects along.
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    for name in DEFINITIONS {
+    for name in KRUISE_DEFINITIONS {
         if definitions.delete(name, &now).await.is_ok() {
             settled(&format!("{name} is gone"), async || {
                 anyhow::ensure!(definitions.get_opt(name).await?.is_none(), "it is there");

@@ -11,7 +11,7 @@ use rcgen::KeyPair;
 use crate::certs::Authority;
 use crate::cleanup::{Child, eventually};
 use crate::parts;
-use crate::place::{CANARY, Place};
+use crate::place::CANARY;
 use crate::plain_http;
 use crate::ports::Port;
 
@@ -20,8 +20,12 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// The name and the groups that kube-apiserver gives a ServiceAccount's token.
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts,system:authenticated";
 
+/// Starts a program under a name: what decides where its log is, and how long it may live.
+pub(super) type Spawn = Box<dyn Fn(&str, Command) -> Result<Child> + Send>;
+
 /// Both servers, their data and the ways in.
 pub(super) struct Server {
+    spawn: Spawn,
     etcd: Child,
     apiserver: Option<Child>,
     dir: PathBuf,
@@ -53,13 +57,13 @@ pub(super) struct Access {
 }
 
 impl Server {
-    /// Starts etcd, with nothing in it, and prepares the files of kube-apiserver. `account` is `namespace:name`.
-    pub(super) async fn new(place: &Place, account: &str) -> Result<Self> {
-        let dir = place.new_dir("cluster")?;
+    /// Starts etcd, with nothing in it, and prepares the files of kube-apiserver in `dir`. `account` is
+    /// `namespace:name`.
+    pub(super) async fn new(dir: PathBuf, account: &str, spawn: Spawn) -> Result<Self> {
         let (etcd_port, port) = (Port::reserve()?, Port::reserve()?);
-        let etcd = start_etcd(place, &dir, etcd_port.number()).await?;
+        let etcd = start_etcd(&spawn, &dir, etcd_port.number()).await?;
 
-        let authority = Authority::new("kubernetes")?;
+        let authority = Authority::within(&dir, "kubernetes")?;
         let tls = authority.server(&dir, &[])?;
         let accounts_key = KeyPair::generate()?;
         std::fs::write(dir.join("accounts.key"), accounts_key.serialize_pem())?;
@@ -74,11 +78,11 @@ impl Server {
             account.split(':').next().unwrap_or_default(),
         );
         std::fs::write(dir.join("tokens.csv"), tokens)?;
-        Ok(Self { etcd, apiserver: None, dir, etcd_port, port, tls, admin, cloudcore })
+        Ok(Self { spawn, etcd, apiserver: None, dir, etcd_port, port, tls, admin, cloudcore })
     }
 
     /// Starts kube-apiserver, on the same port and with the same data every time.
-    pub(super) fn start(&mut self, place: &Place) -> Result<()> {
+    pub(super) fn start(&mut self) -> Result<()> {
         if self.apiserver.is_some() {
             bail!("kube-apiserver runs already");
         }
@@ -100,8 +104,10 @@ impl Server {
             // There is no controller-manager which would create the accounts that it asks for.
             "--disable-admission-plugins=ServiceAccount",
             "--allow-privileged=true",
+            // One at a time takes seconds for what a fleet leaves.
+            "--delete-collection-workers=16",
         ]);
-        self.apiserver = Some(Child::spawn(place, "kube-apiserver", command)?);
+        self.apiserver = Some((self.spawn)("kube-apiserver", command)?);
         Ok(())
     }
 
@@ -111,8 +117,8 @@ impl Server {
     }
 
     /// Starts etcd, on the same port and with the same data.
-    pub(super) fn start_etcd(&mut self, place: &Place) -> Result<()> {
-        self.etcd = spawn_etcd(place, &self.dir, self.etcd_port.number())?;
+    pub(super) fn start_etcd(&mut self) -> Result<()> {
+        self.etcd = spawn_etcd(&self.spawn, &self.dir, self.etcd_port.number())?;
         Ok(())
     }
 
@@ -133,14 +139,20 @@ impl Server {
         Ok(Servers { apiserver, etcd: self.etcd.pid(), etcd_addr: self.etcd_port.addr() })
     }
 
+    /// Both go on when this is dropped.
+    pub(super) fn outlive_us(&mut self) {
+        self.etcd.outlive_us();
+        self.apiserver.iter_mut().for_each(Child::outlive_us);
+    }
+
     /// Kills kube-apiserver; etcd keeps the data.
     pub(super) fn stop(&mut self) -> Result<()> {
         self.apiserver.take().map_or(Ok(()), |mut apiserver| apiserver.kill9())
     }
 }
 
-async fn start_etcd(place: &Place, dir: &Path, port: u16) -> Result<Child> {
-    let mut etcd = spawn_etcd(place, dir, port)?;
+async fn start_etcd(spawn: &Spawn, dir: &Path, port: u16) -> Result<Child> {
+    let mut etcd = spawn_etcd(spawn, dir, port)?;
     let addr = ([127, 0, 0, 1], port).into();
     eventually("etcd is healthy", START_LIMIT, async || {
         let (status, body) = plain_http::get(addr, "/health").await?;
@@ -151,7 +163,7 @@ async fn start_etcd(place: &Place, dir: &Path, port: u16) -> Result<Child> {
     Ok(etcd)
 }
 
-fn spawn_etcd(place: &Place, dir: &Path, port: u16) -> Result<Child> {
+fn spawn_etcd(spawn: &Spawn, dir: &Path, port: u16) -> Result<Child> {
     let url = format!("http://127.0.0.1:{port}");
     let mut command = Command::new(parts::etcd()?);
     command.arg("--data-dir").arg(dir.join("etcd")).args(["--listen-client-urls", &url]).args([
@@ -163,7 +175,12 @@ fn spawn_etcd(place: &Place, dir: &Path, port: u16) -> Result<Child> {
         "--log-level",
         "warn",
     ]);
-    Child::spawn(place, "etcd", command)
+    spawn("etcd", command)
+}
+
+/// The kubeconfig in a server's directory for `admin` or `cloudcore`.
+pub(super) fn kubeconfig(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.kubeconfig"))
 }
 
 impl Access {
@@ -179,7 +196,7 @@ impl Access {
             "users": [{"name": name, "user": {"token": token}}],
             "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": name}}],
         });
-        let kubeconfig = dir.join(format!("{name}.kubeconfig"));
+        let kubeconfig = kubeconfig(dir, name);
         std::fs::write(&kubeconfig, serde_json::to_string_pretty(&config)?)?;
         Ok(Self { token, kubeconfig })
     }

@@ -34,7 +34,7 @@ impl Stage {
         let place = Place::here()?;
 
         story.step("A Kubernetes API");
-        let cluster = Cluster::start().await?;
+        let cluster = Cluster::own().await?;
         story.line(&format!("{} and etcd, RBAC on, on loopback", cluster.version().await?));
 
         story.step("Two private registries, with different users");

@@ -25,7 +25,10 @@ impl Scene {
     pub async fn set(options: &Options, teller: &Teller) -> Result<(Self, Connect)> {
         let nodes = options.nodes;
         teller.step("etcd, kube-apiserver and cloudcore-prepull");
-        let cluster = if options.kruise { Cluster::with_kruise().await? } else { Cluster::start().await? };
+        let cluster = Cluster::own().await?;
+        if options.kruise {
+            cluster.install_kruise().await?;
+        }
         let arguments: Vec<_> = options.cloud_arg.iter().map(String::as_str).collect();
         let cloud = if options.kruise { Cloud::with_kruise(&cluster) } else { Cloud::start(&cluster) };
         let cloud = cloud.args(&arguments).await?;

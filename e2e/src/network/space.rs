@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::cleanup::{keeping, reaper};
-use crate::parts;
+use crate::keep::keeping;
+use crate::{parts, reaper};
 
 /// Within this process.
 static COUNT: AtomicU32 = AtomicU32::new(0);

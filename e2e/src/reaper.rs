@@ -1,16 +1,19 @@
 //! One helper process for each test process (e2e/setup/reaper.sh): it is told what was started, and cleans up at
 //! the end of its input, which comes when this process ends, whatever ended it.
 
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
+use rustix::fs::OFlags;
 
-use crate::{parts, place};
+use crate::parts;
 
 struct Reaper {
     input: ChildStdin,
@@ -22,7 +25,7 @@ static REAPER: LazyLock<Mutex<Result<Reaper, String>>> =
 
 fn start() -> Result<Reaper> {
     let script = parts::setup_dir().join("reaper.sh");
-    let log = place::logs_root()?.join(format!("reaper-{}.log", std::process::id()));
+    let log = parts::logs_root()?.join(format!("reaper-{}.log", std::process::id()));
     let mut process = Command::new("bash")
         .arg(&script)
         .arg(log)
@@ -46,12 +49,27 @@ fn tell(line: &str) -> Result<()> {
 
 /// The process, and its group and descendants, go when this process ends.
 pub fn watch_process(pid: u32) -> Result<()> {
+    tell(&line_of(pid)?)
+}
+
+/// The process, and its group and descendants, go when the run ends to which this pool belongs: with-parts.sh has
+/// started a reaper that reads the pipe `reaper` in it.
+pub fn watch_process_of_the_run(pool: &Path, pid: u32) -> Result<()> {
+    let pipe = pool.join("reaper");
+    // Without O_NONBLOCK this would wait for a reaper that is gone.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits())?;
+    let opened = OpenOptions::new().write(true).custom_flags(flags).open(&pipe);
+    let mut opened = opened.with_context(|| format!("the run of {} has ended", pipe.display()))?;
+    Ok(opened.write_all(line_of(pid)?.as_bytes())?)
+}
+
+fn line_of(pid: u32) -> Result<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     let stat = stat.with_context(|| format!("process {pid} vanished while it was started"))?;
     // Field 22, counted behind the name, which may itself hold blanks and parentheses: 2 fields end there.
     let start_time = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(22 - 3));
     let start_time = start_time.with_context(|| format!("/proc/{pid}/stat has no field 22"))?;
-    tell(&format!("pid {pid} {start_time}\n"))
+    Ok(format!("pid {pid} {start_time}\n"))
 }
 
 /// The directory, with whatever is mounted below it, goes when this process ends.

@@ -1,0 +1,124 @@
+//! API servers that the tests of one run share, one test at a time. What a test leaves in one is [swept](super::sweep)
+//! away before the next one has it.
+//!
+//! ```text
+//! $PREPULL_E2E_POOL/              made by with-parts.sh, which removes it when the run ends
+//!   reaper                        a pipe: whoever starts a process writes which, and it is killed when the run ends
+//!   0/, 1/, …                     as many as there were tests at a time
+//!     lock                        locked by the test that has the server
+//!     idle                        there while no test has it: the path of the server's directory
+//!     server-…/                   kubeconfigs, certificates, data
+//! ```
+//!
+//! A test that is killed leaves no `idle` behind, and nobody uses its server again: what it did is not known.
+
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::server::{Server, kubeconfig};
+use super::{ACCOUNT, Cluster, Serving, client, sweep};
+use crate::cleanup::Child;
+use crate::keep::keeping;
+use crate::parts;
+
+/// Whose logs a test shows as if they were its own.
+const LOGS: [&str; 2] = ["etcd.log", "kube-apiserver.log"];
+
+/// The turn of one test. It ends when this is dropped, or the process ends.
+pub(super) struct Turn {
+    slot: PathBuf,
+    /// Of the server.
+    dir: PathBuf,
+    logs: PathBuf,
+    /// Dropped last: by then it is known that the server may be used again.
+    #[expect(dead_code, reason = "held for its lock")]
+    lock: File,
+}
+
+impl Turn {
+    /// With a server that nobody has and in which nothing is, or with a new one.
+    pub(super) async fn take(pool: &Path) -> Result<Self> {
+        let (number, slot, lock) = free_slot(pool)?;
+        let logs = parts::logs_root()?.join(format!("shared-cluster-{number}"));
+        std::fs::create_dir_all(&logs)?;
+        let dir = match idle(&slot, &logs).await? {
+            Some(dir) => dir,
+            None => start(pool, &slot, &logs).await?,
+        };
+        Ok(Self { slot, dir, logs, lock })
+    }
+
+    /// For `admin` or `cloudcore`.
+    pub(super) fn kubeconfig(&self, name: &str) -> PathBuf {
+        kubeconfig(&self.dir, name)
+    }
+
+    /// Makes the server's logs seen in a test's log directory.
+    pub(super) fn link_logs(&self, logs: &Path) -> Result<()> {
+        for name in LOGS {
+            let link = logs.join(name);
+            if !link.exists() {
+                symlink(self.logs.join(name), link)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !keeping() {
+            // Without it the next test starts another one.
+            let _ = std::fs::write(self.slot.join("idle"), self.dir.as_os_str().as_encoded_bytes());
+        }
+    }
+}
+
+/// The first slot that no test has.
+fn free_slot(pool: &Path) -> Result<(usize, PathBuf, File)> {
+    for number in 0.. {
+        let slot = pool.join(number.to_string());
+        std::fs::create_dir_all(&slot).with_context(|| format!("cannot create {}", slot.display()))?;
+        let lock = File::options().create(true).append(true).open(slot.join("lock"))?;
+        match lock.try_lock() {
+            Ok(()) => return Ok((number, slot, lock)),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error).context("cannot lock a server of the pool"),
+        }
+    }
+    unreachable!("there is always another number")
+}
+
+/// The directory of the slot's server, once nothing is left in it.
+async fn idle(slot: &Path, logs: &Path) -> Result<Option<PathBuf>> {
+    let mark = slot.join("idle");
+    let Ok(dir) = std::fs::read_to_string(&mark) else { return Ok(None) };
+    // Whoever dies from here on leaves it unknown what there is.
+    std::fs::remove_file(&mark)?;
+    let dir = PathBuf::from(dir);
+    match sweep::everything(&client(&kubeconfig(&dir, "admin")).await?).await {
+        Ok(()) => Ok(Some(dir)),
+        Err(error) => {
+            std::fs::write(logs.join("sweep-failed.log"), format!("{}: {error:#}\n", dir.display()))?;
+            Ok(None)
+        }
+    }
+}
+
+/// Starts a server that outlives this process, and returns its directory.
+async fn start(pool: &Path, slot: &Path, logs: &Path) -> Result<PathBuf> {
+    let dir = tempfile::Builder::new().prefix("server-").tempdir_in(slot)?.keep();
+    let spawn = {
+        let (pool, logs) = (pool.to_owned(), logs.to_owned());
+        Box::new(move |name: &str, command| Child::spawn_for_the_run(&pool, &logs, name, command))
+    };
+    let cluster = Cluster::serve(Server::new(dir.clone(), ACCOUNT, spawn).await?).await?;
+    cluster.install().await?;
+    if let Serving::Own(server) = &*cluster.serving {
+        server.lock().unwrap_or_else(std::sync::PoisonError::into_inner).outlive_us();
+    }
+    Ok(dir)
+}

@@ -1,0 +1,85 @@
+//! The removal of everything that a test may have left in an API server that is shared.
+//!
+//! Definitions and rights stay, but for Kruise's rights, which a test that goes without them must not have. So do
+//! namespaces, which are empty then: no controller is there that could remove one.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{Method, Request};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::Client;
+use kube::api::{Api, DeleteParams};
+use serde_json::{Value, json};
+
+use crate::cleanup::eventually;
+
+/// For one kind. Where it takes longer, something holds an object back.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Where Kubernetes keeps what is its own.
+const SYSTEM: &str = "kube-system";
+/// Names and namespaces are enough.
+const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+/// What tests make, or have made: the path of the group, and the plural.
+const KINDS: [(&str, &str); 10] = [
+    ("/apis/operations.kubeedge.io/v1alpha2", "imageprepulljobs"),
+    ("/apis/operations.kubeedge.io/v1alpha2", "imageprepullreports"),
+    ("/apis/apps.kruise.io/v1beta1", "imagelistpulljobs"),
+    ("/apis/apps.kruise.io/v1beta1", "imagepulljobs"),
+    ("/apis/apps.kruise.io/v1beta1", "nodeimages"),
+    ("/api/v1", "nodes"),
+    ("/api/v1", "pods"),
+    ("/api/v1", "secrets"),
+    ("/apis/coordination.k8s.io/v1", "leases"),
+    ("/api/v1", "events"),
+];
+/// The name of Kruise's ClusterRole, and of its binding.
+const KRUISE_RIGHTS: &str = "cloudcore-prepull-kruise";
+
+/// Removes it, and returns once also whoever reads from the API server's cache no longer sees it.
+pub(super) async fn everything(client: &Client) -> Result<()> {
+    let now = DeleteParams::default();
+    // Where there are none, nothing has to be done.
+    let _ = Api::<ClusterRoleBinding>::all(client.clone()).delete(KRUISE_RIGHTS, &now).await;
+    let _ = Api::<ClusterRole>::all(client.clone()).delete(KRUISE_RIGHTS, &now).await;
+    for (group, plural) in KINDS {
+        for namespace in namespaces(client, &format!("{group}/{plural}")).await? {
+            let path = match namespace {
+                Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}"),
+                None => format!("{group}/{plural}"),
+            };
+            // A pod's node would have to agree otherwise.
+            let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0});
+            let request = Request::builder().method(Method::DELETE).uri(&path);
+            let request =
+                request.header(CONTENT_TYPE, "application/json").body(options.to_string().into())?;
+            client.request_text(request).await.with_context(|| format!("DELETE {path}"))?;
+        }
+        let cached = format!("{group}/{plural}?resourceVersion=0");
+        eventually(&format!("the {plural} are gone"), LIMIT, async || {
+            let left = namespaces(client, &cached).await?;
+            ensure!(left.is_empty(), "there are some, namespaces {left:?}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// The namespaces in which there are objects of a kind; None for those that are in none. A kind without a definition has
+/// no objects.
+async fn namespaces(client: &Client, path: &str) -> Result<BTreeSet<Option<String>>> {
+    let request = Request::get(path).header(ACCEPT, METADATA).body(Vec::new())?;
+    let list = match client.request_text(request).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(BTreeSet::new()),
+        answer => answer.with_context(|| format!("GET {path}"))?,
+    };
+    let list: Value = serde_json::from_str(&list)?;
+    ensure!(list["kind"] == "PartialObjectMetadataList", "GET {path}: {list}");
+    // An empty list may be null.
+    let items = list["items"].as_array();
+    let namespaces = items.into_iter().flatten().map(|item| item["metadata"]["namespace"].as_str());
+    Ok(namespaces.filter(|namespace| *namespace != Some(SYSTEM)).map(|n| n.map(str::to_owned)).collect())
+}
