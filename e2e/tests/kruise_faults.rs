@@ -7,38 +7,20 @@ use prepull_api::crd::kruise::ImagePullJob;
 use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 
-const SMALL: u64 = MIB / 4;
-const LARGE: u64 = 12 * MIB;
-/// A pull takes some seconds with it.
-const SLOW: Option<u64> = Some(4 * MIB);
+use crate::mid_pull::SMALL;
 
-/// A site with one node that is in the middle of a pull: of the image's two layers one is whole, the other is not.
-struct MidPull {
-    site: Site,
-    tunnel: Proxy,
-    node: EdgeNode,
-    job: PullJob,
-    image: Image,
-    reference: String,
+type MidPull = crate::mid_pull::MidPull<PullJob>;
+
+async fn mid_pull() -> Result<MidPull> {
+    let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
+    MidPull::start(site, "kruise-mid-pull", async |site, reference| {
+        // The waits between tries are drawn by lot: enough of them for a link that is away for some seconds.
+        site.pull_job("mid-pull", reference).on(["edge-1"]).limits(600, 8).apply().await
+    })
+    .await
 }
 
 impl MidPull {
-    async fn start() -> Result<Self> {
-        let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
-        let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
-        let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
-        let (image, reference) = site.image("kruise-mid-pull", &[SMALL, LARGE])?;
-        site.link.throttle(SLOW);
-        // The waits between tries are drawn by lot: enough of them for a link that is away for some seconds.
-        let job = site.pull_job("mid-pull", &reference).on(["edge-1"]).limits(600, 8).apply().await?;
-        site.carries(LARGE / 3).await?;
-        node.accepts().await?;
-        let [_, small, large] = image.blobs() else { bail!("three blobs, not {:?}", image.blobs()) };
-        ensure!(site.link.bytes_of(small) >= SMALL, "the small layer is not whole");
-        ensure!(site.link.bytes_of(large) < LARGE, "the large layer is whole");
-        Ok(Self { site, tunnel, node, job, image, reference })
-    }
-
     /// The job ends as if nothing had happened, and the agent has nothing left to say.
     async fn ends_right(&self) -> Result<()> {
         let status = self.job.completes().await?;
@@ -49,23 +31,11 @@ impl MidPull {
         ensure!(self.node.has_image(&self.reference).await?);
         self.node.forgets().await
     }
-
-    /// Of what was whole nothing was fetched again, and of the rest little.
-    fn nothing_was_pulled_twice(&self) -> Result<()> {
-        for blob in self.image.blobs() {
-            let size = std::fs::metadata(self.image.blob_file(blob))?.len();
-            let fetched = self.site.link.bytes_of(blob);
-            // On the way, and not yet written, when the pull was interrupted: at most what sockets hold.
-            let again = if size > SMALL * 2 { LARGE / 4 } else { 0 };
-            ensure!(fetched <= size + again, "{fetched} bytes of {blob}, which has {size}");
-        }
-        Ok(())
-    }
 }
 
 #[tokio::test]
 async fn a_cloud_killed_in_the_middle_of_a_pull_goes_on_with_it() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     mid.site.cloud.restart().await?;
     mid.ends_right().await?;
     mid.nothing_was_pulled_twice()
@@ -73,7 +43,7 @@ async fn a_cloud_killed_in_the_middle_of_a_pull_goes_on_with_it() -> Result<()> 
 
 #[tokio::test]
 async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
     // Time for containerd to throw away what belongs to nobody.
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -85,7 +55,7 @@ async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Resul
 
 #[tokio::test]
 async fn a_link_cut_in_the_middle_of_a_pull_does_not_stop_it() -> Result<()> {
-    let mid = MidPull::start().await?;
+    let mid = mid_pull().await?;
     mid.tunnel.refuse();
     mid.node.ends().await?;
     assert_eq!(mid.job.status().await?.completion_time, None);
@@ -98,7 +68,7 @@ async fn a_link_cut_in_the_middle_of_a_pull_does_not_stop_it() -> Result<()> {
 
 #[tokio::test]
 async fn a_registry_link_cut_in_the_middle_of_a_pull_is_tried_again() -> Result<()> {
-    let mid = MidPull::start().await?;
+    let mid = mid_pull().await?;
     mid.site.link.refuse();
     let tag = mid.site.cluster.node_image("edge-1").image(&mid.reference);
     tag.until("says what went wrong", |_, status| status.is_some_and(|status| !status.message.is_empty()))
@@ -111,7 +81,7 @@ async fn a_registry_link_cut_in_the_middle_of_a_pull_is_tried_again() -> Result<
 
 #[tokio::test]
 async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     mid.site.cloud.kill9()?;
     mid.node.ends().await?;
     mid.node.kill9_agent()?;
@@ -125,7 +95,7 @@ async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
 
 #[tokio::test]
 async fn an_agent_that_was_down_when_its_job_was_deleted_does_not_pull_any_more() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
     mid.job.delete().await?;
     mid.site.cluster.node_image("edge-1").image(&mid.reference).is_gone().await?;
@@ -137,7 +107,7 @@ async fn an_agent_that_was_down_when_its_job_was_deleted_does_not_pull_any_more(
 
 #[tokio::test]
 async fn an_entry_removed_while_the_cloud_was_down_is_stopped_when_it_is_back() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     mid.site.cloud.kill9()?;
     mid.job.delete().await?;
     let node_image = mid.site.cluster.node_image("edge-1");

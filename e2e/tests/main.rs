@@ -21,6 +21,7 @@ mod kruise_node_images;
 mod kruise_rules;
 mod kruise_seeds;
 mod links;
+mod mid_pull;
 mod overriders;
 mod partitions;
 mod policies;

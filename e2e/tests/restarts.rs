@@ -5,37 +5,19 @@ use std::time::{Duration, Instant};
 
 use prepull_e2e::prelude::*;
 
-const SMALL: u64 = MIB / 4;
-const LARGE: u64 = 12 * MIB;
-/// A pull takes some seconds with it.
-const SLOW: Option<u64> = Some(4 * MIB);
+use crate::mid_pull::{LARGE, SLOW, SMALL};
 
-/// A site with one node that is in the middle of a pull: of the image's two layers one is whole, the other is not.
-struct MidPull {
-    site: Site,
-    tunnel: Proxy,
-    node: EdgeNode,
-    job: Job,
-    image: Image,
-    reference: String,
+type MidPull = crate::mid_pull::MidPull<Job>;
+
+async fn mid_pull() -> Result<MidPull> {
+    let site = Site::with(&["--heartbeat", "1s"]).await?;
+    MidPull::start(site, "mid-pull", async |site, reference| {
+        site.job("mid-pull").images([reference]).on(["edge-1"]).retries(3).apply().await
+    })
+    .await
 }
 
 impl MidPull {
-    async fn start() -> Result<Self> {
-        let site = Site::with(&["--heartbeat", "1s"]).await?;
-        let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
-        let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
-        let (image, reference) = site.image("mid-pull", &[SMALL, LARGE])?;
-        site.link.throttle(SLOW);
-        let job = site.job("mid-pull").images([&reference]).on(["edge-1"]).retries(3).apply().await?;
-        site.carries(LARGE / 3).await?;
-        node.accepts().await?;
-        let [_, small, large] = image.blobs() else { bail!("three blobs, not {:?}", image.blobs()) };
-        ensure!(site.link.bytes_of(small) >= SMALL, "the small layer is not whole");
-        ensure!(site.link.bytes_of(large) < LARGE, "the large layer is whole");
-        Ok(Self { site, tunnel, node, job, image, reference })
-    }
-
     /// The job ends as if nothing had happened, and the agent has nothing left to say.
     async fn ends_right(&self) -> Result<()> {
         let status = self.job.completes().await?;
@@ -46,23 +28,11 @@ impl MidPull {
         ensure!(self.node.has_image(&self.reference).await?);
         self.node.forgets().await
     }
-
-    /// Of what was whole nothing was fetched again, and of the rest little.
-    fn nothing_was_pulled_twice(&self) -> Result<()> {
-        for blob in self.image.blobs() {
-            let size = std::fs::metadata(self.image.blob_file(blob))?.len();
-            let fetched = self.site.link.bytes_of(blob);
-            // On the way, and not yet written, when the pull was interrupted: at most what sockets hold.
-            let again = if size > SMALL * 2 { LARGE / 4 } else { 0 };
-            ensure!(fetched <= size + again, "{fetched} bytes of {blob}, which has {size}");
-        }
-        Ok(())
-    }
 }
 
 #[tokio::test]
 async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
     assert_eq!(mid.node.ledger()?.len(), 1);
     // Time for containerd to throw away what belongs to nobody.
@@ -74,7 +44,7 @@ async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Resul
 
 #[tokio::test]
 async fn an_agent_told_to_end_in_the_middle_of_a_pull_ends_at_once_and_goes_on_later() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     let began = Instant::now();
     mid.node.terminate_agent().await?;
     let took = began.elapsed();
@@ -117,7 +87,7 @@ async fn an_image_that_was_done_before_the_kill_is_not_touched_again() -> Result
 
 #[tokio::test]
 async fn a_result_outlives_a_kill_before_it_could_be_reported() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     // The agent says it into the void.
     mid.tunnel.freeze();
     mid.node.ends().await?;
@@ -138,7 +108,7 @@ async fn a_result_outlives_a_kill_before_it_could_be_reported() -> Result<()> {
 
 #[tokio::test]
 async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     mid.site.cloud.kill9()?;
     mid.node.ends().await?;
     mid.node.kill9_agent()?;
@@ -187,7 +157,7 @@ async fn a_cloud_killed_in_the_middle_of_a_job_goes_on_with_it() -> Result<()> {
 
 #[tokio::test]
 async fn a_cloud_told_to_end_ends_at_once_and_its_edges_come_back() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     let began = Instant::now();
     mid.site.cloud.terminate().await?;
     let took = began.elapsed();
@@ -242,7 +212,7 @@ async fn an_api_server_that_is_away_for_ten_seconds_loses_nothing() -> Result<()
 
 #[tokio::test]
 async fn a_runtime_restarted_in_the_middle_of_a_pull_is_tried_again() -> Result<()> {
-    let mut mid = MidPull::start().await?;
+    let mut mid = mid_pull().await?;
     mid.node.containerd_mut().kill9()?;
     mid.job
         .until("it is known that the runtime is away", |status| {
