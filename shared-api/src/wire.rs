@@ -247,3 +247,6 @@ pub fn bounded_reason(text: &str) -> String {
     }
     format!("{}{MARK}", &text[..end])
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::credentials::Sensitive;
+use crate::task::{
+    Bytes, CheckItem, CheckOutcome, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid, PullPolicy,
+    SandboxMetadata, TaskOutcome,
+};
+
+fn task_id() -> TaskId {
+    TaskId { job: JobUid("uid-1".to_owned()), attempt: 2 }
+}
+
+/// Checks both directions: what an older peer sends is read, and what it reads is sent.
+fn assert_frame<T: Serialize + DeserializeOwned + PartialEq + Debug>(message: &T, frame: &str) {
+    assert_eq!(encode(message).unwrap(), frame);
+    assert_eq!(&decode::<T>(frame).unwrap(), message);
+}
+
+#[test]
+fn edge_messages_keep_their_bytes() {
+    assert_frame(
+        &EdgeMessage::Hello(Hello {
+            version: "0.1.0".to_owned(),
+            os: "linux".to_owned(),
+            arch: "arm64".to_owned(),
+            runtime: Some("containerd 1.6.20".to_owned()),
+            image_filesystem: Some(Filesystem { mountpoint: "/var".to_owned(), available: 1, capacity: 2 }),
+            max_tasks: Some(3),
+            open: [OpenPhase::Running, OpenPhase::NeedsKeys, OpenPhase::Finished]
+                .map(|phase| OpenTask { task: task_id(), phase })
+                .to_vec(),
+        }),
+        concat!(
+            r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
+            r#""imageFilesystem":{"mountpoint":"/var","available":1,"capacity":2},"maxTasks":3,"open":["#,
+            r#"{"task":{"job":"uid-1","attempt":2},"phase":"running"},"#,
+            r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
+            r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}]}"#,
+        ),
+    );
+    assert_frame(
+        &EdgeMessage::Hello(Hello::default()),
+        r#"{"type":"hello","version":"","os":"","arch":"","open":[]}"#,
+    );
+    assert_frame(
+        &EdgeMessage::Accepted { task: task_id() },
+        r#"{"type":"accepted","task":{"job":"uid-1","attempt":2}}"#,
+    );
+    let image = |index, phase, bytes, reason: &str| ImageProgress {
+        index,
+        phase,
+        bytes,
+        attempts: 1,
+        reason: reason.to_owned(),
+    };
+    assert_frame(
+        &EdgeMessage::Progress(Progress {
+            task: task_id(),
+            images: vec![
+                image(0, ImagePhase::Waiting, None, ""),
+                image(1, ImagePhase::Pulling, Some(Bytes { done: 5, total: 9 }), ""),
+                image(2, ImagePhase::BackingOff, None, "503"),
+                image(3, ImagePhase::Done, None, ""),
+            ],
+        }),
+        concat!(
+            r#"{"type":"progress","task":{"job":"uid-1","attempt":2},"images":["#,
+            r#"{"index":0,"phase":"waiting","attempts":1},"#,
+            r#"{"index":1,"phase":"pulling","bytes":{"done":5,"total":9},"attempts":1},"#,
+            r#"{"index":2,"phase":"backingOff","attempts":1,"reason":"503"},"#,
+            r#"{"index":3,"phase":"done","attempts":1}]}"#,
+        ),
+    );
+}
+
+#[test]
+fn results_keep_their_bytes() {
+    let image = |outcome| ImageResult {
+        outcome,
+        digest: None,
+        id: None,
+        reason: String::new(),
+        bytes: None,
+        attempts: 0,
+    };
+    let result = |outcome, images| TaskResult {
+        task: task_id(),
+        outcome,
+        reason: String::new(),
+        check: None,
+        images,
+        took: Duration::from_millis(1500),
+    };
+    assert_frame(
+        &EdgeMessage::Result(TaskResult {
+            reason: "1 of 4 images failed".to_owned(),
+            check: Some(CheckOutcome { passed: false, reason: "disk full".to_owned() }),
+            ..result(
+                TaskOutcome::Failed,
+                vec![
+                    ImageResult {
+                        digest: Some("sha256:a".to_owned()),
+                        id: Some("sha256:b".to_owned()),
+                        bytes: Some(Bytes { done: 7, total: 7 }),
+                        attempts: 1,
+                        ..image(ImageOutcome::Pulled)
+                    },
+                    image(ImageOutcome::Present),
+                    ImageResult { reason: "404".to_owned(), ..image(ImageOutcome::Failed) },
+                    image(ImageOutcome::Stopped),
+                ],
+            )
+        }),
+        concat!(
+            r#"{"type":"result","task":{"job":"uid-1","attempt":2},"outcome":"failed","reason":"1 of 4 images failed","#,
+            r#""check":{"passed":false,"reason":"disk full"},"images":["#,
+            r#"{"outcome":"pulled","digest":"sha256:a","id":"sha256:b","bytes":{"done":7,"total":7},"attempts":1},"#,
+            r#"{"outcome":"present","attempts":0},"#,
+            r#"{"outcome":"failed","reason":"404","attempts":0},"#,
+            r#"{"outcome":"stopped","attempts":0}],"took":1500}"#,
+        ),
+    );
+    for (outcome, name) in [
+        (TaskOutcome::Succeeded, "succeeded"),
+        (TaskOutcome::DeadlineExceeded, "deadlineExceeded"),
+        (TaskOutcome::Cancelled, "cancelled"),
+    ] {
+        let frame =
+            format!(r#"{{"task":{{"job":"uid-1","attempt":2}},"outcome":"{name}","images":[],"took":1500}}"#);
+        assert_frame(&result(outcome, Vec::new()), &frame);
+    }
+}
+
+#[test]
+fn cloud_messages_keep_their_bytes() {
+    assert_frame(
+        &CloudMessage::Welcome(Welcome {
+            session: "s-1".to_owned(),
+            heartbeat: Duration::from_secs(15),
+            progress_interval: Duration::from_secs(1),
+        }),
+        r#"{"type":"welcome","session":"s-1","heartbeat":15000,"progressInterval":1000}"#,
+    );
+    assert_frame(
+        &CloudMessage::ResultAck { task: task_id() },
+        r#"{"type":"resultAck","task":{"job":"uid-1","attempt":2}}"#,
+    );
+    assert_frame(
+        &CloudMessage::Cancel { task: task_id(), reason: "the job is gone".to_owned() },
+        r#"{"type":"cancel","task":{"job":"uid-1","attempt":2},"reason":"the job is gone"}"#,
+    );
+    assert_frame(
+        &CloudMessage::Goaway { after: Duration::from_millis(250), reason: "overload".to_owned() },
+        r#"{"type":"goaway","after":250,"reason":"overload"}"#,
+    );
+}
+
+#[test]
+fn an_assignment_keeps_its_bytes() {
+    let image = |policy, key, timeout, sandbox| ImageTask {
+        image: "nginx".to_owned(),
+        reference: "docker.io/library/nginx:latest".to_owned(),
+        policy,
+        retries: 3,
+        key,
+        timeout,
+        sandbox,
+    };
+    let sandbox = SandboxMetadata {
+        labels: BTreeMap::from([("a".to_owned(), "b".to_owned())]),
+        annotations: BTreeMap::from([("c".to_owned(), "d".to_owned())]),
+    };
+    let credential = |username: &str, password: &str, identity: &str, registry: &str| RegistryCredential {
+        server: "r.io".to_owned(),
+        username: Sensitive::new(username),
+        password: Sensitive::new(password),
+        identity_token: Sensitive::new(identity),
+        registry_token: Sensitive::new(registry),
+    };
+    assert_frame(
+        &CloudMessage::Assign(Assign {
+            task: Task {
+                id: task_id(),
+                title: "imageprepulljob/nginx".to_owned(),
+                checks: vec![CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem],
+                images: vec![
+                    image(PullPolicy::Always, 0, Some(Duration::from_secs(60)), Some(sandbox)),
+                    image(PullPolicy::IfNotPresent, 1, None, None),
+                    image(PullPolicy::Never, 2, None, Some(SandboxMetadata::default())),
+                ],
+            },
+            remaining: Duration::from_secs(300),
+            keys: vec![
+                Key::anonymous(),
+                Key::Anonymous { note: "no entry".to_owned() },
+                Key::Credentials {
+                    credentials: vec![credential("u", "p", "", ""), credential("", "", "i", "r")],
+                },
+                Key::Unavailable { reason: "no such secret".to_owned() },
+            ],
+        }),
+        concat!(
+            r#"{"type":"assign","task":{"id":{"job":"uid-1","attempt":2},"title":"imageprepulljob/nginx","#,
+            r#""checks":["disk","cpu","mem"],"images":["#,
+            r#"{"image":"nginx","reference":"docker.io/library/nginx:latest","policy":"Always","retries":3,"key":0,"#,
+            r#""timeout":60000,"sandbox":{"labels":{"a":"b"},"annotations":{"c":"d"}}},"#,
+            r#"{"image":"nginx","reference":"docker.io/library/nginx:latest","policy":"IfNotPresent","retries":3,"key":1},"#,
+            r#"{"image":"nginx","reference":"docker.io/library/nginx:latest","policy":"Never","retries":3,"key":2,"#,
+            r#""sandbox":{}}]},"remaining":300000,"keys":["#,
+            r#"{"kind":"anonymous"},{"kind":"anonymous","note":"no entry"},"#,
+            r#"{"kind":"credentials","credentials":[{"server":"r.io","username":"u","password":"p"},"#,
+            r#"{"server":"r.io","identityToken":"i","registryToken":"r"}]},"#,
+            r#"{"kind":"unavailable","reason":"no such secret"}]}"#,
+        ),
+    );
+}
+
+#[test]
+fn unknown_fields_are_ignored_and_unknown_types_refused() {
+    let newer = r#"{"type":"accepted","task":{"job":"uid-1","attempt":2},"added":"later"}"#;
+    assert_eq!(decode::<EdgeMessage>(newer).unwrap(), EdgeMessage::Accepted { task: task_id() });
+    let error = decode::<EdgeMessage>(r#"{"type":"s3cret"}"#).unwrap_err().to_string();
+    assert!(error.starts_with("not a message of prepull.v1: ") && !error.contains("s3cret"), "{error}");
+}
+
+#[test]
+fn a_frame_beyond_the_limit_is_neither_sent_nor_read() {
+    let text = |length: usize| Sensitive::new("x".repeat(length));
+    assert!(encode(&text(MAX_MESSAGE - 2)).is_ok());
+    assert!(matches!(encode(&text(MAX_MESSAGE - 1)), Err(DecodeError::TooLarge(_))));
+    assert!(matches!(decode::<Sensitive>(&" ".repeat(MAX_MESSAGE + 1)), Err(DecodeError::TooLarge(_))));
+}
+
+#[test]
+fn a_reason_is_cut_at_a_character_boundary() {
+    assert_eq!(bounded_reason("short"), "short");
+    assert_eq!(bounded_reason(&"x".repeat(MAX_REASON)), "x".repeat(MAX_REASON));
+    let cut = bounded_reason(&"é".repeat(MAX_REASON));
+    assert_eq!(cut, format!("{} …", "é".repeat((MAX_REASON - " …".len()) / 2)));
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics(frame in "[ -~é]{0,60}") {
+        let _ = decode::<EdgeMessage>(&frame);
+        let _ = decode::<CloudMessage>(&frame);
+    }
+}
