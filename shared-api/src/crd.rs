@@ -1,15 +1,16 @@
-//! The Kubernetes resources. The checked-in manifests are made from these types (`cloudcore-prepull crds`).
+//! The custom resources. The manifests are generated from these types (`cloudcore-prepull crds`).
 //!
-//! The types accept whatever has the right JSON kinds: what a value means, and whether it is allowed, is
-//! decided by cloudcore's validate step, whose answer stands in the job's status. The CEL rules say the same
-//! where the API server knows CEL (1.25 and later), so that a mistake is refused at once.
+//! The types accept any value of the right JSON type. Whether the value is valid is decided by cloudcore's validate
+//! step, which reports it in the job's status. On API servers that support CEL (1.25 and later), the CEL rules refuse
+//! the same mistakes at once.
 
+mod defaults;
 pub mod job;
 pub mod kruise;
 pub mod report;
 pub mod status;
 
-/// The API group, KubeEdge's.
+/// KubeEdge's API group.
 pub const GROUP: &str = "operations.kubeedge.io";
-/// The label of an edge node, as KubeEdge sets it.
+/// Label that KubeEdge sets on edge nodes.
 pub const EDGE_LABEL: &str = "node-role.kubernetes.io/edge";

@@ -1,6 +1,6 @@
-//! How an edge gets its certificate: the bodies of cloudcore's enrolment endpoint, and the join token.
+//! The enrolment protocol, by which an edge gets its certificate, and the join token.
 //!
-//! All of it is JSON over HTTPS; an error is any status outside 2xx with an [`ErrorBody`].
+//! Requests and responses are JSON over HTTPS. Any status but 2xx is an error and carries an [`ErrorBody`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,110 +10,110 @@ use serde::{Deserialize, Serialize};
 use crate::credentials::Sensitive;
 use crate::task::NodeName;
 
-/// `GET`: the certificate of the CA, PEM. For people and scripts; joining does not need it.
+/// Path that serves the CA certificate as PEM (`GET`). For people and scripts; joining does not need it.
 pub const CA_PATH: &str = "/v1/ca";
-/// `POST` [`EnrollRequest`], answered by [`Issued`].
+/// Path that takes an [`EnrollRequest`] (`POST`) and answers with an [`IssuedCertificate`].
 pub const ENROLL_PATH: &str = "/v1/enroll";
-/// `POST` [`RenewRequest`] with the certificate that is to be renewed as client certificate; answered by
-/// [`Issued`].
+/// Path that takes a [`RenewRequest`] (`POST`) and answers with an [`IssuedCertificate`]. The certificate to renew is
+/// the client certificate of the connection.
 pub const RENEW_PATH: &str = "/v1/renew";
-/// A body is refused beyond this, on both sides: a CSR is below 1 KiB, two certificates below 4 KiB.
+/// Largest body in bytes, enforced on both sides: a CSR is below 1 KiB, two certificates are below 4 KiB.
 pub const MAX_BODY: usize = 16 * 1024;
-/// The organisation of every node's certificate, as the kubelet has it.
+/// Organisation in the subject of every node's certificate, as in the kubelet's.
 pub const NODES_ORGANISATION: &str = "system:nodes";
-/// What the common name of a node's certificate starts with; the node's name follows.
+/// Prefix of the common name of every node's certificate; the name of the node follows.
 pub const NODE_PREFIX: &str = "system:node:";
 
-/// A first certificate, against a token.
+/// A request for a node's first certificate, authorised by a join token.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EnrollRequest {
-    /// Who the edge wants to be.
+    /// Name of the node that the certificate is to be for.
     pub node: NodeName,
-    /// [`JoinToken::bearer`].
+    /// Id and secret of the join token, as [`JoinToken::bearer`] returns them.
     pub token: Sensitive,
     /// PEM. Only its public key counts.
     pub csr: String,
 }
 
-/// Another certificate for the node of the client certificate.
+/// A request for another certificate, for the node that the client certificate names.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RenewRequest {
     /// PEM. Only its public key counts.
     pub csr: String,
 }
 
-/// A certificate.
+/// A certificate that was issued, with its CA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Issued {
-    /// PEM.
+pub struct IssuedCertificate {
+    /// The node's certificate as PEM.
     pub certificate: String,
-    /// The CA's certificate, PEM.
+    /// The CA certificate as PEM.
     pub ca: String,
-    /// RFC 3339.
+    /// End of the certificate's validity, as RFC 3339.
     pub not_after: String,
 }
 
-/// Why there is none.
+/// The body of every response that refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// One sentence for the operator on the edge, with the remedy.
+    /// One sentence for the operator of the edge: what is wrong, and the remedy.
     pub error: String,
 }
 
 /// A join token: `<sha256 of the CA's certificate>.<id>.<secret>`, all lower-case hex.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
-    /// SHA-256 of the CA certificate's DER: which server the token may be shown to.
+    /// SHA-256 of the CA certificate in DER. The token may be shown only to a server with a certificate of this CA.
     pub ca: [u8; 32],
-    /// Names the token; no secret.
+    /// Public id of the token.
     pub id: String,
-    /// What proves that its holder may join.
+    /// Secret that authorises the holder to join.
     pub secret: Sensitive,
 }
 
-/// Hex digits of a token's id.
+/// Number of hex digits in the id of a token.
 pub const TOKEN_ID_LEN: usize = 12;
-/// Hex digits of a token's secret: 32 random bytes.
+/// Number of hex digits in the secret of a token, which is 32 random bytes.
 pub const TOKEN_SECRET_LEN: usize = 64;
 
-/// A text that is no join token. It never quotes the text: most of a mistyped token is still secret.
+/// A text that is not a join token. The message never quotes it: most of a mistyped token is still secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not a join token: expected three parts <CA hash>.<id>.<secret> of 64, 12 and 64 hex digits, as printed by \
      `cloudcore-prepull token create`; check that it was copied whole"
 )]
-pub struct NotAToken;
+pub struct JoinTokenError;
 
 impl JoinToken {
-    /// What is sent: the id and the secret.
+    /// Id and secret, joined by a dot: the part of the token that is sent to cloudcore.
     pub fn bearer(&self) -> Sensitive {
         Sensitive::new(format!("{}.{}", self.id, self.secret.expose()))
     }
 
-    /// Reads what [`Self::bearer`] made: the id and the secret.
-    pub fn split_bearer(bearer: &str) -> Result<(&str, &str), NotAToken> {
+    /// Splits the text that [`Self::bearer`] returns into id and secret.
+    pub fn split_bearer(bearer: &str) -> Result<(&str, &str), JoinTokenError> {
         match bearer.split_once('.') {
             Some((id, secret)) if is_hex(id, TOKEN_ID_LEN) && is_hex(secret, TOKEN_SECRET_LEN) => {
                 Ok((id, secret))
             }
-            _ => Err(NotAToken),
+            _ => Err(JoinTokenError),
         }
     }
 
-    /// The whole text, for the one who is to hand it to the edge.
+    /// The whole token as plain text, for the operator to pass to the edge.
     pub fn expose(&self) -> String {
         format!("{}.{}.{}", hex(&self.ca), self.id, self.secret.expose())
     }
 }
 
 impl FromStr for JoinToken {
-    type Err = NotAToken;
+    type Err = JoinTokenError;
 
-    fn from_str(text: &str) -> Result<Self, NotAToken> {
-        let (ca, bearer) = text.trim().split_once('.').ok_or(NotAToken)?;
+    fn from_str(text: &str) -> Result<Self, JoinTokenError> {
+        let (ca, bearer) = text.trim().split_once('.').ok_or(JoinTokenError)?;
         let (id, secret) = Self::split_bearer(bearer)?;
-        Ok(Self { ca: unhex(ca).ok_or(NotAToken)?, id: id.to_owned(), secret: Sensitive::new(secret) })
+        Ok(Self { ca: unhex(ca).ok_or(JoinTokenError)?, id: id.to_owned(), secret: Sensitive::new(secret) })
     }
 }
 
@@ -123,7 +123,7 @@ impl fmt::Debug for JoinToken {
     }
 }
 
-/// A certificate as PEM (RFC 7468: lines of 64).
+/// Encodes a certificate as PEM (RFC 7468, lines of 64 characters).
 pub fn certificate_pem(der: &[u8]) -> String {
     use base64::Engine as _;
     let base64 = base64::engine::general_purpose::STANDARD.encode(der);
@@ -139,7 +139,7 @@ pub fn certificate_pem(der: &[u8]) -> String {
     pem
 }
 
-/// Lower-case hex.
+/// Encodes bytes as lower-case hex.
 pub fn hex(bytes: &[u8]) -> String {
     use fmt::Write as _;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
@@ -148,7 +148,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// 32 bytes from 64 lower-case hex digits.
+/// Decodes 32 bytes from 64 lower-case hex digits; nothing for any other text.
 pub fn unhex(text: &str) -> Option<[u8; 32]> {
     if !is_hex(text, 64) {
         return None;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_read_back_and_never_shown() {
+    fn a_token_survives_a_round_trip_and_debug_hides_its_secret() {
         let text = token().expose();
         assert_eq!(format!("\n{text} \n").parse::<JoinToken>().unwrap(), token());
         assert_eq!(
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_refused_without_being_quoted() {
+    fn an_error_about_a_token_never_quotes_it() {
         let good = token().expose();
         let cut = &good[..good.len() - 1];
         let upper = good.to_uppercase();

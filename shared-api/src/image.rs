@@ -1,4 +1,4 @@
-//! Image references: as somebody wrote them, and normalised.
+//! Image references, as written and as normalised.
 //!
 //! The grammar and the normalisation are distribution's (`github.com/distribution/reference`), which Docker,
 //! containerd and the kubelet share. Overriders work on the written form, everything else on the normalised
@@ -6,28 +6,27 @@
 
 use std::fmt;
 
+use crate::abbreviate::abbreviate;
 use crate::task::PullPolicy;
 
 mod grammar;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use grammar::{is_digest, is_tag};
-use grammar::{is_host, is_lower_hex, is_repository, looks_like_host};
+use grammar::{MAX_TAG, is_host, is_lower_hex, is_repository, looks_like_host};
+pub(crate) use grammar::{is_digest, is_tag};
 
-/// Host and path of a name together, in bytes. distribution once counted both and now counts the path alone;
-/// runtimes of either age are in the field, so the stricter rule stands.
-pub const MAX_NAME: usize = 255;
-/// Bytes of a tag, by distribution's grammar.
-pub const MAX_TAG: usize = 128;
+/// Longest name, host and path together, in bytes. distribution once counted both and now counts the path alone;
+/// runtimes of either age are in the field, so the stricter rule applies.
+const MAX_NAME: usize = 255;
 
 const DEFAULT_REGISTRY: &str = "docker.io";
 const LEGACY_DEFAULT_REGISTRY: &str = "index.docker.io";
 const OFFICIAL_PREFIX: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
 
-/// A reference in the parts that its text has: `nginx:1.25` has no registry. Always valid: its text parses to
-/// the same parts, and its normalised form exists.
+/// A reference as written, split into the parts that the text has: `nginx:1.25` has no registry. Always valid: its
+/// text parses to the same parts, and its normalised form exists.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reference {
     registry: Option<String>,
@@ -36,7 +35,7 @@ pub struct Reference {
     digest: Option<String>,
 }
 
-/// A reference with nothing implied: registry and full repository, and at least one of tag and digest.
+/// A reference with nothing left implied: it has a registry, a full repository, and a tag or a digest or both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NormalizedReference {
     registry: String,
@@ -45,39 +44,39 @@ pub struct NormalizedReference {
     digest: Option<String>,
 }
 
-/// Why a text is no image reference.
+/// Why a text is not an image reference.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
-    /// Nothing there.
+    /// The text is empty.
     #[error("the image reference is empty")]
     Empty,
-    /// 64 hexadecimal digits: Docker reads them as an image id.
+    /// The text is 64 hexadecimal digits, which Docker reads as an image id.
     #[error("{0:?} is an image id, not a name: write a repository, with @sha256:… for a digest")]
     Id(String),
-    /// The part before the first slash is taken for a host, and is none.
+    /// The part before the first slash looks like a host but is not a valid one.
     #[error(
         "{registry:?} in image {image:?} is not a registry host: it takes letters, digits, dots and dashes, and a port after a colon"
     )]
     Registry {
-        /// The whole text.
+        /// The image reference, abbreviated.
         image: String,
-        /// What was taken for the host.
+        /// The part that was read as the host.
         registry: String,
     },
-    /// A registry given by itself that Docker would read as a part of the repository.
+    /// A registry that was given separately, and that Docker would read as a part of the repository.
     #[error(
         "registry {0:?} is not recognised as a host: it needs a dot, a port, or to be localhost; a path belongs in the repository"
     )]
     NotAHost(String),
-    /// A repository given by itself that begins with a host.
+    /// A repository that was given separately and begins with a host.
     #[error("repository {0:?} begins with a host: put it in the registry")]
     HostInRepository(String),
     /// The repository has an upper-case letter.
     #[error("repository {repository:?} in image {image:?} must be lowercase")]
     Uppercase {
-        /// The whole text.
+        /// The image reference, abbreviated.
         image: String,
-        /// The part.
+        /// The malformed repository.
         repository: String,
     },
     /// The repository breaks the grammar.
@@ -85,17 +84,17 @@ pub enum ReferenceError {
         "repository {repository:?} in image {image:?} is malformed: it takes lowercase letters and digits, joined by one of . _ __ - and /"
     )]
     Repository {
-        /// The whole text.
+        /// The image reference, abbreviated.
         image: String,
-        /// The part.
+        /// The malformed repository.
         repository: String,
     },
-    /// The name is longer than [`MAX_NAME`].
+    /// Host and path together are longer than 255 bytes.
     #[error("the name in image {image:?} has {length} bytes; at most {MAX_NAME} are allowed")]
     TooLong {
-        /// The whole text, cut.
+        /// The image reference, abbreviated.
         image: String,
-        /// Of host and path, after normalisation.
+        /// Bytes of host and path after normalisation.
         length: usize,
     },
     /// The tag breaks the grammar.
@@ -103,9 +102,9 @@ pub enum ReferenceError {
         "tag {tag:?} in image {image:?} is malformed: it takes at most {MAX_TAG} letters, digits, _ . and -, and begins with none of . and -"
     )]
     Tag {
-        /// The whole text.
+        /// The image reference, abbreviated.
         image: String,
-        /// The part.
+        /// The malformed tag.
         tag: String,
     },
     /// The digest breaks the grammar.
@@ -113,16 +112,16 @@ pub enum ReferenceError {
         "digest {digest:?} in image {image:?} is malformed: write sha256: and 64 lowercase hexadecimal digits, or sha384: with 96, or sha512: with 128"
     )]
     Digest {
-        /// The whole text.
+        /// The image reference, abbreviated.
         image: String,
-        /// The part.
+        /// The malformed digest.
         digest: String,
     },
 }
 
 impl Reference {
-    /// Reads a reference as Docker does. What stands before the first slash is a host if it has a dot, a colon
-    /// or an upper-case letter, or is `localhost`; everything else is repository.
+    /// Parses a reference as Docker does. The text before the first slash is a host if it has a dot, a colon or an
+    /// upper-case letter, or is `localhost`; otherwise it belongs to the repository.
     pub fn parse(text: &str) -> Result<Self, ReferenceError> {
         if text.is_empty() {
             return Err(ReferenceError::Empty);
@@ -142,11 +141,11 @@ impl Reference {
             Some((repository, tag)) => (repository, Some(tag)),
             None => (rest, None),
         };
-        Self::checked(text, registry, repository, tag, digest)
+        Self::from_valid_parts(text, registry, repository, tag, digest)
     }
 
-    /// Builds a reference of parts that are given one by one. Each must be what it is called: a registry that
-    /// Docker would take for a part of the repository is refused, and so is a repository with a host in it.
+    /// Builds a reference from separate parts. Refuses a registry that Docker would read as a part of the repository,
+    /// and a repository that begins with a host.
     pub fn from_parts(
         registry: Option<&str>,
         repository: &str,
@@ -156,34 +155,34 @@ impl Reference {
         if let Some(registry) = registry
             && (registry.contains('/') || !looks_like_host(registry))
         {
-            return Err(ReferenceError::NotAHost(shown(registry)));
+            return Err(ReferenceError::NotAHost(abbreviate(registry)));
         }
-        let text = joined(registry, repository, tag, digest);
+        let text = join_parts(registry, repository, tag, digest);
         if registry.is_none() && repository.split_once('/').is_some_and(|(first, _)| looks_like_host(first)) {
-            return Err(ReferenceError::HostInRepository(shown(repository)));
+            return Err(ReferenceError::HostInRepository(abbreviate(repository)));
         }
         if registry.is_none() && text.len() == 64 && text.bytes().all(is_lower_hex) {
             return Err(ReferenceError::Id(text));
         }
-        Self::checked(&text, registry, repository, tag, digest)
+        Self::from_valid_parts(&text, registry, repository, tag, digest)
     }
 
-    fn checked(
+    fn from_valid_parts(
         image: &str,
         registry: Option<&str>,
         repository: &str,
         tag: Option<&str>,
         digest: Option<&str>,
     ) -> Result<Self, ReferenceError> {
-        let image = || shown(image);
+        let image = || abbreviate(image);
         if let Some(registry) = registry
             && !is_host(registry)
         {
-            return Err(ReferenceError::Registry { image: image(), registry: shown(registry) });
+            return Err(ReferenceError::Registry { image: image(), registry: abbreviate(registry) });
         }
         if !is_repository(repository) {
             let lower = repository.to_ascii_lowercase();
-            let repository = shown(repository);
+            let repository = abbreviate(repository);
             return Err(if is_repository(&lower) {
                 ReferenceError::Uppercase { image: image(), repository }
             } else {
@@ -193,12 +192,12 @@ impl Reference {
         if let Some(tag) = tag
             && !is_tag(tag)
         {
-            return Err(ReferenceError::Tag { image: image(), tag: shown(tag) });
+            return Err(ReferenceError::Tag { image: image(), tag: abbreviate(tag) });
         }
         if let Some(digest) = digest
             && !is_digest(digest)
         {
-            return Err(ReferenceError::Digest { image: image(), digest: shown(digest) });
+            return Err(ReferenceError::Digest { image: image(), digest: abbreviate(digest) });
         }
         let reference = Self {
             registry: registry.map(str::to_owned),
@@ -213,27 +212,27 @@ impl Reference {
         Ok(reference)
     }
 
-    /// Host and port, where they are written.
+    /// Host and port of the registry, if written.
     pub fn registry(&self) -> Option<&str> {
         self.registry.as_deref()
     }
 
-    /// The path as it is written, without `library/` unless it is there.
+    /// The repository path as written; `library/` is not added.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// The tag, where it is written.
+    /// The tag, if written.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// `sha256:…`, where it is written.
+    /// The digest (`sha256:…`), if written.
     pub fn digest(&self) -> Option<&str> {
         self.digest.as_deref()
     }
 
-    /// The reference with everything implied written out. With a digest, no tag is implied.
+    /// The reference with everything written out that Docker implies. A digest implies no tag.
     pub fn normalized(&self) -> NormalizedReference {
         let registry = match self.registry.as_deref() {
             None | Some(LEGACY_DEFAULT_REGISTRY) => DEFAULT_REGISTRY,
@@ -251,9 +250,9 @@ impl Reference {
         }
     }
 
-    /// The policy that Kubernetes gives a container with this image and no policy: Always for the tag latest,
-    /// and for no tag and no digest; else IfNotPresent.
-    pub fn default_policy(&self) -> PullPolicy {
+    /// The pull policy that Kubernetes gives a container that sets none: `Always` for the tag `latest` and for a
+    /// reference with neither tag nor digest, otherwise `IfNotPresent`.
+    pub fn default_pull_policy(&self) -> PullPolicy {
         match (self.tag.as_deref(), &self.digest) {
             (Some(DEFAULT_TAG), _) | (None, None) => PullPolicy::Always,
             _ => PullPolicy::IfNotPresent,
@@ -263,48 +262,40 @@ impl Reference {
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&joined(self.registry(), &self.repository, self.tag(), self.digest()))
-    }
-}
-
-impl std::str::FromStr for Reference {
-    type Err = ReferenceError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::parse(text)
+        f.write_str(&join_parts(self.registry(), &self.repository, self.tag(), self.digest()))
     }
 }
 
 impl NormalizedReference {
-    /// Host and port.
+    /// Host and port of the registry.
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// The path, with `library/` where Docker Hub implies it.
+    /// The repository path, with `library/` where Docker Hub implies it.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// Absent only beside a digest.
+    /// The tag. Only a reference with a digest may lack it.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// `sha256:…`.
+    /// The digest, `sha256:…`.
     pub fn digest(&self) -> Option<&str> {
         self.digest.as_deref()
     }
 
-    /// Registry and repository, the text that registry secrets are matched against.
+    /// Registry and repository, joined by a slash.
     pub fn name(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }
 
-    /// The name as people write it, and the tag: `nginx` and `1.25` for `docker.io/library/nginx:1.25`. With a digest
-    /// this is the tag, and the tag beside it is dropped. A name that would be read as another one without its
-    /// registry, such as `docker.io/localhost/app`, keeps it.
-    pub fn familiar(&self) -> (String, String) {
+    /// The familiar name, as distribution calls the short form, and the tag: `nginx` and `1.25` for
+    /// `docker.io/library/nginx:1.25`. If there is a digest, it is returned in place of the tag. A name that would be
+    /// parsed differently without its registry, such as `docker.io/localhost/app`, keeps the registry.
+    pub fn familiar_name_and_tag(&self) -> (String, String) {
         let whole = self.name();
         let short = match self.repository.strip_prefix(OFFICIAL_PREFIX) {
             _ if self.registry != DEFAULT_REGISTRY => whole.as_str(),
@@ -320,12 +311,12 @@ impl NormalizedReference {
 
 impl fmt::Display for NormalizedReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&joined(Some(&self.registry), &self.repository, self.tag(), self.digest()))
+        f.write_str(&join_parts(Some(&self.registry), &self.repository, self.tag(), self.digest()))
     }
 }
 
-/// The text of the parts, whether or not it is a reference.
-pub(crate) fn joined(
+/// Joins parts into the text of a reference, without checking that it is one.
+pub(crate) fn join_parts(
     registry: Option<&str>,
     repository: &str,
     tag: Option<&str>,
@@ -342,13 +333,4 @@ pub(crate) fn joined(
         }
     }
     text
-}
-
-/// A text as an error shows it: all of a plausible reference, the beginning of a hostile one.
-pub(crate) fn shown(text: &str) -> String {
-    const LONGEST: usize = 300;
-    match text.char_indices().nth(LONGEST) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", &text[..end]),
-    }
 }

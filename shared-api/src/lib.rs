@@ -1,4 +1,4 @@
-//! What cloudcore-prepull and edgecore-prepull must agree on. No tokio, no clients, no clock.
+//! Types and rules that cloudcore-prepull and edgecore-prepull must agree on. No tokio, no clients, no clock.
 //!
 //! ```text
 //!  crd::job ──▶ image, selector, overriders ──▶ task ──▶ wire ═tunnel═▶ (edge)
@@ -6,15 +6,18 @@
 //!  crd::status ◀───────────────────────────── task ◀──── wire ◀═tunnel═ (edge)
 //! ```
 //!
-//! - [`image`]: references as written and as normalised, and the pull policy they imply.
-//! - [`selector`]: label selectors, from the API's object form and from their string form.
-//! - [`overriders`]: image and secret rules applied to one reference or one list of secrets.
-//! - [`credentials`]: what a registry secret holds, and which entries match a reference.
-//! - [`task`]: what one node is asked to do, and how it fared.
+//! - [`image`]: image references as written and as normalised, and the pull policy they imply.
+//! - [`selector`]: label selectors, in the API's object form and in string form.
+//! - [`overriders`]: rules that edit an image reference or a list of secrets.
+//! - [`credentials`]: the contents of a registry secret, and the entries that match a reference.
+//! - [`task`]: the work of one node, its progress and its result.
 //! - [`wire`]: the messages of the tunnel and their limits.
+//! - [`enroll`]: how an edge gets its certificate: join tokens, requests and responses.
 //! - [`crd`]: the Kubernetes resources (feature `crd`, the cloud side only).
 
+mod abbreviate;
 pub mod credentials;
+mod dns_name;
 pub mod enroll;
 pub mod image;
 pub mod overriders;
@@ -23,5 +26,5 @@ pub mod task;
 pub mod wire;
 
 #[cfg(feature = "crd")]
-#[allow(unreachable_pub)] // KubeSchema repeats the types inside a function
+#[allow(unreachable_pub)] // the KubeSchema derive repeats each type inside a function
 pub mod crd;

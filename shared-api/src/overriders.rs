@@ -1,139 +1,139 @@
-//! Rules that replace parts of an image reference, or its secrets, for a group of nodes.
+//! Rules that edit an image reference, or the list of its secrets, for a group of nodes.
 //!
 //! Image rules are Karmada's ImageOverrider (`pkg/util/overridemanager/imageoverride.go`), which KubeEdge's
 //! EdgeApplication uses as well: each rule edits one part of the *text* of the reference, and the next rule
-//! reads that text anew. What we add is that nothing is lost or ignored silently (see [`ImageRule`]).
+//! parses the text that results. Beyond Karmada, nothing is lost or ignored silently (see [`ImageRule`]).
 
 use std::fmt;
 
-use crate::image::{Reference, ReferenceError, is_digest, is_tag, joined, shown};
+use crate::abbreviate::abbreviate;
+use crate::image::{Reference, ReferenceError, is_digest, is_tag, join_parts};
 
 mod secret_ref;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use secret_ref::is_dns_subdomain;
 pub use secret_ref::{SecretRef, SecretRefError};
 
-/// What a rule does with its part.
+/// What a rule does to the part that it names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
-    /// Appends to the part, with nothing between; an absent part becomes the value.
+enum Operation {
+    /// Appends the value to the part, without a separator; an absent part becomes the value.
     Add(String),
-    /// The part becomes the value, whether or not it was there.
+    /// Sets the part to the value, whether or not it was present.
     Replace(String),
-    /// The part goes.
+    /// Removes the part.
     Remove,
 }
 
-/// The part of a reference that a rule is for.
+/// The part of a reference that a rule edits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ImageComponent {
-    /// Host and port, as written.
+enum ImageComponent {
+    /// Host and port of the registry, as written.
     Registry,
-    /// The path, as written.
+    /// The repository path, as written.
     Repository,
-    /// Tag and digest.
+    /// Tag and digest together.
     Tag,
 }
 
-/// One rule for image references.
+/// A rule that edits an image reference.
 ///
-/// Where Karmada is silent or lossy:
-/// - A `Tag` value is a tag, `sha256:…` or `@sha256:…`. A replaced tag drops the digest, a removed tag drops
-///   both, and a tag that is added to drops the digest too: it was another image's.
-/// - `Tag add` of a digest pins a reference that has no digest yet and leaves its tag. Nothing can be added to a
+/// Where Karmada leaves the outcome open or loses a part:
+/// - The value for `Tag` is a tag, `sha256:…` or `@sha256:…`. Replacing the tag or adding to it drops the digest,
+///   which is that of another image; removing the tag drops both.
+/// - `Tag add` with a digest pins a reference that has no digest yet, and keeps its tag. Nothing can be added to a
 ///   digest.
-/// - A changed registry or repository keeps tag and digest.
-/// - A result that is no reference is an error, and so is a rule without a repository to work on.
+/// - Changing the registry or the repository keeps tag and digest.
+/// - A result that is not a reference is an error, also if the repository is missing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ImageRule {
     component: ImageComponent,
     operation: Operation,
 }
 
-/// The part of a secret's name that a rule is for.
+/// The part of a secret's name that a rule edits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SecretComponent {
-    /// The name.
+enum SecretComponent {
+    /// The name within the namespace.
     SecretName,
     /// The namespace.
     Namespace,
 }
 
-/// One rule for the secrets of an image.
+/// A rule that edits the secrets of an image.
 ///
-/// - `replace` changes that part of each secret. An image without a secret stays without: there is nothing to
-///   replace, and an image that is pulled anonymously elsewhere needs none here.
+/// - `replace` changes one part of every secret. An image without a secret remains without one: there is nothing to
+///   replace, and an image that is pulled anonymously elsewhere needs no secret here.
 /// - `remove` drops all secrets, whichever the component: the image is pulled anonymously.
-/// - `add` appends one more secret to try, `[namespace/]name`. What is left out is taken from the first secret
-///   of the image: the namespace under `SecretName`, the name under `Namespace`. Where there is none to take it
-///   from, that is an error and not an anonymous pull.
+/// - `add` appends a secret to try. Its value is `namespace/name`, or a name with `SecretName`, or a namespace with
+///   `Namespace`; the missing half is taken from the first secret of the image. If the image has no secret, that is
+///   an error and not an anonymous pull.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SecretRule {
     component: SecretComponent,
     operation: Operation,
 }
 
-/// A rule that cannot be read, or cannot be applied.
+/// Why a rule cannot be parsed, or cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverrideError {
-    /// The component is none.
+    /// The component is unknown.
     #[error("unknown component {found:?}: use {allowed}")]
     Component {
-        /// What stands there.
+        /// The unknown component.
         found: String,
-        /// What may.
+        /// The components that exist.
         allowed: &'static str,
     },
-    /// The operator is none.
+    /// The operator is unknown.
     #[error("unknown operator {0:?}: use add, replace or remove")]
     Operator(String),
-    /// No value where one is needed.
+    /// The value is missing, and the operator needs one.
     #[error("the operator {0} needs a value")]
     NoValue(&'static str),
-    /// A tag value that is neither tag nor digest.
+    /// The value for a tag is neither a tag nor a digest.
     #[error("{0:?} is neither a tag nor a digest: write 1.25, sha256:… or @sha256:…")]
     TagValue(String),
-    /// A secret value that is no name.
+    /// The value for a secret is not a valid name.
     #[error(transparent)]
     SecretValue(#[from] SecretRefError),
-    /// Nothing can be appended to a digest.
+    /// The rule would append to a digest.
     #[error("{rule} cannot be applied to {image}: nothing can be added to a digest; use replace")]
     AddToDigest {
-        /// The rule, as it displays.
+        /// The rule, as displayed.
         rule: String,
-        /// The reference before it.
+        /// The reference that the rule was applied to.
         image: String,
     },
-    /// The reference has a digest already.
+    /// The rule would add a second digest.
     #[error("{rule} cannot be applied to {image}: it has a digest already; use replace")]
     SecondDigest {
-        /// The rule, as it displays.
+        /// The rule, as displayed.
         rule: String,
-        /// The reference before it.
+        /// The reference that the rule was applied to.
         image: String,
     },
-    /// The rule makes something else than a reference.
+    /// The result of the rule is not a reference.
     #[error("{rule} makes {result:?} of {image}, which is no image reference: {why}")]
     Result {
-        /// The rule, as it displays.
+        /// The rule, as displayed.
         rule: String,
-        /// The reference before it.
+        /// The reference that the rule was applied to.
         image: String,
-        /// The text after it.
+        /// The text that the rule produced.
         result: String,
-        /// What is wrong with that text.
+        /// What is wrong with the produced text.
         why: Box<ReferenceError>,
     },
-    /// A secret without namespace, or without name, and no other secret to take it from.
+    /// The rule adds half of a secret's name, and there is no secret to take the other half from.
     #[error(
         "{rule} gives no {missing}, and the image has no secret to take it from: write {{namespace}}/{{name}}"
     )]
     Incomplete {
-        /// The rule, as it displays.
+        /// The rule, as displayed.
         rule: String,
-        /// `namespace` or `name`.
+        /// The half that is missing: `namespace` or `name`.
         missing: &'static str,
     },
 }
@@ -144,13 +144,13 @@ impl Operation {
         match operator {
             "add" => value.map(Self::Add).ok_or(OverrideError::NoValue("add")),
             "replace" => value.map(Self::Replace).ok_or(OverrideError::NoValue("replace")),
-            // Karmada ignores a value here, too.
+            // Karmada ignores the value of `remove`, too.
             "remove" => Ok(Self::Remove),
-            other => Err(OverrideError::Operator(shown(other))),
+            other => Err(OverrideError::Operator(abbreviate(other))),
         }
     }
 
-    /// The part after the operation. `add` sets a part that is absent.
+    /// Returns the part as it is after the operation.
     fn edit(&self, part: Option<&str>) -> Option<String> {
         match self {
             Self::Add(value) => Some(format!("{}{value}", part.unwrap_or_default())),
@@ -161,7 +161,7 @@ impl Operation {
 }
 
 impl ImageRule {
-    /// Reads a rule as the API has it. An empty value is no value.
+    /// Parses a rule of the API. An empty value counts as no value.
     pub fn parse(component: &str, operator: &str, value: Option<&str>) -> Result<Self, OverrideError> {
         let component = match component {
             "Registry" => ImageComponent::Registry,
@@ -169,18 +169,20 @@ impl ImageRule {
             "Tag" => ImageComponent::Tag,
             other => {
                 let allowed = "Registry, Repository or Tag";
-                return Err(OverrideError::Component { found: shown(other), allowed });
+                return Err(OverrideError::Component { found: abbreviate(other), allowed });
             }
         };
         let operation = Operation::parse(operator, value)?;
         if component == ImageComponent::Tag {
             match &operation {
-                Operation::Replace(value) if !is_tag(value) && as_digest(value).is_none() => {
-                    return Err(OverrideError::TagValue(shown(value)));
+                Operation::Replace(value) if !is_tag(value) && strip_to_digest(value).is_none() => {
+                    return Err(OverrideError::TagValue(abbreviate(value)));
                 }
-                // What is added must be the end of some tag; `1` is put before it to allow a leading dash.
-                Operation::Add(value) if !is_tag(&format!("1{value}")) && as_digest(value).is_none() => {
-                    return Err(OverrideError::TagValue(shown(value)));
+                // The value must be the end of some tag: prefixed with `1`, it may begin with a dash.
+                Operation::Add(value)
+                    if !is_tag(&format!("1{value}")) && strip_to_digest(value).is_none() =>
+                {
+                    return Err(OverrideError::TagValue(abbreviate(value)));
                 }
                 _ => {}
             }
@@ -188,8 +190,8 @@ impl ImageRule {
         Ok(Self { component, operation })
     }
 
-    /// Applies the rule. What comes out is read anew, as Karmada does: `Registry replace r.io/mirror` makes
-    /// `r.io` the registry that the next rule sees.
+    /// Applies the rule. The resulting text is parsed again, as Karmada does: after `Registry replace r.io/mirror`,
+    /// the next rule sees the registry `r.io`.
     pub fn apply(&self, image: &Reference) -> Result<Reference, OverrideError> {
         let (mut registry, mut repository) =
             (image.registry().map(str::to_owned), Some(image.repository().to_owned()));
@@ -200,11 +202,11 @@ impl ImageRule {
             ImageComponent::Tag => (tag, digest) = self.edit_tag(image)?,
         }
         let repository = repository.unwrap_or_default();
-        let text = joined(registry.as_deref(), &repository, tag.as_deref(), digest.as_deref());
+        let text = join_parts(registry.as_deref(), &repository, tag.as_deref(), digest.as_deref());
         Reference::parse(&text).map_err(|why| OverrideError::Result {
             rule: self.to_string(),
             image: image.to_string(),
-            result: shown(&text),
+            result: abbreviate(&text),
             why: Box::new(why),
         })
     }
@@ -213,11 +215,11 @@ impl ImageRule {
         let tag = image.tag().map(str::to_owned);
         match &self.operation {
             Operation::Remove => Ok((None, None)),
-            Operation::Replace(value) => Ok(match as_digest(value) {
+            Operation::Replace(value) => Ok(match strip_to_digest(value) {
                 Some(digest) => (None, Some(digest.to_owned())),
                 None => (Some(value.clone()), None),
             }),
-            Operation::Add(value) => match (as_digest(value), tag, image.digest()) {
+            Operation::Add(value) => match (strip_to_digest(value), tag, image.digest()) {
                 (Some(_), _, Some(_)) => {
                     Err(OverrideError::SecondDigest { rule: self.to_string(), image: image.to_string() })
                 }
@@ -232,14 +234,14 @@ impl ImageRule {
 }
 
 impl SecretRule {
-    /// Reads a rule as the API has it. An empty value is no value.
+    /// Parses a rule of the API. An empty value counts as no value.
     pub fn parse(component: &str, operator: &str, value: Option<&str>) -> Result<Self, OverrideError> {
         let component = match component {
             "SecretName" => SecretComponent::SecretName,
             "Namespace" => SecretComponent::Namespace,
             other => {
                 let allowed = "SecretName or Namespace";
-                return Err(OverrideError::Component { found: shown(other), allowed });
+                return Err(OverrideError::Component { found: abbreviate(other), allowed });
             }
         };
         let operation = Operation::parse(operator, value)?;
@@ -258,7 +260,7 @@ impl SecretRule {
         Ok(Self { component, operation })
     }
 
-    /// Applies the rule. The same secret is never listed twice.
+    /// Applies the rule, and removes secrets that are listed twice.
     pub fn apply(&self, mut secrets: Vec<SecretRef>) -> Result<Vec<SecretRef>, OverrideError> {
         match &self.operation {
             Operation::Remove => secrets.clear(),
@@ -293,19 +295,6 @@ impl SecretRule {
     }
 }
 
-/// Applies image rules in order, each to the result of the one before.
-pub fn apply_image_rules(image: &Reference, rules: &[ImageRule]) -> Result<Reference, OverrideError> {
-    rules.iter().try_fold(image.clone(), |image, rule| rule.apply(&image))
-}
-
-/// Applies secret rules in order, each to the result of the one before.
-pub fn apply_secret_rules(
-    secrets: Vec<SecretRef>,
-    rules: &[SecretRule],
-) -> Result<Vec<SecretRef>, OverrideError> {
-    rules.iter().try_fold(secrets, |secrets, rule| rule.apply(secrets))
-}
-
 impl fmt::Display for ImageRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let component = match self.component {
@@ -330,15 +319,15 @@ impl fmt::Display for SecretRule {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Add(value) => write!(f, "add {:?}", shown(value)),
-            Self::Replace(value) => write!(f, "replace {:?}", shown(value)),
+            Self::Add(value) => write!(f, "add {:?}", abbreviate(value)),
+            Self::Replace(value) => write!(f, "replace {:?}", abbreviate(value)),
             Self::Remove => f.write_str("remove"),
         }
     }
 }
 
-/// `sha256:…` or `@sha256:…`.
-fn as_digest(value: &str) -> Option<&str> {
+/// Returns the digest of `sha256:…` or `@sha256:…`, and nothing for any other text.
+fn strip_to_digest(value: &str) -> Option<&str> {
     let digest = value.strip_prefix('@').unwrap_or(value);
     is_digest(digest).then_some(digest)
 }

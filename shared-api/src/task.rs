@@ -1,5 +1,5 @@
-//! What one node is asked to do, and how it fared. A task knows images, not jobs: whatever plans work for a
-//! node (an ImagePrePullJob today, a NodeImage later) ends in the same [`Task`].
+//! The work of one node, its progress and its result. A task knows images, not jobs: an ImagePrePullJob and a NodeImage
+//! both end in the same [`Task`].
 //!
 //! Nothing in this module can hold a credential, so everything in it may be written to disk and to a log.
 
@@ -8,6 +8,8 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::dns_name::is_dns_subdomain;
 
 /// The UID of the object that a task comes from, as Kubernetes gave it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -26,18 +28,14 @@ impl fmt::Display for JobUid {
 pub struct NodeName(pub String);
 
 impl NodeName {
-    /// The name as Kubernetes writes it.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether this is a name that a Node object can have: an RFC 1123 subdomain of at most 253 bytes.
+    /// Whether a Node object can have this name: an RFC 1123 subdomain of at most 253 bytes.
     pub fn is_valid(&self) -> bool {
-        let label = |l: &str| {
-            let alnum = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-            l.starts_with(alnum) && l.ends_with(alnum) && l.chars().all(|c| alnum(c) || c == '-')
-        };
-        self.0.len() <= 253 && self.0.split('.').all(label)
+        is_dns_subdomain(&self.0)
     }
 }
 
@@ -53,13 +51,14 @@ impl From<&str> for NodeName {
     }
 }
 
-/// Identifies a task on one node. The node itself is never part of a message: it is the certificate's.
+/// The identity of a task on one node. The node is not part of it, since no message names its node: the client
+/// certificate of the connection does.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskId {
-    /// The object that the task comes from.
+    /// Identity of the object that the task comes from.
     pub job: JobUid,
-    /// Counts from 1; a later attempt replaces an earlier one.
+    /// Number of the attempt, counted from 1. A later attempt replaces an earlier one.
     pub attempt: u32,
 }
 
@@ -69,14 +68,14 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// When an image is pulled, with the kubelet's meaning.
+/// When to pull an image, with the kubelet's meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PullPolicy {
-    /// Ask the registry every time; layers that are there already are not fetched again.
+    /// Ask the registry every time; layers that are on the node already are not fetched again.
     Always,
-    /// Pull only if the runtime does not know the reference.
+    /// Pull only if the runtime does not have the reference.
     IfNotPresent,
-    /// Never pull; an absent image is a failure.
+    /// Never pull; a missing image is a failure.
     Never,
 }
 
@@ -90,30 +89,30 @@ impl fmt::Display for PullPolicy {
     }
 }
 
-/// What the edge looks at before it pulls anything.
+/// A check that the edge makes before it pulls anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckItem {
-    /// Room on the file system where the runtime keeps images.
+    /// Free space on the runtime's image file system.
     Disk,
-    /// Load of the processors.
+    /// Processor load.
     Cpu,
-    /// Memory that is available.
+    /// Available memory.
     Mem,
 }
 
-/// One node's share of a job. Free of credentials by construction: an image names its key by its index into
-/// the list that travels beside the task in [`crate::wire::Assign`].
+/// One node's share of a job. It cannot hold a credential: an image refers to its key by index into the list that
+/// [`crate::wire::Assign`] carries beside the task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Task {
-    /// Which task this is.
+    /// Identity of the task.
     pub id: TaskId,
-    /// A name that a person recognises, for logs: `imageprepulljob/nginx`.
+    /// Name of the task in logs, such as `imageprepulljob/nginx`.
     pub title: String,
-    /// Checked before the first pull.
+    /// Checks to make before the first pull.
     pub checks: Vec<CheckItem>,
-    /// In the order of the job. At most [`crate::wire::MAX_IMAGES`].
+    /// Images to pull, in the order of the job. At most [`crate::wire::MAX_IMAGES`].
     pub images: Vec<ImageTask>,
 }
 
@@ -121,74 +120,74 @@ pub struct Task {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageTask {
-    /// As the job names it.
+    /// The image as the job names it.
     pub image: String,
-    /// The normalised reference to pull, after the overriders.
+    /// Normalised reference to pull, after the overriders.
     pub reference: String,
-    /// When to pull.
+    /// When to pull the image.
     pub policy: PullPolicy,
-    /// Tries after the first one. Transient errors only; a permanent one ends the image at once.
+    /// Tries after the first one. Only transient errors are retried; a permanent error ends the image at once.
     pub retries: u32,
-    /// Index into the keys of [`crate::wire::Assign`].
+    /// Index of the image's key in [`crate::wire::Assign::keys`].
     pub key: u32,
-    /// The longest that one try may take. Absent: the task's deadline is the only limit.
+    /// Longest duration of one try. Absent: only the deadline of the task limits it.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
     pub timeout: Option<Duration>,
-    /// Handed to the runtime with the pull, as the kubelet does for a pod.
+    /// Pod sandbox metadata that the runtime gets with the pull, as from the kubelet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxMetadata>,
 }
 
-/// Labels and annotations of the pod sandbox that a pull is made for, as far as the runtime is to believe (CRI's
-/// `PodSandboxConfig`).
+/// Labels and annotations of the pod sandbox that a pull is made for: CRI's `PodSandboxConfig`, without the fields that
+/// do not concern a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxMetadata {
-    /// `PodSandboxConfig.labels`
+    /// Value of `PodSandboxConfig.labels`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// `PodSandboxConfig.annotations`
+    /// Value of `PodSandboxConfig.annotations`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What the edge says of one image while it works on it.
+/// What the edge does with an image at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ImagePhase {
-    /// Not begun: another image of the node is being pulled.
+    /// The pull has not begun: the image waits for other images.
     Waiting,
-    /// The runtime is pulling it.
+    /// The runtime is pulling the image.
     Pulling,
-    /// Between two tries.
+    /// The last try failed, and the next one has not begun.
     BackingOff,
-    /// Final, whichever way.
+    /// The image has ended, in success or failure.
     Done,
 }
 
-/// Bytes of an image's layers, compressed, as they travel.
+/// Progress of an image in bytes of its compressed layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
-    /// In the content store.
+    /// Bytes that are in the content store.
     pub done: u64,
-    /// Of the whole image. 0 while it is not known.
+    /// Bytes of the whole image; 0 while unknown.
     pub total: u64,
 }
 
-/// A moment of one image's pull. May be dropped on the way.
+/// The current state of one image's pull. It may be lost on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageProgress {
-    /// Index into [`Task::images`].
+    /// Index of the image in [`Task::images`].
     pub index: u32,
-    /// What happens with it.
+    /// What the edge does with the image.
     pub phase: ImagePhase,
-    /// Absent where the runtime cannot tell.
+    /// Bytes of the image. Absent if the runtime does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Bytes>,
-    /// Tries so far.
+    /// Number of tries so far.
     pub attempts: u32,
-    /// Why the last try failed, if one did. At most [`crate::wire::MAX_REASON`] bytes.
+    /// Why the last try failed; empty if none did. At most [`crate::wire::MAX_REASON`] bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
@@ -197,23 +196,23 @@ pub struct ImageProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TaskOutcome {
-    /// Every image is there.
+    /// Every image is on the node.
     Succeeded,
-    /// A check or at least one image failed; the images say which.
+    /// A check or at least one image failed.
     Failed,
-    /// The deadline passed before all images were there.
+    /// The deadline passed before all images were on the node.
     DeadlineExceeded,
-    /// The cloud asked to stop.
+    /// The cloud cancelled the task.
     Cancelled,
 }
 
-/// How the checks before the first pull ended.
+/// The result of the checks before the first pull.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckOutcome {
-    /// Whether the node was fit to pull.
+    /// Whether all checks passed.
     pub passed: bool,
-    /// What was found, where it was not.
+    /// What a failed check found; empty if all passed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
@@ -222,98 +221,103 @@ pub struct CheckOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ImageOutcome {
-    /// Pulled now.
+    /// The image was pulled.
     Pulled,
-    /// There already, and the policy asked for no more.
+    /// The image was on the node already, and the policy did not require a pull.
     Present,
-    /// Not there; the reason says why.
+    /// The image could not be pulled.
     Failed,
-    /// Not finished: deadline or cancel.
+    /// The deadline or a cancellation stopped the image before it ended.
     Stopped,
 }
 
 impl ImageOutcome {
     /// Whether the image is on the node.
-    pub fn is_there(self) -> bool {
+    pub fn is_on_node(self) -> bool {
         matches!(self, Self::Pulled | Self::Present)
     }
 }
 
-/// The end of one image.
+/// The result of one image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageResult {
-    /// Whether it is there.
+    /// How the image ended.
     pub outcome: ImageOutcome,
-    /// The manifest digest that the runtime has under the reference, `sha256:…`.
+    /// Digest of the manifest that the runtime has for the reference, `sha256:…`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// The image's own id in the runtime, `sha256:…` of its configuration. Absent from a runtime or an agent that
-    /// does not say.
+    /// Id of the image in the runtime, which is the `sha256:…` of its configuration. Absent if the runtime or the edge
+    /// does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Why it is not there. At most [`crate::wire::MAX_REASON`] bytes, and never a credential.
+    /// Why the image is not on the node. At most [`crate::wire::MAX_REASON`] bytes; never contains a credential.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Absent where the runtime cannot tell.
+    /// Bytes of the image. Absent if the runtime does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Bytes>,
-    /// Tries, the first one included; 0 where none was made.
+    /// Number of tries, the first one included; 0 if none was made.
     pub attempts: u32,
 }
 
-/// The end of a task. On the edge's disk before it is sent.
+/// The result of a task. The edge stores it on disk before it sends it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskResult {
-    /// Which task ended.
+    /// Identity of the task.
     pub task: TaskId,
-    /// How.
+    /// How the task ended.
     pub outcome: TaskOutcome,
-    /// One sentence for a person where it did not succeed. At most [`crate::wire::MAX_REASON`] bytes.
+    /// Why the task did not succeed, as one sentence. At most [`crate::wire::MAX_REASON`] bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Absent where the checks did not run.
+    /// Result of the checks. Absent if they did not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<CheckOutcome>,
-    /// In the order of [`Task::images`], one for each.
+    /// Results of all images, in the order of [`Task::images`].
     pub images: Vec<ImageResult>,
-    /// From the acceptance to the end, by the edge's monotonic clock where the agent was not restarted.
+    /// Time from acceptance to end, by the edge's monotonic clock unless the agent was restarted.
     #[serde(with = "millis")]
     pub took: Duration,
 }
 
-/// Durations travel as whole milliseconds.
+/// Serialisation of durations as whole milliseconds.
 pub mod millis {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// Saturates at `u64::MAX` milliseconds.
+    /// Writes the milliseconds; saturates at `u64::MAX`.
     pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u64(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Any `u64` is a duration.
+    /// Reads the milliseconds; any `u64` is valid.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         u64::deserialize(deserializer).map(Duration::from_millis)
     }
 }
 
-/// As [`millis`], of what may be absent.
-pub mod optional_millis {
+/// Serialisation of optional durations as whole milliseconds.
+mod optional_millis {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    /// Saturates at `u64::MAX` milliseconds.
-    #[allow(clippy::ref_option, reason = "serde's own signature")]
-    pub fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    /// Writes the milliseconds; saturates at `u64::MAX`.
+    #[allow(clippy::ref_option, reason = "the signature that serde requires")]
+    pub(super) fn serialize<S: Serializer>(
+        duration: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
     }
 
-    /// Any `u64` is a duration.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    /// Reads the milliseconds; any `u64` is valid.
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
         Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
     }
 }
@@ -323,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn node_names_are_what_kubernetes_accepts() {
+    fn a_node_name_is_an_rfc_1123_subdomain() {
         for good in ["edge-1", "a", "10.0.0.1", "edge.hangzhou.example"] {
             assert!(NodeName::from(good).is_valid(), "{good}");
         }

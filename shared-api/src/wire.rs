@@ -1,9 +1,9 @@
-//! The messages of the tunnel: JSON text frames, one message a frame, a `type` tag each.
+//! The messages of the tunnel: JSON objects with a `type`, one in each text frame.
 //!
-//! - An unknown optional field is ignored, so that either side may be newer than the other.
-//! - An unknown `type` is a [`DecodeError`]; whoever reads it closes that session with the reason.
-//! - A message says nothing of who sent it: the identity is the certificate of the connection.
-//! - Every message can arrive twice, late, or after a restart of either side.
+//! - Unknown fields are ignored, so that either side may be newer than the other.
+//! - An unknown `type` is a [`DecodeError`]; the receiver closes the session with the reason.
+//! - No message names its sender: the client certificate of the connection does.
+//! - Every message may arrive twice, late, or after a restart of either side.
 
 use std::time::Duration;
 
@@ -13,150 +13,148 @@ use serde::{Deserialize, Serialize};
 use crate::credentials::RegistryCredential;
 use crate::task::{ImageProgress, Task, TaskId, TaskResult, millis};
 
-/// The websocket subprotocol. A breaking change of the messages gets a new one.
+/// Websocket subprotocol. A breaking change of the messages needs a new one.
 pub const SUBPROTOCOL: &str = "prepull.v1";
-/// The path that the edge dials.
+/// Path of the URL that the edge connects to.
 pub const TUNNEL_PATH: &str = "/v1/edge";
-/// A message is refused beyond this, on both sides. An `Assign` of [`MAX_IMAGES`] images at the longest
-/// references (about 700 bytes each) with a dozen identity tokens (a few KiB each) stays below a third of it.
+/// Largest message in bytes, enforced on both sides. An `Assign` of [`MAX_IMAGES`] images with the longest references
+/// (about 700 bytes each) and a dozen identity tokens (a few KiB each) stays below a third of it.
 pub const MAX_MESSAGE: usize = 1024 * 1024;
-/// Images of one task: Kruise allows a NodeImage as many.
+/// Most images of one task: as many as Kruise allows in a NodeImage.
 pub const MAX_IMAGES: usize = 256;
-/// Bytes of a reason: enough for a registry's whole answer, little enough for 256 of them in one message.
+/// Longest reason in bytes: enough for a registry's whole answer, and 256 of them fit into one message.
 pub const MAX_REASON: usize = 1024;
-/// Tasks that one edge holds at a time. Each is a file of some KiB in its ledger and a line in its `Hello`.
+/// Most tasks in the ledger of one edge. Each is a file of a few KiB and an entry in `Hello`.
 pub const MAX_OPEN_TASKS: usize = 64;
 
-/// What the edge says.
+/// A message from the edge to the cloud.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum EdgeMessage {
-    /// First on every session.
+    /// First message of every session.
     Hello(Hello),
-    /// The task is in the ledger: from here on it survives a restart of the edge.
+    /// The task is stored in the ledger, and from now on survives a restart of the edge.
     Accepted {
-        /// Which.
+        /// Identity of the task.
         task: TaskId,
     },
-    /// How far a task is. At most one a second per task; may be dropped.
+    /// Progress of a task. Limited to one per [`Welcome::progress_interval`] and task; may be lost.
     Progress(Progress),
-    /// The final outcome. Sent again on every session until it is acknowledged.
+    /// Final result of a task. Sent again in every session until it is acknowledged.
     Result(TaskResult),
 }
 
-/// What the cloud says.
+/// A message from the cloud to the edge.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum CloudMessage {
-    /// The answer to `Hello`.
+    /// Answer to `Hello`.
     Welcome(Welcome),
-    /// Do this. Idempotent by task id: for a task that is known it only brings the keys and the deadline anew.
+    /// Assigns a task. For a task that the edge has already, it only renews the keys and the deadline.
     Assign(Assign),
-    /// The API server has the result: the edge may forget the task.
+    /// Acknowledges a result, after the API server has it: the edge may forget the task.
     ResultAck {
-        /// Which.
+        /// Identity of the task.
         task: TaskId,
     },
-    /// Stop the task; answered by a `Result` that says what was done. An unknown task is answered by
-    /// nothing.
+    /// Stops a task. The edge answers with a `Result` of what was done, and not at all if it does not know the task.
     Cancel {
-        /// Which.
+        /// Identity of the task.
         task: TaskId,
-        /// For the log and the result.
+        /// Why the task is stopped, for the log and the result.
         reason: String,
     },
-    /// Close, and come back after this long. It wins over the edge's own backoff.
+    /// Tells the edge to close the session and to reconnect later. Takes precedence over the edge's own backoff.
     Goaway {
-        /// Not before this.
+        /// Earliest time of the next connection, from now.
         #[serde(with = "millis")]
         after: Duration,
-        /// For the log.
+        /// Why the edge has to reconnect, for the log.
         reason: String,
     },
 }
 
-/// Who the edge is, beyond its certificate, and what it still has to do.
+/// A description of the edge and of the tasks in its ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hello {
-    /// Of edgecore-prepull.
+    /// Version of edgecore-prepull.
     pub version: String,
-    /// `linux`.
+    /// Operating system as in Node objects: `linux`.
     pub os: String,
-    /// Go's name of the architecture, as in Node objects: `amd64`, `arm64`.
+    /// Architecture as in Node objects: `amd64`, `arm64`.
     pub arch: String,
-    /// Name and version as the runtime gives them, `containerd 1.6.20`. Absent while it does not answer.
+    /// Name and version of the container runtime, such as `containerd 1.6.20`. Absent while it does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
-    /// Where the runtime keeps images. Absent while it does not answer.
+    /// The runtime's image file system. Absent while the runtime does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_filesystem: Option<Filesystem>,
-    /// Tasks that the edge works on at the same time; more wait on the edge. Absent from an edge that does not
-    /// say: 1.
+    /// How many tasks the edge works on at the same time; others wait on the edge. Absent means 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tasks: Option<u32>,
-    /// Every task in the ledger. At most [`MAX_OPEN_TASKS`].
+    /// All tasks in the ledger. At most [`MAX_OPEN_TASKS`].
     #[serde(default)]
     pub open: Vec<OpenTask>,
 }
 
-/// A file system, in bytes.
+/// A file system and its size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filesystem {
-    /// Where it is mounted, as the runtime reports it.
+    /// Mount point, as the runtime reports it.
     pub mountpoint: String,
-    /// Free for an unprivileged writer.
+    /// Bytes available to an unprivileged process.
     pub available: u64,
-    /// In all.
+    /// Total size in bytes.
     pub capacity: u64,
 }
 
-/// A task of the ledger.
+/// A task in the ledger of an edge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OpenTask {
-    /// Which.
+    /// Identity of the task.
     pub task: TaskId,
-    /// Where it stands.
+    /// State of the task.
     pub phase: OpenPhase,
 }
 
-/// Where a task of the ledger stands.
+/// The state of a task in the ledger of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum OpenPhase {
-    /// Being worked on.
+    /// The edge is working on the task, or the task waits for its turn.
     Running,
-    /// The agent was restarted, and keys are never on its disk: it waits for an `Assign` with the same id.
+    /// The agent was restarted, and keys are never on its disk: the task waits for an `Assign` with the same id.
     NeedsKeys,
-    /// Ended; the `Result` follows.
+    /// The task has ended; its `Result` follows.
     Finished,
 }
 
-/// The terms of a session.
+/// The parameters of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Welcome {
-    /// For the logs of both sides.
+    /// Id of the session, for the logs of both sides.
     pub session: String,
-    /// Both sides ping this often; silence for two of them ends the session, on both sides.
+    /// Interval of pings, on both sides. Either side ends the session after two intervals of silence.
     #[serde(with = "millis")]
     pub heartbeat: Duration,
-    /// The shortest time between two `Progress` of one task.
+    /// Shortest time between two `Progress` messages of one task.
     #[serde(with = "millis")]
     pub progress_interval: Duration,
 }
 
-/// A task with what it takes to carry it out.
+/// A task, with its deadline and its keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Assign {
-    /// What to do. This part goes to the ledger.
+    /// The task, which the edge stores in its ledger.
     pub task: Task,
-    /// Time left from the moment of arrival: a duration, since the edge's clock may be wrong.
+    /// Time until the deadline. A duration and not a time of day, since the edge's clock may be wrong.
     #[serde(with = "millis")]
     pub remaining: Duration,
-    /// By index from [`crate::task::ImageTask::key`]. This part stays in memory.
+    /// Keys, to which [`crate::task::ImageTask::key`] is an index. The edge keeps them in memory only.
     pub keys: Vec<Key>,
 }
 
@@ -164,57 +162,57 @@ pub struct Assign {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
 pub enum Key {
-    /// No secret has a credential for the image: the node's own credential providers are asked, else the pull is
-    /// anonymous.
+    /// No secret has a credential for the image: the edge asks the node's credential providers, and pulls anonymously
+    /// if they have none either.
     Anonymous {
-        /// What is to be said where the registry refuses: which secrets were looked at in vain. At most
+        /// Which secrets were searched in vain; part of the reason if the registry refuses the pull. At most
         /// [`MAX_REASON`] bytes.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         note: String,
     },
-    /// In this order, until one is accepted.
+    /// Credentials from secrets.
     Credentials {
-        /// Never empty.
+        /// Credentials to try in this order until one is accepted. Never empty.
         credentials: Vec<RegistryCredential>,
     },
-    /// The job names a secret that cannot serve. The image fails with this reason, and no request is made.
+    /// The job names a secret that cannot be used. The image fails, and no request is made.
     Unavailable {
-        /// Names the secret and what is wrong with it.
+        /// Name of the secret, and why it cannot be used.
         reason: String,
     },
 }
 
 impl Key {
-    /// No credential, and nothing to say of it.
+    /// An anonymous pull without a note.
     pub fn anonymous() -> Self {
         Self::Anonymous { note: String::new() }
     }
 }
 
-/// How far a task is.
+/// The progress of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Which.
+    /// Identity of the task.
     pub task: TaskId,
-    /// The images of which there is something new to say.
+    /// Progress of the images for which it has changed.
     pub images: Vec<ImageProgress>,
 }
 
-/// A frame that is no message of this protocol.
+/// Why a frame is not a message of this protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// Longer than [`MAX_MESSAGE`].
+    /// The frame is longer than [`MAX_MESSAGE`].
     #[error("message of {0} bytes; at most {MAX_MESSAGE} are accepted")]
     TooLarge(usize),
-    /// Not JSON, of an unknown type, or with a field of the wrong kind.
+    /// The frame is not JSON, has an unknown type, or has a field of the wrong kind.
     #[error("not a message of {SUBPROTOCOL}: {0}")]
     Malformed(String),
 }
 
-/// Reads one frame. Never panics, whatever the bytes.
+/// Decodes one frame. Never panics, whatever the text.
 ///
-/// The error names line and column and never quotes the frame: it might hold a credential.
+/// The error gives line and column and never quotes the frame, which might contain a credential.
 pub fn decode<T: DeserializeOwned>(frame: &str) -> Result<T, DecodeError> {
     if frame.len() > MAX_MESSAGE {
         return Err(DecodeError::TooLarge(frame.len()));
@@ -229,14 +227,14 @@ pub fn decode<T: DeserializeOwned>(frame: &str) -> Result<T, DecodeError> {
     })
 }
 
-/// Writes one frame.
+/// Encodes one frame.
 pub fn encode<T: Serialize>(message: &T) -> Result<String, DecodeError> {
     let frame = serde_json::to_string(message).map_err(|error| DecodeError::Malformed(error.to_string()))?;
     if frame.len() > MAX_MESSAGE { Err(DecodeError::TooLarge(frame.len())) } else { Ok(frame) }
 }
 
-/// Cuts a text to at most [`MAX_REASON`] bytes, at a character boundary, and says that it did.
-pub fn bounded_reason(text: &str) -> String {
+/// Cuts a text at a character boundary to at most [`MAX_REASON`] bytes. A text that was cut ends in `…`.
+pub fn truncate_reason(text: &str) -> String {
     const MARK: &str = " …";
     if text.len() <= MAX_REASON {
         return text.to_owned();

@@ -75,6 +75,6 @@ fn agent(max_tasks: u32) -> Agent {
 }
 
 pub(crate) fn image(outcome: ImageOutcome) -> ImageResult {
-    let reason = if outcome.is_there() { "" } else { "no such image" };
+    let reason = if outcome.is_on_node() { "" } else { "no such image" };
     ImageResult { outcome, digest: None, id: None, reason: reason.to_owned(), bytes: None, attempts: 1 }
 }

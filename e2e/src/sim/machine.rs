@@ -181,7 +181,7 @@ impl Machine {
         let images: Vec<_> = run.work.done.into_iter().map(|done| done.unwrap_or_else(stopped)).collect();
         let (outcome, reason) = match early {
             Some(early) => early,
-            None if images.iter().all(|image| image.outcome.is_there()) => (TaskOutcome::Succeeded, ""),
+            None if images.iter().all(|image| image.outcome.is_on_node()) => (TaskOutcome::Succeeded, ""),
             None => (TaskOutcome::Failed, FAILED),
         };
         self.counts.failed.fetch_add(u64::from(outcome != TaskOutcome::Succeeded), Ordering::SeqCst);
@@ -203,7 +203,7 @@ fn passed() -> CheckOutcome {
 fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
     ImageResult {
         outcome,
-        digest: outcome.is_there().then(|| DIGEST.to_owned()),
+        digest: outcome.is_on_node().then(|| DIGEST.to_owned()),
         id: None,
         reason: if outcome == ImageOutcome::Failed { FAILED.to_owned() } else { String::new() },
         bytes: None,

@@ -15,7 +15,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use prepull_api::credentials::Sensitive;
-use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, Issued, JoinToken, NotAToken};
+use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, IssuedCertificate, JoinToken, JoinTokenError};
 use prepull_api::task::NodeName;
 use prepull_api::wire::TUNNEL_PATH;
 
@@ -107,7 +107,7 @@ pub enum JoinError {
     NodeName(String),
     /// `--token`
     #[error("--token: {0}")]
-    Token(#[from] NotAToken),
+    Token(#[from] JoinTokenError),
     /// One of the URLs.
     #[error(transparent)]
     Url(#[from] BadUrl),
@@ -171,7 +171,7 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     let key = dir.new_key()?;
     let pinned = Arc::new(PinnedCa::new(token.ca));
     let request = EnrollRequest { node: node.clone(), token: token.bearer(), csr: key.csr()? };
-    let Issued { certificate, ca: _, not_after: _ } =
+    let IssuedCertificate { certificate, ca: _, not_after: _ } =
         post_to_any(&endpoints, ENROLL_PATH, pinned.client_tls()?, &request).await?;
 
     let facts = certificate_facts(&certificate).map_err(JoinError::Answer)?;

@@ -104,7 +104,7 @@ pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     };
     let TaskEnd { outcome: _, reason: _, check: _, images } = end;
     display.end(&images);
-    let all = images.iter().all(|image| image.outcome.is_there());
+    let all = images.iter().all(|image| image.outcome.is_on_node());
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -179,7 +179,7 @@ impl Providers {
             answer.cached |= cached;
             logins.extend((*own).clone());
         }
-        answer.credentials = logins.matching(reference);
+        answer.credentials = logins.credentials_for(reference);
         answer
     }
 

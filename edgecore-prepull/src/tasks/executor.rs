@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use prepull_api::task::{CheckItem, CheckOutcome, ImageOutcome, ImageProgress, ImageResult, TaskOutcome};
-use prepull_api::wire::{Key, bounded_reason};
+use prepull_api::wire::{Key, truncate_reason};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -240,7 +240,7 @@ impl<P: Puller> Executor<P> {
         trouble.clear();
         let readings = Readings { disk, load: checks::load(), memory: checks::memory() };
         let mut outcome = checks::judge(items, &self.limits, &readings);
-        outcome.reason = bounded_reason(&outcome.reason);
+        outcome.reason = truncate_reason(&outcome.reason);
         outcome
     }
 
@@ -274,12 +274,12 @@ enum Ended {
 
 fn conclude(work: &Work, ended: Ended, check: Option<CheckOutcome>, trouble: &str, board: &Board) -> TaskEnd {
     let because = |text: &str, images: &[ImageResult]| {
-        let missing = images.iter().filter(|image| !image.outcome.is_there()).count();
+        let missing = images.iter().filter(|image| !image.outcome.is_on_node()).count();
         let mut reason = format!("{text}; {missing} of {} images are missing", images.len());
         if !trouble.is_empty() {
             reason = format!("{reason}; {trouble}");
         }
-        bounded_reason(&reason)
+        truncate_reason(&reason)
     };
     let (outcome, reason, images) = match ended {
         Ended::ByItself => {
@@ -289,7 +289,7 @@ fn conclude(work: &Work, ended: Ended, check: Option<CheckOutcome>, trouble: &st
                     image.outcome = ImageOutcome::Failed;
                     "not pulled: the node did not pass the checks".clone_into(&mut image.reason);
                 }
-                (TaskOutcome::Failed, bounded_reason(&format!("check failed: {reason}")), images)
+                (TaskOutcome::Failed, truncate_reason(&format!("check failed: {reason}")), images)
             } else {
                 // All have ended, so that nothing is stopped.
                 let images = board.results("stopped");

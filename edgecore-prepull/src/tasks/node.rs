@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use prepull_api::task::{ImageOutcome, TaskId, TaskOutcome};
 use prepull_api::wire::{
-    CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, OpenTask, Progress, bounded_reason,
+    CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, OpenTask, Progress, truncate_reason,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
@@ -228,7 +228,7 @@ impl<P: Puller> Node<P> {
             }
             Err(error) => {
                 error!(%task, %error, "the executor died");
-                let reason = bounded_reason(&format!("the agent's executor died: {error}"));
+                let reason = truncate_reason(&format!("the agent's executor died: {error}"));
                 self.on(Event::Crashed { task, reason });
             }
         }
@@ -248,7 +248,7 @@ impl<P: Puller> Node<P> {
                 }
             }
             Report::ImageEnded { index, result } => {
-                self.metrics.image_ended(result.outcome.is_there());
+                self.metrics.image_ended(result.outcome.is_on_node());
                 self.on(Event::ImageEnded { task, index, result });
             }
         }

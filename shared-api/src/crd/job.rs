@@ -1,12 +1,11 @@
 //! The spec of an ImagePrePullJob.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray,
-};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
 
+use super::defaults::{remove_all_defaults, remove_empty_defaults};
 use super::status::ImagePrePullJobStatus;
 
 /// Pulls images onto edge nodes ahead of the applications that need them.
@@ -34,42 +33,43 @@ pub struct ImagePrePullJobSpec {
     /// What to pull, on which nodes, and how.
     #[serde(default)]
     pub image_pre_pull_template: ImagePrePullTemplate,
-    /// Replaces registry, repository, tag or secret for groups of nodes. Every entry whose nodeLabel matches a
-    /// node applies to it, in this order.
+    /// Rules that replace registry, repository, tag or secret for groups of nodes. Every entry whose nodeLabel
+    /// matches a node applies to it, in the order of this list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_pre_pull_overriders: Vec<OverriderEntry>,
-    /// No further node starts while this is true; nodes that have started go on to their end.
+    /// While this is true, no further node starts; nodes that have started finish.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
-    /// Time for the whole job, in seconds. When it is over, what runs is stopped, nothing more starts, and the job
-    /// is a Failure. Counts from the start, and anew from the end of a suspension, as in a Kubernetes Job.
+    /// How long the whole job may take, in seconds. When the time is up, running pulls are stopped, no further node
+    /// starts, and the job becomes a Failure. The time counts from the start, and from zero again when a suspension
+    /// ends, as in a Kubernetes Job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_deadline_seconds: Option<i64>,
-    /// The job, with its reports, is deleted this many seconds after it ended. Unset: it stays.
+    /// The job is deleted, with its reports, this many seconds after its end. Unset: it is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_finished: Option<i64>,
-    /// Waves: a part of the nodes first, then more. Unset: all nodes in one wave.
+    /// Rolls the job out in waves: some of the nodes first, then more. Unset: all nodes are in one wave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStrategy>,
-    /// Rounds of tries beyond the first. When the job has ended, raising this by one has the failed, unknown and
-    /// not started nodes tried once more; an image that is there already is not pulled again. Default 0.
+    /// Number of retry rounds. Raising it by one when the job has ended starts another round for the nodes that
+    /// failed, are unknown, or were not started; an image that is on a node already is not pulled again. Default 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub retry: i64,
-    /// Whether nodes that become eligible while the job runs join it: one that gets the label, or is Ready again.
+    /// Whether a node that becomes eligible while the job runs joins it, because it gets the label or is Ready again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub follow_nodes: bool,
 }
 
-/// Waves.
+/// Rollout of a job in waves.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutStrategy {
-    /// How many nodes may have started in each wave, the earlier waves included: a percentage of all nodes, such
-    /// as "5%", rounded up, or a number, such as "10". They rise, and the last wave is always all nodes. A wave
-    /// ends when its nodes have ended, and the next begins if no more of them failed than failureTolerate allows.
+    /// How many nodes may have started by each wave, earlier waves included: a percentage of all nodes, such as
+    /// "5%", rounded up, or a number, such as "10". The values must rise; the last wave always has all nodes. A wave
+    /// ends when its nodes have ended, and the next one begins if no more of them failed than failureTolerate allows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<String>,
-    /// Between the end of a wave and the start of the next, in seconds.
+    /// Pause between the end of a wave and the start of the next one, in seconds.
     #[serde(default)]
     pub pause_seconds: i64,
 }
@@ -86,85 +86,85 @@ pub struct ImagePrePullTemplate {
     /// the namespace library/ and the tag latest are implied as usual. At most 256 images in all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
-    /// Images named by their parts, each with a secret and a pull policy of its own.
+    /// Images by their parts. Each may have a secret and a pull policy of its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_sources: Vec<ImageSource>,
-    /// Secrets by registry. For an image without a secret of its own the longest match serves, against the
-    /// reference after the overriders.
+    /// Secrets by registry. An image without a secret of its own uses the entry with the longest match. What is
+    /// matched is the reference after the overriders.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub registry_secrets: Vec<RegistrySecret>,
-    /// One secret, {namespace}/{name}, for every image that has none otherwise. Type
-    /// kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg. A missing or malformed secret, or one without
-    /// an entry for the registry, fails the image: it is never pulled anonymously instead.
+    /// Secret, {namespace}/{name}, for every image that no other field gives one. Its type must be
+    /// kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg. If the secret is missing, is malformed, or has no
+    /// entry for the registry, the image fails: it is never pulled anonymously instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_secrets: Option<String>,
-    /// The nodes by name. Exactly one of nodeNames and labelSelector is set. Nodes that are unknown, not edge
-    /// nodes, or not Ready are left out and listed in status.skippedNodes.
+    /// Nodes by name. Exactly one of nodeNames and labelSelector must be set. Nodes that are unknown, not edge
+    /// nodes, or not Ready are skipped and listed in status.skippedNodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_names: Vec<String>,
-    /// The nodes by label. Exactly one of nodeNames and labelSelector is set.
+    /// Nodes by label. Exactly one of nodeNames and labelSelector must be set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<LabelSelector>,
-    /// What a node checks before it pulls: disk (room on the runtime's image file system), cpu, mem.
+    /// What each node checks before it pulls: disk (free space on the runtime's image file system), cpu, mem.
     #[serde(default = "default_check_items")]
     pub check_items: Vec<String>,
-    /// The part of the nodes that may fail, from 0 to 1. Beyond it the job is a Failure and no further node
-    /// starts. With 0.1, one failed node of ten is tolerated and two are not.
+    /// Fraction of the nodes that may fail, from 0 to 1. If more fail, the job becomes a Failure and no further node
+    /// starts. With 0.1, one failed node out of ten is tolerated and two are not.
     #[serde(default = "default_failure_tolerate")]
     pub failure_tolerate: String,
-    /// How many nodes pull at the same time, over the whole job.
+    /// How many nodes of the job pull at the same time.
     #[serde(default = "default_concurrency")]
     pub concurrency: i64,
-    /// Time for each node, counted from the moment it starts, in seconds. 0 means 300.
+    /// How long each node may take, in seconds from its start. 0 means 300.
     #[serde(default = "default_timeout_seconds")]
     pub timeout_seconds: i64,
-    /// Further tries for each image after the first. Only errors that may pass are tried again: a broken link,
-    /// a 429 or a 5xx, and not a wrong password or an unknown tag.
+    /// How often the pull of each image is retried. Only transient errors are: a broken connection, a 429 or a 5xx,
+    /// but not a wrong password or an unknown tag.
     #[serde(default)]
     pub retry_times: i64,
-    /// Always, IfNotPresent or Never, with the kubelet's meaning. Unset: Always for the tag latest or no tag,
-    /// else IfNotPresent.
+    /// Always, IfNotPresent or Never, with the kubelet's meaning. Unset: Always for the tag latest and for an image
+    /// with neither tag nor digest, otherwise IfNotPresent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<String>,
 }
 
-/// An image named by its parts.
+/// An image by its parts.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageSource {
-    /// A name for people, shown in the status.
+    /// Display name, shown in the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Host and port of the registry. Unset: docker.io.
+    /// Host and port of the registry. Default: docker.io.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registry: Option<String>,
     /// The repository, such as team/app.
     pub repository: String,
-    /// The tag. With neither tag nor digest: latest.
+    /// The tag. With neither tag nor digest, latest is implied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// The manifest digest, sha256:….
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// The secret of this image, {namespace}/{name}.
+    /// Secret of this image, {namespace}/{name}.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_secret: Option<String>,
-    /// The pull policy of this image; wins over the template's.
+    /// Pull policy of this image; takes precedence over that of the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<String>,
 }
 
-/// A secret for a registry.
+/// The secret of a registry.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RegistrySecret {
-    /// host[:port][/path], where * stands for any text within one label of the host.
+    /// The registry, host[:port][/path], where * stands for any text within one label of the host.
     pub registry: String,
     /// The secret, {namespace}/{name}.
     pub image_secret: String,
 }
 
-/// The list item of imagePrePullOverriders, in the shape of KubeEdge's proposal.
+/// An item of imagePrePullOverriders, in the shape of KubeEdge's proposal.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OverriderEntry {
@@ -176,19 +176,19 @@ pub struct OverriderEntry {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePrePullOverrider {
-    /// Which nodes: any label selector in its string form, such as region=hangzhou, "region in (a,b)", gpu, !gpu.
+    /// The nodes, as a label selector in string form, such as region=hangzhou, "region in (a,b)", gpu, !gpu.
     pub node_label: String,
-    /// What is replaced for them.
+    /// What is replaced for these nodes.
     #[serde(default)]
     pub overriders: Overriders,
 }
 
-/// Rules, applied in order, each to the result of the one before.
+/// Rules, applied in order, each to the result of the previous one.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Overriders {
-    /// Rules for parts of the reference as it is written: nginx:1.25 has no registry part, so that replacing
-    /// the registry by r.io gives r.io/nginx:1.25.
+    /// Rules for parts of the image reference as it is written: nginx:1.25 has no registry part, so that replacing
+    /// the registry with r.io gives r.io/nginx:1.25.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_overriders: Vec<OverrideRule>,
     /// Rules for the secrets of the image.
@@ -196,16 +196,16 @@ pub struct Overriders {
     pub secret_overriders: Vec<OverrideRule>,
 }
 
-/// One rule.
+/// One rule of an overrider.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.operator == 'remove' || (has(self.value) && size(self.value) > 0)").message("value is required for add and replace"))]
 pub struct OverrideRule {
-    /// Registry, Repository or Tag of an image; SecretName or Namespace of a secret.
+    /// The part to change: Registry, Repository or Tag of an image; SecretName or Namespace of a secret.
     pub component: String,
     /// add, replace or remove.
     pub operator: String,
-    /// Required for add and replace. A Tag takes a tag, sha256:… or @sha256:….
+    /// The value to add or to put in place; required for add and replace. A Tag takes a tag, sha256:… or @sha256:….
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
@@ -236,7 +236,7 @@ fn default_timeout_seconds() -> i64 {
     300
 }
 
-/// What an absent template is: the same as an empty one. It is the default that the definition shows.
+/// An absent template equals an empty one, so that the defaults here must be those of the fields.
 impl Default for ImagePrePullTemplate {
     fn default() -> Self {
         Self {
@@ -256,17 +256,17 @@ impl Default for ImagePrePullTemplate {
     }
 }
 
-/// The definition with both versions: the same schema, `v1alpha2` stored, so that no conversion is needed.
+/// The definition of ImagePrePullJob. `v1alpha1` has the schema of `v1alpha2`, which is stored: no conversion is needed.
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = ImagePrePullJob::crd();
     for version in &mut crd.spec.versions {
         if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
-            keep_plain_defaults(root);
+            remove_empty_defaults(root);
             root.properties
                 .iter_mut()
                 .flatten()
                 .filter(|(name, _)| *name == "status")
-                .for_each(|(_, s)| drop_defaults(s));
+                .for_each(|(_, status)| remove_all_defaults(status));
         }
     }
     let mut old = crd.spec.versions[0].clone();
@@ -274,30 +274,6 @@ pub fn crd() -> CustomResourceDefinition {
     old.storage = false;
     crd.spec.versions.insert(0, old);
     crd
-}
-
-/// The definition as the server completes it is what a user reads back: a default is worth writing down where
-/// it is a value, and not where it only says that an object may be left out.
-fn keep_plain_defaults(schema: &mut JSONSchemaProps) {
-    if schema.default.as_ref().is_some_and(|JSON(value)| value.is_object() || value.is_null() || value == "")
-    {
-        schema.default = None;
-    }
-    children(schema).for_each(keep_plain_defaults);
-}
-
-/// Nobody fills in a status but cloudcore.
-pub(super) fn drop_defaults(schema: &mut JSONSchemaProps) {
-    schema.default = None;
-    children(schema).for_each(drop_defaults);
-}
-
-fn children(schema: &mut JSONSchemaProps) -> impl Iterator<Item = &mut JSONSchemaProps> {
-    let items = schema.items.iter_mut().filter_map(|items| match items {
-        JSONSchemaPropsOrArray::Schema(schema) => Some(schema.as_mut()),
-        JSONSchemaPropsOrArray::Schemas(_) => None, // not structural, so never made
-    });
-    schema.properties.iter_mut().flatten().map(|(_, schema)| schema).chain(items)
 }
 
 #[cfg(test)]

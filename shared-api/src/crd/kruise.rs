@@ -1,8 +1,9 @@
 //! OpenKruise's image API: ImagePullJob, ImageListPullJob and NodeImage of the group `apps.kruise.io`.
 //!
-//! Names, defaults and meaning of the fields are Kruise's (1.9). The types accept whatever has the right JSON kinds;
-//! what is allowed, cloudcore's rules say, in the status. The CEL rules of the definitions say the same where the API
-//! server knows CEL. `v1alpha1` and `v1beta1` are served with one schema; `v1beta1` is stored, as by Kruise.
+//! Names, defaults and meaning of the fields are those of Kruise 1.9. The types accept any value of the right JSON type.
+//! Whether the value is valid is decided by cloudcore's rules, which report it in the status; on API servers that
+//! support CEL, the CEL rules refuse the same mistakes at once. `v1alpha1` and `v1beta1` have the same schema; `v1beta1`
+//! is stored, as by Kruise.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -13,7 +14,7 @@ mod pull_job;
 mod schema;
 
 pub use list_job::{
-    FailedImageStatus, ImageListPullJob, ImageListPullJobSpec, ImageListPullJobStatus, MAX_LIST,
+    FailedImageStatus, ImageListPullJob, ImageListPullJobSpec, ImageListPullJobStatus, MAX_IMAGES_IN_LIST,
 };
 pub use node_image::{
     ImageSpec, ImageStatus, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, MAX_IMAGES, MAX_TAGS,
@@ -24,24 +25,24 @@ pub use pull_job::{
     PullJobTemplate, PullLimits, SandboxConfig,
 };
 
-/// The API group, Kruise's.
+/// Kruise's API group.
 pub const GROUP: &str = "apps.kruise.io";
-/// The version that is stored, and that cloudcore speaks.
+/// Version that is stored, and that cloudcore uses.
 pub const VERSION: &str = "v1beta1";
-/// On the definitions that are ours, with the value [`PART_OF`]: whoever finds a definition without it knows that
-/// another controller owns the kind.
+/// Label of our definitions, with the value [`PART_OF`]. A definition of these kinds without it belongs to another
+/// controller.
 pub const PART_OF_LABEL: &str = "app.kubernetes.io/part-of";
-/// See [`PART_OF_LABEL`].
+/// Value of [`PART_OF_LABEL`] on our definitions.
 pub const PART_OF: &str = "image-prepull";
 
-/// The three definitions.
+/// The definitions of ImagePullJob, ImageListPullJob and NodeImage.
 pub fn crds() -> [CustomResourceDefinition; 3] {
     [ImagePullJob::crd(), ImageListPullJob::crd(), NodeImage::crd()].map(|mut crd| {
         crd.metadata.labels = Some([(PART_OF_LABEL.to_owned(), PART_OF.to_owned())].into_iter().collect());
         for version in &mut crd.spec.versions {
             if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut())
             {
-                schema::complete(root);
+                schema::complete_schema(root);
             }
         }
         let mut old = crd.spec.versions[0].clone();
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_versions_are_served_with_one_schema_and_the_label_says_whose_they_are() {
+    fn both_versions_have_one_schema_and_our_label() {
         for crd in crds() {
             let versions: Vec<_> =
                 crd.spec.versions.iter().map(|v| (v.name.as_str(), v.served, v.storage)).collect();
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_kruises() {
+    fn printer_columns_are_those_of_kruise() {
         let columns = |crd: &CustomResourceDefinition| {
             let columns = crd.spec.versions[0].additional_printer_columns.clone().unwrap();
             columns.into_iter().map(|column| column.name).collect::<Vec<_>>().join(" ")

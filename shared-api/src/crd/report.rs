@@ -1,4 +1,4 @@
-//! The records of a job's nodes, in objects of a bounded size: as EndpointSlices are to a Service.
+//! ImagePrePullReport: the records of a job's nodes in objects of bounded size, as EndpointSlices are to a Service.
 
 use std::borrow::Cow;
 
@@ -15,53 +15,53 @@ use schemars::transform::AddNullable;
 use serde::{Deserialize, Serialize};
 
 use super::GROUP;
-use super::job::drop_defaults;
+use super::defaults::remove_all_defaults;
 use super::status::{NodeStatus, Summary};
 
-/// Nodes in one report, at most; fewer where a node has many images, so that the object stays well below etcd's
-/// limit of 1.5 MiB.
+/// Most nodes in one report. Reports of nodes with many images hold fewer, to stay well below etcd's limit of 1.5 MiB
+/// for an object.
 pub const MAX_NODES_IN_REPORT: usize = 250;
-/// The label of a report that holds the UID of its job.
+/// Label of a report: the UID of its job.
 pub const JOB_UID_LABEL: &str = "operations.kubeedge.io/job-uid";
-/// The label of a report that holds the name of its job, where that is short enough for a label (63 bytes).
+/// Label of a report: the name of its job, if that fits into a label (63 bytes).
 pub const JOB_NAME_LABEL: &str = "operations.kubeedge.io/job-name";
 
-/// How some nodes of an ImagePrePullJob fare. The reports of a job hold all of its nodes, each node once.
-/// Cluster-scoped, owned by the job, written by cloudcore alone.
+/// The state of some nodes of an ImagePrePullJob. The reports of a job together hold all of its nodes, each node once.
+/// Cluster-scoped, owned by the job, and written by cloudcore alone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePrePullReport {
-    /// apiVersion and kind: see [`Self::types`].
+    /// apiVersion and kind. An object that is sent needs [`Self::type_meta`].
     #[serde(flatten)]
     pub types: Option<TypeMeta>,
-    /// Name, labels, the job as the owner.
+    /// Name, labels, and the job as the owner.
     pub metadata: ObjectMeta,
-    /// What it says.
+    /// Content of the report.
     #[serde(flatten)]
     pub body: ReportBody,
 }
 
-/// What a report says.
+/// The content of a report.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportBody {
-    /// The job.
+    /// Name of the job.
     #[serde(default)]
     pub job_name: String,
-    /// Counts the reports of a job from 0.
+    /// Number of this report among those of the job, counted from 0.
     #[serde(default)]
     pub index: u32,
-    /// The nodes of this report, counted.
+    /// Counts of the nodes in this report by phase.
     #[serde(default)]
     pub summary: Summary,
-    /// The nodes, in the order of the job.
+    /// Records of the nodes, in the order of the job.
     #[serde(default)]
     pub node_status: Vec<NodeStatus>,
 }
 
 impl ImagePrePullReport {
-    /// What has to stand in an object that is sent.
-    pub fn types() -> TypeMeta {
+    /// apiVersion and kind of a report.
+    pub fn type_meta() -> TypeMeta {
         TypeMeta::resource::<Self>()
     }
 }
@@ -98,7 +98,7 @@ impl kube::Resource for ImagePrePullReport {
 const VERSION: &str = "v1alpha2";
 const PLURAL: &str = "imageprepullreports";
 
-/// The definition.
+/// The definition of ImagePrePullReport.
 pub fn crd() -> CustomResourceDefinition {
     let column = |name: &str, type_: &str, path: &str| CustomResourceColumnDefinition {
         name: name.to_owned(),
@@ -139,7 +139,7 @@ pub fn crd() -> CustomResourceDefinition {
     }
 }
 
-/// As kube's derive makes it; apiVersion, kind and metadata are the API server's own.
+/// The schema as kube's derive would generate it. The API server adds apiVersion, kind and metadata.
 fn schema() -> JSONSchemaProps {
     let generator = SchemaSettings::openapi3()
         .with(|settings| {
@@ -153,9 +153,9 @@ fn schema() -> JSONSchemaProps {
         .into_generator();
     let json = serde_json::to_value(generator.into_root_schema_for::<ReportBody>()).unwrap_or_default();
     let mut schema: JSONSchemaProps = serde_json::from_value(json).unwrap_or_default();
-    drop_defaults(&mut schema);
+    remove_all_defaults(&mut schema);
     schema.description = Some(
-        "How some nodes of an ImagePrePullJob fare. The reports of a job hold all of its nodes, each node once."
+        "The state of some nodes of an ImagePrePullJob. The reports of a job together hold all of its nodes, each node once."
             .to_owned(),
     );
     schema
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_describes_every_field() {
+    fn the_schema_has_every_field_of_a_report() {
         let crd = crd();
         let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
         let fields: Vec<_> = schema.properties.unwrap().into_keys().collect();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_flat() {
+    fn the_body_of_a_report_is_flattened_into_the_object() {
         let report = ImagePrePullReport {
             body: ReportBody { job_name: "j".to_owned(), index: 2, ..ReportBody::default() },
             ..ImagePrePullReport::default()

@@ -5,73 +5,74 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Nodes in `nodeStatus` and in `skippedNodes`, at most. Beyond it those that need eyes come first.
+/// Most nodes in `nodeStatus`, and in `skippedNodes`. Of more nodes, those that need attention are listed.
 pub const MAX_NODES_IN_STATUS: usize = 200;
 
-/// How a job stands.
+/// The state of a job. Written by cloudcore alone.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePrePullJobStatus {
-    /// The generation of the spec that this status speaks of.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Init, InProgress, Completed or Failure.
     #[serde(default)]
     pub phase: JobPhase,
-    /// One sentence for a person.
+    /// Why the job is in this phase, as one sentence.
     #[serde(default)]
     pub reason: String,
-    /// When the nodes were selected.
+    /// When the nodes were selected, which is the start of the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
     /// When the phase became Completed or Failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// When the nodes were selected, or the last suspension ended: activeDeadlineSeconds counts from here.
+    /// When the nodes were selected, or when the last suspension ended: activeDeadlineSeconds counts from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_since: Option<Time>,
-    /// The nodes, counted.
+    /// Counts of the nodes by phase.
     #[serde(default)]
     pub summary: Summary,
-    /// Where the waves stand, if the job has any.
+    /// Progress of the waves. Absent if the job has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
-    /// Rounds of spec.retry that have begun.
+    /// Number of rounds of spec.retry that have begun.
     #[serde(default)]
     pub retry: u32,
-    /// Of that part of the spec which must not change after the start: a later life of cloudcore sees by it
-    /// whether it did.
+    /// Hash of the part of the spec that must not change after the start. It tells a cloudcore that was restarted
+    /// whether it has changed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub spec_hash: String,
-    /// That part as it was at the start, as JSON, where the spec is another one by now: the job goes on with this.
+    /// The part of the spec that must not change, as JSON, as it was at the start. Present if the spec has been
+    /// changed since: the job continues with this one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub started_spec: String,
-    /// Valid, Progressing, Suspended, Complete, Failed.
+    /// Conditions of the types Valid, Progressing, Suspended, Complete and Failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// At most 200 nodes: where there are more, those that need eyes, failing ones first. The
-    /// ImagePrePullReports of the job have all of them.
+    /// Records of at most 200 nodes. Of more nodes, those that need attention are listed, failed ones first. The
+    /// ImagePrePullReports of the job have all nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_status: Vec<NodeStatus>,
-    /// Nodes that were asked for and left out, at most 200; summary.skipped counts them all.
+    /// Nodes that the job names or selects but skips, at most 200. summary.skipped counts all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped_nodes: Vec<SkippedNode>,
 }
 
-/// Where the waves stand.
+/// The progress of the waves.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutStatus {
-    /// The wave that runs, from 1.
+    /// Number of the current wave, counted from 1.
     #[serde(default)]
     pub step: u32,
-    /// How many waves there are.
+    /// Number of waves of the job.
     #[serde(default)]
     pub steps: u32,
-    /// How many nodes may have started by the end of this wave.
+    /// How many nodes may have started by the end of the current wave.
     #[serde(default)]
     pub nodes: u32,
-    /// When the next wave begins, while this one has ended and the pause runs.
+    /// When the next wave begins. Present only during the pause between two waves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_until: Option<Time>,
 }
@@ -79,65 +80,66 @@ pub struct RolloutStatus {
 /// The phase of a job.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum JobPhase {
-    /// Seen, and not begun.
+    /// The job has not been started.
     #[default]
     Init,
-    /// Nodes pull, or wait for their turn.
+    /// Nodes are pulling, or wait for their turn.
     InProgress,
-    /// Every node ended, and no more failed than the tolerance allows.
+    /// Every node has ended, and no more failed than failureTolerate allows.
     Completed,
-    /// The job is invalid, no node is eligible, or more nodes failed than the tolerance allows.
+    /// The job is invalid, no node is eligible, its deadline has passed, or more nodes failed than failureTolerate
+    /// allows.
     Failure,
 }
 
-/// The nodes of a job, counted.
+/// Counts of the nodes of a job.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Nodes that the job is for: all but the skipped ones.
+    /// Nodes that are to pull: all but the skipped ones.
     #[serde(default)]
     pub desired: u32,
-    /// Not started.
+    /// Nodes that have not started.
     #[serde(default)]
     pub pending: u32,
-    /// Started, no result yet.
+    /// Nodes that have started and have no result yet.
     #[serde(default)]
     pub in_progress: u32,
-    /// Every image is there.
+    /// Nodes that have every image.
     #[serde(default)]
     pub successful: u32,
-    /// A check or an image failed.
+    /// Nodes where a check or an image failed, or that exceeded their deadline.
     #[serde(default)]
     pub failure: u32,
-    /// No result by the deadline. Counts as failed for the tolerance.
+    /// Nodes without a result at their deadline. failureTolerate counts them as failed.
     #[serde(default)]
     pub unknown: u32,
-    /// Left out: not found, not an edge node, NotReady.
+    /// Nodes that were skipped: not found, not an edge node, or NotReady.
     #[serde(default)]
     pub skipped: u32,
 }
 
-/// How a node stands.
+/// The state of a node.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
-    /// The Node.
+    /// Name of the Node.
     pub node_name: String,
     /// Pending, InProgress, Successful, Failure or Unknown.
     pub phase: NodePhase,
-    /// One sentence for a person, where there is something to say.
+    /// Why the node is in this phase, as one sentence. May be absent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The task that this speaks of: 1 is the first.
+    /// Number of the attempt that this record describes, counted from 1.
     #[serde(default)]
     pub attempt: u32,
-    /// When the task was sent to the node. The node's deadline counts from here.
+    /// When the node started. Its deadline counts from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// What the node did, in order.
+    /// Steps of the node, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub action_flow: Vec<ActionStatus>,
-    /// The images, in the order of the job.
+    /// State of the images, in the order of the job.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_status: Vec<ImageStatus>,
 }
@@ -147,98 +149,98 @@ pub struct NodeStatus {
     JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum NodePhase {
-    /// Waits for a slot, or for its edge to be online.
+    /// The node waits for a slot, or for its edge to be online.
     #[default]
     Pending,
-    /// Has the task.
+    /// The node has started.
     InProgress,
-    /// Every image is there.
+    /// The node has every image.
     Successful,
-    /// A check or an image failed.
+    /// A check or an image failed, or the edge reported that the deadline had passed.
     Failure,
-    /// No result by the deadline.
+    /// There was no result at the deadline.
     Unknown,
 }
 
-/// One step on a node.
+/// One step of a node.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ActionStatus {
     /// Check or Pull.
     pub action: Action,
-    /// True, False, or Unknown while it runs.
+    /// True if the step succeeded, False if it failed, Unknown while it runs.
     pub status: Tristate,
-    /// Why not, where it did not succeed.
+    /// Why the step failed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// When cloudcore heard of it.
+    /// When cloudcore learnt of the step.
     pub time: Time,
 }
 
-/// What a node does.
+/// The kind of a step.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Action {
-    /// The check items.
+    /// The check items of the job.
     Check,
-    /// The pulls.
+    /// The pulls of the images.
     Pull,
 }
 
-/// The status of something that may still run.
+/// The outcome of something that may still be running.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Tristate {
-    /// It succeeded.
+    /// Success.
     True,
-    /// It failed.
+    /// Failure.
     False,
-    /// It runs, or nobody knows.
+    /// Still running, or not known.
     #[default]
     Unknown,
 }
 
-/// How an image fared on a node.
+/// The state of an image on a node.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageStatus {
-    /// As the job names it.
+    /// The image as the job names it.
     pub image: String,
-    /// The name of the imageSources entry, where it has one.
+    /// Name of the imageSources entry, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What was pulled, after the overriders, normalised.
+    /// The normalised reference that is pulled, after the overriders.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pulled_image: String,
-    /// The manifest digest on the node.
+    /// Digest of the manifest on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// True: it is there. False: it failed. Unknown: it runs, or nobody knows.
+    /// True if the image is on the node, False if it failed, Unknown while it is pulled or if nothing is known.
     pub status: Tristate,
-    /// Why not, or what the last try failed with.
+    /// Why the image failed, or why its last try did.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Compressed bytes of the layers; absent where the runtime cannot tell.
+    /// Progress in compressed bytes. Absent if the runtime does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<ImageBytes>,
-    /// Tries so far, the first one included; 0 where none was needed.
+    /// Number of tries so far, the first one included; 0 if none was needed.
     #[serde(default)]
     pub attempts: u32,
 }
 
-/// Progress in bytes.
+/// Progress of an image in compressed bytes.
 #[derive(KubeSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageBytes {
-    /// On the node.
+    /// Bytes on the node.
     pub done: u64,
-    /// In all; 0 while it is not known.
+    /// Bytes of the whole image; 0 while unknown.
     pub total: u64,
 }
 
-/// A node that was asked for and left out.
+/// A node that the job names or selects but skips.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SkippedNode {
-    /// The name as the job has it.
+    /// Name of the node.
     pub node_name: String,
-    /// not found, not an edge node, NotReady.
+    /// Why the node is skipped: not found, not an edge node, or NotReady.
     pub reason: String,
 }

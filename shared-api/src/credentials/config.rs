@@ -1,4 +1,4 @@
-//! The contents of a registry secret, or of Docker's config.json.
+//! The entries of a registry secret, or of Docker's `config.json`.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,17 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::{Map, Value};
 use zeroize::Zeroize;
 
+use super::credential::{RegistryCredential, Sensitive};
 use super::pattern::RegistryPattern;
-use super::{RegistryCredential, Sensitive};
-use crate::image::{NormalizedReference, shown};
+use crate::abbreviate::abbreviate;
+use crate::image::NormalizedReference;
 
-/// The types that the kubelet takes, each with its key.
-const TYPES: [(&str, &str); 2] =
+/// The types of Secret that the kubelet accepts, each with the key that holds the credentials.
+const SECRET_TYPES: [(&str, &str); 2] =
     [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
 
-/// The entries of one secret. An entry that is malformed is kept as such: it fails the images that need it and
-/// no others.
+/// The entries of one or more registry secrets. A malformed entry is kept as such, so that it fails only the images
+/// that need it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegistryConfig {
     entries: Vec<Entry>,
@@ -24,58 +25,58 @@ pub struct RegistryConfig {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
-    /// As the secret has it.
+    /// Key of the entry, as written in the secret.
     key: String,
     pattern: RegistryPattern,
     credential: Result<RegistryCredential, EntryProblem>,
 }
 
-/// What a config has for one image.
+/// The entries of a [`RegistryConfig`] that match one image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lookup {
-    /// To be tried in this order: the most specific first.
+    /// Usable credentials, in the order to try them: the most specific first.
     pub credentials: Vec<RegistryCredential>,
-    /// Entries that match and cannot be used.
+    /// Matching entries that cannot be used.
     pub broken: Vec<SecretError>,
 }
 
-/// What is wrong with a secret. Never quotes its contents, apart from the names of registries.
+/// Why a secret or one of its entries cannot be used. Quotes only names of registries from it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// Of a type that holds no registry credentials.
+    /// The Secret has a type that holds no registry credentials.
     #[error(
         "type {0:?} holds no registry credentials: it must be kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg (kubectl create secret docker-registry makes one)"
     )]
     Type(String),
-    /// The type's key is absent.
+    /// The key that the type requires is missing.
     #[error("the key {0} is missing")]
     Key(&'static str),
-    /// The value is no JSON.
+    /// The value is not JSON.
     #[error("{key} is not JSON: {problem} at line {line} column {column}")]
     Json {
         /// The key in the secret, or the kind of file.
         key: &'static str,
-        /// In serde's words, without the text.
+        /// Kind of the syntax error, without any of the text.
         problem: &'static str,
-        /// From 1.
+        /// Line of the error, counted from 1.
         line: usize,
-        /// From 1.
+        /// Column of the error, counted from 1; 0 in an empty line.
         column: usize,
     },
-    /// The value is JSON of another shape.
+    /// The value is JSON, but not an object of the required shape.
     #[error("{key} must be a JSON object{within}")]
     Shape {
         /// The key in the secret, or the kind of file.
         key: &'static str,
-        /// Which object is meant.
+        /// What is required of the object, as the end of the sentence.
         within: &'static str,
     },
     /// One entry cannot be used.
     #[error("the entry for {registry} {problem}")]
     Entry {
-        /// The entry's key.
+        /// Key of the entry.
         registry: String,
-        /// What is wrong with it.
+        /// Why the entry cannot be used.
         problem: EntryProblem,
     },
 }
@@ -83,25 +84,25 @@ pub enum SecretError {
 /// Why one entry cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntryProblem {
-    /// Not an object of texts.
+    /// The entry is not an object whose fields are strings.
     #[error("must be a JSON object whose fields are strings")]
     Shape,
     /// `auth` cannot be decoded.
     #[error("has an auth that is not base64")]
     NotBase64,
-    /// `auth` decodes to bytes that are no text.
+    /// `auth` decodes to bytes that are not UTF-8.
     #[error("has an auth that is not UTF-8 once decoded")]
     NotText,
     /// `auth` decodes to a text without a colon.
     #[error("has an auth without a colon between user and password once decoded")]
     NoColon,
-    /// There is a password without a user.
+    /// The entry has a password and no username.
     #[error("has a password and no username")]
     NoUser,
-    /// Neither user nor password, where there can be nothing else.
+    /// The entry has neither username nor password, and its source cannot provide a token.
     #[error("has neither username nor password")]
     NoLogin,
-    /// Neither user and password nor a token: as Docker leaves it when a credential helper has them.
+    /// The entry has no credential at all. Docker leaves it so if a credential helper stores the credential.
     #[error(
         "has neither auth, nor username and password, nor a token (what a credential helper stores is not read)"
     )]
@@ -109,10 +110,10 @@ pub enum EntryProblem {
 }
 
 impl RegistryConfig {
-    /// Reads a Secret of one of the two registry types.
+    /// Reads a Secret of type `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`.
     pub fn from_secret(type_: &str, data: &BTreeMap<String, Vec<u8>>) -> Result<Self, SecretError> {
-        let Some((_, key)) = TYPES.into_iter().find(|(known, _)| *known == type_) else {
-            return Err(SecretError::Type(shown(type_)));
+        let Some((_, key)) = SECRET_TYPES.into_iter().find(|(known, _)| *known == type_) else {
+            return Err(SecretError::Type(abbreviate(type_)));
         };
         let bytes = data.get(key).ok_or(SecretError::Key(key))?;
         let object = json_object(key, bytes)?;
@@ -125,7 +126,8 @@ impl RegistryConfig {
         Self::from_auths(key, json_object(key, bytes)?)
     }
 
-    /// From users and passwords by registry, as a credential provider of the kubelet returns them.
+    /// Builds a config from registry, username and password each, as the kubelet's credential providers return them.
+    /// A registry that is not a pattern is left out.
     pub fn from_logins(logins: impl IntoIterator<Item = (String, Sensitive, Sensitive)>) -> Self {
         let mut config = Self { entries: Vec::new() };
         for (key, username, password) in logins {
@@ -143,14 +145,14 @@ impl RegistryConfig {
         config
     }
 
-    /// Has the entries of another one as well; of two that match an image equally well, the own one comes first.
+    /// Adds the entries of another config. Of two equally specific entries, the one that was there first stays first.
     pub fn extend(&mut self, other: Self) {
         self.entries.extend(other.entries);
         self.sort();
     }
 
     fn from_auths(key: &'static str, mut object: Map<String, Value>) -> Result<Self, SecretError> {
-        match take(&mut object, "auths") {
+        match remove_field(&mut object, "auths") {
             Some(Value::Object(auths)) => Ok(Self::from_entries(auths)),
             _ => Err(SecretError::Shape { key, within: " with an object named auths in it" }),
         }
@@ -158,9 +160,9 @@ impl RegistryConfig {
 
     fn from_entries(entries: Map<String, Value>) -> Self {
         let entries = entries.into_iter().filter_map(|(key, value)| {
-            // A key that is no URL is for no image; the kubelet ignores it as well.
+            // The kubelet ignores a key that is not a registry as well.
             let pattern = RegistryPattern::parse(&key).ok()?;
-            let credential = credential(&key, value);
+            let credential = parse_entry(&key, value);
             Some(Entry { key, pattern, credential })
         });
         let mut config = Self { entries: entries.collect() };
@@ -168,18 +170,18 @@ impl RegistryConfig {
         config
     }
 
-    /// The sort is stable and JSON's keys come in their own order: the result does not depend on chance.
+    /// Sorts by specificity, most specific first. The sort is stable, so that the order is always the same.
     fn sort(&mut self) {
         self.entries.sort_by_key(|entry| std::cmp::Reverse(entry.pattern.specificity()));
     }
 
-    /// All credentials for an image, the most specific first. Only where no entry matches docker.io itself does
-    /// Docker Hub's key of old, `https://index.docker.io/v1/`, count for it.
-    pub fn matching(&self, reference: &NormalizedReference) -> Vec<RegistryCredential> {
+    /// Usable credentials for an image, the most specific first. Docker Hub's legacy key,
+    /// `https://index.docker.io/v1/`, serves an image of docker.io only if no other entry matches.
+    pub fn credentials_for(&self, reference: &NormalizedReference) -> Vec<RegistryCredential> {
         self.lookup(reference).credentials
     }
 
-    /// All credentials for an image, as [`Self::matching`], and the matching entries that cannot be used.
+    /// Usable credentials for an image, as [`Self::credentials_for`], and the matching entries that cannot be used.
     pub fn lookup(&self, reference: &NormalizedReference) -> Lookup {
         let mut found: Vec<&Entry> = self.entries.iter().filter(|e| e.pattern.matches(reference)).collect();
         if found.is_empty() && reference.registry() == "docker.io" {
@@ -190,14 +192,14 @@ impl RegistryConfig {
             match credential {
                 Ok(credential) => lookup.credentials.push(credential.clone()),
                 Err(problem) => {
-                    lookup.broken.push(SecretError::Entry { registry: shown(key), problem: *problem });
+                    lookup.broken.push(SecretError::Entry { registry: abbreviate(key), problem: *problem });
                 }
             }
         }
         lookup
     }
 
-    /// The keys of all entries, as the secret has them, in the order of the alphabet.
+    /// Keys of all entries as written in the secret, sorted.
     pub fn registries(&self) -> Vec<String> {
         let mut keys: Vec<_> = self.entries.iter().map(|entry| entry.key.clone()).collect();
         keys.sort();
@@ -214,7 +216,7 @@ fn json_object(key: &'static str, bytes: &[u8]) -> Result<Map<String, Value>, Se
         }
         Err(error) => Err(SecretError::Json {
             key,
-            // Not the error's own text: it may quote a part of the secret.
+            // The error's own text may quote a part of the secret.
             problem: if error.is_eof() { "it ends too early" } else { "a syntax error" },
             line: error.line(),
             column: error.column(),
@@ -222,24 +224,26 @@ fn json_object(key: &'static str, bytes: &[u8]) -> Result<Map<String, Value>, Se
     }
 }
 
-/// Go's JSON, which the kubelet and Docker read with, takes a field's name in any case.
-fn take(object: &mut Map<String, Value>, field: &str) -> Option<Value> {
+/// Removes a field whose name may be in any case, as in Go's JSON, with which the kubelet and Docker read it.
+fn remove_field(object: &mut Map<String, Value>, field: &str) -> Option<Value> {
     let key = object.keys().find(|key| key.eq_ignore_ascii_case(field))?.clone();
     object.remove(&key)
 }
 
-fn credential(server: &str, value: Value) -> Result<RegistryCredential, EntryProblem> {
-    let mut value = value;
+fn parse_entry(server: &str, mut value: Value) -> Result<RegistryCredential, EntryProblem> {
     let credential = match &mut value {
-        Value::Object(object) => read_entry(server, object),
+        Value::Object(object) => parse_entry_fields(server, object),
         _ => Err(EntryProblem::Shape),
     };
     wipe(&mut value);
     credential
 }
 
-fn read_entry(server: &str, object: &mut Map<String, Value>) -> Result<RegistryCredential, EntryProblem> {
-    let mut text = |field| match take(object, field) {
+fn parse_entry_fields(
+    server: &str,
+    object: &mut Map<String, Value>,
+) -> Result<RegistryCredential, EntryProblem> {
+    let mut text = |field| match remove_field(object, field) {
         Some(Value::String(text)) => Ok(Sensitive::new(text)),
         None | Some(Value::Null) => Ok(Sensitive::default()),
         Some(mut other) => {
@@ -251,11 +255,11 @@ fn read_entry(server: &str, object: &mut Map<String, Value>) -> Result<RegistryC
     let (auth, identity_token, registry_token) =
         (text("auth")?, text("identitytoken")?, text("registrytoken")?);
     if !identity_token.is_empty() {
-        // As in Docker, the token replaces the password; `auth` has only a user then, and a runtime that saw the
-        // user would send it with an empty password.
+        // As in Docker, the token replaces the password. `auth` then has only a user, and a runtime that saw the user
+        // would send it with an empty password.
         (username, password) = (Sensitive::default(), Sensitive::default());
     } else if !auth.is_empty() {
-        // As in the kubelet, `auth` wins over the two fields.
+        // As in the kubelet, `auth` takes precedence over the two fields.
         (username, password) = decode_auth(&auth)?;
     }
     if username.is_empty() && !password.is_empty() {
@@ -267,8 +271,8 @@ fn read_entry(server: &str, object: &mut Map<String, Value>) -> Result<RegistryC
     Ok(RegistryCredential { server: server.to_owned(), username, password, identity_token, registry_token })
 }
 
-/// base64(user:password), padded or not; line breaks are skipped, as Go does. The URL-safe alphabet, which the
-/// kubelet refuses, is taken too: it has no second meaning.
+/// Decodes base64 of `user:password`, padded or not; skips line breaks, as Go does. Accepts the URL-safe alphabet as
+/// well, which the kubelet refuses: it is not ambiguous.
 fn decode_auth(auth: &Sensitive) -> Result<(Sensitive, Sensitive), EntryProblem> {
     const LENIENT: GeneralPurposeConfig = GeneralPurposeConfig::new()
         .with_decode_padding_mode(DecodePaddingMode::Indifferent)
@@ -299,7 +303,7 @@ fn decode_auth(auth: &Sensitive) -> Result<(Sensitive, Sensitive), EntryProblem>
     Ok((Sensitive::new(username), Sensitive::new(password)))
 }
 
-/// Wipes the texts of a JSON value that is about to be dropped.
+/// Wipes the strings of a JSON value that is about to be dropped.
 fn wipe(value: &mut Value) {
     match value {
         Value::String(text) => text.zeroize(),

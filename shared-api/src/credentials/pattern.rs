@@ -1,23 +1,24 @@
-//! Which images a registry entry is for, by the kubelet's rule (`pkg/credentialprovider/keyring.go`).
+//! Patterns of registries, with the kubelet's rule for matching images (`pkg/credentialprovider/keyring.go`).
 
 use std::fmt;
 
-use crate::image::{NormalizedReference, shown};
+use crate::abbreviate::abbreviate;
+use crate::image::NormalizedReference;
 
-/// `host[:port][/path]`, where `*` stands for any text within one label of the host.
+/// A pattern `host[:port][/path]`, where `*` stands for any text within one label of the host.
 ///
-/// - The number of labels and the port must be the same; `r.io` is not `r.io:5000`.
-/// - The path is a prefix of the repository, letter by letter: `r.io/team` is for `r.io/team-b/app` as well.
+/// - The number of labels and the port must be equal: `r.io` does not match `r.io:5000/app`.
+/// - The path is a plain text prefix of the repository: `r.io/team` matches `r.io/team-b/app` as well.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RegistryPattern {
     labels: Vec<String>,
     port: Option<String>,
-    /// Without the leading slash.
+    /// Prefix of the repository, without the leading slash.
     path: String,
 }
 
-/// How much of a reference a pattern spells out; the greater, the more. A longer path wins over everything, since
-/// it is the longer match; then a host without `*`; then the host with more letters of its own.
+/// Rank of a pattern among those that match the same image; the greatest is the most specific. A longer path
+/// outranks everything; then comes a host without `*`; then the host with more literal characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Specificity {
     path: usize,
@@ -25,7 +26,7 @@ pub struct Specificity {
     letters: usize,
 }
 
-/// Why a text is no pattern.
+/// A text that is not a registry pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a registry: write host, host:port or host/path, with * for any text in one label of the host"
@@ -33,8 +34,8 @@ pub struct Specificity {
 pub struct PatternError(String);
 
 impl RegistryPattern {
-    /// Reads a pattern. `http://` and `https://` are dropped, and so is an API version that follows the host
-    /// (`/v1/`, `/v2/`): registries' keys are written like that in Docker's configuration.
+    /// Parses a pattern. Drops `http://` and `https://`, and an API version after the host (`/v1/`, `/v2/`), with
+    /// which Docker's configuration writes the keys of registries.
     pub fn parse(text: &str) -> Result<Self, PatternError> {
         let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
         let (host, path) = match rest.find('/') {
@@ -45,16 +46,16 @@ impl RegistryPattern {
         Self::from_parts(text, host, path)
     }
 
-    /// Reads an entry of `matchImages` (kubelet's `CredentialProviderConfig`): the same rule without the concessions to
-    /// Docker, so that `r.io/v2/` is for the repositories below `v2`. A scheme, with which the kubelet finds no image,
-    /// is refused.
+    /// Parses an entry of `matchImages` in the kubelet's `CredentialProviderConfig`: the same rule without the
+    /// concessions to Docker, so that `r.io/v2/` matches the repositories below `v2`. A scheme is refused: with one, the
+    /// kubelet would match no image.
     pub fn parse_match_image(text: &str) -> Result<Self, PatternError> {
         let (host, path) = text.find('/').map_or((text, ""), |slash| text.split_at(slash));
         Self::from_parts(text, host, path)
     }
 
     fn from_parts(text: &str, host: &str, path: &str) -> Result<Self, PatternError> {
-        let error = || PatternError(shown(text));
+        let error = || PatternError(abbreviate(text));
         let (host, port) = match host.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
             _ => (host, None),
@@ -83,7 +84,7 @@ impl RegistryPattern {
         })
     }
 
-    /// Whether the pattern is for this image.
+    /// Whether the pattern matches an image.
     pub fn matches(&self, reference: &NormalizedReference) -> bool {
         self.matches_parts(reference.registry(), reference.repository())
     }
@@ -100,7 +101,7 @@ impl RegistryPattern {
             && labels.next().is_none()
     }
 
-    /// For choosing among patterns that match the same reference.
+    /// Rank of this pattern among those that match the same image.
     pub fn specificity(&self) -> Specificity {
         let letters = |label: &String| label.bytes().filter(|b| *b != b'*').count();
         Specificity {
@@ -110,7 +111,7 @@ impl RegistryPattern {
         }
     }
 
-    /// Whether this is Docker Hub's key of old, `https://index.docker.io/v1/`, which stands for docker.io.
+    /// Whether this is Docker Hub's legacy key, `https://index.docker.io/v1/`, which stands for docker.io.
     pub(super) fn is_legacy_docker_hub(&self) -> bool {
         self.labels == ["index", "docker", "io"] && self.port.is_none() && self.path.is_empty()
     }
@@ -126,15 +127,8 @@ impl fmt::Display for RegistryPattern {
     }
 }
 
-impl std::str::FromStr for RegistryPattern {
-    type Err = PatternError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::parse(text)
-    }
-}
-
-/// `*` matches any text, the empty one as well. Linear in the label for each star: no blow-up.
+/// Matches one label of a host; `*` stands for any text, also the empty one. Takes time linear in the label for each
+/// star, without backtracking.
 fn glob_matches(glob: &str, label: &str) -> bool {
     let mut parts = glob.split('*');
     let Some(mut rest) = parts.next().and_then(|first| label.strip_prefix(first)) else { return false };

@@ -18,12 +18,12 @@ fn config(auths: &serde_json::Value) -> RegistryConfig {
     RegistryConfig::from_docker_config(json!({ "auths": auths }).to_string().as_bytes()).unwrap()
 }
 
-/// The keys of the entries for an image, in the order in which they would be tried.
+/// Keys of the entries for an image, in the order in which they are tried.
 fn keys(config: &RegistryConfig, text: &str) -> Vec<String> {
-    config.matching(&image(text)).into_iter().map(|credential| credential.server).collect()
+    config.credentials_for(&image(text)).into_iter().map(|credential| credential.server).collect()
 }
 
-/// A config whose entries have these keys and any credential.
+/// A config whose entries have these keys, and some credential.
 fn with_keys(keys: &[&str]) -> RegistryConfig {
     let auths: serde_json::Map<_, _> =
         keys.iter().map(|key| ((*key).to_owned(), json!({"username": "u", "password": "p"}))).collect();
@@ -85,7 +85,7 @@ fn a_pattern_matches_as_in_the_kubelet() {
 }
 
 #[test]
-fn the_longest_path_wins_then_the_plainest_host() {
+fn the_longest_path_is_most_specific_then_the_host_with_most_literal_characters() {
     let order = ["r.io/team/app", "r.io/team", "*.io/team", "r.io", "r*.io", "*.io", "*.*"];
     let mut patterns: Vec<_> = order.iter().rev().map(|text| RegistryPattern::parse(text).unwrap()).collect();
     patterns.sort_by_key(|pattern| std::cmp::Reverse(pattern.specificity()));
@@ -104,7 +104,7 @@ fn all_matching_entries_are_tried_most_specific_first() {
 }
 
 #[test]
-fn docker_hubs_old_key_serves_where_nothing_names_docker_io() {
+fn docker_hubs_legacy_key_serves_only_if_no_entry_matches_docker_io() {
     for key in
         ["https://index.docker.io/v1/", "index.docker.io/v1/", "index.docker.io", "https://index.docker.io"]
     {
@@ -118,13 +118,13 @@ fn docker_hubs_old_key_serves_where_nothing_names_docker_io() {
     assert_eq!(keys(&both, "nginx"), ["https://index.docker.io/v1/"]);
 }
 
-fn only(entry: &serde_json::Value) -> Result<RegistryCredential, SecretError> {
+fn parse_one(entry: &serde_json::Value) -> Result<RegistryCredential, SecretError> {
     let lookup = config(&json!({"r.io": entry})).lookup(&image("r.io/app"));
     lookup.credentials.into_iter().next().ok_or_else(|| lookup.broken[0].clone())
 }
 
 #[test]
-fn an_entry_is_read_in_each_of_its_forms() {
+fn every_form_of_an_entry_is_parsed() {
     let credential = |username: &str, password: &str, identity: &str, registry: &str| RegistryCredential {
         server: "r.io".to_owned(),
         username: Sensitive::new(username),
@@ -152,12 +152,12 @@ fn an_entry_is_read_in_each_of_its_forms() {
         (json!({"registrytoken": "bearer"}), credential("", "", "", "bearer")),
         (json!({"auth": "dTpw", "registrytoken": null}), credential("u", "p", "", "")),
     ] {
-        assert_eq!(only(&entry), Ok(expected), "{entry}");
+        assert_eq!(parse_one(&entry), Ok(expected), "{entry}");
     }
 }
 
 #[test]
-fn what_is_wrong_with_an_entry_is_said_without_quoting_it() {
+fn an_error_about_an_entry_never_quotes_it() {
     for (entry, message) in [
         (json!({"auth": "s3cr*t"}), "the entry for r.io has an auth that is not base64"),
         (
@@ -177,7 +177,7 @@ fn what_is_wrong_with_an_entry_is_said_without_quoting_it() {
              stores is not read)",
         ),
     ] {
-        assert_eq!(only(&entry).unwrap_err().to_string(), message, "{entry}");
+        assert_eq!(parse_one(&entry).unwrap_err().to_string(), message, "{entry}");
     }
 }
 
@@ -202,7 +202,7 @@ fn secret(type_: &str, key: &str, value: &str) -> Result<RegistryConfig, String>
 }
 
 #[test]
-fn both_types_of_secret_are_read() {
+fn both_types_of_secret_are_parsed() {
     let new = secret(
         "kubernetes.io/dockerconfigjson",
         ".dockerconfigjson",
@@ -213,7 +213,7 @@ fn both_types_of_secret_are_read() {
 }
 
 #[test]
-fn what_is_wrong_with_a_secret_is_said_without_quoting_it() {
+fn an_error_about_a_secret_never_quotes_it() {
     let (new, new_key) = ("kubernetes.io/dockerconfigjson", ".dockerconfigjson");
     for (type_, key, value, message) in [
         (
@@ -258,12 +258,12 @@ fn nothing_that_can_be_printed_shows_a_password() {
         config(&json!({"r.io": {"username": "us3r", "password": "s3cret"}, "s.io": {"auth": "s3cret*"}}));
     let printed = format!("{config:?} {:?}", config.lookup(&image("r.io/app")));
     assert!(!printed.contains("s3cret") && !printed.contains("us3r"), "{printed}");
-    // A key with a password in it is not a registry, and is not listed.
+    // A key that contains a password is not a registry, so it is not listed.
     assert_eq!(with_keys(&["https://user:s3cret@r.io"]).registries(), Vec::<String>::new());
 }
 
 #[test]
-fn a_match_image_is_read_by_the_letter() {
+fn match_images_are_patterns_without_concessions_to_docker() {
     for (text, name, expected) in [
         ("r.io", "r.io/app", true),
         ("r.io", "s.io/app", false),
@@ -298,7 +298,7 @@ fn a_match_image_is_read_by_the_letter() {
 }
 
 #[test]
-fn logins_are_found_as_those_of_a_secret_are() {
+fn logins_match_by_the_rules_of_secrets() {
     let login = |key: &str, user: &str, password: &str| {
         (key.to_owned(), Sensitive::new(user), Sensitive::new(password))
     };
@@ -311,7 +311,7 @@ fn logins_are_found_as_those_of_a_secret_are() {
     ]);
     config.extend(RegistryConfig::from_logins([login("r.io", "second", "p"), login("r.io/a", "path", "p")]));
     let users = |name: &str| {
-        let found = config.matching(&image(name));
+        let found = config.credentials_for(&image(name));
         found.iter().map(|credential| credential.username.expose().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(users("r.io/app"), ["path", "host", "second", "star"]);
@@ -325,24 +325,24 @@ fn logins_are_found_as_those_of_a_secret_are() {
 
 proptest! {
     #[test]
-    fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+    fn parsing_any_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
         let data = BTreeMap::from([(".dockerconfigjson".to_owned(), bytes)]);
         let _ = RegistryConfig::from_secret("kubernetes.io/dockerconfigjson", &data);
     }
 
     #[test]
-    fn any_user_and_password_come_back(
+    fn any_user_and_password_are_decoded(
         user in "[^:\\x00]{1,12}", password in ".{0,12}", padded: bool,
     ) {
         let auth = BASE64_STANDARD.encode(format!("{user}:{password}"));
         let auth = if padded { auth.as_str() } else { auth.trim_end_matches('=') };
-        let credential = only(&json!({"auth": auth})).unwrap();
+        let credential = parse_one(&json!({"auth": auth})).unwrap();
         prop_assert_eq!(credential.username.expose(), user);
         prop_assert_eq!(credential.password.expose(), password);
     }
 
     #[test]
-    fn a_pattern_matches_what_it_was_made_from(text in crate::image::tests::reference_text(), star: bool) {
+    fn a_pattern_matches_the_image_that_it_was_made_from(text in crate::image::tests::reference_text(), star: bool) {
         let image = Reference::parse(&text).unwrap().normalized();
         let host = if star && !image.registry().starts_with('[') {
             let (host, port) = image.registry().split_once(':').map_or((image.registry(), ""), |(h, p)| (h, p));
@@ -359,7 +359,7 @@ proptest! {
     }
 
     #[test]
-    fn patterns_display_as_they_parse(text in "[a-z*]{1,3}(\\.[a-z*]{1,3}){0,2}(:[0-9]{1,4})?(/[a-z]{1,3}){0,2}/?") {
+    fn a_pattern_displays_as_a_text_that_parses_to_it(text in "[a-z*]{1,3}(\\.[a-z*]{1,3}){0,2}(:[0-9]{1,4})?(/[a-z]{1,3}){0,2}/?") {
         let pattern = RegistryPattern::parse(&text).unwrap();
         prop_assert_eq!(RegistryPattern::parse(&pattern.to_string()).unwrap(), pattern);
     }

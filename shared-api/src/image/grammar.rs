@@ -1,17 +1,18 @@
-//! distribution's grammar, by hand: it is small, and its regular expressions would bring an engine.
+//! The grammar of distribution's references, written by hand: it is small, and a regular-expression engine is not.
 
-use super::MAX_TAG;
+/// Longest tag in bytes.
+pub(super) const MAX_TAG: usize = 128;
 
 /// Whether a text is a tag.
-pub fn is_tag(text: &str) -> bool {
-    let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+pub(crate) fn is_tag(text: &str) -> bool {
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
     text.len() <= MAX_TAG
-        && text.bytes().next().is_some_and(word)
-        && text.bytes().all(|b| word(b) || b == b'.' || b == b'-')
+        && text.bytes().next().is_some_and(is_word)
+        && text.bytes().all(|b| is_word(b) || b == b'.' || b == b'-')
 }
 
-/// Whether a text is a digest of an algorithm that OCI registers, with as many digits as it has.
-pub fn is_digest(text: &str) -> bool {
+/// Whether a text is a digest: an algorithm that OCI registers, and the right number of digits.
+pub(crate) fn is_digest(text: &str) -> bool {
     let digits = |hex: &str, length: usize| hex.len() == length && hex.bytes().all(is_lower_hex);
     match text.split_once(':') {
         Some(("sha256", hex)) => digits(hex, 64),
@@ -25,12 +26,12 @@ pub(super) fn is_lower_hex(b: u8) -> bool {
     matches!(b, b'0'..=b'9' | b'a'..=b'f')
 }
 
-/// Docker's rule for what is a host and not the first part of a repository.
+/// Docker's rule for telling a host from the first component of a repository.
 pub(super) fn looks_like_host(first: &str) -> bool {
     first == "localhost" || first.contains(['.', ':']) || first.chars().any(|c| c.is_ascii_uppercase())
 }
 
-/// A name of letter-digit-dash labels or an IPv6 address in brackets, and a port.
+/// Whether a text is a DNS name or an IPv6 address in brackets, with or without a port.
 pub(super) fn is_host(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
@@ -53,7 +54,8 @@ pub(super) fn is_repository(text: &str) -> bool {
     text.split('/').all(is_path_component)
 }
 
-/// Runs of lowercase letters and digits, joined by one dot, one or two underscores, or any number of dashes.
+/// Whether a text is runs of lowercase letters and digits, joined by one dot, one or two underscores, or any number
+/// of dashes.
 fn is_path_component(text: &str) -> bool {
     let alnum = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let mut separator = String::new();

@@ -69,7 +69,7 @@ fn normalisation_writes_out_what_docker_implies() {
 }
 
 #[test]
-fn the_familiar_name_is_what_people_write() {
+fn familiar_names_are_as_short_as_they_are_written() {
     let id = "a".repeat(64);
     for (text, name, tag) in [
         ("nginx:1.9.1".to_owned(), "nginx", "1.9.1"),
@@ -82,18 +82,18 @@ fn the_familiar_name_is_what_people_write() {
         ("r.io/library/nginx:1".to_owned(), "r.io/library/nginx", "1"),
         (format!("nginx@{SHA}"), "nginx", SHA),
         (format!("r.io/app:1@{SHA}"), "r.io/app", SHA),
-        // Without the registry these would be hosts, or an image id.
+        // Without the registry, these would be read as a host or as an image id.
         ("docker.io/localhost/app:1".to_owned(), "docker.io/localhost/app", "1"),
         ("docker.io/a.b/app:1".to_owned(), "docker.io/a.b/app", "1"),
         (format!("docker.io/library/{id}:1"), &format!("docker.io/library/{id}"), "1"),
     ] {
-        let familiar = Reference::parse(&text).unwrap().normalized().familiar();
+        let familiar = Reference::parse(&text).unwrap().normalized().familiar_name_and_tag();
         assert_eq!(familiar, (name.to_owned(), tag.to_owned()), "{text}");
     }
 }
 
 #[test]
-fn the_default_policy_is_kubernetes_own() {
+fn the_default_pull_policy_is_that_of_kubernetes() {
     for (text, policy) in [
         ("nginx".to_owned(), PullPolicy::Always),
         ("nginx:latest".to_owned(), PullPolicy::Always),
@@ -102,12 +102,12 @@ fn the_default_policy_is_kubernetes_own() {
         (format!("nginx@{SHA}"), PullPolicy::IfNotPresent),
         ("nginx:Latest".to_owned(), PullPolicy::IfNotPresent),
     ] {
-        assert_eq!(Reference::parse(&text).unwrap().default_policy(), policy, "{text}");
+        assert_eq!(Reference::parse(&text).unwrap().default_pull_policy(), policy, "{text}");
     }
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn an_error_names_the_part_that_is_wrong() {
     let long_tag = "t".repeat(129);
     let long_name = format!("r.io/{}", "a".repeat(251));
     let library = "a".repeat(238); // docker.io/library/ is 18 more
@@ -158,7 +158,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn parts_must_be_what_they_are_called() {
+fn a_part_in_the_wrong_field_is_refused() {
     let from = |registry, repository, tag, digest| {
         Reference::from_parts(registry, repository, tag, digest)
             .map(|r| r.to_string())
@@ -190,10 +190,10 @@ fn an_error_stays_short_whatever_it_quotes() {
     assert!(error.len() < 2000, "{}", error.len());
 }
 
-/// References as the grammar makes them.
+/// References that the grammar generates.
 pub(crate) fn reference_text() -> impl Strategy<Value = String> {
     let host = "(localhost|[a-zA-Z0-9]([a-zA-Z0-9-]{0,5}[a-zA-Z0-9])?\\.[a-z]{1,4}|\\[[0-9a-f]{0,4}::[0-9a-f]{1,4}\\])(:[0-9]{1,5})?";
-    // No dot in the first part: it would be a host where none is generated.
+    // No dot in the first component: without a registry it would be read as a host.
     let path = "[a-z0-9]{1,5}((_|__|-{1,3})[a-z0-9]{1,3}){0,2}(/[a-z0-9]{1,4}(\\.[a-z0-9]{1,2})?){0,3}";
     let digest = "sha256:[0-9a-f]{64}";
     (
@@ -203,7 +203,7 @@ pub(crate) fn reference_text() -> impl Strategy<Value = String> {
         proptest::option::of(digest),
     )
         .prop_map(|(host, path, tag, digest)| {
-            joined(host.as_deref(), &path, tag.as_deref(), digest.as_deref())
+            join_parts(host.as_deref(), &path, tag.as_deref(), digest.as_deref())
         })
 }
 
@@ -215,28 +215,28 @@ proptest! {
     }
 
     #[test]
-    fn parts_make_the_same_reference(text in reference_text()) {
+    fn a_reference_rebuilt_from_its_parts_is_the_same(text in reference_text()) {
         let r = Reference::parse(&text).unwrap();
         prop_assert_eq!(Reference::from_parts(r.registry(), r.repository(), r.tag(), r.digest()).unwrap(), r);
     }
 
     #[test]
-    fn a_familiar_name_is_read_as_the_name_that_it_stands_for(text in reference_text()) {
+    fn a_familiar_name_is_parsed_as_the_name_that_it_abbreviates(text in reference_text()) {
         let normalized = Reference::parse(&text).unwrap().normalized();
-        let (name, tag) = normalized.familiar();
+        let (name, tag) = normalized.familiar_name_and_tag();
         prop_assert_eq!(Reference::parse(&name).unwrap().normalized().name(), normalized.name());
         prop_assert_eq!(Some(tag.as_str()), normalized.digest().or(normalized.tag()));
     }
 
     #[test]
-    fn normalising_twice_is_normalising_once(text in reference_text()) {
+    fn normalising_is_idempotent(text in reference_text()) {
         let once = Reference::parse(&text).unwrap().normalized();
         prop_assert!(once.tag().is_some() || once.digest().is_some());
         prop_assert_eq!(Reference::parse(&once.to_string()).unwrap().normalized(), once);
     }
 
     #[test]
-    fn garbage_is_refused_or_kept_as_it_is(text in "[ -~é/:@.]{0,40}") {
+    fn any_text_is_refused_or_kept_as_it_is(text in "[ -~é/:@.]{0,40}") {
         if let Ok(reference) = Reference::parse(&text) {
             prop_assert_eq!(reference.to_string(), text);
         }

@@ -1,28 +1,29 @@
-//! The name of a Secret, by Kubernetes' rules for names.
+//! References to Secrets.
 
 use std::fmt;
 
-use crate::image::shown;
+use crate::abbreviate::abbreviate;
+use crate::dns_name::{is_dns_label, is_dns_subdomain};
 
-/// A Secret, `{namespace}/{name}`.
+/// Namespace and name of a Secret, valid by Kubernetes' rules for names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SecretRef {
     pub(super) namespace: String,
     pub(super) name: String,
 }
 
-/// Why a text names no secret.
+/// Why a text is not the name of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretRefError {
-    /// Not two parts.
+    /// The text does not have two parts.
     #[error("{0:?} is not a secret: write {{namespace}}/{{name}}")]
     Form(String),
-    /// The first part.
+    /// The part before the slash is not the name of a namespace.
     #[error(
         "{0:?} is not a namespace: it takes at most 63 lowercase letters, digits and dashes, a letter or digit at both ends"
     )]
     Namespace(String),
-    /// The second part.
+    /// The part after the slash is not the name of a Secret.
     #[error(
         "{0:?} is not the name of a secret: it takes at most 253 lowercase letters, digits, dashes and dots, a letter or digit at both ends of each part"
     )]
@@ -30,29 +31,29 @@ pub enum SecretRefError {
 }
 
 impl SecretRef {
-    /// Both parts by Kubernetes' rules for names.
+    /// Checks both parts against Kubernetes' rules for names.
     pub fn new(namespace: &str, name: &str) -> Result<Self, SecretRefError> {
         if !is_dns_label(namespace) {
-            return Err(SecretRefError::Namespace(shown(namespace)));
+            return Err(SecretRefError::Namespace(abbreviate(namespace)));
         }
         if !is_dns_subdomain(name) {
-            return Err(SecretRefError::Name(shown(name)));
+            return Err(SecretRefError::Name(abbreviate(name)));
         }
         Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
     }
 
-    /// Reads `{namespace}/{name}`.
+    /// Parses `{namespace}/{name}`.
     pub fn parse(text: &str) -> Result<Self, SecretRefError> {
-        let (namespace, name) = text.split_once('/').ok_or_else(|| SecretRefError::Form(shown(text)))?;
+        let (namespace, name) = text.split_once('/').ok_or_else(|| SecretRefError::Form(abbreviate(text)))?;
         Self::new(namespace, name)
     }
 
-    /// The namespace.
+    /// Namespace of the Secret.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The name within the namespace.
+    /// Name of the Secret within its namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -62,33 +63,4 @@ impl fmt::Display for SecretRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
-}
-
-impl std::str::FromStr for SecretRef {
-    type Err = SecretRefError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::parse(text)
-    }
-}
-
-/// A namespace's name, RFC 1123: at most 63 lowercase letters, digits and dashes.
-fn is_dns_label(text: &str) -> bool {
-    let alnum = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    text.len() <= 63
-        && alnum(text.bytes().next())
-        && alnum(text.bytes().last())
-        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-}
-
-/// An object's name, RFC 1123: labels joined by dots, at most 253 bytes. Kubernetes bounds the whole and not
-/// each label.
-pub(crate) fn is_dns_subdomain(text: &str) -> bool {
-    let alnum = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    text.len() <= 253
-        && text.split('.').all(|label| {
-            alnum(label.bytes().next())
-                && alnum(label.bytes().last())
-                && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-        })
 }

@@ -9,9 +9,13 @@ const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
 
 type Rule<'a> = (&'a str, &'a str, &'a str);
 
+fn apply_in_order(image: &Reference, rules: &[ImageRule]) -> Result<Reference, OverrideError> {
+    rules.iter().try_fold(image.clone(), |image, rule| rule.apply(&image))
+}
+
 fn image(image: &str, rules: &[Rule<'_>]) -> Result<String, String> {
     let rules: Vec<_> = rules.iter().map(|(c, o, v)| ImageRule::parse(c, o, Some(v)).unwrap()).collect();
-    apply_image_rules(&Reference::parse(image).unwrap(), &rules)
+    apply_in_order(&Reference::parse(image).unwrap(), &rules)
         .map(|reference| reference.to_string())
         .map_err(|error| error.to_string())
 }
@@ -26,7 +30,7 @@ fn rules_edit_the_text_of_the_reference_as_karmada_does() {
         ("nginx", &[("Registry", "add", "r.io")], "r.io/nginx"),
         ("q.io/nginx", &[("Registry", "remove", "")], "nginx"),
         ("nginx", &[("Registry", "remove", "")], "nginx"),
-        // What comes out is read anew: a registry without a dot is a path, as Docker and the kubelet see it.
+        // The result is parsed again: a registry without a dot is a path, as Docker and the kubelet see it.
         ("nginx", &[("Registry", "replace", "harbor")], "harbor/nginx"),
         (
             "nginx",
@@ -57,7 +61,7 @@ fn rules_edit_the_text_of_the_reference_as_karmada_does() {
 }
 
 #[test]
-fn tags_and_digests_are_never_lost_or_left_behind_silently() {
+fn tag_rules_keep_or_drop_the_digest_as_documented() {
     let tag_and_digest = format!("app:1@{A}");
     for (before, rule, after) in [
         (tag_and_digest.as_str(), ("Registry", "replace", "r.io"), format!("r.io/app:1@{A}")),
@@ -86,7 +90,7 @@ fn tags_and_digests_are_never_lost_or_left_behind_silently() {
 }
 
 #[test]
-fn a_result_that_is_no_reference_is_an_error_that_shows_it() {
+fn an_error_quotes_a_result_that_is_not_a_reference() {
     for (before, rule, message) in [
         (
             "r.io/app:1",
@@ -106,7 +110,7 @@ fn a_result_that_is_no_reference_is_an_error_that_shows_it() {
 }
 
 #[test]
-fn a_rule_that_cannot_be_read_says_why() {
+fn a_rule_that_cannot_be_parsed_is_refused_with_the_remedy() {
     let rule = |c, o, v| ImageRule::parse(c, o, v).unwrap_err().to_string();
     assert_eq!(
         rule("registry", "add", Some("x")),
@@ -134,13 +138,15 @@ fn a_rule_that_cannot_be_read_says_why() {
 fn secrets(before: &[&str], rules: &[Rule<'_>]) -> Result<Vec<String>, String> {
     let before = before.iter().map(|text| SecretRef::parse(text).unwrap()).collect();
     let rules: Vec<_> = rules.iter().map(|(c, o, v)| SecretRule::parse(c, o, Some(v)).unwrap()).collect();
-    apply_secret_rules(before, &rules)
+    rules
+        .iter()
+        .try_fold(before, |secrets, rule| rule.apply(secrets))
         .map(|secrets| secrets.iter().map(SecretRef::to_string).collect())
         .map_err(|error| error.to_string())
 }
 
 #[test]
-fn secret_rules_replace_drop_and_append() {
+fn secret_rules_replace_remove_and_append() {
     let cases: [(&[&str], &[Rule<'_>], &[&str]); 13] = [
         (&["default/secret"], &[("SecretName", "replace", "hangzhou-secret")], &["default/hangzhou-secret"]),
         (&["default/secret"], &[("Namespace", "replace", "edge")], &["edge/secret"]),
@@ -166,7 +172,7 @@ fn secret_rules_replace_drop_and_append() {
 }
 
 #[test]
-fn half_a_secret_with_nothing_to_complete_it_is_an_error() {
+fn adding_half_a_name_to_an_image_without_secrets_is_an_error() {
     assert_eq!(
         secrets(&[], &[("SecretName", "add", "x")]).unwrap_err(),
         "SecretName add \"x\" gives no namespace, and the image has no secret to take it from: write {namespace}/{name}"
@@ -178,7 +184,7 @@ fn half_a_secret_with_nothing_to_complete_it_is_an_error() {
 }
 
 #[test]
-fn a_secret_is_named_by_namespace_and_name() {
+fn a_secret_reference_is_a_namespace_and_a_name() {
     assert_eq!(SecretRef::parse("default/harbor.pull").unwrap().to_string(), "default/harbor.pull");
     for (text, message) in [
         ("secret", "\"secret\" is not a secret: write {namespace}/{name}"),
@@ -197,7 +203,7 @@ fn a_secret_is_named_by_namespace_and_name() {
 
 proptest! {
     #[test]
-    fn whatever_rules_make_is_a_reference_or_an_error(
+    fn rules_produce_a_reference_or_an_error(
         text in crate::image::tests::reference_text(),
         rules in proptest::collection::vec(
             ("Registry|Repository|Tag", "add|replace|remove", "[a-z0-9A-Z./:@_-]{1,8}"),
@@ -206,13 +212,13 @@ proptest! {
     ) {
         let rules: Vec<_> =
             rules.iter().filter_map(|(c, o, v)| ImageRule::parse(c, o, Some(v)).ok()).collect();
-        if let Ok(result) = apply_image_rules(&Reference::parse(&text).unwrap(), &rules) {
+        if let Ok(result) = apply_in_order(&Reference::parse(&text).unwrap(), &rules) {
             prop_assert_eq!(Reference::parse(&result.to_string()).unwrap(), result);
         }
     }
 
     #[test]
-    fn replacing_a_part_is_seen_in_that_part_and_in_no_other(text in crate::image::tests::reference_text()) {
+    fn replacing_the_registry_changes_nothing_else(text in crate::image::tests::reference_text()) {
         let before = Reference::parse(&text).unwrap();
         let rule = ImageRule::parse("Registry", "replace", Some("r.example:5000")).unwrap();
         let after = rule.apply(&before).unwrap();

@@ -1,10 +1,12 @@
-//! The string form, as `k8s.io/apimachinery/pkg/labels` reads it.
+//! Parser of the string form, which follows `k8s.io/apimachinery/pkg/labels`.
 
-use super::{Requirement, Selector, SelectorError};
+use super::error::SelectorError;
+use super::requirement::Requirement;
+use crate::abbreviate::abbreviate;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token<'a> {
-    /// A key, a value, or one of the words `in` and `notin`: the place decides.
+    /// A key, a value, `in` or `notin`: the position decides.
     Word(&'a str),
     /// `=` and `==`.
     Equals,
@@ -18,16 +20,16 @@ enum Token<'a> {
     End,
 }
 
-pub(super) fn selector(text: &str) -> Result<Selector, SelectorError> {
+pub(super) fn parse_requirements(text: &str) -> Result<Vec<Requirement>, SelectorError> {
     let mut parser = Parser { text, rest: text };
     let mut requirements = Vec::new();
     if parser.peek() == Token::End {
-        return Ok(Selector { requirements });
+        return Ok(requirements);
     }
     loop {
-        requirements.push(parser.requirement()?);
+        requirements.push(parser.parse_requirement()?);
         match parser.next() {
-            Token::End => return Ok(Selector { requirements }),
+            Token::End => return Ok(requirements),
             Token::Comma => {}
             found => return Err(parser.unexpected(found, "a comma or the end")),
         }
@@ -40,39 +42,39 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    fn requirement(&mut self) -> Result<Requirement, SelectorError> {
+    fn parse_requirement(&mut self) -> Result<Requirement, SelectorError> {
         let negated = self.peek() == Token::Not;
         if negated {
             self.next();
         }
-        let key = self.word("a label key")?;
+        let key = self.expect_word("a label key")?;
         if negated {
             return Requirement::presence(key, false);
         }
         match self.peek() {
             Token::End | Token::Comma => Requirement::presence(key, true),
             _ => match self.next() {
-                Token::Equals => Requirement::set(key, false, vec![self.value()?]),
-                Token::NotEquals => Requirement::set(key, true, vec![self.value()?]),
-                Token::Greater => Requirement::comparison(key, true, &self.value()?),
-                Token::Less => Requirement::comparison(key, false, &self.value()?),
-                Token::Word("in") => Requirement::set(key, false, self.values()?),
-                Token::Word("notin") => Requirement::set(key, true, self.values()?),
+                Token::Equals => Requirement::membership(key, false, vec![self.parse_value()?]),
+                Token::NotEquals => Requirement::membership(key, true, vec![self.parse_value()?]),
+                Token::Greater => Requirement::comparison(key, true, &self.parse_value()?),
+                Token::Less => Requirement::comparison(key, false, &self.parse_value()?),
+                Token::Word("in") => Requirement::membership(key, false, self.parse_value_list()?),
+                Token::Word("notin") => Requirement::membership(key, true, self.parse_value_list()?),
                 found => Err(self.unexpected(found, "one of = == != in notin < > , or the end")),
             },
         }
     }
 
-    /// One value after an operator; nothing stands for the empty value.
-    fn value(&mut self) -> Result<String, SelectorError> {
+    /// One value after an operator; the value may be empty.
+    fn parse_value(&mut self) -> Result<String, SelectorError> {
         match self.peek() {
             Token::End | Token::Comma => Ok(String::new()),
-            _ => self.word("a label value").map(str::to_owned),
+            _ => self.expect_word("a label value").map(str::to_owned),
         }
     }
 
-    /// A list in brackets; nothing between two commas stands for the empty value, nothing at all for no value.
-    fn values(&mut self) -> Result<Vec<String>, SelectorError> {
+    /// A list in brackets. Between two commas the value may be empty; `()` has no values.
+    fn parse_value_list(&mut self) -> Result<Vec<String>, SelectorError> {
         match self.next() {
             Token::Open => {}
             found => return Err(self.unexpected(found, "an opening bracket")),
@@ -101,7 +103,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn word(&mut self, expected: &'static str) -> Result<&'a str, SelectorError> {
+    fn expect_word(&mut self, expected: &'static str) -> Result<&'a str, SelectorError> {
         match self.next() {
             Token::Word(word) => Ok(word),
             found => Err(self.unexpected(found, expected)),
@@ -109,18 +111,18 @@ impl<'a> Parser<'a> {
     }
 
     fn peek(&self) -> Token<'a> {
-        token(self.rest).0
+        split_token(self.rest).0
     }
 
     fn next(&mut self) -> Token<'a> {
-        let (token, rest) = token(self.rest);
+        let (token, rest) = split_token(self.rest);
         self.rest = rest;
         token
     }
 
     fn unexpected(&self, found: Token<'_>, expected: &'static str) -> SelectorError {
         let found = match found {
-            Token::Word(word) => format!("{:?}", crate::image::shown(word)),
+            Token::Word(word) => format!("{:?}", abbreviate(word)),
             Token::Equals => "=".to_owned(),
             Token::NotEquals => "!=".to_owned(),
             Token::Not => "!".to_owned(),
@@ -131,12 +133,12 @@ impl<'a> Parser<'a> {
             Token::Comma => "a comma".to_owned(),
             Token::End => "the end".to_owned(),
         };
-        SelectorError::Syntax { text: crate::image::shown(self.text), found, expected }
+        SelectorError::Syntax { text: abbreviate(self.text), found, expected }
     }
 }
 
-/// The first token and what follows it.
-fn token(text: &str) -> (Token<'_>, &str) {
+/// Splits off the first token.
+fn split_token(text: &str) -> (Token<'_>, &str) {
     let text = text.trim_start_matches([' ', '\t', '\r', '\n']);
     for (sign, token) in [
         ("==", Token::Equals),

@@ -9,7 +9,7 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn matching_is_kubernetes_own() {
+fn selectors_match_as_in_kubernetes() {
     let node = labels(&[("region", "hangzhou"), ("gpu", ""), ("cores", "8"), ("k.io/in", "x")]);
     for (text, expected) in [
         ("", true),
@@ -59,7 +59,7 @@ fn matching_is_kubernetes_own() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn an_error_names_what_is_wrong_and_what_is_expected() {
     let long = "a".repeat(64);
     for (text, message) in [
         ("=a", "label selector \"=a\": found = where a label key is expected"),
@@ -106,7 +106,7 @@ mod object {
     }
 
     #[test]
-    fn the_object_form_says_the_same() {
+    fn the_object_form_has_the_same_meaning() {
         assert_eq!(read(json!({})), Ok(String::new()));
         assert_eq!(
             read(json!({
@@ -123,7 +123,7 @@ mod object {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn an_error_names_the_key_and_the_operator() {
         for (expression, message) in [
             (json!({"key": "a", "operator": "In"}), "label a: the operator in needs at least one value"),
             (
@@ -162,13 +162,13 @@ fn selector_text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn display_parses_to_the_same_selector(text in selector_text()) {
+    fn a_selector_displays_as_a_text_that_parses_to_it(text in selector_text()) {
         let selector = Selector::parse(&text).unwrap();
         prop_assert_eq!(Selector::parse(&selector.to_string()).unwrap(), selector);
     }
 
     #[test]
-    fn garbage_never_panics(text in "[a-z=!<>(),/. é-]{0,30}") {
+    fn parsing_any_text_never_panics(text in "[a-z=!<>(),/. é-]{0,30}") {
         let _ = Selector::parse(&text);
     }
 

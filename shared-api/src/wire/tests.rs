@@ -239,15 +239,15 @@ fn a_frame_beyond_the_limit_is_neither_sent_nor_read() {
 
 #[test]
 fn a_reason_is_cut_at_a_character_boundary() {
-    assert_eq!(bounded_reason("short"), "short");
-    assert_eq!(bounded_reason(&"x".repeat(MAX_REASON)), "x".repeat(MAX_REASON));
-    let cut = bounded_reason(&"é".repeat(MAX_REASON));
+    assert_eq!(truncate_reason("short"), "short");
+    assert_eq!(truncate_reason(&"x".repeat(MAX_REASON)), "x".repeat(MAX_REASON));
+    let cut = truncate_reason(&"é".repeat(MAX_REASON));
     assert_eq!(cut, format!("{} …", "é".repeat((MAX_REASON - " …".len()) / 2)));
 }
 
 proptest! {
     #[test]
-    fn garbage_never_panics(frame in "[ -~é]{0,60}") {
+    fn decoding_any_text_never_panics(frame in "[ -~é]{0,60}") {
         let _ = decode::<EdgeMessage>(&frame);
         let _ = decode::<CloudMessage>(&frame);
     }

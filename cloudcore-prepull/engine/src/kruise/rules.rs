@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use prepull_api::crd::kruise::{
-    CompletionPolicy, ImageListPullJobSpec, ImagePullJobSpec, MAX_LIST, NodeSelector, PodSelector,
+    CompletionPolicy, ImageListPullJobSpec, ImagePullJobSpec, MAX_IMAGES_IN_LIST, NodeSelector, PodSelector,
     PullJobTemplate, PullLimits, SandboxConfig,
 };
 use prepull_api::image::Reference;
@@ -115,8 +115,8 @@ pub fn list_job(spec: &ImageListPullJobSpec) -> Result<ValidListJob, String> {
     if !images.iter().all(|image| seen.insert(image)) {
         return Err("images cannot have duplicate values".to_owned());
     }
-    if images.len() > MAX_LIST {
-        return Err(format!("the maximum number of images cannot > {MAX_LIST}"));
+    if images.len() > MAX_IMAGES_IN_LIST {
+        return Err(format!("the maximum number of images cannot > {MAX_IMAGES_IN_LIST}"));
     }
     for image in images {
         image_of(image)?;
@@ -131,7 +131,7 @@ fn image_of(image: &str) -> Result<(String, String), String> {
         return Err(EMPTY_IMAGE.to_owned());
     }
     let reference = Reference::parse(image).map_err(|error| format!("invalid image {image}: {error}"))?;
-    Ok(reference.normalized().familiar())
+    Ok(reference.normalized().familiar_name_and_tag())
 }
 
 fn nodes(template: &PullJobTemplate) -> Result<NodeChoice, String> {
@@ -158,7 +158,11 @@ fn node_selector(selector: &NodeSelector) -> Result<NodeChoice, String> {
         };
         let selector = Selector::try_from(&selector).map_err(|error| format!("invalid selector: {error}"))?;
         // `selector: {}` selects every node, as in Kruise.
-        return Ok(if selector.is_everything() { NodeChoice::All } else { NodeChoice::Labels(selector) });
+        return Ok(if selector.selects_everything() {
+            NodeChoice::All
+        } else {
+            NodeChoice::Labels(selector)
+        });
     };
     if by_labels {
         return Err("can not set both names and labelSelector in this spec.selector".to_owned());

@@ -180,7 +180,7 @@ fn planned_image(job: &ValidatedJob, image: &JobImage, groups: &[usize]) -> Resu
         image: text.clone(),
         name: name.clone(),
         pull,
-        policy: policy.unwrap_or_else(|| reference.default_policy()),
+        policy: policy.unwrap_or_else(|| reference.default_pull_policy()),
         secrets,
     })
 }

@@ -11,7 +11,7 @@ use hyper::body::{Body, Bytes};
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use prepull_api::enroll::{
-    CA_PATH, ENROLL_PATH, EnrollRequest, ErrorBody, Issued, MAX_BODY, RENEW_PATH, RenewRequest,
+    CA_PATH, ENROLL_PATH, EnrollRequest, ErrorBody, IssuedCertificate, MAX_BODY, RENEW_PATH, RenewRequest,
 };
 use prepull_api::task::NodeName;
 use serde::Serialize;
@@ -107,7 +107,7 @@ impl Routes {
         }
     }
 
-    async fn enroll<B>(&self, body: B, address: IpAddr) -> Result<Issued, Denial>
+    async fn enroll<B>(&self, body: B, address: IpAddr) -> Result<IssuedCertificate, Denial>
     where
         B: Body,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -151,7 +151,7 @@ impl Routes {
         Ok(issued)
     }
 
-    async fn renew<B>(&self, body: B, peer: &Result<Peer, PeerError>) -> Result<Issued, Denial>
+    async fn renew<B>(&self, body: B, peer: &Result<Peer, PeerError>) -> Result<IssuedCertificate, Denial>
     where
         B: Body,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -163,9 +163,9 @@ impl Routes {
         Ok(issued)
     }
 
-    fn sign(&self, csr: &VerifiedCsr, node: &NodeName, now: SystemTime) -> Result<Issued, Denial> {
+    fn sign(&self, csr: &VerifiedCsr, node: &NodeName, now: SystemTime) -> Result<IssuedCertificate, Denial> {
         let signed = self.authority.sign_client(csr, node, self.settings.certificate_ttl, now)?;
-        Ok(Issued {
+        Ok(IssuedCertificate {
             certificate: signed.pem,
             ca: self.authority.pem(),
             not_after: humantime::format_rfc3339_seconds(signed.not_after).to_string(),

@@ -41,7 +41,7 @@ pub(super) fn report_object(
         block_owner_deletion: None,
     };
     ImagePrePullReport {
-        types: Some(ImagePrePullReport::types()),
+        types: Some(ImagePrePullReport::type_meta()),
         metadata: ObjectMeta {
             name: Some(report_name(job, name, body.index)),
             labels: Some(labels),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use prepull_api::enroll::{Issued, RENEW_PATH, RenewRequest};
+use prepull_api::enroll::{IssuedCertificate, RENEW_PATH, RenewRequest};
 use tokio_util::sync::CancellationToken;
 
 use super::{Identity, IdentityError, certificate_facts};
@@ -45,7 +45,7 @@ impl Identity {
         let key = self.dir.new_key()?;
         let tls = self.current.borrow().tls.clone();
         let request = RenewRequest { csr: key.csr()? };
-        let Issued { certificate, ca: _, not_after: _ } =
+        let IssuedCertificate { certificate, ca: _, not_after: _ } =
             post_to_any(&endpoints, RENEW_PATH, tls, &request).await?;
         let facts = certificate_facts(&certificate).map_err(RenewError::Answer)?;
         if facts.node != self.node() {

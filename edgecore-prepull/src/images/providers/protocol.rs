@@ -182,7 +182,7 @@ mod tests {
         let response = answer(&json!({"unknown": 1})).unwrap();
         assert_eq!(response.key_type, CacheKeyType::Registry);
         assert_eq!(response.cache_for, Some(Duration::from_secs(300)));
-        assert_eq!(response.logins.matching(&image)[0].password.expose(), "s3cret");
+        assert_eq!(response.logins.credentials_for(&image)[0].password.expose(), "s3cret");
         for (duration, expected) in [
             (json!(null), None),
             (json!("0s"), Some(Duration::ZERO)),

@@ -1,6 +1,6 @@
 //! Errors of a pull: their class, which decides what happens next, and a message without secrets.
 
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 
 /// What a failure means for the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,7 +73,7 @@ fn redact(message: &str) -> String {
             }
         }
     }
-    bounded_reason(&line)
+    truncate_reason(&line)
 }
 
 #[cfg(test)]

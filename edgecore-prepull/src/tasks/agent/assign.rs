@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, Task, TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{Assign, EdgeMessage, Key, MAX_IMAGES, MAX_OPEN_TASKS, bounded_reason};
+use prepull_api::wire::{Assign, EdgeMessage, Key, MAX_IMAGES, MAX_OPEN_TASKS, truncate_reason};
 
 use super::entry::{Entry, Saving, Stage};
 use super::{Agent, Effect, Now, TaskRecord, Terms, send_result};
@@ -110,7 +110,7 @@ impl Agent {
                 entry.stop(TaskOutcome::Cancelled, &format!("cancelled: {reason}"), now, effects);
             }
             Stage::Running => {
-                effects.push(Effect::Stop { task: task.clone(), reason: bounded_reason(reason) });
+                effects.push(Effect::Stop { task: task.clone(), reason: truncate_reason(reason) });
             }
             Stage::Ending => {}
             Stage::Ended => {
@@ -125,7 +125,7 @@ impl Agent {
 /// Answers a task that is not taken. Such a result is not on the disk: there is nothing that a restart could
 /// lose, since the same task would be answered anew.
 pub(super) fn refuse(task: &Task, outcome: TaskOutcome, reason: &str, effects: &mut Vec<Effect>) {
-    let reason = bounded_reason(reason);
+    let reason = truncate_reason(reason);
     let image = || ImageResult {
         outcome: if outcome == TaskOutcome::Failed { ImageOutcome::Failed } else { ImageOutcome::Stopped },
         digest: None,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use prepull_api::task::{TaskOutcome, TaskResult};
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 
 use super::{Effect, Now, TaskEnd, TaskRecord, Terms, Work};
 
@@ -96,7 +96,7 @@ impl Entry {
             .accepted
             .map_or_else(|| self.record.age(now.wall()), |then| now.monotonic.duration_since(then));
         let task = self.record.id().clone();
-        let reason = bounded_reason(&reason);
+        let reason = truncate_reason(&reason);
         self.record.result = Some(TaskResult { task, outcome, reason, check, images, took });
         self.record.images = Vec::new();
         self.record.check = None;

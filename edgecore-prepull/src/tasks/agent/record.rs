@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, Task, TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 use serde::{Deserialize, Serialize};
 
 /// Counts up with each change of [`TaskRecord`] that an older agent would misread.
@@ -102,7 +102,7 @@ impl TaskRecord {
             outcome: ImageOutcome::Stopped,
             digest: None,
             id: None,
-            reason: bounded_reason(reason),
+            reason: truncate_reason(reason),
             bytes: None,
             attempts: 0,
         };
@@ -115,7 +115,7 @@ impl TaskRecord {
 /// How the images of a task add up: the outcome, and a sentence for a person where one failed.
 pub fn summary(task: &Task, images: &[ImageResult]) -> (TaskOutcome, String) {
     let failed: Vec<_> =
-        images.iter().zip(&task.images).filter(|(result, _)| !result.outcome.is_there()).collect();
+        images.iter().zip(&task.images).filter(|(result, _)| !result.outcome.is_on_node()).collect();
     let Some((first, image)) = failed.first() else { return (TaskOutcome::Succeeded, String::new()) };
     let reason = match failed.len() {
         1 => format!("{}: {}", image.image, first.reason),
@@ -123,5 +123,5 @@ pub fn summary(task: &Task, images: &[ImageResult]) -> (TaskOutcome, String) {
             format!("{more} of {} images failed, the first: {}: {}", images.len(), image.image, first.reason)
         }
     };
-    (TaskOutcome::Failed, bounded_reason(&reason))
+    (TaskOutcome::Failed, truncate_reason(&reason))
 }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageResult};
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 
 /// One place for each image.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Board {
         self.change(index, |now| {
             now.phase = phase;
             if !reason.is_empty() {
-                now.reason = bounded_reason(reason);
+                now.reason = truncate_reason(reason);
             }
         });
     }
@@ -115,7 +115,7 @@ impl Board {
                     outcome: ImageOutcome::Stopped,
                     digest: None,
                     id: None,
-                    reason: bounded_reason(&text),
+                    reason: truncate_reason(&text),
                     bytes: *bytes,
                     attempts: *attempts,
                 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prepull_api::task::{ImageOutcome, ImagePhase, ImageResult, ImageTask, PullPolicy};
-use prepull_api::wire::{Key, bounded_reason};
+use prepull_api::wire::{Key, truncate_reason};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
@@ -142,7 +142,7 @@ async fn acquire(places: &Semaphore) -> Option<tokio::sync::SemaphorePermit<'_>>
 }
 
 fn failed(error: &PullError) -> ImageResult {
-    let reason = bounded_reason(&error.message);
+    let reason = truncate_reason(&error.message);
     ImageResult { outcome: ImageOutcome::Failed, digest: None, id: None, reason, bytes: None, attempts: 0 }
 }
 

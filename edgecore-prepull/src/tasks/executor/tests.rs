@@ -237,7 +237,7 @@ async fn one_reference_is_pulled_once_over_all_tasks() {
         let mut all = outcomes(&first);
         all.extend(outcomes(&second));
         assert_eq!(all.iter().filter(|outcome| **outcome == New).count(), 1, "{all:?}");
-        assert!(all.iter().all(|outcome| outcome.is_there()));
+        assert!(all.iter().all(|outcome| outcome.is_on_node()));
         assert_eq!(fake.pulls().len(), 1, "{policy}");
     }
 }

@@ -1,15 +1,15 @@
-//! Several images on many nodes: one ImagePullJob each.
+//! ImageListPullJob: several images on many nodes, by one ImagePullJob for each image.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::PullJobTemplate;
+use super::pull_job::PullJobTemplate;
 
-/// Images of one list, at most: Kruise's bound.
-pub const MAX_LIST: usize = 255;
+/// Most images of one list, as in Kruise.
+pub const MAX_IMAGES_IN_LIST: usize = 255;
 
-/// Pulls images onto nodes, as OpenKruise's ImageListPullJob does.
+/// The spec of OpenKruise's ImageListPullJob, which pulls several images onto nodes.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "apps.kruise.io",
@@ -24,7 +24,7 @@ pub const MAX_LIST: usize = 255;
     derive = "PartialEq",
     printcolumn = r#"{"name":"TOTAL","type":"integer","jsonPath":".status.desired","description":"Images of the list"}"#,
     printcolumn = r#"{"name":"SUCCEEDED","type":"integer","jsonPath":".status.succeeded","description":"Images that are on all nodes"}"#,
-    printcolumn = r#"{"name":"COMPLETED","type":"integer","jsonPath":".status.completed","description":"Images that are through with all nodes"}"#,
+    printcolumn = r#"{"name":"COMPLETED","type":"integer","jsonPath":".status.completed","description":"Images that have ended on all nodes"}"#,
     printcolumn = r#"{"name":"AGE","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -32,34 +32,34 @@ pub struct ImageListPullJobSpec {
     /// The images; at most 255, each once.
     #[serde(default)]
     pub images: Vec<String>,
-    /// Where, how, and for how long.
+    /// Fields that are the same as in an ImagePullJob.
     #[serde(flatten)]
     pub template: PullJobTemplate,
 }
 
-/// Where an ImageListPullJob stands. Written by cloudcore alone.
+/// The state of an ImageListPullJob. Written by cloudcore alone.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageListPullJobStatus {
-    /// When cloudcore first took the job up.
+    /// When cloudcore began to process the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When all of its ImagePullJobs were over.
+    /// When the last of its ImagePullJobs ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Images of the list.
+    /// Number of images in the list.
     #[serde(default)]
     pub desired: i32,
-    /// ImagePullJobs with nodes that pull now.
+    /// Number of ImagePullJobs with nodes that are pulling.
     #[serde(default)]
     pub active: i32,
-    /// ImagePullJobs that are over.
+    /// Number of ImagePullJobs that have ended.
     #[serde(default)]
     pub completed: i32,
-    /// ImagePullJobs that succeeded on every node.
+    /// Number of ImagePullJobs that succeeded on every node.
     #[serde(default)]
     pub succeeded: i32,
-    /// Why the list is refused. Kruise has no such field: there, its webhook says it.
+    /// Why the list is refused. Kruise has no such field; its webhook refuses the object instead.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// ImagePullJobs with nodes that failed.
@@ -71,13 +71,13 @@ pub struct ImageListPullJobStatus {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FailedImageStatus {
-    /// Its name.
+    /// Name of the ImagePullJob.
     #[serde(default)]
     pub image_pull_job: String,
-    /// Its image.
+    /// Image of the ImagePullJob.
     #[serde(default)]
     pub name: String,
-    /// How to find out more.
+    /// Where to find the details.
     #[serde(default)]
     pub message: String,
 }

@@ -1,4 +1,4 @@
-//! One image on many nodes.
+//! ImagePullJob: one image on many nodes. Also the fields that it shares with ImageListPullJob.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-/// Pulls an image onto nodes, as OpenKruise's ImagePullJob does.
+/// The spec of OpenKruise's ImagePullJob, which pulls one image onto nodes.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "apps.kruise.io",
@@ -21,50 +21,50 @@ use serde::{Deserialize, Serialize};
     derive = "Default",
     derive = "PartialEq",
     printcolumn = r#"{"name":"TOTAL","type":"integer","jsonPath":".status.desired","description":"Nodes of this job"}"#,
-    printcolumn = r#"{"name":"ACTIVE","type":"integer","jsonPath":".status.active","description":"Nodes that pull now"}"#,
+    printcolumn = r#"{"name":"ACTIVE","type":"integer","jsonPath":".status.active","description":"Nodes that are pulling"}"#,
     printcolumn = r#"{"name":"SUCCEED","type":"integer","jsonPath":".status.succeeded","description":"Nodes that have the image"}"#,
     printcolumn = r#"{"name":"FAILED","type":"integer","jsonPath":".status.failed","description":"Nodes where the pull failed"}"#,
     printcolumn = r#"{"name":"AGE","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
-    printcolumn = r#"{"name":"MESSAGE","type":"string","jsonPath":".status.message","description":"Where the job stands"}"#
+    printcolumn = r#"{"name":"MESSAGE","type":"string","jsonPath":".status.message","description":"State of the job"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePullJobSpec {
     /// The image, such as nginx:1.9.1 or registry.example/team/app@sha256:….
     #[serde(default)]
     pub image: String,
-    /// Where, how, and for how long.
+    /// Fields that are the same as in an ImageListPullJob.
     #[serde(flatten)]
     pub template: PullJobTemplate,
 }
 
-/// What ImagePullJob and ImageListPullJob have in common.
+/// The fields that ImagePullJob and ImageListPullJob share.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PullJobTemplate {
-    /// Secrets of the job's own namespace, type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg, for private
-    /// registries. Cannot be changed later.
+    /// Secrets for private registries, in the namespace of the job, of type kubernetes.io/dockerconfigjson or
+    /// kubernetes.io/dockercfg. Immutable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pull_secrets: Vec<String>,
-    /// The nodes, by names or by labels: not both. Without it, and without podSelector: all nodes.
+    /// The nodes, by names or by labels, but not both. With neither selector nor podSelector: all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<NodeSelector>,
-    /// The nodes on which pods of the job's namespace with these labels run. Not together with selector.
+    /// The nodes that run pods with these labels in the namespace of the job. Cannot be combined with selector.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<PodSelector>,
-    /// How many nodes pull at the same time: an integer, or an integer in quotes; no percentage. 0 pauses. Default 1.
-    /// That of an ImageListPullJob bounds the nodes that are busy with any image of the list.
+    /// How many nodes pull at the same time: an integer, also in quotes, but not a percentage. 0 pauses the job.
+    /// Default 1. In an ImageListPullJob, it limits the nodes that are busy with any image of the list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallelism: Option<IntOrString>,
-    /// Limits of each node's pull.
+    /// Limits of the pull on each node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<PullLimits>,
-    /// When the job is over.
+    /// When the job ends, and what happens to it afterwards.
     #[serde(default)]
     pub completion_policy: CompletionPolicy,
-    /// Metadata that the container runtime is given with the pull, as the kubelet gives it that of the pod.
+    /// Metadata that the container runtime gets with the pull, as it gets that of the pod from the kubelet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_config: Option<SandboxConfig>,
-    /// Always: ask the registry each time. IfNotPresent (default): only where the node does not have the image.
+    /// Always: ask the registry every time. IfNotPresent (default): pull only if the node does not have the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<String>,
 }
@@ -73,13 +73,13 @@ pub struct PullJobTemplate {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSelector {
-    /// Names of nodes. Those without a NodeImage are left out.
+    /// Names of nodes. Nodes without a NodeImage are skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<Vec<String>>,
-    /// Labels that a node has, every one of them.
+    /// Labels that a node must have, all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub match_labels: Option<BTreeMap<String, String>>,
-    /// Requirements for labels: In, NotIn, Exists, DoesNotExist. Every one is to hold.
+    /// Requirements for labels, all of which must hold: In, NotIn, Exists, DoesNotExist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub match_expressions: Option<Vec<LabelSelectorRequirement>>,
 }
@@ -88,42 +88,43 @@ pub struct NodeSelector {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSelector {
-    /// Labels that a pod has, every one of them.
+    /// Labels that a pod must have, all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub match_labels: Option<BTreeMap<String, String>>,
-    /// Requirements for labels: In, NotIn, Exists, DoesNotExist. Every one is to hold.
+    /// Requirements for labels, all of which must hold: In, NotIn, Exists, DoesNotExist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub match_expressions: Option<Vec<LabelSelectorRequirement>>,
-    /// Labels that stand here without matchLabels around them, as in Kruise's English manual: they count as such.
+    /// Labels outside of matchLabels, as in an example of Kruise's English manual. They count as matchLabels.
     #[serde(flatten)]
     #[schemars(skip)]
     pub plain: BTreeMap<String, String>,
 }
 
-/// Limits of one node's pull.
+/// The limits of one node's pull.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PullLimits {
-    /// Time for one try, in seconds. Default 600.
+    /// How long one try may take, in seconds. Default 600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i32>,
-    /// Tries after the first that failed. Default 3.
+    /// How often a failed pull is retried. Default 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff_limit: Option<i32>,
 }
 
-/// When a job is over.
+/// When a job ends, and what happens to it afterwards.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CompletionPolicy {
-    /// Always (default): once each node has succeeded or failed. Never: the image is pulled again every 24 hours.
+    /// Always (default): the job ends when each node has succeeded or failed. Never: the job does not end, and the
+    /// image is pulled again every 24 hours.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<String>,
-    /// Time for the whole job, in seconds; longer than pullPolicy.timeoutSeconds. Nodes that have not succeeded by
-    /// then count as failed. Only with Always. Unset: no limit.
+    /// How long the whole job may take, in seconds; must exceed pullPolicy.timeoutSeconds. Nodes that have not
+    /// succeeded by then count as failed. Only with Always. Unset: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_deadline_seconds: Option<i64>,
-    /// The job is deleted this many seconds after it is over. Only with Always. Unset: it stays.
+    /// The job is deleted this many seconds after its end. Only with Always. Unset: it is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_finished: Option<i32>,
 }
@@ -132,40 +133,40 @@ pub struct CompletionPolicy {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxConfig {
-    /// Becomes PodSandboxConfig.labels of the CRI call.
+    /// Value of PodSandboxConfig.labels in the CRI call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
-    /// Becomes PodSandboxConfig.annotations of the CRI call.
+    /// Value of PodSandboxConfig.annotations in the CRI call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Option<BTreeMap<String, String>>,
 }
 
-/// Where an ImagePullJob stands. Written by cloudcore alone.
+/// The state of an ImagePullJob. Written by cloudcore alone.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePullJobStatus {
-    /// When cloudcore first took the job up.
+    /// When cloudcore began to process the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When it was over.
+    /// When the job ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// Nodes of the job.
+    /// Number of nodes of the job.
     #[serde(default)]
     pub desired: i32,
-    /// Nodes that pull now.
+    /// Number of nodes that are pulling.
     #[serde(default)]
     pub active: i32,
-    /// Nodes that have the image.
+    /// Number of nodes that have the image.
     #[serde(default)]
     pub succeeded: i32,
-    /// Nodes where it failed.
+    /// Number of nodes where the pull failed.
     #[serde(default)]
     pub failed: i32,
-    /// Where the job stands, or why it is refused.
+    /// State of the job as a sentence, or why it is refused.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// The nodes where it failed, by name. Why, their NodeImages say.
+    /// Names of the nodes where the pull failed. Their NodeImages have the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_nodes: Vec<String>,
 }

@@ -1,16 +1,18 @@
-//! What the derived schemas lack: rules, bounds and defaults.
+//! Rules, bounds and defaults of the definitions, which the derives cannot express.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
 };
 use serde_json::{Value, json};
 
-use super::{MAX_IMAGES, MAX_TAGS};
+use super::node_image::{MAX_IMAGES, MAX_TAGS};
+use crate::crd::defaults::remove_all_defaults;
 
-/// A rule of a definition: where, what, and Kruise's words for it.
+/// A CEL rule of a definition: path in the schema, expression, and message in Kruise's wording.
 type Rule = (&'static [&'static str], &'static str, &'static str);
 
-/// Below these paths, where they are. A path goes through properties; `*` stands for the values of a map or a list.
+/// Rules at paths of the schema, for the kinds that have the path. A path consists of properties; `*` stands for the
+/// values of a map or a list.
 const RULES: &[Rule] = &[
     (&["spec", "image"], "size(self) > 0", "image can not be empty"),
     (&["spec", "images"], "size(self) > 0", "image can not be empty"),
@@ -48,7 +50,7 @@ const RULES: &[Rule] = &[
     ),
 ];
 
-/// Rules about the whole spec of a job.
+/// Rules for the whole spec of a job.
 const JOB_RULES: &[(&str, &str)] = &[
     ("!(has(self.selector) && has(self.podSelector))", "can not set both selector and podSelector"),
     (
@@ -57,11 +59,11 @@ const JOB_RULES: &[(&str, &str)] = &[
     ),
 ];
 
-/// A default of a definition: where, and what.
-type Filled = (&'static [&'static str], fn() -> Value);
+/// A default of a definition: path in the schema, and value.
+type Default = (&'static [&'static str], fn() -> Value);
 
-/// The defaults that Kruise's webhook fills in.
-const DEFAULTS: &[Filled] = &[
+/// The defaults that Kruise's webhook sets.
+const DEFAULTS: &[Default] = &[
     (&["spec", "completionPolicy"], || json!({})),
     (&["spec", "completionPolicy", "type"], || json!("Always")),
     (&["spec", "pullPolicy"], || json!({})),
@@ -72,49 +74,49 @@ const DEFAULTS: &[Filled] = &[
     (&["spec", "images", "*", "tags", "*", "pullPolicy", "backoffLimit"], || json!(3)),
 ];
 
-/// Completes the schema of one kind. What a kind does not have is passed over.
-pub(super) fn complete(root: &mut JSONSchemaProps) {
-    forget_defaults(root);
+/// Adds rules, bounds and defaults to the schema of one kind. Paths that the kind does not have are ignored.
+pub(super) fn complete_schema(root: &mut JSONSchemaProps) {
+    remove_all_defaults(root);
     for (path, default) in DEFAULTS {
-        if let Some(schema) = at(root, path) {
+        if let Some(schema) = schema_at(root, path) {
             schema.default = Some(JSON(default()));
         }
     }
-    // Without bounds the API server takes the rules below for too costly.
+    // Without bounds, the API server refuses the rules below as too costly.
     if let Some(images) =
-        at(root, &["spec", "images"]).filter(|images| images.additional_properties.is_some())
+        schema_at(root, &["spec", "images"]).filter(|images| images.additional_properties.is_some())
     {
         images.max_properties = i64::try_from(MAX_IMAGES).ok();
-        if let Some(tags) = at(root, &["spec", "images", "*", "tags"]) {
+        if let Some(tags) = schema_at(root, &["spec", "images", "*", "tags"]) {
             tags.max_items = i64::try_from(MAX_TAGS).ok();
         }
     }
     for (path, rule, message) in RULES {
-        if let Some(schema) = at(root, path) {
-            // Those for a list of images are none for the map of a NodeImage.
+        if let Some(schema) = schema_at(root, path) {
+            // A list job has a list of images, which the rules are for; a NodeImage has a map.
             if *path != ["spec", "images"] || schema.additional_properties.is_none() {
-                require(schema, rule, message);
+                add_rule(schema, rule, message);
             }
         }
     }
-    if at(root, &["spec", "completionPolicy"]).is_some()
-        && let Some(spec) = at(root, &["spec"])
+    if schema_at(root, &["spec", "completionPolicy"]).is_some()
+        && let Some(spec) = schema_at(root, &["spec"])
     {
         for (rule, message) in JOB_RULES {
-            require(spec, rule, message);
+            add_rule(spec, rule, message);
         }
     }
-    // Older servers publish no schema of a kind that has an integer or string that may be null.
-    if let Some(parallelism) = at(root, &["spec", "parallelism"]) {
+    // Older API servers do not publish the schema of a kind with a nullable integer or string.
+    if let Some(parallelism) = schema_at(root, &["spec", "parallelism"]) {
         parallelism.nullable = None;
     }
-    // The form of Kruise's English manual, labels without matchLabels, is understood as well.
-    if let Some(pods) = at(root, &["spec", "podSelector"]) {
+    // Kruise's English manual has labels outside of matchLabels, which are supported as well.
+    if let Some(pods) = schema_at(root, &["spec", "podSelector"]) {
         pods.x_kubernetes_preserve_unknown_fields = Some(true);
     }
 }
 
-fn require(schema: &mut JSONSchemaProps, rule: &str, message: &str) {
+fn add_rule(schema: &mut JSONSchemaProps, rule: &str, message: &str) {
     let rule = ValidationRule {
         rule: rule.to_owned(),
         message: Some(message.to_owned()),
@@ -123,7 +125,7 @@ fn require(schema: &mut JSONSchemaProps, rule: &str, message: &str) {
     schema.x_kubernetes_validations.get_or_insert_default().push(rule);
 }
 
-fn at<'a>(root: &'a mut JSONSchemaProps, path: &[&str]) -> Option<&'a mut JSONSchemaProps> {
+fn schema_at<'a>(root: &'a mut JSONSchemaProps, path: &[&str]) -> Option<&'a mut JSONSchemaProps> {
     path.iter().try_fold(root, |schema, step| match *step {
         "*" => match (&mut schema.additional_properties, &mut schema.items) {
             (Some(JSONSchemaPropsOrBool::Schema(values)), _) => Some(values.as_mut()),
@@ -134,34 +136,24 @@ fn at<'a>(root: &'a mut JSONSchemaProps, path: &[&str]) -> Option<&'a mut JSONSc
     })
 }
 
-/// The derived defaults say only that a field may be left out.
-fn forget_defaults(schema: &mut JSONSchemaProps) {
-    schema.default = None;
-    schema.properties.iter_mut().flatten().for_each(|(_, property)| forget_defaults(property));
-    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        forget_defaults(items);
-    }
-    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
-        forget_defaults(values);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::crds;
     use super::*;
 
     #[test]
-    fn every_rule_and_default_has_its_place() {
+    fn every_rule_and_default_applies_to_a_kind() {
         let mut roots: Vec<JSONSchemaProps> = crds()
             .into_iter()
             .map(|mut crd| crd.spec.versions.remove(0).schema.unwrap().open_api_v3_schema.unwrap())
             .collect();
         for path in RULES.iter().map(|(path, ..)| path).chain(DEFAULTS.iter().map(|(path, _)| path)) {
-            assert!(roots.iter_mut().any(|root| at(root, path).is_some()), "{path:?}");
+            assert!(roots.iter_mut().any(|root| schema_at(root, path).is_some()), "{path:?}");
         }
         let rules = |root: &mut JSONSchemaProps, path: &[&str]| {
-            at(root, path).and_then(|s| s.x_kubernetes_validations.clone()).map_or(0, |rules| rules.len())
+            schema_at(root, path)
+                .and_then(|s| s.x_kubernetes_validations.clone())
+                .map_or(0, |rules| rules.len())
         };
         assert_eq!(
             roots.iter_mut().map(|root| rules(root, &["spec"])).collect::<Vec<_>>(),

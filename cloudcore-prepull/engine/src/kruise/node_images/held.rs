@@ -13,7 +13,7 @@ use prepull_api::crd::kruise::{
 };
 use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName};
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 
 use super::super::jobs::Event;
 use super::super::rules::{self, ValidTag};
@@ -158,7 +158,7 @@ impl Held {
             object: unreadable.id,
             warning: true,
             reason: "Invalid",
-            note: bounded_reason(&note),
+            note: truncate_reason(&note),
         }));
     }
 
@@ -420,7 +420,7 @@ fn tell_end(
             object,
             warning: failed,
             reason: if failed { "PullImageFailed" } else { "PullImageSucceed" },
-            note: bounded_reason(note),
+            note: truncate_reason(note),
         }));
     };
     if !failed {

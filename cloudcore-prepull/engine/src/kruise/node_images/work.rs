@@ -9,7 +9,7 @@ use prepull_api::overriders::SecretRef;
 use prepull_api::task::{
     CheckItem, ImageTask, JobUid, NodeName, SandboxMetadata, Task, TaskId, TaskOutcome, TaskResult,
 };
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 
 use super::super::rules::ValidTag;
 use super::Order;
@@ -178,18 +178,18 @@ impl Work {
     /// The node says how it ended.
     pub(super) fn ends(&mut self, name: &str, tag: &str, result: &TaskResult, now: Timestamp) {
         let image = result.images.first();
-        let there = image.filter(|image| image.outcome.is_there());
+        let there = image.filter(|image| image.outcome.is_on_node());
         let mut status = if let Some(image) = there {
             let mut status = ended(self, tag, PullPhase::Succeeded, String::new(), now);
             status.progress = 100;
             let id = image.id.as_ref().or(image.digest.as_ref());
-            status.image_id = id.map(|id| bounded_reason(&format!("{name}@{id}")));
+            status.image_id = id.map(|id| truncate_reason(&format!("{name}@{id}")));
             status
         } else {
             // What is said of an image that was not tried says less than what is said of the check.
             let checked = result.check.as_ref().is_none_or(|check| check.passed);
             let said = image.map(|image| image.reason.as_str()).filter(|said| checked && !said.is_empty());
-            let mut why = bounded_reason(said.unwrap_or(&result.reason));
+            let mut why = truncate_reason(said.unwrap_or(&result.reason));
             if result.outcome == TaskOutcome::DeadlineExceeded && self.tag.active_deadline.is_some() {
                 why = format!("{EXCEEDED}: {why}");
             }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use prepull_api::credentials::{Lookup, RegistryConfig, RegistryCredential, SecretError};
 use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
-use prepull_api::wire::{Key, bounded_reason};
+use prepull_api::wire::{Key, truncate_reason};
 
 /// What asking for a secret gave. Cheap to clone: a secret is parsed once, however many nodes need it.
 #[derive(Clone)]
@@ -68,7 +68,7 @@ pub fn resolve_key(
     match collect(secrets, reference, lookup) {
         Ok(credentials) => Key::Credentials { credentials },
         Err(reasons) if reasons.is_empty() => Key::anonymous(),
-        Err(reasons) => Key::Unavailable { reason: bounded_reason(&reasons.join("; ")) },
+        Err(reasons) => Key::Unavailable { reason: truncate_reason(&reasons.join("; ")) },
     }
 }
 
@@ -82,7 +82,7 @@ pub fn resolve_pull_secrets(
 ) -> Key {
     match collect(secrets, reference, lookup) {
         Ok(credentials) => Key::Credentials { credentials },
-        Err(reasons) => Key::Anonymous { note: bounded_reason(&reasons.join("; ")) },
+        Err(reasons) => Key::Anonymous { note: truncate_reason(&reasons.join("; ")) },
     }
 }
 

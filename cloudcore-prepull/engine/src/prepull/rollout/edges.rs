@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::NodePhase;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
-use prepull_api::wire::{OpenPhase, Progress, bounded_reason};
+use prepull_api::wire::{OpenPhase, Progress, truncate_reason};
 
 use super::{Flight, Reattach, Rollout, Touched, record};
 use crate::prepull::plan::NodePlan;
@@ -188,7 +188,7 @@ impl Rollout {
             // The answer to the Cancel that followed the deadline: what it says of the images is kept.
             (TaskOutcome::Cancelled, NodePhase::Unknown) => (before, self.members[at].record.reason.clone()),
             (TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled, _) => {
-                (NodePhase::Failure, bounded_reason(&result.reason))
+                (NodePhase::Failure, truncate_reason(&result.reason))
             }
         };
         self.set(at, phase, reason);

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{Action, ActionStatus, ImageBytes, ImageStatus, NodeStatus, Tristate};
 use prepull_api::task::{Bytes, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
-use prepull_api::wire::{Progress, bounded_reason};
+use prepull_api::wire::{Progress, truncate_reason};
 
 use crate::prepull::plan::NodePlan;
 
@@ -41,7 +41,7 @@ pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress:
         let Some(image) = record.image_status.get_mut(moment.index as usize) else { continue };
         image.bytes = moment.bytes.map(bytes).or(image.bytes);
         image.attempts = moment.attempts;
-        image.reason = bounded_reason(&moment.reason);
+        image.reason = truncate_reason(&moment.reason);
     }
 }
 
@@ -63,8 +63,8 @@ pub(super) fn apply_result(
             ImageOutcome::Failed => Tristate::False,
             ImageOutcome::Stopped => Tristate::Unknown,
         };
-        image.digest = digest.as_deref().map(bounded_reason);
-        image.reason = bounded_reason(reason);
+        image.digest = digest.as_deref().map(truncate_reason);
+        image.reason = truncate_reason(reason);
         image.bytes = amount.map(bytes).or(image.bytes);
         image.attempts = *attempts;
     }
@@ -88,7 +88,7 @@ pub(super) fn apply_result(
 }
 
 fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> ActionStatus {
-    ActionStatus { action, status, reason: bounded_reason(reason), time: Time(now) }
+    ActionStatus { action, status, reason: truncate_reason(reason), time: Time(now) }
 }
 
 fn bytes(Bytes { done, total }: Bytes) -> ImageBytes {

@@ -46,7 +46,7 @@ async fn enroll(routes: &Routes, node: &str, token: &JoinToken, key: &KeyPair) -
 }
 
 fn issued_to(body: &str) -> String {
-    let issued: Issued = serde_json::from_str(body).unwrap();
+    let issued: IssuedCertificate = serde_json::from_str(body).unwrap();
     let chain = [CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap()];
     Peer::from_chain(Some(&chain), SystemTime::now()).unwrap().node.to_string()
 }

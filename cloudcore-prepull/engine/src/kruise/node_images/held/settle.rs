@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec, NodeImageStatus};
 use prepull_api::selector::Selector;
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 
 use super::super::super::jobs::Event;
 use super::super::super::{Liveness, Standing};
@@ -176,7 +176,7 @@ impl Held {
                 object: object_id(&self.name, &uid),
                 warning: true,
                 reason: "PullImageFailed",
-                note: bounded_reason(&note),
+                note: truncate_reason(&note),
             }));
             if let Some(job) = job_of(&wish.owner) {
                 let what = (job, (wish.image.clone(), wish.tag.clone()));

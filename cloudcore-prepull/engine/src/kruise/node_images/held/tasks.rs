@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use prepull_api::crd::kruise::ImageTagSpec;
 use prepull_api::task::{TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{OpenPhase, OpenTask, Progress, bounded_reason};
+use prepull_api::wire::{OpenPhase, OpenTask, Progress, truncate_reason};
 
 use super::super::super::News;
 use super::super::work::{GIVEN_BACK, State, Work, full_name, is_of_node_image};
@@ -127,7 +127,7 @@ impl Held {
             DispatchOutcome::Unsendable(reason) => {
                 give_place(work, out);
                 let key = key.clone();
-                self.fail(&key, bounded_reason(&reason), now, out);
+                self.fail(&key, truncate_reason(&reason), now, out);
             }
         }
     }
@@ -152,7 +152,7 @@ impl Held {
             // 100 is for an image that is there: unpacking takes its time, too.
             work.progress = i32::try_from(percent).unwrap_or(0).min(99);
         }
-        work.message = bounded_reason(&image.reason);
+        work.message = truncate_reason(&image.reason);
     }
 
     /// How a task ended.

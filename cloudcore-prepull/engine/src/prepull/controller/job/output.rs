@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::NodeName;
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 
 use super::super::{Action, Content, JobEvent, Object};
 use super::{Job, Run, ack};
@@ -156,7 +156,7 @@ impl Job {
     }
 
     pub(super) fn event(&self, actions: &mut Vec<Action>, warning: bool, reason: &'static str, note: &str) {
-        let note = bounded_reason(note);
+        let note = truncate_reason(note);
         let (job, name) = (self.uid.clone(), self.name.clone());
         actions.push(Action::Event(JobEvent { job, name, warning, reason, note }));
     }

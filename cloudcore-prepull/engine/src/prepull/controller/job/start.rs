@@ -9,7 +9,7 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus, Summary};
 use prepull_api::task::NodeName;
-use prepull_api::wire::bounded_reason;
+use prepull_api::wire::truncate_reason;
 
 use super::super::{Action, JobObject};
 use super::stored::{Known, Spec, fixed_part, spec_hash};
@@ -346,7 +346,7 @@ impl Job {
     /// The job cannot run as it is. An edit of the spec gives it another chance.
     fn refuse(&mut self, reason: &'static str, message: &str, actions: &mut Vec<Action>) {
         self.phase = JobPhase::Failure;
-        self.reason = bounded_reason(message);
+        self.reason = truncate_reason(message);
         self.refusal = Some(self.reason.clone());
         self.event(actions, true, reason, message);
         self.writes.touch(Pace::Now);
@@ -354,7 +354,7 @@ impl Job {
 
     /// A job that has begun was edited in a way that cannot be followed.
     fn keep_going(&mut self, message: &str, actions: &mut Vec<Action>) {
-        self.refusal = Some(bounded_reason(message));
+        self.refusal = Some(truncate_reason(message));
         let held = self.run.as_ref().is_some_and(|run| run.held);
         let note = if held { message.to_owned() } else { format!("the job goes on as it was: {message}") };
         self.event(actions, true, "SpecChangeIgnored", &note);

@@ -1,0 +1,35 @@
+//! Removal of defaults from generated schemas.
+//!
+//! The derives give a default to every field that may be absent. Users read the defaults of a definition, so that only
+//! those that carry information may remain.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+
+/// Removes defaults that only say that a field may be absent: objects, null and the empty string.
+pub(super) fn remove_empty_defaults(schema: &mut JSONSchemaProps) {
+    if schema.default.as_ref().is_some_and(|JSON(value)| value.is_object() || value.is_null() || value == "")
+    {
+        schema.default = None;
+    }
+    children(schema).for_each(remove_empty_defaults);
+}
+
+/// Removes all defaults, as in a status, which only cloudcore fills in.
+pub(super) fn remove_all_defaults(schema: &mut JSONSchemaProps) {
+    schema.default = None;
+    children(schema).for_each(remove_all_defaults);
+}
+
+fn children(schema: &mut JSONSchemaProps) -> impl Iterator<Item = &mut JSONSchemaProps> {
+    let items = schema.items.iter_mut().filter_map(|items| match items {
+        JSONSchemaPropsOrArray::Schema(schema) => Some(schema.as_mut()),
+        JSONSchemaPropsOrArray::Schemas(_) => None, // not structural, so never generated
+    });
+    let values = schema.additional_properties.iter_mut().filter_map(|values| match values {
+        JSONSchemaPropsOrBool::Schema(schema) => Some(schema.as_mut()),
+        JSONSchemaPropsOrBool::Bool(_) => None,
+    });
+    schema.properties.iter_mut().flatten().map(|(_, schema)| schema).chain(items).chain(values)
+}
