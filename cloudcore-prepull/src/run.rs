@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use kube::Client;
 use prepull_engine::engine::{Action, Engine, Input, Listed};
 use prepull_engine::prepull::controller;
+use prepull_engine::shared::outcomes::WriteOutcome;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -378,7 +379,7 @@ impl Core {
     }
 
     fn act_for_job(&mut self, action: controller::Action) {
-        use controller::{Action, Input, WriteOutcome};
+        use controller::{Action, Input};
         match action {
             // A message that finds no session is not lost: the node's next Hello brings the matter up again.
             Action::Send(node, message) => _ = self.sessions.send(&node, message),

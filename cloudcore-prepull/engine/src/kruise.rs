@@ -20,4 +20,4 @@ pub mod node_images;
 pub mod rules;
 
 pub use engine::{Action, Input, Kruise};
-pub use io::{Liveness, News, ObjectId, Standing, Unreadable, Wish};
+pub use io::{Liveness, News, Standing, Wish};

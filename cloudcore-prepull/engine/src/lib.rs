@@ -22,8 +22,14 @@ pub mod prepull {
 /// What both engines use.
 pub mod shared {
     pub(crate) mod agenda;
+    pub(crate) mod delay_queue;
+    pub(crate) mod effects;
+    pub mod events;
     pub mod node_view;
+    pub mod objects;
     pub mod outcomes;
+    pub mod pacing;
+    pub mod reasons;
     pub mod session;
     pub(crate) mod slots;
     pub(crate) mod writes;

@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -68,7 +68,7 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(tls);
-    let failed_tokens = Mutex::new(FailedTokens::new(Instant::now()));
+    let failed_tokens = Mutex::new(FailedTokens::new());
     let lookups = Semaphore::new(MAX_LOOKUPS);
     let routes = Arc::new(Routes { authority, tokens, settings, failed_tokens, lookups });
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));

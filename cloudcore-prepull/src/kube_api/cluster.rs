@@ -8,6 +8,7 @@ use anyhow::Context;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
+use prepull_engine::shared::pacing::Backoff;
 use tracing::info;
 
 use crate::kube_api::leader::{Fence, Leadership};
@@ -50,7 +51,7 @@ pub async fn leaders_client(kubeconfig: Option<&Path>, leadership: Leadership) -
 /// connection. Longer than a watch in which nothing happens, which the API server ends after 290 s.
 const SILENCE: Duration = Duration::from_secs(300);
 /// Between two tries while the API server does not answer; doubled up to the second value.
-const READ_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+const READ_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 /// What failed, where no client can be made.
 const PREPARE: &str = "prepare the connection to the cluster";
 
@@ -60,14 +61,13 @@ pub async fn persistently<T, F>(what: &str, explain: fn(&Error) -> Option<String
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let (mut wait, log) = (READ_RETRY.0, FailureLog::default());
+    let (mut backoff, log) = (READ_RETRY, FailureLog::default());
     loop {
         match read().await {
             Ok(found) => return found,
             Err(error) => {
                 log.record("read", what, explain(&error).as_deref(), &error);
-                tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(READ_RETRY.1);
+                tokio::time::sleep(backoff.next_wait()).await;
             }
         }
     }

@@ -13,9 +13,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Client;
 use kube::api::{Api, PostParams};
 use prepull_api::crd::kruise;
-use prepull_engine::kruise::ObjectId;
-use prepull_engine::kruise::jobs::Event as KruiseEvent;
-use prepull_engine::prepull::controller::JobEvent;
+use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
+use prepull_engine::shared::objects::ObjectId;
+use prepull_engine::shared::pacing::TokenBucket;
+use prepull_engine::shared::reasons;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
@@ -32,49 +33,12 @@ const SUCCESSES: (f64, f64) = (50.0, 1.0);
 /// The same for what failed, which somebody may be looking for.
 const FAILURES: (f64, f64) = (100.0, 5.0);
 
-/// An event on any object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Event {
-    api_version: String,
-    kind: &'static str,
-    namespace: Option<String>,
-    name: String,
-    uid: String,
-    warning: bool,
-    reason: &'static str,
-    note: String,
-}
-
-impl From<JobEvent> for Event {
-    fn from(event: JobEvent) -> Self {
-        let JobEvent { job, name, warning, reason, note } = event;
-        let api_version = format!("{}/v1alpha2", prepull_api::crd::GROUP);
-        Self {
-            api_version,
-            kind: "ImagePrePullJob",
-            namespace: None,
-            name,
-            uid: job.0,
-            warning,
-            reason,
-            note,
-        }
-    }
-}
-
-impl From<KruiseEvent> for Event {
-    fn from(event: KruiseEvent) -> Self {
-        let KruiseEvent { kind, object: ObjectId { namespace, name, uid }, warning, reason, note } = event;
-        let api_version = format!("{}/{}", kruise::GROUP, kruise::VERSION);
-        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
-        Self { api_version, kind, namespace, name, uid: uid.0, warning, reason, note }
-    }
-}
+type Bucket = TokenBucket<Instant>;
 
 /// The sending end.
 #[derive(Clone, Debug)]
 pub struct Events {
-    queue: mpsc::Sender<Event>,
+    queue: mpsc::Sender<ObjectEvent>,
     successes: Arc<Mutex<Bucket>>,
     failures: Arc<Mutex<Bucket>>,
 }
@@ -84,67 +48,39 @@ impl Events {
     pub fn start(client: Client) -> Self {
         let (queue, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(publish(client, receiver));
-        let bucket = |(burst, rate)| Arc::new(Mutex::new(Bucket::new(burst, rate, Instant::now())));
+        let bucket = |(burst, per_second)| Arc::new(Mutex::new(Bucket::new(per_second, burst)));
         Self { queue, successes: bucket(SUCCESSES), failures: bucket(FAILURES) }
     }
 
-    /// Hands over one event.
-    pub fn send(&self, event: JobEvent) {
-        info!(job = event.name, reason = event.reason, note = event.note, "event");
-        self.offer(event.into());
-    }
-
-    /// Hands over one event of Kruise's objects. There is one for each node of a job: beyond a rate they are dropped, and
-    /// what they would have said stands in the status.
-    pub fn send_kruise(&self, event: KruiseEvent) {
-        let of_node = event.reason.starts_with("PullImage");
-        debug!(kind = event.kind, object = %event.object, reason = event.reason, note = event.note, "event");
-        let bucket = if event.warning { &self.failures } else { &self.successes };
+    /// Hands over one event. Those of single images on single nodes are dropped beyond a rate: what they would have
+    /// said stands in the status.
+    pub fn send(&self, event: ObjectEvent) {
+        let ObjectEvent { kind, object, warning, reason, note } = &event;
+        if *kind == ObjectKind::ImagePrePullJob {
+            info!(job = object.name, reason, note, "event");
+        } else {
+            debug!(kind = kind.as_str(), %object, reason, note, "event");
+        }
+        let bucket = if *warning { &self.failures } else { &self.successes };
         // Nothing that holds the lock can leave the bucket half changed.
         let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        if !of_node || bucket.take(Instant::now()) {
-            self.offer(event.into());
+        if !reasons::is_of_one_image(reason) || bucket.try_take(1.0, Instant::now()).is_ok() {
+            self.offer(event);
         }
     }
 
-    fn offer(&self, event: Event) {
+    fn offer(&self, event: ObjectEvent) {
         if let Err(error) = self.queue.try_send(event) {
             warn!(%error, "event dropped");
         }
     }
 }
 
-/// Lets a burst through, and then a rate.
-#[derive(Debug)]
-struct Bucket {
-    burst: f64,
-    rate: f64,
-    left: f64,
-    counted: Instant,
-}
-
-impl Bucket {
-    fn new(burst: f64, rate: f64, now: Instant) -> Self {
-        Self { burst, rate, left: burst, counted: now }
-    }
-
-    fn take(&mut self, now: Instant) -> bool {
-        self.left = (self.left + (now - self.counted).as_secs_f64() * self.rate).min(self.burst);
-        self.counted = now;
-        let has = self.left >= 1.0;
-        if has {
-            self.left -= 1.0;
-        }
-        has
-    }
-}
-
-async fn publish(client: Client, mut events: mpsc::Receiver<Event>) {
+async fn publish(client: Client, mut events: mpsc::Receiver<ObjectEvent>) {
     let instance = std::env::var("POD_NAME").ok();
     while let Some(event) = events.recv().await {
-        let (name, reason) = (event.name.clone(), event.reason);
-        let api: Api<CoreEvent> =
-            Api::namespaced(client.clone(), event.namespace.as_deref().unwrap_or(NAMESPACE));
+        let (name, reason) = (event.object.name.clone(), event.reason);
+        let api: Api<CoreEvent> = Api::namespaced(client.clone(), namespace_of(&event.object));
         if let Err(error) =
             api.create(&PostParams::default(), &object(event, instance.clone(), Timestamp::now())).await
         {
@@ -153,23 +89,36 @@ async fn publish(client: Client, mut events: mpsc::Receiver<Event>) {
     }
 }
 
-fn object(event: Event, instance: Option<String>, now: Timestamp) -> CoreEvent {
+/// Where events about an object live.
+fn namespace_of(object: &ObjectId) -> &str {
+    if object.namespace.is_empty() { NAMESPACE } else { &object.namespace }
+}
+
+fn object(event: ObjectEvent, instance: Option<String>, now: Timestamp) -> CoreEvent {
     const PROGRAM: &str = "cloudcore-prepull";
-    let Event { api_version, kind, namespace, name, uid, warning, reason, note } = event;
+    let ObjectEvent { kind, object, warning, reason, note } = event;
+    let home = namespace_of(&object).to_owned();
+    let ObjectId { namespace, name, uid } = object;
+    let api_version = match kind {
+        ObjectKind::ImagePrePullJob => format!("{}/v1alpha2", prepull_api::crd::GROUP),
+        ObjectKind::ImagePullJob | ObjectKind::ImageListPullJob | ObjectKind::NodeImage => {
+            format!("{}/{}", kruise::GROUP, kruise::VERSION)
+        }
+    };
     // Names of objects are ASCII; where this one is cut, a dash or dot may be last, which a dot must not follow.
     let part = name.get(..NAME_PART).map_or(name.as_str(), |cut| cut.trim_end_matches(['-', '.'])).to_owned();
     CoreEvent {
         metadata: ObjectMeta {
             name: Some(format!("{part}.{:x}", now.as_nanosecond())),
-            namespace: Some(namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned())),
+            namespace: Some(home),
             ..ObjectMeta::default()
         },
         involved_object: ObjectReference {
             api_version: Some(api_version),
-            kind: Some(kind.to_owned()),
-            namespace,
+            kind: Some(kind.as_str().to_owned()),
+            namespace: Some(namespace).filter(|namespace| !namespace.is_empty()),
             name: Some(name),
-            uid: Some(uid),
+            uid: Some(uid.0),
             ..ObjectReference::default()
         },
         type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
@@ -194,14 +143,14 @@ mod tests {
     use super::*;
 
     fn event(name: String) -> CoreEvent {
-        let event = JobEvent {
-            job: JobUid("u".to_owned()),
-            name,
+        let event = ObjectEvent {
+            kind: ObjectKind::ImagePrePullJob,
+            object: ObjectId { namespace: String::new(), name, uid: JobUid("u".to_owned()) },
             warning: true,
             reason: "Failed",
             note: "why".to_owned(),
         };
-        object(event.into(), None, Timestamp::from_second(1_000_000_000).unwrap())
+        object(event, None, Timestamp::from_second(1_000_000_000).unwrap())
     }
 
     #[test]
@@ -222,8 +171,9 @@ mod tests {
     #[test]
     fn a_burst_of_events_passes_and_then_a_rate() {
         let start = Instant::now();
-        let mut bucket = Bucket::new(50.0, 1.0, start);
-        let passed = |bucket: &mut Bucket, at| (0..1000).filter(|_| bucket.take(at)).count();
+        let (burst, per_second) = SUCCESSES;
+        let mut bucket = Bucket::new(per_second, burst);
+        let passed = |bucket: &mut Bucket, at| (0..1000).filter(|_| bucket.try_take(1.0, at).is_ok()).count();
         assert_eq!(passed(&mut bucket, start), 50);
         assert_eq!(passed(&mut bucket, start + Duration::from_secs(3)), 3);
         assert_eq!(passed(&mut bucket, start + Duration::from_secs(1000)), 50, "no more than at first");

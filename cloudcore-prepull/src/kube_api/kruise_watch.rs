@@ -7,17 +7,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
-use kube::{Client, Resource, ResourceExt};
+use kube::{Client, Resource};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
-use prepull_api::task::{JobUid, NodeName};
+use prepull_api::task::NodeName;
 use prepull_engine::engine;
 use prepull_engine::kruise::engine::Input;
 use prepull_engine::kruise::jobs::{self, Pod};
-use prepull_engine::kruise::{ObjectId, Unreadable, node_images};
+use prepull_engine::kruise::node_images;
+use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::kube_api::watch::{Watched, follow};
+use crate::kube_api::watch::{Watched, follow, id_of, readable};
 
 type Object<K> = Result<Box<K>, Unreadable>;
 
@@ -25,7 +26,7 @@ type Object<K> = Result<Box<K>, Unreadable>;
 pub async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use node_images::Input as To;
     let gone = |object: &Object<NodeImage>| {
-        let ObjectId { namespace: _, name, uid } = id(object);
+        let ObjectId { namespace: _, name, uid } = id_of(object);
         Input::Node(To::NodeImageGone { name: NodeName(name), uid: uid.0 })
     };
     let watched = Watched {
@@ -33,7 +34,7 @@ pub async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
         one: |object| Input::Node(To::NodeImage(object)),
         gone,
     };
-    follow(Api::<DeserializeGuard<NodeImage>>::all(client), all(), inputs, object, watched).await;
+    follow(Api::<DeserializeGuard<NodeImage>>::all(client), all(), inputs, readable, watched).await;
 }
 
 /// Watches all ImagePullJobs for ever.
@@ -42,9 +43,9 @@ pub async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     let watched = Watched {
         all: |objects| Input::Job(To::PullJobs(objects)),
         one: |object| Input::Job(To::PullJob(object)),
-        gone: |object: &Object<ImagePullJob>| Input::Job(To::PullJobGone(id(object).uid)),
+        gone: |object: &Object<ImagePullJob>| Input::Job(To::PullJobGone(id_of(object).uid)),
     };
-    follow(Api::<DeserializeGuard<ImagePullJob>>::all(client), all(), inputs, object, watched).await;
+    follow(Api::<DeserializeGuard<ImagePullJob>>::all(client), all(), inputs, readable, watched).await;
 }
 
 /// Watches all ImageListPullJobs for ever.
@@ -53,9 +54,9 @@ pub async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     let watched = Watched {
         all: |objects| Input::Job(To::ListJobs(objects)),
         one: |object| Input::Job(To::ListJob(object)),
-        gone: |object: &Object<ImageListPullJob>| Input::Job(To::ListJobGone(id(object).uid)),
+        gone: |object: &Object<ImageListPullJob>| Input::Job(To::ListJobGone(id_of(object).uid)),
     };
-    follow(Api::<DeserializeGuard<ImageListPullJob>>::all(client), all(), inputs, object, watched).await;
+    follow(Api::<DeserializeGuard<ImageListPullJob>>::all(client), all(), inputs, readable, watched).await;
 }
 
 /// The pods that a podSelector may be about; one that is so no more is told of as gone.
@@ -110,27 +111,5 @@ fn pod(view: PodView) -> Pod {
         name: metadata.name.unwrap_or_default(),
         labels: metadata.labels.unwrap_or_default(),
         node: spec.node_name.filter(|name| counts && !name.is_empty()).map(NodeName),
-    }
-}
-
-fn object<K>(DeserializeGuard(object): DeserializeGuard<K>) -> Object<K> {
-    object.map(Box::new).map_err(|invalid| Unreadable {
-        id: ObjectId {
-            namespace: invalid.metadata.namespace.unwrap_or_default(),
-            name: invalid.metadata.name.unwrap_or_default(),
-            uid: JobUid(invalid.metadata.uid.unwrap_or_default()),
-        },
-        error: format!("the object cannot be read: {}", invalid.error),
-    })
-}
-
-fn id<K: Resource>(object: &Object<K>) -> ObjectId {
-    match object {
-        Ok(object) => ObjectId {
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-            uid: JobUid(object.uid().unwrap_or_default()),
-        },
-        Err(unreadable) => unreadable.id.clone(),
     }
 }

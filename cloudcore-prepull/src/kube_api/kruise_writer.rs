@@ -11,9 +11,10 @@ use kube::api::{Api, PostParams};
 use kube::{Client, Error, Resource, ResourceExt};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImagePullJobSpec, NodeImage, NodeImageSpec};
 use prepull_api::task::NodeName;
-use prepull_engine::kruise::ObjectId;
-use prepull_engine::kruise::jobs::{Action, Object, Outcome};
+use prepull_engine::kruise::jobs::{Action, Object};
 use prepull_engine::kruise::node_images::{Write, Written};
+use prepull_engine::shared::objects::ObjectId;
+use prepull_engine::shared::outcomes::WriteOutcome;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tracing::warn;
@@ -85,7 +86,7 @@ impl Writer {
     }
 
     /// Makes the write of a job.
-    pub async fn write_job(&self, action: Action) -> Outcome {
+    pub async fn write_job(&self, action: Action) -> WriteOutcome {
         let object = written_object(&action);
         match object_write::in_time(self.try_job(action)).await {
             Ok(outcome) => outcome,
@@ -97,12 +98,12 @@ impl Writer {
                     _ => ("write an ImagePullJob", error.explain::<ImagePullJob>()),
                 };
                 self.log.record(operation, &format!("{object:?}"), problem.as_deref(), &error);
-                Outcome::Failed
+                WriteOutcome::Failed
             }
         }
     }
 
-    async fn try_job(&self, action: Action) -> Result<Outcome, Error> {
+    async fn try_job(&self, action: Action) -> Result<WriteOutcome, Error> {
         match action {
             Action::PullJobStatus(id, status) => {
                 let values = [("/status", json!(status))];
@@ -118,14 +119,14 @@ impl Writer {
             }
             Action::DeletePullJob(id) | Action::DeleteChild { child: id, .. } => {
                 let api = self.namespaced::<ImagePullJob>(&id);
-                object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| Outcome::Done)
+                object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| WriteOutcome::Done)
             }
             Action::DeleteListJob(id) => {
                 let api = self.namespaced::<ImageListPullJob>(&id);
-                object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| Outcome::Done)
+                object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| WriteOutcome::Done)
             }
             Action::MakeChild { list, name, spec } => self.create_child(&list, &name, *spec).await,
-            Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => Ok(Outcome::Done),
+            Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => Ok(WriteOutcome::Done),
         }
     }
 
@@ -134,21 +135,23 @@ impl Writer {
         list: &ObjectId,
         name: &str,
         spec: ImagePullJobSpec,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<WriteOutcome, Error> {
         let api = self.namespaced::<ImagePullJob>(list);
         let mut child = ImagePullJob::new(name, spec);
         child.metadata.owner_references = Some(vec![owner_reference(list)]);
-        let Err(error) = api.create(&PostParams::default(), &child).await else { return Ok(Outcome::Done) };
+        let Err(error) = api.create(&PostParams::default(), &child).await else {
+            return Ok(WriteOutcome::Done);
+        };
         match Failure::of(&error) {
             // The namespace is gone.
-            Failure::NotFound => Ok(Outcome::Gone),
+            Failure::NotFound => Ok(WriteOutcome::Gone),
             Failure::Conflict => {
                 let found = api.get_opt(name).await?;
                 // It is ours if the answer to an earlier try was lost.
                 let is_ours = found.is_some_and(|found| {
                     found.owner_references().iter().any(|owner| owner.uid == list.uid.0)
                 });
-                Ok(if is_ours { Outcome::Done } else { Outcome::Gone })
+                Ok(if is_ours { WriteOutcome::Done } else { WriteOutcome::Gone })
             }
             Failure::Invalid | Failure::Other => Err(error),
         }
@@ -169,19 +172,19 @@ async fn replace<K>(
     id: &ObjectId,
     endpoint: Endpoint,
     values: [(&'static str, Value); 1],
-) -> Result<Outcome, Error>
+) -> Result<WriteOutcome, Error>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
     let target = Target { name: &id.name, uid: &id.uid.0, version: None };
     let Err(error) = object_write::patch(api, target, endpoint, values).await else {
-        return Ok(Outcome::Done);
+        return Ok(WriteOutcome::Done);
     };
     match Failure::of(&error) {
-        Failure::NotFound => Ok(Outcome::Gone),
+        Failure::NotFound => Ok(WriteOutcome::Gone),
         // The test of the UID failed, unless the definition does not accept what was written.
         Failure::Invalid if object_write::read_metadata(api, &id.name, &id.uid.0).await?.is_none() => {
-            Ok(Outcome::Gone)
+            Ok(WriteOutcome::Gone)
         }
         // A conflict does not say that the object is gone: no version was given.
         Failure::Invalid | Failure::Conflict | Failure::Other => Err(error),

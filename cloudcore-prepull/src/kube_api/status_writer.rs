@@ -17,7 +17,8 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL, ReportBody};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::JobUid;
-use prepull_engine::prepull::controller::{Content, JobObject, Object, WriteOutcome, needs_reports};
+use prepull_engine::prepull::controller::{Content, JobObject, Object, needs_reports};
+use prepull_engine::shared::outcomes::WriteOutcome;
 use serde_json::json;
 use tracing::debug;
 

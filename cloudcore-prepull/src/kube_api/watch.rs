@@ -9,12 +9,13 @@ use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::watcher};
-use kube::{Client, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::task::JobUid;
 use prepull_engine::engine;
-use prepull_engine::prepull::controller::{Input, JobObject, UnreadableJob};
+use prepull_engine::prepull::controller::{Input, JobObject};
 use prepull_engine::shared::node_view::NodeView;
+use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use tokio::sync::mpsc;
 
 use crate::kube_api::refusal::{FailureLog, explain};
@@ -41,8 +42,8 @@ pub async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
         Api::<DeserializeGuard<ImagePrePullJob>>::all(client),
         watcher::Config::default(),
         inputs,
-        job_object,
-        Watched { all: Input::Jobs, one: Input::Job, gone: |job: &JobObject| Input::JobGone(uid(job)) },
+        readable,
+        Watched { all: Input::Jobs, one: Input::Job, gone: |job: &JobObject| Input::JobGone(id_of(job).uid) },
     )
     .await;
 }
@@ -111,21 +112,27 @@ fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) 
     }
 }
 
-fn job_object(DeserializeGuard(object): DeserializeGuard<ImagePrePullJob>) -> JobObject {
-    match object {
-        Ok(job) => Ok(Box::new(job)),
-        Err(invalid) => Err(UnreadableJob {
-            uid: JobUid(invalid.metadata.uid.clone().unwrap_or_default()),
-            name: invalid.metadata.name.clone().unwrap_or_default(),
-            generation: invalid.metadata.generation.unwrap_or_default(),
-            error: format!("the object cannot be read: {}", invalid.error),
-        }),
-    }
+/// An object as the engines take it: one that cannot be read is passed on as such.
+pub(crate) fn readable<K>(DeserializeGuard(object): DeserializeGuard<K>) -> Result<Box<K>, Unreadable> {
+    object.map(Box::new).map_err(|invalid| Unreadable {
+        id: ObjectId {
+            namespace: invalid.metadata.namespace.unwrap_or_default(),
+            name: invalid.metadata.name.unwrap_or_default(),
+            uid: JobUid(invalid.metadata.uid.unwrap_or_default()),
+        },
+        generation: invalid.metadata.generation.unwrap_or_default(),
+        error: format!("the object cannot be read: {}", invalid.error),
+    })
 }
 
-fn uid(job: &JobObject) -> JobUid {
-    match job {
-        Ok(job) => JobUid(job.uid().unwrap_or_default()),
-        Err(unreadable) => unreadable.uid.clone(),
+/// The id of an object, readable or not.
+pub(crate) fn id_of<K: Resource>(object: &Result<Box<K>, Unreadable>) -> ObjectId {
+    match object {
+        Ok(object) => ObjectId {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            uid: JobUid(object.uid().unwrap_or_default()),
+        },
+        Err(unreadable) => unreadable.id.clone(),
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use kube::Client;
-use prepull_engine::kruise::jobs::{self, Outcome};
+use prepull_engine::kruise::jobs;
 use prepull_engine::kruise::node_images::{self, Written};
 use prepull_engine::kruise::{Action, Input};
-use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use tokio::sync::Semaphore;
 use tracing::{Instrument, info, info_span};
 
@@ -51,7 +51,7 @@ impl Core {
         let inputs = self.inputs.clone();
         match action {
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
-            Action::Event(event) => self.events.send_kruise(event),
+            Action::Event(event) => self.events.send(event),
             Action::Dispatch(order) => {
                 let (secrets, sessions, permits) =
                     (self.secrets.clone(), self.sessions.clone(), self.permits.clone());
@@ -84,7 +84,7 @@ impl Core {
                     let Some(object) = crate::kube_api::kruise_writer::written_object(&action) else {
                         return;
                     };
-                    let outcome = caught(writer.write_job(action)).await.unwrap_or(Outcome::Failed);
+                    let outcome = caught(writer.write_job(action)).await.unwrap_or(WriteOutcome::Failed);
                     let _ = inputs.send(Input::Job(jobs::Input::Written { object, outcome }).into()).await;
                 });
             }

@@ -7,8 +7,8 @@ use prepull_api::task::TaskOutcome;
 use prepull_api::wire::EdgeMessage;
 use prepull_engine::kruise::node_images::Written;
 use prepull_engine::kruise::{self, jobs, node_images};
-use prepull_engine::prepull::controller::{Input, WriteOutcome};
-use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::prepull::controller::Input;
+use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::SessionEvent;
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
@@ -126,9 +126,9 @@ impl Metrics {
                 Written::Failed => "failed",
             },
             kruise::Input::Job(jobs::Input::Written { outcome, .. }) => match outcome {
-                jobs::Outcome::Done => "done",
-                jobs::Outcome::Gone => "gone",
-                jobs::Outcome::Failed => "failed",
+                WriteOutcome::Done => "done",
+                WriteOutcome::Gone => "gone",
+                WriteOutcome::Failed => "failed",
             },
             kruise::Input::Node(node_images::Input::Dispatched { outcome, .. }) => {
                 self.count_dispatch(outcome);

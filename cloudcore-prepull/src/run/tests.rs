@@ -2,7 +2,8 @@
 use hyper::{Request, Response};
 use kube::client::Body;
 use prepull_api::task::JobUid;
-use prepull_engine::prepull::controller::{Content, Object, WriteOutcome};
+use prepull_engine::prepull::controller::{Content, Object};
+use prepull_engine::shared::outcomes::WriteOutcome;
 
 use super::*;
 

@@ -6,7 +6,7 @@ use prepull_api::task::{ImageOutcome, NodeName, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Hello, Key};
 use prepull_engine::kruise::node_images::{self, Written};
 use prepull_engine::kruise::{Input, jobs};
-use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::world::{NODES, Pending, World};
@@ -68,9 +68,9 @@ impl World {
             Pending::Job(action) => {
                 self.tell(|| format!("write {action:?}"));
                 let object = cloudcore_prepull::kube_api::kruise_writer::written_object(&action).unwrap();
-                let outcome = if fails { jobs::Outcome::Failed } else { self.write_job(action).1 };
+                let outcome = if fails { WriteOutcome::Failed } else { self.write_job(action).1 };
                 self.tell(|| format!("  {outcome:?}"));
-                let outcome = if unheard { jobs::Outcome::Failed } else { outcome };
+                let outcome = if unheard { WriteOutcome::Failed } else { outcome };
                 self.hear(Input::Job(jobs::Input::Written { object, outcome }));
             }
             Pending::Dispatch(order) => {

@@ -11,10 +11,11 @@ use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImageTagSpec, Nod
 use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, PullPolicy, TaskId};
 use prepull_api::wire::CloudMessage;
-use prepull_engine::kruise::jobs::{self, Object, Outcome};
+use prepull_engine::kruise::jobs::{self, Object};
 use prepull_engine::kruise::node_images::{self, Order, Write, Written};
 use prepull_engine::kruise::{Action, Input, Kruise};
 use prepull_engine::shared::node_view::NodeView;
+use prepull_engine::shared::outcomes::WriteOutcome;
 
 use crate::edge::Edge;
 use crate::rng::Rng;
@@ -291,7 +292,7 @@ impl World {
     }
 
     /// Makes a job's write as the API server does.
-    pub(crate) fn write_job(&mut self, action: jobs::Action) -> (Object, Outcome) {
+    pub(crate) fn write_job(&mut self, action: jobs::Action) -> (Object, WriteOutcome) {
         use jobs::Action as A;
         self.writes += 1;
         let object = written_object(&action).unwrap();
@@ -302,31 +303,31 @@ impl World {
                     job.status = Some(*status);
                     job.metadata.resource_version = Some(version);
                     self.job_changed(&id.name, None);
-                    Outcome::Done
+                    WriteOutcome::Done
                 }
-                _ => Outcome::Gone,
+                _ => WriteOutcome::Gone,
             },
             A::ListJobStatus(id, status) => match self.list_jobs.get_mut(&id.name) {
                 Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
                     job.status = Some(*status);
                     job.metadata.resource_version = Some(version);
                     self.list_changed(&id.name, None);
-                    Outcome::Done
+                    WriteOutcome::Done
                 }
-                _ => Outcome::Gone,
+                _ => WriteOutcome::Gone,
             },
             A::DeletePullJob(id) | A::DeleteChild { child: id, .. } => {
                 self.delete_job(&id.name, Some(&id.uid.0));
-                Outcome::Done
+                WriteOutcome::Done
             }
             A::DeleteListJob(id) => {
                 self.delete_list(&id.name, Some(&id.uid.0));
-                Outcome::Done
+                WriteOutcome::Done
             }
             A::MakeChild { list, name, spec } => {
                 if let Some(found) = self.pull_jobs.get(&name) {
                     let ours = found.owner_references().iter().any(|owner| owner.uid == list.uid.0);
-                    return (object, if ours { Outcome::Done } else { Outcome::Gone });
+                    return (object, if ours { WriteOutcome::Done } else { WriteOutcome::Gone });
                 }
                 let mut child = ImagePullJob::new(&name, *spec);
                 child.metadata.owner_references = Some(vec![OwnerReference {
@@ -338,16 +339,16 @@ impl World {
                     block_owner_deletion: None,
                 }]);
                 self.make_job(child);
-                Outcome::Done
+                WriteOutcome::Done
             }
             A::ChangeChild { child, spec, .. } => match self.pull_jobs.get_mut(&child.name) {
                 Some(job) if job.uid().as_ref() == Some(&child.uid.0) => {
                     job.spec = *spec;
                     job.metadata.resource_version = Some(version);
                     self.job_changed(&child.name, None);
-                    Outcome::Done
+                    WriteOutcome::Done
                 }
-                _ => Outcome::Gone,
+                _ => WriteOutcome::Gone,
             },
             A::Ask { .. } | A::Event(_) | A::Liveness(_) => unreachable!("no write"),
         };

@@ -7,8 +7,8 @@ use edgecore_prepull::tasks::agent::{Effect, Event};
 use jiff::Timestamp;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, Welcome};
-use prepull_engine::prepull::controller::{Action, Input, Object, WriteOutcome};
-use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::prepull::controller::{Action, Input, Object};
+use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::api::{Api, Refused};
@@ -660,7 +660,7 @@ fn brief(input: &Input) -> String {
             job.metadata.uid.as_deref().unwrap_or_default(),
             job.metadata.generation.unwrap_or_default()
         ),
-        Input::Job(Err(job)) => format!("unreadable job {}", job.uid),
+        Input::Job(Err(job)) => format!("unreadable job {}", job.id.uid),
         Input::JobGone(job) => format!("job {job} gone"),
         Input::Session(SessionEvent::Up { node, session, .. }) => format!("{node} up, session {session}"),
         Input::Session(SessionEvent::Down { node, session }) => format!("{node} down, session {session}"),

@@ -5,8 +5,9 @@ use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 use prepull_api::wire::CloudMessage;
 
-use super::jobs::{self, Event, Jobs};
+use super::jobs::{self, Jobs};
 use super::node_images::{self, NodeImages, Order, Write};
+use crate::shared::events::ObjectEvent;
 
 /// What happened, to either half.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub enum Action {
     /// Write a job, or a child of one.
     Job(jobs::Action),
     /// Tell people.
-    Event(Event),
+    Event(ObjectEvent),
 }
 
 /// Which of the first lists have come.

@@ -1,39 +1,12 @@
 //! What the halves say to each other.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use prepull_api::crd::kruise::{ImageTagPullPolicy, SandboxConfig, SecretObject};
 use prepull_api::task::{JobUid, NodeName};
-
-/// One object, and no other one of the same name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ObjectId {
-    /// metadata.namespace
-    pub namespace: String,
-    /// metadata.name
-    pub name: String,
-    /// metadata.uid
-    pub uid: JobUid,
-}
-
-impl fmt::Display for ObjectId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// An object with a field of the wrong kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreadable {
-    /// Which.
-    pub id: ObjectId,
-    /// What cannot be read.
-    pub error: String,
-}
 
 /// What an ImagePullJob wants in the NodeImage of each of its nodes.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,6 +7,7 @@ use prepull_api::task::{JobUid, NodeName};
 
 use super::{Liveness, News, Standing};
 use crate::shared::agenda::Agenda;
+use crate::shared::outcomes::WriteOutcome;
 
 mod fleet;
 mod group;
@@ -25,7 +26,7 @@ mod writing;
 
 use fleet::{Fleet, Presence};
 use group::Group;
-pub use io::{Action, Event, Input, Object, Outcome, Pod};
+pub use io::{Action, Input, Object, Pod};
 use lists::Lists;
 use objects::{ListJobObject, PullJobObject};
 use over::Over;
@@ -324,8 +325,8 @@ impl Jobs {
         }
     }
 
-    fn written(&mut self, uid: &JobUid, outcome: Outcome, now: Timestamp) {
-        if outcome == Outcome::Gone {
+    fn written(&mut self, uid: &JobUid, outcome: WriteOutcome, now: Timestamp) {
+        if outcome == WriteOutcome::Gone {
             // Where the watch has told of it, it will not tell again.
             if self.running.contains_key(uid) || self.over.contains_key(uid) {
                 self.gone.insert(uid.clone());

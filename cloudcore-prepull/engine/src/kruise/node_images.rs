@@ -11,7 +11,6 @@
 
 mod edit;
 mod held;
-mod pace;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -29,13 +28,15 @@ use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName, Task, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage};
 
-use super::jobs::Event;
-use super::{Liveness, News, Unreadable, Wish};
+use super::{Liveness, News, Wish};
+use crate::shared::delay_queue::DelayQueue;
+use crate::shared::events::ObjectEvent;
 use crate::shared::node_view::NodeView;
+use crate::shared::objects::Unreadable;
 use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::pacing::TokenBucket;
 use crate::shared::session::SessionEvent;
 use held::Held;
-use pace::{Budget, Due};
 pub use work::{full_name, is_of_node_image};
 
 /// What happened.
@@ -100,7 +101,7 @@ pub enum Action {
     /// Tell the jobs.
     News(News),
     /// Tell people.
-    Event(Event),
+    Event(ObjectEvent),
 }
 
 /// A task that is to go out.
@@ -160,6 +161,12 @@ pub(crate) struct Around<'a> {
     pub take: &'a mut dyn FnMut(&NodeName) -> bool,
 }
 
+/// Writes of statuses that tell of nothing but progress, over all nodes: 20 a second. Ten thousand nodes that pull at
+/// once must not keep etcd busy with percentages.
+fn progress_budget() -> TokenBucket<Timestamp> {
+    TokenBucket::new(20.0, 20.0)
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct NodeImages {
@@ -168,8 +175,10 @@ pub struct NodeImages {
     held: BTreeMap<NodeName, Held>,
     owned: HashMap<JobUid, BTreeSet<NodeName>>,
     dirty: BTreeSet<NodeName>,
-    due: Due,
-    budget: Budget,
+    /// When a node is to be looked at again although nothing happened to it.
+    wakeups: DelayQueue<NodeName>,
+    /// See [`progress_budget`].
+    progress_budget: TokenBucket<Timestamp>,
     actions: Vec<Action>,
     moves: Vec<(NodeName, bool)>,
 }
@@ -182,8 +191,8 @@ impl NodeImages {
             held: BTreeMap::new(),
             owned: HashMap::new(),
             dirty: BTreeSet::new(),
-            due: Due::default(),
-            budget: Budget::default(),
+            wakeups: DelayQueue::default(),
+            progress_budget: progress_budget(),
             actions: Vec::new(),
             moves: Vec::new(),
         }
@@ -260,13 +269,13 @@ impl NodeImages {
         liveness: &dyn Fn(&JobUid) -> Liveness,
         take: &mut dyn FnMut(&NodeName) -> bool,
     ) -> Vec<Action> {
-        self.due.pop(now, &mut self.dirty);
+        self.dirty.extend(std::iter::from_fn(|| self.wakeups.pop_due(now)));
         let mut around = Around { now, liveness, take };
         for name in std::mem::take(&mut self.dirty) {
             let Some(held) = self.held.get_mut(&name) else { continue };
             let mut out = Out::new(&name, &mut self.actions, &mut self.moves);
-            let wakeup = held.settle(&self.selector, &mut self.budget, &mut around, &mut out);
-            self.due.set(&name, wakeup);
+            let wakeup = held.settle(&self.selector, &mut self.progress_budget, &mut around, &mut out);
+            self.wakeups.set(&name, wakeup);
             if held.is_empty() {
                 self.held.remove(&name);
             }
@@ -281,7 +290,7 @@ impl NodeImages {
 
     /// When [`Self::flush`] is to be called although nothing happened.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        self.due.next()
+        self.wakeups.next_due()
     }
 
     /// Whether every node that is to have a NodeImage has one, or could not get it.

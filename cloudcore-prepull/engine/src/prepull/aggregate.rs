@@ -9,6 +9,8 @@ use prepull_api::crd::status::{
     Summary,
 };
 
+use crate::shared::reasons;
+
 /// Bytes of `nodeStatus` as JSON, at most: with what else is in the object it stays below the 256 KiB that an
 /// object of a large job may have, and far below etcd's 1.5 MiB. Where the images of all nodes do not fit, the
 /// nodes that need no eyes are listed without theirs.
@@ -137,6 +139,17 @@ fn count(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
+/// Condition type: whether the spec was taken over.
+const VALID: &str = "Valid";
+/// Condition type: whether `spec.suspend` keeps further nodes from starting.
+pub(crate) const SUSPENDED: &str = "Suspended";
+/// Condition type: whether nodes pull, or are still to begin.
+const PROGRESSING: &str = "Progressing";
+/// Condition type: whether the job has ended well.
+const COMPLETE: &str = "Complete";
+/// Condition type: whether the job has ended badly.
+pub(crate) const FAILED: &str = "Failed";
+
 /// What the conditions of a job say. `refusal`: why the spec, or its last change, was not taken over.
 pub fn facts(
     phase: JobPhase,
@@ -149,38 +162,38 @@ pub fn facts(
     let fact =
         |type_, status, reason, message: &str| Fact { type_, status, reason, message: message.to_owned() };
     let valid = match refusal {
-        None => fact("Valid", true, "Accepted", ""),
-        Some(refusal) => fact("Valid", false, "Refused", refusal),
+        None => fact(VALID, true, reasons::ACCEPTED, ""),
+        Some(refusal) => fact(VALID, false, reasons::REFUSED, refusal),
     };
     let suspended = suspended && matches!(phase, JobPhase::Init | JobPhase::InProgress);
     let suspension = if suspended {
-        fact("Suspended", true, "Suspended", "spec.suspend is true: no further node starts")
+        fact(SUSPENDED, true, reasons::SUSPENDED, "spec.suspend is true: no further node starts")
     } else {
-        fact("Suspended", false, "NotSuspended", "")
+        fact(SUSPENDED, false, reasons::NOT_SUSPENDED, "")
     };
     let rest = match phase {
         JobPhase::Init | JobPhase::InProgress if suspended => [
-            fact("Progressing", false, "Suspended", reason),
-            fact("Complete", false, "Suspended", ""),
-            fact("Failed", false, "Suspended", ""),
+            fact(PROGRESSING, false, reasons::SUSPENDED, reason),
+            fact(COMPLETE, false, reasons::SUSPENDED, ""),
+            fact(FAILED, false, reasons::SUSPENDED, ""),
         ],
         JobPhase::Init | JobPhase::InProgress => [
-            fact("Progressing", true, "NodesPulling", reason),
-            fact("Complete", false, "NodesPulling", ""),
-            fact("Failed", false, "NodesPulling", ""),
+            fact(PROGRESSING, true, reasons::NODES_PULLING, reason),
+            fact(COMPLETE, false, reasons::NODES_PULLING, ""),
+            fact(FAILED, false, reasons::NODES_PULLING, ""),
         ],
         JobPhase::Completed => [
-            fact("Progressing", false, "Completed", ""),
-            fact("Complete", true, "Completed", reason),
-            fact("Failed", false, "Completed", ""),
+            fact(PROGRESSING, false, reasons::COMPLETED, ""),
+            fact(COMPLETE, true, reasons::COMPLETED, reason),
+            fact(FAILED, false, reasons::COMPLETED, ""),
         ],
         JobPhase::Failure => [
-            fact("Progressing", false, "Failed", ""),
-            fact("Complete", false, "Failed", ""),
+            fact(PROGRESSING, false, reasons::FAILED, ""),
+            fact(COMPLETE, false, reasons::FAILED, ""),
             fact(
-                "Failed",
+                FAILED,
                 true,
-                if started { ended_as.unwrap_or("ToleranceExceeded") } else { "NotStarted" },
+                if started { ended_as.unwrap_or(reasons::TOLERANCE_EXCEEDED) } else { reasons::NOT_STARTED },
                 reason,
             ),
         ],

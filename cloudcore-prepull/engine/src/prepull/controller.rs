@@ -29,9 +29,9 @@ mod places;
 mod tests;
 
 use crate::shared::agenda::Agenda;
-use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use crate::shared::slots::Slots;
-pub use io::{Action, Content, Dispatch, Input, JobEvent, JobObject, Object, UnreadableJob, WriteOutcome};
+pub use io::{Action, Content, Dispatch, Input, JobObject, Object};
 use job::Job;
 use parked::Parked;
 pub use parked::{PARK_AFTER, needs_reports};

@@ -1,10 +1,12 @@
 //! Which jobs are to be looked at, and when: a controller with a thousand jobs touches the one that something
 //! happened to.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
 use prepull_api::task::JobUid;
+
+use crate::shared::delay_queue::DelayQueue;
 
 /// By age, so that an older job is looked at before a younger one; of those that were made in the same second, by
 /// arrival.
@@ -15,8 +17,7 @@ pub(crate) struct Agenda {
     ages: HashMap<JobUid, Age>,
     arrivals: u64,
     marked: BTreeMap<Age, JobUid>,
-    wakeups: BTreeSet<(Timestamp, JobUid)>,
-    wakeup_of: HashMap<JobUid, Timestamp>,
+    wakeups: DelayQueue<JobUid>,
 }
 
 impl Agenda {
@@ -43,25 +44,12 @@ impl Agenda {
 
     /// When the job is to be looked at although nothing happened to it.
     pub(crate) fn wake(&mut self, job: &JobUid, at: Option<Timestamp>) {
-        let before = match at {
-            Some(at) => self.wakeup_of.insert(job.clone(), at),
-            None => self.wakeup_of.remove(job),
-        };
-        if before == at {
-            return;
-        }
-        if let Some(before) = before {
-            self.wakeups.remove(&(before, job.clone()));
-        }
-        if let Some(at) = at {
-            self.wakeups.insert((at, job.clone()));
-        }
+        self.wakeups.set(job, at);
     }
 
     /// Marks the jobs whose time has come.
     pub(crate) fn wake_up(&mut self, now: Timestamp) {
-        while let Some((_, job)) = self.wakeups.first().filter(|(at, _)| *at <= now).cloned() {
-            self.wake(&job, None);
+        while let Some(job) = self.wakeups.pop_due(now) {
             self.mark(&job);
         }
     }
@@ -73,6 +61,6 @@ impl Agenda {
 
     /// When [`Self::wake_up`] has something to mark.
     pub(crate) fn wakeup(&self) -> Option<Timestamp> {
-        self.wakeups.first().map(|(at, _)| *at)
+        self.wakeups.next_due()
     }
 }

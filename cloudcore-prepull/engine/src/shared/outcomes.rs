@@ -1,14 +1,25 @@
-//! How what the engines asked for has ended.
+//! How the work that the engines asked for has ended.
 
 use crate::shared::session::SessionId;
 
 /// How a dispatch ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DispatchOutcome {
-    /// Handed to this session.
+    /// The task was handed to this session.
     Sent(SessionId),
-    /// There was no session that would take it.
+    /// There was no session that would take the task.
     Offline,
-    /// No session could ever take it.
+    /// No session could ever take the task, for this reason.
     Unsendable(String),
+}
+
+/// How a write of an object ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// The API server has it.
+    Done,
+    /// The object is gone, or another one has its name by now.
+    Gone,
+    /// It was not written, or not known to be: to be tried again with whatever is true then.
+    Failed,
 }

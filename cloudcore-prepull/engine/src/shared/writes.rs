@@ -6,6 +6,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use prepull_api::task::{NodeName, TaskId};
 
+use crate::shared::pacing::Backoff;
+
 /// Between two writes of one object where somebody waits for it: short enough that nobody notices, long enough
 /// that a burst makes one write.
 const URGENT_GAP: Duration = Duration::from_millis(200);
@@ -15,7 +17,7 @@ const BURST: u32 = 10;
 /// Between two writes of one object otherwise.
 const GAP: Duration = Duration::from_secs(1);
 /// After a write that failed: doubled each time up to the second value. The API server may be restarting.
-const WRITE_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 
 /// How soon a change is to be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +43,7 @@ pub(crate) enum Deferred {
 }
 
 /// Counts versions, paces the writes, and holds back what must not happen before one of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Writes {
     /// Of the state in memory.
     version: u64,
@@ -51,10 +53,27 @@ pub(crate) struct Writes {
     pace: Pace,
     not_before: Option<Timestamp>,
     last: Option<Timestamp>,
-    failures: u32,
+    backoff: Backoff,
     /// Of the burst, and when it was counted.
     used: (u32, Option<Timestamp>),
     deferred: VecDeque<(u64, Deferred)>,
+}
+
+impl Default for Writes {
+    /// Of an object that the API server does not have, and that has nothing to be written yet.
+    fn default() -> Self {
+        Self {
+            version: 0,
+            written: 0,
+            in_flight: false,
+            pace: Pace::default(),
+            not_before: None,
+            last: None,
+            backoff: WRITE_RETRY,
+            used: (0, None),
+            deferred: VecDeque::new(),
+        }
+    }
 }
 
 impl Writes {
@@ -141,9 +160,7 @@ impl Writes {
     /// The write failed: another is due after a while.
     pub(crate) fn failed(&mut self, now: Timestamp) {
         self.in_flight = false;
-        let backoff = (WRITE_RETRY.0 * 2_u32.saturating_pow(self.failures)).min(WRITE_RETRY.1);
-        self.failures = (self.failures + 1).min(10);
-        self.not_before = now.checked_add(backoff).ok();
+        self.not_before = now.checked_add(self.backoff.next_wait()).ok();
         self.pace = Pace::Now;
     }
 
@@ -155,7 +172,7 @@ impl Writes {
     /// The API server has the version. Returns what waited for it, in order.
     pub(crate) fn done(&mut self, version: u64) -> Vec<Deferred> {
         self.in_flight = false;
-        self.failures = 0;
+        self.backoff.reset();
         self.not_before = None;
         self.written = self.written.max(version);
         let ready = self.deferred.iter().take_while(|(needs, _)| *needs <= self.written).count();

@@ -25,13 +25,14 @@ pub(super) struct FailedTokens {
 }
 
 impl FailedTokens {
-    pub(super) fn new(now: Instant) -> Self {
-        let bucket = |(per_second, burst)| Bucket::new(per_second, burst, now);
+    pub(super) fn new() -> Self {
+        let bucket = |(per_second, burst)| Bucket::new(per_second, burst);
         Self { addresses: HashMap::new(), others: bucket(PER_ADDRESS), overall: bucket(OVERALL) }
     }
 
     /// Whether a token may be tried now; the error says how long to wait.
     pub(super) fn check(&mut self, address: IpAddr, now: Instant) -> Result<(), Duration> {
+        let now = now.into_std();
         let has_room = self.addresses.len() < MAX_ADDRESSES;
         let own = match self.addresses.get_mut(&network_of(address)) {
             Some(bucket) => bucket.wait_for(1.0, now),
@@ -44,7 +45,7 @@ impl FailedTokens {
 
     /// Records that a token was refused.
     pub(super) fn record(&mut self, address: IpAddr, now: Instant) {
-        let address = network_of(address);
+        let (address, now) = (network_of(address), now.into_std());
         if self.addresses.len() >= MAX_ADDRESSES && !self.addresses.contains_key(&address) {
             self.addresses.retain(|_, bucket| !bucket.is_full(now));
         }
@@ -52,7 +53,7 @@ impl FailedTokens {
         let (per_second, burst) = PER_ADDRESS;
         let own = match self.addresses.get_mut(&address) {
             Some(bucket) => bucket,
-            None if has_room => self.addresses.entry(address).or_insert(Bucket::new(per_second, burst, now)),
+            None if has_room => self.addresses.entry(address).or_insert(Bucket::new(per_second, burst)),
             None => &mut self.others,
         };
         own.take(1.0, now);
@@ -80,7 +81,7 @@ mod tests {
     #[test]
     fn failures_of_one_address_delay_no_other() {
         let start = Instant::now();
-        let mut failed = FailedTokens::new(start);
+        let mut failed = FailedTokens::new();
         for _ in 0..10 {
             failed.check(v4(1), start).unwrap();
             failed.record(v4(1), start);
@@ -96,7 +97,7 @@ mod tests {
     #[test]
     fn failures_of_many_addresses_are_limited_and_take_bounded_memory() {
         let start = Instant::now();
-        let mut failed = FailedTokens::new(start);
+        let mut failed = FailedTokens::new();
         for n in 0..200 {
             failed.check(v4(n), start).unwrap();
             failed.record(v4(n), start);

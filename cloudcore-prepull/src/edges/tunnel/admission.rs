@@ -55,7 +55,7 @@ impl Admission {
             queue_slots: Arc::new(Semaphore::new(settings.max_waiting)),
             handshake_slots: Semaphore::new(settings.max_handshakes),
             session_slots: Arc::new(Semaphore::new(settings.max_connections)),
-            refusal_log: RefusalLog::new(now),
+            refusal_log: RefusalLog::new(),
             overload: Overload::new(metrics.clone(), now),
             metrics,
             settings,

@@ -43,15 +43,15 @@ pub(super) struct RefusalLog {
 }
 
 impl RefusalLog {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new() -> Self {
         let (per_second, burst) = LOGGED_REFUSALS;
-        Self { rate: Mutex::new(Bucket::new(per_second, burst, now)) }
+        Self { rate: Mutex::new(Bucket::new(per_second, burst)) }
     }
 
     /// Logs the refusal unless too many were logged recently.
     pub(super) fn log(&self, refusal: &Refusal, now: Instant) {
         let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
-        if rate.try_take(1.0, now).is_ok() {
+        if rate.try_take(1.0, now.into_std()).is_ok() {
             let cause = refusal.source().map(ToString::to_string);
             tracing::warn!(reason = %refusal, cause, "connection refused");
         }

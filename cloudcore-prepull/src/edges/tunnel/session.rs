@@ -133,7 +133,7 @@ impl SessionContext<'_> {
 
         let lifetime = self.peer.not_after.duration_since(SystemTime::now()).unwrap_or_default();
         let expires = Instant::now() + lifetime;
-        let mut inbound = Inbound::new(Instant::now());
+        let mut inbound = Inbound::new();
         let mut paused_until = None;
         loop {
             tokio::select! {

@@ -1,64 +1,12 @@
-//! Token buckets, with the clock passed in.
+//! The rates that a session may send at, with the clock passed in.
 
 use std::time::Duration;
 
+use prepull_engine::shared::pacing::TokenBucket;
 use tokio::time::Instant;
 
-/// Fills at a rate up to a burst. It may go into debt, so that a single large cost delays what follows rather
-/// than never passing.
-#[derive(Clone, Debug)]
-pub(crate) struct Bucket {
-    level: f64,
-    at: Instant,
-    per_second: f64,
-    burst: f64,
-}
-
-impl Bucket {
-    /// Full.
-    pub(crate) fn new(per_second: f64, burst: f64, now: Instant) -> Self {
-        Self { level: burst, at: now, per_second, burst }
-    }
-
-    /// Takes `cost` in any case; the answer is how long to wait until the debt is paid.
-    pub(crate) fn take(&mut self, cost: f64, now: Instant) -> Duration {
-        self.fill(now);
-        self.level -= cost;
-        self.debt()
-    }
-
-    /// Takes `cost` if it is there.
-    pub(crate) fn try_take(&mut self, cost: f64, now: Instant) -> Result<(), Duration> {
-        let wait = self.wait_for(cost, now);
-        if !wait.is_zero() {
-            return Err(wait);
-        }
-        self.level -= cost;
-        Ok(())
-    }
-
-    /// How long until `cost` is there.
-    pub(crate) fn wait_for(&mut self, cost: f64, now: Instant) -> Duration {
-        self.fill(now);
-        Duration::from_secs_f64((cost - self.level).max(0.0) / self.per_second)
-    }
-
-    /// Whether nothing has been taken of late.
-    pub(crate) fn is_full(&mut self, now: Instant) -> bool {
-        self.fill(now);
-        self.level >= self.burst
-    }
-
-    fn debt(&self) -> Duration {
-        Duration::from_secs_f64((-self.level).max(0.0) / self.per_second)
-    }
-
-    fn fill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        self.level = (self.level + passed * self.per_second).min(self.burst);
-        self.at = now;
-    }
-}
+/// A token bucket on the monotonic clock.
+pub(crate) type Bucket = TokenBucket<std::time::Instant>;
 
 /// Messages a second that a session may send in the long run. The most that the protocol asks for is one
 /// `Progress` a second for each of 64 tasks and some `Accepted` and pongs; twice that is not.
@@ -91,10 +39,10 @@ pub(super) struct Inbound {
 pub(super) struct Flooding;
 
 impl Inbound {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new() -> Self {
         Self {
-            messages: Bucket::new(MESSAGES_PER_SECOND, MESSAGE_BURST, now),
-            bytes: Bucket::new(BYTES_PER_SECOND, BYTE_BURST, now),
+            messages: Bucket::new(MESSAGES_PER_SECOND, MESSAGE_BURST),
+            bytes: Bucket::new(BYTES_PER_SECOND, BYTE_BURST),
             delayed: 0,
         }
     }
@@ -106,11 +54,12 @@ impl Inbound {
         is_result: bool,
         now: Instant,
     ) -> Result<Duration, Flooding> {
+        let now = now.into_std();
         let by_count = self.messages.take(1.0, now);
         // A message is at most 1 MiB, which an f64 holds exactly.
         #[allow(clippy::cast_precision_loss)]
         let by_size = self.bytes.take(bytes as f64, now);
-        if self.messages.level >= AT_REST {
+        if self.messages.level(now) >= AT_REST {
             self.delayed = 0;
         } else if !by_count.is_zero() && !is_result {
             self.delayed += 1;
@@ -126,23 +75,10 @@ impl Inbound {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_bucket_fills_up_to_its_burst() {
-        let start = Instant::now();
-        let mut bucket = Bucket::new(10.0, 2.0, start);
-        assert!(bucket.is_full(start));
-        assert_eq!(bucket.try_take(1.0, start), Ok(()));
-        assert_eq!(bucket.try_take(1.0, start), Ok(()));
-        assert_eq!(bucket.try_take(1.0, start), Err(Duration::from_millis(100)));
-        assert_eq!(bucket.try_take(1.0, start + Duration::from_millis(100)), Ok(()));
-        assert!(bucket.is_full(start + Duration::from_secs(9)));
-        assert_eq!(bucket.take(12.0, start + Duration::from_secs(9)), Duration::from_secs(1));
-    }
-
     /// Sends as fast as it is read, for ten minutes.
     fn run(bytes: usize, is_result: impl Fn(u32) -> bool, pause: Duration) -> (u32, Result<(), Flooding>) {
         let start = Instant::now();
-        let (mut now, mut inbound, mut sent) = (start, Inbound::new(start), 0);
+        let (mut now, mut inbound, mut sent) = (start, Inbound::new(), 0);
         while now < start + Duration::from_secs(600) {
             match inbound.admit(bytes, is_result(sent), now) {
                 Ok(delay) => now += delay.max(pause),
@@ -184,7 +120,7 @@ mod tests {
     fn a_flood_ends_the_session_also_where_reading_goes_on_late() {
         let late = Duration::from_millis(20);
         let (mut now, mut sent) = (Instant::now(), 0);
-        let mut inbound = Inbound::new(now);
+        let mut inbound = Inbound::new();
         while let Ok(delay) = inbound.admit(30, false, now) {
             now += if delay.is_zero() { delay } else { delay + late };
             sent += 1;
@@ -196,7 +132,7 @@ mod tests {
     #[test]
     fn a_node_that_has_come_to_rest_begins_anew() {
         let mut now = Instant::now();
-        let mut inbound = Inbound::new(now);
+        let mut inbound = Inbound::new();
         // Each outage brings some more than the burst.
         for _ in 0..10 {
             for _ in 0..600 {

@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::task::JobUid;
-use prepull_engine::prepull::controller::{JobEvent, Object};
+use prepull_engine::prepull::controller::Object;
+use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
+use prepull_engine::shared::objects::ObjectId;
+use prepull_engine::shared::reasons;
 
 use crate::kube_api::events::Events;
 use crate::kube_api::object_write::WriteError;
@@ -40,11 +43,11 @@ impl Refused {
             is_first
         };
         if is_first {
-            self.events.send(JobEvent {
-                job: job.clone(),
-                name: name.to_owned(),
+            self.events.send(ObjectEvent {
+                kind: ObjectKind::ImagePrePullJob,
+                object: ObjectId { namespace: String::new(), name: name.to_owned(), uid: job.clone() },
                 warning: true,
-                reason: "NotWritten",
+                reason: reasons::NOT_WRITTEN,
                 note: note(what, &problem),
             });
         }

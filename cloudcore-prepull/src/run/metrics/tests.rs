@@ -2,8 +2,8 @@
 use std::time::Duration;
 
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
-use prepull_engine::kruise::{ObjectId, Unreadable};
 use prepull_engine::prepull::controller::Object;
+use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::session::SessionId;
 
 use super::*;
@@ -42,7 +42,7 @@ fn node_image_written(written: Written) -> kruise::Input {
     kruise::Input::Node(node_images::Input::Written(node(), written))
 }
 
-fn kruise_job_written(outcome: jobs::Outcome) -> kruise::Input {
+fn kruise_job_written(outcome: WriteOutcome) -> kruise::Input {
     kruise::Input::Job(jobs::Input::Written { object: jobs::Object::PullJob(job()), outcome })
 }
 
@@ -83,14 +83,14 @@ fn the_whole_exposition_stays_as_it_is() {
     times(1, &metrics, &|| node_image_written(Written::Done(None)));
     times(4, &metrics, &|| node_image_written(Written::Refused(None)));
     times(1, &metrics, &|| node_image_written(Written::Failed));
-    times(1, &metrics, &|| kruise_job_written(jobs::Outcome::Done));
-    times(3, &metrics, &|| kruise_job_written(jobs::Outcome::Gone));
-    times(4, &metrics, &|| kruise_job_written(jobs::Outcome::Failed));
+    times(1, &metrics, &|| kruise_job_written(WriteOutcome::Done));
+    times(3, &metrics, &|| kruise_job_written(WriteOutcome::Gone));
+    times(4, &metrics, &|| kruise_job_written(WriteOutcome::Failed));
     let task = TaskId { job: job(), attempt: 1 };
     let offline = node_images::Input::Dispatched { node: node(), task, outcome: DispatchOutcome::Offline };
     metrics.count_kruise_input(&kruise::Input::Node(offline));
     let id = ObjectId { namespace: "shop".to_owned(), name: "web".to_owned(), uid: job() };
-    let unreadable = Unreadable { id, error: String::new() };
+    let unreadable = Unreadable { id, generation: 1, error: String::new() };
     metrics.count_kruise_input(&kruise::Input::Job(jobs::Input::PullJob(Err(unreadable))));
 
     let phases =

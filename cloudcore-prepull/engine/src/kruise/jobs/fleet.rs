@@ -1,11 +1,13 @@
 //! The nodes that have a NodeImage, and which of them can be reached.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::task::NodeName;
+
+use crate::shared::delay_queue::DelayQueue;
 
 /// So long an offline node keeps its slots: the longest wait of an edge before it connects again. After a start of
 /// cloudcore no node is online, and those that are at work are not to be joined by as many others.
@@ -31,15 +33,13 @@ pub(super) struct Known {
     pub(super) name: Node,
     pub(super) labels: Arc<Labels>,
     pub(super) presence: Presence,
-    /// While it is offline.
-    since: Timestamp,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     nodes: HashMap<NodeName, Known>,
     /// When a node that is offline is away.
-    fading: BTreeSet<(Timestamp, Node)>,
+    fading: DelayQueue<Node>,
 }
 
 impl Fleet {
@@ -55,8 +55,8 @@ impl Fleet {
     pub(super) fn add(&mut self, node: &NodeName, labels: Arc<Labels>, now: Timestamp) -> &Known {
         let known = self.nodes.entry(node.clone()).or_insert_with(|| {
             let name = Arc::new(node.clone());
-            self.fading.insert((away_at(now), name.clone()));
-            Known { name, labels: Arc::default(), presence: Presence::Fading, since: now }
+            self.fading.set(&name, Some(away_at(now)));
+            Known { name, labels: Arc::default(), presence: Presence::Fading }
         });
         known.labels = labels;
         known
@@ -64,7 +64,7 @@ impl Fleet {
 
     pub(super) fn remove(&mut self, node: &NodeName) {
         if let Some(known) = self.nodes.remove(node) {
-            self.fading.remove(&(away_at(known.since), known.name));
+            self.fading.set(&known.name, None);
         }
     }
 
@@ -74,20 +74,14 @@ impl Fleet {
         if online == (known.presence == Presence::Online) {
             return None;
         }
-        if online {
-            self.fading.remove(&(away_at(known.since), known.name.clone()));
-            known.presence = Presence::Online;
-        } else {
-            self.fading.insert((away_at(now), known.name.clone()));
-            (known.presence, known.since) = (Presence::Fading, now);
-        }
+        known.presence = if online { Presence::Online } else { Presence::Fading };
+        self.fading.set(&known.name, (!online).then(|| away_at(now)));
         Some(known.presence)
     }
 
     /// A node that is away by now.
     pub(super) fn next_away(&mut self, now: Timestamp) -> Option<Node> {
-        let (_, node) = self.fading.first().filter(|(at, _)| *at <= now).cloned()?;
-        self.fading.pop_first();
+        let node = self.fading.pop_due(now)?;
         if let Some(known) = self.nodes.get_mut(&*node) {
             known.presence = Presence::Away;
         }
@@ -96,7 +90,7 @@ impl Fleet {
 
     /// When [`Self::next_away`] has one.
     pub(super) fn wakeup(&self) -> Option<Timestamp> {
-        self.fading.first().map(|(at, _)| *at)
+        self.fading.next_due()
     }
 }
 

@@ -8,7 +8,10 @@ use prepull_api::crd::kruise::{
 };
 use prepull_api::task::{JobUid, NodeName};
 
-use crate::kruise::{News, ObjectId, Unreadable, Wish};
+use crate::kruise::{News, Wish};
+use crate::shared::events::ObjectEvent;
+use crate::shared::objects::{ObjectId, Unreadable};
+use crate::shared::outcomes::WriteOutcome;
 
 /// What happened.
 #[derive(Debug)]
@@ -42,8 +45,8 @@ pub enum Input {
     Written {
         /// Of this object:
         object: Object,
-        /// how.
-        outcome: Outcome,
+        /// how. Of a child that was to be made `Gone` says that somebody else's object has its name.
+        outcome: WriteOutcome,
     },
 }
 
@@ -69,17 +72,6 @@ pub enum Object {
     ListJob(JobUid),
     /// The ImagePullJob of this list for this image: made, changed or deleted.
     Child(JobUid, String),
-}
-
-/// How a write ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The API server has it. The watch tells of it, too, sooner or later.
-    Done,
-    /// The object is gone, or is another one by now; of a child that was to be made: somebody else's has its name.
-    Gone,
-    /// Not now: to be tried again, with whatever is true then.
-    Failed,
 }
 
 /// What is to be done.
@@ -131,22 +123,7 @@ pub enum Action {
         image: String,
     },
     /// Tell people.
-    Event(Event),
+    Event(ObjectEvent),
     /// The job is over, or gone: the tags that it owns may go. Told once for each change of [`super::Jobs::liveness`].
     Liveness(JobUid),
-}
-
-/// An event on a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// ImagePullJob or ImageListPullJob.
-    pub kind: &'static str,
-    /// Which.
-    pub object: ObjectId,
-    /// Warning rather than Normal.
-    pub warning: bool,
-    /// One CamelCase word.
-    pub reason: &'static str,
-    /// One sentence, at most 1,024 bytes.
-    pub note: String,
 }

@@ -6,10 +6,11 @@ use jiff::Timestamp;
 use prepull_api::crd::kruise::ImagePullJob;
 use prepull_api::task::JobUid;
 
+use super::Action;
 use super::objects::{self, ListJobObject};
 use super::over::Over;
-use super::{Action, Outcome};
 use crate::shared::agenda::Agenda;
+use crate::shared::outcomes::WriteOutcome;
 
 mod child;
 mod list;
@@ -139,8 +140,8 @@ impl Lists {
     }
 
     /// A write of the status, or the deletion, ended.
-    pub(super) fn written(&mut self, list: &JobUid, outcome: Outcome, now: Timestamp) {
-        if outcome == Outcome::Gone {
+    pub(super) fn written(&mut self, list: &JobUid, outcome: WriteOutcome, now: Timestamp) {
+        if outcome == WriteOutcome::Gone {
             self.gone.insert(list.clone());
             return self.forget(list);
         }
@@ -156,7 +157,7 @@ impl Lists {
         &mut self,
         list: &JobUid,
         image: &str,
-        outcome: Outcome,
+        outcome: WriteOutcome,
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) {

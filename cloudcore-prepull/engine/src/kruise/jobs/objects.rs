@@ -5,13 +5,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use prepull_api::crd::kruise::{GROUP, ImageListPullJob, ImagePullJob};
 use prepull_api::task::JobUid;
 
-use crate::kruise::{ObjectId, Unreadable};
+use crate::shared::events::ObjectKind;
+use crate::shared::objects::{ObjectId, Unreadable};
 
 pub(super) type PullJobObject = Result<Box<ImagePullJob>, Unreadable>;
 pub(super) type ListJobObject = Result<Box<ImageListPullJob>, Unreadable>;
-
-/// The kind of a list, as owner references and events write it.
-pub(super) const LIST_KIND: &str = "ImageListPullJob";
 
 pub(super) fn pull_job_id(object: &PullJobObject) -> ObjectId {
     match object {
@@ -39,7 +37,9 @@ pub(super) fn id(metadata: &ObjectMeta) -> ObjectId {
 pub(super) fn list_of(job: &ImagePullJob) -> Option<JobUid> {
     let is_list = |owner: &&OwnerReference| {
         let group = owner.api_version.split('/').next();
-        owner.controller == Some(true) && owner.kind == LIST_KIND && group == Some(GROUP)
+        owner.controller == Some(true)
+            && owner.kind == ObjectKind::ImageListPullJob.as_str()
+            && group == Some(GROUP)
     };
     let owner = job.metadata.owner_references.iter().flatten().find(is_list)?;
     Some(JobUid(owner.uid.clone()))

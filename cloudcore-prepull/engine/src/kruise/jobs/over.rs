@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 
 use super::objects;
-use crate::kruise::ObjectId;
+use crate::shared::objects::ObjectId;
 
 /// After this a deletion that had no effect is asked for again.
 const DELETE_RETRY: Duration = Duration::from_secs(30);

@@ -17,9 +17,12 @@ use super::pods::{self, PodCounts, Pods};
 use super::roster::Roster;
 use super::status::{self, End};
 use super::writing::Writing;
-use super::{Action, Outcome, Pod, wishes};
+use super::{Action, Pod, wishes};
 use crate::kruise::rules::{self, Completion, NodeChoice, ValidPullJob};
-use crate::kruise::{ObjectId, Standing, Wish};
+use crate::kruise::{Standing, Wish};
+use crate::shared::events::ObjectKind;
+use crate::shared::objects::ObjectId;
+use crate::shared::outcomes::WriteOutcome;
 use crate::shared::writes::Pace;
 
 /// How the tags of a job stand that cannot be read yet: by node, image and tag.
@@ -106,7 +109,7 @@ impl Job {
                 let words = status::cut(words);
                 let known = self.refusal.as_deref().or(self.writing.stored().map(|s| s.message.as_str()));
                 if known != Some(&*words) {
-                    actions.push(status::invalid(wishes::KIND, &self.id, &words));
+                    actions.push(status::invalid(ObjectKind::ImagePullJob, &self.id, &words));
                 }
                 self.refusal = Some(words);
                 if let Some(run) = &mut self.run {
@@ -287,8 +290,8 @@ impl Job {
     }
 
     /// Says what is left of the job, where its end is written.
-    pub(super) fn written(&mut self, outcome: Outcome, now: Timestamp) -> Option<Over> {
-        self.writing.ended(outcome == Outcome::Done, now);
+    pub(super) fn written(&mut self, outcome: WriteOutcome, now: Timestamp) -> Option<Over> {
+        self.writing.ended(outcome == WriteOutcome::Done, now);
         let end = self.end.as_ref().filter(|end| self.writing.stored() == Some(*end))?;
         let ended = end.completion_time.as_ref().map(|time| time.0)?;
         let ttl =

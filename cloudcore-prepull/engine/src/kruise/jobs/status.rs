@@ -5,9 +5,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::ImagePullJobStatus;
 use prepull_api::task::NodeName;
 
+use super::Action;
 use super::roster::Roster;
-use super::{Action, Event, wishes};
-use crate::kruise::ObjectId;
+use crate::shared::events::{ObjectEvent, ObjectKind};
+use crate::shared::objects::ObjectId;
+use crate::shared::reasons;
 
 /// Bytes of an event's note, and of the words why a spec is refused: what an event may have.
 const LONGEST_NOTE: usize = 1024;
@@ -87,23 +89,24 @@ pub(super) fn ended_events(
             status.desired,
             first.join(", ")
         );
-        event(wishes::KIND, id, "Unresponsive", note)
+        event(ObjectKind::ImagePullJob, id, reasons::UNRESPONSIVE, note)
     });
     let failed = status.failed > 0;
     let note = format!("{}: {} of {} nodes succeeded", status.message, status.succeeded, status.desired);
-    let over = event(wishes::KIND, id, if failed { "Failed" } else { "Completed" }, note);
-    let over = Event { warning: failed, ..over };
+    let over =
+        event(ObjectKind::ImagePullJob, id, if failed { reasons::FAILED } else { reasons::COMPLETED }, note);
+    let over = ObjectEvent { warning: failed, ..over };
     silent.into_iter().chain([over]).map(Action::Event)
 }
 
 /// A spec is refused.
-pub(super) fn invalid(kind: &'static str, id: &ObjectId, words: &str) -> Action {
-    Action::Event(event(kind, id, "Invalid", words.to_owned()))
+pub(super) fn invalid(kind: ObjectKind, id: &ObjectId, words: &str) -> Action {
+    Action::Event(event(kind, id, reasons::INVALID, words.to_owned()))
 }
 
 /// A warning.
-pub(super) fn event(kind: &'static str, id: &ObjectId, reason: &'static str, note: String) -> Event {
-    Event { kind, object: id.clone(), warning: true, reason, note: cut(note) }
+pub(super) fn event(kind: ObjectKind, id: &ObjectId, reason: &'static str, note: String) -> ObjectEvent {
+    ObjectEvent { kind, object: id.clone(), warning: true, reason, note: cut(note) }
 }
 
 /// As much of a text as an event takes.

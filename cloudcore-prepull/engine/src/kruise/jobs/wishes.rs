@@ -9,11 +9,10 @@ use prepull_api::crd::kruise::{GROUP, ImageTagPullPolicy, SecretObject, VERSION}
 use prepull_api::task::{JobUid, NodeName};
 use ring::digest::{SHA256, digest};
 
+use crate::kruise::Wish;
 use crate::kruise::rules::{Completion, ValidPullJob};
-use crate::kruise::{ObjectId, Wish};
-
-/// The kind, as owner references and events write it.
-pub(super) const KIND: &str = "ImagePullJob";
+use crate::shared::events::ObjectKind;
+use crate::shared::objects::ObjectId;
 
 /// What a tag of an Always job is kept beyond the time that the job may take, in seconds, and how much longer by lot
 /// at most, so that a fleet's tags do not go at the same time: Kruise's.
@@ -40,7 +39,7 @@ pub(super) fn wish(id: &ObjectId, job: &ValidPullJob) -> Wish {
     Wish {
         owner: ObjectReference {
             api_version: Some(format!("{GROUP}/{VERSION}")),
-            kind: Some(KIND.to_owned()),
+            kind: Some(ObjectKind::ImagePullJob.as_str().to_owned()),
             name: Some(id.name.clone()),
             namespace: Some(id.namespace.clone()),
             uid: Some(id.uid.0.clone()),

@@ -11,6 +11,7 @@ use prepull_api::crd::kruise::{
 use prepull_api::task::JobUid;
 
 use super::super::{Liveness, Wish};
+use crate::shared::events::ObjectKind;
 
 /// How one wish stands against a spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +203,7 @@ fn owns(tag: &ImageTagSpec, owner: &ObjectReference) -> bool {
 pub(super) fn is_job(owner: &ObjectReference) -> bool {
     let group =
         owner.api_version.as_deref().and_then(|version| version.split_once('/')).map(|(group, _)| group);
-    group == Some(GROUP) && owner.kind.as_deref() == Some("ImagePullJob")
+    group == Some(GROUP) && owner.kind.as_deref() == Some(ObjectKind::ImagePullJob.as_str())
 }
 
 /// The job that an owner is.

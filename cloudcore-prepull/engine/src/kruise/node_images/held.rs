@@ -15,17 +15,20 @@ use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::truncate_reason;
 
-use super::super::jobs::Event;
 use super::super::rules::{self, ValidTag};
-use super::super::{News, ObjectId, Standing, Unreadable, Wish};
+use super::super::{News, Standing, Wish};
 use super::edit::{ended_at, find, is_job, job_of};
 use super::work::{State, Work, full_name, refused, task_id};
 use super::{Action, Out, Written};
+use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::node_view::NodeView;
+use crate::shared::objects::{ObjectId, Unreadable};
+use crate::shared::pacing::Backoff;
+use crate::shared::reasons;
 use crate::shared::session::SessionId;
 
 /// After a write that failed, or changed nothing: doubled each time up to the second value.
-const WRITE_RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
 
 /// The label of the nodes that Kruise leaves out, too.
 const VIRTUAL: (&str, &str) = ("type", "virtual-kubelet");
@@ -63,19 +66,33 @@ struct Observed {
 }
 
 /// Of the writes of the NodeImage.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Writing {
     in_flight: bool,
     /// The version that the write under way replaces.
     replaces: Option<String>,
     /// How many of the wishes are in it.
     wishes: usize,
-    failures: u32,
+    backoff: Backoff,
     not_before: Option<Timestamp>,
     /// Of the status.
     last: Option<Timestamp>,
     /// Since when there is progress to tell.
     progress_since: Option<Timestamp>,
+}
+
+impl Default for Writing {
+    fn default() -> Self {
+        Self {
+            in_flight: false,
+            replaces: None,
+            wishes: 0,
+            backoff: WRITE_RETRY,
+            not_before: None,
+            last: None,
+            progress_since: None,
+        }
+    }
 }
 
 impl Held {
@@ -109,7 +126,7 @@ impl Held {
 
     /// Whether a write has failed.
     pub(super) fn has_tried(&self) -> bool {
-        self.write.failures > 0
+        self.write.backoff.has_failed()
     }
 
     /// Whether nothing is known of the node any more.
@@ -153,11 +170,11 @@ impl Held {
     pub(super) fn unreadable(&mut self, unreadable: Unreadable, out: &mut Out<'_>) {
         let note = format!("the NodeImage cannot be read, nothing is done for it: {}", unreadable.error);
         self.blocked = true;
-        out.act(Action::Event(Event {
-            kind: "NodeImage",
+        out.act(Action::Event(ObjectEvent {
+            kind: ObjectKind::NodeImage,
             object: unreadable.id,
             warning: true,
-            reason: "Invalid",
+            reason: reasons::INVALID,
             note: truncate_reason(&note),
         }));
     }
@@ -185,14 +202,13 @@ impl Held {
         if version == self.write.replaces.as_ref() && (version.is_some() || refused) {
             self.back_off(now);
         } else {
-            (self.write.failures, self.write.not_before) = (0, None);
+            self.write.backoff.reset();
+            self.write.not_before = None;
         }
     }
 
     fn back_off(&mut self, now: Timestamp) {
-        let wait = WRITE_RETRY.0.saturating_mul(1 << self.write.failures.min(10)).min(WRITE_RETRY.1);
-        self.write.failures += 1;
-        self.write.not_before = now.checked_add(wait).ok();
+        self.write.not_before = now.checked_add(self.write.backoff.next_wait()).ok();
     }
 
     /// Whether this is the object that is held, or none is.
@@ -415,29 +431,33 @@ fn tell_end(
 ) {
     let failed = status.phase != PullPhase::Succeeded;
     let mut tell = |kind, object, note: &str| {
-        out.act(Action::Event(Event {
+        out.act(Action::Event(ObjectEvent {
             kind,
             object,
             warning: failed,
-            reason: if failed { "PullImageFailed" } else { "PullImageSucceed" },
+            reason: if failed { reasons::PULL_IMAGE_FAILED } else { reasons::PULL_IMAGE_SUCCEED },
             note: truncate_reason(note),
         }));
     };
     if !failed {
         let took = status.start_time.as_ref().zip(status.completion_time.as_ref());
         let took = took.map_or(0, |(start, end)| end.0.duration_since(start.0).as_secs());
-        tell("NodeImage", object_id(name, uid), &format!("image {full} is on the node, after {took} s"));
+        tell(
+            ObjectKind::NodeImage,
+            object_id(name, uid),
+            &format!("image {full} is on the node, after {took} s"),
+        );
         return;
     }
     let why = &status.message;
-    tell("NodeImage", object_id(name, uid), &format!("image {full}: {why}"));
+    tell(ObjectKind::NodeImage, object_id(name, uid), &format!("image {full}: {why}"));
     for owner in tag.owner_references.iter().filter(|owner| is_job(owner)) {
         let job = ObjectId {
             namespace: owner.namespace.clone().unwrap_or_default(),
             name: owner.name.clone().unwrap_or_default(),
             uid: JobUid(owner.uid.clone().unwrap_or_default()),
         };
-        tell("ImagePullJob", job, &format!("image {full} on node {name}: {why}"));
+        tell(ObjectKind::ImagePullJob, job, &format!("image {full} on node {name}: {why}"));
     }
 }
 

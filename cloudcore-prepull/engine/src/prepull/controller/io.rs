@@ -11,8 +11,10 @@ use prepull_api::wire::CloudMessage;
 
 use crate::prepull::plan::NodePlan;
 use crate::prepull::validate::ValidatedJob;
+use crate::shared::events::ObjectEvent;
 use crate::shared::node_view::NodeView;
-use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::objects::Unreadable;
+use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use crate::shared::session::SessionEvent;
 
 /// What happened.
@@ -63,20 +65,7 @@ pub enum Input {
 }
 
 /// A job as the API server has it, or what is known of one that cannot be read.
-pub type JobObject = Result<Box<ImagePrePullJob>, UnreadableJob>;
-
-/// A job object with a field of the wrong kind: written before its definition was, or past it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnreadableJob {
-    /// metadata.uid
-    pub uid: JobUid,
-    /// metadata.name
-    pub name: String,
-    /// metadata.generation
-    pub generation: i64,
-    /// What cannot be read.
-    pub error: String,
-}
+pub type JobObject = Result<Box<ImagePrePullJob>, Unreadable>;
 
 /// What is written of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,17 +93,6 @@ impl Content {
             Self::Report(report) => Object::Report(report.index),
         }
     }
-}
-
-/// How a write ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WriteOutcome {
-    /// The API server has it.
-    Done,
-    /// The job is gone, or is another one by now.
-    Gone,
-    /// Not now: to be tried again, with whatever is true then.
-    Failed,
 }
 
 /// What is to be done.
@@ -152,7 +130,7 @@ pub enum Action {
         name: String,
     },
     /// Tell people.
-    Event(JobEvent),
+    Event(ObjectEvent),
 }
 
 /// A task that is to go out.
@@ -170,19 +148,4 @@ pub struct Dispatch {
     pub there: Vec<usize>,
     /// within this time.
     pub remaining: Duration,
-}
-
-/// An event on a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobEvent {
-    /// Whose.
-    pub job: JobUid,
-    /// Its name.
-    pub name: String,
-    /// Warning rather than Normal.
-    pub warning: bool,
-    /// One CamelCase word.
-    pub reason: &'static str,
-    /// One sentence, at most 1,024 bytes (the API server's limit).
-    pub note: String,
 }

@@ -16,6 +16,7 @@ use crate::prepull::rollout::{Reattach, Rollout};
 use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::reasons;
 use crate::shared::session::SessionId;
 use crate::shared::writes::{Deferred, Pace, Writes};
 
@@ -97,7 +98,7 @@ pub(super) struct Job {
 pub(super) fn uid_of(object: &JobObject) -> JobUid {
     match object {
         Ok(job) => JobUid(job.metadata.uid.clone().unwrap_or_default()),
-        Err(unreadable) => unreadable.uid.clone(),
+        Err(unreadable) => unreadable.id.uid.clone(),
     }
 }
 
@@ -215,7 +216,7 @@ impl Job {
             if run.rollout.result(node, plan.as_deref(), result, now) {
                 let failed = run.rollout.record(node).filter(|record| record.phase == NodePhase::Failure);
                 if let Some(note) = failed.map(|record| format!("{node}: {}", record.reason)) {
-                    self.node_event(actions, "NodeFailed", &note);
+                    self.node_event(actions, reasons::NODE_FAILED, &note);
                 }
                 self.collect();
             }
@@ -254,7 +255,7 @@ impl Job {
             }
             DispatchOutcome::Unsendable(reason) => {
                 run.rollout.refused(node, reason, now);
-                self.node_event(actions, "NodeFailed", &format!("{node}: {reason}"));
+                self.node_event(actions, reasons::NODE_FAILED, &format!("{node}: {reason}"));
             }
         }
         self.collect();

@@ -6,6 +6,7 @@ use prepull_api::wire::Progress;
 use serde_json::json;
 
 use super::*;
+use crate::shared::objects::{ObjectId, Unreadable};
 use crate::shared::outcomes::DispatchOutcome;
 
 mod course;
@@ -467,9 +468,8 @@ fn an_unreadable_job_fails_alone() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     let uid = JobUid("broken".to_owned());
-    let broken = UnreadableJob {
-        uid,
-        name: "broken".to_owned(),
+    let broken = Unreadable {
+        id: ObjectId { namespace: String::new(), name: "broken".to_owned(), uid },
         generation: 1,
         error: "images: not a list".to_owned(),
     };

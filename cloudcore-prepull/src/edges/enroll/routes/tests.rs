@@ -18,7 +18,7 @@ fn routes() -> Routes {
         authority: Arc::new(Authority::generate(SystemTime::now()).unwrap().0),
         tokens: Tokens::in_memory(),
         settings: Settings::default(),
-        failed_tokens: Mutex::new(FailedTokens::new(Instant::now())),
+        failed_tokens: Mutex::new(FailedTokens::new()),
         lookups: Semaphore::new(1),
     }
 }

@@ -7,9 +7,9 @@ use std::hash::{Hash, Hasher};
 use prepull_api::crd::kruise::{ImagePullJob, PullJobTemplate};
 use prepull_api::task::{JobUid, PullPolicy};
 
-use crate::kruise::ObjectId;
 use crate::kruise::jobs::objects;
 use crate::kruise::rules::{self, Completion, DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT};
+use crate::shared::objects::ObjectId;
 
 /// What a template says, in few bytes: a list of nodes may be long, and each child has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

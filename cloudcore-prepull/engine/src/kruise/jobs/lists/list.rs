@@ -10,13 +10,16 @@ use prepull_api::crd::kruise::{
 
 use super::child::{Child, Children, Fingerprint};
 use super::work::{Deed, Work};
-use crate::kruise::ObjectId;
-use crate::kruise::jobs::objects::{self, LIST_KIND, ListJobObject};
+use crate::kruise::jobs::objects::{self, ListJobObject};
 use crate::kruise::jobs::over::Over;
 use crate::kruise::jobs::status;
 use crate::kruise::jobs::writing::Writing;
-use crate::kruise::jobs::{Action, Event, Outcome, wishes};
+use crate::kruise::jobs::{Action, wishes};
 use crate::kruise::rules::{self, Completion, ValidListJob};
+use crate::shared::events::{ObjectEvent, ObjectKind};
+use crate::shared::objects::ObjectId;
+use crate::shared::outcomes::WriteOutcome;
+use crate::shared::reasons;
 use crate::shared::writes::Pace;
 
 /// What the spec came to.
@@ -89,7 +92,7 @@ impl List {
                 let words = status::cut(words);
                 let known = self.refusal.as_deref().or(self.writing.stored().map(|s| s.message.as_str()));
                 if known != Some(&*words) {
-                    actions.push(status::invalid(LIST_KIND, &self.id, &words));
+                    actions.push(status::invalid(ObjectKind::ImageListPullJob, &self.id, &words));
                 }
                 self.refusal = Some(words);
             }
@@ -116,14 +119,19 @@ impl List {
     pub(super) fn child_written(
         &mut self,
         image: &str,
-        outcome: Outcome,
+        outcome: WriteOutcome,
         now: Timestamp,
         actions: &mut Vec<Action>,
     ) {
         let Some(work) = self.work.get_mut(image) else { return };
         if work.ended(outcome, now) {
             let note = taken(&wishes::child_name(&self.id.name, image), image);
-            actions.push(Action::Event(status::event(LIST_KIND, &self.id, "NameTaken", note)));
+            actions.push(Action::Event(status::event(
+                ObjectKind::ImageListPullJob,
+                &self.id,
+                reasons::NAME_TAKEN,
+                note,
+            )));
         }
     }
 
@@ -159,12 +167,17 @@ impl List {
         quiet && plan.list.template.completion != Completion::Never && plan.list.images.iter().all(over)
     }
 
-    fn ended_event(&self, status: &ImageListPullJobStatus) -> Event {
+    fn ended_event(&self, status: &ImageListPullJobStatus) -> ObjectEvent {
         let good = status.succeeded == status.desired;
         let note =
             format!("job has completed: {} of {} images are on all nodes", status.succeeded, status.desired);
-        let event = status::event(LIST_KIND, &self.id, if good { "Completed" } else { "Failed" }, note);
-        Event { warning: !good, ..event }
+        let event = status::event(
+            ObjectKind::ImageListPullJob,
+            &self.id,
+            if good { reasons::COMPLETED } else { reasons::FAILED },
+            note,
+        );
+        ObjectEvent { warning: !good, ..event }
     }
 
     /// Makes, changes and deletes children where that is due.
@@ -274,8 +287,8 @@ impl List {
     }
 
     /// Says what is left of the list, where its end is written.
-    pub(super) fn written(&mut self, outcome: Outcome, now: Timestamp) -> Option<Over> {
-        self.writing.ended(outcome == Outcome::Done, now);
+    pub(super) fn written(&mut self, outcome: WriteOutcome, now: Timestamp) -> Option<Over> {
+        self.writing.ended(outcome == WriteOutcome::Done, now);
         let end = self.end.as_ref().filter(|end| self.writing.stored() == Some(*end))?;
         let ended = end.completion_time.as_ref().map(|time| time.0)?;
         let ttl =

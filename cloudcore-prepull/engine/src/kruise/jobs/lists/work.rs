@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::kruise::jobs::Outcome;
+use crate::shared::outcomes::WriteOutcome;
+use crate::shared::pacing::Backoff;
 
 /// After this a write without effect is made again, and a name that somebody else had is tried again.
 const AGAIN: Duration = Duration::from_secs(30);
 /// After a write that failed: doubled each time up to the second value, as for statuses.
-const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deed {
@@ -19,16 +20,22 @@ pub(super) enum Deed {
     Delete,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Work {
     /// The last deed.
     last: Option<Deed>,
     in_flight: bool,
     /// The last deed is not done again before this.
     not_before: Option<Timestamp>,
-    failures: u32,
+    backoff: Backoff,
     /// Somebody else has the child's name.
     pub(super) taken: bool,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Self { last: None, in_flight: false, not_before: None, backoff: RETRY, taken: false }
+    }
 }
 
 impl Work {
@@ -50,22 +57,20 @@ impl Work {
     }
 
     /// It ended. Says whether the child's name turns out to be somebody else's.
-    pub(super) fn ended(&mut self, outcome: Outcome, now: Timestamp) -> bool {
+    pub(super) fn ended(&mut self, outcome: WriteOutcome, now: Timestamp) -> bool {
         self.in_flight = false;
-        let wait = if outcome == Outcome::Failed {
-            let wait = (RETRY.0 * 2_u32.saturating_pow(self.failures)).min(RETRY.1);
-            self.failures = (self.failures + 1).min(10);
-            wait
+        let wait = if outcome == WriteOutcome::Failed {
+            self.backoff.next_wait()
         } else {
-            self.failures = 0;
+            self.backoff.reset();
             AGAIN
         };
         self.not_before = now.checked_add(wait).ok();
         let was_taken = self.taken;
         match outcome {
-            Outcome::Done => self.taken = false,
-            Outcome::Gone => self.taken = self.last == Some(Deed::Make),
-            Outcome::Failed => {}
+            WriteOutcome::Done => self.taken = false,
+            WriteOutcome::Gone => self.taken = self.last == Some(Deed::Make),
+            WriteOutcome::Failed => {}
         }
         self.taken && !was_taken
     }

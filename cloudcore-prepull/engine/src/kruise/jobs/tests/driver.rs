@@ -13,7 +13,9 @@ use prepull_api::task::{JobUid, NodeName};
 use serde_json::Value;
 
 use super::super::*;
-use crate::kruise::{News, ObjectId, Standing};
+use crate::kruise::{News, Standing};
+use crate::shared::events::ObjectEvent;
+use crate::shared::objects::ObjectId;
 
 pub(super) struct Driver {
     pub(super) jobs: Jobs,
@@ -23,9 +25,9 @@ pub(super) struct Driver {
     /// What was done since somebody looked.
     pub(super) log: Vec<Action>,
     /// How the next writes of statuses and deletions of jobs end; done, if nothing is said.
-    pub(super) outcomes: Vec<Outcome>,
+    pub(super) outcomes: Vec<WriteOutcome>,
     /// The same for children.
-    pub(super) child_outcomes: Vec<Outcome>,
+    pub(super) child_outcomes: Vec<WriteOutcome>,
     uids: u32,
 }
 
@@ -176,8 +178,8 @@ impl Driver {
             }
             _ => &mut self.outcomes,
         };
-        let outcome = if outcomes.is_empty() { Outcome::Done } else { outcomes.remove(0) };
-        let done = outcome == Outcome::Done;
+        let outcome = if outcomes.is_empty() { WriteOutcome::Done } else { outcomes.remove(0) };
+        let done = outcome == WriteOutcome::Done;
         let object = match action {
             Action::PullJobStatus(id, status) => {
                 if done && let Some(job) = self.api.get_mut(&id.name) {
@@ -277,7 +279,7 @@ impl Driver {
     /// The events since somebody looked: reason and note.
     pub(super) fn events(&mut self) -> Vec<String> {
         let events = self.log.iter().filter_map(|action| match action {
-            Action::Event(Event { warning, reason, note, .. }) => {
+            Action::Event(ObjectEvent { warning, reason, note, .. }) => {
                 Some(format!("{} {reason}: {note}", if *warning { "Warning" } else { "Normal" }))
             }
             _ => None,

@@ -4,6 +4,7 @@ use super::super::wishes::child_name;
 use super::super::*;
 use super::driver::{Driver, uid};
 use crate::kruise::Standing;
+use crate::shared::events::ObjectKind;
 
 const THREE: &[&str] = &["a", "b", "c"];
 
@@ -86,7 +87,7 @@ fn a_list_has_a_job_for_each_image_and_is_over_when_they_are() {
     assert_eq!((failed.len(), &failed[0].image_pull_job, failed[0].name.as_str()), (1, &redis(), "redis:2"));
     assert!(status.completion_time.is_some());
     let of_list = |action: &Action| match action {
-        Action::Event(event) if event.kind == "ImageListPullJob" => {
+        Action::Event(event) if event.kind == ObjectKind::ImageListPullJob => {
             Some((event.warning, event.reason, event.note.clone()))
         }
         _ => None,
@@ -95,7 +96,7 @@ fn a_list_has_a_job_for_each_image_and_is_over_when_they_are() {
     assert_eq!(events, [(true, "Failed", "job has completed: 1 of 2 images are on all nodes".to_owned())]);
     // The list's own time to live takes the children along; they have none.
     d.log.clear();
-    d.outcomes = vec![Outcome::Failed];
+    d.outcomes = vec![WriteOutcome::Failed];
     d.pass(59);
     assert!(d.log.is_empty());
     d.pass(31);
@@ -181,7 +182,7 @@ fn images_come_and_go() {
     d.succeeds(&nginx(), THREE);
     d.log.clear();
     // Only the one that is through is left, but the other one is to go first.
-    d.child_outcomes = vec![Outcome::Failed];
+    d.child_outcomes = vec![WriteOutcome::Failed];
     d.list("list", spec(&json!({"images": ["nginx:1"]})));
     assert_eq!(deeds(&mut d), ["delete redis:2"]);
     assert!(d.list_status("list").completion_time.is_none());
@@ -208,7 +209,7 @@ fn a_child_that_is_deleted_is_made_again_when_its_name_is_free() {
     d.settle();
     assert_eq!(deeds(&mut d), ["make nginx:1"]);
     // Failed writes are made again, sooner at first.
-    d.child_outcomes = vec![Outcome::Failed; 3];
+    d.child_outcomes = vec![WriteOutcome::Failed; 3];
     d.delete(&nginx());
     d.settle();
     d.pass_for(std::time::Duration::from_millis(1750));
@@ -219,7 +220,7 @@ fn a_child_that_is_deleted_is_made_again_when_its_name_is_free() {
 #[test]
 fn a_name_that_somebody_else_has_is_said_and_tried_again() {
     let mut d = Driver::with(THREE);
-    d.child_outcomes = vec![Outcome::Gone];
+    d.child_outcomes = vec![WriteOutcome::Gone];
     d.list("list", spec(&json!({})));
     let note = format!(
         "image nginx:1 waits: its ImagePullJob is to be named {}, and one of this name is there that does not belong to the list; delete that one",
@@ -229,7 +230,7 @@ fn a_name_that_somebody_else_has_is_said_and_tried_again() {
     d.pass(2);
     assert_eq!(d.list_status("list").message, note);
     d.log.clear();
-    d.child_outcomes = vec![Outcome::Gone];
+    d.child_outcomes = vec![WriteOutcome::Gone];
     d.pass(28);
     assert_eq!(d.list_status("list").message, note);
     let again = std::mem::take(&mut d.log);
@@ -278,7 +279,7 @@ fn a_list_goes_on_after_a_restart_and_one_that_never_ends_does_not_end() {
     assert!(d.log.is_empty(), "{:?}", d.log);
     assert_eq!(d.list_status("list"), status);
     // A list that is gone is not written, and a write that did not find it is the last.
-    d.outcomes = vec![Outcome::Gone];
+    d.outcomes = vec![WriteOutcome::Gone];
     d.list(
         "list",
         spec(&json!({"completionPolicy": {"type": "Never"}, "parallelism": 9, "images": ["nginx:1"]})),

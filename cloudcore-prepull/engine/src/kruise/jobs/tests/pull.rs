@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::super::*;
 use super::driver::{Driver, uid};
-use crate::kruise::{ObjectId, Standing, Unreadable};
+use crate::kruise::Standing;
+use crate::shared::objects::{ObjectId, Unreadable};
 
 const THREE: &[&str] = &["a", "b", "c"];
 
@@ -283,6 +284,7 @@ fn a_refused_job_says_why_and_begins_when_it_is_mended() {
     assert_eq!(d.numbers("job"), [3, 1, 1, 0]);
     d.input(Input::PullJob(Err(Unreadable {
         id: ObjectId { namespace: "team".to_owned(), name: "job".to_owned(), uid: uid("job") },
+        generation: 2,
         error: "x".repeat(5000),
     })));
     d.pass(2);
@@ -371,7 +373,7 @@ fn a_job_is_deleted_when_its_time_to_live_is_over() {
     d.settle();
     assert!(d.api.contains_key("job"));
     d.log.clear();
-    d.outcomes = vec![Outcome::Failed, Outcome::Failed];
+    d.outcomes = vec![WriteOutcome::Failed, WriteOutcome::Failed];
     d.pass(1);
     assert!(matches!(d.log[..], [Action::DeletePullJob(_)]), "{:?}", d.log);
     d.pass(30);
@@ -441,7 +443,7 @@ fn writes_of_a_status_are_paced_and_repeated() {
     let count = writes(&d);
     assert!((14..=20).contains(&count), "{count}");
     // The end is not held up.
-    d.outcomes = vec![Outcome::Failed; 3];
+    d.outcomes = vec![WriteOutcome::Failed; 3];
     d.log.clear();
     d.succeeds("job", &["n39"]);
     assert!(writes(&d) == 1 && !d.is_over("job"));
@@ -453,7 +455,7 @@ fn writes_of_a_status_are_paced_and_repeated() {
     assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Over);
     // A job that is gone is not written any more.
     d.job("gone", spec(&json!({"selector": {"names": ["n01", "n02"]}})));
-    d.outcomes = vec![Outcome::Gone];
+    d.outcomes = vec![WriteOutcome::Gone];
     d.pass(1);
     d.succeeds("gone", &["n01"]);
     d.pass(1);

@@ -2,7 +2,8 @@ use serde_json::{Value, json};
 
 use super::super::wishes::{next_round, wish};
 use super::super::*;
-use crate::kruise::{ObjectId, Wish, rules};
+use crate::kruise::{Wish, rules};
+use crate::shared::objects::ObjectId;
 
 fn wish_of(spec: Value, job: &str) -> Wish {
     let uid = JobUid(job.to_owned());

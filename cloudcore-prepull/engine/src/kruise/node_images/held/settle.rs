@@ -8,14 +8,15 @@ use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec, NodeImage
 use prepull_api::selector::Selector;
 use prepull_api::wire::truncate_reason;
 
-use super::super::super::jobs::Event;
 use super::super::super::{Liveness, Standing};
 use super::super::edit::{self, Effect, job_of};
-use super::super::pace::Budget;
 use super::super::status::{Difference, desired, difference};
 use super::super::work::State;
 use super::super::{Action, Around, Out, Write};
 use super::{Held, Key, Observed, give_place, object_id, told};
+use crate::shared::events::{ObjectEvent, ObjectKind};
+use crate::shared::pacing::{Moment, TokenBucket};
+use crate::shared::reasons;
 
 /// Between two writes of one status that tell of ends: what ends together is told together.
 const ENDS_GAP: Duration = Duration::from_millis(300);
@@ -23,6 +24,8 @@ const ENDS_GAP: Duration = Duration::from_millis(300);
 const PROGRESS_GAP: Duration = Duration::from_secs(5);
 /// Before the first of them: an image that is there by then needs one write less.
 const PROGRESS_FIRST: Duration = Duration::from_secs(3);
+/// When there are too many of them over all nodes: see [`progress_budget`](super::super::progress_budget).
+const PROGRESS_WAIT: Duration = Duration::from_secs(1);
 
 /// Tasks in a node's ledger, those that wait for their acknowledgement included: half of what it takes
 /// ([`prepull_api::wire::MAX_OPEN_TASKS`]), the other half is for ImagePrePullJobs. A node that is full answers with a
@@ -34,7 +37,7 @@ impl Held {
     pub(in super::super) fn settle(
         &mut self,
         selector: &Selector,
-        budget: &mut Budget,
+        budget: &mut TokenBucket<Timestamp>,
         around: &mut Around<'_>,
         out: &mut Out<'_>,
     ) -> Option<Timestamp> {
@@ -113,7 +116,7 @@ impl Held {
     fn write(
         &mut self,
         selector: &Selector,
-        budget: &mut Budget,
+        budget: &mut TokenBucket<Timestamp>,
         around: &Around<'_>,
         wakeup: &mut Wakeup,
         out: &mut Out<'_>,
@@ -171,11 +174,11 @@ impl Held {
         for wish in full {
             // The job is not to wait for room that may never come.
             let note = format!("image {}: the NodeImage has as many images as it may have", wish.image);
-            out.act(Action::Event(Event {
-                kind: "NodeImage",
+            out.act(Action::Event(ObjectEvent {
+                kind: ObjectKind::NodeImage,
                 object: object_id(&self.name, &uid),
                 warning: true,
-                reason: "PullImageFailed",
+                reason: reasons::PULL_IMAGE_FAILED,
                 note: truncate_reason(&note),
             }));
             if let Some(job) = job_of(&wish.owner) {
@@ -185,7 +188,13 @@ impl Held {
         }
     }
 
-    fn write_status(&mut self, budget: &mut Budget, now: Timestamp, wakeup: &mut Wakeup, out: &mut Out<'_>) {
+    fn write_status(
+        &mut self,
+        budget: &mut TokenBucket<Timestamp>,
+        now: Timestamp,
+        wakeup: &mut Wakeup,
+        out: &mut Out<'_>,
+    ) {
         let Some(object) = &self.object else { return };
         let status = self.desired(object);
         let Some(difference) = difference(&status, object.status.as_ref()) else {
@@ -205,10 +214,8 @@ impl Held {
         if due > now {
             return wakeup.at(due);
         }
-        if difference == Difference::Progress
-            && let Err(later) = budget.take(now)
-        {
-            return wakeup.at(later);
+        if difference == Difference::Progress && budget.try_take(1.0, now).is_err() {
+            return wakeup.at(now.after(PROGRESS_WAIT));
         }
         let (uid, version) = (object.uid.clone(), object.version.clone());
         out.write(Write::Status { uid, version, status: Box::new(status) });

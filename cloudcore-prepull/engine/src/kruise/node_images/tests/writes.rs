@@ -130,3 +130,12 @@ fn what_ends_together_is_told_together() {
     world.pass(Duration::from_secs(1));
     assert_eq!((world.counts(), world.status().succeeded), ((0, 2), 5));
 }
+
+#[test]
+fn twenty_statuses_a_second_tell_of_progress_and_the_others_wait() {
+    let mut budget = progress_budget();
+    let start = Timestamp::from_second(1_800_000_000).unwrap();
+    let mut allowed = |at| (0..1000).filter(|_| budget.try_take(1.0, at).is_ok()).count();
+    assert_eq!(allowed(start), 20);
+    assert_eq!(allowed(start + Duration::from_millis(500)), 10);
+}

@@ -9,6 +9,8 @@ use super::super::{Action, DELETE_RETRY, cancel};
 use super::start::plans;
 use super::{Job, Nodes};
 use crate::prepull::rollout::{Decision, Verdict};
+use crate::shared::effects::Effects;
+use crate::shared::reasons;
 use crate::shared::writes::{Deferred, Pace};
 
 impl Job {
@@ -21,7 +23,7 @@ impl Job {
     ) {
         let deadline = self.active_deadline();
         let Some(run) = self.run.as_mut().filter(|run| !run.is_over()) else {
-            return self.delete_if_due(now, actions);
+            return self.delete_if_due(&mut Effects::new(now, actions));
         };
         let waves = run.rollout.waves();
         let out_of_time = deadline.is_some_and(|deadline| deadline <= now);
@@ -49,7 +51,7 @@ impl Job {
                     let record = self.run.as_ref().and_then(|run| run.rollout.record(&node));
                     let (attempt, reason) = record.map(|r| (r.attempt, r.reason.clone())).unwrap_or_default();
                     actions.push(cancel(&node, TaskId { job: self.uid.clone(), attempt }, &reason));
-                    self.node_event(actions, "NodeUnknown", &format!("{node}: {reason}"));
+                    self.node_event(actions, reasons::NODE_UNKNOWN, &format!("{node}: {reason}"));
                 }
             }
         }
@@ -63,7 +65,7 @@ impl Job {
             self.event(
                 actions,
                 false,
-                if now.paused_until.is_some() { "WaveEnded" } else { "WaveStarted" },
+                if now.paused_until.is_some() { reasons::WAVE_ENDED } else { reasons::WAVE_STARTED },
                 &note,
             );
             self.writes.touch(Pace::Now);
@@ -104,7 +106,7 @@ impl Job {
                     "activeDeadlineSeconds ({seconds}) is over; {} nodes did not end, {} were not started",
                     summary.unknown, summary.pending
                 );
-                (JobPhase::Failure, "DeadlineExceeded", note)
+                (JobPhase::Failure, reasons::DEADLINE_EXCEEDED, note)
             }
             Verdict::Running => return self.explain_waiting(&summary),
             Verdict::Draining => {
@@ -112,33 +114,33 @@ impl Job {
                 if self.reason != excess {
                     self.reason.clone_from(&excess);
                     let note = format!("{excess}; no further node starts");
-                    self.event(actions, true, "ToleranceExceeded", &note);
+                    self.event(actions, true, reasons::TOLERANCE_EXCEEDED, &note);
                     self.writes.touch(Pace::Now);
                 }
                 return;
             }
-            Verdict::Completed if bad == 0 => (JobPhase::Completed, "Completed", String::new()),
+            Verdict::Completed if bad == 0 => (JobPhase::Completed, reasons::COMPLETED, String::new()),
             Verdict::Completed => (
                 JobPhase::Completed,
-                "Completed",
+                reasons::COMPLETED,
                 format!("{bad} of {} nodes failed, within failureTolerate {tolerate}", summary.desired),
             ),
             Verdict::Failed if summary.pending > 0 => {
                 let note = format!("{}; {} nodes were not started", excess(), summary.pending);
-                (JobPhase::Failure, "Failed", note)
+                (JobPhase::Failure, reasons::FAILED, note)
             }
-            Verdict::Failed => (JobPhase::Failure, "Failed", excess()),
+            Verdict::Failed => (JobPhase::Failure, reasons::FAILED, excess()),
         };
         if self.pace.retry > run.retry && bad + summary.pending > 0 && !out_of_time {
             return self.retry(nodes, now, actions);
         }
         run.rollout.close(match reason {
-            "DeadlineExceeded" => "not started: the time of the job was over",
+            reasons::DEADLINE_EXCEEDED => "not started: the time of the job was over",
             _ => "not started: more nodes failed than failureTolerate allows",
         });
         run.completion_time = Some(now);
         self.phase = phase;
-        self.ended_as = (reason == "DeadlineExceeded").then_some(reason);
+        self.ended_as = (reason == reasons::DEADLINE_EXCEEDED).then_some(reason);
         self.reason.clone_from(&note);
         let counted = format!(
             "{} successful, {} failed, {} unknown",
@@ -187,7 +189,7 @@ impl Job {
         self.reason.clear();
         self.ended_as = None;
         self.delete_at = None;
-        self.event(actions, false, "Retrying", &note);
+        self.event(actions, false, reasons::RETRYING, &note);
         self.collect();
         self.writes.touch(Pace::Now);
     }
@@ -220,10 +222,10 @@ impl Job {
         Some(self.delete_at.unwrap_or(due).max(due))
     }
 
-    fn delete_if_due(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        if self.delete_due().is_some_and(|due| due <= now) {
-            self.delete_at = now.checked_add(DELETE_RETRY).ok();
-            actions.push(Action::Delete { job: self.uid.clone(), name: self.name.clone() });
+    fn delete_if_due(&mut self, effects: &mut Effects<'_, Action>) {
+        if self.delete_due().is_some_and(|due| due <= effects.now) {
+            self.delete_at = effects.now.checked_add(DELETE_RETRY).ok();
+            effects.emit(Action::Delete { job: self.uid.clone(), name: self.name.clone() });
         }
     }
 }

@@ -7,9 +7,11 @@ use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::NodeName;
 use prepull_api::wire::truncate_reason;
 
-use super::super::{Action, Content, JobEvent, Object};
+use super::super::{Action, Content, Object};
 use super::{Job, Run, ack};
 use crate::prepull::aggregate::{self, Parts};
+use crate::shared::events::{ObjectEvent, ObjectKind};
+use crate::shared::objects::ObjectId;
 use crate::shared::writes::{Deferred, Pace};
 
 /// Events about single nodes, per job and life of cloudcore: the reports name them all, the events are for the
@@ -156,9 +158,13 @@ impl Job {
     }
 
     pub(super) fn event(&self, actions: &mut Vec<Action>, warning: bool, reason: &'static str, note: &str) {
-        let note = truncate_reason(note);
-        let (job, name) = (self.uid.clone(), self.name.clone());
-        actions.push(Action::Event(JobEvent { job, name, warning, reason, note }));
+        actions.push(Action::Event(ObjectEvent {
+            kind: ObjectKind::ImagePrePullJob,
+            object: ObjectId { namespace: String::new(), name: self.name.clone(), uid: self.uid.clone() },
+            warning,
+            reason,
+            note: truncate_reason(note),
+        }));
     }
 
     pub(super) fn node_event(&mut self, actions: &mut Vec<Action>, reason: &'static str, note: &str) {

@@ -7,11 +7,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::report::MAX_NODES_IN_REPORT;
 
+use crate::shared::pacing::TokenBucket;
 use crate::shared::writes::{Deferred, Pace, Writes};
 
 /// Writes of reports per second of one job, and at once: 10,000 nodes that start together make 40 reports, and
 /// a fleet that reports at leisure keeps the API server at a few writes a second.
-const BUDGET: (f64, f64) = (20.0, 60.0);
+fn report_budget() -> TokenBucket<Timestamp> {
+    TokenBucket::new(20.0, 60.0)
+}
 /// What results that trickle in may write, in reports per second of one job, while others of the same report are to
 /// come; and what progress alone may. A report of 250 nodes is 100 KiB and more: such writes are what an API server
 /// has most to do with, and nobody waits for them.
@@ -25,8 +28,8 @@ pub(in crate::prepull::controller) struct Shards {
     dirty: BTreeSet<usize>,
     /// Nodes in a report that is not full.
     capacity: usize,
-    left: f64,
-    counted: Option<Timestamp>,
+    /// See [`report_budget`].
+    budget: TokenBucket<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -51,8 +54,7 @@ impl Shards {
             list: list.collect(),
             dirty: BTreeSet::new(),
             capacity: capacity.clamp(1, MAX_NODES_IN_REPORT),
-            left: BUDGET.1,
-            counted: None,
+            budget: report_budget(),
         }
     }
 
@@ -114,10 +116,7 @@ impl Shards {
     /// When the next write may be made.
     pub(super) fn due(&self) -> Option<Timestamp> {
         let due = self.dirty.iter().filter_map(|&shard| self.list[shard].writes.due(self.gaps())).min()?;
-        // The budget grows with time from where it was counted last.
-        let counted = self.counted.unwrap_or(Timestamp::MIN);
-        let wait = Duration::from_secs_f64(((1.0 - self.left) / BUDGET.0).max(0.0));
-        Some(due.max(counted.checked_add(wait).unwrap_or(counted)))
+        Some(due.max(self.budget.ready_at(1.0).unwrap_or(Timestamp::MIN)))
     }
 
     /// The reports that are to be written now, and the version of each: those first that wait longest.
@@ -140,15 +139,11 @@ impl Shards {
             }
         }
         due.sort_unstable();
-        let passed = self.counted.map_or(f64::MAX, |counted| now.duration_since(counted).as_secs_f64());
-        self.left = (self.left + passed * BUDGET.0).min(BUDGET.1);
-        self.counted = Some(now);
         let mut reports = Vec::new();
         for (_, at) in due {
-            if self.left < 1.0 {
+            if self.budget.try_take(1.0, now).is_err() {
                 break;
             }
-            self.left -= 1.0;
             let shard = &mut self.list[at];
             let version = shard.writes.begin(now);
             reports.push(Report { index: shard.index, nodes: shard.nodes.clone(), version });

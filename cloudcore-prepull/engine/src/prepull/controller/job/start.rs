@@ -18,6 +18,7 @@ use crate::prepull::aggregate;
 use crate::prepull::plan;
 use crate::prepull::rollout::{Rollout, Settings};
 use crate::prepull::validate::{self, ValidatedJob};
+use crate::shared::reasons;
 use crate::shared::writes::{Pace, Writes};
 
 const CHANGED: &str =
@@ -57,9 +58,9 @@ impl Job {
         };
         match object {
             Err(unreadable) => {
-                job.name = unreadable.name;
+                job.name = unreadable.id.name;
                 job.generation = unreadable.generation;
-                job.refuse("InvalidSpec", &unreadable.error, actions);
+                job.refuse(reasons::INVALID_SPEC, &unreadable.error, actions);
             }
             Ok(object) => {
                 let object = *object;
@@ -153,10 +154,10 @@ impl Job {
         let told = if new_timeout { run.rollout.reachable() } else { Vec::new() };
         if before.suspend != job.pace.suspend {
             if job.pace.suspend {
-                self.event(actions, false, "Suspended", "no further node starts");
+                self.event(actions, false, reasons::SUSPENDED, "no further node starts");
             } else {
                 run.active_since = now;
-                self.event(actions, false, "Resumed", "nodes start again");
+                self.event(actions, false, reasons::RESUMED, "nodes start again");
             }
         }
         for node in told {
@@ -181,7 +182,7 @@ impl Job {
     fn begin(&mut self, object: &ImagePrePullJob, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
         let job = match validate::validate(object) {
             Ok(job) => Arc::new(job),
-            Err(refusal) => return self.refuse("InvalidSpec", &refusal.to_string(), actions),
+            Err(refusal) => return self.refuse(reasons::INVALID_SPEC, &refusal.to_string(), actions),
         };
         let selection = plan::select(&job, nodes);
         self.skipped_total = u32::try_from(selection.skipped.len()).unwrap_or(u32::MAX);
@@ -189,7 +190,11 @@ impl Job {
         let plan = match plan::plan(&job, nodes) {
             Ok(plan) => plan,
             Err(refusal) => {
-                let reason = if selection.eligible.is_empty() { "NoEligibleNodes" } else { "InvalidSpec" };
+                let reason = if selection.eligible.is_empty() {
+                    reasons::NO_ELIGIBLE_NODES
+                } else {
+                    reasons::INVALID_SPEC
+                };
                 return self.refuse(reason, &refusal.to_string(), actions);
             }
         };
@@ -217,7 +222,7 @@ impl Job {
             diverged: false,
             held: false,
         });
-        self.event(actions, false, "Started", &note);
+        self.event(actions, false, reasons::STARTED, &note);
         self.writes.touch(Pace::Now);
     }
 
@@ -280,7 +285,8 @@ impl Job {
             rollout.without(nodes);
         }
         let start_time = status.start_time.map_or(now, |time| time.0);
-        let was_suspended = status.conditions.iter().any(|c| c.type_ == "Suspended" && c.status == "True");
+        let was_suspended =
+            status.conditions.iter().any(|c| c.type_ == aggregate::SUSPENDED && c.status == "True");
         self.run = Some(Run {
             job: job.as_ref().ok().filter(|_| !over).cloned().map(Arc::new),
             plans,
@@ -303,9 +309,10 @@ impl Job {
         self.reason = status.reason;
         self.skipped_total = status.summary.skipped;
         self.skipped = status.skipped_nodes;
-        let failed = status.conditions.iter().find(|condition| condition.type_ == "Failed");
-        self.ended_as =
-            failed.filter(|condition| condition.reason == "DeadlineExceeded").map(|_| "DeadlineExceeded");
+        let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);
+        self.ended_as = failed
+            .filter(|condition| condition.reason == reasons::DEADLINE_EXCEEDED)
+            .map(|_| reasons::DEADLINE_EXCEEDED);
         if over {
             // What is stored is what is in memory.
             self.writes = Writes::stored();
@@ -357,7 +364,7 @@ impl Job {
         self.refusal = Some(truncate_reason(message));
         let held = self.run.as_ref().is_some_and(|run| run.held);
         let note = if held { message.to_owned() } else { format!("the job goes on as it was: {message}") };
-        self.event(actions, true, "SpecChangeIgnored", &note);
+        self.event(actions, true, reasons::SPEC_CHANGE_IGNORED, &note);
         self.writes.touch(Pace::Now);
     }
 }

@@ -8,6 +8,7 @@ use super::super::super::*;
 use super::book::Mark;
 use super::world::{World, group};
 use crate::kruise::Wish;
+use crate::shared::events::ObjectEvent;
 
 impl World {
     /// Nobody is asked who cannot answer, and no more nodes than there are slots.
@@ -71,7 +72,7 @@ impl World {
     }
 
     /// A job that ends has reason to.
-    pub(super) fn may_end(&self, event: &Event) {
+    pub(super) fn may_end(&self, event: &ObjectEvent) {
         let job = &event.object.uid;
         let book = &self.books[job];
         let (desired, _, succeeded, failed) = self.counts(job);

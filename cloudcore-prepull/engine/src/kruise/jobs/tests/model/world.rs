@@ -13,6 +13,7 @@ use super::Rng;
 use super::book::{Book, Mark};
 use crate::kruise::rules::{self, ValidListJob};
 use crate::kruise::{Standing, Wish};
+use crate::shared::events::ObjectKind;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
@@ -147,7 +148,7 @@ impl World {
                     self.asks.retain(|(at, other, _)| *at != node.0 || other.owner.uid != wish.owner.uid);
                     self.asks.push((node.0, wish, again));
                 }
-                Action::Event(event) if event.kind == "ImagePullJob" => {
+                Action::Event(event) if event.kind == ObjectKind::ImagePullJob => {
                     let book = self.books.get_mut(&event.object.uid).unwrap();
                     match event.reason {
                         "Unresponsive" => book.gave_up = true,
@@ -195,11 +196,11 @@ impl World {
         let write = self.writes.remove(index);
         let object = object(&write);
         let outcome = match (done, landed && self.apply(write)) {
-            (false, _) => Outcome::Failed,
-            (true, true) => Outcome::Done,
-            (true, false) => Outcome::Gone,
+            (false, _) => WriteOutcome::Failed,
+            (true, true) => WriteOutcome::Done,
+            (true, false) => WriteOutcome::Gone,
         };
-        if outcome == Outcome::Done {
+        if outcome == WriteOutcome::Done {
             self.unsure.remove(&object)
         } else {
             self.unsure.insert(object.clone())
