@@ -1,4 +1,4 @@
-//! Settings of the agent: flags, environment and file, in this order of precedence.
+//! Settings of the agent: from flags, the environment and a file, in this order of precedence.
 
 mod values;
 
@@ -11,108 +11,98 @@ use clap::Args;
 use serde::{Deserialize, Deserializer};
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 
-use crate::cloud::endpoint::{BadUrl, Urls, printable};
+use crate::cloud::endpoint::{BadUrl, Urls, parse_enroll_url, parse_tunnel_url, printable};
+use crate::cloud::identity::DEFAULT_STATE_DIR;
+use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
-pub use values::{Amount, Listen, MaxTasks, Percent};
-pub(crate) use values::{enroll_url, tunnel_url};
+pub use values::{Amount, Percent};
+pub(crate) use values::{Listen, MaxTasks};
 
-/// Where identity and ledger are kept.
-pub const DEFAULT_STATE_DIR: &str = "/var/lib/edgecore-prepull";
-/// As many as containerd fetches layers of one image at a time: more only shares the same link.
+/// As many images as containerd fetches layers of one image at a time: more would only share the same link.
 // The value is not zero.
-pub const DEFAULT_PARALLEL_PULLS: NonZeroUsize = NonZeroUsize::new(3).expect("three is not zero");
-/// What the kubelet's garbage collection leaves free by default is 15 %; below 10 % it evicts pods
-/// (nodefs.available), so a pull must not take a node there.
+pub(crate) const DEFAULT_PARALLEL_PULLS: NonZeroUsize = NonZeroUsize::new(3).expect("three is not zero");
+/// A pull must not take a node below 10 % free disk, where the kubelet evicts pods (nodefs.available). By default the
+/// kubelet's garbage collection leaves 15 % free.
 const DEFAULT_DISK_MIN_FREE: Amount = Amount::Percent(10);
 /// The kubelet evicts pods below 100 MiB of available memory (memory.available).
 const DEFAULT_MEM_MIN_FREE: Amount = Amount::Bytes(100 << 20);
-/// Unpacking layers takes a core: a machine that is busy beyond this has better to do.
+/// Unpacking layers occupies a core, which a machine that is busier than this cannot spare.
 const DEFAULT_CPU_MAX_LOAD: Percent = Percent(90);
 
-/// What may be set. Every field is optional here; [`Effective`] has the defaults.
+/// Settings from one source, the flags or the file. Every field is optional; [`Effective`] has the defaults.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Settings {
-    /// Folder with the identity and the ledger [default: /var/lib/edgecore-prepull]
+pub(crate) struct Settings {
+    /// Directory with the identity and the ledger [default: /var/lib/edgecore-prepull]
     #[arg(long, value_name = "DIR", env = "PREPULL_STATE_DIR")]
-    pub state_dir: Option<PathBuf>,
-    /// Where the tunnel is; several, repeated or with commas, are tried in turn [default: as `join` stored it]
-    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',', value_parser = tunnel_url)]
-    #[serde(default, deserialize_with = "tunnel_urls")]
-    pub tunnel_url: Vec<String>,
-    /// Where the certificate is renewed; several likewise [default: as `join` stored it]
-    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',', value_parser = enroll_url)]
-    #[serde(default, deserialize_with = "enroll_urls")]
-    pub enroll_url: Vec<String>,
+    pub(crate) state_dir: Option<PathBuf>,
+    /// URL of the tunnel; several, repeated or separated by commas, are tried in turn [default: stored by `join`]
+    #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',', value_parser = parse_tunnel_url)]
+    #[serde(default, deserialize_with = "read_tunnel_urls")]
+    pub(crate) tunnel_url: Vec<String>,
+    /// URL for renewing the certificate; several likewise [default: stored by `join`]
+    #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',', value_parser = parse_enroll_url)]
+    #[serde(default, deserialize_with = "read_enroll_urls")]
+    pub(crate) enroll_url: Vec<String>,
     /// Socket of the container runtime [default: found in the usual places]
     #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
-    pub runtime_endpoint: Option<RuntimeEndpoint>,
+    pub(crate) runtime_endpoint: Option<RuntimeEndpoint>,
     /// Address for metrics and health, or off [default: 127.0.0.1:10004]
     #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN")]
-    pub metrics_listen: Option<Listen>,
-    /// Tasks that are worked on at the same time, from 1 to 64; more wait for their turn [default: 1]
+    pub(crate) metrics_listen: Option<Listen>,
+    /// Tasks that run at the same time, from 1 to 64; further tasks wait [default: 1]
     #[arg(long, value_name = "NUMBER", env = "PREPULL_MAX_TASKS")]
-    pub max_tasks: Option<MaxTasks>,
+    pub(crate) max_tasks: Option<MaxTasks>,
     /// Images that are pulled at the same time, over all tasks [default: 3]
     #[arg(long, value_name = "NUMBER", env = "PREPULL_PARALLEL_PULLS")]
-    pub parallel_pulls: Option<NonZeroUsize>,
-    /// Check item disk: room that the image file system must have, as 10% or 5GiB [default: 10%]
+    pub(crate) parallel_pulls: Option<NonZeroUsize>,
+    /// Check item disk: free space that the image file system must have, as 10% or 5GiB [default: 10%]
     #[arg(long, value_name = "AMOUNT", env = "PREPULL_DISK_MIN_FREE")]
-    pub disk_min_free: Option<Amount>,
+    pub(crate) disk_min_free: Option<Amount>,
     /// Check item mem: memory that must be available, as 5% or 256MiB [default: 100MiB]
     #[arg(long, value_name = "AMOUNT", env = "PREPULL_MEM_MIN_FREE")]
-    pub mem_min_free: Option<Amount>,
+    pub(crate) mem_min_free: Option<Amount>,
     /// Check item cpu: load per processor, over a minute, that must not be exceeded [default: 90%]
     #[arg(long, value_name = "PERCENT", env = "PREPULL_CPU_MAX_LOAD")]
-    pub cpu_max_load: Option<Percent>,
-    /// The kubelet's CredentialProviderConfig; takes --image-credential-provider-bin-dir as well [default: none]
+    pub(crate) cpu_max_load: Option<Percent>,
+    /// The kubelet's CredentialProviderConfig; needs --image-credential-provider-bin-dir too [default: none]
     #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
-    pub image_credential_provider_config: Option<PathBuf>,
-    /// Where the programs are that it names: they are run as the user that the agent runs as [default: none]
+    pub(crate) image_credential_provider_config: Option<PathBuf>,
+    /// Directory of the programs that it names; they run as the user of the agent [default: none]
     #[arg(long, value_name = "DIR", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_BIN_DIR")]
-    pub image_credential_provider_bin_dir: Option<PathBuf>,
-    /// For tests: a program that takes longer is killed [default: 1m]
+    pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
+    /// For tests: the time after which a program is killed [default: 1m]
     #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(skip)]
-    pub image_credential_provider_timeout: Option<Duration>,
+    pub(crate) image_credential_provider_timeout: Option<Duration>,
 }
 
 /// All settings, with their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Effective {
-    /// Identity and ledger.
-    pub state_dir: PathBuf,
-    /// Empty: as `join` stored it.
-    pub tunnel_urls: Urls,
-    /// Empty: as `join` stored it.
-    pub enroll_urls: Urls,
-    /// None: to be found.
-    pub runtime_endpoint: Option<RuntimeEndpoint>,
-    /// Metrics and health.
-    pub metrics_listen: Listen,
-    /// Tasks at the same time.
-    pub max_tasks: MaxTasks,
-    /// Images at the same time.
-    pub parallel_pulls: NonZeroUsize,
-    /// What the check items look for.
-    pub limits: Limits,
-    /// Credential providers of the kubelet.
-    pub providers: ProviderSettings,
+pub(crate) struct Effective {
+    /// The directory with the identity and the ledger.
+    pub(crate) state_dir: PathBuf,
+    /// The URLs of the tunnel; empty for those that `join` stored.
+    pub(crate) tunnel_urls: Urls,
+    /// The URLs for renewing; empty for those that `join` stored.
+    pub(crate) enroll_urls: Urls,
+    /// The socket of the container runtime; none if it is to be found in the usual places.
+    pub(crate) runtime_endpoint: Option<RuntimeEndpoint>,
+    /// Where metrics and health are served.
+    pub(crate) metrics_listen: Listen,
+    /// Tasks that run at the same time.
+    pub(crate) max_tasks: MaxTasks,
+    /// Images that are pulled at the same time, over all tasks.
+    pub(crate) parallel_pulls: NonZeroUsize,
+    /// The limits of the check items.
+    pub(crate) limits: Limits,
+    /// The node's credential providers.
+    pub(crate) providers: ProviderSettings,
 }
 
-/// Where the kubelet's credential providers are configured: both, or neither.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ProviderSettings {
-    /// The kubelet's CredentialProviderConfig.
-    pub config: Option<PathBuf>,
-    /// Of the programs.
-    pub bin_dir: Option<PathBuf>,
-    /// None: the kubelet's.
-    pub timeout: Option<Duration>,
-}
-
-/// What is wrong with the file, once, and in which line: that names the field, which the error does not always do.
-fn wrong(text: &str, error: &serde_saphyr::Error) -> String {
+/// The problem with a file, preceded by the line it is in: the line shows the field, which the error does not always
+/// name.
+fn describe_problem(text: &str, error: &serde_saphyr::Error) -> String {
     let problem = DefaultMessageFormatter.format_message(error.without_snippet());
     let place = error.location().and_then(|at| {
         let line = usize::try_from(at.line()).ok()?.checked_sub(1)?;
@@ -121,35 +111,36 @@ fn wrong(text: &str, error: &serde_saphyr::Error) -> String {
     format!("{}: {}", place.unwrap_or_default(), printable(&problem))
 }
 
-fn either(flag: Vec<String>, file: Vec<String>) -> Urls {
+/// The URLs of the flags if there are any, or else those of the file.
+fn first_given(flag: Vec<String>, file: Vec<String>) -> Urls {
     let flag = Urls::from(flag);
     if flag.is_empty() { file.into() } else { flag }
 }
 
-fn tunnel_urls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    one_or_many(deserializer, tunnel_url)
+fn read_tunnel_urls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    read_urls(deserializer, parse_tunnel_url)
 }
 
-fn enroll_urls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    one_or_many(deserializer, enroll_url)
+fn read_enroll_urls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    read_urls(deserializer, parse_enroll_url)
 }
 
-fn one_or_many<'de, D: Deserializer<'de>>(
+fn read_urls<'de, D: Deserializer<'de>>(
     deserializer: D,
-    url: fn(&str) -> Result<String, BadUrl>,
+    parse: fn(&str) -> Result<String, BadUrl>,
 ) -> Result<Vec<String>, D::Error> {
     let urls: Vec<String> = Urls::deserialize(deserializer)?.into();
-    urls.iter().map(|text| url(text)).collect::<Result<_, _>>().map_err(serde::de::Error::custom)
+    urls.iter().map(|url| parse(url)).collect::<Result<_, _>>().map_err(serde::de::Error::custom)
 }
 
-/// What the check items look for.
+/// The limits of the check items: what a node must have before a task pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of the image file system.
+    /// Free space that the image file system must have (check item disk).
     pub disk_min_free: Amount,
-    /// Of the machine's memory.
+    /// Memory that must be available (check item mem).
     pub mem_min_free: Amount,
-    /// Per processor.
+    /// Load per processor, over a minute, that must not be exceeded (check item cpu).
     pub cpu_max_load: Percent,
 }
 
@@ -164,19 +155,19 @@ impl Default for Limits {
 }
 
 impl Settings {
-    /// Reads a file. An unknown key is an error that names it.
-    pub fn from_file(path: &Path) -> anyhow::Result<Self> {
+    /// Reads a file. An unknown key is an error that names the key.
+    pub(crate) fn from_file(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("read --config {}", path.display()))?;
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
         serde_saphyr::from_str(&text)
-            .map_err(|error| anyhow!("--config {}{}", path.display(), wrong(&text, &error)))
+            .map_err(|error| anyhow!("--config {}{}", path.display(), describe_problem(&text, &error)))
     }
 
-    /// Fills in what is not set here from `file`, and then from the defaults.
-    pub fn over(self, file: Self) -> Effective {
+    /// Fills in what is not set from `file`, and then from the defaults.
+    pub(crate) fn or_file(self, file: Self) -> Effective {
         let Self {
             state_dir,
             tunnel_url,
@@ -195,8 +186,8 @@ impl Settings {
         let limits = Limits::default();
         Effective {
             state_dir: state_dir.or(file.state_dir).unwrap_or_else(|| DEFAULT_STATE_DIR.into()),
-            tunnel_urls: either(tunnel_url, file.tunnel_url),
-            enroll_urls: either(enroll_url, file.enroll_url),
+            tunnel_urls: first_given(tunnel_url, file.tunnel_url),
+            enroll_urls: first_given(enroll_url, file.enroll_url),
             runtime_endpoint: runtime_endpoint.or(file.runtime_endpoint),
             metrics_listen: metrics_listen.or(file.metrics_listen).unwrap_or_default(),
             max_tasks: max_tasks.or(file.max_tasks).unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! The edge side: dials out, pulls what the cloud assigns, and reports until it is heard.
+//! The agent on an edge node: dials out, pulls what the cloud assigns, and reports until that is acknowledged.
 //!
 //! ```text
 //!  (cloud) ═cloud::tunnel═▶ tasks::node: agent ─▶ executor ─▶ checks ─▶ images::puller ─▶ CRI, containerd
@@ -8,16 +8,16 @@
 //!                               ledger (disk; never a credential)
 //! ```
 //!
-//! [`tasks::agent`] is pure and decides; [`tasks::executor`] carries out one task; [`tasks::node`] puts them between
-//! tunnel and ledger, generic over what pulls; [`run`] is the program.
+//! [`tasks::agent`] is pure and decides; [`tasks::executor`] carries out one task; `tasks::node` connects both with
+//! tunnel and ledger; [`run`] is the program. Public is only what other crates use.
 
-/// The command line, and the commands that end.
-pub mod commands {
-    pub mod args;
-    pub mod pull;
+/// The command line, and the command `pull`.
+mod commands {
+    pub(crate) mod args;
+    pub(crate) mod pull;
 }
 
-/// Everything that talks to cloudcore-prepull: who this node is, how it joins, the tunnel.
+/// Everything that talks to cloudcore-prepull: the identity of this node, joining, the tunnel.
 pub mod cloud {
     pub mod endpoint;
     pub mod identity;
@@ -25,25 +25,26 @@ pub mod cloud {
     pub mod tunnel;
 }
 
-/// The tasks that the cloud assigned: what is decided, carried out and remembered.
+/// The tasks that the cloud assigns: decisions, execution, and the ledger.
 pub mod tasks {
     pub mod agent;
-    pub mod checks;
+    pub(crate) mod checks;
     pub mod executor;
-    pub mod ledger;
-    pub mod node;
+    pub(crate) mod ledger;
+    pub(crate) mod node;
 }
 
 /// Images and the container runtime: pulling, the runtime's own APIs, and the node's credential providers.
 pub mod images {
     pub(crate) mod containerd;
     pub(crate) mod filesystem;
-    pub mod providers;
+    pub(crate) mod providers;
     pub mod puller;
     pub mod runtime;
 }
 
+mod backoff;
 pub mod config;
-pub mod metrics;
+mod metrics;
 pub mod run;
 mod signals;

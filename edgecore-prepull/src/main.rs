@@ -2,9 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use edgecore_prepull::{commands::args::Cli, run};
-
 fn main() -> ExitCode {
-    run::main(Cli::parse())
+    edgecore_prepull::run::main()
 }

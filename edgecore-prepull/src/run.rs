@@ -1,4 +1,4 @@
-//! The program: reads the settings, wires the parts together, stops them in order.
+//! The program: dispatch of the commands, and the life of the agent from its settings to its shutdown.
 
 use std::future::Future;
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use clap::CommandFactory;
+use clap::{CommandFactory, Parser};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -17,8 +17,7 @@ use tracing::{Instrument, info, info_span, warn};
 
 use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME, Urls, with_causes};
 use crate::cloud::identity::{Connection, Identity};
-use crate::cloud::join;
-use crate::cloud::join::JoinArgs;
+use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::{Link, dial};
 use crate::commands::args::{Cli, Command, RunArgs};
 use crate::commands::pull;
@@ -27,34 +26,37 @@ use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
-use crate::metrics::{self, Metrics};
-use crate::signals::termination;
+use crate::metrics::Metrics;
+use crate::signals::wait_for_termination;
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig};
 
+mod http;
 mod logging;
 
-/// Events of the tunnel that wait for the node: it takes them in microseconds, and the tunnel stops reading
-/// while it cannot.
+/// Capacity for events from the tunnel to the node. The node handles one within microseconds; while the queue is full
+/// the tunnel stops reading.
 const EVENTS: usize = 16;
-/// Messages between the node and the tunnel. Results wait in the node, beyond this progress is dropped.
+/// Capacity for messages from the node to the tunnel. While the queue is full, results wait in the node and progress is
+/// dropped.
 const MESSAGES: usize = 16;
-/// How often the runtime is asked whether it is there, for /readyz.
+/// The interval at which the container runtime is probed for /readyz.
 const RUNTIME_PROBE: Duration = Duration::from_secs(10);
-/// A runtime that takes longer to say its version is not ready.
-const PROBE_PATIENCE: Duration = Duration::from_secs(5);
-/// For the farewell to the cloud and the last write; systemd kills after 90 s.
+/// A runtime that takes longer to answer a probe counts as down.
+const PROBE_DEADLINE: Duration = Duration::from_secs(5);
+/// The limit for closing the session and for the last write to the ledger; systemd kills after 90 s.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Threads for files: one writes the ledger, one may hang on a dead file system.
+/// Threads for blocking file operations: one writes the ledger, and others may hang on a dead file system.
 const BLOCKING_THREADS: usize = 4;
 
-/// Runs a command; errors go to stderr, with their causes.
-pub fn main(cli: Cli) -> ExitCode {
-    // A second install is refused and harmless: the first one is the same.
+/// Parses the command line and runs its command. Errors go to stderr, with their causes.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // A second installation fails without harm: the provider is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match cli.command {
         Command::Join(args) => block_on(join(args)),
-        Command::Run(args) => run(*args),
+        Command::Run(args) => run_agent(*args),
         Command::Pull(args) => block_on(pull::run(args)),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "edgecore-prepull", &mut std::io::stdout());
@@ -67,7 +69,7 @@ pub fn main(cli: Cli) -> ExitCode {
     })
 }
 
-/// One thread does it: the agent waits, nearly always, and every thread costs memory.
+/// Runs on a single thread: the agent waits nearly all the time, and every thread costs memory.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -75,27 +77,22 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
         .build()
         .context("start the runtime")?;
     let outcome = runtime.block_on(work);
-    // A thread that hangs on a dead file system must not keep the program.
+    // A thread that hangs on a dead file system must not keep the program from ending.
     runtime.shutdown_background();
     outcome
 }
 
 async fn join(args: JoinArgs) -> anyhow::Result<ExitCode> {
-    let join::Joined { node, not_after, state_dir } = join::run(args).await?;
-    let until = humantime::format_rfc3339_seconds(not_after);
-    writeln!(
-        std::io::stdout(),
-        "joined as {node}; the certificate in {} is valid until {until}",
-        state_dir.display()
-    )?;
+    let joined = join::run(args).await?;
+    writeln!(std::io::stdout(), "{joined}")?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
     let RunArgs { config, settings, log } = args;
     logging::init(&log)?;
     let file = config.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
-    block_on(serve(settings.over(file)))
+    block_on(serve(settings.or_file(file)))
 }
 
 async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
@@ -112,7 +109,7 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     } = settings;
     let metrics = Arc::new(Metrics::default());
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
-    // Too many would be found out when they are dialled only.
+    // Otherwise too many URLs would be noticed only when they are dialled.
     for (urls, scheme) in [(&tunnel_urls, TUNNEL_SCHEME), (&enroll_urls, ENROLL_SCHEME)] {
         if !urls.is_empty() {
             urls.endpoints(scheme)?;
@@ -137,7 +134,7 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     if !providers.names().is_empty() {
         info!(
             providers = providers.names().join(", "),
-            "credential providers are asked where secrets do not do"
+            "credential providers are asked for images that no secret serves"
         );
     }
     if let Listen::On(address) = metrics_listen {
@@ -145,12 +142,12 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
             .await
             .with_context(|| format!("listen on --metrics-listen {address}"))?;
         info!(address = %listener.local_addr()?, "metrics and health listen");
-        tasks.spawn(metrics::serve(listener, metrics.clone(), shutdown.clone()));
+        tasks.spawn(http::serve(listener, metrics.clone(), shutdown.clone()));
     }
     let puller = Arc::new(CriPuller::new(endpoint));
     let config = NodeConfig { max_tasks, parallel_pulls, limits, providers };
     let node = Node::start(puller.clone(), ledger, config, metrics.clone()).await?;
-    tasks.spawn(probe(puller, metrics.clone(), shutdown.clone()));
+    tasks.spawn(probe_runtime(puller, metrics.clone(), shutdown.clone()));
     tasks.spawn(
         identity.clone().keep_renewed(enroll_urls, shutdown.clone()).instrument(info_span!("renewal")),
     );
@@ -158,13 +155,14 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     let (events, tunnel_events) = mpsc::channel(EVENTS);
     let (link, outgoing) = Link::new(MESSAGES);
     let node = tasks.spawn(node.run(tunnel_events, link, shutdown.clone()));
-    let dialling = dial::Settings { metrics: Some(metrics), ..dial::Settings::default() };
-    let dialler = dial::run_with(dialling, identity, tunnel_urls, events, outgoing, shutdown.clone());
+    let dialler = dial::run_measured(metrics, identity, tunnel_urls, events, outgoing, shutdown.clone());
     let tunnel = tasks.spawn(dialler.instrument(info_span!("tunnel")));
     tasks.close();
 
     let ended = tokio::select! {
-        signal = termination() => signal.map(|signal| info!(signal, "stopping; tasks that run go on after the next start")),
+        signal = wait_for_termination() => {
+            signal.map(|signal| info!(signal, "stopping; running tasks continue after the next start"))
+        }
         ended = tunnel => match ended {
             Ok(ended) => ended.map_err(anyhow::Error::from).and(Err(anyhow!("the tunnel ended"))),
             Err(error) => Err(anyhow!("the tunnel died: {error}")),
@@ -176,19 +174,19 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     };
     shutdown.cancel();
     if timeout(DRAIN, tasks.wait()).await.is_err() {
-        warn!("not everything has stopped within {DRAIN:?}");
+        warn!("some parts did not stop within {DRAIN:?}");
     }
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Asks the runtime now and then whether it is there.
-async fn probe(puller: Arc<CriPuller>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+/// Probes the container runtime at intervals, and logs when it goes or comes back.
+async fn probe_runtime(puller: Arc<CriPuller>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
     let mut was_up = None;
     let probing = async {
         loop {
-            let answer = timeout(PROBE_PATIENCE, puller.version()).await;
+            let answer = timeout(PROBE_DEADLINE, puller.version()).await;
             let up = matches!(answer, Ok(Ok(_)));
-            metrics.runtime_up(up);
+            metrics.set_runtime_up(up);
             if was_up != Some(up) {
                 match answer {
                     Ok(Ok(runtime)) => info!(runtime, "the container runtime answers"),

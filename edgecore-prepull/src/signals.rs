@@ -1,10 +1,10 @@
-//! The signals that end a program.
+//! Signals that end the program.
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Ends with the signal's name when the program is told to stop.
-pub(crate) async fn termination() -> anyhow::Result<&'static str> {
+/// Waits for SIGTERM or SIGINT, and returns its name.
+pub(crate) async fn wait_for_termination() -> anyhow::Result<&'static str> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     Ok(tokio::select! {

@@ -1,4 +1,4 @@
-//! What a tired operator gets for wrong input: what is wrong, with which object, why, and what would be right.
+//! Errors for wrong input: each names the flag, file or object, the cause, and the remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::fs::PermissionsExt;
@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-/// The program in that directory, with nothing of our environment.
+/// The program, to be run in `dir` without any of our environment variables.
 fn program(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_edgecore-prepull"));
     command.current_dir(dir).env_clear().env("HOME", dir).stdin(Stdio::null());
     command
 }
 
-/// Runs it in an empty directory with these files, and returns its status and what it says on stderr.
+/// Runs the program in a directory with nothing but these files. Returns its exit status and its stderr.
 fn run(line: &str, files: &[(&str, &str)]) -> (Option<i32>, String) {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -27,23 +27,24 @@ fn run(line: &str, files: &[(&str, &str)]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
-fn says(line: &str, files: &[(&str, &str)], status: i32, words: &[&str]) {
+/// Checks that a command line ends with `status` and an error that contains each of `words` exactly once.
+fn check_error(line: &str, files: &[(&str, &str)], status: i32, words: &[&str]) {
     let (ended, said) = run(line, files);
     assert_eq!(ended, Some(status), "{line}: {said}");
     for word in words {
-        assert_eq!(said.matches(word).count(), 1, "{line}: {word:?} is not in it once: {said}");
+        assert_eq!(said.matches(word).count(), 1, "{line}: {word:?} does not occur exactly once: {said}");
     }
     assert!(said.starts_with("error: "), "{line}: {said}");
     assert!(!said.contains("panicked"), "{line}: {said}");
 }
 
-/// A token of the right form, for no server.
+/// A token of valid form that no server has issued.
 fn token() -> String {
     format!("{}.{}.{}", "a".repeat(64), "b".repeat(12), "c".repeat(64))
 }
 
 #[test]
-fn wrong_usage_names_the_flag_and_what_would_be_right() {
+fn wrong_usage_names_the_flag_and_the_remedy() {
     for (line, words) in [
         ("run --disk-min-free 10", &["--disk-min-free", "has no unit: write 10%, 512MiB or 5GiB"][..]),
         ("run --mem-min-free 100", &["--mem-min-free", "has no unit"]),
@@ -62,22 +63,32 @@ fn wrong_usage_names_the_flag_and_what_would_be_right() {
             &["--enroll-url", "form https://"],
         ),
     ] {
-        says(line, &[], 2, words);
+        check_error(line, &[], 2, words);
     }
 }
 
 #[test]
-fn urls_and_their_number_are_looked_at_before_the_identity() {
+fn urls_and_their_number_are_checked_before_the_identity() {
     let many = (1..=9).map(|n| format!("wss://a{n}")).collect::<Vec<_>>().join(",");
-    says(&format!("run --state-dir s --tunnel-url {many}"), &[], 1, &["--tunnel-url has 9 URLs: at most 8"]);
-    // A variable that is set to nothing sets nothing.
-    says("run --state-dir s --tunnel-url '' --enroll-url ''", &[], 1, &["s: this node has not joined"]);
+    check_error(
+        &format!("run --state-dir s --tunnel-url {many}"),
+        &[],
+        1,
+        &["--tunnel-url has 9 URLs: at most 8"],
+    );
+    // An empty value counts as unset.
+    check_error(
+        "run --state-dir s --tunnel-url '' --enroll-url ''",
+        &[],
+        1,
+        &["s: this node has not joined"],
+    );
     let line = format!("join --server '' --token {} --node-name e --state-dir s", token());
-    says(&line, &[], 1, &["--enroll-url has no URL of the form https://"]);
+    check_error(&line, &[], 1, &["--enroll-url has no URL of the form https://"]);
 }
 
 #[test]
-fn an_error_in_the_file_is_told_once_with_its_line() {
+fn an_error_in_the_file_is_reported_once_with_its_line() {
     for (file, words) in [
         ("a: 1", &["line 1, \"a: 1\": unknown field `a`, expected one of stateDir"][..]),
         ("maxTasks: 1\nmetricsListen: x\n", &["line 2, \"metricsListen: x\": \"x\" is no address"]),
@@ -89,29 +100,34 @@ fn an_error_in_the_file_is_told_once_with_its_line() {
         ("parallelPulls: many", &["\"parallelPulls: many\""]),
         ("hello", &["line 1, \"hello\": "]),
     ] {
-        says("run --config f --state-dir s", &[("f", file)], 1, &[&["--config f, line "], words].concat());
+        check_error(
+            "run --config f --state-dir s",
+            &[("f", file)],
+            1,
+            &[&["--config f, line "], words].concat(),
+        );
     }
-    says("run --config nope", &[], 1, &["--config nope", "No such file or directory"]);
-    says("run --log a=b=c", &[], 1, &["--log a=b=c is no filter", "parsing level filter"]);
+    check_error("run --config nope", &[], 1, &["--config nope", "No such file or directory"]);
+    check_error("run --log a=b=c", &[], 1, &["--log a=b=c is no filter", "parsing level filter"]);
 }
 
 #[test]
-fn a_token_that_is_none_is_told_once_and_not_repeated() {
+fn an_invalid_token_is_reported_once_and_not_quoted() {
     let line = "join --server x --node-name e --state-dir s --token s3cret";
-    says(line, &[], 1, &["--token: not a join token", "check that it was copied whole"]);
+    check_error(line, &[], 1, &["--token: not a join token", "check that it was copied whole"]);
     assert!(!run(line, &[]).1.contains("s3cret"));
 }
 
 #[test]
-fn a_state_directory_of_somebody_else_is_told_with_what_to_do() {
+fn a_state_directory_of_another_user_is_reported_with_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     for sub in ["pki", "joined", "joined/tasks"] {
         std::fs::create_dir(dir.path().join(sub)).unwrap();
     }
-    joined(&dir.path().join("joined"), "edge-1");
+    store_identity(&dir.path().join("joined"), "edge-1");
     std::fs::write(dir.path().join("pki/client.crt"), "").unwrap();
-    // Whoever runs the tests as root may read all of it: it is run as somebody who may not, from
-    // where that one may.
+    // Root may read every file. If the tests run as root, the program runs as another user, from a copy which that user
+    // may execute.
     let is_root = rustix::process::geteuid().is_root();
     let copy = dir.path().join("program");
     if is_root {
@@ -156,8 +172,8 @@ fn a_state_directory_of_somebody_else_is_told_with_what_to_do() {
     }
 }
 
-/// What `join` leaves, without a server.
-fn joined(state_dir: &Path, node: &str) {
+/// Stores what `join` would store, without a server.
+fn store_identity(state_dir: &Path, node: &str) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
     params.distinguished_name.push(rcgen::DnType::CommonName, format!("system:node:{node}"));
@@ -171,15 +187,15 @@ fn joined(state_dir: &Path, node: &str) {
 }
 
 #[test]
-fn whoever_joins_over_another_node_is_told_of_both() {
+fn joining_over_another_node_names_both_nodes() {
     let dir = tempfile::tempdir().unwrap();
-    joined(dir.path(), "edge-1");
+    store_identity(dir.path(), "edge-1");
     let line = format!(
         "join --server localhost --token {} --node-name edge-2 --state-dir {}",
         token(),
         dir.path().display()
     );
-    says(
+    check_error(
         &line,
         &[],
         1,
@@ -188,9 +204,9 @@ fn whoever_joins_over_another_node_is_told_of_both() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_log_nobody_takes_any_more_goes_on() {
+async fn an_agent_whose_stderr_is_closed_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    joined(dir.path(), "edge-1");
+    store_identity(dir.path(), "edge-1");
     let cloud = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = cloud.local_addr().unwrap();
     let line = format!(
@@ -201,7 +217,7 @@ async fn an_agent_whose_log_nobody_takes_any_more_goes_on() {
     command.args(line.split(' ')).stderr(Stdio::piped());
     let mut agent = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
     drop(agent.stderr.take());
-    // It dials, tells its log that nobody speaks TLS there, and dials again.
+    // It dials, logs that the server does not speak TLS, and dials again.
     let dials = async {
         for _ in 0..2 {
             drop(cloud.accept().await.unwrap());

@@ -1,47 +1,46 @@
-//! The link to the cloud: dialled by the edge, lost at any moment, dialled again.
+//! The websocket to cloudcore: dialled by the edge, and dialled again whenever it is lost.
 
-pub(crate) mod backoff;
 pub mod dial;
 mod route;
 
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, Welcome};
 use tokio::sync::{mpsc, oneshot};
 
-/// What the tunnel tells the agent. In the order of one session: `Connecting`, `Connected`, `Message`…,
-/// `Disconnected`; after `Connecting` a `Disconnected` may follow directly.
+/// Events of the tunnel, for the agent. Their order in one session is `Connecting`, `Connected`, any number of
+/// `Message`, `Disconnected`; a session that fails early goes from `Connecting` to `Disconnected`.
 #[derive(Debug)]
 pub enum TunnelEvent {
-    /// The handshake is done: what is the `Hello` to say? Not answering ends the attempt.
+    /// The handshake is done, and the agent is asked for its `Hello`. Dropping the sender ends the attempt.
     Connecting(oneshot::Sender<Hello>),
-    /// The cloud has welcomed the session. Results that are not acknowledged are to be sent again now.
+    /// The cloud has answered with `Welcome`. Unacknowledged results must be sent again now.
     Connected(Welcome),
-    /// The cloud said something.
+    /// The cloud sent a message.
     Message(CloudMessage),
-    /// The session is over. What was handed to [`Link::send`] may or may not have arrived.
+    /// The session has ended. Messages given to [`Link::send`] may or may not have arrived.
     Disconnected,
 }
 
-/// The agent's end of the tunnel for what it has to say.
+/// The agent's sending end of the tunnel.
 #[derive(Clone, Debug)]
 pub struct Link {
     sender: mpsc::Sender<EdgeMessage>,
 }
 
 impl Link {
-    /// A link and the tunnel's end of it. `depth` messages wait at the most.
+    /// Creates a link and the tunnel's receiving end of it; at most `depth` messages wait in between.
     pub fn new(depth: usize) -> (Self, mpsc::Receiver<EdgeMessage>) {
         let (sender, receiver) = mpsc::channel(depth);
         (Self { sender }, receiver)
     }
 
-    /// Hands a message to the session, if there is one; drops it otherwise. A result is safe in the ledger and
-    /// is sent again on the next session, progress is only of the moment.
+    /// Sends a message over the session, or drops it if there is none. Neither loses anything: a result is in the ledger
+    /// and is sent again on the next session, and progress is soon out of date.
     pub async fn send(&self, message: EdgeMessage) {
-        // The receiver goes only when the program ends.
+        // The receiver is dropped only when the program ends.
         let _ = self.sender.send(message).await;
     }
 
-    /// Like [`Self::send`], but drops the message where the queue is full.
+    /// Like [`Self::send`], but drops the message if the queue is full.
     pub fn offer(&self, message: EdgeMessage) {
         let _ = self.sender.try_send(message);
     }

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: commands, flags, and their help.
 
 use std::path::PathBuf;
 
@@ -21,15 +21,15 @@ Examples:
   edgecore-prepull run
   edgecore-prepull pull nginx:1.25 redis:7"
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     /// What to do
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Get a certificate for this node with a join token
     Join(JoinArgs),
     /// Run the agent: keep the tunnel up, pull what the cloud assigns, report
@@ -41,7 +41,7 @@ pub enum Command {
         after_help = "Example:\n  edgecore-prepull completion bash > /etc/bash_completion.d/edgecore-prepull"
     )]
     Completion {
-        /// Which one
+        /// The shell
         shell: Shell,
     },
 }
@@ -60,19 +60,19 @@ The configuration file is YAML with the flags' names in camelCase:
   runtimeEndpoint: unix:///run/containerd/containerd.sock
   parallelPulls: 3
   diskMinFree: 10%")]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// YAML file with the same settings
     #[arg(long, value_name = "FILE", env = "PREPULL_CONFIG")]
-    pub config: Option<PathBuf>,
-    /// Everything that the file may hold as well
+    pub(crate) config: Option<PathBuf>,
+    /// The settings that the file may hold as well
     #[command(flatten)]
-    pub settings: Settings,
+    pub(crate) settings: Settings,
     /// How to log
     #[command(flatten)]
-    pub log: LogArgs,
+    pub(crate) log: LogArgs,
 }
 
-/// What to pull.
+/// The arguments of `pull`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -81,53 +81,53 @@ Examples:
   edgecore-prepull pull --image-credential-provider-config /etc/providers.yaml \\
       --image-credential-provider-bin-dir /usr/local/lib/providers registry.example/team/app:v1
 
-A credential provider shows here what it writes on stderr; the agent drops it.
+The stderr of credential providers is shown here; the agent discards it.
 
-Exit status: 0 all images are there, 1 at least one is not, 2 wrong usage.")]
-pub struct PullArgs {
+Exit status: 0 if all images are there, 1 if at least one is not, 2 for wrong usage.")]
+pub(crate) struct PullArgs {
     /// The images
     #[arg(required = true, value_name = "IMAGE")]
-    pub images: Vec<String>,
-    /// Socket of the container runtime; found by itself where it is in a usual place
+    pub(crate) images: Vec<String>,
+    /// Socket of the container runtime [default: found in the usual places]
     #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
-    pub runtime_endpoint: Option<RuntimeEndpoint>,
-    /// A docker config.json with credentials. Without it: credential providers, or else anonymously
+    pub(crate) runtime_endpoint: Option<RuntimeEndpoint>,
+    /// A docker config.json with credentials [default: none; pull with credential providers, or anonymously]
     #[arg(long, value_name = "FILE", env = "PREPULL_DOCKER_CONFIG")]
-    pub docker_config: Option<PathBuf>,
-    /// The kubelet's CredentialProviderConfig, for images that the docker config does not serve
+    pub(crate) docker_config: Option<PathBuf>,
+    /// The kubelet's CredentialProviderConfig, for images without credentials in --docker-config
     #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
-    pub image_credential_provider_config: Option<PathBuf>,
-    /// Where the programs are that it names
+    pub(crate) image_credential_provider_config: Option<PathBuf>,
+    /// Directory of the programs that it names
     #[arg(long, value_name = "DIR", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_BIN_DIR")]
-    pub image_credential_provider_bin_dir: Option<PathBuf>,
-    /// For tests: a program that takes longer is killed
+    pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
+    /// For tests: the time after which a program is killed
     #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub image_credential_provider_timeout: Option<std::time::Duration>,
-    /// Further tries per image where an error may pass
+    pub(crate) image_credential_provider_timeout: Option<std::time::Duration>,
+    /// Retries per image after an error that may be temporary
     #[arg(long, value_name = "TIMES", default_value_t = 3)]
-    pub retries: u32,
-    /// Give up after this
+    pub(crate) retries: u32,
+    /// Time after which to give up
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
-    pub timeout: std::time::Duration,
-    /// Images at a time
+    pub(crate) timeout: std::time::Duration,
+    /// Images that are pulled at the same time
     #[arg(long, value_name = "NUMBER", default_value_t = crate::config::DEFAULT_PARALLEL_PULLS)]
-    pub parallel_pulls: std::num::NonZeroUsize,
+    pub(crate) parallel_pulls: std::num::NonZeroUsize,
 }
 
 /// How to log.
 #[derive(Clone, Debug, Args)]
-pub struct LogArgs {
-    /// The form of a log line
+pub(crate) struct LogArgs {
+    /// Format of log lines
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PREPULL_LOG_FORMAT")]
-    pub log_format: LogFormat,
-    /// What is logged, in the syntax of RUST_LOG: info, debug, edgecore_prepull::tunnel=debug,info
+    pub(crate) log_format: LogFormat,
+    /// What to log, in the syntax of RUST_LOG: info, debug, edgecore_prepull::cloud::tunnel=debug,info
     #[arg(long, value_name = "FILTER", default_value = "info", env = "PREPULL_LOG")]
-    pub log: String,
+    pub(crate) log: String,
 }
 
-/// The form of a log line.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     /// For people
     Text,
     /// One JSON object a line

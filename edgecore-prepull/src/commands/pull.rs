@@ -1,4 +1,4 @@
-//! `edgecore-prepull pull`: the executor on this machine, without a cloud.
+//! `edgecore-prepull pull`: pulls on this machine with the executor of the agent, without a cloud.
 
 mod display;
 
@@ -15,20 +15,20 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::commands::args::PullArgs;
-use crate::config::{Limits, ProviderSettings};
-use crate::images::providers::{Providers, Stderr};
+use crate::config::Limits;
+use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
-use crate::signals::termination;
+use crate::signals::wait_for_termination;
 use crate::tasks::agent::{TaskEnd, Terms, Work};
 use crate::tasks::executor::{Control, Executor, Report};
 use display::Display;
 
-/// Reports that wait to be shown.
+/// Capacity for reports that have not been displayed yet.
 const REPORTS: usize = 16;
 
-/// Pulls the images; the exit status says whether all of them are there.
-pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
+/// Pulls the images. The exit status says whether all of them are on this machine now.
+pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let PullArgs {
         images,
         runtime_endpoint: endpoint,
@@ -60,11 +60,11 @@ pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let mut keys = Vec::new();
     for image in images {
         let reference = Reference::parse(&image)?.normalized();
-        keys.push(Arc::new(key(config.as_ref().map(|config| config.lookup(&reference)))));
+        keys.push(Arc::new(select_key(config.as_ref().map(|config| config.lookup(&reference)))));
         tasks.push(ImageTask {
             image,
             reference: reference.to_string(),
-            // Whoever says "pull" wants what the registry has now.
+            // Whoever runs `pull` wants the image that the registry has now.
             policy: PullPolicy::Always,
             retries,
             key: 0,
@@ -91,26 +91,26 @@ pub async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let (control, receiver) = watch::channel(Control { terms: work.terms.clone(), stop: None });
     let (sender, reports) = mpsc::channel(REPORTS);
     let interrupt = async {
-        if let Ok(signal) = termination().await {
+        if let Ok(signal) = wait_for_termination().await {
             control.send_modify(|control| control.stop = Some(signal.to_owned()));
         }
-        // From here on the executor's end counts.
+        // The executor stops by itself; the end of `pulling` decides.
         std::future::pending::<()>().await;
     };
     let pulling = async { tokio::join!(executor.run(work, receiver, sender), show(&display, reports)).0 };
     let end = tokio::select! {
         end = pulling => end,
-        () = interrupt => unreachable!("it never ends"),
+        () = interrupt => unreachable!("it waits forever"),
     };
     let TaskEnd { outcome: _, reason: _, check: _, images } = end;
-    display.end(&images);
+    display.show_missing_results(&images);
     let all = images.iter().all(|image| image.outcome.is_on_node());
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// As docker does it: an image without an entry is pulled anonymously. An entry that is broken is not passed
-/// over.
-fn key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
+/// The credentials for an image. Like docker, pulls an image without an entry anonymously; an entry that is malformed
+/// fails the image.
+fn select_key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
     match lookup {
         Some(lookup) if !lookup.credentials.is_empty() => {
             Key::Credentials { credentials: lookup.credentials }
@@ -123,12 +123,13 @@ fn key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
     }
 }
 
+/// Displays reports until the executor has ended.
 async fn show(display: &Display, mut reports: mpsc::Receiver<Report>) {
     while let Some(report) = reports.recv().await {
         match report {
             Report::Checked(_) => {}
-            Report::Progress(images) => images.iter().for_each(|image| display.progress(image)),
-            Report::ImageEnded { index, result } => display.ended(index, &result),
+            Report::Progress(images) => images.iter().for_each(|image| display.show_progress(image)),
+            Report::ImageEnded { index, result } => display.show_result(index, &result),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::values::DEFAULT_METRICS_LISTEN;
 use super::*;
 
 #[test]
-fn amounts_are_read_as_people_write_them() {
+fn an_amount_is_a_percentage_or_bytes_with_a_unit() {
     for (text, amount) in [
         ("10%", Amount::Percent(10)),
         ("0%", Amount::Percent(0)),
@@ -19,7 +19,7 @@ fn amounts_are_read_as_people_write_them() {
         assert!(text.parse::<Amount>().is_err(), "{text}");
     }
     assert_eq!("10".parse::<Amount>().unwrap_err(), "\"10\" has no unit: write 10%, 512MiB or 5GiB");
-    assert_eq!(Amount::Percent(10).of(u64::MAX), u64::MAX / 10);
+    assert_eq!(Amount::Percent(10).in_bytes(u64::MAX), u64::MAX / 10);
     assert_eq!(Listen::default(), Listen::On(DEFAULT_METRICS_LISTEN.parse().unwrap()));
 }
 
@@ -29,7 +29,7 @@ fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
         serde_saphyr::from_str("parallelPulls: 7\nstateDir: /x\ndiskMinFree: 5%\nmetricsListen: off\n")
             .unwrap();
     let flags = Settings { state_dir: Some("/y".into()), ..Settings::default() };
-    let effective = flags.over(file);
+    let effective = flags.or_file(file);
     assert_eq!((effective.state_dir, effective.parallel_pulls.get()), (PathBuf::from("/y"), 7));
     assert_eq!(effective.limits.disk_min_free, Amount::Percent(5));
     assert_eq!(effective.limits.cpu_max_load, DEFAULT_CPU_MAX_LOAD);
@@ -43,10 +43,10 @@ fn an_unknown_key_is_named() {
 }
 
 #[test]
-fn a_node_works_on_one_task_at_a_time_unless_told_otherwise() {
+fn max_tasks_is_1_by_default_and_at_most_64() {
     let of = |file: &str| {
         let file = serde_saphyr::from_str::<Settings>(file)?;
-        Ok::<_, serde_saphyr::Error>(Settings::default().over(file).max_tasks.0.get())
+        Ok::<_, serde_saphyr::Error>(Settings::default().or_file(file).max_tasks.0.get())
     };
     assert_eq!(of("parallelPulls: 7").unwrap(), 1);
     assert_eq!(of("maxTasks: 64").unwrap(), 64);
@@ -58,11 +58,11 @@ fn a_node_works_on_one_task_at_a_time_unless_told_otherwise() {
 }
 
 #[test]
-fn several_addresses_are_a_list_or_a_text_and_flags_win_over_all_of_the_files() {
+fn urls_are_a_list_or_a_text_and_flags_replace_all_of_the_file() {
     let of = |flags: &[&str], file: &str| {
         let tunnel_url = flags.iter().map(|url| (*url).to_owned()).collect();
         let flags = Settings { tunnel_url, ..Settings::default() };
-        flags.over(serde_saphyr::from_str(file).unwrap()).tunnel_urls.to_string()
+        flags.or_file(serde_saphyr::from_str(file).unwrap()).tunnel_urls.to_string()
     };
     assert_eq!(of(&[], "parallelPulls: 1"), "");
     assert_eq!(of(&[], "tunnelUrl: wss://a"), "wss://a");
@@ -76,20 +76,20 @@ fn credential_providers_are_set_by_flag_or_file() {
         serde_saphyr::from_str("imageCredentialProviderConfig: /f\nimageCredentialProviderBinDir: /b\n")
             .unwrap();
     let of = |flags: Settings| {
-        let ProviderSettings { config, bin_dir, timeout } = flags.over(file.clone()).providers;
+        let ProviderSettings { config, bin_dir, timeout } = flags.or_file(file.clone()).providers;
         (config, bin_dir, timeout)
     };
     assert_eq!(of(Settings::default()), (Some("/f".into()), Some("/b".into()), None));
     let flag = Settings { image_credential_provider_config: Some("/g".into()), ..Settings::default() };
     assert_eq!(of(flag), (Some("/g".into()), Some("/b".into()), None));
-    assert_eq!(Settings::default().over(Settings::default()).providers, ProviderSettings::default());
+    assert_eq!(Settings::default().or_file(Settings::default()).providers, ProviderSettings::default());
 }
 
 #[test]
-fn the_file_of_the_manifests_is_read_and_so_are_the_settings_that_it_only_shows() {
+fn the_shipped_file_is_valid_with_and_without_its_commented_settings() {
     let text = include_str!("../../../manifests/edgecore-prepull/config.yaml");
     let shipped: Settings = serde_saphyr::from_str(text).unwrap();
-    assert_eq!(shipped.over(Settings::default()), Settings::default().over(Settings::default()));
+    assert_eq!(shipped.or_file(Settings::default()), Settings::default().or_file(Settings::default()));
     let shown: String = text
         .lines()
         .map(|line| match line.strip_prefix("# ") {

@@ -1,4 +1,4 @@
-//! Values as people write them, in flags and in the file alike.
+//! Types of single settings, and how they are written in flags and in the configuration file.
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
@@ -8,24 +8,23 @@ use std::str::FromStr;
 use prepull_api::wire::MAX_OPEN_TASKS;
 use serde::{Deserialize, Deserializer};
 
-use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
 use crate::images::runtime::RuntimeEndpoint;
 
-/// Only from the machine itself: metrics of an edge are for its own collector.
+/// Reachable from the machine itself only: the metrics of a node are for a collector on that node.
 pub(super) const DEFAULT_METRICS_LISTEN: &str = "127.0.0.1:10004";
 
-/// An address to listen on, or none.
+/// The value of `--metrics-listen`: an address, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listen {
-    /// Nowhere.
+pub(crate) enum Listen {
+    /// Listen nowhere.
     Off,
-    /// There.
+    /// Listen on this address.
     On(SocketAddr),
 }
 
 impl Default for Listen {
     fn default() -> Self {
-        // The constant is an address; a test reads it.
+        // The constant is a valid address; a test parses it.
         DEFAULT_METRICS_LISTEN.parse().unwrap_or(Self::Off)
     }
 }
@@ -44,12 +43,12 @@ impl FromStr for Listen {
     }
 }
 
-/// Tasks at the same time: from one to as many as a node holds.
+/// The value of `--max-tasks`: from one to as many tasks as a node holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MaxTasks(pub NonZeroU32);
+pub(crate) struct MaxTasks(pub(crate) NonZeroU32);
 
 impl Default for MaxTasks {
-    /// Tasks share the node's link, and the one that came first is done sooner alone.
+    /// One: tasks share the node's link, so the first is done sooner if it runs alone.
     fn default() -> Self {
         Self(NonZeroU32::MIN)
     }
@@ -64,20 +63,20 @@ impl FromStr for MaxTasks {
     }
 }
 
-/// A part of a whole, or a number of bytes.
+/// An amount of disk or memory: a percentage of the whole, or a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// Of the whole.
+    /// From 0 to 100 percent of the whole.
     Percent(u8),
-    /// Regardless of the whole.
+    /// A number of bytes, however large the whole is.
     Bytes(u64),
 }
 
 impl Amount {
-    /// In bytes, of this whole.
-    pub fn of(self, whole: u64) -> u64 {
+    /// The amount in bytes, for a whole of `whole` bytes.
+    pub(crate) fn in_bytes(self, whole: u64) -> u64 {
         match self {
-            // At most 100, and the product is taken in 128 bits.
+            // The product is computed in 128 bits, and the result is at most `whole`.
             Self::Percent(part) => {
                 u64::try_from(u128::from(whole) * u128::from(part) / 100).unwrap_or(u64::MAX)
             }
@@ -107,7 +106,7 @@ impl FromStr for Amount {
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let unit: u64 = match unit.trim() {
-            // Nothing is nothing in any unit.
+            // Zero needs no unit.
             "" if number.parse() == Ok(0) => 1,
             "" if !number.is_empty() => {
                 return Err(format!("{text:?} has no unit: write 10%, 512MiB or 5GiB"));
@@ -128,7 +127,7 @@ impl FromStr for Amount {
     }
 }
 
-/// A percentage that may be beyond 100.
+/// A percentage that may exceed 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Percent(pub u32);
 
@@ -147,31 +146,12 @@ impl FromStr for Percent {
     }
 }
 
-/// Reads a URL of the tunnel.
-pub(crate) fn tunnel_url(text: &str) -> Result<String, BadUrl> {
-    url(text, TUNNEL_SCHEME)
-}
-
-/// Reads a URL for joining and renewing.
-pub(crate) fn enroll_url(text: &str) -> Result<String, BadUrl> {
-    url(text, ENROLL_SCHEME)
-}
-
-/// An empty one counts as none, as a variable that is set to nothing.
-fn url(text: &str, scheme: &'static str) -> Result<String, BadUrl> {
-    let text = text.trim();
-    if !text.is_empty() {
-        Endpoint::parse(text, scheme)?;
-    }
-    Ok(text.to_owned())
-}
-
-/// Reads whatever a flag would take, be it a text or a number in the file.
+/// Deserializes a text, number or boolean of the file as a flag would parse it.
 fn from_flag<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "one value is expected here, not a list or a map")]
     enum Scalar {
-        /// YAML's `off`, unquoted.
+        /// YAML reads an unquoted `off` as a boolean.
         Switch(bool),
         Number(u64),
         Text(String),

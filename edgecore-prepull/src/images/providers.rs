@@ -1,11 +1,11 @@
-//! The node's credential providers: plugins of the kubelet, with its configuration, its protocol and its rules
-//! (Kubernetes' `pkg/credentialprovider/plugin`).
+//! The node's credential providers: the kubelet's plugins, with its configuration, protocol and rules (Kubernetes'
+//! `pkg/credentialprovider/plugin`).
 //!
 //! ```text
-//!  image ─▶ which providers match ─▶ cache ─▶ one run of the plugin for all who ask ─▶ logins that match
+//!  image ─▶ providers that match ─▶ cache, or else one run of the plugin for all who wait ─▶ credentials that match
 //! ```
 //!
-//! Credentials are in memory only, and are wiped when they expire.
+//! Credentials are kept in memory only, and are wiped once they have expired.
 
 mod cache;
 mod config;
@@ -17,6 +17,7 @@ pub(crate) mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,34 +28,44 @@ use prepull_api::image::NormalizedReference;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use crate::config::ProviderSettings;
 use crate::metrics::{Metrics, PluginOutcome};
 use cache::{Cache, CacheKey, ImageName};
 use config::ProviderConfig;
 use exec::ExecError;
 use protocol::{CacheKeyType, Response};
 
-pub use config::ProvidersError;
-pub use exec::Stderr;
+pub(crate) use config::ProvidersError;
+pub(crate) use exec::Stderr;
 
-/// What the providers have for an image.
+/// The files that `--image-credential-provider-config` and `--image-credential-provider-bin-dir` name: both or neither.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProviderSettings {
+    /// The kubelet's `CredentialProviderConfig`, or a directory of such files.
+    pub(crate) config: Option<PathBuf>,
+    /// The directory of the programs.
+    pub(crate) bin_dir: Option<PathBuf>,
+    /// The limit for one run of a program; none for the kubelet's limit.
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// The answer of all matching providers for one image.
 #[derive(Debug, Default)]
-pub struct Answer {
-    /// To be tried in this order.
-    pub credentials: Vec<RegistryCredential>,
-    /// Names of the providers that they are from.
-    pub given_by: Vec<String>,
-    /// What went wrong, or was not there, in words for a person.
-    pub problems: Vec<String>,
-    /// A plugin did not answer. It may another time.
-    pub failed: bool,
-    /// Something of it was known from before.
-    pub cached: bool,
+pub(crate) struct Answer {
+    /// The credentials, in the order in which they are to be tried.
+    pub(crate) credentials: Vec<RegistryCredential>,
+    /// The names of the providers that the credentials come from.
+    pub(crate) given_by: Vec<String>,
+    /// What failed or was missing, in words for the operator.
+    pub(crate) problems: Vec<String>,
+    /// Whether a plugin failed; it may answer another time.
+    pub(crate) failed: bool,
+    /// Whether a part of the answer comes from the cache.
+    pub(crate) cached: bool,
 }
 
 /// All providers of the node, in the order of the configuration.
 #[derive(Default)]
-pub struct Providers {
+pub(crate) struct Providers {
     providers: Vec<Arc<Provider>>,
 }
 
@@ -72,20 +83,22 @@ type Runner =
 #[derive(Default)]
 struct State {
     cache: Cache,
-    /// How the last answer was to be kept: most likely the next one is as well.
-    kind: Option<CacheKeyType>,
-    flights: HashMap<CacheKey, WeakShared<Flight>>,
+    /// The cache key type of the last answer: most likely the next one has the same.
+    last_key_type: Option<CacheKeyType>,
+    /// The runs under way.
+    runs: HashMap<CacheKey, WeakShared<Run>>,
 }
 
-/// A run of the plugin that everybody who wants its answer waits for. It stops when nobody does any more.
-type Flight = BoxFuture<'static, Arc<Landed>>;
+/// A run of the plugin that everybody who needs its answer waits for. It stops when nobody waits any more.
+type Run = BoxFuture<'static, Arc<Finished>>;
 
-struct Landed {
+/// The end of a run for `image`.
+struct Finished {
     image: ImageName,
     result: Result<(CacheKeyType, Arc<RegistryConfig>), Failure>,
 }
 
-/// Why a plugin has no answer.
+/// Why a plugin gave no answer.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -113,8 +126,8 @@ impl fmt::Debug for Providers {
 }
 
 impl Providers {
-    /// Reads the configuration. Neither file nor directory: there are no providers.
-    pub fn load(
+    /// Loads the providers; there are none if neither of the two flags is set.
+    pub(crate) fn load(
         settings: &ProviderSettings,
         stderr: Stderr,
         metrics: Option<&Arc<Metrics>>,
@@ -136,19 +149,19 @@ impl Providers {
         Ok(Self { providers: providers.into_iter().map(provider).collect() })
     }
 
-    /// Names of all providers.
-    pub fn names(&self) -> Vec<&str> {
+    /// The names of all providers.
+    pub(crate) fn names(&self) -> Vec<&str> {
         self.providers.iter().map(|provider| &*provider.config.name).collect()
     }
 
-    /// Whether any provider is for this image.
-    pub fn any_for(&self, reference: &NormalizedReference) -> bool {
+    /// Whether any provider matches the image.
+    pub(crate) fn any_match(&self, reference: &NormalizedReference) -> bool {
         self.matching(reference).next().is_some()
     }
 
-    /// Asks the providers that match the image, all at once.
-    pub async fn ask(&self, reference: &NormalizedReference) -> Answer {
-        let image = name_of(reference);
+    /// Asks all providers that match the image, at the same time.
+    pub(crate) async fn ask(&self, reference: &NormalizedReference) -> Answer {
+        let image = plugin_image(reference);
         let asked = join_all(
             self.matching(reference)
                 .map(|provider| async { (&*provider.config.name, provider.clone().ask(&image).await) }),
@@ -158,7 +171,7 @@ impl Providers {
         for (name, asked) in asked.await {
             let (own, cached) = match asked {
                 Asked::Cached(own) => (own, true),
-                Asked::Landed(landed) => match &landed.result {
+                Asked::Finished(run) => match &run.result {
                     Ok((_, own)) => (own.clone(), false),
                     Err(failure) => {
                         answer.failed = true;
@@ -183,9 +196,9 @@ impl Providers {
         answer
     }
 
-    /// What is known for the image is not to be used again: the registry refused it.
-    pub fn forget(&self, reference: &NormalizedReference) {
-        let image = name_of(reference);
+    /// Removes the cached answers for the image, because the registry refused them.
+    pub(crate) fn forget(&self, reference: &NormalizedReference) {
+        let image = plugin_image(reference);
         for provider in self.matching(reference) {
             provider.lock().cache.forget(&image);
         }
@@ -199,14 +212,15 @@ impl Providers {
     }
 }
 
-/// As the kubelet gives an image to a plugin.
-fn name_of(reference: &NormalizedReference) -> ImageName {
+/// The image as the kubelet passes it to a plugin: without tag and digest.
+fn plugin_image(reference: &NormalizedReference) -> ImageName {
     ImageName { registry: reference.registry().to_owned(), name: reference.name() }
 }
 
+/// Where the answer of one provider comes from.
 enum Asked {
     Cached(Arc<RegistryConfig>),
-    Landed(Arc<Landed>),
+    Finished(Arc<Finished>),
 }
 
 impl Provider {
@@ -218,57 +232,57 @@ impl Provider {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From the cache, or from the plugin. Who comes while the plugin runs waits for that run, where its answer will
-    /// most likely hold for both; if it then does not, the plugin is run for this very image.
+    /// Answers from the cache or from the plugin. While the plugin runs for another image, waits for that run if its
+    /// answer is likely to cover this image too; if it turns out not to, runs the plugin for this image.
     async fn ask(self: Arc<Self>, image: &ImageName) -> Asked {
-        // Nothing is known of a plugin that has not answered yet: its first answer may be for everything.
-        let kind = self.lock().kind.unwrap_or(CacheKeyType::Global);
-        let landed = match self.flight(CacheKey::new(kind, image), image) {
-            Ok(known) => return Asked::Cached(known),
-            Err(flight) => flight.await,
+        // A plugin that has not answered yet may turn out to answer for all images at once.
+        let key_type = self.lock().last_key_type.unwrap_or(CacheKeyType::Global);
+        let finished = match self.cached_or_run(CacheKey::new(key_type, image), image) {
+            Ok(cached) => return Asked::Cached(cached),
+            Err(run) => run.await,
         };
-        let is_for_us = landed.image == *image
-            || landed
-                .result
-                .as_ref()
-                .is_ok_and(|(kind, _)| CacheKey::new(*kind, &landed.image) == CacheKey::new(*kind, image));
-        if is_for_us {
-            return Asked::Landed(landed);
+        let covers_image = finished.image == *image
+            || finished.result.as_ref().is_ok_and(|(key_type, _)| {
+                CacheKey::new(*key_type, &finished.image) == CacheKey::new(*key_type, image)
+            });
+        if covers_image {
+            return Asked::Finished(finished);
         }
-        match self.flight(CacheKey::new(CacheKeyType::Image, image), image) {
-            Ok(known) => Asked::Cached(known),
-            Err(flight) => Asked::Landed(flight.await),
+        match self.cached_or_run(CacheKey::new(CacheKeyType::Image, image), image) {
+            Ok(cached) => Asked::Cached(cached),
+            Err(run) => Asked::Finished(run.await),
         }
     }
 
-    /// What the cache knows, or else a run of the plugin: one that is under way for this key, or a new one.
-    fn flight(
+    /// The cached answer, or else a run of the plugin: the one under way for this key, or a new one.
+    fn cached_or_run(
         self: &Arc<Self>,
         key: CacheKey,
         image: &ImageName,
-    ) -> Result<Arc<RegistryConfig>, Shared<Flight>> {
+    ) -> Result<Arc<RegistryConfig>, Shared<Run>> {
         let mut state = self.lock();
-        if let Some(known) = state.cache.get(image, Instant::now()) {
-            return Ok(known);
+        if let Some(cached) = state.cache.get(image, Instant::now()) {
+            return Ok(cached);
         }
-        if let Some(flight) = state.flights.get(&key).and_then(WeakShared::upgrade) {
-            return Err(flight);
+        if let Some(run) = state.runs.get(&key).and_then(WeakShared::upgrade) {
+            return Err(run);
         }
-        let flight = self.clone().fly(image.clone()).boxed().shared();
-        // Those that have landed, or were left.
-        state.flights.retain(|_, flight| flight.upgrade().is_some());
-        state.flights.extend(flight.downgrade().map(|flight| (key, flight)));
-        Err(flight)
+        let run = self.clone().finish_run(image.clone()).boxed().shared();
+        // Runs that have ended, or that nobody waits for any more, are gone.
+        state.runs.retain(|_, run| run.upgrade().is_some());
+        state.runs.extend(run.downgrade().map(|run| (key, run)));
+        Err(run)
     }
 
-    async fn fly(self: Arc<Self>, image: ImageName) -> Arc<Landed> {
+    /// Runs the plugin once, counts and logs the outcome, and caches the answer.
+    async fn finish_run(self: Arc<Self>, image: ImageName) -> Arc<Finished> {
         let name = &self.config.name;
         let begun = Instant::now();
         let result = (self.run)(self.clone(), image.clone()).await;
         let took = begun.elapsed();
         let outcome = result.as_ref().map_or_else(Failure::outcome, |_| PluginOutcome::Ok);
         if let Some(metrics) = &self.metrics {
-            metrics.plugin_ended(name, outcome, took);
+            metrics.count_plugin_run(name, outcome, took);
         }
         let result = match result {
             Ok(Response { key_type, cache_for, logins }) => {
@@ -276,16 +290,16 @@ impl Provider {
                 let logins = Arc::new(logins);
                 let keep = cache_for.unwrap_or(self.config.default_cache_duration);
                 let mut state = self.lock();
-                state.kind = Some(key_type);
+                state.last_key_type = Some(key_type);
                 state.cache.put(CacheKey::new(key_type, &image), logins.clone(), keep, Instant::now());
                 Ok((key_type, logins))
             }
             Err(failure) => {
-                warn!(provider = %name, image = %image.name, %failure, ?took, "credential provider failed; what it wrote on stderr may hold credentials and is not logged: `edgecore-prepull pull` with the same two flags shows it");
+                warn!(provider = %name, image = %image.name, %failure, ?took, "credential provider failed; its stderr is not logged, because it may hold credentials: `edgecore-prepull pull` with the same two flags shows it");
                 Err(failure)
             }
         };
-        Arc::new(Landed { image, result })
+        Arc::new(Finished { image, result })
     }
 
     async fn exec(&self, image: &ImageName, timeout: Duration, stderr: Stderr) -> Result<Response, Failure> {

@@ -1,4 +1,4 @@
-//! Logs go to stderr.
+//! Logging to stderr.
 
 use std::io::IsTerminal;
 
@@ -7,11 +7,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::commands::args::{LogArgs, LogFormat};
 
-/// To be called once, before anything is logged.
+/// Installs the subscriber. Must be called once, before anything is logged.
 pub(super) fn init(args: &LogArgs) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&args.log)
         .with_context(|| format!("--log {} is no filter; try info or debug", args.log))?;
-    // A log that nobody takes any more is no reason to panic, which telling of it on stderr would be.
+    // When stderr is closed, reporting the failed write there would panic.
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let builder = builder.log_internal_errors(false);
     match args.log_format {

@@ -7,17 +7,17 @@ use crate::config::Limits;
 
 /// The state of the machine, as far as it could be read.
 #[derive(Clone, Debug)]
-pub struct Readings {
+pub(crate) struct Readings {
     /// The file system where the runtime keeps images, or why it cannot be read.
-    pub disk: Result<Filesystem, String>,
+    pub(crate) disk: Result<Filesystem, String>,
     /// Load average of the last minute and the number of processors.
-    pub load: Option<(f64, usize)>,
+    pub(crate) load: Option<(f64, usize)>,
     /// Memory available and in all, in bytes.
-    pub memory: Option<(u64, u64)>,
+    pub(crate) memory: Option<(u64, u64)>,
 }
 
 /// Whether the machine is fit to pull. All that is wrong is named, not only the first thing.
-pub fn judge(items: &[CheckItem], limits: &Limits, readings: &Readings) -> CheckOutcome {
+pub(crate) fn judge(items: &[CheckItem], limits: &Limits, readings: &Readings) -> CheckOutcome {
     let problems: Vec<String> = items.iter().filter_map(|item| problem(*item, limits, readings)).collect();
     CheckOutcome { passed: problems.is_empty(), reason: problems.join("; ") }
 }
@@ -29,7 +29,7 @@ fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<Stri
                 Ok(disk) => disk,
                 Err(problem) => return Some(format!("disk: {problem}")),
             };
-            let needed = limits.disk_min_free.of(disk.capacity);
+            let needed = limits.disk_min_free.in_bytes(disk.capacity);
             (disk.available < needed).then(|| {
                 format!(
                     "disk: {} has {} MiB free, less than --disk-min-free {} ({} MiB)",
@@ -57,7 +57,7 @@ fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<Stri
             let Some((available, whole)) = readings.memory else {
                 return Some("mem: the memory cannot be read from /proc/meminfo".to_owned());
             };
-            let needed = limits.mem_min_free.of(whole);
+            let needed = limits.mem_min_free.in_bytes(whole);
             (available < needed).then(|| {
                 format!(
                     "mem: {} MiB available, less than --mem-min-free {} ({} MiB)",
@@ -72,7 +72,7 @@ fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<Stri
 
 /// Load average of the last minute, and the number of processors: the machine's, as the load is the machine's,
 /// whatever part of it this process may use.
-pub fn load() -> Option<(f64, usize)> {
+pub(crate) fn load() -> Option<(f64, usize)> {
     let load = std::fs::read_to_string("/proc/loadavg").ok()?;
     parse_load(&load, &std::fs::read_to_string("/proc/stat").ok()?)
 }
@@ -86,7 +86,7 @@ fn parse_load(load: &str, stat: &str) -> Option<(f64, usize)> {
 }
 
 /// Memory available and in all, in bytes.
-pub fn memory() -> Option<(u64, u64)> {
+pub(crate) fn memory() -> Option<(u64, u64)> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 

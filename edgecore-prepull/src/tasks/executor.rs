@@ -23,7 +23,7 @@ use prepull_api::wire::{Key, truncate_reason};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::cloud::tunnel::backoff::{self, Backoff};
+use crate::backoff::{self, Backoff};
 use crate::config::Limits;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Puller};
@@ -149,7 +149,7 @@ impl<P: Puller> Executor<P> {
 
     /// Asks these where the credentials of a task do not do.
     #[must_use]
-    pub fn with_credential_providers(mut self, providers: Arc<Providers>) -> Self {
+    pub(crate) fn with_credential_providers(mut self, providers: Arc<Providers>) -> Self {
         self.providers = providers;
         self
     }

@@ -12,7 +12,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use prepull_api::task::TaskId;
 use rustix::fs::{FlockOperation, flock};
@@ -28,7 +27,7 @@ const LOCK: &str = "lock";
 const TASKS: &str = "tasks";
 
 /// Where the records of a node are kept.
-pub trait Store: Send + 'static {
+pub(crate) trait Store: Send + 'static {
     /// All records, once, at the start.
     fn load(&mut self) -> Result<Vec<TaskRecord>, LedgerError>;
     /// Writes a record for good, in place of an earlier one of that task.
@@ -39,7 +38,7 @@ pub trait Store: Send + 'static {
 
 /// Why the ledger could not be opened, read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum LedgerError {
+pub(crate) enum LedgerError {
     /// Two agents would overwrite each other's records.
     #[error(
         "the state directory {0} is in use by another edgecore-prepull: stop that one, or give this one a --state-dir of its own"
@@ -85,7 +84,7 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ledg
 
 /// The records in a folder, held by a lock for as long as this lives.
 #[derive(Debug)]
-pub struct Ledger {
+pub(crate) struct Ledger {
     tasks: PathBuf,
     /// The lock goes with the file, also when the process dies.
     _lock: File,
@@ -93,7 +92,7 @@ pub struct Ledger {
 
 impl Ledger {
     /// Takes the state directory, which is made if it is missing.
-    pub fn open(state_dir: &Path) -> Result<Self, LedgerError> {
+    pub(crate) fn open(state_dir: &Path) -> Result<Self, LedgerError> {
         let tasks = state_dir.join(TASKS);
         fs::DirBuilder::new()
             .recursive(true)
@@ -238,37 +237,7 @@ fn file_name(task: &TaskId) -> String {
     format!("{name}.{}.json", task.attempt)
 }
 
-/// Records in memory, for simulations of many nodes and for tests: its clones share the records, so that a
-/// node can be "restarted" on them.
-#[derive(Clone, Debug, Default)]
-pub struct MemoryStore {
-    records: Arc<Mutex<Vec<TaskRecord>>>,
-}
-
-impl MemoryStore {
-    fn with<T>(&self, change: impl FnOnce(&mut Vec<TaskRecord>) -> T) -> T {
-        change(&mut self.records.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Store for MemoryStore {
-    fn load(&mut self) -> Result<Vec<TaskRecord>, LedgerError> {
-        Ok(self.with(|records| records.clone()))
-    }
-
-    fn save(&mut self, record: &TaskRecord) -> Result<(), LedgerError> {
-        self.with(|records| {
-            records.retain(|other| other.id() != record.id());
-            records.push(record.clone());
-        });
-        Ok(())
-    }
-
-    fn remove(&mut self, task: &TaskId) -> Result<(), LedgerError> {
-        self.with(|records| records.retain(|other| other.id() != task));
-        Ok(())
-    }
-}
-
+#[cfg(test)]
+pub(crate) mod memory;
 #[cfg(test)]
 mod tests;

@@ -42,22 +42,22 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a node does not learn from the cloud.
 #[derive(Clone, Debug)]
-pub struct NodeConfig {
+pub(crate) struct NodeConfig {
     /// Tasks at the same time; more wait.
-    pub max_tasks: NonZeroU32,
+    pub(crate) max_tasks: NonZeroU32,
     /// Images at the same time, over all tasks.
-    pub parallel_pulls: NonZeroUsize,
+    pub(crate) parallel_pulls: NonZeroUsize,
     /// What the check items look for.
-    pub limits: Limits,
+    pub(crate) limits: Limits,
     /// Asked where the credentials of a task do not do.
-    pub providers: Arc<Providers>,
+    pub(crate) providers: Arc<Providers>,
 }
 
 type TaskReport = (TaskId, Report);
 
 /// An edge node's agent at work.
 #[derive(Debug)]
-pub struct Node<P> {
+pub(crate) struct Node<P> {
     agent: Agent,
     executor: Arc<Executor<P>>,
     puller: Arc<P>,
@@ -72,7 +72,7 @@ pub struct Node<P> {
 
 impl<P: Puller> Node<P> {
     /// Reads the store, and takes up what is in it.
-    pub async fn start(
+    pub(crate) async fn start(
         puller: Arc<P>,
         store: impl Store,
         config: NodeConfig,
@@ -103,14 +103,14 @@ impl<P: Puller> Node<P> {
 
     /// Works until `shutdown`, or until the tunnel ends. Tasks that run are dropped and stay in the ledger: they
     /// go on after the next start.
-    pub async fn run(
+    pub(crate) async fn run(
         mut self,
         mut tunnel: mpsc::Receiver<TunnelEvent>,
         link: Link,
         shutdown: CancellationToken,
     ) {
         loop {
-            self.metrics.open_tasks(self.agent.len());
+            self.metrics.set_open_tasks(self.agent.len());
             let tick = self.agent.next_tick().map(Instant::from_std);
             let front = self.outbox.front().cloned();
             tokio::select! {
@@ -223,7 +223,7 @@ impl<P: Puller> Node<P> {
         match ended {
             Ok(end) => {
                 info!(%task, outcome = ?end.outcome, reason = end.reason, "task ended");
-                self.metrics.task_ended(end.outcome);
+                self.metrics.count_task(end.outcome);
                 self.on(Event::Ended(task, end));
             }
             Err(error) => {
@@ -248,7 +248,7 @@ impl<P: Puller> Node<P> {
                 }
             }
             Report::ImageEnded { index, result } => {
-                self.metrics.image_ended(result.outcome.is_on_node());
+                self.metrics.count_image(result.outcome.is_on_node());
                 self.on(Event::ImageEnded { task, index, result });
             }
         }
@@ -273,13 +273,13 @@ impl<P: Puller> Node<P> {
         match event {
             TunnelEvent::Connecting(answer) => self.say_hello(answer),
             TunnelEvent::Connected(welcome) => {
-                self.metrics.connected(true);
+                self.metrics.set_connected(true);
                 self.executor.pace().set_interval(welcome.progress_interval);
                 self.executor.pace().new_listener();
                 self.on(Event::Connected);
             }
             TunnelEvent::Disconnected => {
-                self.metrics.connected(false);
+                self.metrics.set_connected(false);
                 // What had not been said is said anew on the next session, if it still counts.
                 self.outbox.clear();
                 self.on(Event::Disconnected);
@@ -315,7 +315,7 @@ async fn hello(puller: &impl Puller, metrics: &Metrics, max_tasks: NonZeroU32, o
     let (runtime, image_filesystem) =
         tokio::join!(timeout(HELLO_PATIENCE, puller.version()), timeout(HELLO_PATIENCE, puller.filesystem()));
     let runtime = runtime.ok().and_then(Result::ok);
-    metrics.runtime_up(runtime.is_some());
+    metrics.set_runtime_up(runtime.is_some());
     Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         os: std::env::consts::OS.to_owned(),

@@ -1,4 +1,4 @@
-//! What a failed connection means to the operator, and what to do about it.
+//! Connection failures in words for the operator, each with its remedy.
 
 use std::error::Error;
 use std::io;
@@ -8,22 +8,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustls::{AlertDescription, CertificateError};
 use rustls_pki_types::UnixTime;
 
-/// Why there is no TLS connection.
+/// Why a TLS connection could not be established.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// The server's certificate begins in the future.
+    /// The server's certificate is not valid yet.
     #[error(
-        "the server's certificate is valid from {} on, and this machine's clock says {}: set the clock",
+        "the server's certificate is valid from {}, and this machine's clock says {}: set the clock",
         humantime::format_rfc3339_seconds(*not_before),
         humantime::format_rfc3339_seconds(*now)
     )]
     NotYetValid {
-        /// Of the certificate.
+        /// The start of the certificate's validity.
         not_before: SystemTime,
-        /// By this machine.
+        /// The time by this machine's clock.
         now: SystemTime,
     },
-    /// The server's certificate is over.
+    /// The server's certificate has expired.
     #[error(
         "the server's certificate ended at {}, and this machine's clock says {}: set the clock, or restart cloudcore \
          if the clock is right",
@@ -31,55 +31,55 @@ pub enum Trouble {
         humantime::format_rfc3339_seconds(*now)
     )]
     Expired {
-        /// Of the certificate.
+        /// The end of the certificate's validity.
         not_after: SystemTime,
-        /// By this machine.
+        /// The time by this machine's clock.
         now: SystemTime,
     },
-    /// The server has other names.
+    /// The server's certificate is for other names.
     #[error(
         "the server's certificate is not for {expected} but for {presented}: use one of those names, or start \
          cloudcore with --advertise {expected}"
     )]
     OtherName {
-        /// What was dialled.
+        /// The name that was dialled.
         expected: String,
-        /// What the certificate bears.
+        /// The names in the certificate.
         presented: String,
     },
-    /// The server is of another CA.
+    /// The server's certificate was issued by another CA.
     #[error(
-        "the server's certificate is not of the CA that this node has joined: is it another installation? If it \
+        "the server's certificate is not from the CA that this node has joined: is it another installation? If it \
              is the right one, its CA was replaced: join again with a new token"
     )]
     OtherCa,
-    /// The chain lacks the CA of the token.
+    /// No certificate in the server's chain has the hash in the token.
     #[error(
         "the server is not the one that the token is for (no certificate in its chain has the token's hash): check \
              the server's address, and that the token comes from its `token create`"
     )]
     OtherPin,
-    /// The server refused our certificate.
+    /// The server refused this node's certificate.
     #[error(
         "the server refused this node's certificate ({0:?}): join again with a new token, unless this machine's \
              or the server's clock is wrong"
     )]
     Refused(AlertDescription),
-    /// What was dialled speaks no TLS.
+    /// What listens at the address does not speak TLS.
     #[error("what listens there does not speak TLS: check the port")]
     NotTls,
-    /// Nobody listens.
+    /// Nothing listens at the address.
     #[error("connection refused: is cloudcore running there, and is the port right?")]
     NobodyThere,
-    /// No answer at all.
+    /// The connection attempt timed out.
     #[error("no answer: is the address right, and does a firewall let this port through?")]
     NoAnswer,
-    /// Anything else, in the words of who found it.
+    /// Any other failure, as the operating system or rustls words it.
     #[error("{0}")]
     Other(String),
 }
 
-/// The hash of the token's CA is not among those of the server's chain.
+/// The verifier's error for a chain without the pinned CA; becomes [`Trouble::OtherPin`].
 #[derive(Debug, thiserror::Error)]
 #[error("no certificate of the chain has the pinned hash")]
 pub(crate) struct PinMismatch;
@@ -87,7 +87,7 @@ pub(crate) struct PinMismatch;
 impl From<io::Error> for Trouble {
     fn from(error: io::Error) -> Self {
         if let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            return Self::of_tls(tls);
+            return Self::from_tls(tls);
         }
         match error.kind() {
             io::ErrorKind::ConnectionRefused => Self::NobodyThere,
@@ -98,7 +98,7 @@ impl From<io::Error> for Trouble {
 }
 
 impl Trouble {
-    fn of_tls(error: &rustls::Error) -> Self {
+    fn from_tls(error: &rustls::Error) -> Self {
         let time = |at: &UnixTime| UNIX_EPOCH + Duration::from_secs(at.as_secs());
         match error {
             rustls::Error::InvalidCertificate(problem) => match problem {
@@ -108,9 +108,10 @@ impl Trouble {
                 CertificateError::ExpiredContext { time: now, not_after } => {
                     Self::Expired { not_after: time(not_after), now: time(now) }
                 }
-                CertificateError::NotValidForNameContext { expected, presented } => {
-                    Self::OtherName { expected: expected.to_str().into_owned(), presented: names(presented) }
-                }
+                CertificateError::NotValidForNameContext { expected, presented } => Self::OtherName {
+                    expected: expected.to_str().into_owned(),
+                    presented: plain_names(presented),
+                },
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::OtherCa,
                 CertificateError::Other(other) if other.0.is::<PinMismatch>() => Self::OtherPin,
                 _ => Self::Other(error.to_string()),
@@ -129,8 +130,8 @@ impl Trouble {
     }
 }
 
-/// webpki gives `DnsName("a")` and `IpAddress(192.0.2.1)`; an operator wants `a`.
-fn names(presented: &[String]) -> String {
+/// The names without webpki's decoration: it gives `DnsName("a")` and `IpAddress(192.0.2.1)`.
+fn plain_names(presented: &[String]) -> String {
     let plain = |name: &String| {
         let inner = name.split_once('(').map_or(name.as_str(), |(_, inner)| inner);
         let inner = inner.trim_end_matches(')').trim_matches('"');
@@ -139,7 +140,7 @@ fn names(presented: &[String]) -> String {
     presented.iter().map(plain).collect::<Vec<_>>().join(", ")
 }
 
-/// The error with its causes, each once.
+/// The error with its causes. A cause that the text already contains is left out.
 pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -153,7 +154,7 @@ pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// What a server says ends up in logs and on terminals.
+/// The start of a text from a server, without control characters: it ends up in logs and on terminals.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().take(500).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -163,14 +164,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_told_once_and_control_characters_never() {
+    fn a_cause_is_told_once_and_control_characters_are_replaced() {
         let inner = io::Error::other("inner");
         assert_eq!(with_causes(&io::Error::other(inner)), "inner");
         assert_eq!(printable("a\nb\x1b[1m"), "a b [1m");
     }
 
     #[test]
-    fn what_the_operator_can_mend_is_told_apart() {
+    fn a_failure_that_the_operator_can_mend_has_its_remedy() {
         let of = |kind: io::ErrorKind| Trouble::from(io::Error::from(kind)).to_string();
         assert!(of(io::ErrorKind::ConnectionRefused).starts_with("connection refused: is cloudcore running"));
         assert!(of(io::ErrorKind::TimedOut).contains("firewall"));

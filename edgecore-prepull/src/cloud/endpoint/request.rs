@@ -1,4 +1,4 @@
-//! One HTTPS request with a JSON body and a JSON answer.
+//! HTTPS requests to cloudcore with a JSON body and a JSON answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,52 +15,53 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::{CONNECT_DEADLINE, Endpoint, Trouble, printable};
+use super::explain::{Trouble, printable};
+use super::url::{CONNECT_DEADLINE, Endpoint};
 
-/// For TLS, the request and the answer. The server looks a token up at its API server meanwhile.
+/// The limit for TLS handshake, request and answer together. The server looks the token up in its API server
+/// meanwhile.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Why there is no answer.
+/// Why a request has no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// There is no connection.
+    /// No TLS connection could be established.
     #[error("{authority}: {trouble}")]
     Connection {
-        /// Host and port.
+        /// The server's host and port.
         authority: String,
-        /// What is wrong, and the remedy.
+        /// What is wrong, with the remedy.
         trouble: Trouble,
     },
-    /// It did not answer in time.
+    /// The server did not answer in time; the field is its host and port.
     #[error("{0}: no answer within {DEADLINE:?}: try again")]
     TooSlow(String),
-    /// It does not speak HTTP, or broke off.
+    /// The server does not speak HTTP, broke off, or answered with something else.
     #[error("{authority}: {reason}: is this cloudcore's enrolment port (10002)?")]
     Http {
-        /// Host and port.
+        /// The server's host and port.
         authority: String,
-        /// In hyper's words.
+        /// The error as hyper words it.
         reason: String,
     },
-    /// It said no.
+    /// The server refused the request.
     #[error("{authority} refused: {reason} (HTTP {})", .status.as_u16())]
     Refused {
-        /// Host and port.
+        /// The server's host and port.
         authority: String,
-        /// As HTTP has it.
+        /// The HTTP status of the answer.
         status: StatusCode,
-        /// In the server's words.
+        /// The reason that the server gave.
         reason: String,
     },
-    /// None of several addresses has an answer.
+    /// None of several servers answered; one error for each.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     NoneOf(Vec<RequestError>),
 }
 
 impl RequestError {
-    /// Whether another server is to be asked: this one did not answer, or could not. What it refused, all of them
-    /// would refuse.
-    fn is_of_this_server(&self) -> bool {
+    /// Whether another server may still answer. What one server refuses, all of them would refuse.
+    fn is_worth_another_server(&self) -> bool {
         match self {
             Self::Connection { .. } | Self::TooSlow(_) | Self::Http { .. } | Self::NoneOf(_) => true,
             Self::Refused { status, .. } => status.is_server_error(),
@@ -68,8 +69,8 @@ impl RequestError {
     }
 }
 
-/// [`post`] to the first of the endpoints that has an answer, be it a refusal. The request must be one that may
-/// arrive twice.
+/// Sends the request to one endpoint after the other until one answers, be it with a refusal. The request must be
+/// idempotent: a server whose answer was lost may have carried it out.
 pub(crate) async fn post_to_any<T: DeserializeOwned>(
     endpoints: &[Endpoint],
     path: &str,
@@ -79,15 +80,14 @@ pub(crate) async fn post_to_any<T: DeserializeOwned>(
     let mut errors = Vec::new();
     for endpoint in endpoints {
         match post(endpoint, path, tls.clone(), body).await {
-            Err(error) if error.is_of_this_server() => errors.push(error),
+            Err(error) if error.is_worth_another_server() => errors.push(error),
             answer => return answer,
         }
     }
     Err(if errors.len() == 1 { errors.remove(0) } else { RequestError::NoneOf(errors) })
 }
 
-/// Sends `body` to `path` of the endpoint. The connection is verified as `tls` says before a byte of it goes
-/// out.
+/// Sends `body` to `path` of the endpoint, after the server has been verified as `tls` demands.
 async fn post<T: DeserializeOwned>(
     endpoint: &Endpoint,
     path: &str,
@@ -112,12 +112,12 @@ async fn post<T: DeserializeOwned>(
         let (mut sender, driver) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| http(error.to_string()))?;
         let answer = async {
-            let response = sender.send_request(request).await.map_err(|error| http(of_hyper(&error)))?;
+            let response = sender.send_request(request).await.map_err(|error| http(reason_of(&error)))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
             Ok((status, body.map_err(|error| http(error.to_string()))?.to_bytes()))
         };
-        // The driver carries the bytes; its end without an answer shows in `answer`.
+        // The result of the driver, which moves the bytes, is ignored: without an answer `answer` fails as well.
         let (answer, _) = tokio::join!(answer, driver);
         answer
     };
@@ -131,8 +131,8 @@ async fn post<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|_| http("the answer is not what was asked for".to_owned()))
 }
 
-/// hyper says `connection error`; the reason, such as a TLS alert, is beneath.
-fn of_hyper(error: &hyper::Error) -> String {
+/// The reason beneath hyper's own `connection error`, such as a TLS alert.
+fn reason_of(error: &hyper::Error) -> String {
     match std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>()) {
         Some(io) => io.to_string(),
         None => error.to_string(),

@@ -1,17 +1,17 @@
-//! Several addresses for one thing.
+//! Lists of URLs, from flags and files.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadUrl, Endpoint};
+use super::url::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
 
-/// Replicas of cloudcore, or ways to it. A round through all of them at 5 s each, should nothing answer, is below
-/// the longest wait between two rounds.
+/// The URLs of a list are replicas of cloudcore, or routes to it. Trying all eight takes at most 40 s (5 s each),
+/// which is less than the longest wait between two rounds.
 const MOST_URLS: usize = 8;
 
-/// URLs of one of cloudcore's ports, in the order in which they are tried. In text they stand with commas between
-/// them, in files as a list or as one text.
+/// URLs of one of cloudcore's ports, in the order in which they are tried: separated by commas in a flag, a list or
+/// one string in a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "OneOrMany", into = "Vec<String>")]
 pub struct Urls(Vec<String>);
@@ -24,7 +24,7 @@ enum OneOrMany {
 }
 
 impl Urls {
-    /// Each once, for dialling. Never empty.
+    /// Parses the URLs and drops duplicates. The result is never empty.
     pub(crate) fn endpoints(&self, scheme: &'static str) -> Result<Vec<Endpoint>, BadUrl> {
         let mut endpoints = Vec::new();
         for url in &self.0 {
@@ -40,10 +40,29 @@ impl Urls {
         }
     }
 
-    /// Whether there is none.
+    /// Whether the list has no URL.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+}
+
+/// Checks a URL of the tunnel, as flags and files give it.
+pub(crate) fn parse_tunnel_url(text: &str) -> Result<String, BadUrl> {
+    parse_url(text, TUNNEL_SCHEME)
+}
+
+/// Checks a URL for joining and renewing, as flags and files give it.
+pub(crate) fn parse_enroll_url(text: &str) -> Result<String, BadUrl> {
+    parse_url(text, ENROLL_SCHEME)
+}
+
+/// Accepts an empty text, because an environment variable that is set to nothing counts as unset.
+fn parse_url(text: &str, scheme: &'static str) -> Result<String, BadUrl> {
+    let text = text.trim();
+    if !text.is_empty() {
+        Endpoint::parse(text, scheme)?;
+    }
+    Ok(text.to_owned())
 }
 
 impl<T: AsRef<str>> FromIterator<T> for Urls {
@@ -108,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_or_several_are_read_from_text_and_files() {
+    fn a_list_is_read_from_comma_separated_text_and_from_json() {
         let (a, b) = ("wss://a/v1/edge", "wss://b:7/v1/edge");
         let both = Urls(vec![a.to_owned(), b.to_owned()]);
         assert_eq!(Urls::from(vec![a.to_owned(), b.to_owned()]), both);
@@ -121,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dialled_is_each_address_once_and_at_least_one() {
+    fn duplicates_are_dialled_once_and_an_empty_or_too_long_list_is_refused() {
         let dialled = |text: &str| {
             let endpoints = Urls::from(text).endpoints("wss")?;
             Ok::<_, BadUrl>(endpoints.iter().map(Endpoint::authority).collect::<Vec<_>>())

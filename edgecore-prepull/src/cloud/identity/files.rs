@@ -1,4 +1,4 @@
-//! The files of `DIR/pki` and `DIR/connection.json`, written so that a power cut leaves the old or the new.
+//! The files `DIR/pki/*` and `DIR/connection.json`, written so that a power cut leaves either the old or the new.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,32 +14,35 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::IdentityError;
+use super::error::IdentityError;
 use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME, Urls};
+
+/// The default of `--state-dir`.
+pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/edgecore-prepull";
 
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "client.crt";
 const KEY: &str = "client.key";
-/// The key of a certificate that has been asked for. It takes the place of [`KEY`] after the certificate has
-/// been written; in between, [`StateDir::read_pki`] sees which of the two belongs to it.
+/// The key of a certificate that has been requested. It replaces [`KEY`] once the certificate has been written; in
+/// between, [`StateDir::read_pki`] finds out which of the two keys belongs to the certificate.
 const NEW_KEY: &str = "client.key.new";
 
-/// Where cloudcore is, as `join` was told; `DIR/connection.json`.
+/// Content of `DIR/connection.json`: where cloudcore is, as `join` was told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connection {
-    /// `wss://HOST:10000/v1/edge`, one or several. An earlier `join` wrote one, under the other name.
+    /// URLs of the tunnel, `wss://HOST:10000/v1/edge`. Earlier versions of `join` wrote a single `tunnelUrl`.
     #[serde(alias = "tunnelUrl")]
     pub tunnel_urls: Urls,
-    /// `https://HOST:10002`, likewise.
+    /// URLs for renewing, `https://HOST:10002`. Earlier versions of `join` wrote a single `enrollUrl`.
     #[serde(alias = "enrollUrl")]
     pub enroll_urls: Urls,
-    /// Who this edge joined as.
+    /// The node as which this machine joined.
     pub node_name: NodeName,
 }
 
 impl Connection {
-    /// Reads it.
+    /// Loads the file of `state_dir`.
     pub fn load(state_dir: &Path) -> Result<Self, IdentityError> {
         let path = StateDir::new(state_dir).connection();
         let text = read_text(&path)?;
@@ -52,11 +55,11 @@ impl Connection {
     }
 }
 
-/// The folder that the agent keeps its state in.
+/// The directory in which the agent keeps its state, `--state-dir`.
 #[derive(Clone, Debug)]
 pub(crate) struct StateDir(PathBuf);
 
-/// What the files hold, once it is known to belong together.
+/// The content of `DIR/pki`: the key is known to belong to the certificate.
 pub(super) struct Pki {
     pub(super) ca: CertificateDer<'static>,
     pub(super) certificate: CertificateDer<'static>,
@@ -64,38 +67,47 @@ pub(super) struct Pki {
     pub(super) facts: Facts,
 }
 
-/// What a certificate says.
+/// The fields of a node's certificate that matter here.
 pub(crate) struct Facts {
     pub(crate) node: NodeName,
     pub(crate) not_before: SystemTime,
     pub(crate) not_after: SystemTime,
-    /// SubjectPublicKeyInfo, DER.
+    /// The SubjectPublicKeyInfo in DER.
     pub(crate) public_key: Vec<u8>,
 }
 
-/// A key that waits for its certificate.
+/// A key whose certificate is still to be issued.
 pub(crate) struct NewKey(KeyPair);
 
 impl NewKey {
-    /// A request, PEM. What is in it beside the key does not count: the server knows who we are.
+    /// A certificate request in PEM. Only its key matters: the server knows by other means which node asks.
     pub(crate) fn csr(&self) -> Result<String, rcgen::Error> {
         CertificateParams::default().serialize_request(&self.0)?.pem()
     }
 
-    /// SubjectPublicKeyInfo, DER.
+    /// The SubjectPublicKeyInfo in DER.
     pub(crate) fn public_key(&self) -> Vec<u8> {
         self.0.subject_public_key_info()
     }
 }
 
-/// Reads a certificate for a node.
-pub(crate) fn certificate_facts(pem: &str) -> Result<Facts, &'static str> {
-    let der =
-        CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| "it is not a PEM block CERTIFICATE")?;
-    facts(&der)
+/// Parses a certificate that the server issued, and makes sure that it is for this node and this key.
+pub(crate) fn check_issued(pem: &str, node: &NodeName, key: &NewKey) -> Result<Facts, &'static str> {
+    let facts = parse_facts(&parse_pem(pem)?)?;
+    if facts.node != *node {
+        return Err("it is for another node");
+    }
+    if facts.public_key != key.public_key() {
+        return Err("it is for another key");
+    }
+    Ok(facts)
 }
 
-fn facts(der: &CertificateDer<'_>) -> Result<Facts, &'static str> {
+fn parse_pem(pem: &str) -> Result<CertificateDer<'static>, &'static str> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| "it is not a PEM block CERTIFICATE")
+}
+
+fn parse_facts(der: &CertificateDer<'_>) -> Result<Facts, &'static str> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|_| "it is not an X.509 certificate")?;
     let common_name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
     let node = common_name
@@ -127,11 +139,11 @@ impl StateDir {
         self.pki().join(name)
     }
 
-    /// Whether someone has joined here, and as whom.
+    /// The node as which this machine has joined, if it has.
     pub(crate) fn joined_as(&self) -> Result<Option<NodeName>, IdentityError> {
         match self.read_certificate() {
             Ok((_, facts)) => Ok(Some(facts.node)),
-            // What cannot be read as a certificate is nobody's, and joining again is the remedy.
+            // Joining again is the remedy for a malformed certificate, so it must not stand in the way of it.
             Err(IdentityError::NotJoined(_) | IdentityError::Malformed { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -140,15 +152,15 @@ impl StateDir {
     pub(super) fn read_pki(&self) -> Result<Pki, IdentityError> {
         let (certificate, facts) = self.read_certificate()?;
         let path = self.in_pki(CA);
-        let ca = CertificateDer::from_pem_slice(read_text(&path)?.as_bytes())
-            .map_err(|_| IdentityError::Malformed { path, reason: "it is not a PEM block CERTIFICATE" })?;
+        let ca = parse_pem(&read_text(&path)?).map_err(|reason| IdentityError::Malformed { path, reason })?;
         let key = if let Some(key) = self.read_key(KEY, &facts)? {
             key
         } else {
             let path = self.in_pki(KEY);
             let reason = "it is not the key of client.crt";
             let key = self.read_key(NEW_KEY, &facts)?.ok_or(IdentityError::Malformed { path, reason })?;
-            self.promote_key()?; // the power was cut between the certificate and this
+            // The power was cut after the certificate had been written and before its key was in place.
+            self.promote_key()?;
             key
         };
         Ok(Pki { ca, certificate, key, facts })
@@ -163,13 +175,12 @@ impl StateDir {
             }
             other => other?,
         };
-        let der = CertificateDer::from_pem_slice(text.as_bytes())
-            .map_err(|_| malformed("it is not a PEM block CERTIFICATE"))?;
-        let facts = facts(&der).map_err(malformed)?;
+        let der = parse_pem(&text).map_err(malformed)?;
+        let facts = parse_facts(&der).map_err(malformed)?;
         Ok((der, facts))
     }
 
-    /// The key, if it is there and belongs to the certificate.
+    /// Reads a key; none if there is no file, or if the key does not belong to the certificate.
     fn read_key(&self, name: &str, facts: &Facts) -> Result<Option<PrivateKeyDer<'static>>, IdentityError> {
         let path = self.in_pki(name);
         let pem = match read_text(&path) {
@@ -189,9 +200,9 @@ impl StateDir {
             .map_err(|_| IdentityError::Malformed { path, reason })
     }
 
-    /// The key to ask for a certificate with: the one that was asked with before and got no answer, or a new
-    /// one, which is on the disk when this returns.
-    pub(crate) fn new_key(&self) -> Result<NewKey, IdentityError> {
+    /// The key for a certificate request: the one of an earlier request that got no answer, or else a new one, which
+    /// is on disk when this returns.
+    pub(crate) fn requested_key(&self) -> Result<NewKey, IdentityError> {
         let path = self.in_pki(NEW_KEY);
         if let Ok(pem) = fs::read_to_string(&path)
             && let Ok(pair) = KeyPair::from_pem(&pem)
@@ -205,13 +216,13 @@ impl StateDir {
         Ok(NewKey(pair))
     }
 
-    /// Puts a certificate in place, and the new key with it.
+    /// Stores a certificate and puts the key that it was requested with in place.
     pub(crate) fn store_certificate(&self, certificate: &str) -> Result<(), IdentityError> {
         write(&self.in_pki(CERTIFICATE), certificate.as_bytes(), 0o644)?;
         self.promote_key()
     }
 
-    /// Puts the CA and the addresses in place, before the certificate: while that is missing nobody has joined.
+    /// Stores the CA and the URLs. Must come before the certificate, whose presence means that this node has joined.
     pub(crate) fn store_connection(&self, ca: &str, connection: &Connection) -> Result<(), IdentityError> {
         let path = self.connection();
         let json = serde_json::to_vec_pretty(connection)
@@ -232,11 +243,12 @@ fn read_text(path: &Path) -> Result<String, IdentityError> {
     fs::read_to_string(path).map_err(|source| IdentityError::file("reading", path, source))
 }
 
-/// Writes beside the file, to the disk, and only then takes its place.
+/// Writes a file atomically: to a temporary file first, which is synced and then renamed.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
     let temporary = path.with_extension("tmp");
     let written = || {
-        let _ = fs::remove_file(&temporary); // of an earlier try, perhaps with another mode
+        // One that an earlier attempt left behind may have another mode.
+        let _ = fs::remove_file(&temporary);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;

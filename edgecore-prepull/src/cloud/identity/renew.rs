@@ -1,66 +1,62 @@
-//! Renewing the certificate, in time and without a restart.
+//! Renewal of the certificate, well before it expires and without a restart.
 
 use std::time::{Duration, SystemTime};
 
 use prepull_api::enroll::{IssuedCertificate, RENEW_PATH, RenewRequest};
 use tokio_util::sync::CancellationToken;
 
-use super::{Identity, IdentityError, certificate_facts};
+use super::current::Identity;
+use super::error::IdentityError;
+use super::files::check_issued;
+use crate::backoff::{Backoff, random};
 use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, RequestError, Urls, post_to_any};
-use crate::cloud::tunnel::backoff::{Backoff, random};
 
-/// Waits after a failed renewal, with full jitter: a third of the certificate's life is left, so there is no
-/// hurry, and the fleet must not come all at once when the cloud is back.
+/// The first and the longest wait after a failed renewal, with full jitter. There is no hurry, since a third of the
+/// certificate's life is left, and the fleet must not come back all at once.
 const RETRY: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-/// The longest sleep. The clock that certificates live by may jump while this process sleeps by another.
+/// The longest sleep. Sleep follows the monotonic clock, certificates the wall clock, which may jump meanwhile.
 const LONGEST_SLEEP: Duration = Duration::from_secs(600);
-/// The shortest time between two renewals, however short the certificates are.
+/// The shortest time between two renewals, however short-lived the certificates are.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Why the certificate was not renewed.
 #[derive(Debug, thiserror::Error)]
 pub enum RenewError {
-    /// The URL of the enrolment endpoint.
+    /// A URL of the enrolment endpoint cannot be dialled.
     #[error(transparent)]
     Url(#[from] BadUrl),
-    /// The request.
+    /// No server answered, or one refused.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The files.
+    /// The files of the identity cannot be read or written.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The request could not be made.
+    /// The certificate request could not be made.
     #[error("making a certificate request: {0}")]
     Csr(#[from] rcgen::Error),
-    /// The answer is of no use.
+    /// The certificate that the server issued cannot be used.
     #[error("the server's certificate for us cannot be used: {0}")]
     Answer(&'static str),
 }
 
 impl Identity {
-    /// Asks the first server that answers for a new certificate, for a new key, over mTLS with the present one;
-    /// then everything that uses this identity uses the new one.
+    /// Requests a certificate for a new key from the first server that answers, over mTLS with the current one. All
+    /// users of this identity have the new certificate from then on.
     pub async fn renew(&self, enroll_urls: impl Into<Urls>) -> Result<(), RenewError> {
         let endpoints = enroll_urls.into().endpoints(ENROLL_SCHEME)?;
-        let key = self.dir.new_key()?;
+        let key = self.dir.requested_key()?;
         let tls = self.current.borrow().tls.clone();
         let request = RenewRequest { csr: key.csr()? };
         let IssuedCertificate { certificate, ca: _, not_after: _ } =
             post_to_any(&endpoints, RENEW_PATH, tls, &request).await?;
-        let facts = certificate_facts(&certificate).map_err(RenewError::Answer)?;
-        if facts.node != self.node() {
-            return Err(RenewError::Answer("it is for another node"));
-        }
-        if facts.public_key != key.public_key() {
-            return Err(RenewError::Answer("it is for another key"));
-        }
+        check_issued(&certificate, &self.node(), &key).map_err(RenewError::Answer)?;
         self.dir.store_certificate(&certificate)?;
         self.reload()?;
         Ok(())
     }
 
-    /// Renews at two thirds of the certificate's life, a little later by chance, until `shutdown`. After an
-    /// expiry it takes over what a new `join` writes.
+    /// Renews the certificate at two thirds of its life, plus a random delay, until `shutdown`. Once it has expired,
+    /// waits for the certificate of a new `join`.
     pub async fn keep_renewed(self, enroll_urls: impl Into<Urls>, shutdown: CancellationToken) {
         let enroll_urls = enroll_urls.into();
         let work = async {
@@ -114,7 +110,8 @@ impl Identity {
     }
 }
 
-/// Two thirds of the life, and up to a twentieth of it more: edges that joined together part here.
+/// When to renew: after two thirds of the certificate's life, plus up to a twentieth of it, so that edges that joined
+/// together do not renew together.
 fn due(not_before: SystemTime, not_after: SystemTime, chance: f64) -> SystemTime {
     let life = not_after.duration_since(not_before).unwrap_or_default();
     not_before + life * 2 / 3 + (life / 20).mul_f64(chance)

@@ -1,4 +1,4 @@
-//! Trust by the hash that the token carries.
+//! Verification of the server by the CA hash in the token.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,8 +14,8 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::cloud::endpoint::PinMismatch;
 
-/// Trusts the one CA whose certificate has this SHA-256, which the server is to send along, and then verifies
-/// the server as usual: signature, time and name.
+/// Trusts the one CA whose certificate has the SHA-256 `pin`. The server must send that certificate in its chain; the
+/// server's own certificate is then verified as usual: signature, time and name.
 #[derive(Debug)]
 pub(super) struct PinnedCa {
     pin: [u8; 32],
@@ -29,18 +29,18 @@ impl PinnedCa {
         Self { pin, provider, found: OnceLock::new() }
     }
 
-    /// TLS for one connection.
+    /// A TLS configuration that verifies by the pin, without resumption.
     pub(super) fn client_tls(self: &Arc<Self>) -> Result<Arc<ClientConfig>, Error> {
         let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-            .dangerous() // as every verifier that is not rustls' own
+            .dangerous() // demanded by rustls for every verifier but its own
             .with_custom_certificate_verifier(Arc::clone(self) as Arc<dyn ServerCertVerifier>)
             .with_no_client_auth();
         config.resumption = Resumption::disabled();
         Ok(Arc::new(config))
     }
 
-    /// The CA, once a server has been verified by it.
+    /// The CA, once a server has been verified.
     pub(super) fn found_pem(&self) -> Option<String> {
         self.found.get().map(|ca| certificate_pem(ca))
     }
@@ -66,7 +66,7 @@ impl ServerCertVerifier for PinnedCa {
             .build()
             .map_err(|error| Error::General(error.to_string()))?;
         let proof = verifier.verify_server_cert(end_entity, &[], server_name, ocsp_response, now)?;
-        // A second handshake would find the same: the hash is the same.
+        // Already set by an earlier handshake, it holds the same CA: the hash is the same.
         let _ = self.found.set(ca);
         Ok(proof)
     }

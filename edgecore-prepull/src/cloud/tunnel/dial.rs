@@ -1,5 +1,5 @@
-//! Keeps a session up: dials, says `Hello`, carries messages, waits, dials again. Where and when is decided in
-//! [`super::route`].
+//! The task that keeps a session up: dials, greets, carries messages, waits, and dials again. [`super::route`] decides
+//! which address is dialled, and when.
 
 mod end;
 
@@ -21,36 +21,35 @@ use tokio_tungstenite::tungstenite::http::{HeaderValue, header::SEC_WEBSOCKET_PR
 use tokio_util::sync::CancellationToken;
 
 use super::TunnelEvent;
-use super::backoff::{Backoff, random};
 use super::route::Route;
+use crate::backoff::{Backoff, random};
 use crate::cloud::endpoint::{BadUrl, CONNECT_DEADLINE, Endpoint, TUNNEL_SCHEME, Urls, printable};
 use crate::cloud::identity::{Current, Identity};
 use crate::metrics::Metrics;
-use end::{End, of_websocket};
+use end::{End, from_websocket};
 
-/// What a cloud may choose as heartbeat. Below, the fleet would be busy with pings; above, a NAT forgets the
-/// connection and nobody notices.
+/// The shortest and the longest heartbeat that a cloud may choose. With a shorter one the fleet would be busy with
+/// pings; with a longer one a NAT would forget the connection unnoticed.
 const HEARTBEATS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(300));
 
-/// Timing of the tunnel's edge side, and who is told of it.
+/// Timing of the tunnel's edge side.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The first wait's ceiling.
+    /// Upper bound of the first wait after a round of failed attempts; it doubles with every round.
     pub first_backoff: Duration,
-    /// The last wait's ceiling.
+    /// Upper bound of all later waits.
     pub last_backoff: Duration,
-    /// A session that lasted for so long was a good one: the waits start again from the first.
+    /// A session that lasted at least this long resets the waits.
     pub stable_after: Duration,
-    /// For the TCP connection to one address.
+    /// The limit for the TCP connection to one address.
     pub connect_deadline: Duration,
-    /// For TLS and the websocket's handshake. Longer than the server's: it gives up first, and says why.
+    /// The limit for the handshakes of TLS and websocket. It is longer than the server's, which can give a reason when it
+    /// gives up first.
     pub handshake_deadline: Duration,
-    /// For the agent's `Hello` and for `Welcome`.
+    /// The limit for the agent's `Hello` and the cloud's `Welcome` together.
     pub welcome_deadline: Duration,
-    /// What a write may take beyond its size at 8 KiB/s.
+    /// The time that a write may take in addition to its size at 8 KiB/s.
     pub write_grace: Duration,
-    /// Told which address the session is with.
-    pub metrics: Option<Arc<Metrics>>,
 }
 
 impl Default for Settings {
@@ -63,16 +62,15 @@ impl Default for Settings {
             handshake_deadline: Duration::from_secs(20),
             welcome_deadline: Duration::from_secs(20),
             write_grace: Duration::from_secs(10),
-            metrics: None,
         }
     }
 }
 
-/// Keeps a session with one of `tunnel_urls` up until `shutdown`. While there is none, what comes from `outgoing`
-/// is dropped.
+/// Keeps a session with one of `tunnel_urls` up until `shutdown`. While there is none, messages from `outgoing` are
+/// dropped.
 ///
 /// # Errors
-/// Only for a URL that is none: everything else is tried again.
+/// Only for a URL that cannot be dialled; everything else is tried again.
 pub async fn run(
     identity: Identity,
     tunnel_urls: impl Into<Urls>,
@@ -89,33 +87,25 @@ pub async fn run_with(
     identity: Identity,
     tunnel_urls: impl Into<Urls>,
     events: mpsc::Sender<TunnelEvent>,
-    mut outgoing: mpsc::Receiver<EdgeMessage>,
+    outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let endpoints = tunnel_urls.into().endpoints(TUNNEL_SCHEME)?;
-    // Never empty, as `endpoints` promises.
-    let addresses = NonZeroUsize::new(endpoints.len()).unwrap_or(NonZeroUsize::MIN);
-    let backoff = Backoff::new(settings.first_backoff, settings.last_backoff);
-    let mut route = Route::new(addresses, backoff, settings.stable_after);
-    let mut dial = Dial { settings, identity: identity.watch(), events, shutdown };
-    while !dial.shutdown.is_cancelled() {
-        let endpoint = &endpoints[route.at()];
-        let Attempt { end, lasted } = dial.attempt(endpoint, &mut outgoing).await;
-        let Some(ended) = end.route(lasted.is_some()) else { break };
-        let wait = route.after(ended, lasted, random());
-        let (address, next) = (endpoint.authority(), endpoints[route.at()].authority());
-        if lasted.is_some() {
-            tracing::info!(address, reason = %end, reconnect_in = ?wait, next, "disconnected from the cloud");
-        } else {
-            tracing::warn!(address, reason = %end, retry_in = ?wait, next, "not connected to the cloud");
-        }
-        let shutdown = dial.shutdown.clone();
-        let waited = shutdown.run_until_cancelled(drop_meanwhile(sleep(wait), &mut outgoing));
-        if waited.await.is_none() {
-            break;
-        }
-    }
-    Ok(())
+    let dial = Dial { settings, identity: identity.watch(), events, shutdown, metrics: None };
+    dial.keep_session(tunnel_urls.into(), outgoing).await
+}
+
+/// [`run`], with the address of the session in the metrics.
+pub(crate) async fn run_measured(
+    metrics: Arc<Metrics>,
+    identity: Identity,
+    tunnel_urls: Urls,
+    events: mpsc::Sender<TunnelEvent>,
+    outgoing: mpsc::Receiver<EdgeMessage>,
+    shutdown: CancellationToken,
+) -> Result<(), BadUrl> {
+    let settings = Settings::default();
+    let dial = Dial { settings, identity: identity.watch(), events, shutdown, metrics: Some(metrics) };
+    dial.keep_session(tunnel_urls, outgoing).await
 }
 
 struct Dial {
@@ -123,22 +113,53 @@ struct Dial {
     identity: watch::Receiver<Arc<Current>>,
     events: mpsc::Sender<TunnelEvent>,
     shutdown: CancellationToken,
+    metrics: Option<Arc<Metrics>>,
 }
 
-/// How a try went.
+/// The outcome of an attempt.
 struct Attempt {
     end: End,
-    /// From `Welcome` on; absent where it did not come to that.
+    /// The duration of the session, counted from `Welcome`; none if it did not come to that.
     lasted: Option<Duration>,
 }
 
 type Tunnel = Channel<TlsStream<TcpStream>>;
 
 impl Dial {
-    /// One session, from the dial to its end.
+    /// Makes one attempt after the other until `shutdown`.
+    async fn keep_session(
+        mut self,
+        tunnel_urls: Urls,
+        mut outgoing: mpsc::Receiver<EdgeMessage>,
+    ) -> Result<(), BadUrl> {
+        let endpoints = tunnel_urls.endpoints(TUNNEL_SCHEME)?;
+        // `endpoints` is never empty.
+        let addresses = NonZeroUsize::new(endpoints.len()).unwrap_or(NonZeroUsize::MIN);
+        let backoff = Backoff::new(self.settings.first_backoff, self.settings.last_backoff);
+        let mut route = Route::new(addresses, backoff, self.settings.stable_after);
+        while !self.shutdown.is_cancelled() {
+            let endpoint = &endpoints[route.index()];
+            let Attempt { end, lasted } = self.attempt(endpoint, &mut outgoing).await;
+            let Some(ended) = end.for_route(lasted.is_some()) else { break };
+            let wait = route.advance(ended, lasted, random());
+            let (address, next) = (endpoint.authority(), endpoints[route.index()].authority());
+            if lasted.is_some() {
+                tracing::info!(address, reason = %end, reconnect_in = ?wait, next, "disconnected from the cloud");
+            } else {
+                tracing::warn!(address, reason = %end, retry_in = ?wait, next, "not connected to the cloud");
+            }
+            let waiting = drop_meanwhile(sleep(wait), &mut outgoing);
+            if self.shutdown.run_until_cancelled(waiting).await.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Dials once, and carries messages until the session ends.
     async fn attempt(&mut self, endpoint: &Endpoint, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> Attempt {
         let shutdown = self.shutdown.clone();
-        // Boxed, so that the handshake's memory does not stay with the session.
+        // Boxed, so that the memory of the handshake is freed before the session.
         let connected = drop_meanwhile(Box::pin(self.connect(endpoint)), outgoing);
         let mut channel = match shutdown.run_until_cancelled(connected).await {
             Some(Ok(channel)) => channel,
@@ -154,14 +175,14 @@ impl Dial {
                     session = welcome.session,
                     "connected to the cloud"
                 );
-                self.uses(Some(endpoint));
-                drop_meanwhile(self.tell(TunnelEvent::Connected(welcome)), outgoing).await;
+                self.measure_session(Some(endpoint));
+                drop_meanwhile(self.send_event(TunnelEvent::Connected(welcome)), outgoing).await;
                 let end = match shutdown.run_until_cancelled(self.carry(&mut channel, outgoing)).await {
                     Some(Ok(never)) => match never {},
                     Some(Err(end)) => end,
                     None => End::Shutdown,
                 };
-                self.uses(None);
+                self.measure_session(None);
                 (end, Some(start.elapsed()))
             }
             Some(Err(end)) => (end, None),
@@ -173,14 +194,14 @@ impl Dial {
                 None => drop(channel),
             }
         };
-        let told = self.tell(TunnelEvent::Disconnected);
-        // The agent may be waiting to say something before it listens.
+        let told = self.send_event(TunnelEvent::Disconnected);
+        // The agent may be blocked in a send before it receives the event.
         drop_meanwhile(async { tokio::join!(farewell, told) }, outgoing).await;
         Attempt { end, lasted }
     }
 
-    /// Tells the agent; once it is stopping, only where it has room: it may not listen any more.
-    async fn tell(&self, event: TunnelEvent) {
+    /// Sends an event to the agent. During shutdown it is dropped if the queue is full: nobody may be receiving.
+    async fn send_event(&self, event: TunnelEvent) {
         match self.shutdown.run_until_cancelled(self.events.reserve()).await {
             Some(Ok(permit)) => permit.send(event),
             Some(Err(_)) | None => {
@@ -189,9 +210,9 @@ impl Dial {
         }
     }
 
-    fn uses(&self, endpoint: Option<&Endpoint>) {
-        if let Some(metrics) = &self.settings.metrics {
-            metrics.session(endpoint.map(Endpoint::authority));
+    fn measure_session(&self, endpoint: Option<&Endpoint>) {
+        if let Some(metrics) = &self.metrics {
+            metrics.set_session(endpoint.map(Endpoint::authority));
         }
     }
 
@@ -202,10 +223,13 @@ impl Dial {
         let name = endpoint.server_name().map_err(unreachable)?;
         let handshake = async {
             let stream = TlsConnector::from(tls).connect(name, stream).await.map_err(unreachable)?;
-            let (socket, _) =
-                client_async_with_config(request(endpoint)?, Metered::new(stream), Some(websocket_config()))
-                    .await
-                    .map_err(of_websocket)?;
+            let (socket, _) = client_async_with_config(
+                upgrade_request(endpoint)?,
+                Metered::new(stream),
+                Some(websocket_config()),
+            )
+            .await
+            .map_err(from_websocket)?;
             Ok::<_, End>(socket)
         };
         let deadline = self.settings.handshake_deadline;
@@ -215,10 +239,10 @@ impl Dial {
         Ok(Channel::new(socket, terms))
     }
 
-    /// `Hello`, `Welcome`.
+    /// Sends `Hello` and waits for `Welcome`.
     async fn greet(&self, channel: &mut Tunnel) -> Result<Welcome, End> {
         let greeting = async {
-            let hello = self.hello().await.ok_or(End::NoHello)?;
+            let hello = self.request_hello().await.ok_or(End::NoHello)?;
             channel.start_send(encode(&EdgeMessage::Hello(hello))?.into())?;
             loop {
                 match channel.next(true).await? {
@@ -245,14 +269,14 @@ impl Dial {
         Ok(welcome)
     }
 
-    async fn hello(&self) -> Option<Hello> {
+    async fn request_hello(&self) -> Option<Hello> {
         let (answer, hello) = oneshot::channel();
         self.events.send(TunnelEvent::Connecting(answer)).await.ok()?;
         hello.await.ok()
     }
 
-    /// Messages both ways. The socket is read only while there is room for an event, and written all the
-    /// same: the agent may have to say something before it listens again.
+    /// Carries messages both ways until the session ends. The socket is read only while there is room for an event, but
+    /// always written: the agent may be blocked in a send before it receives again.
     async fn carry(
         &mut self,
         channel: &mut Tunnel,
@@ -268,7 +292,7 @@ impl Dial {
                     let message = message.ok_or(End::Shutdown)?;
                     match encode(&message) {
                         Ok(text) => channel.start_send(text.into())?,
-                        // The agent bounds what it says, so this is a bug that must not be silent.
+                        // The agent keeps its messages within the limits, so this is a bug and must not be silent.
                         Err(error) => tracing::error!(%error, "a message for the cloud cannot be sent"),
                     }
                 }
@@ -279,7 +303,7 @@ impl Dial {
                             return Err(End::Goaway { after, reason: printable(&reason) });
                         }
                         message => {
-                            // Read only with room, as `next` was told.
+                            // `next` reads only if there is room.
                             if let Some(permit) = room.take() {
                                 permit.send(TunnelEvent::Message(message));
                             }
@@ -295,21 +319,21 @@ impl Dial {
     }
 }
 
-fn request(endpoint: &Endpoint) -> Result<tungstenite::handshake::client::Request, End> {
+fn upgrade_request(endpoint: &Endpoint) -> Result<tungstenite::handshake::client::Request, End> {
     let url = format!("wss://{}{}", endpoint.authority(), endpoint.path);
-    let mut request = url.into_client_request().map_err(of_websocket)?;
+    let mut request = url.into_client_request().map_err(from_websocket)?;
     request.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
     Ok(request)
 }
 
-/// Does `work`; what comes from `outgoing` meanwhile is dropped, so that the agent never waits for a session.
+/// Does `work` and meanwhile drops messages from `outgoing`, so that the agent never waits for a session.
 async fn drop_meanwhile<T>(work: impl Future<Output = T>, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> T {
     let dropping = async {
         while outgoing.recv().await.is_some() {}
         std::future::pending().await
     };
     tokio::select! {
-        // Once the work is done nothing more is dropped: after `Connected` a message counts.
+        // In this order nothing is dropped once the work is done: messages after `Connected` must be sent.
         biased;
         done = work => done,
         never = dropping => never,

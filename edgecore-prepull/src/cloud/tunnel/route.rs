@@ -1,62 +1,61 @@
-//! Which address to dial next, and after how long. Knows neither sockets nor a clock.
+//! The choice of the next address and of the wait before it is dialled; pure.
 //!
-//! A *round* is one try of each address. Within it nobody waits: an address that is not served is an ordinary
-//! thing, since a standby does not listen. Between two rounds the backoff applies, so that all the edges of a
-//! cloud that is gone come back spread over time.
+//! A *round* is one attempt at each address. Within a round there is no wait, because an address without a listener is
+//! normal: a standby does not listen. Between rounds the backoff applies, so that the edges of a cloud that went away
+//! come back spread over time.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use super::backoff::Backoff;
+use crate::backoff::Backoff;
 
-/// The longest that a `Goaway` is obeyed: a drain is over in minutes, and a mistake must not cost a node for
-/// days.
+/// The longest wait that a `Goaway` may demand. A drain is over in minutes, and a wrong value must not keep a node away
+/// for days.
 const LONGEST_GOAWAY: Duration = Duration::from_secs(600);
 
-/// How a try of the present address ended.
+/// How an attempt at the current address ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// No session came of it.
+    /// No session was established.
     Failed,
-    /// A session broke off. The address works, as far as is known.
+    /// A session broke off. As far as is known, the address still works.
     Lost,
-    /// A session ended, and its server hangs or is leaving: it would hold the next try up as well.
+    /// A session ended because its server hangs or is shutting down: it would hold up the next attempt as well.
     Gone,
-    /// The server is going away, or has too much to do.
+    /// The server asked to be left alone: it is shutting down or overloaded.
     Goaway {
-        /// Not before this.
+        /// The wait that it asked for.
         after: Duration,
     },
-    /// We ended it ourselves, and come again at once.
+    /// The edge ended the session itself in order to use its new certificate.
     Renewed,
 }
 
-/// A way through the addresses.
+/// The position in the list of addresses, and the waits so far.
 #[derive(Debug)]
 pub(super) struct Route {
     addresses: NonZeroUsize,
-    at: usize,
-    /// In this round.
+    index: usize,
+    /// Attempts in this round.
     tried: usize,
     backoff: Backoff,
     stable_after: Duration,
 }
 
 impl Route {
-    /// Begins at the first address. A session that lasted for `stable_after` was a good one: the waits start again
-    /// from the first.
+    /// A route that begins at the first address. A session of at least `stable_after` resets the backoff.
     pub(super) fn new(addresses: NonZeroUsize, backoff: Backoff, stable_after: Duration) -> Self {
-        Self { addresses, at: 0, tried: 0, backoff, stable_after }
+        Self { addresses, index: 0, tried: 0, backoff, stable_after }
     }
 
-    /// The address to dial.
-    pub(super) fn at(&self) -> usize {
-        self.at
+    /// The index of the address to dial.
+    pub(super) fn index(&self) -> usize {
+        self.index
     }
 
-    /// Goes on after a try whose session, if there was one, lasted for so long. Returns the wait before the next
-    /// try; `chance` is from 0 to 1.
-    pub(super) fn after(&mut self, ended: Ended, lasted: Option<Duration>, chance: f64) -> Duration {
+    /// Moves on after an attempt; `lasted` is the duration of its session, if there was one. Returns the wait before the
+    /// next attempt; `chance`, from 0 to 1, is the jitter.
+    pub(super) fn advance(&mut self, ended: Ended, lasted: Option<Duration>, chance: f64) -> Duration {
         if lasted.is_some_and(|lasted| lasted >= self.stable_after) {
             self.backoff.reset();
         }
@@ -65,16 +64,16 @@ impl Route {
         if !round_goes_on {
             self.tried = 0;
         }
-        // A new round begins where it went well, or else with the others.
+        // The next attempt stays at an address that worked, and otherwise goes on to the next one.
         if !matches!(ended, Ended::Lost | Ended::Renewed) {
-            self.at = (self.at + 1) % self.addresses;
+            self.index = (self.index + 1) % self.addresses;
         }
         match ended {
             Ended::Failed if round_goes_on => Duration::ZERO,
             Ended::Failed | Ended::Lost | Ended::Gone => self.backoff.next(chance),
-            // Also before the others are tried: cloudcore spreads its edges for the sake of whoever takes them.
+            // The wait applies to the other addresses too: cloudcore spreads its edges to protect whoever takes over.
             Ended::Goaway { after } => after.min(LONGEST_GOAWAY),
-            // Nothing is wrong, and the cloud is there.
+            // Nothing failed.
             Ended::Renewed => Duration::ZERO,
         }
     }
@@ -92,18 +91,18 @@ mod tests {
         Route::new(addresses.try_into().unwrap(), backoff, MINUTE)
     }
 
-    /// Where it goes, and after how many seconds, with the chance always at its highest.
+    /// The index and the wait in seconds after each end, with the jitter at its highest.
     fn steps(addresses: usize, ends: &[(Ended, Option<u64>)]) -> Vec<(usize, u64)> {
         let mut route = route(addresses);
         let mut go = |(ended, lasted): &(Ended, Option<u64>)| {
-            let wait = route.after(*ended, lasted.map(Duration::from_secs), 1.0);
-            (route.at(), wait.as_secs())
+            let wait = route.advance(*ended, lasted.map(Duration::from_secs), 1.0);
+            (route.index(), wait.as_secs())
         };
         ends.iter().map(&mut go).collect()
     }
 
     #[test]
-    fn a_round_is_without_waits_and_the_next_one_waits_longer() {
+    fn only_between_rounds_there_is_a_wait_and_it_doubles() {
         let failed = (Ended::Failed, None);
         for (addresses, expected) in [
             (1, vec![(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (0, 32), (0, 60), (0, 60)]),
@@ -115,11 +114,11 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_session_says_where_the_next_round_begins() {
+    fn the_next_round_begins_at_an_address_that_worked_or_else_after_it() {
         let goaway = Ended::Goaway { after: Duration::from_secs(7) };
         let long = Ended::Goaway { after: 10 * LONGEST_GOAWAY };
         for (ended, expected) in [
-            // The second of three served; its server came back, or the others are tried in turn.
+            // The session was with the second of three addresses.
             (Ended::Lost, (1, 1)),
             (Ended::Renewed, (1, 0)),
             (Ended::Gone, (2, 1)),
@@ -130,7 +129,7 @@ mod tests {
             let served = (ended, Some(5));
             let steps = steps(3, &[failed, served, failed, failed, failed]);
             let (at, _) = expected;
-            // The whole round from there, each address once.
+            // The rest of the round: every other address once.
             let round = [((at + 1) % 3, 0), ((at + 2) % 3, 0)];
             assert_eq!(steps[..4], [(1, 0), expected, round[0], round[1]], "{ended:?}");
             assert_eq!(steps[4].0, at, "{ended:?}");
@@ -139,13 +138,13 @@ mod tests {
     }
 
     #[test]
-    fn a_goaway_without_a_session_counts_as_well() {
+    fn a_goaway_is_obeyed_without_a_session_too() {
         let goaway = Ended::Goaway { after: Duration::from_secs(7) };
         assert_eq!(steps(2, &[(goaway, None), (goaway, None)]), [(1, 7), (0, 7)]);
     }
 
     #[test]
-    fn only_a_session_that_lasted_starts_the_waits_anew() {
+    fn only_a_stable_session_resets_the_backoff() {
         let lost = |lasted| (Ended::Lost, Some(lasted));
         assert_eq!(
             steps(2, &[lost(1), lost(59), lost(59), lost(60), lost(1)]),
@@ -154,8 +153,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failover_takes_one_wait_at_the_most() {
-        // A good session breaks off, its server is gone, the second of two has taken over.
+    fn a_failover_takes_at_most_one_wait() {
+        // A stable session breaks off, its server is gone, and the second of two has taken over.
         let steps = steps(2, &[(Ended::Lost, Some(3600)), (Ended::Failed, None)]);
         assert_eq!(steps, [(0, 1), (1, 0)]);
     }

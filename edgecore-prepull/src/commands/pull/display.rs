@@ -1,4 +1,4 @@
-//! Bars on a terminal, a line for each event elsewhere.
+//! Progress of `pull`: bars on a terminal, and one line for each event elsewhere.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageRes
 
 pub(super) struct Display {
     names: Vec<String>,
-    /// Empty where there is no terminal.
+    /// One bar for each image; empty if there is no terminal.
     bars: Vec<ProgressBar>,
     _all: Option<MultiProgress>,
     ended: Mutex<BTreeSet<usize>>,
@@ -31,20 +31,23 @@ impl Display {
         Self { names, bars, _all: all, ended: Mutex::default() }
     }
 
-    pub(super) fn progress(&self, image: &ImageProgress) {
+    /// Displays the progress of an image.
+    pub(super) fn show_progress(&self, image: &ImageProgress) {
         let ImageProgress { index, phase, bytes, attempts, reason } = image;
         let index = *index as usize;
         let name = self.names.get(index).map_or("", String::as_str);
         let Some(bar) = self.bars.get(index) else {
             match phase {
                 ImagePhase::Pulling => {
-                    let bytes = bytes.map(|bytes| format!(" {}", amount(bytes))).unwrap_or_default();
-                    line(&format!("{name}: pulling{bytes}"));
+                    let bytes = bytes.map(|bytes| format!(" {}", format_bytes(bytes))).unwrap_or_default();
+                    print_line(&format!("{name}: pulling{bytes}"));
                 }
-                // The runtime was away: that is no try.
-                ImagePhase::BackingOff if *attempts == 0 => line(&format!("{name}: trying again: {reason}")),
+                // No attempt was made, because the runtime did not answer.
+                ImagePhase::BackingOff if *attempts == 0 => {
+                    print_line(&format!("{name}: trying again: {reason}"));
+                }
                 ImagePhase::BackingOff => {
-                    line(&format!("{name}: try {attempts} failed, trying again: {reason}"));
+                    print_line(&format!("{name}: try {attempts} failed, trying again: {reason}"));
                 }
                 ImagePhase::Waiting | ImagePhase::Done => {}
             }
@@ -64,7 +67,8 @@ impl Display {
         }
     }
 
-    pub(super) fn ended(&self, index: usize, result: &ImageResult) {
+    /// Displays the result of an image, the first time that it is given.
+    pub(super) fn show_result(&self, index: usize, result: &ImageResult) {
         let ImageResult { outcome, digest, id: _, reason, bytes, attempts: _ } = result;
         if !self.ended.lock().unwrap_or_else(PoisonError::into_inner).insert(index) {
             return;
@@ -81,14 +85,14 @@ impl Display {
             bar.set_style(style("{prefix} {msg}"));
             bar.finish_with_message(text);
         } else {
-            line(&format!("{}: {text}", self.names.get(index).map_or("", String::as_str)));
+            print_line(&format!("{}: {text}", self.names.get(index).map_or("", String::as_str)));
         }
     }
 
-    /// Shows the end of whatever has not been shown: what was stopped is not reported by itself.
-    pub(super) fn end(&self, images: &[ImageResult]) {
+    /// Displays the results that are missing: the executor does not report images that were stopped.
+    pub(super) fn show_missing_results(&self, images: &[ImageResult]) {
         for (index, result) in images.iter().enumerate() {
-            self.ended(index, result);
+            self.show_result(index, result);
         }
     }
 }
@@ -97,11 +101,11 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-fn amount(Bytes { done, total }: Bytes) -> String {
+fn format_bytes(Bytes { done, total }: Bytes) -> String {
     format!("{} of {}", HumanBytes(done), HumanBytes(total))
 }
 
-fn line(text: &str) {
+fn print_line(text: &str) {
     // A closed pipe is no reason to stop pulling.
     let _ = writeln!(std::io::stdout(), "{text}");
 }

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::once::Fresh;
 use super::{BACKOFF, Executor, TaskContext};
-use crate::cloud::tunnel::backoff::Backoff;
+use crate::backoff::Backoff;
 use crate::images::puller::{ErrorClass, Present, PullError, Pulled, Puller};
 
 /// How an image came to be there.

@@ -104,7 +104,7 @@ impl<P: Puller> Executor<P> {
     ) -> Result<Option<Pulled>, PullError> {
         let Ok(reference) = Reference::parse(&tries.image.reference) else { return Ok(None) };
         let reference = reference.normalized();
-        if !self.providers.any_for(&reference) {
+        if !self.providers.any_match(&reference) {
             return Ok(None);
         }
         // Twice, since what was known from before may have lost its force before its time.

@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
-use crate::tasks::ledger::MemoryStore;
+use crate::tasks::ledger::memory::MemoryStore;
 
 /// A node with the far end of its tunnel.
 struct Bench {

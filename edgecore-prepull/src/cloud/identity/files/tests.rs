@@ -17,7 +17,7 @@ fn state() -> State {
 }
 
 impl State {
-    /// What a server would answer for this key.
+    /// The certificate that a server would issue for this key.
     fn certificate(key: &NewKey, node: &str) -> String {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -26,7 +26,7 @@ impl State {
     }
 
     fn join(&self, node: &str) {
-        let key = self.dir.new_key().unwrap();
+        let key = self.dir.requested_key().unwrap();
         let certificate = Self::certificate(&key, node);
         let connection = Connection {
             tunnel_urls: "wss://cloud.example:10000/v1/edge".into(),
@@ -43,19 +43,19 @@ impl State {
 }
 
 #[test]
-fn a_key_that_waits_for_its_certificate_is_used_again_and_private() {
+fn a_key_without_a_certificate_is_private_and_used_again() {
     let state = state();
-    let first = state.dir.new_key().unwrap();
-    assert_eq!(state.dir.new_key().unwrap().public_key(), first.public_key());
+    let first = state.dir.requested_key().unwrap();
+    assert_eq!(state.dir.requested_key().unwrap().public_key(), first.public_key());
     let mode = |name| fs::metadata(state.path(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("pki"), mode("pki/client.key.new")), (0o700, 0o600));
     state.dir.store_certificate(&State::certificate(&first, "edge-1")).unwrap();
     assert_eq!(mode("pki/client.key"), 0o600);
-    assert_ne!(state.dir.new_key().unwrap().public_key(), first.public_key());
+    assert_ne!(state.dir.requested_key().unwrap().public_key(), first.public_key());
 }
 
 #[test]
-fn what_was_joined_is_read_back() {
+fn a_stored_identity_is_read_back() {
     let state = state();
     assert!(matches!(state.dir.read_pki(), Err(IdentityError::NotJoined(_))));
     assert_eq!(state.dir.joined_as().unwrap(), None);
@@ -70,11 +70,11 @@ fn what_was_joined_is_read_back() {
 }
 
 #[test]
-fn a_power_cut_between_certificate_and_key_costs_nothing() {
+fn a_power_cut_between_certificate_and_key_keeps_the_new_identity() {
     let state = state();
     state.join("edge-1");
-    let key = state.dir.new_key().unwrap();
-    // The renewed certificate is written, its key not yet in place.
+    let key = state.dir.requested_key().unwrap();
+    // The renewed certificate has been written, and its key is not in place yet.
     write(&state.path("pki/client.crt"), State::certificate(&key, "edge-1").as_bytes(), 0o644).unwrap();
     assert_eq!(state.dir.read_pki().unwrap().facts.public_key, key.public_key());
     assert!(!state.path("pki/client.key.new").exists(), "the key is in place from here on");
@@ -82,16 +82,16 @@ fn a_power_cut_between_certificate_and_key_costs_nothing() {
 }
 
 #[test]
-fn a_power_cut_before_the_certificate_leaves_the_old_identity() {
+fn a_power_cut_before_the_certificate_keeps_the_old_identity() {
     let state = state();
     state.join("edge-1");
     let before = state.dir.read_pki().unwrap().facts.public_key;
-    state.dir.new_key().unwrap();
+    state.dir.requested_key().unwrap();
     assert_eq!(state.dir.read_pki().unwrap().facts.public_key, before);
 }
 
 #[test]
-fn files_that_do_not_belong_together_are_named() {
+fn a_file_that_does_not_belong_is_named_and_joining_again_possible() {
     let state = state();
     state.join("edge-1");
     let stranger = KeyPair::generate().unwrap().serialize_pem();
@@ -109,7 +109,7 @@ fn files_that_do_not_belong_together_are_named() {
 }
 
 #[test]
-fn what_an_earlier_join_wrote_is_still_read() {
+fn a_connection_file_with_single_urls_is_still_read() {
     let state = state();
     state.join("edge-1");
     let old =

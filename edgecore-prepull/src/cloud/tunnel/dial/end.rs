@@ -1,4 +1,4 @@
-//! Why there is no session.
+//! Reasons for the end of a session, or of an attempt at one.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio_tungstenite::tungstenite::Error as WsError;
 use crate::cloud::endpoint::{Trouble, printable};
 use crate::cloud::tunnel::route;
 
-/// Why there is no session, or none any more.
+/// Why an attempt or a session ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum End {
     #[error("{0}")]
@@ -41,7 +41,7 @@ pub(super) enum End {
 impl From<Ended> for End {
     fn from(ended: Ended) -> Self {
         match ended {
-            // TLS 1.3 tells us only now what the server thinks of our certificate.
+            // With TLS 1.3 the server's refusal of our certificate arrives only after the handshake.
             Ended::Io(error) => Self::Connection(error.into()),
             ended => Self::Channel(ended),
         }
@@ -49,15 +49,15 @@ impl From<Ended> for End {
 }
 
 impl End {
-    /// What it means for the next try, unless we are stopping.
-    pub(super) fn route(&self, had_session: bool) -> Option<route::Ended> {
+    /// What the end means for the next attempt; none if the agent is stopping.
+    pub(super) fn for_route(&self, had_session: bool) -> Option<route::Ended> {
         Some(match self {
             Self::Shutdown => return None,
             Self::Goaway { after, .. } => route::Ended::Goaway { after: *after },
             Self::Renewed => route::Ended::Renewed,
             _ if !had_session => route::Ended::Failed,
             Self::Channel(Ended::Silent(_) | Ended::Stalled(_)) => route::Ended::Gone,
-            // A `Goaway` that was not sent for want of room.
+            // The server's queue had no room for a `Goaway`.
             Self::Channel(Ended::ByPeer { code, .. }) if *code == u16::from(CloseCode::Away) => {
                 route::Ended::Gone
             }
@@ -65,6 +65,7 @@ impl End {
         })
     }
 
+    /// The code of the close frame; none if there is no websocket to close.
     pub(super) fn close_code(&self) -> Option<CloseCode> {
         match self {
             Self::Channel(ended) => ended.close_code(),
@@ -77,7 +78,8 @@ impl End {
     }
 }
 
-pub(super) fn of_websocket(error: WsError) -> End {
+/// The end that an error of the websocket handshake means.
+pub(super) fn from_websocket(error: WsError) -> End {
     match error {
         WsError::Io(error) => End::Unreachable(error.into()),
         WsError::Http(response) => {

@@ -1,11 +1,11 @@
-//! How long to wait before the next try.
+//! Waits between attempts: exponential backoff with full jitter.
 
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// Exponential, with full jitter: any time up to a ceiling that doubles. A fleet that was cut off at one
-/// moment comes back spread over all of it.
+/// A wait is a random part of a ceiling that doubles, so that a fleet that was cut off at one moment comes back spread
+/// over time.
 #[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     first: Duration,
@@ -14,28 +14,29 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// The ceiling starts at `first` and doubles up to `last`.
+    /// A backoff whose ceiling starts at `first` and doubles up to `last`.
     pub(crate) fn new(first: Duration, last: Duration) -> Self {
         Self { first, last, ceiling: first }
     }
 
-    /// The next wait; `chance` is from 0 to 1.
+    /// The next wait: `chance`, from 0 to 1, times the ceiling, which then doubles.
     pub(crate) fn next(&mut self, chance: f64) -> Duration {
         let wait = self.ceiling.mul_f64(chance.clamp(0.0, 1.0));
         self.ceiling = (self.ceiling * 2).min(self.last);
         wait
     }
 
-    /// All is well again.
+    /// Starts again from the first ceiling, after a success.
     pub(crate) fn reset(&mut self) {
         self.ceiling = self.first;
     }
 }
 
-/// Evenly from 0 to 1, of the operating system: two edges that were cloned from one disk must not agree.
+/// A number from 0 to 1, evenly distributed. It comes from the operating system, so that edges cloned from one disk
+/// draw different numbers.
 pub(crate) fn random() -> f64 {
     let mut bytes = [0; 4];
-    // Without random bytes there would be no TLS either; half is as good as any.
+    // Where the system has no random bytes, TLS fails as well; any number will do.
     match SystemRandom::new().fill(&mut bytes) {
         Ok(()) => f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX),
         Err(_) => 0.5,
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ceiling_doubles_up_to_the_last_and_starts_again() {
+    fn the_ceiling_doubles_up_to_the_last_and_a_reset_starts_again() {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
         let ceilings: Vec<u64> = (0..8).map(|_| backoff.next(1.0).as_secs()).collect();
         assert_eq!(ceilings, [1, 2, 4, 8, 16, 32, 60, 60]);
@@ -58,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_is_from_0_to_1_and_differs() {
+    fn random_numbers_are_from_0_to_1_and_differ() {
         let drawn: Vec<f64> = (0..100).map(|_| random()).collect();
         assert!(drawn.iter().all(|chance| (0.0..=1.0).contains(chance)));
         assert!(drawn.windows(2).any(|pair| (pair[0] - pair[1]).abs() > 0.1));

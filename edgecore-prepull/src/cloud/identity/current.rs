@@ -1,0 +1,115 @@
+//! The certificate in use, and its replacement by a newer one while the agent runs.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use prepull_api::task::NodeName;
+use rustls::ClientConfig;
+use rustls::client::Resumption;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::sync::watch;
+
+use super::error::IdentityError;
+use super::files::{Facts, Pki, StateDir};
+
+/// TLS sessions kept for resumption: the few tickets that the server dialled last hands out.
+const TICKETS: usize = 4;
+
+/// The identity of this node; all clones see a renewed certificate at once.
+#[derive(Clone)]
+pub struct Identity {
+    pub(super) dir: StateDir,
+    pub(super) current: Arc<watch::Sender<Arc<Current>>>,
+}
+
+/// One certificate, ready for use.
+pub(crate) struct Current {
+    pub(crate) node: NodeName,
+    pub(crate) not_before: SystemTime,
+    pub(crate) not_after: SystemTime,
+    pub(crate) tls: Arc<ClientConfig>,
+    certificate: CertificateDer<'static>,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Identity({})", self.node())
+    }
+}
+
+impl Identity {
+    /// Loads what `join` left in `state_dir`.
+    ///
+    /// # Errors
+    /// Among others [`IdentityError::NotJoined`] and [`IdentityError::Expired`], each with its remedy.
+    pub fn load(state_dir: &Path) -> Result<Self, IdentityError> {
+        let dir = StateDir::new(state_dir);
+        let current = load_current(&dir)?;
+        current.check_expiry(SystemTime::now())?;
+        Ok(Self { dir, current: Arc::new(watch::Sender::new(Arc::new(current))) })
+    }
+
+    /// The node that the certificate is for.
+    pub fn node(&self) -> NodeName {
+        self.current.borrow().node.clone()
+    }
+
+    /// The end of the current certificate's validity.
+    pub fn not_after(&self) -> SystemTime {
+        self.current.borrow().not_after
+    }
+
+    /// The current certificate, and a notification whenever it is replaced.
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Current>> {
+        self.current.subscribe()
+    }
+
+    /// Takes over the certificate on disk. Returns whether it differs from the current one.
+    pub(super) fn reload(&self) -> Result<bool, IdentityError> {
+        let loaded = load_current(&self.dir)?;
+        loaded.check_expiry(SystemTime::now())?;
+        Ok(self.current.send_if_modified(|current| {
+            let is_new = current.certificate != loaded.certificate;
+            if is_new {
+                *current = Arc::new(loaded);
+            }
+            is_new
+        }))
+    }
+}
+
+impl Current {
+    pub(super) fn check_expiry(&self, now: SystemTime) -> Result<(), IdentityError> {
+        if self.not_after <= now {
+            return Err(IdentityError::Expired { node: self.node.clone(), not_after: self.not_after, now });
+        }
+        Ok(())
+    }
+}
+
+fn load_current(dir: &StateDir) -> Result<Current, IdentityError> {
+    let Pki { ca, certificate, key, facts } = dir.read_pki()?;
+    let tls = client_tls(ca, certificate.clone(), key)
+        .map_err(|error| IdentityError::Unusable { dir: dir.pki(), reason: error.to_string() })?;
+    let Facts { node, not_before, not_after, public_key: _ } = facts;
+    Ok(Current { node, not_before, not_after, tls: Arc::new(tls), certificate })
+}
+
+/// TLS that trusts our CA alone. Each certificate has a session store of its own, because a ticket stands for the
+/// certificate that it was issued to.
+fn client_tls(
+    ca: CertificateDer<'static>,
+    certificate: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ClientConfig, rustls::Error> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(ca)?;
+    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![certificate], key)?;
+    config.resumption = Resumption::in_memory_sessions(TICKETS);
+    Ok(config)
+}

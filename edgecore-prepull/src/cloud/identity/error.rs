@@ -1,0 +1,78 @@
+//! Errors of the identity's files.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use prepull_api::task::NodeName;
+
+/// The remedy where the operating system denies access to a file of the state directory.
+pub(crate) const REMEDY_OF_DENIAL: &str =
+    "permission denied: run edgecore-prepull as root, or give it a --state-dir of its own";
+
+/// Why this node has no usable identity.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The state directory, which the field names, holds no certificate.
+    #[error("{}: this node has not joined: run `edgecore-prepull join` first", .0.display())]
+    NotJoined(PathBuf),
+    /// A file cannot be read or written, for a reason other than permissions.
+    #[error("{operation} {}", path.display())]
+    File {
+        /// What was attempted: `reading`, `writing`, …
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// This user may not read or write a file.
+    #[error("{operation} {}: {REMEDY_OF_DENIAL}", path.display())]
+    Denied {
+        /// What was attempted: `reading`, `writing`, …
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The content of a file is not what belongs there.
+    #[error("{}: {reason}: join again with a new token", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with its content.
+        reason: &'static str,
+    },
+    /// The certificate has expired.
+    #[error(
+        "the certificate of node {node} expired at {}: join again with a new token (or set this machine's clock, if \
+         {} is wrong)",
+        humantime::format_rfc3339_seconds(*not_after),
+        humantime::format_rfc3339_seconds(*now)
+    )]
+    Expired {
+        /// The node that the certificate is for.
+        node: NodeName,
+        /// The end of the certificate's validity.
+        not_after: SystemTime,
+        /// The time by this machine's clock.
+        now: SystemTime,
+    },
+    /// rustls refuses the certificate or the key.
+    #[error("the certificate in {} cannot be used: {reason}: join again with a new token", dir.display())]
+    Unusable {
+        /// The directory `DIR/pki`.
+        dir: PathBuf,
+        /// The error as rustls words it.
+        reason: String,
+    },
+}
+
+impl IdentityError {
+    pub(super) fn file(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => Self::Denied { operation, path },
+            _ => Self::File { operation, path, source },
+        }
+    }
+}

@@ -1,0 +1,36 @@
+use super::*;
+
+#[test]
+fn the_exposition_is_the_same_to_the_byte() {
+    let metrics = Metrics::default();
+    metrics.set_connected(true);
+    metrics.set_session(Some("a:1".to_owned()));
+    metrics.set_open_tasks(2);
+    metrics.count_task(TaskOutcome::DeadlineExceeded);
+    metrics.count_image(true);
+    metrics.count_plugin_run("ecr", PluginOutcome::Ok, Duration::from_secs(1));
+    assert_eq!(metrics.render(), include_str!("tests/exposition.txt"));
+}
+
+#[test]
+fn counted_events_and_the_current_session_are_exposed() {
+    let metrics = Metrics::default();
+    metrics.set_connected(true);
+    metrics.count_task(TaskOutcome::Failed);
+    let text = metrics.render();
+    assert!(text.contains("edgecore_prepull_connected 1"), "{text}");
+    assert!(text.contains("edgecore_prepull_tasks_total{outcome=\"failed\"} 1"), "{text}");
+    metrics.set_session(Some("a:1".to_owned()));
+    metrics.set_session(Some("b:2".to_owned()));
+    let text = metrics.render();
+    assert!(text.contains("edgecore_prepull_session{address=\"b:2\"} 1"), "{text}");
+    assert!(!text.contains("a:1"), "{text}");
+    metrics.set_session(None);
+    assert!(!metrics.render().contains("b:2"));
+    metrics.count_plugin_run("ecr", PluginOutcome::Timeout, Duration::from_secs(60));
+    let text = metrics.render();
+    let name = "edgecore_prepull_credential_provider_exec";
+    let runs = format!("{name}s_total{{provider=\"ecr\",outcome=\"timeout\"}} 1");
+    assert!(text.contains(&runs), "{text}");
+    assert!(text.contains(&format!("{name}_duration_seconds_sum{{provider=\"ecr\"}} 60.0")), "{text}");
+}

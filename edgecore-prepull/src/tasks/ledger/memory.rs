@@ -1,0 +1,39 @@
+//! A ledger for tests, in memory.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prepull_api::task::TaskId;
+
+use super::{LedgerError, Store};
+use crate::tasks::agent::TaskRecord;
+
+/// Records in memory. Clones share them, so that a node can be "restarted" on them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MemoryStore {
+    records: Arc<Mutex<Vec<TaskRecord>>>,
+}
+
+impl MemoryStore {
+    fn with<T>(&self, change: impl FnOnce(&mut Vec<TaskRecord>) -> T) -> T {
+        change(&mut self.records.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Store for MemoryStore {
+    fn load(&mut self) -> Result<Vec<TaskRecord>, LedgerError> {
+        Ok(self.with(|records| records.clone()))
+    }
+
+    fn save(&mut self, record: &TaskRecord) -> Result<(), LedgerError> {
+        self.with(|records| {
+            records.retain(|other| other.id() != record.id());
+            records.push(record.clone());
+        });
+        Ok(())
+    }
+
+    fn remove(&mut self, task: &TaskId) -> Result<(), LedgerError> {
+        self.with(|records| records.retain(|other| other.id() != task));
+        Ok(())
+    }
+}
