@@ -306,8 +306,8 @@ impl Provider {
         let ProviderConfig { name: _, program, matches: _, default_cache_duration: _, version, args, env } =
             &self.config;
         let plugin = exec::Plugin { program, args, env, timeout, stderr };
-        let request = protocol::request(*version, &image.name);
+        let request = protocol::encode_request(*version, &image.name);
         let output = exec::run(plugin, &request).await.map_err(Failure::Exec)?;
-        protocol::decode(*version, output.bytes()).map_err(Failure::Malformed)
+        protocol::decode_response(*version, output.bytes()).map_err(Failure::Malformed)
     }
 }

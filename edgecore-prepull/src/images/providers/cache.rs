@@ -1,4 +1,4 @@
-//! What a provider has answered, in memory only.
+//! The cache of one provider's answers, in memory only.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,22 +9,23 @@ use tokio::time::Instant;
 
 use super::protocol::CacheKeyType;
 
-/// Answers kept of one provider. The longest tokens have some 3 KiB (ECR's): at most a third of a MiB. A node that
-/// needs more asks again.
+/// Answers kept for one provider. The longest tokens (ECR's) are about 3 KiB, so a cache takes at most a third of a MiB;
+/// beyond that the plugin is asked again.
 pub(super) const MAX_ENTRIES: usize = 128;
-/// Longer than any agent runs without a restart, and short enough to be added to any moment.
+/// The longest time an answer is kept: longer than an agent runs without a restart, yet short enough to be added to
+/// any `Instant` without overflow.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
-/// An image as providers know it: without tag and digest.
+/// An image as plugins know it: without tag and digest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ImageName {
-    /// Host and port.
+    /// The registry's host and port.
     pub(super) registry: String,
-    /// With the registry.
+    /// The repository, including the registry.
     pub(super) name: String,
 }
 
-/// What an answer is kept under.
+/// The images that a cached answer is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CacheKey {
     Image(String),
@@ -41,26 +42,26 @@ impl CacheKey {
         }
     }
 
-    /// In the order in which the kubelet looks.
+    /// All keys that an answer for the image may be under, in the order in which the kubelet looks them up.
     fn all(image: &ImageName) -> [Self; 3] {
         [CacheKeyType::Image, CacheKeyType::Registry, CacheKeyType::Global].map(|kind| Self::new(kind, image))
     }
 }
 
-/// Answers of one provider. What has expired is wiped the next time that anything is asked.
+/// The answers of one provider. Expired ones are wiped the next time that anything is asked.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     entries: HashMap<CacheKey, (Instant, Arc<RegistryConfig>)>,
 }
 
 impl Cache {
-    /// What is known for the image: its own answer before that of its registry, before the global one.
+    /// The answer for the image: its own first, then that of its registry, then the global one.
     pub(super) fn get(&mut self, image: &ImageName, now: Instant) -> Option<Arc<RegistryConfig>> {
         self.entries.retain(|_, (expires, _)| *expires > now);
         CacheKey::all(image).iter().find_map(|key| self.entries.get(key)).map(|(_, logins)| logins.clone())
     }
 
-    /// Keeps an answer for so long; nothing, where that is no time.
+    /// Keeps an answer for the duration `keep`; not at all if that is zero.
     pub(super) fn put(&mut self, key: CacheKey, logins: Arc<RegistryConfig>, keep: Duration, now: Instant) {
         if keep.is_zero() {
             return;
@@ -75,7 +76,7 @@ impl Cache {
         self.entries.insert(key, (now + keep.min(FOREVER), logins));
     }
 
-    /// Forgets what is known for the image.
+    /// Removes every answer that is used for the image.
     pub(super) fn forget(&mut self, image: &ImageName) {
         for key in CacheKey::all(image) {
             self.entries.remove(&key);
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_serves_whom_its_key_is_for() {
+    fn an_answer_serves_the_images_that_its_key_covers() {
         use CacheKeyType::{Global, Image, Registry};
         let asked = image("r.io", "a");
         for (kind, served) in [
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_answer_counts() {
+    fn the_narrowest_answer_is_used() {
         let mut cache = Cache::default();
         let (now, asked) = (Instant::now(), image("r.io", "a"));
         for kind in [CacheKeyType::Global, CacheKeyType::Registry, CacheKeyType::Image] {
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_kept_as_long_as_it_said() {
+    fn an_answer_is_kept_as_long_as_it_says() {
         let mut cache = Cache::default();
         let (now, asked) = (Instant::now(), image("r.io", "a"));
         let key = || CacheKey::new(CacheKeyType::Image, &asked);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_first_makes_room() {
+    fn a_full_cache_drops_the_answer_that_expires_first() {
         let mut cache = Cache::default();
         let now = Instant::now();
         let names: Vec<_> = (0..=MAX_ENTRIES).map(|n| image("r.io", &n.to_string())).collect();

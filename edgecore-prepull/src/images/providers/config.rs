@@ -1,4 +1,4 @@
-//! The kubelet's `CredentialProviderConfig`, and the programs that it names.
+//! The kubelet's `CredentialProviderConfig`: parsing it, and checks of the programs that it names.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -17,10 +17,10 @@ use super::protocol::{self, Version};
 
 const GROUP: &str = "kubelet.config.k8s.io/";
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
-/// A provider takes some 500 bytes: room for hundreds.
+/// The largest file in bytes. A provider takes about 500, so there is room for hundreds.
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// One provider, as it is to be run.
+/// The configuration of one provider, validated.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct ProviderConfig {
     pub(super) name: String,
@@ -32,7 +32,7 @@ pub(super) struct ProviderConfig {
     pub(super) env: Vec<(String, String)>,
 }
 
-/// Without arguments and environment: they may hold a secret.
+/// Leaves out arguments and environment, which may hold secrets.
 impl std::fmt::Debug for ProviderConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, program, matches, default_cache_duration, version, args: _, env: _ } = self;
@@ -46,15 +46,15 @@ impl std::fmt::Debug for ProviderConfig {
     }
 }
 
-/// Why the agent does not start with these providers.
+/// Why the providers cannot be loaded.
 #[derive(Debug, Error)]
-pub enum ProvidersError {
-    /// One flag without the other.
+pub(crate) enum ProvidersError {
+    /// One of the two flags is set without the other.
     #[error("{given} is set and {missing} is not: set both, or neither")]
     HalfSet {
-        /// The one.
+        /// The flag that is set.
         given: &'static str,
-        /// The other.
+        /// The flag that is not.
         missing: &'static str,
     },
     /// The file cannot be read.
@@ -62,35 +62,35 @@ pub enum ProvidersError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The file as a whole is invalid.
     #[error("--image-credential-provider-config {}: {problem}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do about it.
+        /// What is wrong, with the remedy.
         problem: String,
     },
-    /// One provider of the file is not what it should be.
+    /// One provider in the file is invalid.
     #[error("--image-credential-provider-config {}: provider {provider}: {field}: {problem}", path.display())]
     Provider {
         /// The file.
         path: PathBuf,
-        /// Its name, or its place in the list where the name is what is wrong.
+        /// The provider's name, or its position in the list if it has none.
         provider: String,
-        /// As the file has it.
+        /// The field as the file spells it.
         field: &'static str,
-        /// What is wrong, and what to do about it.
+        /// What is wrong, with the remedy.
         problem: String,
     },
-    /// The directory cannot be used.
+    /// The directory of the programs, or a program in it, cannot be used.
     #[error("--image-credential-provider-bin-dir {}: {problem}", path.display())]
     BinDir {
         /// The directory.
         path: PathBuf,
-        /// What is wrong, and what to do about it.
+        /// What is wrong, with the remedy.
         problem: String,
     },
 }
@@ -133,13 +133,13 @@ struct EnvVar {
     value: String,
 }
 
-/// Reads the file and looks at the programs. A directory stands for the files in it that are YAML or JSON by their
-/// names, in the order of these, as newer kubelets have it.
+/// Reads the file and checks the programs. For a directory, reads the .yaml, .yml and .json files in it in the order of
+/// their names, as newer kubelets do.
 pub(super) fn load(path: &Path, bin_dir: &Path) -> Result<Vec<ProviderConfig>, ProvidersError> {
     let mut names = BTreeSet::new();
     let mut providers = Vec::new();
-    for file in files(path)? {
-        let text = read(&file)?;
+    for file in list_files(path)? {
+        let text = read_file(&file)?;
         providers.extend(parse(&file, bin_dir, &text, &mut names)?);
     }
     let in_dir = |problem| ProvidersError::BinDir { path: bin_dir.to_owned(), problem };
@@ -156,7 +156,7 @@ pub(super) fn load(path: &Path, bin_dir: &Path) -> Result<Vec<ProviderConfig>, P
     Ok(providers)
 }
 
-fn files(path: &Path) -> Result<Vec<PathBuf>, ProvidersError> {
+fn list_files(path: &Path) -> Result<Vec<PathBuf>, ProvidersError> {
     let unread = |source| ProvidersError::Read { path: path.to_owned(), source };
     let wrong = |problem| ProvidersError::File { path: path.to_owned(), problem };
     let metadata = std::fs::metadata(path).map_err(unread)?;
@@ -180,7 +180,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, ProvidersError> {
     Ok(files)
 }
 
-fn read(path: &Path) -> Result<String, ProvidersError> {
+fn read_file(path: &Path) -> Result<String, ProvidersError> {
     let unread = |source| ProvidersError::Read { path: path.to_owned(), source };
     let wrong = |problem| ProvidersError::File { path: path.to_owned(), problem };
     let file = std::fs::File::open(path).map_err(unread)?;
@@ -193,7 +193,7 @@ fn read(path: &Path) -> Result<String, ProvidersError> {
     Ok(text)
 }
 
-/// The part that looks at nothing but the text.
+/// Parses the text of a file. `names` are the providers of the files before it.
 fn parse(
     path: &Path,
     bin_dir: &Path,
@@ -201,7 +201,7 @@ fn parse(
     names: &mut BTreeSet<String>,
 ) -> Result<Vec<ProviderConfig>, ProvidersError> {
     let in_file = |problem: String| ProvidersError::File { path: path.to_owned(), problem };
-    // Without the line that it is about: an environment variable may hold a secret.
+    // The error must not quote the line, which may hold a secret in an environment variable.
     let File { api_version, kind, providers } =
         serde_saphyr::from_str(text).map_err(|error| in_file(error.without_snippet().to_string()))?;
     if kind != "CredentialProviderConfig" {
@@ -219,12 +219,12 @@ fn parse(
     let mut read = Vec::new();
     for (index, raw) in providers.into_iter().enumerate() {
         let provider = if raw.name.is_empty() { format!("number {}", index + 1) } else { raw.name.clone() };
-        let config = provider_of(raw, bin_dir).and_then(|config| {
+        let config = validate(raw, bin_dir).and_then(|config| {
             let is_new = names.insert(config.name.clone());
             if is_new {
                 Ok(config)
             } else {
-                Err(("name", "is there twice: each provider has its own".to_owned()))
+                Err(("name", "is used twice: each provider needs its own".to_owned()))
             }
         });
         read.push(config.map_err(|(field, problem)| ProvidersError::Provider {
@@ -237,9 +237,10 @@ fn parse(
     Ok(read)
 }
 
+/// A field, and what is wrong with it.
 type Problem = (&'static str, String);
 
-fn provider_of(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
+fn validate(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
     let Raw { name, match_images, default_cache_duration, api_version, args, env, token_attributes } = raw;
     let wrong_name = match &*name {
         "" => Some("is missing: it is the name of the program in --image-credential-provider-bin-dir"),
@@ -262,7 +263,7 @@ fn provider_of(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
         ));
     }
     let version = Version::parse(&api_version).ok_or_else(|| {
-        ("apiVersion", format!("is {api_version:?}, and must be one of {}", protocol::versions()))
+        ("apiVersion", format!("is {api_version:?}, and must be one of {}", protocol::list_versions()))
     })?;
     if match_images.is_empty() {
         return Err(("matchImages", "is missing: without a pattern the provider is never asked".to_owned()));
@@ -280,7 +281,7 @@ fn provider_of(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
     .map_err(|problem| ("defaultCacheDuration", problem))?;
     let mut variables = Vec::new();
     for EnvVar { name, value } in env.unwrap_or_default() {
-        // What the system does not take; the value is not shown.
+        // The operating system accepts none of these. The value may be a secret and is not shown.
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             return Err((
                 "env",
@@ -305,7 +306,7 @@ fn check_program(path: &Path) -> Result<(), String> {
     check_owner(&metadata)
 }
 
-/// Whoever may write there decides what runs as us, and sees what it returns.
+/// Refuses a file that other users may write: they could run programs as the agent's user and see credentials.
 fn check_owner(metadata: &Metadata) -> Result<(), String> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     judge_owner((metadata.uid(), metadata.gid(), metadata.mode()), (user, group))

@@ -1,8 +1,8 @@
-//! Durations as Go writes them: `12h`, `1h30m`, `0s`.
+//! Durations in Go's notation: `12h`, `1h30m`, `0s`.
 
 use std::time::Duration;
 
-/// Nanoseconds of each unit. `m` comes after `ms`: the first that fits is taken.
+/// Each unit in nanoseconds. `m` must come after `ms`, because the first unit that matches is taken.
 const UNITS: [(&str, u128); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -14,14 +14,14 @@ const UNITS: [(&str, u128); 8] = [
     ("h", 3600 * 1_000_000_000),
 ];
 
-/// A duration that may be negative, as Go's may.
+/// A duration that may be negative, as in Go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GoDuration {
     pub(super) negative: bool,
     pub(super) length: Duration,
 }
 
-/// Reads Go's `time.ParseDuration`. None for what is no duration, or is longer than Go can hold (292 years).
+/// Parses as Go's `time.ParseDuration` does. None for invalid text, and beyond the 292 years that Go can represent.
 pub(super) fn parse(text: &str) -> Option<GoDuration> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     let negative = text.starts_with('-');
@@ -34,21 +34,22 @@ pub(super) fn parse(text: &str) -> Option<GoDuration> {
         let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.').filter(|at| *at > 0)?;
         let (digits, after) = rest.split_at(number);
         let (unit, nanos) = UNITS.into_iter().find(|(unit, _)| after.starts_with(unit))?;
-        total = total.checked_add(amount(digits, nanos)?)?;
+        total = total.checked_add(parse_amount(digits, nanos)?)?;
         rest = &after[unit.len()..];
     }
     let length = Duration::from_nanos(i64::try_from(total).ok()?.unsigned_abs());
     Some(GoDuration { negative: negative && !length.is_zero(), length })
 }
 
-fn amount(digits: &str, unit: u128) -> Option<u128> {
+/// A decimal number of units in nanoseconds.
+fn parse_amount(digits: &str, unit: u128) -> Option<u128> {
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
         return None;
     }
     let whole = if whole.is_empty() { 0 } else { whole.parse::<u128>().ok()? };
     let mut total = whole.checked_mul(unit)?;
-    // Digits below a nanosecond of an hour change nothing.
+    // Further digits are less than a nanosecond, even of an hour.
     let mut scale = unit;
     for digit in fraction.bytes().take(13) {
         scale /= 10;
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn a_duration_is_parsed_as_go_parses_it() {
         let seconds = |text: &str| {
             let duration = parse(text)?;
             Some(duration.length.as_secs_f64() * if duration.negative { -1.0 } else { 1.0 })
@@ -102,7 +103,7 @@ mod tests {
         }
 
         #[test]
-        fn what_go_prints_is_read(hours in 0u64..9999, minutes in 0u64..60, seconds in 0u64..60) {
+        fn a_duration_that_go_prints_is_parsed(hours in 0u64..9999, minutes in 0u64..60, seconds in 0u64..60) {
             let read = parse(&format!("{hours}h{minutes}m{seconds}s")).unwrap();
             prop_assert_eq!(read.length.as_secs(), hours * 3600 + minutes * 60 + seconds);
         }

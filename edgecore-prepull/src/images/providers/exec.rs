@@ -1,4 +1,4 @@
-//! Runs a plugin once.
+//! One run of a plugin as a child process.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -12,20 +12,20 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use zeroize::Zeroize;
 
-/// The kubelet's own limit: a plugin has time for a few tries of its own.
+/// The kubelet's limit for one run; it leaves a plugin time for a few retries of its own.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes that a plugin may write. An answer is a few KiB for each registry.
+/// The largest output in bytes. An answer is a few KiB for each registry.
 const MAX_OUTPUT: usize = 1024 * 1024;
-/// The most of them that answers really have: no second buffer is needed for these.
+/// The initial size of the buffer, so that an answer of the usual size needs no second one.
 const USUAL_OUTPUT: usize = 16 * 1024;
 
-/// What becomes of the words that a plugin writes for people. They may hold anything, a credential as well (a shell
-/// script that traces its commands is enough), and so they are never logged and go into no reason.
+/// What happens to a plugin's stderr. It may hold credentials (`set -x` in a shell script is enough), so it is never
+/// logged and never part of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stderr {
-    /// Nobody sees them.
+pub(crate) enum Stderr {
+    /// It is discarded.
     Dropped,
-    /// Whoever runs us sees them, at their terminal.
+    /// It goes to our own stderr, for whoever runs the program by hand.
     Shown,
 }
 
@@ -44,7 +44,7 @@ pub(super) enum ExecError {
     TooLong,
 }
 
-/// Bytes that are wiped when dropped.
+/// The output of a plugin, wiped when dropped.
 #[derive(Default)]
 pub(super) struct Output(Vec<u8>);
 
@@ -53,7 +53,7 @@ impl Output {
         &self.0
     }
 
-    /// Takes more, without leaving a copy behind where the buffer must grow.
+    /// Appends bytes. A buffer that is replaced by a larger one is wiped.
     fn push(&mut self, bytes: &[u8]) {
         if self.0.capacity() - self.0.len() < bytes.len() {
             let room = (self.0.capacity() * 2).max(self.0.len() + bytes.len()).max(USUAL_OUTPUT);
@@ -72,17 +72,17 @@ impl Drop for Output {
     }
 }
 
-/// What to run.
+/// The program to run, and how.
 pub(super) struct Plugin<'a> {
     pub(super) program: &'a Path,
     pub(super) args: &'a [String],
-    /// Beside our own environment, and before it.
+    /// Variables in addition to our own environment; where both have one, these win.
     pub(super) env: &'a [(String, String)],
     pub(super) timeout: Duration,
     pub(super) stderr: Stderr,
 }
 
-/// Kills a plugin with all that it has started, unless it has ended by itself.
+/// The process group of a plugin; killed when dropped, unless the plugin has ended by itself.
 struct Group {
     leader: Option<Pid>,
 }
@@ -90,13 +90,13 @@ struct Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(leader) = self.leader {
-            // It was not waited for, so that the number is still its own.
+            // The leader has not been waited for, so the kernel has not reused its process id.
             let _ = kill_process_group(leader, Signal::KILL);
         }
     }
 }
 
-/// Writes `input` to the plugin and returns what it wrote. Dropping the future kills it.
+/// Runs the plugin with `input` on its stdin and returns its stdout. Dropping the future kills the plugin.
 pub(super) async fn run(plugin: Plugin<'_>, input: &[u8]) -> Result<Output, ExecError> {
     let Plugin { program, args, env, timeout: limit, stderr } = plugin;
     let mut command = Command::new(program);
@@ -112,10 +112,10 @@ pub(super) async fn run(plugin: Plugin<'_>, input: &[u8]) -> Result<Output, Exec
         .process_group(0)
         .kill_on_drop(true);
     let mut child = command.spawn().map_err(ExecError::Start)?;
-    // Declared after the child, so dropped before it: while nobody has waited for the child, its number is its own.
+    // Declared after the child and therefore dropped before it: until the child is waited for, its id is not reused.
     let mut group =
         Group { leader: child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) };
-    match timeout(limit, answer(&mut child, input)).await {
+    match timeout(limit, exchange(&mut child, input)).await {
         Ok(Ok((output, status))) => {
             group.leader = None;
             if status.success() { Ok(output) } else { Err(ExecError::Exit(status)) }
@@ -125,11 +125,11 @@ pub(super) async fn run(plugin: Plugin<'_>, input: &[u8]) -> Result<Output, Exec
     }
 }
 
-async fn answer(child: &mut Child, input: &[u8]) -> Result<(Output, ExitStatus), ExecError> {
+async fn exchange(child: &mut Child, input: &[u8]) -> Result<(Output, ExitStatus), ExecError> {
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let write = async {
         if let Some(mut stdin) = stdin {
-            // A plugin that answers without having read is none the worse for it.
+            // A plugin may answer without reading its input; the failed write does not matter.
             let _ = stdin.write_all(input).await;
         }
     };
@@ -152,7 +152,7 @@ async fn answer(child: &mut Child, input: &[u8]) -> Result<(Output, ExitStatus),
     };
     let ((), output) = tokio::join!(write, read);
     let output = output?;
-    // Not before its output has ended: see Group.
+    // Only after the output has ended: a child of the plugin may hold it open, and `Group` must be able to kill it.
     let status = child.wait().await.map_err(ExecError::Read)?;
     Ok((output, status))
 }

@@ -1,4 +1,4 @@
-//! What is said to a plugin, and what it answers: `credentialprovider.kubelet.k8s.io`.
+//! The plugin protocol `credentialprovider.kubelet.k8s.io`: request and response.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::duration;
 
 const GROUP: &str = "credentialprovider.kubelet.k8s.io/";
 
-/// Versions of the protocol; they differ in nothing that is used here.
+/// Versions of the protocol. In the fields used here they do not differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     V1,
@@ -21,7 +21,7 @@ pub(super) enum Version {
 impl Version {
     const ALL: [Self; 3] = [Self::V1, Self::V1Beta1, Self::V1Alpha1];
 
-    /// As `apiVersion` has it.
+    /// The version as in `apiVersion`.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::V1 => "credentialprovider.kubelet.k8s.io/v1",
@@ -35,28 +35,28 @@ impl Version {
     }
 }
 
-/// For which images an answer holds.
+/// The images that an answer is valid for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 pub(super) enum CacheKeyType {
-    /// For this one.
+    /// The image that was asked for, whatever its tag.
     Image,
-    /// For all of its registry.
+    /// All images of its registry.
     Registry,
-    /// For all that the provider is asked for.
+    /// All images that the provider is asked for.
     Global,
 }
 
-/// What a plugin answered.
+/// A valid answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Response {
     pub(super) key_type: CacheKeyType,
-    /// None: the provider's default.
+    /// How long the answer may be kept; none for the provider's default.
     pub(super) cache_for: Option<Duration>,
     pub(super) logins: RegistryConfig,
 }
 
-/// What is written to the plugin's standard input.
-pub(super) fn request(version: Version, image: &str) -> Vec<u8> {
+/// The request for the plugin's stdin.
+pub(super) fn encode_request(version: Version, image: &str) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Request<'a> {
@@ -65,7 +65,7 @@ pub(super) fn request(version: Version, image: &str) -> Vec<u8> {
         image: &'a str,
     }
     let request = Request { api_version: version.as_str(), kind: "CredentialProviderRequest", image };
-    // Texts only: they always are JSON.
+    // A struct of strings always serializes.
     serde_json::to_vec(&request).unwrap_or_default()
 }
 
@@ -92,8 +92,8 @@ struct RawLogin {
     password: Option<Sensitive>,
 }
 
-/// Reads an answer. What is wrong with one is said without quoting it: any part of it may be a credential.
-pub(super) fn decode(version: Version, output: &[u8]) -> Result<Response, String> {
+/// Decodes an answer. An error quotes nothing from it, because any part may be a credential.
+pub(super) fn decode_response(version: Version, output: &[u8]) -> Result<Response, String> {
     let raw: RawResponse = serde_json::from_slice(output).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         match error.classify() {
@@ -123,7 +123,7 @@ pub(super) fn decode(version: Version, output: &[u8]) -> Result<Response, String
         None => None,
         Some(text) => {
             let read = duration::parse(text).ok_or("its cacheDuration is no duration such as 12h or 30m")?;
-            // As the kubelet has it: what ended in the past is not cached.
+            // Like the kubelet, do not cache an answer with a negative duration.
             Some(if read.negative { Duration::ZERO } else { read.length })
         }
     };
@@ -134,8 +134,8 @@ pub(super) fn decode(version: Version, output: &[u8]) -> Result<Response, String
     Ok(Response { key_type, cache_for, logins: RegistryConfig::from_logins(logins) })
 }
 
-/// What may stand in the configuration as a provider's `apiVersion`.
-pub(super) fn versions() -> String {
+/// All versions, for an error about `apiVersion`.
+pub(super) fn list_versions() -> String {
     let names = Version::ALL.map(|version| version.as_str().trim_start_matches(GROUP));
     format!("{GROUP}{{{}}}", names.join(","))
 }
@@ -161,13 +161,13 @@ mod tests {
         for (field, value) in change.as_object().unwrap() {
             answer[field] = value.clone();
         }
-        decode(Version::V1, answer.to_string().as_bytes())
+        decode_response(Version::V1, answer.to_string().as_bytes())
     }
 
     #[test]
-    fn a_request_is_what_the_kubelet_writes() {
+    fn a_request_is_the_one_that_the_kubelet_writes() {
         let request: serde_json::Value =
-            serde_json::from_slice(&request(Version::V1Beta1, "r.io/team/app")).unwrap();
+            serde_json::from_slice(&encode_request(Version::V1Beta1, "r.io/team/app")).unwrap();
         let expected = json!({
             "apiVersion": "credentialprovider.kubelet.k8s.io/v1beta1",
             "kind": "CredentialProviderRequest",
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read() {
+    fn an_answer_is_decoded_and_unknown_fields_are_ignored() {
         let image = Reference::parse("r.io/app").unwrap().normalized();
         let response = answer(&json!({"unknown": 1})).unwrap();
         assert_eq!(response.key_type, CacheKeyType::Registry);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_answer_is_said_without_quoting_it() {
+    fn an_error_about_an_answer_quotes_nothing_from_it() {
         for (change, message) in [
             (json!({"kind": "s3cret"}), "its kind is not CredentialProviderResponse"),
             (
@@ -233,7 +233,7 @@ mod tests {
             ("{\"s3cret\"", "it ends too early at line 1 column 9"),
             ("s3cret", "it is not JSON at line 1 column 1"),
         ] {
-            assert_eq!(decode(Version::V1, output.as_bytes()).unwrap_err(), message);
+            assert_eq!(decode_response(Version::V1, output.as_bytes()).unwrap_err(), message);
         }
         let printed = format!("{:?}", answer(&json!({})));
         assert!(printed.contains("Ok") && !printed.contains("s3cret"), "{printed}");
@@ -242,7 +242,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = decode(Version::V1, &bytes);
+            let _ = decode_response(Version::V1, &bytes);
         }
 
         #[test]
@@ -258,7 +258,7 @@ mod tests {
                 *place = byte;
             }
             bytes.truncate(cut);
-            let _ = decode(Version::V1, &bytes);
+            let _ = decode_response(Version::V1, &bytes);
         }
     }
 }

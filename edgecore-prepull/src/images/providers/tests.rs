@@ -9,17 +9,18 @@ use tokio::time::sleep;
 use super::protocol::Version;
 use super::*;
 
-/// What a plugin of a test does, and for how many seconds it thinks before.
+/// The behaviour of a fake plugin. The first number is the seconds that it takes to answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Does {
-    /// Answers with this user (its password is the same) for any registry.
+    /// Answers for any registry with this user, whose password is the same; then the cache key type, and the seconds
+    /// that the answer may be kept.
     Gives(u64, &'static str, &'static str, u64),
-    /// Answers, and has nothing.
+    /// Answers without credentials.
     Nothing,
     Fails(u64),
 }
 
-/// Providers without programs: name, pattern, and what each run does. The last act is done again and again.
+/// Providers without programs. Each has a name, a pattern, and the behaviour of each run; the last one repeats.
 pub(crate) struct FakeProviders {
     pub(crate) providers: Arc<Providers>,
     runs: Arc<Mutex<Vec<String>>>,
@@ -52,7 +53,7 @@ impl FakeProviders {
         Self { providers, runs }
     }
 
-    /// Every run so far: provider and image.
+    /// All runs so far, as `PROVIDER IMAGE`.
     pub(crate) fn runs(&self) -> Vec<String> {
         self.runs.lock().unwrap().clone()
     }
@@ -106,7 +107,7 @@ fn users(answer: &Answer) -> Vec<String> {
 const HOUR: u64 = 3600;
 
 #[tokio::test(start_paused = true)]
-async fn only_providers_that_match_are_asked_and_all_of_them_in_order() {
+async fn all_providers_that_match_are_asked_and_no_others() {
     let fake = FakeProviders::new([
         ("first", "*.io", &[Does::Gives(5, "one", "Image", 0)]),
         ("other", "s.example", &[Does::Gives(0, "no", "Image", 0)]),
@@ -133,7 +134,7 @@ async fn only_providers_that_match_are_asked_and_all_of_them_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_used_again_as_its_key_allows() {
+async fn a_cached_answer_serves_the_images_of_its_key_until_it_expires() {
     for (kind, runs) in [("Image", 3), ("Registry", 2), ("Global", 1)] {
         let fake = FakeProviders::new([("p", "*.*", &[Does::Gives(0, "u", kind, HOUR)])]);
         for image in ["r.io/a:1", "r.io/a:2", "r.io/b", "s.io/a"] {
@@ -151,7 +152,7 @@ async fn an_answer_is_used_again_as_its_key_allows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_default_is_how_long_an_answer_is_kept_that_does_not_say() {
+async fn an_answer_without_a_duration_is_kept_for_the_default() {
     for (default, runs) in [(0, 2), (60, 1)] {
         let fake = FakeProviders::new([("p", "*.*", &[Does::Nothing])]);
         let mut providers = Arc::into_inner(fake.providers).unwrap();
@@ -166,8 +167,8 @@ async fn the_default_is_how_long_an_answer_is_kept_that_does_not_say() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_while_a_plugin_runs_waits_for_it() {
-    // Nothing is kept: only who waits together shares an answer.
+async fn images_that_share_a_key_share_one_run() {
+    // Nothing is cached: an answer is shared only by those who wait for the same run.
     for (kind, images, runs) in [
         ("Registry", ["r.io/a", "r.io/a", "r.io/b"], 1),
         ("Image", ["r.io/a", "r.io/a", "r.io/a"], 1),
@@ -179,7 +180,7 @@ async fn who_comes_while_a_plugin_runs_waits_for_it() {
         let answers = join_all(images.map(|image| fake.users(image))).await;
         assert!(answers.iter().all(|users| users == &["u"]), "{answers:?}");
         assert_eq!(fake.runs().len(), runs, "{kind} {images:?}");
-        // What the plugin is like is known by now.
+        // By now the cache key type of the plugin is known.
         let begun = Instant::now();
         join_all(images.map(|image| fake.users(image))).await;
         assert_eq!(fake.runs().len(), 2 * runs, "{kind} {images:?}");
@@ -188,7 +189,7 @@ async fn who_comes_while_a_plugin_runs_waits_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_fails_is_shared_by_one_image_and_not_by_another() {
+async fn a_failed_run_is_shared_by_one_image_and_repeated_for_another() {
     let fake = FakeProviders::new([("p", "*.*", &[Does::Fails(10), Does::Gives(0, "u", "Image", 0)])]);
     let begun = Instant::now();
     let [first, same, other] = ["r.io/a", "r.io/a", "r.io/b"].map(|image| fake.ask(image));
@@ -200,7 +201,7 @@ async fn a_run_that_fails_is_shared_by_one_image_and_not_by_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_started_a_run_may_leave_and_the_others_have_it() {
+async fn a_run_goes_on_while_anybody_waits_for_it_and_stops_otherwise() {
     let fake = Arc::new(FakeProviders::new([("p", "*.*", &[Does::Gives(10, "u", "Image", HOUR)])]));
     let spawn = || {
         let fake = fake.clone();
@@ -211,7 +212,7 @@ async fn who_started_a_run_may_leave_and_the_others_have_it() {
     first.abort();
     assert_eq!(second.await.unwrap(), ["u"]);
     assert_eq!(fake.runs().len(), 1);
-    // Left by everybody, it has not ended, and is not remembered.
+    // A run that everybody has left is stopped and forgotten.
     let fake = FakeProviders::new([("p", "*.*", &[Does::Gives(10, "u", "Image", HOUR)])]);
     assert!(tokio::time::timeout(Duration::from_secs(5), fake.ask("r.io/a")).await.is_err());
     assert_eq!(fake.users("r.io/a").await, ["u"]);
@@ -219,7 +220,7 @@ async fn who_started_a_run_may_leave_and_the_others_have_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_refused_is_forgotten() {
+async fn a_forgotten_answer_is_asked_for_again() {
     let fake = FakeProviders::new([(
         "p",
         "*.*",
@@ -232,7 +233,7 @@ async fn what_was_refused_is_forgotten() {
 }
 
 #[test]
-fn both_flags_or_neither() {
+fn both_flags_must_be_set_or_neither() {
     let load = |config: Option<&str>, bin_dir: Option<&str>| {
         let settings = ProviderSettings {
             config: config.map(Into::into),

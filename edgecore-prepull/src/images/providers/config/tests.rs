@@ -29,7 +29,7 @@ fn read(text: &str) -> Result<Vec<ProviderConfig>, String> {
 }
 
 #[test]
-fn the_kubelets_file_is_read() {
+fn a_file_of_the_kubelet_is_read() {
     let providers = read(GOOD).unwrap();
     let [ecr, other] = &providers[..] else { panic!("{providers:?}") };
     assert_eq!((&*ecr.name, &*ecr.program), ("ecr", Path::new("/opt/bin/ecr")));
@@ -75,7 +75,7 @@ fn an_error_names_file_provider_field_and_remedy() {
         ("name: ecr", "name: ..", "provider ..: name: must be the name of a program"),
         ("name: ecr", "name: .", "provider .: name: must be the name of a program"),
         ("name: ecr", "name: a b", "provider a b: name: must not contain spaces"),
-        ("name: other.sh", "name: ecr", "provider ecr: name: is there twice: each provider has its own"),
+        ("name: other.sh", "name: ecr", "provider ecr: name: is used twice: each provider needs its own"),
         (
             "k8s.io/v1alpha1",
             "k8s.io/v2",
@@ -124,7 +124,7 @@ fn an_error_names_file_provider_field_and_remedy() {
 }
 
 #[test]
-fn what_yaml_cannot_hold_is_said_without_a_value() {
+fn an_error_of_the_yaml_parser_quotes_no_value() {
     let unknown = read(&GOOD.replace("matchImages: [\"*\"]", "matchImage: [\"*\"]")).unwrap_err();
     assert!(unknown.contains("matchImage"), "{unknown}");
     for text in [
@@ -138,7 +138,7 @@ fn what_yaml_cannot_hold_is_said_without_a_value() {
 }
 
 #[test]
-fn only_root_and_we_may_write() {
+fn only_root_and_our_own_user_may_write() {
     let us = (1000, 1000);
     for (owner, good) in [
         ((0, 0, 0o755), true),
@@ -156,7 +156,7 @@ fn only_root_and_we_may_write() {
 }
 
 #[test]
-fn the_programs_are_looked_at() {
+fn files_and_programs_must_exist_and_be_safe_from_other_users() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config.yaml");
     let bin = directory.path().join("bin");
@@ -192,7 +192,7 @@ fn the_programs_are_looked_at() {
 }
 
 #[test]
-fn a_directory_stands_for_its_files() {
+fn the_files_of_a_directory_are_read_in_the_order_of_their_names() {
     let directory = tempfile::tempdir().unwrap();
     let (config, bin) = (directory.path().join("d"), directory.path().join("bin"));
     for dir in [&config, &bin, &config.join("no.yaml")] {
@@ -215,7 +215,7 @@ fn a_directory_stands_for_its_files() {
     assert_eq!(names().unwrap(), ["third", "ecr", "other.sh"]);
     std::fs::write(config.join("30.json"), third).unwrap();
     let error = names().unwrap_err();
-    assert!(error.contains("30.json: provider third: name: is there twice"), "{error}");
+    assert!(error.contains("30.json: provider third: name: is used twice"), "{error}");
 }
 
 proptest! {

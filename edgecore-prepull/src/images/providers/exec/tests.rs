@@ -40,7 +40,7 @@ async fn ends(pid: &str) {
 #[tokio::test]
 async fn a_plugin_reads_the_request_and_writes_the_answer() {
     assert_eq!(sh("cat; echo :$1", b"request").await.unwrap(), "request:first arg\n");
-    // It has our environment, and its own.
+    // The environment is ours plus the configured variables.
     let environment = sh("echo $PLUGIN_VARIABLE $PATH", b"").await.unwrap();
     let path = std::env::var("PATH").unwrap();
     assert_eq!(environment.trim_end(), format!("of the configuration {path}"));
@@ -51,7 +51,7 @@ async fn a_plugin_reads_the_request_and_writes_the_answer() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_is_told_from_one_that_is_not_there() {
+async fn a_plugin_that_fails_differs_from_one_that_cannot_be_started() {
     let error = sh("echo s3cret; echo s3cret >&2; exit 3", b"").await.map(drop).unwrap_err().to_string();
     assert_eq!(error, "ended with exit status: 3");
     let error = sh("kill -9 $$", b"").await.map(drop).unwrap_err().to_string();
@@ -68,10 +68,10 @@ async fn a_plugin_that_fails_is_told_from_one_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_hangs_is_killed_with_all_that_it_started() {
+async fn a_plugin_that_hangs_is_killed_with_its_children() {
     let directory = tempfile::tempdir().unwrap();
     let pids = directory.path().join("pids");
-    // One that hangs itself, and one that is gone and has left somebody behind who holds its output.
+    // The first hangs itself; the second ends and leaves a child behind that holds its output open.
     for script in ["sleep 1000 & echo $$ $! > PIDS; wait", "sleep 1000 & echo $$ $! > PIDS"] {
         let script = script.replace("PIDS", &pids.display().to_string());
         let begun = Instant::now();
@@ -85,7 +85,7 @@ async fn a_plugin_that_hangs_is_killed_with_all_that_it_started() {
 }
 
 #[tokio::test]
-async fn a_plugin_is_killed_when_nobody_waits_for_it_any_more() {
+async fn a_plugin_is_killed_when_its_future_is_dropped() {
     let directory = tempfile::tempdir().unwrap();
     let pids = directory.path().join("pids");
     let script = format!("sleep 1000 & echo $$ $! > {}; wait", pids.display());
@@ -107,7 +107,7 @@ async fn a_plugin_is_killed_when_nobody_waits_for_it_any_more() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_writes_without_end_is_stopped() {
+async fn a_plugin_that_writes_too_much_is_killed() {
     for script in ["yes", "head -c 1048577 /dev/zero"] {
         let error = sh(script, b"").await.map(drop).unwrap_err().to_string();
         assert_eq!(error, "wrote more than 1024 KiB and was killed", "{script}");
@@ -116,7 +116,7 @@ async fn a_plugin_that_writes_without_end_is_stopped() {
 }
 
 #[test]
-fn output_grows_without_losing_anything() {
+fn growing_the_output_loses_no_bytes() {
     let mut output = Output::default();
     let bytes: Vec<u8> = (0..100_000u32).map(|n| n.to_le_bytes()[0]).collect();
     for chunk in bytes.chunks(777) {
