@@ -157,8 +157,8 @@ impl Default for Limits {
 impl Settings {
     /// Reads a file. An unknown key is an error that names the key.
     pub(crate) fn from_file(path: &Path) -> anyhow::Result<Self> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("read --config {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read --config {}", path.display()))?;
         if text.trim().is_empty() {
             return Ok(Self::default());
         }

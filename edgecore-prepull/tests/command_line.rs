@@ -48,9 +48,12 @@ fn wrong_usage_names_the_flag_and_the_remedy() {
     for (line, words) in [
         ("run --disk-min-free 10", &["--disk-min-free", "has no unit: write 10%, 512MiB or 5GiB"][..]),
         ("run --mem-min-free 100", &["--mem-min-free", "has no unit"]),
-        ("run --tunnel-url cloud", &["--tunnel-url", "no URL of the form wss://HOST[:PORT][/PATH]"]),
-        ("run --enroll-url http://cloud", &["--enroll-url", "no URL of the form https://HOST[:PORT][/PATH]"]),
-        ("run --tunnel-url wss://a,b", &["--tunnel-url", "\"b\" is no URL"]),
+        ("run --tunnel-url cloud", &["--tunnel-url", "not a URL of the form wss://HOST[:PORT][/PATH]"]),
+        (
+            "run --enroll-url http://cloud",
+            &["--enroll-url", "not a URL of the form https://HOST[:PORT][/PATH]"],
+        ),
+        ("run --tunnel-url wss://a,b", &["--tunnel-url", "\"b\" is not a URL"]),
         ("run --runtime-endpoint tcp://x", &["--runtime-endpoint", "such as unix:///run/containerd/"]),
         ("pull --runtime-endpoint x nginx", &["--runtime-endpoint", "such as unix:///run/containerd/"]),
         (
@@ -91,10 +94,13 @@ fn urls_and_their_number_are_checked_before_the_identity() {
 fn an_error_in_the_file_is_reported_once_with_its_line() {
     for (file, words) in [
         ("a: 1", &["line 1, \"a: 1\": unknown field `a`, expected one of stateDir"][..]),
-        ("maxTasks: 1\nmetricsListen: x\n", &["line 2, \"metricsListen: x\": \"x\" is no address"]),
+        ("maxTasks: 1\nmetricsListen: x\n", &["line 2, \"metricsListen: x\": \"x\" is not an address"]),
         ("diskMinFree: 10", &["line 1, \"diskMinFree: 10\"", "\"10\" has no unit: write 10%"]),
         ("diskMinFree: [1]", &["one value is expected here"]),
-        ("tunnelUrl: [wss://a, http://b]", &["\"tunnelUrl: [", "\"http://b\" is no URL of the form wss://"]),
+        (
+            "tunnelUrl: [wss://a, http://b]",
+            &["\"tunnelUrl: [", "\"http://b\" is not a URL of the form wss://"],
+        ),
         ("enrollUrl: {a: b}", &["\"enrollUrl: {", "a URL or a list of URLs is expected here"]),
         ("runtimeEndpoint: x", &["\"runtimeEndpoint: x\"", "is no address of a container runtime"]),
         ("parallelPulls: many", &["\"parallelPulls: many\""]),
@@ -108,7 +114,7 @@ fn an_error_in_the_file_is_reported_once_with_its_line() {
         );
     }
     check_error("run --config nope", &[], 1, &["--config nope", "No such file or directory"]);
-    check_error("run --log a=b=c", &[], 1, &["--log a=b=c is no filter", "parsing level filter"]);
+    check_error("run --log a=b=c", &[], 1, &["--log a=b=c is not a filter", "parsing level filter"]);
 }
 
 #[test]

@@ -165,7 +165,7 @@ async fn what_goes_wrong_is_said_with_its_remedy() {
         (&fleet, "Edge", None, "--node-name \"Edge\" is not a node's name"),
         (&fleet, "edge-1", Some(format!("https://{free}")), "connection refused: is cloudcore running there"),
         (&fleet, "edge-1", Some(format!("https://{plain_address}")), "does not speak TLS"),
-        (&fleet, "edge-1", Some(format!("http://127.0.0.1:{port}")), "no URL of the form https://"),
+        (&fleet, "edge-1", Some(format!("http://127.0.0.1:{port}")), "not a URL of the form https://"),
         (&fleet, "edge-1", Some(format!("https://127.0.0.2:{port}")), "connection refused"),
     ] {
         let mut args = join_args(&cloud, token, node, dir.path());

@@ -138,7 +138,7 @@ pub enum JoinError {
     #[error("making a certificate request: {0}")]
     Csr(#[from] rcgen::Error),
     /// The certificate that the server issued cannot be used.
-    #[error("the certificate that the server gave cannot be used: {0}")]
+    #[error("the certificate that the server issued cannot be used: {0}")]
     Answer(&'static str),
     /// rustls could not be set up.
     #[error("setting up TLS: {0}")]

@@ -94,7 +94,7 @@ pub(crate) struct PullArgs {
     /// A docker config.json with credentials [default: none; pull with credential providers, or anonymously]
     #[arg(long, value_name = "FILE", env = "PREPULL_DOCKER_CONFIG")]
     pub(crate) docker_config: Option<PathBuf>,
-    /// The kubelet's CredentialProviderConfig, for images without credentials in --docker-config
+    /// The kubelet's CredentialProviderConfig, for images that --docker-config does not serve
     #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
     pub(crate) image_credential_provider_config: Option<PathBuf>,
     /// Directory of the programs that it names
@@ -130,7 +130,7 @@ pub(crate) struct LogArgs {
 pub(crate) enum LogFormat {
     /// For people
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 

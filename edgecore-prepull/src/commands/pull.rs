@@ -49,8 +49,8 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let config = match &docker_config {
         None => None,
         Some(path) => {
-            let text =
-                std::fs::read(path).with_context(|| format!("read --docker-config {}", path.display()))?;
+            let text = std::fs::read(path)
+                .with_context(|| format!("cannot read --docker-config {}", path.display()))?;
             let config = RegistryConfig::from_docker_config(&text)
                 .with_context(|| format!("--docker-config {} cannot be used", path.display()))?;
             Some(config)

@@ -38,7 +38,7 @@ impl FromStr for Listen {
             text => text
                 .parse()
                 .map(Self::On)
-                .map_err(|_| format!("{text:?} is no address: write 127.0.0.1:10004, or off")),
+                .map_err(|_| format!("{text:?} is not an address: write 127.0.0.1:10004, or off")),
         }
     }
 }
@@ -98,7 +98,7 @@ impl FromStr for Amount {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no amount: write 10%, 512MiB or 5GiB");
+        let wrong = || format!("{text:?} is not an amount: write 10%, 512MiB or 5GiB");
         if let Some(part) = text.strip_suffix('%') {
             let part = part.trim().parse().ok().filter(|part| *part <= 100).ok_or_else(wrong)?;
             return Ok(Self::Percent(part));
@@ -142,7 +142,7 @@ impl FromStr for Percent {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let number = text.strip_suffix('%').unwrap_or(text).trim().parse();
-        number.map(Self).map_err(|_| format!("{text:?} is no percentage: write 90%"))
+        number.map(Self).map_err(|_| format!("{text:?} is not a percentage: write 90%"))
     }
 }
 

@@ -25,7 +25,7 @@ pub enum Trouble {
     },
     /// The server's certificate has expired.
     #[error(
-        "the server's certificate ended at {}, and this machine's clock says {}: set the clock, or restart cloudcore \
+        "the server's certificate expired at {}, and this machine's clock says {}: set the clock, or restart cloudcore \
          if the clock is right",
         humantime::format_rfc3339_seconds(*not_after),
         humantime::format_rfc3339_seconds(*now)

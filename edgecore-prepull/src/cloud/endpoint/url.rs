@@ -30,7 +30,7 @@ pub(crate) struct Endpoint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadUrl {
     /// The text is not a URL of the expected form.
-    #[error("{url:?} is no URL of the form {scheme}://HOST[:PORT][/PATH]")]
+    #[error("{url:?} is not a URL of the form {scheme}://HOST[:PORT][/PATH]")]
     Form {
         /// The text as it was given.
         url: String,

@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(dialled("wss://b:1,wss://a:1,wss://b:1").unwrap(), ["b:1", "a:1"]);
         let error = |text: &str| dialled(text).unwrap_err().to_string();
         assert_eq!(error(","), "--tunnel-url has no URL of the form wss://HOST[:PORT][/PATH]");
-        assert!(error("wss://a,https://b").contains("\"https://b\" is no URL"));
+        assert!(error("wss://a,https://b").contains("\"https://b\" is not a URL"));
         let many: Vec<_> = (0..=MOST_URLS).map(|n| format!("wss://a:{}", n + 1)).collect();
         assert_eq!(error(&many.join(",")), "--tunnel-url has 9 URLs: at most 8 are taken");
         let none = Urls::default().endpoints("https").unwrap_err().to_string();

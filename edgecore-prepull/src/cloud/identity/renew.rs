@@ -35,7 +35,7 @@ pub enum RenewError {
     #[error("making a certificate request: {0}")]
     Csr(#[from] rcgen::Error),
     /// The certificate that the server issued cannot be used.
-    #[error("the server's certificate for us cannot be used: {0}")]
+    #[error("the certificate that the server issued cannot be used: {0}")]
     Answer(&'static str),
 }
 
@@ -71,7 +71,7 @@ impl Identity {
                         SHORTEST_PAUSE
                     }
                     Err(RenewError::Identity(error @ IdentityError::Expired { .. })) => {
-                        tracing::error!(%error, "this node is locked out");
+                        tracing::error!(%error, "this node cannot connect until it has joined again");
                         SHORTEST_PAUSE
                     }
                     Err(error) => {

@@ -275,7 +275,7 @@ fn validate(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
         Some(text) => match duration::parse(&text) {
             Some(read) if !read.negative => Ok(read.length),
             Some(_) => Err(format!("is {text:?}, and must not be negative")),
-            None => Err(format!("is {text:?}, which is no duration: write 12h, 30m or 0s")),
+            None => Err(format!("is {text:?}, which is not a duration: write 12h, 30m or 0s")),
         },
     }
     .map_err(|problem| ("defaultCacheDuration", problem))?;

@@ -122,7 +122,8 @@ pub(super) fn decode_response(version: Version, output: &[u8]) -> Result<Respons
     let cache_for = match cache_duration.as_ref().map(Sensitive::expose) {
         None => None,
         Some(text) => {
-            let read = duration::parse(text).ok_or("its cacheDuration is no duration such as 12h or 30m")?;
+            let read =
+                duration::parse(text).ok_or("its cacheDuration is not a duration such as 12h or 30m")?;
             // Like the kubelet, do not cache an answer with a negative duration.
             Some(if read.negative { Duration::ZERO } else { read.length })
         }
@@ -218,7 +219,7 @@ mod tests {
             ),
             (json!({"cacheKeyType": "s3cret"}), "its cacheKeyType is none of Image, Registry and Global"),
             (json!({"cacheKeyType": null}), "its cacheKeyType is none of Image, Registry and Global"),
-            (json!({"cacheDuration": "s3cret"}), "its cacheDuration is no duration such as 12h or 30m"),
+            (json!({"cacheDuration": "s3cret"}), "its cacheDuration is not a duration such as 12h or 30m"),
         ] {
             assert_eq!(answer(&change).unwrap_err(), message);
         }

@@ -22,7 +22,7 @@ pub(super) enum End {
     NoHello,
     #[error("no Welcome within {0:?}")]
     NoWelcome(Duration),
-    #[error("the server said something else than Welcome first")]
+    #[error("the server's first message was not Welcome")]
     NotWelcome,
     #[error("{0}")]
     Connection(Trouble),

@@ -101,7 +101,7 @@ fn an_error_names_file_provider_field_and_remedy() {
         (
             "12h",
             "12d",
-            "provider ecr: defaultCacheDuration: is \"12d\", which is no duration: write 12h, 30m or 0s",
+            "provider ecr: defaultCacheDuration: is \"12d\", which is not a duration: write 12h, 30m or 0s",
         ),
         ("12h", "-1h", "provider ecr: defaultCacheDuration: is \"-1h\", and must not be negative"),
         (
