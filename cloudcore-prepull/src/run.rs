@@ -11,6 +11,7 @@ use std::future::Future;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use clap::CommandFactory;
 use futures::FutureExt as _;
 use jiff::Timestamp;
 use kube::Client;
+use prepull_api::selector::Selector;
 use prepull_engine::engine::{Action, Engine, Input, Listed};
 use prepull_engine::prepull::controller;
 use prepull_engine::shared::outcomes::WriteOutcome;
@@ -47,9 +49,11 @@ mod kruise;
 mod listeners;
 pub mod metrics;
 mod preflight;
+mod recorder;
 mod vital;
 
 use self::kruise::KruiseWrites;
+use recorder::Recorder;
 use vital::Vital;
 
 /// Inputs that wait for the controller. It takes a batch in well below a millisecond; where it cannot keep up
@@ -189,12 +193,10 @@ async fn work(
     }
     let (inputs, mut inbox) = mpsc::channel(INPUTS);
     let events = Events::start(writes.clone());
+    let kruise = args.enable_kruise_api.then(|| args.kruise_node_selector.clone());
     let mut core = Core {
-        engine: if args.enable_kruise_api {
-            Engine::with_kruise(args.kruise_node_selector.clone())
-        } else {
-            Engine::default()
-        },
+        engine: kruise.clone().map_or_else(Engine::default, Engine::with_kruise),
+        recorder: args.record.as_deref().map(|file| recorder(file, kruise.as_ref())).transpose()?,
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
@@ -253,6 +255,11 @@ async fn work(
     outcome
 }
 
+fn recorder(file: &Path, kruise_node_selector: Option<&Selector>) -> anyhow::Result<Recorder> {
+    info!(file = %file.display(), "recording what the engine takes in");
+    Recorder::open(file, kruise_node_selector.map(ToString::to_string))
+}
+
 /// Resolves at SIGTERM or SIGINT.
 async fn termination() {
     use tokio::signal::unix::{SignalKind, signal};
@@ -292,6 +299,8 @@ impl Clock {
 /// The one task that owns the engine.
 struct Core {
     engine: Engine,
+    /// With `--record`.
+    recorder: Option<Recorder>,
     kruise: KruiseWrites,
     clock: Clock,
     /// Its client is fenced: see [`crate::kube_api::leader::Fence`].
@@ -341,7 +350,11 @@ impl Core {
             for input in batch.drain(..) {
                 self.handle(input, now);
             }
-            for action in self.engine.flush(now) {
+            let actions = self.engine.flush(now);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.flush(&actions, now);
+            }
+            for action in actions {
                 self.act(action);
             }
             self.metrics.set_levels(self.engine.phases(), self.sessions.len());
@@ -363,6 +376,9 @@ impl Core {
                 }
             }
             Input::Kruise(input) => self.metrics.count_kruise_input(input),
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.input(&input, now);
         }
         self.engine.handle(input, now);
     }

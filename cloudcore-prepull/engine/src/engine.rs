@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use prepull_api::crd::status::JobPhase;
 use prepull_api::selector::Selector;
 use prepull_api::wire::{EdgeMessage, Hello};
+use serde::{Deserialize, Serialize};
 
 use crate::kruise::node_images::{self, is_of_node_image};
 use crate::kruise::{self, Kruise};
@@ -12,7 +13,8 @@ use crate::prepull::controller::{self, Controller};
 use crate::shared::session::SessionEvent;
 
 /// What happened.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Input {
     /// To ImagePrePullJobs, or to nodes and sessions, which concern both engines.
     Prepull(controller::Input),
@@ -44,6 +46,25 @@ pub enum Action {
     Prepull(controller::Action),
     /// For one of Kruise's objects.
     Kruise(kruise::Action),
+}
+
+impl Action {
+    /// What kind of action this is, in one word: what a recording keeps of it.
+    pub fn kind(&self) -> &'static str {
+        use controller::Action as Prepull;
+        use kruise::Action as Kruise;
+        match self {
+            Self::Prepull(Prepull::Dispatch(_)) | Self::Kruise(Kruise::Dispatch(_)) => "dispatch",
+            Self::Prepull(Prepull::Send(..)) | Self::Kruise(Kruise::Send(..)) => "send",
+            Self::Prepull(Prepull::Event(_)) | Self::Kruise(Kruise::Event(_)) => "event",
+            Self::Prepull(Prepull::Write { .. }) => "write",
+            Self::Prepull(Prepull::Delete { .. }) => "delete",
+            Self::Prepull(Prepull::Forget(_)) => "forget",
+            Self::Prepull(Prepull::Recall { .. }) => "recall",
+            Self::Kruise(Kruise::NodeImage(..)) => "writeNodeImage",
+            Self::Kruise(Kruise::Job(_)) => "writeKruiseJob",
+        }
+    }
 }
 
 /// Which of the first lists have arrived. Before that an engine does not know all that there is.

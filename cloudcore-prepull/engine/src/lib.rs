@@ -19,6 +19,8 @@ pub mod prepull {
     pub mod validate;
 }
 
+pub mod recording;
+
 /// What both engines use.
 pub mod shared {
     pub(crate) mod agenda;

@@ -121,6 +121,10 @@ pub struct RunArgs {
     /// Which of several replicas leads.
     #[command(flatten)]
     pub election: ElectionArgs,
+    /// Appends what the engine takes in to this file, at most 1 GiB, to replay a problem in a test (docs/testing.md).
+    /// It holds names, labels and reasons, and never a credential.
+    #[arg(long, value_name = "FILE", env = "PREPULL_RECORD")]
+    pub record: Option<PathBuf>,
     /// Writes the addresses that were really bound as JSON, once all listen.
     #[arg(long, value_name = "FILE", hide = true)]
     pub ports_file: Option<PathBuf>,

@@ -18,6 +18,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
     let events = Events::start(client.clone());
     Core {
         engine: Engine::default(),
+        recorder: None,
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),

@@ -4,13 +4,14 @@ use jiff::Timestamp;
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 use prepull_api::wire::CloudMessage;
+use serde::{Deserialize, Serialize};
 
 use super::jobs::{self, Jobs};
 use super::node_images::{self, NodeImages, Order, Write};
 use crate::shared::events::ObjectEvent;
 
 /// What happened, to either half.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
     /// To nodes and NodeImages.
     Node(node_images::Input),

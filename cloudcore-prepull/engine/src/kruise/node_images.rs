@@ -27,6 +27,7 @@ use prepull_api::overriders::SecretRef;
 use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName, Task, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage};
+use serde::{Deserialize, Serialize};
 
 use super::{Liveness, News, Wish};
 use crate::shared::delay_queue::DelayQueue;
@@ -40,7 +41,7 @@ use held::Held;
 pub use work::{full_name, is_of_node_image};
 
 /// What happened.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
     /// All nodes that there are.
     Nodes(Vec<NodeView>),
@@ -79,7 +80,7 @@ pub enum Input {
 }
 
 /// How a write ended.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Written {
     /// It was made; this is the object now, or there is none.
     Done(Option<Box<NodeImage>>),

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Node;
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::task::NodeName;
+use serde::{Deserialize, Serialize};
 
 const NOT_EDGE: &str = "not an edge node";
 const NOT_READY: &str = "NotReady";
 
 /// What planning needs to know of a Node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeView {
     /// The Node's name.
     pub name: NodeName,

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use prepull_api::task::JobUid;
+use serde::{Deserialize, Serialize};
 
 /// One object, and no other one of the same name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ObjectId {
     /// metadata.namespace; empty for a cluster-scoped object.
     pub namespace: String,
@@ -22,7 +23,7 @@ impl fmt::Display for ObjectId {
 }
 
 /// An object with a field of the wrong type: written before its definition was, or past its validation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreadable {
     /// The object.
     pub id: ObjectId,

@@ -1,9 +1,11 @@
 //! How the work that the engines asked for has ended.
 
+use serde::{Deserialize, Serialize};
+
 use crate::shared::session::SessionId;
 
 /// How a dispatch ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DispatchOutcome {
     /// The task was handed to this session.
     Sent(SessionId),
@@ -14,7 +16,7 @@ pub enum DispatchOutcome {
 }
 
 /// How a write of an object ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WriteOutcome {
     /// The API server has it.
     Done,

@@ -4,9 +4,10 @@ use std::fmt;
 
 use prepull_api::task::NodeName;
 use prepull_api::wire::{EdgeMessage, Hello};
+use serde::{Deserialize, Serialize};
 
 /// Names one session among all of this process. A later session of the same node has a larger one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
 
 impl fmt::Display for SessionId {
@@ -16,7 +17,7 @@ impl fmt::Display for SessionId {
 }
 
 /// What the sessions tell the controller. The node is always the certificate's.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum SessionEvent {
     /// The node said `Hello`, and was welcomed. An earlier session of the node has been replaced: its `Down`
     /// may come before or after this, and is to be ignored by its id.

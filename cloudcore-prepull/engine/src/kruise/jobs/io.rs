@@ -7,6 +7,7 @@ use prepull_api::crd::kruise::{
     ImageListPullJob, ImageListPullJobStatus, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus,
 };
 use prepull_api::task::{JobUid, NodeName};
+use serde::{Deserialize, Serialize};
 
 use crate::kruise::{News, Wish};
 use crate::shared::events::ObjectEvent;
@@ -14,9 +15,10 @@ use crate::shared::objects::{ObjectId, Unreadable};
 use crate::shared::outcomes::WriteOutcome;
 
 /// What happened.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
-    /// From the NodeImages.
+    /// From the NodeImages. Not recorded: it comes from within the engine.
+    #[serde(skip)]
     News(News),
     /// All ImagePullJobs that there are.
     PullJobs(Vec<Result<Box<ImagePullJob>, Unreadable>>),
@@ -51,7 +53,7 @@ pub enum Input {
 }
 
 /// What a podSelector needs to know of a Pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pod {
     /// metadata.namespace
     pub namespace: String,
@@ -64,7 +66,7 @@ pub struct Pod {
 }
 
 /// What is written. At most one write of each is under way.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Object {
     /// The status of an ImagePullJob, or its deletion.
     PullJob(JobUid),

@@ -8,6 +8,7 @@ use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::CloudMessage;
+use serde::{Deserialize, Serialize};
 
 use crate::prepull::plan::NodePlan;
 use crate::prepull::validate::ValidatedJob;
@@ -18,7 +19,7 @@ use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use crate::shared::session::SessionEvent;
 
 /// What happened.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
     /// All nodes that there are.
     Nodes(Vec<NodeView>),
@@ -68,7 +69,7 @@ pub enum Input {
 pub type JobObject = Result<Box<ImagePrePullJob>, Unreadable>;
 
 /// What is written of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Object {
     /// Its status.
     Status,

@@ -1,0 +1,189 @@
+//! `cargo bench -p prepull-engine`: the engine alone, on fleets made up in memory. What a job over 1,000, 10,000 and
+//! 100,000 nodes takes of one core and of memory, and how that grows.
+//!
+//! `NODES` in the environment takes another largest fleet than 100,000.
+
+#![allow(clippy::print_stdout, clippy::expect_used, clippy::cast_precision_loss)]
+
+mod world;
+
+use std::process::Command;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use world::{LOTS, PullTime, World};
+
+/// The fleet that the bars are for.
+const NODES: usize = 100_000;
+/// A job over [`NODES`] from its creation to its end: so long on one core,
+const BAR_TIME: Duration = Duration::from_secs(30);
+/// and so much memory, the made-up cluster's own included.
+const BAR_MEMORY: f64 = 2560.0;
+const MIB: f64 = 1024.0;
+
+/// One way to use a fleet.
+struct Scenario {
+    name: &'static str,
+    kruise: bool,
+    jobs: usize,
+    pull_time: PullTime,
+    about: &'static str,
+}
+
+const SCENARIOS: [Scenario; 5] = [
+    Scenario {
+        name: "burst",
+        kruise: false,
+        jobs: 1,
+        pull_time: at_once,
+        about: "one ImagePrePullJob, pulls of 100 ms",
+    },
+    Scenario {
+        name: "trickle",
+        kruise: false,
+        jobs: 1,
+        pull_time: spread,
+        about: "one ImagePrePullJob, pulls that end one by one over five minutes",
+    },
+    Scenario {
+        name: "fifty",
+        kruise: false,
+        jobs: 50,
+        pull_time: at_once,
+        about: "fifty ImagePrePullJobs at once, each over a tenth of the nodes",
+    },
+    Scenario {
+        name: "kruise",
+        kruise: true,
+        jobs: 1,
+        pull_time: at_once,
+        about: "one ImagePullJob, pulls of 100 ms",
+    },
+    Scenario {
+        name: "kruise-fifty",
+        kruise: true,
+        jobs: 50,
+        pull_time: at_once,
+        about: "fifty ImagePullJobs at once, each over a tenth of the nodes",
+    },
+];
+
+fn at_once(_: usize) -> SignedDuration {
+    SignedDuration::from_millis(100)
+}
+
+fn spread(task: usize) -> SignedDuration {
+    SignedDuration::from_micros(i64::try_from(task * 7_919 % 300_000).unwrap_or_default() * 1_000)
+}
+
+/// What one scenario took at one size.
+#[derive(Default)]
+struct Taken {
+    busy: f64,
+    longest: f64,
+    inputs: usize,
+    tasks: usize,
+    writes: usize,
+    simulated: f64,
+    memory: f64,
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    if let [name, nodes] = arguments.as_slice() {
+        let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("a scenario");
+        return measure(scenario, nodes.parse().expect("a number of nodes"));
+    }
+    let largest = std::env::var("NODES").map_or(NODES, |nodes| nodes.parse().expect("NODES is a number"));
+    println!(
+        "The engine alone, on one core. Time is the engine's own; memory is the whole process with its made-up cluster."
+    );
+    for scenario in &SCENARIOS {
+        println!("\n{}: {}", scenario.name, scenario.about);
+        println!(
+            "{:>8} {:>9} {:>9} {:>8} {:>11} {:>9} {:>9} {:>8} {:>9}",
+            "nodes", "tasks", "writes", "engine", "per input", "longest", "lasted", "growth", "memory"
+        );
+        let mut before: Option<(usize, Taken)> = None;
+        for nodes in [1_000, 10_000, largest].into_iter().filter(|nodes| *nodes <= largest) {
+            let taken = in_own_process(scenario, nodes);
+            // 1.0: ten times the nodes take ten times the time.
+            let growth = before.as_ref().map_or("–".to_owned(), |(fewer, less)| {
+                let exponent = (taken.busy / less.busy).ln() / (nodes as f64 / *fewer as f64).ln();
+                format!("n^{exponent:.2}")
+            });
+            println!(
+                "{nodes:>8} {:>9} {:>9} {:>6.2} s {:>8.1} µs {:>6.0} ms {:>7.0} s {growth:>8} {:>5.0} MiB",
+                taken.tasks,
+                taken.writes,
+                taken.busy,
+                taken.busy * 1e6 / taken.inputs as f64,
+                taken.longest * 1e3,
+                taken.simulated,
+                taken.memory,
+            );
+            if scenario.name == "burst" && nodes == NODES {
+                let verdict = |met| if met { "met" } else { "MISSED" };
+                println!(
+                    "         bars: {} s of one core {}, {BAR_MEMORY:.0} MiB {}",
+                    BAR_TIME.as_secs(),
+                    verdict(taken.busy <= BAR_TIME.as_secs_f64()),
+                    verdict(taken.memory <= BAR_MEMORY),
+                );
+            }
+            before = Some((nodes, taken));
+        }
+    }
+}
+
+/// In a process of its own, so that the most memory that it ever had is that of this scenario.
+fn in_own_process(scenario: &Scenario, nodes: usize) -> Taken {
+    let program = std::env::current_exe().expect("this program's path");
+    let output =
+        Command::new(program).args([scenario.name, &nodes.to_string()]).output().expect("start a process");
+    assert!(output.status.success(), "{}: {}", scenario.name, String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("figures");
+    let figures: Vec<f64> = text.split_whitespace().map(|figure| figure.parse().expect("a figure")).collect();
+    let [busy, longest, inputs, tasks, writes, simulated, memory] = figures[..] else { panic!("{text}") };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts, printed as such")]
+    let count = |figure: f64| figure as usize;
+    Taken {
+        busy,
+        longest,
+        inputs: count(inputs),
+        tasks: count(tasks),
+        writes: count(writes),
+        simulated,
+        memory,
+    }
+}
+
+fn measure(scenario: &Scenario, nodes: usize) {
+    let mut world = World::new(nodes, scenario.kruise, scenario.pull_time, false);
+    let (before, began) = (world.figures, world.now);
+    for job in 0..scenario.jobs {
+        let lot = (scenario.jobs > 1).then_some(job % LOTS);
+        let name = format!("job-{job}");
+        if scenario.kruise { world.make_pull_job(&name, lot) } else { world.make_job(&name, lot) }
+    }
+    world.run_until_ended(scenario.jobs);
+    let figures = world.figures;
+    println!(
+        "{} {} {} {} {} {} {}",
+        (figures.busy - before.busy).as_secs_f64(),
+        figures.longest.as_secs_f64(),
+        figures.inputs - before.inputs,
+        figures.tasks,
+        figures.writes - before.writes,
+        world.now.duration_since(began).as_secs_f64(),
+        most_memory_in_mib(),
+    );
+}
+
+/// VmHWM of /proc/self/status.
+fn most_memory_in_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("read /proc/self/status");
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("VmHWM");
+    let kib: f64 = line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number of KiB");
+    kib / MIB
+}

@@ -1,0 +1,386 @@
+//! A cluster made up in memory: an API server that takes every write, and edges that pull whatever they are sent.
+//! Time is made up as well, so that a job of minutes takes as long as the engine computes.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use prepull_api::crd::kruise::{ImagePullJob, NodeImage, NodeImageSpec};
+use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId, TaskOutcome, TaskResult};
+use prepull_api::wire::{EdgeMessage, Hello};
+use prepull_engine::engine::{Action, Engine, Input};
+use prepull_engine::kruise;
+use prepull_engine::kruise::jobs::{self, Object, Outcome};
+use prepull_engine::kruise::node_images::{self, Write, Written};
+use prepull_engine::prepull::controller::{self, Content, WriteOutcome};
+use prepull_engine::recording::{Entry, count};
+use prepull_engine::shared::node_view::NodeView;
+use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::shared::session::{SessionEvent, SessionId};
+use serde_json::json;
+
+/// The API server answers a write after this long.
+const WRITE: SignedDuration = SignedDuration::from_millis(5);
+/// A task is handed to its session after this long: its secrets are read.
+const DISPATCH: SignedDuration = SignedDuration::from_millis(2);
+/// Inputs that are taken in before the engine is asked what is to be done, as in the program.
+const BATCH: usize = 1024;
+/// Every node has one of these labels `lot`, so that a job can select a tenth of the fleet.
+pub(crate) const LOTS: usize = 10;
+
+/// How long the n-th pull takes.
+pub(crate) type PullTime = fn(usize) -> SignedDuration;
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Figures {
+    /// Inputs that the engine took in.
+    pub(crate) inputs: usize,
+    /// Tasks that were dispatched.
+    pub(crate) tasks: usize,
+    /// Writes that it asked for.
+    pub(crate) writes: usize,
+    /// Time that the engine took, in all.
+    pub(crate) busy: Duration,
+    /// The longest that it took for one batch.
+    pub(crate) longest: Duration,
+}
+
+/// See the module.
+pub(crate) struct World {
+    engine: Engine,
+    /// The time that the engine is given.
+    pub(crate) now: Timestamp,
+    due: BTreeMap<(Timestamp, usize), Input>,
+    arrivals: usize,
+    pull_time: PullTime,
+    jobs: HashMap<String, serde_json::Value>,
+    pull_jobs: HashMap<String, ImagePullJob>,
+    node_images: HashMap<NodeName, NodeImage>,
+    versions: usize,
+    /// The jobs whose status says that they have ended.
+    pub(crate) ended: HashSet<String>,
+    /// What was counted.
+    pub(crate) figures: Figures,
+    /// The recording, where one is wanted.
+    pub(crate) recording: Option<Vec<u8>>,
+}
+
+/// The name of the n-th node.
+fn name(index: usize) -> NodeName {
+    NodeName(format!("edge-{index:06}"))
+}
+
+impl World {
+    /// A fleet of edge nodes that are Ready and connected, and no job. With Kruise's API where a selector says for
+    /// which nodes.
+    pub(crate) fn new(nodes: usize, kruise: bool, pull_time: PullTime, recording: bool) -> Self {
+        let selector = prepull_api::crd::EDGE_LABEL;
+        let engine = if kruise {
+            Engine::with_kruise(selector.parse().expect("a selector"))
+        } else {
+            Engine::default()
+        };
+        let mut world = Self {
+            engine,
+            now: "2026-01-01T00:00:00Z".parse().expect("a time"),
+            due: BTreeMap::new(),
+            arrivals: 0,
+            pull_time,
+            jobs: HashMap::new(),
+            pull_jobs: HashMap::new(),
+            node_images: HashMap::new(),
+            versions: 0,
+            ended: HashSet::new(),
+            figures: Figures::default(),
+            recording: recording.then(Vec::new),
+        };
+        let begin = Entry::Begin {
+            version: "made up".to_owned(),
+            kruise_node_selector: kruise.then(|| selector.to_owned()),
+        };
+        world.record(&begin);
+        world.list(nodes, kruise);
+        world
+    }
+
+    fn list(&mut self, nodes: usize, kruise: bool) {
+        use controller::Input as Prepull;
+        let view = |index: usize| NodeView {
+            name: name(index),
+            labels: BTreeMap::from([
+                (prepull_api::crd::EDGE_LABEL.to_owned(), String::new()),
+                ("lot".to_owned(), (index % LOTS).to_string()),
+            ]),
+            ready: true,
+        };
+        self.happens(Prepull::Nodes((0..nodes).map(view).collect()).into());
+        self.happens(Prepull::Reports(Vec::new()).into());
+        self.happens(Prepull::Jobs(Vec::new()).into());
+        if kruise {
+            self.happens(kruise::Input::Node(node_images::Input::NodeImages(Vec::new())).into());
+            self.happens(kruise::Input::Job(jobs::Input::Pods(Vec::new())).into());
+            self.happens(kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into());
+            self.happens(kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into());
+        }
+        for index in 0..nodes {
+            let (node, session, hello) = (name(index), SessionId(index as u64 + 1), Hello::default());
+            self.happens(Prepull::Session(SessionEvent::Up { node, session, hello }).into());
+        }
+        self.settle();
+    }
+
+    /// Somebody makes an ImagePrePullJob over all nodes, or over those of one lot.
+    pub(crate) fn make_job(&mut self, job: &str, lot: Option<usize>) {
+        let labels = match lot {
+            Some(lot) => json!({"lot": lot.to_string()}),
+            None => json!({prepull_api::crd::EDGE_LABEL: ""}),
+        };
+        let object = json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha2",
+            "kind": "ImagePrePullJob",
+            "metadata": {"name": job, "uid": job, "generation": 1, "creationTimestamp": self.now.to_string()},
+            "spec": {"imagePrePullTemplate": {
+                "images": ["registry.example/shop/web:v1"],
+                "labelSelector": {"matchLabels": labels},
+                "concurrency": 1_000_000,
+                "timeoutSeconds": 36_000,
+            }},
+        });
+        self.jobs.insert(job.to_owned(), object);
+        self.job_changed(job);
+    }
+
+    fn job_changed(&mut self, job: &str) {
+        let object = serde_json::from_value(self.jobs[job].clone()).expect("a job");
+        self.happens(controller::Input::Job(Ok(Box::new(object))).into());
+    }
+
+    /// Somebody makes an ImagePullJob over all nodes, or over those of one lot.
+    pub(crate) fn make_pull_job(&mut self, job: &str, lot: Option<usize>) {
+        let selector = match lot {
+            Some(lot) => json!({"matchLabels": {"lot": lot.to_string()}}),
+            None => json!({"matchLabels": {prepull_api::crd::EDGE_LABEL: ""}}),
+        };
+        let object: ImagePullJob = serde_json::from_value(json!({
+            "apiVersion": "apps.kruise.io/v1alpha1",
+            "kind": "ImagePullJob",
+            "metadata": {
+                "name": job, "namespace": "shop", "uid": job, "resourceVersion": "1",
+                "creationTimestamp": self.now.to_string(),
+            },
+            "spec": {
+                "image": format!("registry.example/shop/{job}:v1"),
+                "selector": selector,
+                "parallelism": 1_000_000,
+                "completionPolicy": {"type": "Always"},
+            },
+        }))
+        .expect("an ImagePullJob");
+        self.pull_jobs.insert(job.to_owned(), object);
+        self.pull_job_changed(job);
+    }
+
+    fn pull_job_changed(&mut self, job: &str) {
+        let object = Box::new(self.pull_jobs[job].clone());
+        self.happens(kruise::Input::Job(jobs::Input::PullJob(Ok(object))).into());
+    }
+
+    /// Lets time pass until so many jobs have ended.
+    ///
+    /// # Panics
+    /// When nothing is left to happen, or a day has passed.
+    pub(crate) fn run_until_ended(&mut self, jobs: usize) {
+        let limit = self.now + SignedDuration::from_hours(24);
+        while self.ended.len() < jobs {
+            assert!(self.step() && self.now < limit, "{} of {jobs} jobs have ended", self.ended.len());
+        }
+    }
+
+    /// Lets everything happen that is under way.
+    pub(crate) fn settle(&mut self) {
+        while !self.due.is_empty() {
+            self.step();
+        }
+    }
+
+    /// One batch: what is due next, and what the engine wants done about it. `false`: nothing is left to happen.
+    fn step(&mut self) -> bool {
+        let due = self.due.keys().next().map(|(at, _)| *at);
+        let Some(next) = [due, self.engine.next_wakeup()].into_iter().flatten().min() else { return false };
+        self.now = self.now.max(next);
+        let mut batch = Vec::new();
+        while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= self.now)
+            && batch.len() < BATCH
+        {
+            batch.push(entry.remove());
+        }
+        if batch.is_empty() {
+            batch.push(Input::TICK);
+        }
+        self.figures.inputs += batch.len();
+        if self.recording.is_some() {
+            let at = self.now.to_string();
+            batch.iter().for_each(|input| self.record(&Entry::Input { at: at.clone(), input }));
+        }
+        let began = clock();
+        for input in batch {
+            self.engine.handle(input, self.now);
+        }
+        let actions = self.engine.flush(self.now);
+        let took = began.elapsed();
+        self.figures.busy += took;
+        self.figures.longest = self.figures.longest.max(took);
+        self.record(&Entry::Flush { at: self.now.to_string(), actions: count(&actions) });
+        for action in actions {
+            match action {
+                Action::Prepull(action) => self.carry_out(action),
+                Action::Kruise(action) => self.carry_out_kruise(action),
+            }
+        }
+        true
+    }
+
+    fn record(&mut self, entry: &Entry<&Input>) {
+        if let Some(recording) = &mut self.recording {
+            recording.extend(entry.to_line().expect("an entry"));
+        }
+    }
+
+    fn happens(&mut self, input: Input) {
+        self.happens_after(SignedDuration::ZERO, input);
+    }
+
+    fn happens_after(&mut self, wait: SignedDuration, input: Input) {
+        self.arrivals += 1;
+        self.due.insert((self.now + wait, self.arrivals), input);
+    }
+
+    fn carry_out(&mut self, action: controller::Action) {
+        use controller::{Action as Do, Input};
+        match action {
+            Do::Write { job, name, version, content } => {
+                self.figures.writes += 1;
+                let object = content.object();
+                if let Content::Status(status) = content {
+                    if status.completion_time.is_some() {
+                        self.ended.insert(name.clone());
+                    }
+                    let known = self.jobs.get_mut(&name).expect("a job that was made");
+                    known["status"] = serde_json::to_value(status).expect("a status");
+                    self.job_changed(&name);
+                }
+                let written = Input::Written { job, object, version, outcome: WriteOutcome::Done };
+                self.happens_after(WRITE, written.into());
+            }
+            Do::Dispatch(order) => {
+                let (node, uid, attempt) = (order.node, order.job.uid.clone(), order.attempt);
+                let task = TaskId { job: uid.clone(), attempt };
+                self.send_task(&node, task, order.plan.images.len());
+                let outcome = DispatchOutcome::Sent(session(&node));
+                let dispatched = Input::Dispatched { job: uid, node, attempt, outcome };
+                self.happens_after(DISPATCH, dispatched.into());
+            }
+            Do::Recall { .. } => unreachable!("no job is parked within an hour"),
+            Do::Send(..) | Do::Event(_) | Do::Delete { .. } | Do::Forget(_) => {}
+        }
+    }
+
+    fn carry_out_kruise(&mut self, action: kruise::Action) {
+        use kruise::Input;
+        match action {
+            kruise::Action::Dispatch(order) => {
+                let (node, task) = (order.node.clone(), order.task.id.clone());
+                self.send_task(&node, task.clone(), order.task.images.len());
+                let outcome = DispatchOutcome::Sent(session(&node));
+                let dispatched = node_images::Input::Dispatched { node, task, outcome };
+                self.happens_after(DISPATCH, Input::Node(dispatched).into());
+            }
+            kruise::Action::NodeImage(node, write) => {
+                self.figures.writes += 1;
+                let object = self.write_node_image(&node, write).map(Box::new);
+                if let Some(object) = object.clone() {
+                    self.happens(Input::Node(node_images::Input::NodeImage(Ok(object))).into());
+                }
+                let written = node_images::Input::Written(node, Written::Done(object));
+                self.happens_after(WRITE, Input::Node(written).into());
+            }
+            kruise::Action::Job(jobs::Action::PullJobStatus(id, status)) => {
+                self.figures.writes += 1;
+                if status.completion_time.is_some() {
+                    self.ended.insert(id.name.clone());
+                }
+                let known = self.pull_jobs.get_mut(&id.name).expect("a job that was made");
+                known.status = Some(*status);
+                self.pull_job_changed(&id.name);
+                let written =
+                    jobs::Input::Written { object: Object::PullJob(id.uid), outcome: Outcome::Done };
+                self.happens_after(WRITE, Input::Job(written).into());
+            }
+            kruise::Action::Job(other) => unreachable!("{other:?} of a job without TTL and list"),
+            kruise::Action::Send(..) | kruise::Action::Event(_) => {}
+        }
+    }
+
+    fn write_node_image(&mut self, node: &NodeName, write: Write) -> Option<NodeImage> {
+        self.versions += 1;
+        let mut object = match &write {
+            Write::Create(_) => NodeImage::new(&node.0, NodeImageSpec::default()),
+            _ => self.node_images.remove(node)?,
+        };
+        object.metadata.uid.get_or_insert_with(|| format!("ni-{node}"));
+        object.metadata.resource_version = Some(self.versions.to_string());
+        match write {
+            Write::Create(labels) => object.metadata.labels = Some((*labels).clone()),
+            Write::Delete { .. } => return None,
+            Write::Spec { labels, spec, .. } => {
+                object.metadata.labels = Some((*labels).clone());
+                object.spec = *spec;
+            }
+            Write::Status { status, .. } => object.status = Some(*status),
+        }
+        self.node_images.insert(node.clone(), object.clone());
+        Some(object)
+    }
+
+    /// The edge says what it says of a task that it pulls without trouble.
+    fn send_task(&mut self, node: &NodeName, task: TaskId, images: usize) {
+        let pull = (self.pull_time)(self.figures.tasks);
+        self.figures.tasks += 1;
+        let result = TaskResult {
+            task: task.clone(),
+            outcome: TaskOutcome::Succeeded,
+            reason: String::new(),
+            check: None,
+            images: vec![
+                ImageResult {
+                    outcome: ImageOutcome::Pulled,
+                    digest: Some(format!("sha256:{:064x}", 7)),
+                    id: None,
+                    reason: String::new(),
+                    bytes: None,
+                    attempts: 1,
+                };
+                images
+            ],
+            took: Duration::from_secs(1),
+        };
+        for (wait, message) in [
+            (DISPATCH * 2, EdgeMessage::Accepted { task }),
+            (DISPATCH * 2 + pull, EdgeMessage::Result(result)),
+        ] {
+            let event = SessionEvent::Message { node: node.clone(), session: session(node), message };
+            self.happens_after(wait, controller::Input::Session(event).into());
+        }
+    }
+}
+
+fn session(node: &NodeName) -> SessionId {
+    let index: u64 = node.0.trim_start_matches("edge-").parse().expect("a node of this world");
+    SessionId(index + 1)
+}
+
+#[expect(clippy::disallowed_methods, reason = "measures what the engine takes; the engine does not see it")]
+fn clock() -> Instant {
+    Instant::now()
+}

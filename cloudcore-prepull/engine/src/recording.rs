@@ -1,0 +1,193 @@
+//! Recordings of what an engine took in: one JSON object per line, and a player for them.
+//!
+//! An engine has no clock and no randomness, so the same inputs at the same times lead to the same actions. A recording
+//! made on a cluster in trouble (`cloudcore-prepull run --record FILE`) is therefore a test: see `tests/replay.rs`.
+//! It never holds a credential, since no engine ever sees one. Of the actions it keeps how many there were of each
+//! kind, so that a replay can say where it parts from what was recorded.
+
+use std::collections::BTreeMap;
+use std::io::BufRead;
+
+use jiff::Timestamp;
+use prepull_api::crd::status::ImagePrePullJobStatus;
+use prepull_api::selector::Selector;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Action, Engine, Input};
+use crate::prepull::controller::{self, Content};
+
+/// How many actions there were of each [kind](Action::kind).
+pub type Counts = BTreeMap<String, usize>;
+
+/// One line. `I` is [`Input`] where a recording is read, and `&Input` where it is written.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Entry<I> {
+    /// A leader began its work, with an engine that knows nothing.
+    #[serde(rename_all = "camelCase")]
+    Begin {
+        /// The version of cloudcore-prepull.
+        version: String,
+        /// The nodes that get a NodeImage. None: Kruise's API is not served.
+        kruise_node_selector: Option<String>,
+    },
+    /// The engine took this in.
+    Input {
+        /// The time that the engine was given, in RFC 3339.
+        at: String,
+        /// What it took in.
+        input: I,
+    },
+    /// The engine was asked what is to be done.
+    Flush {
+        /// The time that the engine was given, in RFC 3339.
+        at: String,
+        /// What it answered.
+        actions: Counts,
+    },
+}
+
+impl Entry<&Input> {
+    /// The line, with its line feed.
+    ///
+    /// # Errors
+    /// An input that is not meant to be recorded: one that the halves of Kruise's engine tell each other.
+    pub fn to_line(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let mut line = serde_json::to_vec(self)?;
+        line.push(b'\n');
+        Ok(line)
+    }
+}
+
+/// The number of actions of each kind.
+pub fn count(actions: &[Action]) -> Counts {
+    let mut counts = Counts::new();
+    for action in actions {
+        *counts.entry(action.kind().to_owned()).or_default() += 1;
+    }
+    counts
+}
+
+/// Why a recording cannot be played.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The file cannot be read any further.
+    #[error("line {line} cannot be read")]
+    Read {
+        /// Counted from one.
+        line: usize,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A line is none of a recording, or of a version with other inputs. The last line of a process that was killed
+    /// may be cut, and is passed over.
+    #[error("line {line} is not an entry of a recording that this version can play")]
+    Parse {
+        /// Counted from one.
+        line: usize,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// The selector or a time cannot be parsed.
+    #[error("line {line}: {problem}")]
+    Value {
+        /// Counted from one.
+        line: usize,
+        /// What is wrong, and with what.
+        problem: String,
+    },
+}
+
+/// What a recording led to.
+#[derive(Debug, Default)]
+pub struct Replay {
+    /// Leaders that began.
+    pub leaders: usize,
+    /// Inputs that were taken in.
+    pub inputs: usize,
+    /// The last status that was to be written of each ImagePrePullJob, by the job's name.
+    pub statuses: BTreeMap<String, ImagePrePullJobStatus>,
+    /// The actions of each kind, over all.
+    pub actions: Counts,
+    /// Where other actions came out than were recorded, in words. Empty, unless the engine has changed since.
+    pub differences: Vec<String>,
+}
+
+/// Plays a recording on a new engine, and shows each action to `watch`.
+///
+/// # Errors
+/// See [`ReplayError`].
+pub fn replay(
+    recording: impl BufRead,
+    mut watch: impl FnMut(Timestamp, &Action),
+) -> Result<Replay, ReplayError> {
+    let (mut engine, mut replay) = (Engine::default(), Replay::default());
+    let mut cut = None;
+    for (text, line) in recording.lines().zip(1..) {
+        let text = text.map_err(|source| ReplayError::Read { line, source })?;
+        if text.is_empty() {
+            continue;
+        }
+        let entry: Entry<Input> = match serde_json::from_str(&text) {
+            Ok(entry) => entry,
+            Err(source) => {
+                cut = cut.or(Some(ReplayError::Parse { line, source }));
+                continue;
+            }
+        };
+        // A process that was killed leaves half a line: the last one, or the one before the next process begins.
+        if let Some(error) = cut.take()
+            && !matches!(entry, Entry::Begin { .. })
+        {
+            return Err(error);
+        }
+        match entry {
+            Entry::Begin { version: _, kruise_node_selector } => {
+                replay.leaders += 1;
+                engine = match kruise_node_selector {
+                    Some(selector) => Engine::with_kruise(
+                        Selector::parse(&selector)
+                            .map_err(|error| ReplayError::Value { line, problem: error.to_string() })?,
+                    ),
+                    None => Engine::default(),
+                };
+            }
+            Entry::Input { at, input } => {
+                replay.inputs += 1;
+                engine.handle(input, time(&at, line)?);
+            }
+            Entry::Flush { at, actions: recorded } => {
+                let now = time(&at, line)?;
+                let actions = engine.flush(now);
+                let counts = count(&actions);
+                if counts != recorded {
+                    replay
+                        .differences
+                        .push(format!("line {line}, {at}: recorded {recorded:?}, replayed {counts:?}"));
+                }
+                for (kind, count) in counts {
+                    *replay.actions.entry(kind).or_default() += count;
+                }
+                for action in actions {
+                    watch(now, &action);
+                    replay.keep(action);
+                }
+            }
+        }
+    }
+    Ok(replay)
+}
+
+impl Replay {
+    fn keep(&mut self, action: Action) {
+        if let Action::Prepull(controller::Action::Write { name, content: Content::Status(status), .. }) =
+            action
+        {
+            self.statuses.insert(name, *status);
+        }
+    }
+}
+
+fn time(at: &str, line: usize) -> Result<Timestamp, ReplayError> {
+    at.parse().map_err(|error| ReplayError::Value { line, problem: format!("{at:?} is no time: {error}") })
+}
