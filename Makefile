@@ -20,6 +20,8 @@ TEST := cargo test --workspace
 ifneq ($(shell command -v cargo-nextest),)
 TEST := cargo nextest run --workspace && cargo test --workspace --doc
 endif
+# What cloudcore-prepull took in in every end-to-end test, played on the engine again: the same actions come out.
+REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test replay -- --nocapture the_recordings
 
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
@@ -46,7 +48,7 @@ fleet: ## One job over NODES=1000 simulated edges, measured (ARGS=--help shows i
 
 test: ## Every test, on real parts; afterwards no log may hold a credential
 	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
-	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug bash -ec '$(TEST)'
+	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug env PREPULL_E2E_RECORD=1 bash -ec '$(TEST) && $(REPLAY)'
 
 bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-e2e --no-run'

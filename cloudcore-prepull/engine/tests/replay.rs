@@ -6,14 +6,16 @@
 
 use std::fs::File;
 use std::io::BufReader;
+use std::path::{Path, PathBuf};
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use prepull_api::crd::status::JobPhase;
+use prepull_engine::engine::Action;
 use prepull_engine::recording::{Replay, ReplayError, replay};
 use world::World;
 
 #[path = "../benches/engine/world.rs"]
-#[allow(dead_code, reason = "the benchmark uses the rest")]
+#[allow(dead_code, clippy::expect_used, reason = "a test may panic; the benchmark uses the rest")]
 mod world;
 
 fn second(_: usize) -> SignedDuration {
@@ -81,23 +83,59 @@ fn a_line_cut_by_a_kill_is_passed_over_and_another_one_is_not() {
     assert!(error.to_string().starts_with("line 4 "), "{error}");
 }
 
-/// Plays the file that PREPULL_REPLAY names. Without it there is nothing to play.
+/// Plays what PREPULL_REPLAY names, and tells its story. Of a directory every file `*.recording` in it is played, and
+/// is to lead to the same actions again: `make test` does so with the recordings of all end-to-end tests.
 #[test]
-fn the_file_of_the_environment_is_played() {
-    let Some(path) = std::env::var_os("PREPULL_REPLAY") else { return };
-    let file = BufReader::new(File::open(&path).unwrap());
-    let replayed = replay(file, |at, action| println!("{at} {action:?}")).unwrap();
-    for (job, status) in &replayed.statuses {
-        println!("{job}: {:?}, {}", status.phase, serde_json::to_string(&status.summary).unwrap());
+fn the_recordings_of_the_environment_are_played() {
+    let Some(path) = std::env::var_os("PREPULL_REPLAY").map(PathBuf::from) else { return };
+    if path.is_file() {
+        let replayed = play_file(&path, |at, action| println!("{at} {action:?}"));
+        for (job, status) in &replayed.statuses {
+            println!("{job}: {:?}, {}", status.phase, serde_json::to_string(&status.summary).unwrap());
+        }
+        for difference in &replayed.differences {
+            println!("other actions: {difference}");
+        }
+        let Replay { leaders, inputs, actions, differences, .. } = replayed;
+        println!(
+            "{leaders} leaders, {inputs} inputs, actions {actions:?}, {} differences",
+            differences.len()
+        );
+        return;
     }
-    for difference in &replayed.differences {
-        println!("other actions: {difference}");
+    let (mut files, mut inputs, mut parted) = (0, 0, Vec::new());
+    for file in recordings_below(&path) {
+        let replayed = play_file(&file, |_, _| {});
+        files += 1;
+        inputs += replayed.inputs;
+        if let Some(first) = replayed.differences.first() {
+            parted.push(format!("{}: {} differences, {first}", file.display(), replayed.differences.len()));
+        }
     }
-    println!(
-        "{} leaders, {} inputs, actions {:?}, {} differences",
-        replayed.leaders,
-        replayed.inputs,
-        replayed.actions,
-        replayed.differences.len()
-    );
+    println!("{files} recordings with {inputs} inputs below {} were played", path.display());
+    assert!(files > 0, "no recording below {}", path.display());
+    assert!(parted.is_empty(), "{}", parted.join("\n"));
+}
+
+fn play_file(path: &Path, watch: impl FnMut(Timestamp, &Action)) -> Replay {
+    let file = BufReader::new(File::open(path).unwrap());
+    replay(file, watch).unwrap_or_else(|error| {
+        let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        panic!("{}: {error}: {source}", path.display())
+    })
+}
+
+fn recordings_below(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| match path.is_dir() {
+            true => recordings_below(&path),
+            false => path
+                .extension()
+                .is_some_and(|extension| extension == "recording")
+                .then_some(path)
+                .into_iter()
+                .collect(),
+        })
+        .collect()
 }

@@ -4,7 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::time::Duration;
 
 use anyhow::Context;
 use jiff::Timestamp;
@@ -17,11 +18,15 @@ const LINES: usize = 16_384;
 /// A recording grows no further than this, so that a forgotten flag does not fill a disk: some days of a quiet
 /// fleet, or ten jobs over 10,000 nodes.
 const MAX_BYTES: u64 = 1 << 30;
+/// At the end of the program the lines that still wait are written, unless the disk hangs.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 /// Writes a recording on a thread of its own. Where that cannot go on it says so once, and the recording ends: one with
 /// a hole in it could not be played.
 pub(super) struct Recorder {
     lines: Option<SyncSender<Vec<u8>>>,
+    /// Disconnected once the thread has ended.
+    ended: Receiver<()>,
     bytes: u64,
 }
 
@@ -32,15 +37,17 @@ impl Recorder {
         let file = file.with_context(|| format!("open --record {}", path.display()))?;
         let bytes = file.metadata().with_context(|| format!("read --record {}", path.display()))?.len();
         let (lines, waiting) = sync_channel(LINES);
+        let (ends, ended) = channel();
         std::thread::Builder::new()
             .name("recorder".to_owned())
             .spawn(move || {
+                let _ends: Sender<()> = ends;
                 if let Err(error) = write_lines(file, &waiting) {
                     error!(%error, "the recording has ended: --record cannot be written");
                 }
             })
             .context("start the recorder's thread")?;
-        let mut recorder = Self { lines: Some(lines), bytes };
+        let mut recorder = Self { lines: Some(lines), ended, bytes };
         // A process that was killed may have left half a line.
         recorder.push(b"\n".to_vec());
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -88,6 +95,13 @@ impl Recorder {
     }
 }
 
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.lines = None;
+        let _ = self.ended.recv_timeout(LAST_LINES);
+    }
+}
+
 /// Writes what comes, and hands it to the kernel whenever nothing more waits, so that a kill costs little.
 fn write_lines(file: File, waiting: &Receiver<Vec<u8>>) -> std::io::Result<()> {
     let mut file = BufWriter::new(file);
@@ -99,4 +113,49 @@ fn write_lines(file: File, waiting: &Receiver<Vec<u8>>) -> std::io::Result<()> {
         file.flush()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufReader;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use prepull_engine::prepull::controller;
+    use prepull_engine::recording::replay;
+
+    use super::*;
+
+    #[test]
+    fn a_recording_goes_on_after_a_restart_and_can_be_played() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("engine.recording");
+        for _ in 0..2 {
+            let mut recorder = Recorder::open(&file, Some("a=b".to_owned())).unwrap();
+            recorder.input(&controller::Input::Nodes(Vec::new()).into(), Timestamp::UNIX_EPOCH);
+            recorder.flush(&[], Timestamp::UNIX_EPOCH);
+        }
+        let replayed = replay(BufReader::new(File::open(&file).unwrap()), |_, _| {}).unwrap();
+        assert_eq!((replayed.leaders, replayed.inputs), (2, 2));
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_recording_ends_where_it_has_reached_its_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("engine.recording");
+        let mut recorder = Recorder::open(&file, None).unwrap();
+        recorder.bytes = MAX_BYTES;
+        for _ in 0..2 {
+            recorder.input(&Input::TICK, Timestamp::UNIX_EPOCH);
+        }
+        drop(recorder);
+        let replayed = replay(BufReader::new(File::open(&file).unwrap()), |_, _| {}).unwrap();
+        assert_eq!((replayed.leaders, replayed.inputs), (1, 0));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_is_named_with_its_flag() {
+        let error = Recorder::open(Path::new("/nonexistent/engine.recording"), None).err().unwrap();
+        assert_eq!(error.to_string(), "open --record /nonexistent/engine.recording");
+    }
 }

@@ -170,7 +170,7 @@ fn measure(scenario: &Scenario, nodes: usize) {
     let figures = world.figures;
     println!(
         "{} {} {} {} {} {} {}",
-        (figures.busy - before.busy).as_secs_f64(),
+        figures.busy.saturating_sub(before.busy).as_secs_f64(),
         figures.longest.as_secs_f64(),
         figures.inputs - before.inputs,
         figures.tasks,

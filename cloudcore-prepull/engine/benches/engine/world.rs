@@ -221,7 +221,9 @@ impl World {
         self.figures.inputs += batch.len();
         if self.recording.is_some() {
             let at = self.now.to_string();
-            batch.iter().for_each(|input| self.record(&Entry::Input { at: at.clone(), input }));
+            for input in &batch {
+                self.record(&Entry::Input { at: at.clone(), input });
+            }
         }
         let began = clock();
         for input in batch {
