@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use prepull_api::crd::kruise::{ImagePullJob, NodeImage, NodeImageSpec};
+use prepull_api::selector::Selector;
 use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{EdgeMessage, Hello};
 use prepull_engine::engine::{Action, Engine, Input};
@@ -77,7 +78,7 @@ impl World {
     pub(crate) fn new(nodes: usize, kruise: bool, pull_time: PullTime, recording: bool) -> Self {
         let selector = prepull_api::crd::EDGE_LABEL;
         let engine = if kruise {
-            Engine::with_kruise(selector.parse().expect("a selector"))
+            Engine::with_kruise(Selector::parse(selector).expect("a selector"))
         } else {
             Engine::default()
         };
