@@ -11,12 +11,12 @@ use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId, TaskOutcome
 use prepull_api::wire::{EdgeMessage, Hello};
 use prepull_engine::engine::{Action, Engine, Input};
 use prepull_engine::kruise;
-use prepull_engine::kruise::jobs::{self, Object, Outcome};
+use prepull_engine::kruise::jobs::{self, Object};
 use prepull_engine::kruise::node_images::{self, Write, Written};
-use prepull_engine::prepull::controller::{self, Content, WriteOutcome};
+use prepull_engine::prepull::controller::{self, Content};
 use prepull_engine::recording::{Entry, count};
 use prepull_engine::shared::node_view::NodeView;
-use prepull_engine::shared::outcomes::DispatchOutcome;
+use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 use serde_json::json;
 
@@ -317,7 +317,7 @@ impl World {
                 known.status = Some(*status);
                 self.pull_job_changed(&id.name);
                 let written =
-                    jobs::Input::Written { object: Object::PullJob(id.uid), outcome: Outcome::Done };
+                    jobs::Input::Written { object: Object::PullJob(id.uid), outcome: WriteOutcome::Done };
                 self.happens_after(WRITE, Input::Job(written).into());
             }
             kruise::Action::Job(other) => unreachable!("{other:?} of a job without TTL and list"),
