@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use edgecore_prepull::config::Limits;
 use edgecore_prepull::images::puller::cri::CriPuller;
-use edgecore_prepull::tasks::agent::{Terms, Work};
-use edgecore_prepull::tasks::executor::{Control, Executor};
+use edgecore_prepull::tasks::agent::{Execution, TaskTerms};
+use edgecore_prepull::tasks::executor::{Executor, TaskControl};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::{AuthConfig, ImageSpec, PullImageRequest};
 use prepull_api::credentials::{RegistryCredential, Sensitive};
@@ -119,9 +119,9 @@ async fn through(executor: &Executor<CriPuller>, reference: &str, key: &Arc<Key>
         checks: vec![CheckItem::Disk],
         images: vec![image],
     };
-    let terms = Terms { deadline: Instant::now() + Duration::from_secs(300), keys: vec![key.clone()] };
-    let work = Work { task, check: None, done: vec![None], terms: terms.clone() };
-    let (_control, receiver) = watch::channel(Control { terms, stop: None });
+    let terms = TaskTerms { deadline: Instant::now() + Duration::from_secs(300), keys: vec![key.clone()] };
+    let work = Execution { task, check: None, done: vec![None], terms: terms.clone() };
+    let (_control, receiver) = watch::channel(TaskControl { terms, stop: None });
     let (sender, mut reports) = mpsc::channel(64);
     let begun = Instant::now();
     let listen = async { while reports.recv().await.is_some() {} };

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use edgecore_prepull::config::Limits;
 use edgecore_prepull::images::puller::cri::CriPuller;
-use edgecore_prepull::tasks::agent::{TaskEnd, Terms, Work};
-use edgecore_prepull::tasks::executor::{Control, Executor};
+use edgecore_prepull::tasks::agent::{Execution, TaskEnd, TaskTerms};
+use edgecore_prepull::tasks::executor::{Executor, TaskControl};
 use k8s_cri::v1::{ImageSpec, ImageStatusRequest};
 use prepull_api::task::{ImageOutcome, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
 use prepull_api::wire::Key;
@@ -32,17 +32,19 @@ fn image(reference: &str, policy: PullPolicy) -> ImageTask {
 async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
     let puller = Arc::new(CriPuller::new(containerd.endpoint().parse()?));
     let executor = Executor::new(puller, NonZeroUsize::MIN, Limits::default());
-    let terms =
-        Terms { deadline: Instant::now() + Duration::from_secs(120), keys: vec![Arc::new(Key::anonymous())] };
+    let terms = TaskTerms {
+        deadline: Instant::now() + Duration::from_secs(120),
+        keys: vec![Arc::new(Key::anonymous())],
+    };
     let task = Task {
         id: TaskId { job: JobUid("tries".to_owned()), attempt: 1 },
         title: "tries".to_owned(),
         checks: Vec::new(),
         images: vec![image],
     };
-    let (_control, receiver) = watch::channel(Control { terms: terms.clone(), stop: None });
+    let (_control, receiver) = watch::channel(TaskControl { terms: terms.clone(), stop: None });
     let (sender, mut reports) = mpsc::channel(64);
-    let work = Work { task, check: None, done: vec![None], terms };
+    let work = Execution { task, check: None, done: vec![None], terms };
     let listen = async { while reports.recv().await.is_some() {} };
     Ok(tokio::join!(executor.run(work, receiver, sender), listen).0)
 }

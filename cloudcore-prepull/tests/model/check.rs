@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use edgecore_prepull::tasks::agent::Work;
+use edgecore_prepull::tasks::agent::Execution;
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{
@@ -315,7 +315,7 @@ impl Check {
     // ---- what the edges do
 
     /// (3), (4) A task is carried out on its node, in its slot.
-    pub(crate) fn started(&mut self, api: &Api, edge: &Edge, work: &Work, _now: u64) {
+    pub(crate) fn started(&mut self, api: &Api, edge: &Edge, work: &Execution, _now: u64) {
         let (task, node) = (&work.task.id, &edge.node);
         let stored = edge.disk.get(task);
         assert!(stored.is_some(), "{node} begins {task}, which is not on its disk");
@@ -342,7 +342,7 @@ impl Check {
     }
 
     /// (1) The image is fetched from the registry.
-    pub(crate) fn pulls(&self, api: &Api, edge: &Edge, work: &Work, index: usize) {
+    pub(crate) fn pulls(&self, api: &Api, edge: &Edge, work: &Execution, index: usize) {
         let (task, image) = (&work.task, &work.task.images[index]);
         let whole = edge.images.contains(&image.reference);
         if !whole {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
-use edgecore_prepull::tasks::agent::{Agent, Now, TaskRecord, Work};
+use edgecore_prepull::tasks::agent::{Agent, Execution, Now, TaskRecord};
 use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId};
 
 /// A write of the ledger on its way to the disk.
@@ -15,7 +15,7 @@ pub(crate) enum Record {
 
 /// A task that is being carried out.
 pub(crate) struct Exec {
-    pub(crate) work: Box<Work>,
+    pub(crate) work: Box<Execution>,
     pub(crate) stop: Option<String>,
     pub(crate) checked: bool,
     /// The image that is being pulled, until when, and whether that succeeds.
@@ -54,7 +54,7 @@ impl Edge {
         }
     }
 
-    /// Killed and started again; [`edgecore_prepull::tasks::agent::Event::Loaded`] is to follow.
+    /// Killed and started again; [`edgecore_prepull::tasks::agent::AgentEvent::Loaded`] is to follow.
     pub(crate) fn restart(&mut self) {
         self.agent = agent(self.max_tasks);
         self.writes.clear();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use edgecore_prepull::tasks::agent::{Event, TaskEnd, summary};
+use edgecore_prepull::tasks::agent::{AgentEvent, TaskEnd, summary};
 use prepull_api::crd::status::NodePhase;
 use prepull_api::task::{
     Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, TaskId,
@@ -260,7 +260,7 @@ impl World {
             let edge = &self.edges[at];
             let now = edge.now(self.base, self.now).monotonic;
             if edge.agent.next_tick().is_some_and(|tick| tick <= now) {
-                self.on_edge(at, Event::Tick);
+                self.on_edge(at, AgentEvent::Tick);
             }
         }
     }
@@ -293,7 +293,7 @@ impl World {
                 let passed = calm || self.rng.chance(96);
                 let outcome = CheckOutcome { passed, reason: String::new() };
                 exec.work.check = Some(outcome.clone());
-                self.on_edge(at, Event::Checked(id.clone(), outcome));
+                self.on_edge(at, AgentEvent::Checked(id.clone(), outcome));
                 return true;
             }
         }
@@ -314,7 +314,7 @@ impl World {
                     attempts: 1,
                     reason: String::new(),
                 };
-                self.on_edge(at, Event::Progress(Progress { task: id.clone(), images: vec![moment] }));
+                self.on_edge(at, AgentEvent::Progress(Progress { task: id.clone(), images: vec![moment] }));
                 return true;
             }
             exec.pulling = None;
@@ -344,7 +344,7 @@ impl World {
             self.log(|| format!("n{at}: the executor of {id} dies"));
             self.edges[at].execs.remove(id);
             self.check.stopped(&self.edges[at].node, id);
-            self.on_edge(at, Event::Crashed { task: id.clone(), reason: "a bug".to_owned() });
+            self.on_edge(at, AgentEvent::Crashed { task: id.clone(), reason: "a bug".to_owned() });
         }
         true
     }
@@ -355,7 +355,7 @@ impl World {
             exec.work.done[index] = Some(result.clone());
         }
         self.log(|| format!("n{at}: image {index} of {task}: {outcome:?}"));
-        self.on_edge(at, Event::ImageEnded { task: task.clone(), index, result });
+        self.on_edge(at, AgentEvent::ImageEnded { task: task.clone(), index, result });
     }
 
     fn end(&mut self, at: usize, id: &TaskId, outcome: TaskOutcome, reason: &str) {
@@ -366,6 +366,6 @@ impl World {
             exec.work.done.into_iter().map(|done| done.unwrap_or_else(|| image(rest))).collect();
         self.log(|| format!("n{at}: {id} ends: {outcome:?} {reason}"));
         let end = TaskEnd { outcome, reason: reason.to_owned(), check: exec.work.check, images };
-        self.on_edge(at, Event::Ended(id.clone(), end));
+        self.on_edge(at, AgentEvent::Ended(id.clone(), end));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::tasks::agent::{Effect, Event};
+use edgecore_prepull::tasks::agent::{AgentEffect, AgentEvent};
 use jiff::Timestamp;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, Welcome};
@@ -101,7 +101,7 @@ impl World {
             let (max_tasks, skew) = (world.rng.pick(&[1, 1, 2]), world.rng.pick(&[0, 0, 300_000]));
             world.edges.push(Edge::new(NodeName(format!("n{n}")), max_tasks, skew));
             world.put_node(n, true, true);
-            world.on_edge(n, Event::Loaded(Vec::new()));
+            world.on_edge(n, AgentEvent::Loaded(Vec::new()));
         }
         world
     }
@@ -429,7 +429,7 @@ impl World {
             conn.edge_open = false;
             self.edges[edge].conn = None;
             self.log(|| format!("n{edge}: disconnected"));
-            self.on_edge(edge, Event::Disconnected);
+            self.on_edge(edge, AgentEvent::Disconnected);
         } else if !edge_side && conn.cloud_open {
             conn.cloud_open = false;
             if conn.hello.is_none() {
@@ -480,10 +480,10 @@ impl World {
         self.on_edge(
             edge,
             match message {
-                CloudMessage::Welcome(_) => Event::Connected,
-                CloudMessage::Assign(assign) => Event::Assign(assign),
-                CloudMessage::ResultAck { task } => Event::ResultAck(task),
-                CloudMessage::Cancel { task, reason } => Event::Cancel { task, reason },
+                CloudMessage::Welcome(_) => AgentEvent::Connected,
+                CloudMessage::Assign(assign) => AgentEvent::Assign(assign),
+                CloudMessage::ResultAck { task } => AgentEvent::ResultAck(task),
+                CloudMessage::Cancel { task, reason } => AgentEvent::Cancel { task, reason },
                 CloudMessage::Goaway { .. } => return true,
             },
         );
@@ -492,8 +492,8 @@ impl World {
 
     // ---- edges
 
-    pub(crate) fn on_edge(&mut self, at: usize, event: Event) {
-        let acked = matches!(event, Event::ResultAck(_));
+    pub(crate) fn on_edge(&mut self, at: usize, event: AgentEvent) {
+        let acked = matches!(event, AgentEvent::ResultAck(_));
         let edge = &mut self.edges[at];
         let now = edge.now(self.base, self.now);
         for effect in edge.agent.handle(event, now) {
@@ -501,15 +501,15 @@ impl World {
         }
     }
 
-    fn perform(&mut self, at: usize, effect: Effect, acked: bool) {
+    fn perform(&mut self, at: usize, effect: AgentEffect, acked: bool) {
         let edge = &mut self.edges[at];
         match effect {
-            Effect::Persist(record) => {
+            AgentEffect::Persist(record) => {
                 let same = |write: &Record| matches!(write, Record::Save(other) if other.id() == record.id());
                 assert!(!edge.writes.iter().any(same), "two writes of a record at a time");
                 edge.writes.push_back(Record::Save(record));
             }
-            Effect::Forget(task) => {
+            AgentEffect::Forget(task) => {
                 if acked {
                     self.check.forgotten(&self.api, edge, &task, self.now);
                 } else {
@@ -520,20 +520,20 @@ impl World {
                 }
                 edge.writes.push_back(Record::Remove(task));
             }
-            Effect::Start(work) => {
+            AgentEffect::Start(work) => {
                 let task = work.task.id.clone();
                 self.check.started(&self.api, edge, &work, self.now);
                 let exec = Exec { checked: false, stop: None, pulling: None, work };
                 assert!(edge.execs.insert(task.clone(), exec).is_none(), "two executors for {task}");
                 self.log(|| format!("n{at}: begins {task}"));
             }
-            Effect::Renew(task, terms) => {
+            AgentEffect::Renew(task, terms) => {
                 edge.execs.get_mut(&task).expect("an executor to renew").work.terms = terms;
             }
-            Effect::Stop { task, reason } => {
+            AgentEffect::Stop { task, reason } => {
                 edge.execs.get_mut(&task).expect("an executor to stop").stop = Some(reason);
             }
-            Effect::Send(message) => {
+            AgentEffect::Send(message) => {
                 self.check.said(edge, &message);
                 let conn = edge.conn.and_then(|id| self.conns.get_mut(&id)).expect("sent into the void");
                 if !conn.cut {
@@ -553,11 +553,11 @@ impl World {
                 let Some(Record::Save(record)) = edge.writes.pop_front() else { return false };
                 let task = record.id().clone();
                 self.log(|| format!("n{at}: disk full, {task}"));
-                self.on_edge(at, Event::PersistFailed { task, reason: "disk full".to_owned() });
+                self.on_edge(at, AgentEvent::PersistFailed { task, reason: "disk full".to_owned() });
             }
             Some(_) => {
                 if let Some(task) = self.write_only(at) {
-                    self.on_edge(at, Event::Persisted(task));
+                    self.on_edge(at, AgentEvent::Persisted(task));
                 }
             }
         }
@@ -595,7 +595,7 @@ impl World {
         self.check.stopped_all(&edge.node);
         let records = edge.disk.values().cloned().collect();
         self.bury();
-        self.on_edge(at, Event::Loaded(records));
+        self.on_edge(at, AgentEvent::Loaded(records));
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use edgecore_prepull::cloud::identity::Identity;
 use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
-use edgecore_prepull::tasks::agent::{Agent, Effect, Event, Now, TaskRecord};
+use edgecore_prepull::tasks::agent::{Agent, AgentEffect, AgentEvent, Now, TaskRecord};
 use prepull_api::task::TaskId;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::sync::mpsc;
@@ -129,14 +129,14 @@ impl Edge {
     }
 
     /// What the clock brings.
-    fn due(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    fn due(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(self.faults.restart) {
             self.shared.counts.restarts.fetch_add(1, Ordering::SeqCst);
             self.cut(now, &mut VecDeque::new());
             self.machine.restart();
             self.agent = Agent::new(self.agent.max_tasks());
-            events.push_back(Event::Loaded(self.ledger.values().cloned().collect()));
+            events.push_back(AgentEvent::Loaded(self.ledger.values().cloned().collect()));
             self.plan_faults(now);
         } else if is_due(self.faults.disconnect) {
             self.shared.counts.cuts.fetch_add(1, Ordering::SeqCst);
@@ -148,7 +148,7 @@ impl Edge {
             self.dial();
         }
         if is_due(self.agent.next_tick()) {
-            events.push_back(Event::Tick);
+            events.push_back(AgentEvent::Tick);
         }
         self.machine.advance(now, events);
     }
@@ -177,19 +177,19 @@ impl Edge {
 
     /// Without a word to either side: the session's task is dropped, and its socket with it. What was on its way
     /// is lost.
-    fn cut(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    fn cut(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
         if let Some(tunnel) = self.tunnel.take() {
             tunnel.task.abort();
         }
         if self.connected {
             self.is_connected(false);
-            events.push_back(Event::Disconnected);
+            events.push_back(AgentEvent::Disconnected);
         }
         self.faults.redial = Some(now + self.chance.between(Duration::ZERO, LONGEST_OUTAGE));
     }
 
     /// What the tunnel says, in the agent's terms.
-    fn heard(&mut self, event: TunnelEvent) -> Option<Event> {
+    fn heard(&mut self, event: TunnelEvent) -> Option<AgentEvent> {
         let message = match event {
             TunnelEvent::Connecting(answer) => {
                 let hello = Hello {
@@ -206,11 +206,11 @@ impl Edge {
             }
             TunnelEvent::Connected(_) => {
                 self.is_connected(true);
-                return Some(Event::Connected);
+                return Some(AgentEvent::Connected);
             }
             TunnelEvent::Disconnected => {
                 self.is_connected(false);
-                return Some(Event::Disconnected);
+                return Some(AgentEvent::Disconnected);
             }
             TunnelEvent::Message(message) => message,
         };
@@ -220,29 +220,29 @@ impl Edge {
                 if !self.ledger.contains_key(&assign.task.id) {
                     self.shared.counts.received();
                 }
-                Some(Event::Assign(assign))
+                Some(AgentEvent::Assign(assign))
             }
-            CloudMessage::ResultAck { task } => Some(Event::ResultAck(task)),
-            CloudMessage::Cancel { task, reason } => Some(Event::Cancel { task, reason }),
+            CloudMessage::ResultAck { task } => Some(AgentEvent::ResultAck(task)),
+            CloudMessage::Cancel { task, reason } => Some(AgentEvent::Cancel { task, reason }),
             CloudMessage::Welcome(_) | CloudMessage::Goaway { .. } => None,
         }
     }
 
     /// These events, and all that follows from them at once.
-    async fn take(&mut self, mut events: VecDeque<Event>) {
+    async fn take(&mut self, mut events: VecDeque<AgentEvent>) {
         while let Some(event) = events.pop_front() {
             let now = Now { monotonic: Instant::now(), wall: SystemTime::now() };
             for effect in self.agent.handle(event, now) {
                 match effect {
-                    Effect::Persist(record) => {
-                        events.push_back(Event::Persisted(record.id().clone()));
+                    AgentEffect::Persist(record) => {
+                        events.push_back(AgentEvent::Persisted(record.id().clone()));
                         self.ledger.insert(record.id().clone(), *record);
                     }
-                    Effect::Forget(task) => _ = self.ledger.remove(&task),
-                    Effect::Send(message) => self.say(message).await,
-                    Effect::Start(work) => self.machine.start(*work, now.monotonic, &mut events),
-                    Effect::Renew(task, terms) => self.machine.renew(&task, terms),
-                    Effect::Stop { task, reason } => {
+                    AgentEffect::Forget(task) => _ = self.ledger.remove(&task),
+                    AgentEffect::Send(message) => self.say(message).await,
+                    AgentEffect::Start(work) => self.machine.start(*work, now.monotonic, &mut events),
+                    AgentEffect::Renew(task, terms) => self.machine.renew(&task, terms),
+                    AgentEffect::Stop { task, reason } => {
                         self.machine.stop(&task, &reason, now.monotonic, &mut events);
                     }
                 }

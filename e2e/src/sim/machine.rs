@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::tasks::agent::{Event, TaskEnd, Terms, Work};
+use edgecore_prepull::tasks::agent::{AgentEvent, Execution, TaskEnd, TaskTerms};
 use prepull_api::task::{
     Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, PullPolicy, TaskId,
     TaskOutcome,
@@ -42,7 +42,7 @@ pub(super) struct Machine {
 
 /// A task.
 struct Run {
-    work: Work,
+    work: Execution,
     pull: Option<Pull>,
 }
 
@@ -71,9 +71,9 @@ impl Machine {
         self.runs.iter().map(|run| run.work.terms.deadline).chain(of_first).min()
     }
 
-    pub(super) fn start(&mut self, work: Work, now: Instant, events: &mut VecDeque<Event>) {
+    pub(super) fn start(&mut self, work: Execution, now: Instant, events: &mut VecDeque<AgentEvent>) {
         if work.check.is_none() {
-            events.push_back(Event::Checked(work.task.id.clone(), passed()));
+            events.push_back(AgentEvent::Checked(work.task.id.clone(), passed()));
         }
         self.runs.push_back(Run { work, pull: None });
         if self.runs.len() == 1 {
@@ -82,13 +82,19 @@ impl Machine {
         self.advance(now, events);
     }
 
-    pub(super) fn renew(&mut self, task: &TaskId, terms: Terms) {
+    pub(super) fn renew(&mut self, task: &TaskId, terms: TaskTerms) {
         if let Some(run) = self.runs.iter_mut().find(|run| run.work.task.id == *task) {
             run.work.terms = terms;
         }
     }
 
-    pub(super) fn stop(&mut self, task: &TaskId, reason: &str, now: Instant, events: &mut VecDeque<Event>) {
+    pub(super) fn stop(
+        &mut self,
+        task: &TaskId,
+        reason: &str,
+        now: Instant,
+        events: &mut VecDeque<AgentEvent>,
+    ) {
         if let Some(place) = self.runs.iter().position(|run| run.work.task.id == *task) {
             self.end(place, Some((TaskOutcome::Cancelled, reason)), events);
             self.advance(now, events);
@@ -104,7 +110,7 @@ impl Machine {
     }
 
     /// Does what is due.
-    pub(super) fn advance(&mut self, now: Instant, events: &mut VecDeque<Event>) {
+    pub(super) fn advance(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
         while let Some(late) = self.runs.iter().position(|run| run.work.terms.deadline <= now) {
             self.end(late, Some((TaskOutcome::DeadlineExceeded, "the deadline passed")), events);
         }
@@ -129,7 +135,7 @@ impl Machine {
     }
 
     /// Begins with an image of the first task: a pull, or the news that it is there.
-    fn begin(&mut self, index: usize, now: Instant, events: &mut VecDeque<Event>) {
+    fn begin(&mut self, index: usize, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front_mut() else { return };
         let image = &run.work.task.images[index];
         let again = self.whole.contains(&(run.work.task.id.clone(), index));
@@ -146,7 +152,7 @@ impl Machine {
         run.pull = Some(Pull { index, began: now, ends, next_progress, fails });
     }
 
-    fn pulled(&mut self, index: usize, fails: bool, events: &mut VecDeque<Event>) {
+    fn pulled(&mut self, index: usize, fails: bool, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front() else { return };
         let image = &run.work.task.images[index];
         if fails {
@@ -160,14 +166,14 @@ impl Machine {
         self.ended(index, ImageResult { bytes, ..result(ImageOutcome::Pulled, 1) }, events);
     }
 
-    fn ended(&mut self, index: usize, result: ImageResult, events: &mut VecDeque<Event>) {
+    fn ended(&mut self, index: usize, result: ImageResult, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front_mut() else { return };
         run.work.done[index] = Some(result.clone());
-        events.push_back(Event::ImageEnded { task: run.work.task.id.clone(), index, result });
+        events.push_back(AgentEvent::ImageEnded { task: run.work.task.id.clone(), index, result });
     }
 
     /// Ends a task: as its images did, or before its time.
-    fn end(&mut self, place: usize, early: Option<(TaskOutcome, &str)>, events: &mut VecDeque<Event>) {
+    fn end(&mut self, place: usize, early: Option<(TaskOutcome, &str)>, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.remove(place) else { return };
         if place == 0 {
             self.counts.rests();
@@ -186,7 +192,7 @@ impl Machine {
         };
         self.counts.failed.fetch_add(u64::from(outcome != TaskOutcome::Succeeded), Ordering::SeqCst);
         let end = TaskEnd { outcome, reason: reason.to_owned(), check: Some(passed()), images };
-        events.push_back(Event::Ended(run.work.task.id, end));
+        events.push_back(AgentEvent::Ended(run.work.task.id, end));
     }
 }
 
@@ -211,14 +217,14 @@ fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
     }
 }
 
-fn progress(work: &Work, pull: &Pull, total: u64, now: Instant) -> Event {
+fn progress(work: &Execution, pull: &Pull, total: u64, now: Instant) -> AgentEvent {
     let (part, whole) = ((now - pull.began).as_millis(), (pull.ends - pull.began).as_millis());
     let done = (u128::from(total) * part).checked_div(whole).and_then(|done| u64::try_from(done).ok());
     let bytes = Some(Bytes { done: done.unwrap_or(0), total });
     let index = u32::try_from(pull.index).unwrap_or(u32::MAX);
     let image =
         ImageProgress { index, phase: ImagePhase::Pulling, bytes, attempts: 1, reason: String::new() };
-    Event::Progress(Progress { task: work.task.id.clone(), images: vec![image] })
+    AgentEvent::Progress(Progress { task: work.task.id.clone(), images: vec![image] })
 }
 
 #[cfg(test)]

@@ -20,12 +20,12 @@ use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::signals::wait_for_termination;
-use crate::tasks::agent::{TaskEnd, Terms, Work};
-use crate::tasks::executor::{Control, Executor, Report};
+use crate::tasks::agent::{Execution, TaskEnd, TaskTerms};
+use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 use display::Display;
 
-/// Capacity for reports that have not been displayed yet.
-const REPORTS: usize = 16;
+/// Capacity for updates that have not been displayed yet.
+const UPDATES: usize = 16;
 
 /// Pulls the images. The exit status says whether all of them are on this machine now.
 pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
@@ -73,10 +73,10 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         });
     }
     let display = Display::new(&tasks, std::io::stderr().is_terminal());
-    let work = Work {
+    let execution = Execution {
         done: vec![None; tasks.len()],
         check: None,
-        terms: Terms { deadline: (Instant::now() + timeout).into_std(), keys },
+        terms: TaskTerms { deadline: (Instant::now() + timeout).into_std(), keys },
         task: Task {
             id: TaskId { job: JobUid("pull".to_owned()), attempt: 1 },
             title: "pull".to_owned(),
@@ -88,8 +88,8 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let puller = Arc::new(CriPuller::new(endpoint.map_or_else(RuntimeEndpoint::discover, Ok)?));
     let executor = Executor::new(puller, parallel_pulls, Limits::default())
         .with_credential_providers(Arc::new(providers));
-    let (control, receiver) = watch::channel(Control { terms: work.terms.clone(), stop: None });
-    let (sender, reports) = mpsc::channel(REPORTS);
+    let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
+    let (sender, updates) = mpsc::channel(UPDATES);
     let interrupt = async {
         if let Ok(signal) = wait_for_termination().await {
             control.send_modify(|control| control.stop = Some(signal.to_owned()));
@@ -97,7 +97,8 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         // The executor stops by itself; the end of `pulling` decides.
         std::future::pending::<()>().await;
     };
-    let pulling = async { tokio::join!(executor.run(work, receiver, sender), show(&display, reports)).0 };
+    let pulling =
+        async { tokio::join!(executor.run(execution, receiver, sender), show(&display, updates)).0 };
     let end = tokio::select! {
         end = pulling => end,
         () = interrupt => unreachable!("it waits forever"),
@@ -123,13 +124,13 @@ fn select_key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
     }
 }
 
-/// Displays reports until the executor has ended.
-async fn show(display: &Display, mut reports: mpsc::Receiver<Report>) {
-    while let Some(report) = reports.recv().await {
-        match report {
-            Report::Checked(_) => {}
-            Report::Progress(images) => images.iter().for_each(|image| display.show_progress(image)),
-            Report::ImageEnded { index, result } => display.show_result(index, &result),
+/// Displays updates until the executor has ended.
+async fn show(display: &Display, mut updates: mpsc::Receiver<TaskUpdate>) {
+    while let Some(update) = updates.recv().await {
+        match update {
+            TaskUpdate::Checked(_) => {}
+            TaskUpdate::Progress(images) => images.iter().for_each(|image| display.show_progress(image)),
+            TaskUpdate::ImageEnded { index, result } => display.show_result(index, &result),
         }
     }
 }

@@ -1,28 +1,29 @@
-//! What is looked at before the first pull. The decision is pure; reading the machine is a line each.
+//! Checks of the node before the first pull: a pure decision on readings of the machine.
 
 use prepull_api::task::{CheckItem, CheckOutcome};
 use prepull_api::wire::Filesystem;
 
 use crate::config::Limits;
 
-/// The state of the machine, as far as it could be read.
+/// State of the machine, as far as it could be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Readings {
-    /// The file system where the runtime keeps images, or why it cannot be read.
+    /// File system on which the runtime keeps images, or the reason why it cannot be read.
     pub(crate) disk: Result<Filesystem, String>,
-    /// Load average of the last minute and the number of processors.
+    /// Load average of the last minute, and the number of processors.
     pub(crate) load: Option<(f64, usize)>,
-    /// Memory available and in all, in bytes.
+    /// Available and total memory in bytes.
     pub(crate) memory: Option<(u64, u64)>,
 }
 
-/// Whether the machine is fit to pull. All that is wrong is named, not only the first thing.
+/// Decides whether the node may pull. The reason names every item that failed, not only the first.
 pub(crate) fn judge(items: &[CheckItem], limits: &Limits, readings: &Readings) -> CheckOutcome {
-    let problems: Vec<String> = items.iter().filter_map(|item| problem(*item, limits, readings)).collect();
+    let problems: Vec<String> =
+        items.iter().filter_map(|item| find_problem(*item, limits, readings)).collect();
     CheckOutcome { passed: problems.is_empty(), reason: problems.join("; ") }
 }
 
-fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<String> {
+fn find_problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<String> {
     match item {
         CheckItem::Disk => {
             let disk = match &readings.disk {
@@ -44,7 +45,7 @@ fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<Stri
             let Some((load, processors)) = readings.load else {
                 return Some("cpu: the load cannot be read from /proc/loadavg".to_owned());
             };
-            #[allow(clippy::cast_precision_loss)] // a number of processors is far below 2^52
+            #[allow(clippy::cast_precision_loss)] // the number of processors is far below 2^52
             let percent = load * 100.0 / processors.max(1) as f64;
             (percent > f64::from(limits.cpu_max_load.0)).then(|| {
                 format!(
@@ -70,9 +71,9 @@ fn problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<Stri
     }
 }
 
-/// Load average of the last minute, and the number of processors: the machine's, as the load is the machine's,
-/// whatever part of it this process may use.
-pub(crate) fn load() -> Option<(f64, usize)> {
+/// Reads the load average of the last minute, and the number of processors of the machine: the load is the machine's
+/// too, however few processors this process may use.
+pub(crate) fn read_load() -> Option<(f64, usize)> {
     let load = std::fs::read_to_string("/proc/loadavg").ok()?;
     parse_load(&load, &std::fs::read_to_string("/proc/stat").ok()?)
 }
@@ -85,8 +86,8 @@ fn parse_load(load: &str, stat: &str) -> Option<(f64, usize)> {
     Some((load, stat.lines().filter(is_processor).count()))
 }
 
-/// Memory available and in all, in bytes.
-pub(crate) fn memory() -> Option<(u64, u64)> {
+/// Reads the available and the total memory in bytes.
+pub(crate) fn read_memory() -> Option<(u64, u64)> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_asked_for_is_checked_and_all_that_is_wrong_is_named() {
+    fn only_requested_items_are_checked_and_the_reason_names_every_failure() {
         let limits = Limits::default();
         let bad = readings(GIB, 16.0, 1 << 20);
         assert!(judge(&[], &limits, &bad).passed);
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_does_not_pass() {
+    fn an_item_that_cannot_be_read_does_not_pass() {
         let nothing = Readings { disk: Err("no such mount".to_owned()), load: None, memory: None };
         for item in [CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem] {
             assert!(!judge(&[item], &Limits::default(), &nothing).passed, "{item:?}");
@@ -143,10 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_can_be_read() {
-        assert!(load().is_some_and(|(_, processors)| processors > 0));
+    fn load_and_memory_of_this_machine_can_be_read() {
+        assert!(read_load().is_some_and(|(_, processors)| processors > 0));
         assert_eq!(parse_load("1.50 0.1 0.1 1/2 3", "cpu  1\ncpu0 1\ncpu1 1\nintr 5\n"), Some((1.5, 2)));
-        let (available, whole) = memory().unwrap();
+        let (available, whole) = read_memory().unwrap();
         assert!(available <= whole);
         assert_eq!(parse_meminfo("MemTotal: 8 kB\nMemAvailable: 4 kB\n"), Some((4096, 8192)));
         assert_eq!(parse_meminfo("garbage"), None);

@@ -1,236 +1,151 @@
-//! Carries one task out: the checks, then the images, a few at a time over the whole node.
+//! Execution of one task: the checks, then the images, a few at a time over the whole node.
 //!
-//! - An image that waits between two tries holds no place.
-//! - A task asks for no more places than the node has, so that a long task does not starve a short one.
-//! - The deadline is enforced here, by the monotonic clock. What runs then is dropped, which stops it in the
+//! - An image that waits between two attempts holds no permit to pull.
+//! - A task asks for no more permits than the node has, so that a long task does not starve a short one.
+//! - The deadline is enforced here, by the monotonic clock. Pulls that run then are dropped, which stops them in the
 //!   runtime as well.
 
 mod board;
+mod conclusion;
+mod control;
 mod image;
+mod locks;
 mod login;
-mod once;
+mod progress;
 #[cfg(test)]
 mod tests;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use futures::future::join_all;
-use prepull_api::task::{CheckItem, CheckOutcome, ImageOutcome, ImageProgress, ImageResult, TaskOutcome};
-use prepull_api::wire::{Key, truncate_reason};
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use prepull_api::task::{CheckItem, CheckOutcome, ImageOutcome, ImageResult, TaskOutcome};
+use prepull_api::wire::truncate_reason;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
 
-use crate::backoff::{self, Backoff};
+use self::board::ImageBoard;
+use self::conclusion::{Ending, conclude};
+use self::control::{wait_for_deadline, wait_for_stop};
+use self::image::{ImagePulls, TaskContext};
+use self::progress::{ProgressPace, send_progress};
 use crate::config::Limits;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Puller};
-use crate::tasks::agent::{TaskEnd, Terms, Work, summary};
+use crate::tasks::agent::{Execution, TaskEnd};
 use crate::tasks::checks::{self, Readings};
-use board::Board;
-use once::Once;
+pub use control::TaskControl;
+pub use progress::TaskUpdate;
 
-/// The shortest time between two progress reports of a task, whatever the cloud asks for.
-const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
-/// The first report comes early: somebody may be watching.
-const FIRST_REPORT: Duration = Duration::from_millis(200);
-
-/// The ceilings of the waits between two tries of an image, the first and the last. A node has minutes, mostly:
-/// longer waits would waste them.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-
-/// What the executor says of a task while it works on it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Report {
-    /// The checks ended.
-    Checked(CheckOutcome),
-    /// The images of which there is something new to say.
-    Progress(Vec<ImageProgress>),
-    /// An image ended for good.
-    ImageEnded {
-        /// Index into the task's images.
-        index: usize,
-        /// How.
-        result: ImageResult,
-    },
-}
-
-/// What whoever started a task may change while it runs.
-#[derive(Clone, Debug)]
-pub struct Control {
-    /// Deadline and keys.
-    pub terms: Terms,
-    /// Set to stop the task; says why.
-    pub stop: Option<String>,
-}
-
-/// How often progress is told, and to whom. Shared by all tasks of the node.
-#[derive(Debug)]
-pub struct Pace {
-    interval: AtomicU64,
-    session: AtomicU64,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        let pace = Self { interval: AtomicU64::new(0), session: AtomicU64::new(0) };
-        pace.set_interval(SHORTEST_INTERVAL);
-        pace
-    }
-}
-
-impl Pace {
-    /// The interval, though never below one second.
-    pub fn set_interval(&self, interval: Duration) {
-        let millis = u64::try_from(interval.max(SHORTEST_INTERVAL).as_millis()).unwrap_or(u64::MAX);
-        self.interval.store(millis, Ordering::Relaxed);
-    }
-
-    /// Somebody new listens, who has not heard what was told before.
-    pub fn new_listener(&self) {
-        self.session.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn interval(&self) -> Duration {
-        Duration::from_millis(self.interval.load(Ordering::Relaxed))
-    }
-}
-
-/// Carries tasks out, all of a node's.
+/// Carries out all tasks of a node, several at the same time if its caller does.
 #[derive(Debug)]
 pub struct Executor<P> {
-    puller: Arc<P>,
-    parallel: usize,
-    /// One for each pull that may run on the node.
-    places: Semaphore,
-    once: Once,
+    images: ImagePulls<P>,
     limits: Limits,
-    providers: Arc<Providers>,
-    pace: Arc<Pace>,
-    random: fn() -> f64,
-}
-
-/// What the images of one task share.
-struct TaskContext<'a> {
-    board: &'a Board,
-    control: watch::Receiver<Control>,
-    /// As many places as the node has, for this task.
-    window: Semaphore,
-}
-
-impl TaskContext<'_> {
-    /// The image's key as it is now: a new `Assign` may have brought another.
-    fn key(&self, index: usize) -> Arc<Key> {
-        let key = self.control.borrow().terms.keys.get(index).cloned();
-        key.unwrap_or_else(|| {
-            Arc::new(Key::Unavailable { reason: "the assignment has no key for this image".to_owned() })
-        })
-    }
+    pace: ProgressPace,
 }
 
 impl<P: Puller> Executor<P> {
-    /// For a node that pulls so many images at a time.
+    /// An executor that pulls `parallel` images at a time, over all tasks, and checks the node against `limits`.
     pub fn new(puller: Arc<P>, parallel: NonZeroUsize, limits: Limits) -> Self {
-        // The semaphore's own bound; nobody means more.
-        let parallel = parallel.get().min(Semaphore::MAX_PERMITS);
-        Self {
-            puller,
-            parallel,
-            places: Semaphore::new(parallel),
-            once: Once::default(),
-            limits,
-            providers: Arc::default(),
-            pace: Arc::default(),
-            random: backoff::random,
-        }
+        Self { images: ImagePulls::new(puller, parallel), limits, pace: ProgressPace::default() }
     }
 
-    /// Asks these where the credentials of a task do not do.
+    /// Adds credential providers, which are asked if the credentials of a task are missing or refused.
     #[must_use]
     pub(crate) fn with_credential_providers(mut self, providers: Arc<Providers>) -> Self {
-        self.providers = providers;
+        self.images.providers = providers;
         self
     }
 
-    /// For whoever listens to the reports.
-    pub fn pace(&self) -> &Pace {
+    /// Interval and session of progress updates.
+    pub(crate) fn pace(&self) -> &ProgressPace {
         &self.pace
     }
 
-    /// Carries one task out. Ends by the deadline at the latest. Dropping the future stops the pulls.
+    /// Releases what unfinished pulls of this reference have fetched, unless one is running.
+    pub(crate) async fn give_up(&self, reference: &str) {
+        self.images.give_up(reference).await;
+    }
+
+    /// Carries out one task, until its deadline at the latest. Dropping the future stops the pulls.
     pub async fn run(
         &self,
-        work: Work,
-        control: watch::Receiver<Control>,
-        reports: mpsc::Sender<Report>,
+        execution: Execution,
+        control: watch::Receiver<TaskControl>,
+        updates: mpsc::Sender<TaskUpdate>,
     ) -> TaskEnd {
-        let board = Board::new(&work.done);
-        let mut check = work.check.clone();
+        let board = ImageBoard::new(&execution.done);
+        let mut check = execution.check.clone();
         let mut trouble = String::new();
-        let ended = {
+        let ending = {
             let carry_out = async {
                 if check.is_none() {
-                    let outcome = self.check(&work.task.checks, &mut trouble).await;
-                    let _ = reports.send(Report::Checked(outcome.clone())).await;
+                    let outcome = self.check(&execution.task.checks, &mut trouble).await;
+                    let _ = updates.send(TaskUpdate::Checked(outcome.clone())).await;
                     check = Some(outcome);
                 }
                 if check.as_ref().is_some_and(|outcome| outcome.passed) {
-                    let window = Semaphore::new(self.parallel);
-                    let context = TaskContext { board: &board, control: control.clone(), window };
-                    self.images(&work, &context, &reports).await;
+                    let task_permits = self.images.task_permits();
+                    let context = TaskContext { board: &board, control: control.clone(), task_permits };
+                    self.pull_images(&execution, &context, &updates).await;
                 }
             };
             tokio::select! {
-                // What ended in the very moment of the deadline has ended.
+                // In this order: what ends in the very moment of the deadline has ended.
                 biased;
-                () = carry_out => Ended::ByItself,
-                reason = stopped(control.clone()) => Ended::Stopped(reason),
-                () = deadline(control.clone()) => Ended::Deadline,
-                never = self.tell(&board, &reports) => match never {},
+                () = carry_out => Ending::Completed,
+                reason = wait_for_stop(control.clone()) => Ending::Stopped(reason),
+                () = wait_for_deadline(control.clone()) => Ending::DeadlineExceeded,
+                never = send_progress(&self.pace, &board, &updates) => match never {},
             }
         };
-        let end = conclude(&work, ended, check, &trouble, &board);
+        let end = conclude(&execution, ending, check, &trouble, &board);
         if end.outcome == TaskOutcome::Cancelled {
-            let images = work.task.images.iter().zip(&end.images);
-            let broken =
+            // Nobody will resume the pulls of a cancelled task.
+            let images = execution.task.images.iter().zip(&end.images);
+            let unfinished =
                 images.filter(|(_, result)| result.outcome == ImageOutcome::Stopped && result.attempts > 0);
-            join_all(broken.map(|(image, _)| self.give_up(&image.reference))).await;
+            join_all(unfinished.map(|(image, _)| self.give_up(&image.reference))).await;
         }
         end
     }
 
-    async fn images(&self, work: &Work, context: &TaskContext<'_>, reports: &mpsc::Sender<Report>) {
-        let open = work
+    async fn pull_images(
+        &self,
+        execution: &Execution,
+        context: &TaskContext<'_>,
+        updates: &mpsc::Sender<TaskUpdate>,
+    ) {
+        let open = execution
             .task
             .images
             .iter()
             .enumerate()
-            .filter(|(index, _)| work.done.get(*index).is_none_or(Option::is_none));
+            .filter(|(index, _)| execution.done.get(*index).is_none_or(Option::is_none));
         let pulls = open.map(|(index, image)| async move {
-            let result = self.image(context, index, image).await;
+            let result = self.images.pull(context, index, image).await;
             let ImageResult { outcome, digest, reason, .. } = &result;
             tracing::info!(image = %image.reference, ?outcome, digest, reason, attempts = result.attempts, "image ended");
-            // Nobody listens any more when the agent stops.
-            let _ = reports.send(Report::ImageEnded { index, result }).await;
+            // The receiver is gone when the agent stops.
+            let _ = updates.send(TaskUpdate::ImageEnded { index, result }).await;
         });
         join_all(pulls).await;
     }
 
-    /// Runs the checks. While the runtime does not answer there is nothing to check: the deadline is the end of
-    /// that.
+    /// Runs the checks. While the runtime does not answer, the disk cannot be checked: this waits for the runtime, and
+    /// leaves the reason in `trouble` in case the deadline comes first.
     async fn check(&self, items: &[CheckItem], trouble: &mut String) -> CheckOutcome {
-        let mut outage = Backoff::new(BACKOFF.0, BACKOFF.1);
+        let mut backoff = ImagePulls::<P>::new_backoff();
         let disk = loop {
             if !items.contains(&CheckItem::Disk) {
                 break Err("was not asked for".to_owned());
             }
-            match self.puller.filesystem().await {
+            match self.images.puller.filesystem().await {
                 Ok(filesystem) => break Ok(filesystem),
                 Err(error) if error.class == ErrorClass::RuntimeDown => {
-                    let wait = outage.next((self.random)());
-                    tracing::warn!(%error, retry_in = ?wait, "the disk cannot be checked yet");
+                    let wait = backoff.next((self.images.random)());
+                    tracing::warn!(%error, retry_in = ?wait, "cannot check the disk yet");
                     *trouble = error.message;
                     sleep(wait).await;
                 }
@@ -238,100 +153,9 @@ impl<P: Puller> Executor<P> {
             }
         };
         trouble.clear();
-        let readings = Readings { disk, load: checks::load(), memory: checks::memory() };
+        let readings = Readings { disk, load: checks::read_load(), memory: checks::read_memory() };
         let mut outcome = checks::judge(items, &self.limits, &readings);
         outcome.reason = truncate_reason(&outcome.reason);
         outcome
-    }
-
-    /// Tells what is new on the board, for ever.
-    async fn tell(&self, board: &Board, reports: &mpsc::Sender<Report>) -> std::convert::Infallible {
-        let mut session = self.pace.session.load(Ordering::Relaxed);
-        sleep(FIRST_REPORT).await;
-        loop {
-            let now = self.pace.session.load(Ordering::Relaxed);
-            if now != session {
-                session = now;
-                board.forget_told();
-            }
-            // Only where there is room, so that nothing counts as told that was dropped.
-            if let Ok(permit) = reports.try_reserve() {
-                let news = board.news();
-                if !news.is_empty() {
-                    permit.send(Report::Progress(news));
-                }
-            }
-            sleep(self.pace.interval()).await;
-        }
-    }
-}
-
-enum Ended {
-    ByItself,
-    Stopped(String),
-    Deadline,
-}
-
-fn conclude(work: &Work, ended: Ended, check: Option<CheckOutcome>, trouble: &str, board: &Board) -> TaskEnd {
-    let because = |text: &str, images: &[ImageResult]| {
-        let missing = images.iter().filter(|image| !image.outcome.is_on_node()).count();
-        let mut reason = format!("{text}; {missing} of {} images are missing", images.len());
-        if !trouble.is_empty() {
-            reason = format!("{reason}; {trouble}");
-        }
-        truncate_reason(&reason)
-    };
-    let (outcome, reason, images) = match ended {
-        Ended::ByItself => {
-            if let Some(CheckOutcome { passed: false, reason }) = &check {
-                let mut images = board.results("");
-                for image in images.iter_mut().filter(|image| image.outcome == ImageOutcome::Stopped) {
-                    image.outcome = ImageOutcome::Failed;
-                    "not pulled: the node did not pass the checks".clone_into(&mut image.reason);
-                }
-                (TaskOutcome::Failed, truncate_reason(&format!("check failed: {reason}")), images)
-            } else {
-                // All have ended, so that nothing is stopped.
-                let images = board.results("stopped");
-                let (outcome, reason) = summary(&work.task, &images);
-                (outcome, reason, images)
-            }
-        }
-        Ended::Stopped(reason) => {
-            let images = board.results("cancelled");
-            (TaskOutcome::Cancelled, because(&format!("cancelled: {reason}"), &images), images)
-        }
-        Ended::Deadline => {
-            let images = board.results("the deadline passed");
-            (TaskOutcome::DeadlineExceeded, because("the deadline passed", &images), images)
-        }
-    };
-    TaskEnd { outcome, reason, check, images }
-}
-
-async fn stopped(mut control: watch::Receiver<Control>) -> String {
-    loop {
-        if let Some(reason) = &control.borrow_and_update().stop {
-            return reason.clone();
-        }
-        if control.changed().await.is_err() {
-            // Nobody can stop it any more.
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-async fn deadline(mut control: watch::Receiver<Control>) {
-    loop {
-        let deadline = Instant::from_std(control.borrow_and_update().terms.deadline);
-        let renewed = async {
-            if control.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
-        tokio::select! {
-            () = renewed => {}
-            () = sleep_until(deadline) => return,
-        }
     }
 }

@@ -1,15 +1,19 @@
-//! The tasks on the disk: one JSON file for each under `STATE_DIR/tasks`, so that a broken file costs one task.
+//! Ledger of tasks on the disk: one JSON file each below `STATE_DIR/tasks`, so that a broken file costs one task.
 //!
 //! # Guarantees
-//! - When [`Ledger::save`] returns, the record survives a power cut: it is written beside its place, flushed,
-//!   renamed, and the folder is flushed. A reader sees the old record or the new one.
+//! - When [`Ledger::save`] returns, the record survives a power cut: it is written to a new file, flushed, renamed,
+//!   and the folder is flushed. A reader sees the old record or the new one.
 //! - A file that cannot be read is set aside as `….corrupt` and never stops the agent.
-//! - One agent at a time has a state directory.
+//! - A state directory has one agent at a time.
 //!
-//! All of it blocks: callers are on a thread that may.
+//! Every function blocks: call them on a thread that may.
 
+#[cfg(test)]
+pub(crate) mod memory;
+
+use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -20,55 +24,55 @@ use tracing::warn;
 use crate::cloud::identity::REMEDY_OF_DENIAL;
 use crate::tasks::agent::{RECORD_FORMAT, TaskRecord};
 
-/// A record beyond this is no record of ours: a task is at most one message (1 MiB), and its results, 256 at
-/// 1 KiB of reason each, add less than that.
+/// Largest file that is read as a record: a task fills at most one message (1 MiB), and its results, 256 with a reason
+/// of 1 KiB each, add less than that.
 const MAX_RECORD: u64 = 4 * 1024 * 1024;
 const LOCK: &str = "lock";
 const TASKS: &str = "tasks";
 
-/// Where the records of a node are kept.
+/// Storage for the records of a node.
 pub(crate) trait Store: Send + 'static {
-    /// All records, once, at the start.
+    /// Reads all records. Called once, at the start.
     fn load(&mut self) -> Result<Vec<TaskRecord>, LedgerError>;
-    /// Writes a record for good, in place of an earlier one of that task.
+    /// Writes a record durably. It replaces an earlier one of the task.
     fn save(&mut self, record: &TaskRecord) -> Result<(), LedgerError>;
     /// Removes the record of a task, if there is one.
     fn remove(&mut self, task: &TaskId) -> Result<(), LedgerError>;
 }
 
-/// Why the ledger could not be opened, read or written.
+/// Failure to open, read or write the ledger.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LedgerError {
-    /// Two agents would overwrite each other's records.
+    /// Another agent has the state directory: the two would overwrite each other's records.
     #[error(
         "the state directory {0} is in use by another edgecore-prepull: stop that one, or give this one a --state-dir of its own"
     )]
     InUse(PathBuf),
-    /// It belongs to another user.
+    /// The file or folder belongs to another user.
     #[error("cannot {action} {path}: {REMEDY_OF_DENIAL}")]
     Denied {
-        /// What was tried.
+        /// Operation that was refused.
         action: &'static str,
-        /// On what.
+        /// File or folder of the operation.
         path: PathBuf,
     },
-    /// The system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {path}")]
     Io {
-        /// What was tried.
+        /// Operation that was refused.
         action: &'static str,
-        /// On what.
+        /// File or folder of the operation.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         error: io::Error,
     },
-    /// A record that JSON cannot express. There is none.
+    /// The record cannot be expressed in JSON, which no record is known to do.
     #[error("cannot serialise the record of task {task}")]
     Serialise {
-        /// Which.
+        /// Task of the record.
         task: TaskId,
-        /// What serde said.
+        /// Error of the serialiser.
         #[source]
         error: serde_json::Error,
     },
@@ -82,16 +86,16 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ledg
     }
 }
 
-/// The records in a folder, held by a lock for as long as this lives.
+/// The records in a state directory, which stays locked as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     tasks: PathBuf,
-    /// The lock goes with the file, also when the process dies.
+    /// The operating system releases the lock when the file is closed, also if the process dies.
     _lock: File,
 }
 
 impl Ledger {
-    /// Takes the state directory, which is made if it is missing.
+    /// Locks the state directory, and creates it if it is missing.
     pub(crate) fn open(state_dir: &Path) -> Result<Self, LedgerError> {
         let tasks = state_dir.join(TASKS);
         fs::DirBuilder::new()
@@ -128,7 +132,7 @@ impl Ledger {
         let aside = PathBuf::from(name);
         match fs::rename(path, &aside) {
             Ok(()) => {
-                warn!(file = %aside.display(), reason = why, "task record set aside: that task is lost to this agent, the cloud will assign it again or let it time out");
+                warn!(file = %aside.display(), reason = why, "task record is unusable and was set aside; the agent forgets this task, and the cloud assigns it again or lets it time out");
             }
             Err(error) => {
                 warn!(file = %path.display(), reason = why, %error, "task record is unusable and cannot be set aside");
@@ -143,20 +147,20 @@ impl Store for Ledger {
         for entry in fs::read_dir(&self.tasks).map_err(io_error("list", &self.tasks))? {
             let path = entry.map_err(io_error("list", &self.tasks))?.path();
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("json") => match read(&path) {
+                Some("json") => match read_record(&path) {
                     Ok(record) => records.push(record),
                     Err(why) => Self::set_aside(&path, &why),
                 },
-                // Cut short by a crash; what it was to replace is still there.
+                // A write that a crash interrupted: the record that it was to replace is still there.
                 Some("new") => {
                     if let Err(error) = fs::remove_file(&path) {
-                        warn!(file = %path.display(), %error, "cannot remove a half-written task record");
+                        warn!(file = %path.display(), %error, "cannot remove an unfinished task record");
                     }
                 }
                 _ => {}
             }
         }
-        // read_dir has no order.
+        // read_dir returns files in no order; the agent queues tasks in the order of their acceptance.
         records.sort_by(|a, b| (a.accepted, a.id()).cmp(&(b.accepted, b.id())));
         Ok(records)
     }
@@ -174,7 +178,7 @@ impl Store for Ledger {
             .open(&new)
             .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
         if let Err(error) = written {
-            // On a full disk the torso would only take room.
+            // On a full disk, the unfinished file would only take up space.
             let _ = fs::remove_file(&new);
             return Err(io_error("write", &new)(error));
         }
@@ -192,8 +196,8 @@ impl Store for Ledger {
     }
 }
 
-/// The record of a file, or what is wrong with it.
-fn read(path: &Path) -> Result<TaskRecord, String> {
+/// Reads the record in a file. The error is the reason to set the file aside.
+fn read_record(path: &Path) -> Result<TaskRecord, String> {
     let mut text = Vec::new();
     let file = File::open(path).map_err(|error| error.to_string())?;
     file.take(MAX_RECORD + 1).read_to_end(&mut text).map_err(|error| error.to_string())?;
@@ -209,15 +213,15 @@ fn read(path: &Path) -> Result<TaskRecord, String> {
     if !complete {
         return Err("the results do not match the images".to_owned());
     }
-    // A renamed file would be written to its own name from now on, and read a second time after a restart.
+    // The record would be saved under its right name from now on, and this file would be read again after a restart.
     if path.file_name().is_none_or(|name| name != file_name(record.id()).as_str()) {
-        return Err(format!("it is the record of task {}, under a wrong name", record.id()));
+        return Err(format!("it is the record of task {}, under a wrong file name", record.id()));
     }
     Ok(record)
 }
 
-/// A UID as Kubernetes makes it is its own name; any other text, which might have a slash in it, is hashed. The
-/// two cannot meet: a plain name has no underscore.
+/// Names the file of a task. A UID as Kubernetes creates it is used as it is; any other text, which might contain a
+/// slash, is hashed. The two never collide, because only hashed names contain an underscore.
 fn file_name(task: &TaskId) -> String {
     const LONGEST: usize = 64;
     let job = &task.job.0;
@@ -226,7 +230,6 @@ fn file_name(task: &TaskId) -> String {
     let name = if plain {
         job.clone()
     } else {
-        use std::fmt::Write;
         let hash = ring::digest::digest(&ring::digest::SHA256, job.as_bytes());
         hash.as_ref().iter().fold("_".to_owned(), |mut name, byte| {
             // Writing to a String cannot fail.
@@ -237,7 +240,5 @@ fn file_name(task: &TaskId) -> String {
     format!("{name}.{}.json", task.attempt)
 }
 
-#[cfg(test)]
-pub(crate) mod memory;
 #[cfg(test)]
 mod tests;

@@ -1,61 +1,58 @@
-//! A node: the agent with everything that it needs around it, over any puller and any store.
+//! The node at work: agent, executors, ledger and tunnel around one loop, over any puller and any store.
 //!
-//! The loop never waits for anything but its inputs: writes are made by a task of their own, one after the
-//! other, and what is to be said to the cloud waits in a queue that is emptied beside the rest.
+//! The loop waits for nothing but its inputs: a task of its own makes the writes, one after the other, and messages to
+//! the cloud wait in an outbox that is emptied meanwhile.
 
+mod hello;
 mod recorder;
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use prepull_api::task::{ImageOutcome, TaskId, TaskOutcome};
-use prepull_api::wire::{
-    CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, OpenTask, Progress, truncate_reason,
-};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
+use self::hello::describe_node;
+use self::recorder::{Recorder, WriteOutcome};
+use crate::cloud::endpoint::with_causes;
 use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
 use crate::images::providers::Providers;
 use crate::images::puller::Puller;
 use crate::metrics::Metrics;
-use crate::tasks::agent::{Agent, Effect, Event, Now, TaskEnd, TaskRecord, Work};
-use crate::tasks::executor::{Control, Executor, Report};
+use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, Now, TaskEnd, TaskRecord};
+use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 use crate::tasks::ledger::{LedgerError, Store};
-use recorder::{Outcome, Recorder};
 
-/// Reports of all tasks that wait for the loop. It takes one in microseconds; where it is behind, progress is
-/// dropped and ends of images wait.
-const REPORTS: usize = 64;
-/// Messages that wait for the tunnel before no more is read from it: every task may owe a result, an
+/// Updates of all tasks that may wait for the loop, which takes one in microseconds. If it falls behind, progress is
+/// dropped, and ends of images wait.
+const UPDATES: usize = 64;
+/// Messages that may wait for the tunnel before the loop stops reading from it. Each task may owe a result, an
 /// acceptance and an answer to a repeated assignment.
 const OUTBOX: usize = 4 * MAX_OPEN_TASKS;
-/// The cloud waits for `Hello`. A runtime that takes longer than this to say who it is, is left out.
-const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a node does not learn from the cloud.
+/// Settings of a node that do not come from the cloud.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
-    /// Tasks at the same time; more wait.
+    /// Largest number of tasks that run at the same time; more wait.
     pub(crate) max_tasks: NonZeroU32,
-    /// Images at the same time, over all tasks.
+    /// Largest number of images that are pulled at the same time, over all tasks.
     pub(crate) parallel_pulls: NonZeroUsize,
-    /// What the check items look for.
+    /// Limits of the check items.
     pub(crate) limits: Limits,
-    /// Asked where the credentials of a task do not do.
+    /// Credential providers, which are asked if the credentials of a task are missing or refused.
     pub(crate) providers: Arc<Providers>,
 }
 
-type TaskReport = (TaskId, Report);
-
-/// An edge node's agent at work.
+/// A node with its agent, its executors and its ledger.
 #[derive(Debug)]
 pub(crate) struct Node<P> {
     agent: Agent,
@@ -63,15 +60,20 @@ pub(crate) struct Node<P> {
     puller: Arc<P>,
     recorder: Recorder,
     metrics: Arc<Metrics>,
+    /// Messages that wait for the tunnel.
     outbox: VecDeque<EdgeMessage>,
-    controls: HashMap<TaskId, watch::Sender<Control>>,
-    tasks: JoinSet<TaskEnd>,
-    names: HashMap<Id, TaskId>,
-    reports: (mpsc::Sender<TaskReport>, mpsc::Receiver<TaskReport>),
+    /// Controls of the running executions.
+    controls: HashMap<TaskId, watch::Sender<TaskControl>>,
+    executions: JoinSet<TaskEnd>,
+    /// Task of each running execution.
+    tasks_by_execution: HashMap<Id, TaskId>,
+    updates: (mpsc::Sender<NamedUpdate>, mpsc::Receiver<NamedUpdate>),
 }
 
+type NamedUpdate = (TaskId, TaskUpdate);
+
 impl<P: Puller> Node<P> {
-    /// Reads the store, and takes up what is in it.
+    /// Reads the store, and takes up the tasks in it.
     pub(crate) async fn start(
         puller: Arc<P>,
         store: impl Store,
@@ -90,19 +92,19 @@ impl<P: Puller> Node<P> {
             metrics,
             outbox: VecDeque::new(),
             controls: HashMap::new(),
-            tasks: JoinSet::new(),
-            names: HashMap::new(),
-            reports: mpsc::channel(REPORTS),
+            executions: JoinSet::new(),
+            tasks_by_execution: HashMap::new(),
+            updates: mpsc::channel(UPDATES),
         };
         if !records.is_empty() {
-            info!(tasks = records.len(), "tasks found in the ledger");
+            info!(tasks = records.len(), "the ledger has tasks from before the restart");
         }
-        node.on(Event::Loaded(records));
+        node.handle(AgentEvent::Loaded(records));
         Ok(node)
     }
 
-    /// Works until `shutdown`, or until the tunnel ends. Tasks that run are dropped and stay in the ledger: they
-    /// go on after the next start.
+    /// Runs until `shutdown`, or until the tunnel ends. Running executions are dropped; their tasks stay in the ledger
+    /// and go on after the next start.
     pub(crate) async fn run(
         mut self,
         mut tunnel: mpsc::Receiver<TunnelEvent>,
@@ -116,69 +118,68 @@ impl<P: Puller> Node<P> {
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 event = tunnel.recv(), if self.outbox.len() < OUTBOX => match event {
-                    Some(event) => self.on_tunnel(event),
+                    Some(event) => self.on_tunnel_event(event),
                     None => break,
                 },
-                outcome = self.recorder.next() => self.on_recorded(outcome),
-                report = self.reports.1.recv() => {
-                    if let Some((task, report)) = report {
-                        self.on_report(task, report, &link);
+                outcome = self.recorder.next_outcome() => self.on_write_outcome(outcome),
+                update = self.updates.1.recv() => {
+                    if let Some((task, update)) = update {
+                        self.on_update(task, update, &link);
                     }
                 }
-                Some(ended) = self.tasks.join_next_with_id() => self.on_task_ended(ended),
-                () = async { tick.map_or_else(|| futures::future::Either::Left(pending()), |tick| futures::future::Either::Right(sleep_until(tick))).await } => self.on(Event::Tick),
-                () = say(&link, front) => {
+                Some(ended) = self.executions.join_next_with_id() => self.on_execution_ended(ended),
+                () = sleep_until_tick(tick) => self.handle(AgentEvent::Tick),
+                () = send(&link, front) => {
                     self.outbox.pop_front();
                 }
             }
         }
-        self.tasks.shutdown().await;
+        self.executions.shutdown().await;
         self.recorder.finish().await;
     }
 
-    fn on(&mut self, event: Event) {
-        let now = Now { monotonic: Instant::now().into_std(), wall: SystemTime::now() };
-        for effect in self.agent.handle(event, now) {
+    fn handle(&mut self, event: AgentEvent) {
+        for effect in self.agent.handle(event, now()) {
             self.perform(effect);
         }
     }
 
-    fn perform(&mut self, effect: Effect) {
+    fn perform(&mut self, effect: AgentEffect) {
         match effect {
-            Effect::Persist(record) => {
-                self.give_up_unbegun(&record);
+            AgentEffect::Persist(record) => {
+                self.give_up_untouched(&record);
                 self.recorder.save(record);
             }
-            Effect::Forget(task) => {
-                info!(%task, "result acknowledged");
+            AgentEffect::Forget(task) => {
+                info!(%task, "task removed from the ledger");
                 self.recorder.remove(task);
             }
-            Effect::Start(work) => self.start_task(*work),
-            Effect::Renew(task, terms) => {
+            AgentEffect::Start(execution) => self.start_execution(*execution),
+            AgentEffect::Renew(task, terms) => {
                 if let Some(control) = self.controls.get(&task) {
                     control.send_modify(|control| control.terms = terms);
                 }
             }
-            Effect::Stop { task, reason } => {
+            AgentEffect::Stop { task, reason } => {
                 if let Some(control) = self.controls.get(&task) {
-                    info!(%task, reason, "task is being stopped");
+                    info!(%task, reason, "stopping task");
                     control.send_modify(|control| control.stop = Some(reason));
                 }
             }
-            Effect::Send(message) => self.outbox.push_back(message),
+            AgentEffect::Send(message) => self.outbox.push_back(message),
         }
     }
 
-    /// A task from before a restart may be cancelled without ever reaching the executor, which gives up what it
-    /// has begun itself: what the agent pulled in its earlier life is to go all the same.
-    fn give_up_unbegun(&self, record: &TaskRecord) {
+    /// Gives up the images of a cancelled task that no executor has touched since the restart: what the agent pulled of
+    /// them before would otherwise stay. An executor gives up the pulls that it has begun itself.
+    fn give_up_untouched(&self, record: &TaskRecord) {
         let Some(result) = record.result.as_ref().filter(|result| result.outcome == TaskOutcome::Cancelled)
         else {
             return;
         };
         let images = record.task.images.iter().zip(&result.images);
-        let unbegun = images.filter(|(_, end)| end.outcome == ImageOutcome::Stopped && end.attempts == 0);
-        let references: Vec<String> = unbegun.map(|(image, _)| image.reference.clone()).collect();
+        let untouched = images.filter(|(_, end)| end.outcome == ImageOutcome::Stopped && end.attempts == 0);
+        let references: Vec<String> = untouched.map(|(image, _)| image.reference.clone()).collect();
         let executor = self.executor.clone();
         tokio::spawn(async move {
             for reference in references {
@@ -187,173 +188,148 @@ impl<P: Puller> Node<P> {
         });
     }
 
-    fn start_task(&mut self, work: Work) {
-        let id = work.task.id.clone();
-        let span = info_span!("task", %id, title = work.task.title);
+    fn start_execution(&mut self, execution: Execution) {
+        let id = execution.task.id.clone();
+        let span = info_span!("task", %id, title = execution.task.title);
         span.in_scope(|| {
-            let kept = work.done.iter().flatten().count();
-            info!(images = work.task.images.len(), kept, "task begins");
+            let done = execution.done.iter().flatten().count();
+            info!(images = execution.task.images.len(), done, "task started");
         });
-        let (control, terms) = watch::channel(Control { terms: work.terms.clone(), stop: None });
+        let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
         self.controls.insert(id.clone(), control);
         let executor = self.executor.clone();
-        let all = self.reports.0.clone();
+        let named_updates = self.updates.0.clone();
         let name = id.clone();
-        let task = async move {
-            let (sender, mut receiver) = mpsc::channel(1);
-            let name_reports = async {
-                while let Some(report) = receiver.recv().await {
+        let run = async move {
+            let (sender, mut updates) = mpsc::channel(1);
+            let add_name = async {
+                while let Some(update) = updates.recv().await {
                     // The loop is gone when the agent stops.
-                    let _ = all.send((name.clone(), report)).await;
+                    let _ = named_updates.send((name.clone(), update)).await;
                 }
             };
-            tokio::join!(executor.run(work, terms, sender), name_reports).0
+            tokio::join!(executor.run(execution, receiver, sender), add_name).0
         };
-        let handle = self.tasks.spawn(task.instrument(span));
-        self.names.insert(handle.id(), id);
+        let handle = self.executions.spawn(run.instrument(span));
+        self.tasks_by_execution.insert(handle.id(), id);
     }
 
-    fn on_task_ended(&mut self, ended: Result<(Id, TaskEnd), JoinError>) {
+    fn on_execution_ended(&mut self, ended: Result<(Id, TaskEnd), JoinError>) {
         let (id, ended) = match ended {
             Ok((id, end)) => (id, Ok(end)),
             Err(error) => (error.id(), Err(error)),
         };
-        let Some(task) = self.names.remove(&id) else { return };
+        let Some(task) = self.tasks_by_execution.remove(&id) else { return };
         self.controls.remove(&task);
         match ended {
             Ok(end) => {
                 info!(%task, outcome = ?end.outcome, reason = end.reason, "task ended");
                 self.metrics.count_task(end.outcome);
-                self.on(Event::Ended(task, end));
+                self.handle(AgentEvent::Ended(task, end));
             }
             Err(error) => {
                 error!(%task, %error, "the executor died");
                 let reason = truncate_reason(&format!("the agent's executor died: {error}"));
-                self.on(Event::Crashed { task, reason });
+                self.handle(AgentEvent::Crashed { task, reason });
             }
         }
     }
 
-    fn on_report(&mut self, task: TaskId, report: Report, link: &Link) {
-        match report {
-            Report::Checked(outcome) => self.on(Event::Checked(task, outcome)),
-            Report::Progress(images) => {
-                // Past the outbox: what does not fit is of the moment, and old in a second.
-                let now = Now { monotonic: Instant::now().into_std(), wall: SystemTime::now() };
-                for effect in self.agent.handle(Event::Progress(Progress { task, images }), now) {
+    fn on_update(&mut self, task: TaskId, update: TaskUpdate, link: &Link) {
+        match update {
+            TaskUpdate::Checked(outcome) => self.handle(AgentEvent::Checked(task, outcome)),
+            TaskUpdate::Progress(images) => {
+                // Progress bypasses the outbox, and is dropped if the link is full: it is outdated a second later.
+                let progress = AgentEvent::Progress(Progress { task, images });
+                for effect in self.agent.handle(progress, now()) {
                     match effect {
-                        Effect::Send(message) => link.offer(message),
+                        AgentEffect::Send(message) => link.offer(message),
                         other => self.perform(other),
                     }
                 }
             }
-            Report::ImageEnded { index, result } => {
+            TaskUpdate::ImageEnded { index, result } => {
                 self.metrics.count_image(result.outcome.is_on_node());
-                self.on(Event::ImageEnded { task, index, result });
+                self.handle(AgentEvent::ImageEnded { task, index, result });
             }
         }
     }
 
-    fn on_recorded(&mut self, outcome: Outcome) {
+    fn on_write_outcome(&mut self, outcome: WriteOutcome) {
         match outcome {
-            Outcome::Saved(task) => self.on(Event::Persisted(task)),
-            Outcome::NotSaved(task, error) => {
-                let reason = chain(&error);
-                warn!(%task, error = reason, "the task's record cannot be written");
-                self.on(Event::PersistFailed { task, reason });
+            WriteOutcome::Saved(task) => self.handle(AgentEvent::Persisted(task)),
+            WriteOutcome::SaveFailed(task, error) => {
+                let reason = with_causes(&error);
+                warn!(%task, error = reason, "cannot write the record of the task");
+                self.handle(AgentEvent::PersistFailed { task, reason });
             }
-            Outcome::NotRemoved(task, error) => {
-                // The result is sent, and acknowledged, once more after the next start.
-                warn!(%task, error = chain(&error), "the task's record cannot be removed");
+            WriteOutcome::RemoveFailed(task, error) => {
+                // After the next start, the result is sent and acknowledged once more.
+                warn!(%task, error = with_causes(&error), "cannot remove the record of the task");
             }
         }
     }
 
-    fn on_tunnel(&mut self, event: TunnelEvent) {
+    fn on_tunnel_event(&mut self, event: TunnelEvent) {
         match event {
-            TunnelEvent::Connecting(answer) => self.say_hello(answer),
+            TunnelEvent::Connecting(answer) => self.send_hello(answer),
             TunnelEvent::Connected(welcome) => {
                 self.metrics.set_connected(true);
                 self.executor.pace().set_interval(welcome.progress_interval);
-                self.executor.pace().new_listener();
-                self.on(Event::Connected);
+                self.executor.pace().begin_session();
+                self.handle(AgentEvent::Connected);
             }
             TunnelEvent::Disconnected => {
                 self.metrics.set_connected(false);
-                // What had not been said is said anew on the next session, if it still counts.
+                // The agent sends on the next session what still counts by then.
                 self.outbox.clear();
-                self.on(Event::Disconnected);
+                self.handle(AgentEvent::Disconnected);
             }
             TunnelEvent::Message(CloudMessage::Assign(assign)) => {
                 info!(task = %assign.task.id, title = assign.task.title, remaining = ?assign.remaining, "task assigned");
-                self.on(Event::Assign(assign));
+                self.handle(AgentEvent::Assign(assign));
             }
-            TunnelEvent::Message(CloudMessage::ResultAck { task }) => self.on(Event::ResultAck(task)),
+            TunnelEvent::Message(CloudMessage::ResultAck { task }) => {
+                self.handle(AgentEvent::ResultAck(task));
+            }
             TunnelEvent::Message(CloudMessage::Cancel { task, reason }) => {
                 info!(%task, reason, "the cloud cancels the task");
-                self.on(Event::Cancel { task, reason });
+                self.handle(AgentEvent::Cancel { task, reason });
             }
-            // The tunnel's own affair.
+            // The tunnel handles these itself.
             TunnelEvent::Message(message @ (CloudMessage::Welcome(_) | CloudMessage::Goaway { .. })) => {
                 debug!(?message, "not for the agent");
             }
         }
     }
 
-    fn say_hello(&self, answer: oneshot::Sender<Hello>) {
+    fn send_hello(&self, answer: oneshot::Sender<Hello>) {
         let (max_tasks, open) = (self.agent.max_tasks(), self.agent.open_tasks());
         let puller = self.puller.clone();
         let metrics = self.metrics.clone();
         tokio::spawn(async move {
-            // The tunnel may have given up meanwhile.
-            let _ = answer.send(hello(&*puller, &metrics, max_tasks, open).await);
+            // The tunnel may have abandoned the attempt meanwhile.
+            let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open).await);
         });
     }
 }
 
-async fn hello(puller: &impl Puller, metrics: &Metrics, max_tasks: NonZeroU32, open: Vec<OpenTask>) -> Hello {
-    let (runtime, image_filesystem) =
-        tokio::join!(timeout(HELLO_PATIENCE, puller.version()), timeout(HELLO_PATIENCE, puller.filesystem()));
-    let runtime = runtime.ok().and_then(Result::ok);
-    metrics.set_runtime_up(runtime.is_some());
-    Hello {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        os: std::env::consts::OS.to_owned(),
-        arch: go_arch(std::env::consts::ARCH).to_owned(),
-        runtime,
-        image_filesystem: image_filesystem.ok().and_then(Result::ok),
-        max_tasks: Some(max_tasks.get()),
-        open,
-    }
+fn now() -> Now {
+    Now { monotonic: Instant::now().into_std(), wall: SystemTime::now() }
 }
 
-/// Go's name of an architecture, which Node objects have, by Rust's.
-fn go_arch(arch: &str) -> &str {
-    match arch {
-        "x86_64" => "amd64",
-        "x86" => "386",
-        "aarch64" => "arm64",
-        "loongarch64" => "loong64",
-        other => other,
-    }
-}
-
-async fn say(link: &Link, message: Option<EdgeMessage>) {
-    match message {
-        Some(message) => link.send(message).await,
+async fn sleep_until_tick(tick: Option<Instant>) {
+    match tick {
+        Some(tick) => sleep_until(tick).await,
         None => pending().await,
     }
 }
 
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
+async fn send(link: &Link, message: Option<EdgeMessage>) {
+    match message {
+        Some(message) => link.send(message).await,
+        None => pending().await,
     }
-    text
 }
 
 #[cfg(test)]

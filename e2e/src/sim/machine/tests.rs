@@ -11,7 +11,7 @@ struct Bench {
     machine: Machine,
     counts: Arc<Counts>,
     begun: Instant,
-    events: VecDeque<Event>,
+    events: VecDeque<AgentEvent>,
 }
 
 impl Bench {
@@ -25,7 +25,7 @@ impl Bench {
         Self::new(Behaviour { pull: PullTime::Fixed(pull), ..Behaviour::default() })
     }
 
-    fn start(&mut self, at: Duration, work: Work) {
+    fn start(&mut self, at: Duration, work: Execution) {
         self.machine.start(work, self.begun + at, &mut self.events);
     }
 
@@ -39,7 +39,7 @@ impl Bench {
     /// The images that ended, and how, since the last question.
     fn images(&self) -> Vec<(usize, ImageOutcome)> {
         let ended = self.events.iter().filter_map(|event| match event {
-            Event::ImageEnded { index, result, .. } => Some((*index, result.outcome)),
+            AgentEvent::ImageEnded { index, result, .. } => Some((*index, result.outcome)),
             _ => None,
         });
         ended.collect()
@@ -47,7 +47,7 @@ impl Bench {
 
     fn ends(&self) -> Vec<(TaskOutcome, Vec<ImageOutcome>)> {
         let ended = self.events.iter().filter_map(|event| match event {
-            Event::Ended(_, end) => {
+            AgentEvent::Ended(_, end) => {
                 Some((end.outcome, end.images.iter().map(|image| image.outcome).collect()))
             }
             _ => None,
@@ -57,7 +57,7 @@ impl Bench {
 }
 
 /// A task of so many images, with a minute for it.
-fn work(begun: Instant, attempt: u32, images: usize) -> Work {
+fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
     let image = |number: usize| ImageTask {
         image: format!("image-{number}"),
         reference: format!("registry.example/image-{number}"),
@@ -73,8 +73,8 @@ fn work(begun: Instant, attempt: u32, images: usize) -> Work {
         checks: vec![CheckItem::Disk],
         images: (0..images).map(image).collect(),
     };
-    let terms = Terms { deadline: begun + 60 * SECOND, keys: Vec::new() };
-    Work { task, check: None, done: vec![None; images], terms }
+    let terms = TaskTerms { deadline: begun + 60 * SECOND, keys: Vec::new() };
+    Execution { task, check: None, done: vec![None; images], terms }
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn whatever_ends_early_keeps_what_is_whole() {
     let task = work(bench.begun, 1, 2);
     bench.start(Duration::ZERO, task.clone());
     bench.until(50 * SECOND);
-    bench.machine.renew(&task.task.id, Terms { deadline: bench.begun + 100 * SECOND, keys: Vec::new() });
+    bench.machine.renew(&task.task.id, TaskTerms { deadline: bench.begun + 100 * SECOND, keys: Vec::new() });
     bench.until(70 * SECOND);
     bench.machine.stop(&task.task.id, "enough", bench.begun + 70 * SECOND, &mut bench.events);
     assert_eq!(bench.ends(), [(TaskOutcome::Cancelled, vec![Pulled, Stopped])]);
@@ -149,7 +149,7 @@ fn progress_comes_once_a_second_and_rises() {
     bench.start(Duration::ZERO, work(bench.begun, 1, 1));
     bench.until(10 * SECOND);
     let said = bench.events.iter().filter_map(|event| match event {
-        Event::Progress(progress) => progress.images[0].bytes.map(|bytes| bytes.done),
+        AgentEvent::Progress(progress) => progress.images[0].bytes.map(|bytes| bytes.done),
         _ => None,
     });
     let said: Vec<_> = said.collect();

@@ -1,38 +1,44 @@
-//! One task in memory.
+//! State of one task in memory, and its transitions.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use prepull_api::task::{TaskOutcome, TaskResult};
-use prepull_api::wire::truncate_reason;
+use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskId, TaskOutcome, TaskResult};
+use prepull_api::wire::{Assign, OpenPhase, truncate_reason};
 
-use super::{Effect, Now, TaskEnd, TaskRecord, Terms, Work};
+use super::io::{AgentEffect, Execution, TaskEnd, TaskTerms, send_accepted, send_result};
+use super::record::{TaskRecord, summary};
+use super::time::Now;
+
+/// Wait before a record that could not be written is written again: a full disk takes a while to empty, and a write
+/// costs next to nothing.
+pub(super) const PERSIST_RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) record: TaskRecord,
-    /// Absent for a task from before the restart, whose age only the wall clock knows.
-    pub(super) accepted: Option<Instant>,
-    pub(super) stage: Stage,
-    pub(super) saving: Saving,
+pub(super) struct TaskEntry {
+    record: TaskRecord,
+    /// Time of the acceptance. `None` for a task from before a restart, whose age only the wall clock knows.
+    accepted: Option<Instant>,
+    stage: Stage,
+    saving: Saving,
 }
 
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// The first record is on its way to the disk. Nothing has been said of it.
-    Storing(Terms),
-    /// From before a restart. Waits for an `Assign`.
+    /// The first record is on its way to the disk. The cloud has not been told anything.
+    Storing(TaskTerms),
+    /// The task is from before a restart and waits for an `Assign` to bring the keys.
     NeedsKeys {
-        /// When it ends without one.
+        /// Moment at which the task ends without them.
         deadline: Instant,
     },
-    /// Accepted, and waiting for its turn.
+    /// The task is accepted and waits for its turn.
     Queued {
-        /// For the executor.
-        terms: Terms,
-        /// The lowest one starts first.
+        /// Deadline and keys for the executor.
+        terms: TaskTerms,
+        /// Position in the queue: the lowest starts first.
         turn: u64,
     },
-    /// The executor has it.
+    /// An executor works on the task.
     Running,
     /// The record with the result is on its way to the disk.
     Ending,
@@ -42,33 +48,198 @@ pub(super) enum Stage {
 
 /// How the record in memory relates to the one on the disk.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Saving {
-    /// They are the same.
-    Clean,
+enum Saving {
+    /// Both are the same.
+    Saved,
     /// A write is under way.
     Writing {
-        /// And the record has changed since it began.
-        stale: bool,
+        /// Whether the record has changed since the write began.
+        outdated: bool,
     },
-    /// The last write failed. The next one begins then.
-    Failed(Instant),
+    /// The last write failed.
+    Failed {
+        /// Moment of the next write.
+        retry_at: Instant,
+    },
 }
 
-impl Entry {
-    pub(super) fn save(&mut self, effects: &mut Vec<Effect>) {
-        match &mut self.saving {
-            Saving::Clean => {
-                self.saving = Saving::Writing { stale: false };
-                effects.push(Effect::Persist(Box::new(self.record.clone())));
-            }
-            Saving::Writing { stale } => *stale = true,
-            // The retry writes what there is by then.
-            Saving::Failed(_) => {}
+impl TaskEntry {
+    /// Takes a task that the cloud has assigned for the first time.
+    pub(super) fn assigned(assign: Assign, now: Now, effects: &mut Vec<AgentEffect>) -> Self {
+        let deadline = now.after(assign.remaining);
+        let record = TaskRecord::new(assign.task.clone(), assign.remaining, now.wall());
+        let terms = TaskTerms::of_assignment(&record.task, assign, deadline);
+        let accepted = Some(now.monotonic);
+        let mut entry = Self { record, accepted, stage: Stage::Storing(terms), saving: Saving::Saved };
+        entry.save(effects);
+        entry
+    }
+
+    /// Takes up a task from the ledger after a restart.
+    pub(super) fn restored(record: TaskRecord, now: Now, effects: &mut Vec<AgentEffect>) -> Self {
+        let stage = if record.result.is_some() {
+            Stage::Ended
+        } else {
+            Stage::NeedsKeys { deadline: now.after(record.time_left(now.wall())) }
+        };
+        let all_ended = record.result.is_none() && record.images.iter().all(Option::is_some);
+        let mut entry = Self { record, accepted: None, stage, saving: Saving::Saved };
+        if all_ended {
+            // The agent stopped between the last image and the result: no image is left that needs a key.
+            let images: Vec<_> = entry.record.images.iter().flatten().cloned().collect();
+            let (outcome, reason) = summary(&entry.record.task, &images);
+            entry.end(TaskEnd { outcome, reason, check: entry.record.check.clone(), images }, now, effects);
+        }
+        entry
+    }
+
+    pub(super) fn id(&self) -> &TaskId {
+        self.record.id()
+    }
+
+    pub(super) fn record(&self) -> &TaskRecord {
+        &self.record
+    }
+
+    pub(super) fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.stage, Stage::Running)
+    }
+
+    /// Returns the phase for `Hello`. `None` for a task that is not on the disk yet: the cloud has to assign it again.
+    pub(super) fn open_phase(&self) -> Option<OpenPhase> {
+        match self.stage {
+            Stage::Storing(_) => None,
+            Stage::NeedsKeys { .. } => Some(OpenPhase::NeedsKeys),
+            // A queued task counts as running: the cloud has nothing to do for it.
+            Stage::Queued { .. } | Stage::Running | Stage::Ending => Some(OpenPhase::Running),
+            Stage::Ended => Some(OpenPhase::Finished),
         }
     }
 
-    /// Hands a queued task to the executor.
-    pub(super) fn start(&mut self, effects: &mut Vec<Effect>) {
+    /// Returns the result to send, if it is on the disk.
+    pub(super) fn stored_result(&self) -> Option<&TaskResult> {
+        if matches!(self.stage, Stage::Ended) { self.record.result.as_ref() } else { None }
+    }
+
+    /// Returns the moment at which the task needs a tick.
+    pub(super) fn next_tick(&self) -> Option<Instant> {
+        let deadline = match &self.stage {
+            Stage::NeedsKeys { deadline } => Some(*deadline),
+            Stage::Queued { terms, .. } => Some(terms.deadline),
+            _ => None,
+        };
+        let retry = match self.saving {
+            Saving::Failed { retry_at } => Some(retry_at),
+            _ => None,
+        };
+        deadline.into_iter().chain(retry).min()
+    }
+
+    /// Takes deadline and keys of an `Assign` that came again. A task that had waited for its keys gets `new_turn`.
+    pub(super) fn assign_again(
+        &mut self,
+        assign: Assign,
+        new_turn: u64,
+        connected: bool,
+        now: Now,
+        effects: &mut Vec<AgentEffect>,
+    ) {
+        if matches!(self.stage, Stage::Ending | Stage::Ended) {
+            // Of an ending task, the result follows as soon as it is on the disk.
+            return self.send_stored_result(connected, effects);
+        }
+        self.record.set_deadline(assign.remaining, now.wall());
+        let deadline = now.after(assign.remaining);
+        let new_terms = TaskTerms::of_assignment(&self.record.task, assign, deadline);
+        self.save(effects);
+        match &mut self.stage {
+            Stage::Storing(terms) => *terms = new_terms,
+            Stage::Queued { terms, .. } => {
+                *terms = new_terms;
+                effects.push(send_accepted(self.record.id().clone()));
+            }
+            Stage::NeedsKeys { .. } => {
+                self.stage = Stage::Queued { terms: new_terms, turn: new_turn };
+                effects.push(send_accepted(self.record.id().clone()));
+            }
+            Stage::Running => {
+                effects.push(AgentEffect::Renew(self.record.id().clone(), new_terms));
+                effects.push(send_accepted(self.record.id().clone()));
+            }
+            Stage::Ending | Stage::Ended => {}
+        }
+    }
+
+    /// Ends the task, or has its executor end it.
+    pub(super) fn cancel(&mut self, reason: &str, connected: bool, now: Now, effects: &mut Vec<AgentEffect>) {
+        match self.stage {
+            Stage::Storing(_) | Stage::NeedsKeys { .. } | Stage::Queued { .. } => {
+                self.stop(TaskOutcome::Cancelled, &format!("cancelled: {reason}"), now, effects);
+            }
+            Stage::Running => {
+                let reason = truncate_reason(reason);
+                effects.push(AgentEffect::Stop { task: self.record.id().clone(), reason });
+            }
+            Stage::Ending => {}
+            Stage::Ended => self.send_stored_result(connected, effects),
+        }
+    }
+
+    /// Goes on after a successful write. Returns whether the task has just become accepted.
+    pub(super) fn on_persisted(
+        &mut self,
+        turn: u64,
+        connected: bool,
+        effects: &mut Vec<AgentEffect>,
+    ) -> bool {
+        let outdated = matches!(self.saving, Saving::Writing { outdated: true });
+        self.saving = Saving::Saved;
+        if outdated {
+            self.save(effects);
+        }
+        match std::mem::replace(&mut self.stage, Stage::Running) {
+            Stage::Storing(terms) => {
+                self.stage = Stage::Queued { terms, turn };
+                return true;
+            }
+            // The record that was written does not have the result yet; the next one has.
+            Stage::Ending if outdated => self.stage = Stage::Ending,
+            Stage::Ending => {
+                self.stage = Stage::Ended;
+                self.send_stored_result(connected, effects);
+            }
+            other => self.stage = other,
+        }
+        false
+    }
+
+    /// Plans another try of a write that failed.
+    pub(super) fn on_persist_failed(&mut self, now: Now) {
+        self.saving = Saving::Failed { retry_at: now.after(PERSIST_RETRY) };
+    }
+
+    /// Does what is due by now: ends a wait for keys, and repeats a failed write.
+    pub(super) fn on_tick(&mut self, now: Now, effects: &mut Vec<AgentEffect>) {
+        if let Stage::NeedsKeys { deadline } = self.stage
+            && deadline <= now.monotonic
+        {
+            let reason = "the deadline passed while the restarted agent waited for the credentials";
+            self.stop(TaskOutcome::DeadlineExceeded, reason, now, effects);
+        }
+        if let Saving::Failed { retry_at } = self.saving
+            && retry_at <= now.monotonic
+        {
+            self.saving = Saving::Saved;
+            self.save(effects);
+        }
+    }
+
+    /// Hands a queued task to an executor.
+    pub(super) fn start(&mut self, effects: &mut Vec<AgentEffect>) {
         let terms = match std::mem::replace(&mut self.stage, Stage::Running) {
             Stage::Queued { terms, .. } => terms,
             other => {
@@ -76,7 +247,7 @@ impl Entry {
                 return;
             }
         };
-        effects.push(Effect::Start(Box::new(Work {
+        effects.push(AgentEffect::Start(Box::new(Execution {
             task: self.record.task.clone(),
             check: self.record.check.clone(),
             done: self.record.images.clone(),
@@ -84,13 +255,51 @@ impl Entry {
         })));
     }
 
-    pub(super) fn stop(&mut self, outcome: TaskOutcome, reason: &str, now: Now, effects: &mut Vec<Effect>) {
-        let images = self.record.images_stopped(reason);
+    pub(super) fn set_check(&mut self, outcome: CheckOutcome, effects: &mut Vec<AgentEffect>) {
+        self.record.check = Some(outcome);
+        self.save(effects);
+    }
+
+    /// Stores the result of an image, unless it has one: an image that has ended stays as it ended.
+    pub(super) fn set_image_result(
+        &mut self,
+        index: usize,
+        result: ImageResult,
+        effects: &mut Vec<AgentEffect>,
+    ) {
+        if let Some(slot @ None) = self.record.images.get_mut(index) {
+            *slot = Some(result);
+            self.save(effects);
+        }
+    }
+
+    /// Fails the task after a crash of its executor.
+    pub(super) fn crash(&mut self, reason: String, now: Now, effects: &mut Vec<AgentEffect>) {
+        let mut images = self.record.results_if_stopped(&reason);
+        for image in &mut images {
+            if image.outcome == ImageOutcome::Stopped {
+                image.outcome = ImageOutcome::Failed;
+            }
+        }
+        let check = self.record.check.clone();
+        self.end(TaskEnd { outcome: TaskOutcome::Failed, reason, check, images }, now, effects);
+    }
+
+    /// Ends a task that no executor works on.
+    pub(super) fn stop(
+        &mut self,
+        outcome: TaskOutcome,
+        reason: &str,
+        now: Now,
+        effects: &mut Vec<AgentEffect>,
+    ) {
+        let images = self.record.results_if_stopped(reason);
         let check = self.record.check.clone();
         self.end(TaskEnd { outcome, reason: reason.to_owned(), check, images }, now, effects);
     }
 
-    pub(super) fn end(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<Effect>) {
+    /// Puts the result into the record and writes it.
+    pub(super) fn end(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<AgentEffect>) {
         let TaskEnd { outcome, reason, check, images } = end;
         let took = self
             .accepted
@@ -102,5 +311,23 @@ impl Entry {
         self.record.check = None;
         self.stage = Stage::Ending;
         self.save(effects);
+    }
+
+    fn send_stored_result(&self, connected: bool, effects: &mut Vec<AgentEffect>) {
+        if connected && let Some(result) = self.stored_result() {
+            effects.push(send_result(result.clone()));
+        }
+    }
+
+    fn save(&mut self, effects: &mut Vec<AgentEffect>) {
+        match &mut self.saving {
+            Saving::Saved => {
+                self.saving = Saving::Writing { outdated: false };
+                effects.push(AgentEffect::Persist(Box::new(self.record.clone())));
+            }
+            Saving::Writing { outdated } => *outdated = true,
+            // The retry writes the record as it is by then.
+            Saving::Failed { .. } => {}
+        }
     }
 }

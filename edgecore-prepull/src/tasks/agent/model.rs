@@ -1,12 +1,15 @@
-//! The agent in a small world that does its worst: messages are lost and repeated, writes fail, the agent is
-//! killed between any two steps. What the module promises is asserted after every effect.
+//! Model of the agent in a world of faults: messages are lost and repeated, writes fail, the agent is killed between any
+//! two steps. The guarantees of the module are asserted after every effect.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, SystemTime};
 
-use prepull_api::wire::CloudMessage;
+use prepull_api::task::{ImageOutcome, ImageResult, Task, TaskResult};
+use prepull_api::wire::{CloudMessage, OpenPhase};
 use proptest::prelude::*;
 
+use super::entry::PERSIST_RETRY;
 use super::tests::{assign, pulled, task};
 use super::*;
 
@@ -15,20 +18,20 @@ const IMAGES: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The cloud sends (again) what it wants of the task.
+    /// The cloud assigns the task, or assigns it again.
     Assign(usize),
     Cancel(usize),
-    /// One message arrives; with `true` it stays in the pipe and will arrive again.
+    /// One message arrives; with `true` it will arrive again.
     ToEdge(bool),
     ToCloud(bool),
-    /// One write is done.
+    /// The first write under way succeeds.
     Ledger,
     LedgerFails,
     /// The executor of a task ends one more image, or the task.
     Execute(usize),
     Connect,
     Disconnect,
-    /// The agent is killed. Of the writes under way, this many were done.
+    /// The agent is killed after this many of the writes under way.
     Kill(usize),
     Pass(u64),
 }
@@ -57,20 +60,20 @@ enum Write {
 struct World {
     agent: Agent,
     max_tasks: NonZeroU32,
-    /// Accepted and not begun, in the order in which they came to that.
+    /// Tasks that are accepted and not started, in the order of their acceptance.
     queue: Vec<TaskId>,
     now: Now,
     connected: bool,
     disk: BTreeMap<TaskId, TaskRecord>,
     writes: VecDeque<Write>,
-    executors: HashMap<TaskId, (Box<Work>, bool)>,
+    executors: HashMap<TaskId, (Box<Execution>, bool)>,
     to_edge: VecDeque<CloudMessage>,
     to_cloud: VecDeque<EdgeMessage>,
-    /// Said `Accepted`, and not acknowledged since.
+    /// Tasks for which `Accepted` was sent and whose results are not acknowledged.
     accepted: BTreeSet<TaskId>,
-    /// The result that was sent from the disk, for tasks that are not forgotten.
+    /// Results that were sent from the disk, of tasks that are not forgotten.
     sent: HashMap<TaskId, TaskResult>,
-    /// What the cloud has.
+    /// Results that the cloud has.
     results: HashMap<TaskId, TaskResult>,
     wanted: BTreeSet<TaskId>,
 }
@@ -101,18 +104,18 @@ impl World {
         task(&format!("job-{n}"), 1, IMAGES)
     }
 
-    fn on(&mut self, event: Event) {
+    fn on(&mut self, event: AgentEvent) {
         for effect in self.agent.handle(event, self.now) {
             self.check(effect);
         }
         self.check_queue();
     }
 
-    /// No place stays free while a task waits, and none begins before one that has waited longer: since a task
-    /// that runs ends, so does every wait.
+    /// Asserts that no place stays free while a task waits, and that no task starts before one that has waited longer:
+    /// every running task ends, so every wait ends too.
     fn check_queue(&mut self) {
         let entries = self.agent.tasks.iter();
-        let waiting = entries.filter(|(_, entry)| matches!(entry.stage, Stage::Queued { .. }));
+        let waiting = entries.filter(|(_, entry)| matches!(entry.stage(), Stage::Queued { .. }));
         let waiting: BTreeSet<_> = waiting.map(|(id, _)| id.clone()).collect();
         let places = self.max_tasks.get() as usize;
         assert!(waiting.is_empty() || self.executors.len() == places, "a free place, and {waiting:?} wait");
@@ -122,36 +125,42 @@ impl World {
         self.queue.extend(new);
     }
 
-    fn check(&mut self, effect: Effect) {
+    fn check(&mut self, effect: AgentEffect) {
         match effect {
-            Effect::Persist(record) => {
+            AgentEffect::Persist(record) => {
                 let id = record.id().clone();
                 let under_way = |write: &Write| matches!(write, Write::Save(other) if *other.id() == id);
                 assert!(!self.writes.iter().any(under_way), "one write of a task at a time");
                 self.writes.push_back(Write::Save(record));
             }
-            Effect::Forget(id) => {
+            AgentEffect::Forget(id) => {
                 self.accepted.remove(&id);
                 self.sent.remove(&id);
                 self.writes.push_back(Write::Remove(id));
             }
-            Effect::Start(work) => {
-                let id = work.task.id.clone();
+            AgentEffect::Start(execution) => {
+                let id = execution.task.id.clone();
                 let record = self.disk.get(&id).expect("only a task on the disk is started");
-                for (known, done) in record.images.iter().zip(&work.done) {
+                for (known, done) in record.images.iter().zip(&execution.done) {
                     assert!(known.is_none() || known == done, "an image that ended is not pulled again");
                 }
-                let waits = |other: &&TaskId| matches!(self.agent.tasks[*other].stage, Stage::Queued { .. });
+                let waits =
+                    |other: &&TaskId| matches!(self.agent.tasks[*other].stage(), Stage::Queued { .. });
                 let ahead = self.queue.iter().take_while(|other| **other != id).find(waits);
-                assert_eq!(ahead, None, "{id} begins, and this one has waited longer");
+                assert_eq!(ahead, None, "{id} starts, and this one has waited longer");
                 self.queue.retain(|other| *other != id);
-                assert!(self.executors.insert(id, (work, false)).is_none(), "one executor for a task");
-                assert!(self.executors.len() <= self.max_tasks.get() as usize, "more than may run do");
+                assert!(self.executors.insert(id, (execution, false)).is_none(), "one executor for a task");
+                assert!(
+                    self.executors.len() <= self.max_tasks.get() as usize,
+                    "more tasks run than max_tasks"
+                );
             }
-            Effect::Renew(id, _) => assert!(self.executors.contains_key(&id), "an executor to renew"),
-            Effect::Stop { task, .. } => self.executors.get_mut(&task).expect("an executor to stop").1 = true,
-            Effect::Send(message) => {
-                assert!(self.connected, "sent into the void: {message:?}");
+            AgentEffect::Renew(id, _) => assert!(self.executors.contains_key(&id), "an executor to renew"),
+            AgentEffect::Stop { task, .. } => {
+                self.executors.get_mut(&task).expect("an executor to stop").1 = true;
+            }
+            AgentEffect::Send(message) => {
+                assert!(self.connected, "sent without a session: {message:?}");
                 match &message {
                     EdgeMessage::Accepted { task } => {
                         assert!(self.disk.contains_key(task), "accepted and not on the disk");
@@ -196,7 +205,7 @@ impl World {
                 self.connected = false;
                 self.to_edge.clear();
                 self.to_cloud.clear();
-                self.on(Event::Disconnected);
+                self.on(AgentEvent::Disconnected);
             }
             Step::Kill(written) => {
                 for _ in 0..written {
@@ -212,12 +221,12 @@ impl World {
                 for task in &self.accepted {
                     assert!(self.disk.contains_key(task), "accepted, and gone after a restart");
                 }
-                self.on(Event::Loaded(self.disk.values().cloned().collect()));
+                self.on(AgentEvent::Loaded(self.disk.values().cloned().collect()));
             }
             Step::Pass(seconds) => {
                 self.now.monotonic += Duration::from_secs(seconds);
                 self.now.wall += Duration::from_secs(seconds);
-                self.on(Event::Tick);
+                self.on(AgentEvent::Tick);
             }
         }
     }
@@ -228,9 +237,9 @@ impl World {
             self.to_edge.push_back(message.clone());
         }
         match message {
-            CloudMessage::Assign(assign) => self.on(Event::Assign(assign)),
-            CloudMessage::ResultAck { task } => self.on(Event::ResultAck(task)),
-            CloudMessage::Cancel { task, reason } => self.on(Event::Cancel { task, reason }),
+            CloudMessage::Assign(assign) => self.on(AgentEvent::Assign(assign)),
+            CloudMessage::ResultAck { task } => self.on(AgentEvent::ResultAck(task)),
+            CloudMessage::Cancel { task, reason } => self.on(AgentEvent::Cancel { task, reason }),
             other => unreachable!("{other:?}"),
         }
     }
@@ -263,42 +272,42 @@ impl World {
     fn write(&mut self, works: bool) {
         if works {
             if let Some(id) = self.write_only() {
-                self.on(Event::Persisted(id));
+                self.on(AgentEvent::Persisted(id));
             }
         } else if let Some(Write::Save(record)) = self.writes.front() {
             let task = record.id().clone();
             self.writes.pop_front();
-            self.on(Event::PersistFailed { task, reason: "disk full".to_owned() });
+            self.on(AgentEvent::PersistFailed { task, reason: "disk full".to_owned() });
         }
     }
 
     fn execute(&mut self, id: &TaskId) {
-        let Some((work, stopped)) = self.executors.get_mut(id) else { return };
-        match work.done.iter().position(Option::is_none) {
+        let Some((execution, stopped)) = self.executors.get_mut(id) else { return };
+        match execution.done.iter().position(Option::is_none) {
             Some(index) if !*stopped => {
-                work.done[index] = Some(pulled());
-                self.on(Event::ImageEnded { task: id.clone(), index, result: pulled() });
+                execution.done[index] = Some(pulled());
+                self.on(AgentEvent::ImageEnded { task: id.clone(), index, result: pulled() });
             }
             rest => {
-                let (work, _) = self.executors.remove(id).unwrap();
+                let (execution, _) = self.executors.remove(id).unwrap();
                 let stopped = ImageResult { outcome: ImageOutcome::Stopped, ..pulled() };
                 let images =
-                    work.done.into_iter().map(|done| done.unwrap_or_else(|| stopped.clone())).collect();
+                    execution.done.into_iter().map(|done| done.unwrap_or_else(|| stopped.clone())).collect();
                 let outcome = if rest.is_some() { TaskOutcome::Cancelled } else { TaskOutcome::Succeeded };
                 let end = TaskEnd { outcome, reason: String::new(), check: None, images };
-                self.on(Event::Ended(id.clone(), end));
+                self.on(AgentEvent::Ended(id.clone(), end));
             }
         }
     }
 
-    /// A session begins: the cloud compares what it wants with what the edge has.
+    /// A session begins: the cloud assigns the tasks that it wants and the edge lacks.
     fn connect(&mut self) {
         if self.connected {
             return;
         }
         let open = self.agent.open_tasks();
         self.connected = true;
-        self.on(Event::Connected);
+        self.on(AgentEvent::Connected);
         for n in 0..TASKS {
             let task = Self::task(n);
             let phase = open.iter().find(|open| open.task == task.id).map(|open| open.phase);
@@ -309,7 +318,7 @@ impl World {
         }
     }
 
-    /// All that is under way comes to its end.
+    /// Lets everything that is under way end, and asserts that nothing is left.
     fn settle(&mut self) {
         self.step(Step::Disconnect);
         self.connect();
@@ -319,8 +328,8 @@ impl World {
             self.step(Step::ToCloud(false));
             (0..TASKS).for_each(|n| self.step(Step::Execute(n)));
         }
-        // A task may be left that the cloud does not want any more: it was refused (a write failed), and an
-        // `Assign` that came late was taken. It ends by its deadline.
+        // A task that the cloud no longer wants may be left: it was refused because a write failed, and a late
+        // `Assign` was then taken. It ends by its deadline.
         self.step(Step::Pass(PERSIST_RETRY.as_secs().max(300)));
         for _ in 0..50 {
             self.step(Step::Ledger);
@@ -345,7 +354,7 @@ proptest! {
         steps in prop::collection::vec(step(), 0..120),
     ) {
         let mut world = World::new(max_tasks);
-        world.on(Event::Loaded(Vec::new()));
+        world.on(AgentEvent::Loaded(Vec::new()));
         for step in steps {
             world.step(step);
         }

@@ -1,34 +1,56 @@
-//! Who works next.
+//! The queue of accepted tasks, and the number of tasks that run at the same time.
 
 #[cfg(test)]
 mod tests;
 
-use prepull_api::task::TaskOutcome;
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
-use super::entry::Stage;
-use super::{Agent, Effect, Now};
+use prepull_api::task::{TaskId, TaskOutcome};
 
-impl Agent {
-    /// A place at the end of the queue. A number that is not used is no loss.
-    pub(super) fn take_turn(&mut self) -> u64 {
-        self.turn += 1;
-        self.turn
+use super::entry::{Stage, TaskEntry};
+use super::io::AgentEffect;
+use super::time::Now;
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    max_tasks: NonZeroU32,
+    last_turn: u64,
+}
+
+impl Queue {
+    pub(super) fn new(max_tasks: NonZeroU32) -> Self {
+        Self { max_tasks, last_turn: 0 }
     }
 
-    /// Fills the free places, in the order of acceptance. After every event: whatever happened may have freed
-    /// a place or filled the queue.
-    pub(super) fn start_next(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        self.end_overdue(now, effects);
-        let running = self.tasks.values().filter(|entry| matches!(entry.stage, Stage::Running)).count();
+    pub(super) fn max_tasks(&self) -> NonZeroU32 {
+        self.max_tasks
+    }
+
+    /// Takes a place at the end of the queue. Places may stay unused.
+    pub(super) fn take_turn(&mut self) -> u64 {
+        self.last_turn += 1;
+        self.last_turn
+    }
+
+    /// Starts queued tasks in the order of their turns, as long as fewer than `max_tasks` run. Call it after each
+    /// event: any may have ended a task or queued one.
+    pub(super) fn start_next(
+        &self,
+        tasks: &mut BTreeMap<TaskId, TaskEntry>,
+        now: Now,
+        effects: &mut Vec<AgentEffect>,
+    ) {
+        self.end_overdue(tasks, now, effects);
+        let running = tasks.values().filter(|entry| entry.is_running()).count();
         let free = (self.max_tasks.get() as usize).saturating_sub(running);
         if free == 0 {
             return;
         }
-        let mut queued: Vec<_> = self
-            .tasks
+        let mut queued: Vec<_> = tasks
             .values_mut()
-            .filter_map(|entry| match entry.stage {
-                Stage::Queued { turn, .. } => Some((turn, entry)),
+            .filter_map(|entry| match entry.stage() {
+                Stage::Queued { turn, .. } => Some((*turn, entry)),
                 _ => None,
             })
             .collect();
@@ -38,16 +60,15 @@ impl Agent {
         }
     }
 
-    /// A task whose time is over is not begun.
-    fn end_overdue(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        let at_a_time = self.max_tasks;
-        for entry in self.tasks.values_mut() {
-            if let Stage::Queued { terms, .. } = &entry.stage
+    /// Ends queued tasks whose deadline has passed: they must not start any more.
+    fn end_overdue(&self, tasks: &mut BTreeMap<TaskId, TaskEntry>, now: Now, effects: &mut Vec<AgentEffect>) {
+        for entry in tasks.values_mut() {
+            if let Stage::Queued { terms, .. } = entry.stage()
                 && terms.deadline <= now.monotonic
             {
                 let reason = format!(
-                    "the deadline passed before the task's turn came: the node works on {at_a_time} at a time (its \
-                     --max-tasks)"
+                    "the deadline passed before the task started: the node runs at most {} at a time (--max-tasks)",
+                    self.max_tasks
                 );
                 entry.stop(TaskOutcome::DeadlineExceeded, &reason, now, effects);
             }

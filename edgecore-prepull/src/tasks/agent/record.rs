@@ -1,64 +1,44 @@
-//! What the ledger keeps of a task.
+//! The ledger's record of a task.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, Task, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::truncate_reason;
 use serde::{Deserialize, Serialize};
 
-/// Counts up with each change of [`TaskRecord`] that an older agent would misread.
-pub const RECORD_FORMAT: u32 = 1;
+use super::time::WallClock;
 
-/// A moment by the clock on the wall, for what must survive a restart: milliseconds since 1970.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct WallClock(pub u64);
+/// Format of [`TaskRecord`]. Raise it with each change that an older agent would misread.
+pub(crate) const RECORD_FORMAT: u32 = 1;
 
-impl WallClock {
-    /// Before 1970 is 1970.
-    pub fn of(time: SystemTime) -> Self {
-        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-    }
-
-    fn plus(self, duration: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
-    }
-
-    fn until(self, later: Self) -> Duration {
-        Duration::from_millis(later.0.saturating_sub(self.0))
-    }
-}
-
-/// One task as the ledger keeps it. It has no field that could hold a credential: after a restart the cloud
-/// sends the keys again.
+/// One task as the ledger stores it. No field can hold a credential: after a restart the cloud sends the keys again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskRecord {
-    /// [`RECORD_FORMAT`] of whoever wrote it.
+    /// Format in which the record was written.
     pub format: u32,
-    /// What was asked for.
+    /// The task as it was accepted.
     pub task: Task,
-    /// When it was accepted.
+    /// Time at which the task was accepted.
     pub accepted: WallClock,
-    /// When the deadline was last set: on acceptance, and with every further `Assign`.
+    /// Time at which the deadline was last set: on acceptance, and by each further `Assign`.
     pub deadline_set: WallClock,
-    /// Time that was left at that moment.
+    /// Time that was left to the deadline when it was last set.
     #[serde(with = "prepull_api::task::millis")]
     pub remaining: Duration,
-    /// The outcome of the checks, once they ran.
+    /// Outcome of the checks. `None` until they have run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<CheckOutcome>,
-    /// The images that ended, by index. Empty once there is a [`Self::result`], which has them all.
+    /// Results of the images that have ended, by index. Empty once there is a [`Self::result`], which has them all.
     #[serde(default)]
     pub images: Vec<Option<ImageResult>>,
-    /// The end of the task, kept until the cloud has acknowledged it.
+    /// Final result of the task, kept until the cloud has acknowledged it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<TaskResult>,
 }
 
 impl TaskRecord {
-    /// A task just accepted.
+    /// Record of a task that was just accepted.
     pub fn new(task: Task, remaining: Duration, now: WallClock) -> Self {
         let images = vec![None; task.images.len()];
         Self {
@@ -73,31 +53,31 @@ impl TaskRecord {
         }
     }
 
-    /// The id of the task.
+    /// Id of the task.
     pub fn id(&self) -> &TaskId {
         &self.task.id
     }
 
     /// Sets the deadline anew.
-    pub fn renew(&mut self, remaining: Duration, now: WallClock) {
+    pub(super) fn set_deadline(&mut self, remaining: Duration, now: WallClock) {
         self.remaining = remaining;
         self.deadline_set = now;
     }
 
-    /// Time left after a restart. An edge may come up with its clock in 1970: a clock that stands before the
-    /// moment when the deadline was set tells nothing, so all of the time is given again, and never more.
-    pub fn left(&self, now: WallClock) -> Duration {
+    /// Computes the time left after a restart. An edge may boot with its clock in 1970: if the clock is behind the
+    /// moment when the deadline was set, it tells nothing, and all of the time is granted again, but never more.
+    pub(super) fn time_left(&self, now: WallClock) -> Duration {
         let deadline = self.deadline_set.plus(self.remaining);
         if now < self.deadline_set { self.remaining } else { now.until(deadline) }
     }
 
-    /// Time since the acceptance, by the wall clock.
-    pub fn age(&self, now: WallClock) -> Duration {
+    /// Computes the time since the acceptance by the wall clock.
+    pub(super) fn age(&self, now: WallClock) -> Duration {
         self.accepted.until(now)
     }
 
-    /// The images with what has not ended filled in as stopped.
-    pub fn images_stopped(&self, reason: &str) -> Vec<ImageResult> {
+    /// Returns one result per image: images that have not ended become `Stopped` with this reason.
+    pub(super) fn results_if_stopped(&self, reason: &str) -> Vec<ImageResult> {
         let stopped = || ImageResult {
             outcome: ImageOutcome::Stopped,
             digest: None,
@@ -112,7 +92,7 @@ impl TaskRecord {
     }
 }
 
-/// How the images of a task add up: the outcome, and a sentence for a person where one failed.
+/// Sums up the results of the images: the outcome of the task, and a sentence for a person if an image failed.
 pub fn summary(task: &Task, images: &[ImageResult]) -> (TaskOutcome, String) {
     let failed: Vec<_> =
         images.iter().zip(&task.images).filter(|(result, _)| !result.outcome.is_on_node()).collect();

@@ -1,8 +1,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::time::{Duration, SystemTime};
+
 use prepull_api::credentials::{RegistryCredential, Sensitive};
-use prepull_api::task::{ImageTask, JobUid, PullPolicy};
-use prepull_api::wire::MAX_IMAGES;
+use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, JobUid, PullPolicy, Task, TaskResult};
+use prepull_api::wire::{Key, OpenPhase, Progress};
 
 use super::*;
 
@@ -38,7 +40,7 @@ pub(super) fn pulled() -> ImageResult {
     }
 }
 
-/// An agent with a clock.
+/// An agent with a clock that the test sets.
 pub(super) struct Bench {
     pub(super) agent: Agent,
     pub(super) now: Now,
@@ -46,21 +48,21 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new() -> Self {
-        Self::with(1)
+        Self::with_max_tasks(1)
     }
 
-    /// With so many tasks at a time.
-    pub(super) fn with(max_tasks: u32) -> Self {
+    /// An agent that runs `max_tasks` at a time.
+    pub(super) fn with_max_tasks(max_tasks: u32) -> Self {
         let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let mut bench = Self {
             agent: Agent::new(max_tasks.try_into().unwrap()),
             now: Now { monotonic: Instant::now(), wall },
         };
-        assert_eq!(bench.on(Event::Connected), []);
+        assert_eq!(bench.on(AgentEvent::Connected), []);
         bench
     }
 
-    pub(super) fn on(&mut self, event: Event) -> Vec<Effect> {
+    pub(super) fn on(&mut self, event: AgentEvent) -> Vec<AgentEffect> {
         self.agent.handle(event, self.now)
     }
 
@@ -70,33 +72,33 @@ impl Bench {
     }
 
     /// Assigns the task, and has its record written.
-    pub(super) fn run(&mut self, task: &Task) -> Vec<Effect> {
-        self.on(Event::Assign(assign(task.clone())));
-        self.on(Event::Persisted(task.id.clone()))
+    pub(super) fn run(&mut self, task: &Task) -> Vec<AgentEffect> {
+        self.on(AgentEvent::Assign(assign(task.clone())));
+        self.on(AgentEvent::Persisted(task.id.clone()))
     }
 
-    pub(super) fn end(&mut self, task: &Task) -> Vec<Effect> {
+    pub(super) fn end(&mut self, task: &Task) -> Vec<AgentEffect> {
         let images = task.images.iter().map(|_| pulled()).collect();
         let end = TaskEnd { outcome: TaskOutcome::Succeeded, reason: String::new(), check: None, images };
-        self.on(Event::Ended(task.id.clone(), end))
+        self.on(AgentEvent::Ended(task.id.clone(), end))
     }
 
-    pub(super) fn restart(&mut self, records: Vec<TaskRecord>) -> Vec<Effect> {
+    pub(super) fn restart(&mut self, records: Vec<TaskRecord>) -> Vec<AgentEffect> {
         self.agent = Agent::new(self.agent.max_tasks());
-        self.on(Event::Loaded(records))
+        self.on(AgentEvent::Loaded(records))
     }
 }
 
-pub(super) fn record_of(effects: &[Effect]) -> TaskRecord {
+pub(super) fn record_of(effects: &[AgentEffect]) -> TaskRecord {
     match effects {
-        [Effect::Persist(record)] => (**record).clone(),
+        [AgentEffect::Persist(record)] => (**record).clone(),
         other => panic!("expected one Persist, got {other:?}"),
     }
 }
 
-pub(super) fn result_of(effects: &[Effect]) -> TaskResult {
+pub(super) fn result_of(effects: &[AgentEffect]) -> TaskResult {
     match effects {
-        [Effect::Send(EdgeMessage::Result(result))] => result.clone(),
+        [AgentEffect::Send(EdgeMessage::Result(result))] => result.clone(),
         other => panic!("expected one Result, got {other:?}"),
     }
 }
@@ -105,15 +107,17 @@ pub(super) fn result_of(effects: &[Effect]) -> TaskResult {
 fn a_task_is_stored_then_accepted_then_started() {
     let mut bench = Bench::new();
     let task = task("a", 1, 2);
-    let record = record_of(&bench.on(Event::Assign(assign(task.clone()))));
+    let record = record_of(&bench.on(AgentEvent::Assign(assign(task.clone()))));
     assert_eq!((&record.task, record.images.len()), (&task, 2));
     assert_eq!(bench.agent.open_tasks(), [], "it is not on the disk yet");
-    let effects = bench.on(Event::Persisted(task.id.clone()));
-    let [Effect::Send(EdgeMessage::Accepted { task: accepted }), Effect::Start(work)] = &effects[..] else {
+    let effects = bench.on(AgentEvent::Persisted(task.id.clone()));
+    let [AgentEffect::Send(EdgeMessage::Accepted { task: accepted }), AgentEffect::Start(execution)] =
+        &effects[..]
+    else {
         panic!("{effects:?}")
     };
-    assert_eq!((accepted, &work.task), (&task.id, &task));
-    assert_eq!(work.terms.keys.len(), 2);
+    assert_eq!((accepted, &execution.task), (&task.id, &task));
+    assert_eq!(execution.terms.keys.len(), 2);
     assert_eq!(bench.agent.open_tasks()[0].phase, OpenPhase::Running);
 }
 
@@ -126,30 +130,33 @@ fn a_result_is_stored_then_sent_and_kept_until_it_is_acknowledged() {
     let record = record_of(&bench.end(&task));
     assert_eq!(record.result.as_ref().unwrap().took, Duration::from_secs(7));
     assert_eq!(
-        bench.on(Event::ResultAck(task.id.clone())),
+        bench.on(AgentEvent::ResultAck(task.id.clone())),
         [],
         "nothing was sent that could be acknowledged"
     );
-    let result = result_of(&bench.on(Event::Persisted(task.id.clone())));
+    let result = result_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
     assert_eq!(Some(&result), record.result.as_ref());
 
-    bench.on(Event::Disconnected);
-    assert_eq!(result_of(&bench.on(Event::Connected)), result);
-    assert_eq!(result_of(&bench.on(Event::Assign(assign(task.clone())))), result);
-    assert_eq!(result_of(&bench.on(Event::Cancel { task: task.id.clone(), reason: String::new() })), result);
+    bench.on(AgentEvent::Disconnected);
+    assert_eq!(result_of(&bench.on(AgentEvent::Connected)), result);
+    assert_eq!(result_of(&bench.on(AgentEvent::Assign(assign(task.clone())))), result);
+    assert_eq!(
+        result_of(&bench.on(AgentEvent::Cancel { task: task.id.clone(), reason: String::new() })),
+        result
+    );
 
     bench.restart(vec![record]);
-    bench.on(Event::Disconnected);
-    assert_eq!(result_of(&bench.on(Event::Connected)), result);
-    assert_eq!(bench.on(Event::ResultAck(task.id.clone())), [Effect::Forget(task.id.clone())]);
-    assert_eq!(bench.on(Event::ResultAck(task.id.clone())), []);
+    bench.on(AgentEvent::Disconnected);
+    assert_eq!(result_of(&bench.on(AgentEvent::Connected)), result);
+    assert_eq!(bench.on(AgentEvent::ResultAck(task.id.clone())), [AgentEffect::Forget(task.id.clone())]);
+    assert_eq!(bench.on(AgentEvent::ResultAck(task.id.clone())), []);
     assert!(bench.agent.is_empty());
 }
 
 #[test]
 fn the_record_holds_no_credential() {
     let mut bench = Bench::new();
-    let record = record_of(&bench.on(Event::Assign(assign(task("a", 1, 1)))));
+    let record = record_of(&bench.on(AgentEvent::Assign(assign(task("a", 1, 1)))));
     assert!(!serde_json::to_string(&record).unwrap().contains("hunter2"));
     assert!(!format!("{:?}", bench.agent).contains("hunter2"));
 }
@@ -160,9 +167,12 @@ fn a_running_task_assigned_again_gets_new_terms_and_no_second_start() {
     let task = task("a", 1, 1);
     bench.run(&task);
     bench.pass(100);
-    let effects = bench.on(Event::Assign(assign(task.clone())));
-    let [Effect::Persist(record), Effect::Renew(_, terms), Effect::Send(EdgeMessage::Accepted { .. })] =
-        &effects[..]
+    let effects = bench.on(AgentEvent::Assign(assign(task.clone())));
+    let [
+        AgentEffect::Persist(record),
+        AgentEffect::Renew(_, terms),
+        AgentEffect::Send(EdgeMessage::Accepted { .. }),
+    ] = &effects[..]
     else {
         panic!("{effects:?}")
     };
@@ -171,26 +181,30 @@ fn a_running_task_assigned_again_gets_new_terms_and_no_second_start() {
 }
 
 #[test]
-fn after_a_restart_the_task_waits_for_keys_and_keeps_what_had_ended() {
+fn after_a_restart_a_task_waits_for_keys_and_keeps_ended_images() {
     let mut bench = Bench::new();
     let task = task("a", 1, 3);
     bench.run(&task);
-    let ended = Event::ImageEnded { task: task.id.clone(), index: 1, result: pulled() };
+    let ended = AgentEvent::ImageEnded { task: task.id.clone(), index: 1, result: pulled() };
     let record = record_of(&bench.on(ended));
 
     bench.pass(10);
     assert_eq!(bench.restart(vec![record]), []);
     assert_eq!(bench.agent.open_tasks()[0].phase, OpenPhase::NeedsKeys);
-    let effects = bench.on(Event::Assign(assign(task.clone())));
-    let [Effect::Persist(_), Effect::Send(EdgeMessage::Accepted { .. }), Effect::Start(work)] = &effects[..]
+    let effects = bench.on(AgentEvent::Assign(assign(task.clone())));
+    let [
+        AgentEffect::Persist(_),
+        AgentEffect::Send(EdgeMessage::Accepted { .. }),
+        AgentEffect::Start(execution),
+    ] = &effects[..]
     else {
         panic!("{effects:?}")
     };
-    assert_eq!(work.done, [None, Some(pulled()), None]);
+    assert_eq!(execution.done, [None, Some(pulled()), None]);
 }
 
 #[test]
-fn a_task_whose_images_had_all_ended_needs_no_keys() {
+fn a_restored_task_whose_images_have_all_ended_needs_no_keys() {
     let mut bench = Bench::new();
     let task = task("a", 1, 2);
     let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(bench.now.wall));
@@ -201,7 +215,7 @@ fn a_task_whose_images_had_all_ended_needs_no_keys() {
 }
 
 #[test]
-fn the_deadline_passes_while_a_restarted_task_waits_for_keys() {
+fn a_task_that_waits_for_keys_ends_at_its_deadline() {
     let mut bench = Bench::new();
     let task = task("a", 1, 2);
     let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(bench.now.wall));
@@ -210,66 +224,68 @@ fn the_deadline_passes_while_a_restarted_task_waits_for_keys() {
     bench.restart(vec![record]);
     assert_eq!(bench.agent.next_tick(), Some(bench.now.monotonic + Duration::from_secs(40)));
     bench.pass(39);
-    assert_eq!(bench.on(Event::Tick), []);
+    assert_eq!(bench.on(AgentEvent::Tick), []);
     bench.pass(1);
-    let result = record_of(&bench.on(Event::Tick)).result.unwrap();
+    let result = record_of(&bench.on(AgentEvent::Tick)).result.unwrap();
     assert_eq!(result.outcome, TaskOutcome::DeadlineExceeded);
     let outcomes: Vec<_> = result.images.iter().map(|image| image.outcome).collect();
     assert_eq!(outcomes, [ImageOutcome::Pulled, ImageOutcome::Stopped]);
 }
 
 #[test]
-fn a_clock_in_the_past_gives_the_whole_time_again_and_no_more() {
+fn a_clock_behind_the_record_grants_all_of_the_time_and_never_more() {
     let set = WallClock(1_000_000_000);
     let record = TaskRecord::new(task("a", 1, 1), Duration::from_secs(60), set);
     for (now, left) in
         [(0, 60_000), (999_999_999, 60_000), (1_000_000_000, 60_000), (1_000_045_000, 15_000), (u64::MAX, 0)]
     {
-        assert_eq!(record.left(WallClock(now)), Duration::from_millis(left), "{now}");
+        assert_eq!(record.time_left(WallClock(now)), Duration::from_millis(left), "{now}");
     }
 }
 
 #[test]
-fn a_cancel_stops_the_executor_and_the_result_says_so() {
+fn a_cancel_stops_the_executor_and_its_result_stands() {
     let mut bench = Bench::new();
     let task = task("a", 1, 1);
-    let cancel = || Event::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() };
+    let cancel = || AgentEvent::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() };
     assert_eq!(bench.on(cancel()), [], "unknown");
 
     bench.run(&task);
     assert_eq!(
         bench.on(cancel()),
-        [Effect::Stop { task: task.id.clone(), reason: "job deleted".to_owned() }]
+        [AgentEffect::Stop { task: task.id.clone(), reason: "job deleted".to_owned() }]
     );
-    // The executor was faster: what it says stands.
+    // The task succeeded before the executor saw the stop.
     let record = record_of(&bench.end(&task));
     assert_eq!(record.result.unwrap().outcome, TaskOutcome::Succeeded);
 }
 
 #[test]
-fn a_cancel_before_the_record_is_on_the_disk_ends_through_the_disk_as_well() {
+fn a_task_cancelled_while_it_is_stored_ends_with_a_stored_result() {
     let mut bench = Bench::new();
     let task = task("a", 1, 1);
-    bench.on(Event::Assign(assign(task.clone())));
-    assert_eq!(bench.on(Event::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() }), []);
-    let record = record_of(&bench.on(Event::Persisted(task.id.clone())));
+    bench.on(AgentEvent::Assign(assign(task.clone())));
+    assert_eq!(bench.on(AgentEvent::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() }), []);
+    let record = record_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
     assert_eq!(record.result.as_ref().unwrap().outcome, TaskOutcome::Cancelled);
-    let result = result_of(&bench.on(Event::Persisted(task.id.clone())));
+    let result = result_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
     assert_eq!(result.reason, "cancelled: job deleted");
 }
 
 #[test]
-fn a_later_attempt_replaces_an_earlier_one_and_not_the_other_way_round() {
+fn a_later_attempt_replaces_an_earlier_one_and_never_the_reverse() {
     let mut bench = Bench::new();
     let (first, second) = (task("a", 1, 1), task("a", 2, 1));
     bench.run(&first);
-    let effects = bench.on(Event::Assign(assign(second.clone())));
-    let [Effect::Stop { task, .. }, Effect::Persist(record)] = &effects[..] else { panic!("{effects:?}") };
+    let effects = bench.on(AgentEvent::Assign(assign(second.clone())));
+    let [AgentEffect::Stop { task, .. }, AgentEffect::Persist(record)] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     assert_eq!((task, record.id()), (&first.id, &second.id));
 
     let mut bench = Bench::new();
     bench.run(&second);
-    let result = result_of(&bench.on(Event::Assign(assign(first.clone()))));
+    let result = result_of(&bench.on(AgentEvent::Assign(assign(first.clone()))));
     assert_eq!((result.task, result.outcome), (first.id, TaskOutcome::Cancelled));
     assert_eq!(bench.agent.len(), 1);
 }
@@ -280,12 +296,12 @@ fn tasks_beyond_the_bound_are_refused_without_a_record() {
     for n in 0..MAX_OPEN_TASKS {
         bench.run(&task(&format!("job-{n}"), 1, 1));
     }
-    let result = result_of(&bench.on(Event::Assign(assign(task("one-more", 1, 1)))));
+    let result = result_of(&bench.on(AgentEvent::Assign(assign(task("one-more", 1, 1)))));
     assert_eq!(result.outcome, TaskOutcome::Failed);
     assert!(result.reason.contains("64 tasks"), "{}", result.reason);
     assert_eq!(bench.agent.open_tasks().len(), MAX_OPEN_TASKS);
 
-    let result = result_of(&Bench::new().on(Event::Assign(assign(task("huge", 1, MAX_IMAGES + 1)))));
+    let result = result_of(&Bench::new().on(AgentEvent::Assign(assign(task("huge", 1, MAX_IMAGES + 1)))));
     assert_eq!((result.outcome, result.images.len()), (TaskOutcome::Failed, MAX_IMAGES));
 }
 
@@ -293,11 +309,11 @@ fn tasks_beyond_the_bound_are_refused_without_a_record() {
 fn a_record_that_cannot_be_written_refuses_a_new_task_and_delays_a_result() {
     let mut bench = Bench::new();
     let task = task("a", 1, 1);
-    let failed = || Event::PersistFailed { task: task.id.clone(), reason: "no space left".to_owned() };
-    bench.on(Event::Assign(assign(task.clone())));
+    let failed = || AgentEvent::PersistFailed { task: task.id.clone(), reason: "no space left".to_owned() };
+    bench.on(AgentEvent::Assign(assign(task.clone())));
     let effects = bench.on(failed());
     assert!(
-        matches!(&effects[..], [Effect::Send(EdgeMessage::Result(result)), Effect::Forget(_)] if result.reason.contains("no space left")),
+        matches!(&effects[..], [AgentEffect::Send(EdgeMessage::Result(result)), AgentEffect::Forget(_)] if result.reason.contains("no space left")),
         "{effects:?}"
     );
 
@@ -305,24 +321,24 @@ fn a_record_that_cannot_be_written_refuses_a_new_task_and_delays_a_result() {
     bench.end(&task);
     assert_eq!(bench.on(failed()), []);
     bench.pass(4);
-    assert_eq!(bench.on(Event::Tick), []);
+    assert_eq!(bench.on(AgentEvent::Tick), []);
     bench.pass(1);
-    assert!(record_of(&bench.on(Event::Tick)).result.is_some());
-    result_of(&bench.on(Event::Persisted(task.id.clone())));
+    assert!(record_of(&bench.on(AgentEvent::Tick)).result.is_some());
+    result_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
 }
 
 #[test]
-fn writes_of_one_task_do_not_pile_up() {
+fn a_task_has_at_most_one_write_under_way() {
     let mut bench = Bench::new();
     let task = task("a", 1, 3);
     bench.run(&task);
-    let ended = |index| Event::ImageEnded { task: task.id.clone(), index, result: pulled() };
+    let ended = |index| AgentEvent::ImageEnded { task: task.id.clone(), index, result: pulled() };
     record_of(&bench.on(ended(0)));
     assert_eq!(bench.on(ended(1)), []);
     assert_eq!(bench.on(ended(2)), []);
-    let record = record_of(&bench.on(Event::Persisted(task.id.clone())));
+    let record = record_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
     assert!(record.images.iter().all(Option::is_some));
-    assert_eq!(bench.on(Event::Persisted(task.id.clone())), []);
+    assert_eq!(bench.on(AgentEvent::Persisted(task.id.clone())), []);
 }
 
 #[test]
@@ -333,21 +349,23 @@ fn a_key_serves_only_the_reference_that_it_was_sent_for() {
     let mut new = assign(old.clone());
     new.task.images[0].reference = "evil.example/app:0".to_owned();
     new.task.images[1].key = 7;
-    let effects = bench.on(Event::Assign(new));
-    let Some(Effect::Start(work)) = effects.last() else { panic!("{effects:?}") };
-    assert_eq!(work.task, old, "what was accepted is what is done");
-    let kinds: Vec<_> = work.terms.keys.iter().map(|key| matches!(**key, Key::Credentials { .. })).collect();
+    let effects = bench.on(AgentEvent::Assign(new));
+    let Some(AgentEffect::Start(execution)) = effects.last() else { panic!("{effects:?}") };
+    assert_eq!(execution.task, old, "what was accepted is what is done");
+    let kinds: Vec<_> =
+        execution.terms.keys.iter().map(|key| matches!(**key, Key::Credentials { .. })).collect();
     assert_eq!(kinds, [false, false, true]);
 }
 
 #[test]
-fn a_crash_of_the_executor_is_a_result() {
+fn a_crashed_executor_fails_its_task() {
     let mut bench = Bench::new();
     let task = task("a", 1, 2);
     bench.run(&task);
-    bench.on(Event::ImageEnded { task: task.id.clone(), index: 0, result: pulled() });
-    bench.on(Event::Persisted(task.id.clone()));
-    let record = record_of(&bench.on(Event::Crashed { task: task.id.clone(), reason: "a bug".to_owned() }));
+    bench.on(AgentEvent::ImageEnded { task: task.id.clone(), index: 0, result: pulled() });
+    bench.on(AgentEvent::Persisted(task.id.clone()));
+    let record =
+        record_of(&bench.on(AgentEvent::Crashed { task: task.id.clone(), reason: "a bug".to_owned() }));
     let result = record.result.unwrap();
     let outcomes: Vec<_> = result.images.iter().map(|image| image.outcome).collect();
     assert_eq!(outcomes, [ImageOutcome::Pulled, ImageOutcome::Failed]);
@@ -355,13 +373,13 @@ fn a_crash_of_the_executor_is_a_result() {
 }
 
 #[test]
-fn progress_is_of_the_moment() {
+fn progress_is_sent_only_for_running_tasks_and_within_a_session() {
     let mut bench = Bench::new();
     let task = task("a", 1, 1);
-    let progress = || Event::Progress(Progress { task: task.id.clone(), images: Vec::new() });
+    let progress = || AgentEvent::Progress(Progress { task: task.id.clone(), images: Vec::new() });
     assert_eq!(bench.on(progress()), [], "unknown");
     bench.run(&task);
-    assert!(matches!(bench.on(progress())[..], [Effect::Send(EdgeMessage::Progress(_))]));
-    bench.on(Event::Disconnected);
+    assert!(matches!(bench.on(progress())[..], [AgentEffect::Send(EdgeMessage::Progress(_))]));
+    bench.on(AgentEvent::Disconnected);
     assert_eq!(bench.on(progress()), []);
 }

@@ -1,115 +1,116 @@
-//! Where the images of one task stand, and what of it has been told.
+//! Current state of each image of a task, and which part of it has been reported.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageResult};
 use prepull_api::wire::truncate_reason;
 
-/// One place for each image.
+/// One row per image of a task.
 #[derive(Debug)]
-pub(super) struct Board {
-    images: Mutex<Vec<Image>>,
+pub(super) struct ImageBoard {
+    rows: Mutex<Vec<Row>>,
 }
 
 #[derive(Clone, Debug)]
-struct Image {
-    now: ImageProgress,
-    told: ImageProgress,
+struct Row {
+    current: ImageProgress,
+    reported: ImageProgress,
     result: Option<ImageResult>,
 }
 
-impl Board {
-    /// With the images that ended before.
+impl ImageBoard {
+    /// A board on which the images that ended before a restart have their results.
     pub(super) fn new(done: &[Option<ImageResult>]) -> Self {
-        let image = |(index, result): (usize, &Option<ImageResult>)| {
-            let untold = untold(index);
-            let mut image = Image { now: untold.clone(), told: untold, result: None };
+        let row = |(index, result): (usize, &Option<ImageResult>)| {
+            let initial = initial_progress(index);
+            let mut row = Row { current: initial.clone(), reported: initial, result: None };
             if let Some(result) = result {
-                image.end(result.clone());
+                row.end(result.clone());
             }
-            image
+            row
         };
-        Self { images: Mutex::new(done.iter().enumerate().map(image).collect()) }
+        Self { rows: Mutex::new(done.iter().enumerate().map(row).collect()) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Image>> {
-        self.images.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Row>> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn change(&self, index: usize, change: impl FnOnce(&mut ImageProgress)) {
-        if let Some(image) = self.lock().get_mut(index) {
-            change(&mut image.now);
+        if let Some(row) = self.lock().get_mut(index) {
+            change(&mut row.current);
         }
     }
 
-    /// It has to wait: for its turn, or for the runtime.
-    pub(super) fn waits(&self, index: usize, phase: ImagePhase, reason: &str) {
-        self.change(index, |now| {
-            now.phase = phase;
+    /// Notes that the image waits for its next attempt, after a failure with this reason.
+    pub(super) fn begin_backoff(&self, index: usize, reason: &str) {
+        self.change(index, |current| {
+            current.phase = ImagePhase::BackingOff;
             if !reason.is_empty() {
-                now.reason = truncate_reason(reason);
+                current.reason = truncate_reason(reason);
             }
         });
     }
 
-    /// A try begins.
-    pub(super) fn tries(&self, index: usize) {
-        self.change(index, |now| {
-            now.phase = ImagePhase::Pulling;
-            now.attempts += 1;
+    /// Counts an attempt that begins.
+    pub(super) fn begin_attempt(&self, index: usize) {
+        self.change(index, |current| {
+            current.phase = ImagePhase::Pulling;
+            current.attempts += 1;
         });
     }
 
-    /// The try was none: nothing could be asked.
-    pub(super) fn takes_back_try(&self, index: usize) {
-        self.change(index, |now| now.attempts = now.attempts.saturating_sub(1));
+    /// Takes the attempt back, because no registry could be asked.
+    pub(super) fn retract_attempt(&self, index: usize) {
+        self.change(index, |current| current.attempts = current.attempts.saturating_sub(1));
     }
 
-    pub(super) fn bytes(&self, index: usize, bytes: Bytes) {
-        self.change(index, |now| now.bytes = Some(bytes));
+    pub(super) fn set_bytes(&self, index: usize, bytes: Bytes) {
+        self.change(index, |current| current.bytes = Some(bytes));
     }
 
-    /// It ended. What the board knows of it is filled in.
-    pub(super) fn ends(&self, index: usize, mut result: ImageResult) -> ImageResult {
-        if let Some(image) = self.lock().get_mut(index) {
-            result.attempts = image.now.attempts;
-            result.bytes = result.bytes.or(image.now.bytes);
-            image.end(result.clone());
+    /// Ends the image. Returns the result with the attempts and bytes that the board has.
+    pub(super) fn end(&self, index: usize, mut result: ImageResult) -> ImageResult {
+        if let Some(row) = self.lock().get_mut(index) {
+            result.attempts = row.current.attempts;
+            result.bytes = result.bytes.or(row.current.bytes);
+            row.end(result.clone());
         }
         result
     }
 
-    /// What is new since the last call.
-    pub(super) fn news(&self) -> Vec<ImageProgress> {
-        let mut images = self.lock();
-        let news = images.iter_mut().filter(|image| image.now != image.told);
-        news.map(|image| {
-            image.told = image.now.clone();
-            image.now.clone()
-        })
-        .collect()
+    /// Returns the images that have changed since the last call.
+    pub(super) fn take_changes(&self) -> Vec<ImageProgress> {
+        let mut rows = self.lock();
+        let changed = rows.iter_mut().filter(|row| row.current != row.reported);
+        changed
+            .map(|row| {
+                row.reported = row.current.clone();
+                row.current.clone()
+            })
+            .collect()
     }
 
-    /// Whoever was told has forgotten.
-    pub(super) fn forget_told(&self) {
-        for (index, image) in self.lock().iter_mut().enumerate() {
-            image.told = untold(index);
+    /// Makes [`Self::take_changes`] return every image that has begun.
+    pub(super) fn mark_all_unreported(&self) {
+        for (index, row) in self.lock().iter_mut().enumerate() {
+            row.reported = initial_progress(index);
         }
     }
 
-    /// All images; those that have not ended are stopped, `why` it says.
-    pub(super) fn results(&self, why: &str) -> Vec<ImageResult> {
-        let result = |image: &Image| {
-            image.result.clone().unwrap_or_else(|| {
-                let ImageProgress { index: _, phase, bytes, attempts, reason } = &image.now;
-                let doing = match phase {
-                    ImagePhase::Pulling => "while it was being pulled",
-                    ImagePhase::Waiting if *attempts == 0 => "before its turn came",
-                    ImagePhase::Waiting | ImagePhase::BackingOff | ImagePhase::Done => "between two tries",
+    /// Returns one result per image: images that have not ended become `Stopped` for this reason.
+    pub(super) fn results_if_stopped(&self, why: &str) -> Vec<ImageResult> {
+        let result = |row: &Row| {
+            row.result.clone().unwrap_or_else(|| {
+                let ImageProgress { index: _, phase, bytes, attempts, reason } = &row.current;
+                let moment = match phase {
+                    ImagePhase::Pulling => "during its pull",
+                    ImagePhase::Waiting if *attempts == 0 => "before its pull began",
+                    ImagePhase::Waiting | ImagePhase::BackingOff | ImagePhase::Done => "between two attempts",
                 };
-                let mut text = format!("{why} {doing}");
+                let mut text = format!("{why} {moment}");
                 if !reason.is_empty() {
-                    text = format!("{text}; the last try failed: {reason}");
+                    text = format!("{text}; the last attempt failed: {reason}");
                 }
                 ImageResult {
                     outcome: ImageOutcome::Stopped,
@@ -125,18 +126,18 @@ impl Board {
     }
 }
 
-impl Image {
+impl Row {
     fn end(&mut self, result: ImageResult) {
-        self.now.phase = ImagePhase::Done;
-        self.now.attempts = result.attempts;
-        self.now.bytes = result.bytes;
-        self.now.reason.clone_from(&result.reason);
+        self.current.phase = ImagePhase::Done;
+        self.current.attempts = result.attempts;
+        self.current.bytes = result.bytes;
+        self.current.reason.clone_from(&result.reason);
         self.result = Some(result);
     }
 }
 
-fn untold(index: usize) -> ImageProgress {
-    // A task has at most MAX_IMAGES images.
+fn initial_progress(index: usize) -> ImageProgress {
+    // A task has at most MAX_IMAGES images, so the index fits.
     let index = u32::try_from(index).unwrap_or(u32::MAX);
     ImageProgress { index, phase: ImagePhase::Waiting, bytes: None, attempts: 0, reason: String::new() }
 }

@@ -1,27 +1,76 @@
-//! One image of a task, over all its tries.
+//! Pulling of single images: attempts, backoff, and the limits that all tasks of the node share.
 
+use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use prepull_api::task::{ImageOutcome, ImagePhase, ImageResult, ImageTask, PullPolicy};
+use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, PullPolicy};
 use prepull_api::wire::{Key, truncate_reason};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 
-use super::once::Fresh;
-use super::{BACKOFF, Executor, TaskContext};
-use crate::backoff::Backoff;
+use super::board::ImageBoard;
+use super::control::{TaskControl, current_key};
+use super::locks::{RecentPull, ReferenceLocks};
+use super::login::pull_with_key;
+use crate::backoff::{self, Backoff};
+use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, Pulled, Puller};
 
-/// How an image came to be there.
-enum There {
-    Pulled(Pulled),
-    Present(Present),
+/// First ceiling of the wait between two attempts, which doubles with each failure.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+/// Last ceiling of the wait between two attempts. A task usually has minutes; longer waits would waste them.
+const LAST_BACKOFF: Duration = Duration::from_secs(30);
+
+/// Pulls images for all tasks of the node, a limited number at a time.
+#[derive(Debug)]
+pub(super) struct ImagePulls<P> {
+    pub(super) puller: Arc<P>,
+    pub(super) providers: Arc<Providers>,
+    /// Source of random numbers from 0 to 1.
+    pub(super) random: fn() -> f64,
+    parallel: usize,
+    /// One permit per pull that may run on the node.
+    node_permits: Semaphore,
+    locks: ReferenceLocks,
 }
 
-impl<P: Puller> Executor<P> {
-    /// Tries until the image is there, or will not be.
-    pub(super) async fn image(
+/// What the images of one task share.
+pub(super) struct TaskContext<'a> {
+    pub(super) board: &'a ImageBoard,
+    pub(super) control: watch::Receiver<TaskControl>,
+    /// As many permits as the node has. They keep the images of a long task from queueing for the node's permits all
+    /// at once, which would starve a short task.
+    pub(super) task_permits: Semaphore,
+}
+
+impl<P: Puller> ImagePulls<P> {
+    pub(super) fn new(puller: Arc<P>, parallel: NonZeroUsize) -> Self {
+        // A semaphore takes no more permits than this.
+        let parallel = parallel.get().min(Semaphore::MAX_PERMITS);
+        Self {
+            puller,
+            providers: Arc::default(),
+            random: backoff::random,
+            parallel,
+            node_permits: Semaphore::new(parallel),
+            locks: ReferenceLocks::default(),
+        }
+    }
+
+    /// The wait between two questions that the runtime does not answer, or between two attempts.
+    pub(super) fn new_backoff() -> Backoff {
+        Backoff::new(FIRST_BACKOFF, LAST_BACKOFF)
+    }
+
+    /// Permits for the images of one task.
+    pub(super) fn task_permits(&self) -> Semaphore {
+        Semaphore::new(self.parallel)
+    }
+
+    /// Attempts to pull the image until it is there, or no further attempt is allowed.
+    pub(super) async fn pull(
         &self,
         context: &TaskContext<'_>,
         index: usize,
@@ -29,35 +78,35 @@ impl<P: Puller> Executor<P> {
     ) -> ImageResult {
         let board = context.board;
         let mut failures = 0;
-        let mut backoff = Backoff::new(BACKOFF.0, BACKOFF.1);
+        let mut backoff = Self::new_backoff();
         let result = loop {
             let error = match self.attempt(context, index, image).await {
-                Ok(there) => break there.into(),
+                Ok(result) => break result,
                 Err(error) => error,
             };
             match error.class {
                 ErrorClass::RuntimeDown => {}
                 ErrorClass::Transient if failures < image.retries => failures += 1,
                 class => {
-                    // What passes may be tried by another task, and then goes on where this one ended.
+                    // After a transient error, another task may still resume the pull.
                     if class != ErrorClass::Transient {
                         self.give_up(&image.reference).await;
                     }
                     break failed(&error);
                 }
             }
-            // At least half of it: a registry that is restarting is not given up within a second.
+            // At least half of the ceiling, so that a registry that restarts is not given up within a second.
             let wait = backoff.next(0.5 + (self.random)() / 2.0);
-            tracing::info!(image = %image.reference, %error, class = error.class.as_str(), retry_in = ?wait, "pull failed");
-            board.waits(index, ImagePhase::BackingOff, &error.message);
+            tracing::info!(image = %image.reference, %error, class = error.class.as_str(), retry_in = ?wait, "pull failed, trying again");
+            board.begin_backoff(index, &error.message);
             sleep(wait).await;
         };
-        board.ends(index, result)
+        board.end(index, result)
     }
 
-    /// Has the runtime remove what pulls of this reference left, unless somebody else is at it.
-    pub(crate) async fn give_up(&self, reference: &str) {
-        if let Some(_turn) = self.once.free_turn(reference) {
+    /// Has the puller release what unfinished pulls of this reference have fetched, unless one is running.
+    pub(super) async fn give_up(&self, reference: &str) {
+        if let Some(_guard) = self.locks.try_lock(reference) {
             self.puller.give_up(reference).await;
         }
     }
@@ -67,21 +116,21 @@ impl<P: Puller> Executor<P> {
         context: &TaskContext<'_>,
         index: usize,
         image: &ImageTask,
-    ) -> Result<There, PullError> {
-        // In this order, always: whoever waits for another pull of the same reference must not take a place
-        // from one that could run.
-        let mut turn = self.once.turn(&image.reference).await;
-        let _place_in_task = acquire(&context.window).await;
-        let _place_on_node = acquire(&self.places).await;
+    ) -> Result<ImageResult, PullError> {
+        // The lock comes first: whoever waits for another pull of the same reference must not hold a permit that
+        // another image could use.
+        let mut recent = self.locks.lock(&image.reference).await;
+        let _of_task = acquire(&context.task_permits).await;
+        let _of_node = acquire(&self.node_permits).await;
 
-        let key = context.key(index);
+        let key = current_key(&context.control, index);
         if let Key::Unavailable { reason } = &*key {
             return Err(PullError::new(ErrorClass::Permanent, reason));
         }
         match image.policy {
             PullPolicy::Never => {
                 return match self.puller.present(&image.reference).await? {
-                    Some(present) => Ok(There::Present(present)),
+                    Some(present) => Ok(already_present(present)),
                     None => Err(PullError::new(
                         ErrorClass::Permanent,
                         format!("image {} is not present and its pull policy is Never", image.reference),
@@ -90,29 +139,30 @@ impl<P: Puller> Executor<P> {
             }
             PullPolicy::IfNotPresent => {
                 if let Some(present) = self.puller.present(&image.reference).await? {
-                    return Ok(There::Present(present));
+                    return Ok(already_present(present));
                 }
             }
             PullPolicy::Always => {
-                if let Some(pulled) = turn.as_ref().and_then(|fresh| fresh.by(&key)) {
+                if let Some(pulled) = recent.as_ref().and_then(|recent| recent.if_pulled_with(&key)) {
                     let Pulled { digest, id, bytes: _ } = pulled.clone();
-                    return Ok(There::Present(Present { digest, id }));
+                    return Ok(already_present(Present { digest, id }));
                 }
             }
         }
 
         let board = context.board;
-        board.tries(index);
-        let progress = |bytes| board.bytes(index, bytes);
+        board.begin_attempt(index);
+        let progress = |bytes| board.set_bytes(index, bytes);
         let asking = AtomicBool::new(false);
-        match in_time(image.timeout, &asking, self.with_key(image, &key, &asking, &progress)).await {
+        let pull = pull_with_key(&*self.puller, &self.providers, image, &key, &asking, &progress);
+        match within(image.timeout, &asking, pull).await {
             Ok(pulled) => {
-                *turn = Some(Fresh::new(&key, &pulled));
-                Ok(There::Pulled(pulled))
+                *recent = Some(RecentPull::new(&key, &pulled));
+                Ok(just_pulled(pulled))
             }
             Err(error) => {
                 if error.class == ErrorClass::RuntimeDown {
-                    board.takes_back_try(index);
+                    board.retract_attempt(index);
                 }
                 Err(error)
             }
@@ -120,8 +170,8 @@ impl<P: Puller> Executor<P> {
     }
 }
 
-/// One try, as long as it may take. What is dropped stops in the runtime, and the next try goes on where it broke.
-async fn in_time<T>(
+/// Bounds one attempt by `timeoutSeconds`. Dropping the attempt stops the pull in the runtime; the next one resumes it.
+async fn within<T>(
     limit: Option<Duration>,
     asking: &AtomicBool,
     attempt: impl Future<Output = Result<T, PullError>>,
@@ -136,9 +186,9 @@ async fn in_time<T>(
     })
 }
 
-async fn acquire(places: &Semaphore) -> Option<tokio::sync::SemaphorePermit<'_>> {
-    // An error means that the semaphore was closed; these never are.
-    places.acquire().await.ok()
+async fn acquire(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
+    // An error would mean that the semaphore is closed; these never are.
+    permits.acquire().await.ok()
 }
 
 fn failed(error: &PullError) -> ImageResult {
@@ -146,12 +196,14 @@ fn failed(error: &PullError) -> ImageResult {
     ImageResult { outcome: ImageOutcome::Failed, digest: None, id: None, reason, bytes: None, attempts: 0 }
 }
 
-impl From<There> for ImageResult {
-    fn from(there: There) -> Self {
-        let (outcome, digest, id, bytes) = match there {
-            There::Pulled(Pulled { digest, id, bytes }) => (ImageOutcome::Pulled, digest, id, bytes),
-            There::Present(Present { digest, id }) => (ImageOutcome::Present, digest, id, None),
-        };
-        Self { outcome, digest, id, reason: String::new(), bytes, attempts: 0 }
-    }
+fn just_pulled(pulled: Pulled) -> ImageResult {
+    let Pulled { digest, id, bytes } = pulled;
+    let reason = String::new();
+    ImageResult { outcome: ImageOutcome::Pulled, digest, id, reason, bytes, attempts: 0 }
+}
+
+fn already_present(present: Present) -> ImageResult {
+    let Present { digest, id } = present;
+    let reason = String::new();
+    ImageResult { outcome: ImageOutcome::Present, digest, id, reason, bytes: None, attempts: 0 }
 }

@@ -1,5 +1,5 @@
-//! As whom an image is pulled: with the credentials of its key, in their order; where they are refused, or there are
-//! none, with what the node's credential providers have; and as nobody only where there is no credential at all.
+//! Credentials of one pull attempt, in this order: those of the key; those of the node's credential providers, if the
+//! registry refuses the key's or the key has none; and anonymously only if there are no credentials at all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,30 +8,69 @@ use prepull_api::image::Reference;
 use prepull_api::task::ImageTask;
 use prepull_api::wire::Key;
 
-use super::Executor;
-use crate::images::providers::Answer;
+use crate::images::providers::{Answer, Providers};
 use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, Pulled, Puller};
 
-/// The pulls of one try.
-struct Tries<'a, P> {
+/// One attempt at an image: pulls with each credential, until the registry accepts one. Sets `asking` while it waits
+/// for a credential provider.
+pub(super) async fn pull_with_key<P: Puller>(
+    puller: &P,
+    providers: &Providers,
+    image: &ImageTask,
+    key: &Key,
+    asking: &AtomicBool,
+    progress: ProgressSink<'_>,
+) -> Result<Pulled, PullError> {
+    let mut logins = Logins {
+        puller,
+        image,
+        progress,
+        of_key: match key {
+            Key::Credentials { credentials } => credentials.iter().collect(),
+            Key::Anonymous { .. } | Key::Unavailable { .. } => Vec::new(),
+        },
+        of_providers: Vec::new(),
+        refusal: None,
+    };
+    for credential in logins.of_key.clone() {
+        if let Some(pulled) = logins.pull(Some(credential)).await? {
+            return Ok(pulled);
+        }
+    }
+    let mut answer = Answer::default();
+    if let Some(pulled) = pull_with_providers(&mut logins, providers, &mut answer, asking).await? {
+        return Ok(pulled);
+    }
+    let has_credential = matches!(key, Key::Credentials { .. }) || !logins.of_providers.is_empty();
+    if !has_credential && let Some(pulled) = logins.pull(None).await? {
+        return Ok(pulled);
+    }
+    Err(explain_refusal(&logins, key, &answer))
+}
+
+/// The credentials that one attempt has tried, and the registry's answer.
+struct Logins<'a, P> {
     puller: &'a P,
     image: &'a ImageTask,
     progress: ProgressSink<'a>,
-    credentials: Vec<&'a RegistryCredential>,
+    /// Credentials of the key.
+    of_key: Vec<&'a RegistryCredential>,
+    /// Credentials of providers that the registry has refused.
     of_providers: Vec<RegistryCredential>,
+    /// The most telling refusal so far.
     refusal: Option<PullError>,
 }
 
-impl<P: Puller> Tries<'_, P> {
-    /// None where the registry refused; another credential may do.
+impl<P: Puller> Logins<'_, P> {
+    /// Returns `None` if the registry refuses the credential: another one may be accepted.
     async fn pull(&mut self, credential: Option<&RegistryCredential>) -> Result<Option<Pulled>, PullError> {
         let Self { puller, image, progress, .. } = self;
         let sandbox = image.sandbox.as_ref();
         let request = PullRequest { reference: &image.reference, credential, sandbox };
         match puller.pull(request, *progress).await {
             Ok(pulled) => Ok(Some(pulled)),
-            // A registry that says "not found" has let us in, or hides what it has: it says more than a refusal,
-            // whichever came last.
+            // "Not found" replaces a refusal, whichever came first: the registry accepted the credential, or hides
+            // what it has.
             Err(error) if error.class == ErrorClass::NotFound => {
                 self.refusal = Some(error);
                 Ok(None)
@@ -44,13 +83,13 @@ impl<P: Puller> Tries<'_, P> {
         }
     }
 
-    fn was_tried(&self, new: &RegistryCredential) -> bool {
+    fn has_tried(&self, new: &RegistryCredential) -> bool {
         let login = |credential: &RegistryCredential| {
             let RegistryCredential { server: _, username, password, identity_token, registry_token } =
                 credential;
             [username, password, identity_token, registry_token].map(Clone::clone)
         };
-        let of_key = self.credentials.iter().copied();
+        let of_key = self.of_key.iter().copied();
         of_key.chain(&self.of_providers).any(|credential| login(credential) == login(new))
     }
 
@@ -59,88 +98,50 @@ impl<P: Puller> Tries<'_, P> {
     }
 }
 
-impl<P: Puller> Executor<P> {
-    /// One try: with each credential, until the registry accepts one. `asking` tells whether it waits for a
-    /// credential provider.
-    pub(super) async fn with_key(
-        &self,
-        image: &ImageTask,
-        key: &Key,
-        asking: &AtomicBool,
-        progress: ProgressSink<'_>,
-    ) -> Result<Pulled, PullError> {
-        let mut tries = Tries {
-            puller: &*self.puller,
-            image,
-            progress,
-            credentials: match key {
-                Key::Credentials { credentials } => credentials.iter().collect(),
-                Key::Anonymous { .. } | Key::Unavailable { .. } => Vec::new(),
-            },
-            of_providers: Vec::new(),
-            refusal: None,
-        };
-        for credential in tries.credentials.clone() {
-            if let Some(pulled) = tries.pull(Some(credential)).await? {
+async fn pull_with_providers<P: Puller>(
+    logins: &mut Logins<'_, P>,
+    providers: &Providers,
+    answer: &mut Answer,
+    asking: &AtomicBool,
+) -> Result<Option<Pulled>, PullError> {
+    let Ok(reference) = Reference::parse(&logins.image.reference) else { return Ok(None) };
+    let reference = reference.normalized();
+    if !providers.any_match(&reference) {
+        return Ok(None);
+    }
+    // Twice, because a cached credential may have been revoked before it expired.
+    for _ in 0..2 {
+        asking.store(true, Ordering::Relaxed);
+        *answer = providers.ask(&reference).await;
+        asking.store(false, Ordering::Relaxed);
+        for credential in &answer.credentials {
+            if logins.has_tried(credential) {
+                continue;
+            }
+            let pulled = logins.pull(Some(credential)).await?;
+            if pulled.is_some() {
                 return Ok(pulled);
             }
+            logins.of_providers.push(credential.clone());
         }
-        let mut answer = Answer::default();
-        if let Some(pulled) = self.with_providers(&mut tries, &mut answer, asking).await? {
-            return Ok(pulled);
+        if !answer.cached || !logins.all_refused() {
+            break;
         }
-        let has_credential = matches!(key, Key::Credentials { .. }) || !tries.of_providers.is_empty();
-        if !has_credential && let Some(pulled) = tries.pull(None).await? {
-            return Ok(pulled);
-        }
-        Err(explained(&tries, key, &answer))
+        providers.forget(&reference);
     }
-
-    async fn with_providers(
-        &self,
-        tries: &mut Tries<'_, P>,
-        answer: &mut Answer,
-        asking: &AtomicBool,
-    ) -> Result<Option<Pulled>, PullError> {
-        let Ok(reference) = Reference::parse(&tries.image.reference) else { return Ok(None) };
-        let reference = reference.normalized();
-        if !self.providers.any_match(&reference) {
-            return Ok(None);
-        }
-        // Twice, since what was known from before may have lost its force before its time.
-        for _ in 0..2 {
-            asking.store(true, Ordering::Relaxed);
-            *answer = self.providers.ask(&reference).await;
-            asking.store(false, Ordering::Relaxed);
-            for credential in &answer.credentials {
-                if tries.was_tried(credential) {
-                    continue;
-                }
-                let pulled = tries.pull(Some(credential)).await?;
-                if pulled.is_some() {
-                    return Ok(pulled);
-                }
-                tries.of_providers.push(credential.clone());
-            }
-            if !answer.cached || !tries.all_refused() {
-                break;
-            }
-            self.providers.forget(&reference);
-        }
-        Ok(None)
-    }
+    Ok(None)
 }
 
-/// The refusal, with what was tried and what could not be.
-fn explained<P>(tries: &Tries<'_, P>, key: &Key, answer: &Answer) -> PullError {
-    let Tries { credentials, of_providers, refusal, .. } = tries;
+/// Adds to the refusal which credentials were tried, and which providers had none.
+fn explain_refusal<P>(logins: &Logins<'_, P>, key: &Key, answer: &Answer) -> PullError {
+    let Logins { of_key, of_providers, refusal, .. } = logins;
     let Some(PullError { class, message }) = refusal else {
         let message = "the secret of the image has no credential for its registry";
         return PullError::new(ErrorClass::Permanent, message);
     };
     let refused = *class == ErrorClass::Auth;
     let mut notes = Vec::new();
-    match (credentials.len(), of_providers.len()) {
+    match (of_key.len(), of_providers.len()) {
         (0 | 1, 0) => {}
         (of_key, 0) => notes.push(format!("{of_key} credentials were tried")),
         (of_key, of_providers) => {
@@ -160,7 +161,7 @@ fn explained<P>(tries: &Tries<'_, P>, key: &Key, answer: &Answer) -> PullError {
     if refused {
         notes.extend(answer.problems.iter().cloned());
     }
-    // A plugin that did not answer may have had the right credential.
+    // A provider that did not answer may have had the right credential: the next attempt asks it again.
     let class = if refused && answer.failed { ErrorClass::Transient } else { *class };
     if notes.is_empty() {
         return PullError::new(class, message);

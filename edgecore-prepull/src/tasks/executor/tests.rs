@@ -2,11 +2,16 @@
 
 mod providers;
 
+use std::time::Duration;
+
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::task::{Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
+use prepull_api::wire::Key;
+use tokio::time::Instant;
 
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
+use crate::tasks::agent::TaskTerms;
 
 fn image(name: &str, policy: PullPolicy, retries: u32) -> ImageTask {
     ImageTask {
@@ -24,12 +29,12 @@ fn always(name: &str) -> ImageTask {
     image(name, PullPolicy::Always, 0)
 }
 
-fn work(images: Vec<ImageTask>) -> Work {
+fn execution(images: Vec<ImageTask>) -> Execution {
     let id = TaskId { job: JobUid("job".to_owned()), attempt: 1 };
-    Work {
+    Execution {
         check: None,
         done: vec![None; images.len()],
-        terms: Terms {
+        terms: TaskTerms {
             deadline: (Instant::now() + Duration::from_secs(300)).into_std(),
             keys: images.iter().map(|_| Arc::new(Key::anonymous())).collect(),
         },
@@ -47,28 +52,32 @@ fn credentials(passwords: &[&str]) -> Arc<Key> {
     Arc::new(Key::Credentials { credentials: passwords.iter().map(credential).collect() })
 }
 
-/// A task that runs.
+/// A running execution.
 struct Run {
-    control: watch::Sender<Control>,
-    reports: mpsc::Receiver<Report>,
+    control: watch::Sender<TaskControl>,
+    updates: mpsc::Receiver<TaskUpdate>,
     end: tokio::task::JoinHandle<TaskEnd>,
 }
 
 fn executor(fake: &Arc<Fake>) -> Arc<Executor<Fake>> {
     let mut executor = Executor::new(fake.clone(), NonZeroUsize::new(2).unwrap(), Limits::default());
-    executor.random = || 1.0;
+    executor.images.random = || 1.0;
     Arc::new(executor)
 }
 
-fn start(executor: &Arc<Executor<Fake>>, work: Work) -> Run {
-    let (control, receiver) = watch::channel(Control { terms: work.terms.clone(), stop: None });
-    let (sender, reports) = mpsc::channel(1000);
+fn start(executor: &Arc<Executor<Fake>>, execution: Execution) -> Run {
+    let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
+    let (sender, updates) = mpsc::channel(1000);
     let executor = executor.clone();
-    Run { control, reports, end: tokio::spawn(async move { executor.run(work, receiver, sender).await }) }
+    Run {
+        control,
+        updates,
+        end: tokio::spawn(async move { executor.run(execution, receiver, sender).await }),
+    }
 }
 
-async fn run(fake: &Arc<Fake>, work: Work) -> TaskEnd {
-    start(&executor(fake), work).end.await.unwrap()
+async fn run(fake: &Arc<Fake>, execution: Execution) -> TaskEnd {
+    start(&executor(fake), execution).end.await.unwrap()
 }
 
 fn outcomes(end: &TaskEnd) -> Vec<ImageOutcome> {
@@ -78,20 +87,20 @@ fn outcomes(end: &TaskEnd) -> Vec<ImageOutcome> {
 use ImageOutcome::{Failed, Present as Already, Pulled as New, Stopped};
 use ImagePhase::{Done, Pulling};
 
-/// An image in a report: index, phase, bytes done.
-type Told = (u32, ImagePhase, Option<u64>);
+/// An image in an update: index, phase, bytes done.
+type Seen = (u32, ImagePhase, Option<u64>);
 
 #[tokio::test(start_paused = true)]
-async fn images_are_pulled_a_few_at_a_time_over_the_whole_node() {
+async fn the_limit_of_parallel_pulls_holds_over_all_tasks() {
     let fake = Fake::new();
     let executor = executor(&fake);
     let begun = Instant::now();
-    let first = start(&executor, work((0..6).map(|n| always(&format!("a{n}"))).collect()));
+    let first = start(&executor, execution((0..6).map(|n| always(&format!("a{n}"))).collect()));
     tokio::task::yield_now().await;
-    let second = start(&executor, work(vec![always("b0"), always("b1")]));
+    let second = start(&executor, execution(vec![always("b0"), always("b1")]));
     let second = second.end.await.unwrap();
     assert_eq!(second.outcome, TaskOutcome::Succeeded);
-    // The short task waited for what ran when it came, not for the whole of the long one.
+    // The short task waited for the pulls that ran when it came, not for the whole long task.
     assert_eq!(begun.elapsed().as_secs(), 2);
     let first = first.end.await.unwrap();
     assert_eq!(outcomes(&first), [New; 6]);
@@ -100,7 +109,7 @@ async fn images_are_pulled_a_few_at_a_time_over_the_whole_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_passes_is_tried_again_and_what_does_not_is_not() {
+async fn only_transient_errors_are_retried() {
     let fake = Fake::new();
     let refused = || Act::Fail(ErrorClass::Transient, "connection refused");
     fake.script("flaky", [refused(), refused(), Act::Take(1)]);
@@ -108,7 +117,7 @@ async fn what_passes_is_tried_again_and_what_does_not_is_not() {
     fake.script("gone", [Act::Fail(ErrorClass::NotFound, "not found")]);
     fake.script("locked", [Act::Password("secret")]);
     let images = ["flaky", "broken", "gone", "locked"].map(|name| image(name, PullPolicy::Always, 2));
-    let end = run(&fake, work(images.to_vec())).await;
+    let end = run(&fake, execution(images.to_vec())).await;
     assert_eq!(outcomes(&end), [New, Failed, Failed, Failed]);
     let attempts: Vec<_> = end.images.iter().map(|image| image.attempts).collect();
     assert_eq!(attempts, [3, 3, 1, 1]);
@@ -120,20 +129,20 @@ async fn what_passes_is_tried_again_and_what_does_not_is_not() {
     assert_eq!(end.reason, "3 of 4 images failed, the first: broken: connection refused");
     let mut given_up = fake.state.lock().unwrap().given_up.clone();
     given_up.sort();
-    assert_eq!(given_up, ["gone", "locked"], "another task may go on with what broke");
+    assert_eq!(given_up, ["gone", "locked"], "another task may resume a pull that failed transiently");
 }
 
 #[tokio::test(start_paused = true)]
-async fn tries_are_spread_by_exponential_backoff_and_hold_no_place() {
+async fn backoff_is_exponential_and_holds_no_permit() {
     let fake = Fake::new();
     let refused = Act::Fail(ErrorClass::Transient, "EOF");
     fake.script("a", vec![refused.clone(); 8]);
     fake.script("b", vec![refused; 8]);
     let begun = Instant::now();
     let images = vec![image("a", PullPolicy::Always, 7), image("b", PullPolicy::Always, 7), always("c")];
-    let mut run = start(&executor(&fake), work(images));
+    let mut run = start(&executor(&fake), execution(images));
     let third = loop {
-        if let Report::ImageEnded { index: 2, .. } = run.reports.recv().await.unwrap() {
+        if let TaskUpdate::ImageEnded { index: 2, .. } = run.updates.recv().await.unwrap() {
             break begun.elapsed();
         }
     };
@@ -143,42 +152,42 @@ async fn tries_are_spread_by_exponential_backoff_and_hold_no_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_is_away_is_waited_for_and_costs_no_try() {
+async fn an_outage_of_the_runtime_costs_no_attempt() {
     let fake = Fake::new();
     fake.state.lock().unwrap().outages = 3;
     let down = Act::Fail(ErrorClass::RuntimeDown, "connection refused");
     fake.script("a", [down.clone(), down, Act::Take(1)]);
-    let end = run(&fake, work(vec![always("a")])).await;
+    let end = run(&fake, execution(vec![always("a")])).await;
     assert_eq!((outcomes(&end), end.images[0].attempts), (vec![New], 1));
     assert!(end.check.unwrap().passed);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_stays_away_ends_with_the_deadline_and_is_named() {
+async fn an_outage_that_outlasts_the_deadline_is_in_the_reason() {
     let fake = Fake::new();
     fake.state.lock().unwrap().outages = usize::MAX;
     let begun = Instant::now();
-    let end = run(&fake, work(vec![always("a")])).await;
+    let end = run(&fake, execution(vec![always("a")])).await;
     assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::DeadlineExceeded, vec![Stopped]));
     assert_eq!(begun.elapsed().as_secs(), 300);
     assert_eq!(end.reason, "the deadline passed; 1 of 1 images are missing; connection refused");
-    assert_eq!(end.images[0].reason, "the deadline passed before its turn came");
+    assert_eq!(end.images[0].reason, "the deadline passed before its pull began");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_not_fit_pulls_nothing() {
+async fn a_node_that_fails_its_checks_pulls_nothing() {
     let fake = Fake::new();
     fake.state.lock().unwrap().free = 9;
-    let mut run = start(&executor(&fake), work(vec![always("a")]));
+    let mut run = start(&executor(&fake), execution(vec![always("a")]));
     let end = (&mut run.end).await.unwrap();
     assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::Failed, vec![Failed]));
     assert!(end.reason.starts_with("check failed: disk: /images has"), "{}", end.reason);
     assert_eq!(fake.pulls(), [""; 0]);
-    assert!(matches!(run.reports.recv().await, Some(Report::Checked(outcome)) if !outcome.passed));
+    assert!(matches!(run.updates.recv().await, Some(TaskUpdate::Checked(outcome)) if !outcome.passed));
 }
 
 #[tokio::test(start_paused = true)]
-async fn policies_mean_what_the_kubelet_means() {
+async fn pull_policies_mean_what_they_mean_to_the_kubelet() {
     let fake = Fake::new();
     fake.state.lock().unwrap().present = vec!["old".to_owned()];
     let images = vec![
@@ -187,28 +196,29 @@ async fn policies_mean_what_the_kubelet_means() {
         image("absent", PullPolicy::Never, 3),
         image("old", PullPolicy::Never, 0),
     ];
-    let end = run(&fake, work(images)).await;
+    let end = run(&fake, execution(images)).await;
     assert_eq!(outcomes(&end), [Already, New, Failed, Already]);
     assert_eq!(end.images[2].reason, "image absent is not present and its pull policy is Never");
     assert_eq!(end.images[0].digest.as_deref(), Some("sha256:d"));
     assert_eq!(fake.pulls(), ["new"]);
-    let end = run(&fake, work(vec![always("old")])).await;
+    let end = run(&fake, execution(vec![always("old")])).await;
     assert_eq!(outcomes(&end), [New]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn credentials_are_tried_in_order_within_one_try() {
+async fn one_attempt_tries_all_credentials_in_order() {
     let fake = Fake::new();
     fake.script("a", vec![Act::Password("right"); 3]);
     fake.script("b", vec![Act::Password("right"); 2]);
     fake.script("hidden", [Act::Fail(ErrorClass::NotFound, "not found"), Act::Password("no")]);
-    let mut work = work(["a", "b", "hidden"].map(|name| image(name, PullPolicy::Always, 5)).to_vec());
-    work.terms.keys = vec![
+    let mut execution =
+        execution(["a", "b", "hidden"].map(|name| image(name, PullPolicy::Always, 5)).to_vec());
+    execution.terms.keys = vec![
         credentials(&["old", "older", "right"]),
         credentials(&["old", "older"]),
         credentials(&["x", "y"]),
     ];
-    let end = run(&fake, work).await;
+    let end = run(&fake, execution).await;
     assert_eq!(outcomes(&end), [New, Failed, Failed]);
     assert_eq!(end.images[0].attempts, 1);
     assert_eq!(end.images[1].reason, "401 Unauthorized (2 credentials were tried)");
@@ -216,12 +226,12 @@ async fn credentials_are_tried_in_order_within_one_try() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_is_unavailable_fails_the_image_without_a_request() {
+async fn an_unavailable_key_fails_its_image_without_a_request() {
     let fake = Fake::new();
-    let mut work = work(vec![always("a"), always("b")]);
+    let mut execution = execution(vec![always("a"), always("b")]);
     let reason = "secret default/a is missing".to_owned();
-    work.terms.keys[0] = Arc::new(Key::Unavailable { reason: reason.clone() });
-    let end = run(&fake, work).await;
+    execution.terms.keys[0] = Arc::new(Key::Unavailable { reason: reason.clone() });
+    let end = run(&fake, execution).await;
     assert_eq!((outcomes(&end), &end.images[0].reason), (vec![Failed, New], &reason));
     assert_eq!(fake.pulls(), ["b"]);
 }
@@ -231,7 +241,7 @@ async fn one_reference_is_pulled_once_over_all_tasks() {
     for policy in [PullPolicy::Always, PullPolicy::IfNotPresent] {
         let fake = Fake::new();
         let executor = executor(&fake);
-        let same = || work(vec![image("a", policy, 0), image("a", policy, 0)]);
+        let same = || execution(vec![image("a", policy, 0), image("a", policy, 0)]);
         let (first, second) = (start(&executor, same()), start(&executor, same()));
         let (first, second) = (first.end.await.unwrap(), second.end.await.unwrap());
         let mut all = outcomes(&first);
@@ -243,13 +253,13 @@ async fn one_reference_is_pulled_once_over_all_tasks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_key_asks_the_registry_itself() {
+async fn a_pull_with_another_key_asks_the_registry_again() {
     let fake = Fake::new();
     fake.script("a", [Act::Take(1), Act::Password("right")]);
     let executor = executor(&fake);
-    let mut with_wrong_password = work(vec![always("a")]);
+    let mut with_wrong_password = execution(vec![always("a")]);
     with_wrong_password.terms.keys = vec![credentials(&["wrong"])];
-    let first = start(&executor, work(vec![always("a")]));
+    let first = start(&executor, execution(vec![always("a")]));
     tokio::task::yield_now().await;
     let second = start(&executor, with_wrong_password).end.await.unwrap();
     assert_eq!(outcomes(&first.end.await.unwrap()), [New]);
@@ -262,8 +272,8 @@ async fn the_deadline_stops_pulls_and_can_be_moved() {
     fake.script("long", [Act::Take(1000)]);
     fake.script("flaky", vec![Act::Fail(ErrorClass::Transient, "EOF"); 100]);
     let begun = Instant::now();
-    let work = work(vec![always("short"), always("long"), image("flaky", PullPolicy::Always, 100)]);
-    let run = start(&executor(&fake), work);
+    let execution = execution(vec![always("short"), always("long"), image("flaky", PullPolicy::Always, 100)]);
+    let run = start(&executor(&fake), execution);
     sleep(Duration::from_secs(200)).await;
     run.control.send_modify(|control| {
         control.terms.deadline = (Instant::now() + Duration::from_secs(300)).into_std();
@@ -271,23 +281,25 @@ async fn the_deadline_stops_pulls_and_can_be_moved() {
     let end = run.end.await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 500);
     assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::DeadlineExceeded, vec![New, Stopped, Stopped]));
-    assert_eq!(end.images[1].reason, "the deadline passed while it was being pulled");
+    assert_eq!(end.images[1].reason, "the deadline passed during its pull");
     assert!(
-        end.images[2].reason.ends_with("between two tries; the last try failed: EOF"),
+        end.images[2].reason.ends_with("between two attempts; the last attempt failed: EOF"),
         "{}",
         end.images[2].reason
     );
     assert_eq!(fake.state.lock().unwrap().dropped, ["long"]);
-    assert_eq!(fake.state.lock().unwrap().given_up, [""; 0], "the next attempt goes on with it");
+    assert_eq!(fake.state.lock().unwrap().given_up, [""; 0], "the next attempt resumes it");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_ends_pulls_at_once_and_says_what_was_done() {
+async fn a_stop_ends_pulls_at_once_and_gives_them_up() {
     let fake = Fake::new();
     fake.script("long", [Act::Take(100)]);
     let begun = Instant::now();
-    let run =
-        start(&executor(&fake), work(vec![always("short"), always("long"), always("next"), always("last")]));
+    let run = start(
+        &executor(&fake),
+        execution(vec![always("short"), always("long"), always("next"), always("last")]),
+    );
     sleep(Duration::from_millis(60_500)).await;
     run.control.send_modify(|control| control.stop = Some("job deleted".to_owned()));
     let end = run.end.await.unwrap();
@@ -303,10 +315,10 @@ async fn a_stop_ends_pulls_at_once_and_says_what_was_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_ended_before_a_restart_is_left_alone() {
+async fn images_that_ended_before_a_restart_are_not_pulled_again() {
     let fake = Fake::new();
     fake.state.lock().unwrap().free = 0;
-    let mut work = work(vec![always("done"), always("open")]);
+    let mut execution = execution(vec![always("done"), always("open")]);
     let done = ImageResult {
         outcome: Failed,
         digest: None,
@@ -315,54 +327,54 @@ async fn what_ended_before_a_restart_is_left_alone() {
         bytes: None,
         attempts: 4,
     };
-    work.done[0] = Some(done.clone());
-    work.check = Some(CheckOutcome { passed: true, reason: String::new() });
-    let end = run(&fake, work).await;
+    execution.done[0] = Some(done.clone());
+    execution.check = Some(CheckOutcome { passed: true, reason: String::new() });
+    let end = run(&fake, execution).await;
     assert_eq!((&end.images[0], end.images[1].outcome), (&done, New));
     assert_eq!(fake.pulls(), ["open"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn progress_is_told_once_a_second_at_most_and_only_what_changed() {
+async fn progress_is_sent_once_a_second_at_most_and_only_for_changes() {
     let fake = Fake::new();
     fake.script("a", [Act::Take(10)]);
     fake.script("b", [Act::Take(60)]);
     let executor = executor(&fake);
     let begun = Instant::now();
-    let mut run = start(&executor, work(vec![always("a"), always("b"), always("c")]));
-    let mut told: Vec<(u128, Vec<Told>)> = Vec::new();
-    while let Some(report) = run.reports.recv().await {
-        if let Report::Progress(images) = report {
+    let mut run = start(&executor, execution(vec![always("a"), always("b"), always("c")]));
+    let mut seen: Vec<(u128, Vec<Seen>)> = Vec::new();
+    while let Some(update) = run.updates.recv().await {
+        if let TaskUpdate::Progress(images) = update {
             let images =
                 images.iter().map(|image| (image.index, image.phase, image.bytes.map(|bytes| bytes.done)));
-            told.push((begun.elapsed().as_millis(), images.collect()));
-            if told.len() == 2 {
-                executor.pace().new_listener();
+            seen.push((begun.elapsed().as_millis(), images.collect()));
+            if seen.len() == 2 {
+                executor.pace().begin_session();
             }
         }
     }
     let expected = [
         (200, vec![(0, Pulling, None), (1, Pulling, None)]),
         (5_200, vec![(0, Pulling, Some(50))]),
-        // Somebody new: all but what has not begun.
+        // A new session: all images that have begun.
         (6_200, vec![(0, Pulling, Some(50)), (1, Pulling, None)]),
         (10_200, vec![(0, Done, Some(100)), (2, Pulling, None)]),
         (11_200, vec![(2, Done, Some(100))]),
         (30_200, vec![(1, Pulling, Some(50))]),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(seen, expected);
     run.end.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn new_keys_serve_the_images_that_come_later() {
+async fn new_keys_are_used_for_images_that_begin_later() {
     let fake = Fake::new();
     fake.script("a", [Act::Take(10)]);
     fake.script("b", [Act::Take(10)]);
     fake.script("c", [Act::Password("new")]);
-    let mut work = work(vec![always("a"), always("b"), always("c")]);
-    work.terms.keys = vec![credentials(&["old"]); 3];
-    let run = start(&executor(&fake), work);
+    let mut execution = execution(vec![always("a"), always("b"), always("c")]);
+    execution.terms.keys = vec![credentials(&["old"]); 3];
+    let run = start(&executor(&fake), execution);
     sleep(Duration::from_secs(5)).await;
     run.control.send_modify(|control| control.terms.keys = vec![credentials(&["new"]); 3]);
     assert_eq!(outcomes(&run.end.await.unwrap()), [New; 3]);
@@ -370,12 +382,12 @@ async fn new_keys_serve_the_images_that_come_later() {
 
 #[tokio::test(start_paused = true)]
 async fn a_task_without_images_succeeds() {
-    let end = run(&Fake::new(), work(Vec::new())).await;
+    let end = run(&Fake::new(), execution(Vec::new())).await;
     assert_eq!((end.outcome, end.images.len()), (TaskOutcome::Succeeded, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_try_takes_no_longer_than_it_may_and_the_next_one_has_its_own_time() {
+async fn each_attempt_has_a_timeout_of_its_own() {
     let fake = Fake::new();
     fake.script("slow", [Act::Take(200), Act::Take(200), Act::Take(99)]);
     fake.script("slower", vec![Act::Take(200); 3]);
@@ -383,40 +395,41 @@ async fn a_try_takes_no_longer_than_it_may_and_the_next_one_has_its_own_time() {
         timeout: Some(Duration::from_secs(100)),
         ..image(name, PullPolicy::Always, retries)
     };
-    let mut work = work(vec![limited("slow", 2), limited("slower", 1)]);
-    work.terms.deadline = (Instant::now() + Duration::from_secs(3000)).into_std();
+    let mut execution = execution(vec![limited("slow", 2), limited("slower", 1)]);
+    execution.terms.deadline = (Instant::now() + Duration::from_secs(3000)).into_std();
     let begun = Instant::now();
-    let end = run(&fake, work).await;
+    let end = run(&fake, execution).await;
     assert_eq!(begun.elapsed().as_secs(), (100 + 1) + (100 + 2) + 99);
     assert_eq!(outcomes(&end), [New, Failed]);
     assert_eq!((end.images[0].attempts, end.images[1].attempts), (3, 2));
     assert_eq!(end.images[1].reason, "not pulled within timeoutSeconds (100s)");
     let state = fake.state.lock().unwrap();
     assert_eq!(state.dropped.iter().filter(|name| *name == "slow").count(), 2, "stopped in the runtime");
-    assert_eq!(state.given_up, [""; 0], "what was fetched serves the next one");
+    assert_eq!(state.given_up, [""; 0], "the next attempt resumes what was fetched");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_deadline_of_the_task_stays_above_the_time_of_a_try() {
+async fn the_deadline_of_the_task_overrides_the_timeout_of_an_attempt() {
     let fake = Fake::new();
     fake.script("slow", vec![Act::Take(1000); 9]);
     let image =
         ImageTask { timeout: Some(Duration::from_secs(1000)), ..image("slow", PullPolicy::Always, 9) };
     let begun = Instant::now();
-    let end = run(&fake, work(vec![image])).await;
+    let end = run(&fake, execution(vec![image])).await;
     assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::DeadlineExceeded, vec![Stopped]));
     assert_eq!(begun.elapsed().as_secs(), 300);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_runtime_is_told_of_the_sandbox_and_tells_the_images_id() {
+async fn pulls_pass_the_sandbox_and_results_have_the_image_id() {
     let fake = Fake::new();
     let sandbox = SandboxMetadata {
         labels: [("app".to_owned(), "a".to_owned())].into(),
         annotations: [("note".to_owned(), "b".to_owned())].into(),
     };
-    let told = ImageTask { sandbox: Some(sandbox.clone()), ..always("a") };
-    let end = run(&fake, work(vec![told, image("a", PullPolicy::IfNotPresent, 0), always("a")])).await;
+    let with_sandbox = ImageTask { sandbox: Some(sandbox.clone()), ..always("a") };
+    let end =
+        run(&fake, execution(vec![with_sandbox, image("a", PullPolicy::IfNotPresent, 0), always("a")])).await;
     assert_eq!(outcomes(&end), [New, Already, Already]);
     for image in &end.images {
         assert_eq!(image.id.as_deref(), Some("sha256:i"));
@@ -425,15 +438,15 @@ async fn the_runtime_is_told_of_the_sandbox_and_tells_the_images_id() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_looked_at_in_vain_is_said_where_the_registry_refuses() {
+async fn the_note_of_an_anonymous_key_explains_a_refusal_and_nothing_else() {
     let fake = Fake::new();
     fake.script("locked", [Act::Password("secret")]);
     fake.script("gone", [Act::Fail(ErrorClass::NotFound, "not found")]);
-    let mut work = work(vec![always("locked"), always("gone")]);
+    let mut execution = execution(vec![always("locked"), always("gone")]);
     let note = "secret default/a has no entry for r.example".to_owned();
     let key = Arc::new(Key::Anonymous { note });
-    work.terms.keys = vec![key.clone(), key];
-    let end = run(&fake, work).await;
+    execution.terms.keys = vec![key.clone(), key];
+    let end = run(&fake, execution).await;
     assert_eq!(
         end.images[0].reason,
         "401 Unauthorized (pulled anonymously: secret default/a has no entry for r.example)"

@@ -1,4 +1,4 @@
-//! A ledger for tests, in memory.
+//! Store without a disk, for tests.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use prepull_api::task::TaskId;
 use super::{LedgerError, Store};
 use crate::tasks::agent::TaskRecord;
 
-/// Records in memory. Clones share them, so that a node can be "restarted" on them.
+/// Records in memory. Clones share them, so that a test can restart a node on the records that it has written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryStore {
     records: Arc<Mutex<Vec<TaskRecord>>>,

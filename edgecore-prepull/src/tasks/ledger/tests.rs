@@ -52,7 +52,7 @@ fn records_come_back_after_a_restart() {
 }
 
 #[test]
-fn one_agent_at_a_time_has_the_directory() {
+fn a_second_agent_cannot_open_the_state_directory() {
     let dir = TempDir::new().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let message = Ledger::open(dir.path()).unwrap_err().to_string();
@@ -62,7 +62,7 @@ fn one_agent_at_a_time_has_the_directory() {
 }
 
 #[test]
-fn a_broken_file_is_set_aside_and_the_others_are_read() {
+fn unusable_files_are_set_aside_and_the_others_are_read() {
     let dir = TempDir::new().unwrap();
     let mut ledger = Ledger::open(dir.path()).unwrap();
     let good = record("good", 1);
@@ -90,7 +90,7 @@ fn a_broken_file_is_set_aside_and_the_others_are_read() {
 }
 
 #[test]
-fn no_uid_leaves_the_folder_or_meets_another() {
+fn no_uid_escapes_the_folder_or_collides_with_another() {
     let dir = TempDir::new().unwrap();
     let mut ledger = Ledger::open(dir.path()).unwrap();
     let long = "a".repeat(65);
@@ -108,12 +108,12 @@ fn no_uid_leaves_the_folder_or_meets_another() {
 }
 
 #[test]
-fn a_failed_write_leaves_the_old_record() {
+fn a_failed_write_keeps_the_old_record() {
     let dir = TempDir::new().unwrap();
     let mut ledger = Ledger::open(dir.path()).unwrap();
     let old = record("a", 1);
     ledger.save(&old).unwrap();
-    // A folder in the way of the new file: root, which tests may run as, writes wherever permissions forbid.
+    // A folder in the place of the new file. Missing permissions would not do: tests may run as root.
     let blocker = dir.path().join(TASKS).join("a.1.json.new");
     fs::create_dir(&blocker).unwrap();
     let mut new = old.clone();

@@ -1,4 +1,4 @@
-//! Writes records one after the other, on a thread that may block.
+//! Writer of task records, one after the other, on a thread that may block.
 
 use prepull_api::task::TaskId;
 use tokio::sync::mpsc;
@@ -7,15 +7,15 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use crate::tasks::agent::TaskRecord;
 use crate::tasks::ledger::{LedgerError, Store};
 
-/// What became of a write.
+/// Outcome of a write that the agent has to know.
 #[derive(Debug)]
-pub(super) enum Outcome {
-    /// It is on the disk.
+pub(super) enum WriteOutcome {
+    /// The record of this task is on the disk.
     Saved(TaskId),
-    /// It is not.
-    NotSaved(TaskId, LedgerError),
-    /// It is still on the disk.
-    NotRemoved(TaskId, LedgerError),
+    /// The record of this task could not be written.
+    SaveFailed(TaskId, LedgerError),
+    /// The record of this task could not be removed.
+    RemoveFailed(TaskId, LedgerError),
 }
 
 enum Write {
@@ -23,25 +23,26 @@ enum Write {
     Remove(TaskId),
 }
 
-/// The way to the store.
+/// Handle of the writer.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    // Not bounded by itself: the agent has at most one write of each task under way, and a removal ends a task.
+    // The queue needs no bound of its own: the agent has at most one write per task under way, and a removal is the
+    // last write of a task.
     writes: Option<mpsc::UnboundedSender<Write>>,
-    outcomes: mpsc::UnboundedReceiver<Outcome>,
+    outcomes: mpsc::UnboundedReceiver<WriteOutcome>,
     worker: JoinHandle<()>,
 }
 
 impl Recorder {
-    /// Reads all records, and is ready to write.
+    /// Starts the writer, and returns the records that the store has.
     pub(super) async fn start(mut store: impl Store) -> Result<(Self, Vec<TaskRecord>), LedgerError> {
-        // Reading cannot panic, so that the only error to join is a runtime that shuts down, with us in it.
+        // Reading cannot panic. The only other error is that the tokio runtime shuts down, and this task with it.
         let (mut store, records) = match spawn_blocking(move || (store.load(), store)).await {
             Ok((records, store)) => (store, records?),
             Err(_) => std::future::pending().await,
         };
         let (writes, mut queue) = mpsc::unbounded_channel();
-        let (told, outcomes) = mpsc::unbounded_channel();
+        let (sender, outcomes) = mpsc::unbounded_channel();
         let worker = tokio::spawn(async move {
             while let Some(write) = queue.recv().await {
                 let done = spawn_blocking(move || {
@@ -51,8 +52,8 @@ impl Recorder {
                 let Ok((back, outcome)) = done.await else { return };
                 store = back;
                 if let Some(outcome) = outcome {
-                    // The node may be stopping; the rest is still written.
-                    let _ = told.send(outcome);
+                    // The node may be stopping and no longer listen; the remaining writes are still made.
+                    let _ = sender.send(outcome);
                 }
             }
         });
@@ -73,30 +74,30 @@ impl Recorder {
         }
     }
 
-    /// The next write's outcome. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Outcome {
+    /// Waits for the outcome of the next write. Cancel-safe.
+    pub(super) async fn next_outcome(&mut self) -> WriteOutcome {
         match self.outcomes.recv().await {
             Some(outcome) => outcome,
             None => std::future::pending().await,
         }
     }
 
-    /// Writes what is still to be written.
+    /// Makes the writes that are still queued, then ends.
     pub(super) async fn finish(mut self) {
         self.writes = None;
         let _ = self.worker.await;
     }
 }
 
-fn carry_out(store: &mut impl Store, write: Write) -> Option<Outcome> {
+fn carry_out(store: &mut impl Store, write: Write) -> Option<WriteOutcome> {
     match write {
         Write::Save(record) => {
             let task = record.id().clone();
             Some(match store.save(&record) {
-                Ok(()) => Outcome::Saved(task),
-                Err(error) => Outcome::NotSaved(task, error),
+                Ok(()) => WriteOutcome::Saved(task),
+                Err(error) => WriteOutcome::SaveFailed(task, error),
             })
         }
-        Write::Remove(task) => store.remove(&task).err().map(|error| Outcome::NotRemoved(task, error)),
+        Write::Remove(task) => store.remove(&task).err().map(|error| WriteOutcome::RemoveFailed(task, error)),
     }
 }

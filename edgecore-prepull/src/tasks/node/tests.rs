@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::time::Duration;
+
 use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
 use tokio::task::JoinHandle;
@@ -32,7 +34,7 @@ impl Bench {
         Self { events, said, shutdown, node }
     }
 
-    /// A session begins; returns what the node says of itself.
+    /// Begins a session, and returns the `Hello` of the node.
     async fn connect(&self) -> Hello {
         let (answer, hello) = oneshot::channel();
         self.events.send(TunnelEvent::Connecting(answer)).await.unwrap();
@@ -47,7 +49,7 @@ impl Bench {
         self.events.send(TunnelEvent::Message(message)).await.unwrap();
     }
 
-    /// The next message that is no progress.
+    /// Waits for the next message that is not progress.
     async fn hear(&mut self) -> EdgeMessage {
         loop {
             match self.said.recv().await.unwrap() {
@@ -118,7 +120,7 @@ async fn a_task_goes_from_assignment_to_acknowledgement() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stopped_node_goes_on_where_it_was() {
+async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
     let mut bench = Bench::start(&fake, &store).await;
@@ -134,7 +136,7 @@ async fn a_stopped_node_goes_on_where_it_was() {
     bench.tell(assign(&["short", "long"])).await;
     assert_eq!(bench.hear().await, EdgeMessage::Accepted { task: id() });
     assert_eq!(bench.result().await.outcome, TaskOutcome::Succeeded);
-    assert_eq!(fake.pulls(), ["short", "long", "long"], "what was whole is not pulled again");
+    assert_eq!(fake.pulls(), ["short", "long", "long"], "an image that was complete is not pulled again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,7 +156,7 @@ async fn a_restarted_node_without_a_cloud_ends_its_task_by_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_task_stops_and_says_so() {
+async fn a_cancelled_task_stops_its_pull_and_sends_a_result() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
     let mut bench = Bench::start(&fake, &store).await;
@@ -168,7 +170,7 @@ async fn a_cancelled_task_stops_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_executor_that_dies_is_a_failed_task() {
+async fn a_panic_of_the_executor_fails_its_task() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("bug", [Act::Panic]);
     let mut bench = Bench::start(&fake, &store).await;

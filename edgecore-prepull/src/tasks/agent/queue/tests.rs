@@ -2,46 +2,45 @@
 
 use std::time::Duration;
 
-use prepull_api::task::{ImageOutcome, Task, TaskId};
+use prepull_api::task::{ImageOutcome, Task, TaskId, TaskOutcome};
 use prepull_api::wire::{EdgeMessage, Key, OpenPhase};
 
 use super::super::tests::{Bench, assign, record_of, result_of, task};
-use super::super::{Event, TaskRecord, WallClock, Work};
-use super::*;
+use super::super::{AgentEffect, AgentEvent, Execution, TaskRecord, WallClock};
 
 fn tasks(count: usize) -> Vec<Task> {
     (0..count).map(|n| task(&format!("job-{n}"), 1, 2)).collect()
 }
 
-fn started(effects: &[Effect]) -> Vec<&Work> {
+fn started(effects: &[AgentEffect]) -> Vec<&Execution> {
     let mut started = Vec::new();
     for effect in effects {
-        if let Effect::Start(work) = effect {
-            started.push(&**work);
+        if let AgentEffect::Start(execution) = effect {
+            started.push(&**execution);
         }
     }
     started
 }
 
-fn ids_started(effects: &[Effect]) -> Vec<TaskId> {
-    started(effects).into_iter().map(|work| work.task.id.clone()).collect()
+fn ids_started(effects: &[AgentEffect]) -> Vec<TaskId> {
+    started(effects).into_iter().map(|execution| execution.task.id.clone()).collect()
 }
 
-fn cancel(task: &Task) -> Event {
-    Event::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() }
+fn cancel(task: &Task) -> AgentEvent {
+    AgentEvent::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() }
 }
 
 #[test]
-fn so_many_run_at_a_time_and_the_others_follow_in_order() {
+fn at_most_max_tasks_run_and_the_others_follow_in_order() {
     for (limit, count) in [(1, 4), (2, 4), (3, 4), (4, 4), (64, 2)] {
-        // The ids are in the opposite order: what counts is who came first.
+        // The ids are in reverse order: the order of acceptance counts.
         let tasks: Vec<_> = tasks(count).into_iter().rev().collect();
-        let mut bench = Bench::with(limit);
+        let mut bench = Bench::with_max_tasks(limit);
         let at_once = count.min(limit as usize);
         for (n, task) in tasks.iter().enumerate() {
             let effects = bench.run(task);
             let accepted = EdgeMessage::Accepted { task: task.id.clone() };
-            assert_eq!(effects[0], Effect::Send(accepted), "{limit}: whether it starts or waits");
+            assert_eq!(effects[0], AgentEffect::Send(accepted), "{limit}: whether it starts or waits");
             let expected = if n < at_once { vec![task.id.clone()] } else { Vec::new() };
             assert_eq!(ids_started(&effects), expected, "{limit}");
         }
@@ -63,27 +62,27 @@ fn a_task_whose_deadline_passes_in_the_queue_ends_without_a_pull() {
     bench.run(&tasks[1]);
     assert_eq!(bench.agent.next_tick(), Some(bench.now.monotonic + Duration::from_secs(300)));
     bench.pass(299);
-    assert_eq!(bench.on(Event::Tick), []);
+    assert_eq!(bench.on(AgentEvent::Tick), []);
     bench.pass(1);
-    let result = record_of(&bench.on(Event::Tick)).result.unwrap();
+    let result = record_of(&bench.on(AgentEvent::Tick)).result.unwrap();
     assert_eq!((&result.task, result.outcome), (&tasks[1].id, TaskOutcome::DeadlineExceeded));
-    assert!(result.reason.contains("works on 1 at a time"), "{}", result.reason);
+    assert!(result.reason.contains("at most 1 at a time"), "{}", result.reason);
     assert!(result.images.iter().all(|image| image.outcome == ImageOutcome::Stopped && image.attempts == 0));
     assert_eq!(result.took, Duration::from_secs(300));
-    assert_eq!(started(&bench.end(&tasks[0])), Vec::<&Work>::new());
+    assert_eq!(started(&bench.end(&tasks[0])), Vec::<&Execution>::new());
 }
 
 #[test]
-fn a_place_that_is_free_too_late_is_not_taken() {
+fn a_queued_task_past_its_deadline_does_not_start() {
     let mut bench = Bench::new();
     let tasks = tasks(2);
     bench.run(&tasks[0]);
     bench.run(&tasks[1]);
-    // The end of the first is heard of before the tick.
+    // The end of the first task arrives before the tick that would end the second.
     bench.pass(300);
     let effects = bench.end(&tasks[0]);
-    let outcome = |effect: &Effect| match effect {
-        Effect::Persist(record) => record.result.as_ref().unwrap().outcome,
+    let outcome = |effect: &AgentEffect| match effect {
+        AgentEffect::Persist(record) => record.result.as_ref().unwrap().outcome,
         other => panic!("{other:?}"),
     };
     let outcomes: Vec<_> = effects.iter().map(outcome).collect();
@@ -99,12 +98,12 @@ fn a_cancelled_task_leaves_the_queue_at_once() {
     }
     let record = record_of(&bench.on(cancel(&tasks[1])));
     assert_eq!(record.result.as_ref().unwrap().outcome, TaskOutcome::Cancelled);
-    assert_eq!(result_of(&bench.on(Event::Persisted(tasks[1].id.clone()))), record.result.unwrap());
+    assert_eq!(result_of(&bench.on(AgentEvent::Persisted(tasks[1].id.clone()))), record.result.unwrap());
     assert_eq!(ids_started(&bench.end(&tasks[0])), [tasks[2].id.clone()]);
 }
 
 #[test]
-fn a_stopped_task_keeps_its_place_until_it_has_stopped() {
+fn a_task_that_is_stopping_keeps_its_place_until_it_has_ended() {
     let mut bench = Bench::new();
     let (first, second) = (task("a", 1, 1), task("a", 2, 1));
     bench.run(&first);
@@ -114,12 +113,12 @@ fn a_stopped_task_keeps_its_place_until_it_has_stopped() {
 }
 
 #[test]
-fn a_dead_executor_frees_its_place() {
+fn a_crashed_executor_frees_its_place() {
     let mut bench = Bench::new();
     let tasks = tasks(2);
     bench.run(&tasks[0]);
     bench.run(&tasks[1]);
-    let crashed = Event::Crashed { task: tasks[0].id.clone(), reason: "a bug".to_owned() };
+    let crashed = AgentEvent::Crashed { task: tasks[0].id.clone(), reason: "a bug".to_owned() };
     assert_eq!(ids_started(&bench.on(crashed)), [tasks[1].id.clone()]);
 }
 
@@ -133,16 +132,16 @@ fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
     bench.pass(200);
     let mut again = assign(tasks[1].clone());
     again.keys = vec![Key::anonymous()];
-    let effects = bench.on(Event::Assign(again));
-    let [Effect::Persist(record), Effect::Send(EdgeMessage::Accepted { .. })] = &effects[..] else {
+    let effects = bench.on(AgentEvent::Assign(again));
+    let [AgentEffect::Persist(record), AgentEffect::Send(EdgeMessage::Accepted { .. })] = &effects[..] else {
         panic!("{effects:?}")
     };
     assert_eq!(record.deadline_set, WallClock::of(bench.now.wall));
     let deadline = bench.now.monotonic + Duration::from_secs(300);
     let effects = bench.end(&tasks[0]);
-    let [work] = started(&effects)[..] else { panic!("{effects:?}") };
-    assert_eq!((&work.task, work.terms.deadline), (&tasks[1], deadline));
-    assert!(work.terms.keys.iter().all(|key| **key == Key::anonymous()));
+    let [execution] = started(&effects)[..] else { panic!("{effects:?}") };
+    assert_eq!((&execution.task, execution.terms.deadline), (&tasks[1], deadline));
+    assert!(execution.terms.keys.iter().all(|key| **key == Key::anonymous()));
 }
 
 #[test]
@@ -155,9 +154,9 @@ fn after_a_restart_tasks_wait_for_keys_and_then_for_their_turn() {
     assert_eq!(bench.restart(records), []);
     let phases = |bench: &Bench| bench.agent.open_tasks().iter().map(|open| open.phase).collect::<Vec<_>>();
     assert_eq!(phases(&bench), [OpenPhase::NeedsKeys, OpenPhase::NeedsKeys]);
-    let effects = bench.on(Event::Assign(assign(tasks[1].clone())));
+    let effects = bench.on(AgentEvent::Assign(assign(tasks[1].clone())));
     assert_eq!(ids_started(&effects), [tasks[1].id.clone()], "the first that can work works");
-    assert_eq!(ids_started(&bench.on(Event::Assign(assign(tasks[0].clone())))), Vec::new());
+    assert_eq!(ids_started(&bench.on(AgentEvent::Assign(assign(tasks[0].clone())))), Vec::new());
     assert_eq!(phases(&bench), [OpenPhase::Running, OpenPhase::Running]);
     assert_eq!(ids_started(&bench.end(&tasks[1])), [tasks[0].id.clone()]);
 }

@@ -8,32 +8,32 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::images::puller::Pulled;
 
-/// What somebody who waited finds: the pull that has just ended.
+/// The pull that has just ended, for those who waited for the same reference.
 #[derive(Debug)]
-pub(super) struct Fresh {
+pub(super) struct RecentPull {
     key: Arc<Key>,
     pulled: Pulled,
 }
 
-/// The turn of one pull of a reference. The next one's begins when it is dropped.
-pub(super) type Turn = OwnedMutexGuard<Option<Fresh>>;
+/// Exclusive right to pull a reference, until it is dropped. Holds the pull that ended just before.
+pub(super) type ReferenceGuard = OwnedMutexGuard<Option<RecentPull>>;
 
-type Slot = AsyncMutex<Option<Fresh>>;
+type Slot = AsyncMutex<Option<RecentPull>>;
 
-/// References that are being pulled or waited for, and no others.
+/// Locks of the references that are being pulled or waited for, and of no others.
 #[derive(Debug, Default)]
-pub(super) struct Once {
+pub(super) struct ReferenceLocks {
     slots: Mutex<HashMap<String, Weak<Slot>>>,
 }
 
-impl Once {
+impl ReferenceLocks {
     /// Waits until nobody else pulls the reference.
-    pub(super) async fn turn(&self, reference: &str) -> Turn {
+    pub(super) async fn lock(&self, reference: &str) -> ReferenceGuard {
         self.slot(reference).lock_owned().await
     }
 
-    /// A turn, if nobody else pulls the reference.
-    pub(super) fn free_turn(&self, reference: &str) -> Option<Turn> {
+    /// Returns `None` if somebody pulls the reference.
+    pub(super) fn try_lock(&self, reference: &str) -> Option<ReferenceGuard> {
         self.slot(reference).try_lock_owned().ok()
     }
 
@@ -49,15 +49,13 @@ impl Once {
     }
 }
 
-impl Fresh {
-    /// For whoever waits meanwhile.
+impl RecentPull {
     pub(super) fn new(key: &Arc<Key>, pulled: &Pulled) -> Self {
         Self { key: key.clone(), pulled: pulled.clone() }
     }
 
-    /// The pull, if it was allowed by this very key: with another one the registry is to be asked, it may say
-    /// no.
-    pub(super) fn by(&self, key: &Key) -> Option<&Pulled> {
+    /// Returns the pull if this very key was used for it. With another key the registry has to be asked: it may refuse.
+    pub(super) fn if_pulled_with(&self, key: &Key) -> Option<&Pulled> {
         (*self.key == *key).then_some(&self.pulled)
     }
 }

@@ -1,0 +1,29 @@
+//! Answers to tasks that the agent does not take.
+
+use std::time::Duration;
+
+use prepull_api::task::{ImageOutcome, ImageResult, Task, TaskOutcome, TaskResult};
+use prepull_api::wire::{MAX_IMAGES, truncate_reason};
+
+use super::io::{AgentEffect, send_result};
+
+/// Builds the result of a task that is not taken. It is not written to the disk: a restart loses nothing, because the
+/// same task would be refused again.
+pub(super) fn refuse(task: &Task, outcome: TaskOutcome, reason: &str) -> AgentEffect {
+    let image = || ImageResult {
+        outcome: if outcome == TaskOutcome::Failed { ImageOutcome::Failed } else { ImageOutcome::Stopped },
+        digest: None,
+        id: None,
+        reason: String::new(),
+        bytes: None,
+        attempts: 0,
+    };
+    send_result(TaskResult {
+        task: task.id.clone(),
+        outcome,
+        reason: truncate_reason(reason),
+        check: None,
+        images: task.images.iter().take(MAX_IMAGES).map(|_| image()).collect(),
+        took: Duration::ZERO,
+    })
+}

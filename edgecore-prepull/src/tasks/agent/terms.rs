@@ -1,0 +1,31 @@
+//! Deadline and keys of a task, taken from an assignment.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use prepull_api::task::{ImageTask, Task};
+use prepull_api::wire::{Assign, Key};
+
+use super::io::TaskTerms;
+
+impl TaskTerms {
+    /// Takes the keys of an assignment, one per image of `task`, which is the task as the ledger has it. A key is used
+    /// only for the reference that the cloud sent it for: if the cloud assigns the task again with other images, no
+    /// credential reaches another image.
+    pub(super) fn of_assignment(task: &Task, assign: Assign, deadline: Instant) -> Self {
+        let Assign { task: sent, remaining: _, keys } = assign;
+        let keys: Vec<_> = keys.into_iter().map(Arc::new).collect();
+        let unavailable = |reason: String| Arc::new(Key::Unavailable { reason });
+        let key = |(index, image): (usize, &ImageTask)| match sent.images.get(index) {
+            Some(same) if same.reference == image.reference => {
+                keys.get(same.key as usize).cloned().unwrap_or_else(|| {
+                    unavailable(format!("the assignment has no key number {} for this image", same.key))
+                })
+            }
+            _ => {
+                unavailable("the task was assigned again with a different image at this position".to_owned())
+            }
+        };
+        Self { deadline, keys: task.images.iter().enumerate().map(key).collect() }
+    }
+}

@@ -1,0 +1,55 @@
+//! Control of a running execution: its deadline and keys, and the order to stop.
+
+use std::sync::Arc;
+
+use prepull_api::wire::Key;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::tasks::agent::TaskTerms;
+
+/// What may change while a task runs. The sender of the watch channel belongs to whoever started the task.
+#[derive(Clone, Debug)]
+pub struct TaskControl {
+    /// Current deadline and keys.
+    pub terms: TaskTerms,
+    /// Reason to stop the task; `None` lets it run.
+    pub stop: Option<String>,
+}
+
+/// Returns the current key of an image: a new `Assign` may have replaced it.
+pub(super) fn current_key(control: &watch::Receiver<TaskControl>, index: usize) -> Arc<Key> {
+    let key = control.borrow().terms.keys.get(index).cloned();
+    key.unwrap_or_else(|| {
+        Arc::new(Key::Unavailable { reason: "the assignment has no key for this image".to_owned() })
+    })
+}
+
+/// Waits until the task is to stop, and returns the reason.
+pub(super) async fn wait_for_stop(mut control: watch::Receiver<TaskControl>) -> String {
+    loop {
+        if let Some(reason) = &control.borrow_and_update().stop {
+            return reason.clone();
+        }
+        if control.changed().await.is_err() {
+            // The sender is gone: nobody can stop the task any more.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Waits until the deadline has passed, also if it moves meanwhile.
+pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>) {
+    loop {
+        let deadline = Instant::from_std(control.borrow_and_update().terms.deadline);
+        let renewed = async {
+            if control.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = renewed => {}
+            () = sleep_until(deadline) => return,
+        }
+    }
+}

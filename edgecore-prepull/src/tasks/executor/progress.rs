@@ -1,0 +1,93 @@
+//! Updates of a running task: what they tell, and how often progress is among them.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prepull_api::task::{CheckOutcome, ImageProgress, ImageResult};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+use super::board::ImageBoard;
+
+/// Shortest interval between two progress updates of a task, whatever the cloud asks for.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+/// Delay of the first progress update. It is short because somebody may be watching the job.
+const FIRST_UPDATE: Duration = Duration::from_millis(200);
+
+/// News from the executor about a task that it works on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskUpdate {
+    /// The checks have ended.
+    Checked(CheckOutcome),
+    /// These images have changed since the last update.
+    Progress(Vec<ImageProgress>),
+    /// An image has ended for good.
+    ImageEnded {
+        /// Index into the images of the task.
+        index: usize,
+        /// Final result of the image.
+        result: ImageResult,
+    },
+}
+
+/// Interval of progress updates, and the session that they are for. All tasks of the node share it.
+#[derive(Debug)]
+pub(crate) struct ProgressPace {
+    millis: AtomicU64,
+    session: AtomicU64,
+}
+
+impl Default for ProgressPace {
+    fn default() -> Self {
+        let pace = Self { millis: AtomicU64::new(0), session: AtomicU64::new(0) };
+        pace.set_interval(SHORTEST_INTERVAL);
+        pace
+    }
+}
+
+impl ProgressPace {
+    /// Sets the interval, which is at least one second.
+    pub(crate) fn set_interval(&self, interval: Duration) {
+        let millis = u64::try_from(interval.max(SHORTEST_INTERVAL).as_millis()).unwrap_or(u64::MAX);
+        self.millis.store(millis, Ordering::Relaxed);
+    }
+
+    /// Begins a new session: its listener has not received any earlier update.
+    pub(crate) fn begin_session(&self) {
+        self.session.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn interval(&self) -> Duration {
+        Duration::from_millis(self.millis.load(Ordering::Relaxed))
+    }
+
+    fn session(&self) -> u64 {
+        self.session.load(Ordering::Relaxed)
+    }
+}
+
+/// Sends what changes on the board, for ever.
+pub(super) async fn send_progress(
+    pace: &ProgressPace,
+    board: &ImageBoard,
+    updates: &mpsc::Sender<TaskUpdate>,
+) -> Infallible {
+    let mut session = pace.session();
+    sleep(FIRST_UPDATE).await;
+    loop {
+        let now = pace.session();
+        if now != session {
+            session = now;
+            board.mark_all_unreported();
+        }
+        // The board is read only if there is room for the update: nothing may count as reported that was dropped.
+        if let Ok(permit) = updates.try_reserve() {
+            let changed = board.take_changes();
+            if !changed.is_empty() {
+                permit.send(TaskUpdate::Progress(changed));
+            }
+        }
+        sleep(pace.interval()).await;
+    }
+}

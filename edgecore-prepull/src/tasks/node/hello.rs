@@ -1,0 +1,46 @@
+//! The node's description of itself for the cloud.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use prepull_api::wire::{Hello, OpenTask};
+use tokio::time::timeout;
+
+use crate::images::puller::Puller;
+use crate::metrics::Metrics;
+
+/// Longest wait for the runtime, because the cloud waits for `Hello`. A runtime that takes longer is left out.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Asks the runtime, and describes the node.
+pub(super) async fn describe_node(
+    puller: &impl Puller,
+    metrics: &Metrics,
+    max_tasks: NonZeroU32,
+    open: Vec<OpenTask>,
+) -> Hello {
+    let (runtime, image_filesystem) =
+        tokio::join!(timeout(PATIENCE, puller.version()), timeout(PATIENCE, puller.filesystem()));
+    let runtime = runtime.ok().and_then(Result::ok);
+    metrics.set_runtime_up(runtime.is_some());
+    Hello {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        os: std::env::consts::OS.to_owned(),
+        arch: to_go_arch(std::env::consts::ARCH).to_owned(),
+        runtime,
+        image_filesystem: image_filesystem.ok().and_then(Result::ok),
+        max_tasks: Some(max_tasks.get()),
+        open,
+    }
+}
+
+/// Translates Rust's name of an architecture to Go's, which Node objects use.
+fn to_go_arch(arch: &str) -> &str {
+    match arch {
+        "x86_64" => "amd64",
+        "x86" => "386",
+        "aarch64" => "arm64",
+        "loongarch64" => "loong64",
+        other => other,
+    }
+}
