@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, info, info_span, warn};
 
-use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME, Urls, with_causes};
-use crate::cloud::identity::{Connection, Identity};
+use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, TUNNEL_SCHEME, Urls, with_causes};
+use crate::cloud::identity::{Connection, Identity, IdentityError};
 use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::{Link, dial};
 use crate::commands::args::{Cli, Command, RunArgs};
@@ -44,7 +45,7 @@ const MESSAGES: usize = 16;
 const RUNTIME_PROBE: Duration = Duration::from_secs(10);
 /// A runtime that takes longer to answer a probe counts as down.
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
-/// The limit for closing the session and for the last write to the ledger; systemd kills after 90 s.
+/// The limit for closing the session and for the last write to the ledger; our systemd unit kills after 20 s.
 const DRAIN: Duration = Duration::from_secs(10);
 /// Threads for blocking file operations: one writes the ledger, and others may hang on a dead file system.
 const BLOCKING_THREADS: usize = 4;
@@ -92,10 +93,11 @@ fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
     let RunArgs { config, settings, log } = args;
     logging::init(&log)?;
     let file = config.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
-    block_on(serve(settings.or_file(file)))
+    block_on(run_until_stopped(settings.or_file(file)))
 }
 
-async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
+/// Starts the parts of the agent, waits for a signal or for the end of a part, and stops the others.
+async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let Effective {
         state_dir,
         tunnel_urls,
@@ -109,21 +111,9 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
     } = settings;
     let metrics = Arc::new(Metrics::default());
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
-    // Otherwise too many URLs would be noticed only when they are dialled.
-    for (urls, scheme) in [(&tunnel_urls, TUNNEL_SCHEME), (&enroll_urls, ENROLL_SCHEME)] {
-        if !urls.is_empty() {
-            urls.endpoints(scheme)?;
-        }
-    }
+    check_urls(&tunnel_urls, &enroll_urls)?;
     let identity = Identity::load(&state_dir)?;
-    let (tunnel_urls, enroll_urls) = if tunnel_urls.is_empty() || enroll_urls.is_empty() {
-        let Connection { tunnel_urls: tunnel, enroll_urls: enroll, node_name: _ } =
-            Connection::load(&state_dir)?;
-        let or = |given: Urls, stored| if given.is_empty() { stored } else { given };
-        (or(tunnel_urls, tunnel), or(enroll_urls, enroll))
-    } else {
-        (tunnel_urls, enroll_urls)
-    };
+    let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
     let endpoint = runtime_endpoint.map_or_else(RuntimeEndpoint::discover, Ok)?;
     let ledger = Ledger::open(&state_dir)?;
     let node_name = identity.node();
@@ -138,9 +128,9 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
         );
     }
     if let Listen::On(address) = metrics_listen {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("listen on --metrics-listen {address}"))?;
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("cannot listen on --metrics-listen {address} (give another address, or off)")
+        })?;
         info!(address = %listener.local_addr()?, "metrics and health listen");
         tasks.spawn(http::serve(listener, metrics.clone(), shutdown.clone()));
     }
@@ -177,6 +167,26 @@ async fn serve(settings: Effective) -> anyhow::Result<ExitCode> {
         warn!("some parts did not stop within {DRAIN:?}");
     }
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Checks the URLs of the settings at the start: otherwise too many of them would be noticed only when they are dialled.
+fn check_urls(tunnel_urls: &Urls, enroll_urls: &Urls) -> Result<(), BadUrl> {
+    for (urls, scheme) in [(tunnel_urls, TUNNEL_SCHEME), (enroll_urls, ENROLL_SCHEME)] {
+        if !urls.is_empty() {
+            urls.endpoints(scheme)?;
+        }
+    }
+    Ok(())
+}
+
+/// The URLs of the settings, or those that `join` stored where the settings have none.
+fn fill_in_urls(tunnel: Urls, enroll: Urls, state_dir: &Path) -> Result<(Urls, Urls), IdentityError> {
+    if !tunnel.is_empty() && !enroll.is_empty() {
+        return Ok((tunnel, enroll));
+    }
+    let Connection { tunnel_urls, enroll_urls, node_name: _ } = Connection::load(state_dir)?;
+    let or = |given: Urls, stored| if given.is_empty() { stored } else { given };
+    Ok((or(tunnel, tunnel_urls), or(enroll, enroll_urls)))
 }
 
 /// Probes the container runtime at intervals, and logs when it goes or comes back.
