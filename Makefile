@@ -51,8 +51,8 @@ test: ## Every test, on real parts; afterwards no log may hold a credential
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug env PREPULL_E2E_RECORD=1 bash -ec '$(TEST) && $(REPLAY)'
 
 bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-e2e --no-run'
-	@$(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-e2e
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-e2e --no-run'
+	@$(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-engine -p prepull-e2e
 
 lint: ## Format, clippy, shellcheck, cargo deny
 	@$(SETUP)/packages.sh
