@@ -1,4 +1,4 @@
-//! One websocket with its heartbeat and its deadlines.
+//! One websocket with heartbeats and deadlines.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -13,63 +13,63 @@ use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message, Utf8Bytes};
 
-use crate::{CloseCode, Metered, close_reason};
+use crate::{CloseCode, Metered, truncate_close_reason};
 
-/// The slowest link that is served. A message may take the grace and its size at this rate, no longer.
+/// The bytes per second of the slowest link that is served. A write may take the grace plus its size at this rate.
 const SLOWEST_LINK: u64 = 8 * 1024;
-/// How long a close may take. What the peer still sends is thrown away so that the kernel does not answer it
-/// with a reset, which would overtake the close frame and with it the reason.
+/// How long a close may take. Meanwhile incoming data is read and discarded: otherwise the kernel would answer it with a
+/// reset, and the peer would lose the close frame with the reason.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// The timing of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// A ping goes out this often; two of them without a byte from the peer end the session.
+    /// The interval of our pings. The session ends after two intervals without a byte from the peer.
     pub heartbeat: Duration,
-    /// What a write may take beyond its size at 8 KiB/s.
+    /// How long a write may take in addition to its size at 8 KiB/s.
     pub write_grace: Duration,
 }
 
-/// What [`Channel::next`] has seen.
+/// What [`Channel::next`] returns.
 #[derive(Debug)]
 pub enum Event {
-    /// A message.
+    /// A message arrived.
     Text(Utf8Bytes),
-    /// A ping or a pong of the peer.
+    /// A ping or a pong arrived.
     Control,
-    /// The write that was under way is done: [`Channel::start_send`] may be called.
+    /// The pending write is done: [`Channel::start_send`] may be called again.
     Writable,
 }
 
-/// Why a session is over.
+/// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// The peer closed it.
+    /// The peer closed the session.
     #[error("closed by the peer: {reason} ({code})")]
     ByPeer {
-        /// Why, as RFC 6455 numbers it.
+        /// The close code of RFC 6455.
         code: u16,
-        /// Why, in the peer's words.
+        /// The peer's reason.
         reason: String,
     },
-    /// The peer went away without a word.
+    /// The connection ended without a close frame.
     #[error("the connection was cut")]
     Cut,
-    /// Nothing came in for two heartbeats.
-    #[error("nothing was heard for {0:?}")]
+    /// Nothing arrived for two heartbeats.
+    #[error("nothing was received for {0:?}")]
     Silent(Duration),
-    /// A write did not end in time.
+    /// A write was not done in time.
     #[error("the peer reads too slowly: a write was not done after {0:?}")]
     Stalled(Duration),
-    /// A message or frame beyond the limit.
+    /// A message or frame exceeded the size limit.
     #[error("message of {size} bytes; at most {limit} are accepted")]
     TooLarge {
-        /// Of the message, as far as it is known.
+        /// The size of the message, as far as it is known.
         size: usize,
-        /// What is accepted.
+        /// The largest accepted size.
         limit: usize,
     },
-    /// Not the websocket protocol, or a binary frame.
+    /// The peer violated the websocket protocol or sent a binary frame.
     #[error("protocol violation: {0}")]
     Protocol(String),
     /// TCP or TLS failed.
@@ -78,7 +78,7 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// The code that tells the peer, where there is something to tell.
+    /// The close code for the peer; `None` if it can no longer be told.
     pub fn close_code(&self) -> Option<CloseCode> {
         match self {
             Self::ByPeer { .. } | Self::Cut | Self::Io(_) => None,
@@ -105,85 +105,91 @@ impl From<Error> for Ended {
     }
 }
 
-/// One websocket. Cancel safe: [`Self::next`] may be dropped at any await and called again.
+/// One websocket. Cancel-safe: the future of [`Self::next`] may be dropped and [`Self::next`] called again.
 #[derive(Debug)]
 pub struct Channel<S> {
-    // Boxed: it is some KiB with TLS in it, and every future that a channel is moved through would hold a
-    // copy's room.
+    // Boxed: with TLS it takes several KiB, and every future that a channel moves through would reserve space for it.
     socket: Box<WebSocketStream<Metered<S>>>,
     terms: Terms,
-    heard: Instant,
+    last_received: Instant,
     next_ping: Instant,
-    writing: Option<Write>,
+    pending_write: Option<PendingWrite>,
 }
 
-/// A write that is under way.
+/// A write in progress, and its deadline.
 #[derive(Clone, Copy, Debug)]
-struct Write {
-    allowed: Duration,
-    until: Instant,
+struct PendingWrite {
+    timeout: Duration,
+    deadline: Instant,
 }
 
+/// The outcome of polling the socket.
 enum Io {
     Written(Result<(), Error>),
     Read(Option<Result<Message, Error>>),
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
-    /// Takes over a websocket whose handshake is done.
+    /// Wraps a websocket whose handshake is done.
     pub fn new(socket: WebSocketStream<Metered<S>>, terms: Terms) -> Self {
         let now = Instant::now();
-        Self { socket: Box::new(socket), terms, heard: now, next_ping: now + terms.heartbeat, writing: None }
+        Self {
+            socket: Box::new(socket),
+            terms,
+            last_received: now,
+            next_ping: now + terms.heartbeat,
+            pending_write: None,
+        }
     }
 
-    /// From here on, other timing: the edge learns it from `Welcome`.
+    /// Changes the timing from now on: the edge learns it from `Welcome`.
     pub fn set_terms(&mut self, terms: Terms) {
         let now = Instant::now();
         self.terms = terms;
-        self.heard = now;
+        self.last_received = now;
         self.next_ping = now + terms.heartbeat;
     }
 
-    /// What the websocket runs on.
+    /// The stream below the websocket.
     pub fn stream(&self) -> &S {
         self.socket.get_ref().get_ref()
     }
 
-    /// Whether [`Self::start_send`] may be called now. Where not, [`Event::Writable`] will say so.
+    /// Whether [`Self::start_send`] may be called now. If not, [`Event::Writable`] tells when.
     pub fn is_writable(&self) -> bool {
-        self.writing.is_none()
+        self.pending_write.is_none()
     }
 
-    /// Starts to write a message; [`Self::next`] carries it out, while it goes on reading: two peers that
-    /// write to each other must not wait for each other. To be called only where [`Self::is_writable`].
+    /// Starts to write a message. [`Self::next`] completes the write while it keeps reading, so that two peers that
+    /// write at once do not block each other. Only call this if [`Self::is_writable`].
     pub fn start_send(&mut self, text: Utf8Bytes) -> Result<(), Ended> {
-        self.start(Message::Text(text))
+        self.start_write(Message::Text(text))
     }
 
-    fn start(&mut self, message: Message) -> Result<(), Ended> {
+    fn start_write(&mut self, message: Message) -> Result<(), Ended> {
         let at_slowest = Duration::from_secs(message.len() as u64 / SLOWEST_LINK);
-        let allowed = self.terms.write_grace + at_slowest;
-        self.writing = Some(Write { allowed, until: Instant::now() + allowed });
+        let timeout = self.terms.write_grace + at_slowest;
+        self.pending_write = Some(PendingWrite { timeout, deadline: Instant::now() + timeout });
         Ok(Pin::new(&mut *self.socket).start_send(message)?)
     }
 
-    /// Waits for what happens next. With `read` false nothing is read, for as long as the caller has no room
-    /// for a message: the peer then feels it through TCP, and its silence is not held against it.
+    /// Waits for the next event. With `read` false nothing is read, for a caller without room for a message: TCP then
+    /// slows the peer down, and its silence does not end the session.
     pub async fn next(&mut self, read: bool) -> Result<Event, Ended> {
         loop {
             if !read {
-                self.heard = Instant::now();
+                self.last_received = Instant::now();
             }
-            let silent_at = self.heard + 2 * self.terms.heartbeat;
+            let silent_at = self.last_received + 2 * self.terms.heartbeat;
             let mut wake = self.next_ping;
-            if let Some(write) = self.writing {
-                wake = wake.min(write.until);
+            if let Some(write) = self.pending_write {
+                wake = wake.min(write.deadline);
             }
             if read {
                 wake = wake.min(silent_at);
             }
             tokio::select! {
-                // What has arrived is looked at before the clock is.
+                // Arrived data counts before an expired deadline.
                 biased;
                 io = poll_fn(|cx| self.poll_io(cx, read)) => match io {
                     Io::Written(done) => {
@@ -191,7 +197,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
                         return Ok(Event::Writable);
                     }
                     Io::Read(Some(Ok(message))) => {
-                        if let Some(event) = accept(message)? {
+                        if let Some(event) = interpret(message)? {
                             return Ok(event);
                         }
                     }
@@ -205,58 +211,58 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 
     fn check_clock(&mut self, read: bool) -> Result<(), Ended> {
         let now = Instant::now();
-        if let Some(write) = self.writing
-            && write.until <= now
+        if let Some(write) = self.pending_write
+            && write.deadline <= now
         {
-            return Err(Ended::Stalled(write.allowed));
+            return Err(Ended::Stalled(write.timeout));
         }
         let silence = 2 * self.terms.heartbeat;
-        // `heard` moves with every byte, so the deadline is computed again rather than taken from before.
-        if read && self.heard + silence <= now {
+        // Computed anew, because `last_received` moves with every byte.
+        if read && self.last_received + silence <= now {
             return Err(Ended::Silent(silence));
         }
         if self.next_ping <= now {
             self.next_ping = now + self.terms.heartbeat;
-            // A write that is under way tells the peer as much as a ping.
+            // A pending write shows the peer as much as a ping would.
             if self.is_writable() {
-                self.start(Message::Ping(Bytes::new()))?;
+                self.start_write(Message::Ping(Bytes::new()))?;
             }
         }
         Ok(())
     }
 
     fn poll_io(&mut self, cx: &mut Context<'_>, read: bool) -> Poll<Io> {
-        if self.writing.is_some()
+        if self.pending_write.is_some()
             && let Poll::Ready(done) = Pin::new(&mut *self.socket).poll_flush(cx)
         {
-            self.writing = None;
+            self.pending_write = None;
             return Poll::Ready(Io::Written(done));
         }
         if read {
             let before = self.socket.get_ref().received();
             let polled = Pin::new(&mut *self.socket).poll_next(cx);
             if self.socket.get_ref().received() != before {
-                self.heard = Instant::now();
+                self.last_received = Instant::now();
             }
             return polled.map(Io::Read);
         }
         Poll::Pending
     }
 
-    /// Says why and hangs up, within two seconds whatever the peer does.
+    /// Closes the session with a reason, within two seconds whatever the peer does.
     pub async fn close(self, code: CloseCode, reason: &str) {
         self.close_after(None, code, reason).await;
     }
 
-    /// As [`Self::close`], after a last message, where the peer still reads.
+    /// Sends a last message if the peer still reads, and then does as [`Self::close`].
     pub async fn close_after(mut self, last: Option<Utf8Bytes>, code: CloseCode, reason: &str) {
-        let frame = CloseFrame { code, reason: close_reason(reason).into() };
+        let frame = CloseFrame { code, reason: truncate_close_reason(reason).into() };
         let farewell = async {
             if let Some(last) = last {
-                // Waits for the write that is under way, if there is one.
+                // Also completes a pending write.
                 let _ = futures::SinkExt::send(&mut *self.socket, Message::Text(last)).await;
             }
-            // An error here means that there is nobody left to tell.
+            // An error means that the peer is gone.
             let _ = self.socket.close(Some(frame)).await;
             let stream = self.socket.get_mut();
             let _ = stream.shutdown().await;
@@ -267,7 +273,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     }
 }
 
-fn accept(message: Message) -> Result<Option<Event>, Ended> {
+/// Translates a websocket message into an event.
+fn interpret(message: Message) -> Result<Option<Event>, Ended> {
     match message {
         Message::Text(text) => Ok(Some(Event::Text(text))),
         Message::Ping(_) | Message::Pong(_) => Ok(Some(Event::Control)),
@@ -280,12 +287,12 @@ fn accept(message: Message) -> Result<Option<Event>, Ended> {
         Message::Close(None) => {
             Err(Ended::ByPeer { code: CloseCode::Status.into(), reason: "no reason".to_owned() })
         }
-        // Only made by the caller of a write.
+        // Never read: raw frames are only for writing.
         Message::Frame(_) => Ok(None),
     }
 }
 
-/// The peer's words end up in logs, where a line break would start a line of their own.
+/// Replaces control characters: the peer's reason is logged, and a line break would start a forged line.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

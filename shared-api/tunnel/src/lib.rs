@@ -1,4 +1,4 @@
-//! What both ends of the tunnel do alike.
+//! The websocket channel that both ends of the tunnel share.
 //!
 //! ```text
 //!  messages ──▶ Channel::start_send ─┐                     ┌─▶ TLS, TCP
@@ -7,8 +7,8 @@
 //!                  └─ pings, silence, write deadline
 //! ```
 //!
-//! A [`Channel`] does all its work inside [`Channel::next`], on the caller's task: no task, no queue and no
-//! timer of its own, so that ten thousand idle ones are cheap.
+//! A [`Channel`] does all its work inside [`Channel::next`], on the caller's task. It has no task, queue or timer of
+//! its own, so that ten thousand idle channels are cheap.
 
 mod channel;
 mod metered;
@@ -21,19 +21,20 @@ pub use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use prepull_api::wire::MAX_MESSAGE;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
-/// Bytes that a control frame can carry, less the two of the close code (RFC 6455, section 5.5).
-pub const MAX_CLOSE_REASON: usize = 123;
-/// What a read asks for at once, and what an idle session holds on to. Messages are a few KiB at most times;
-/// the library's default of 128 KiB would be all of a session's memory several times over.
+/// The most bytes of a close reason: what a control frame can carry, less two for the close code (RFC 6455,
+/// section 5.5).
+const MAX_CLOSE_REASON: usize = 123;
+/// The size of the read buffer, which an idle session keeps. Most messages are a few KiB; the library's default of
+/// 128 KiB would be several times the rest of a session's memory.
 const READ_BUFFER: usize = 2 * 1024;
-/// Beyond one message: its header, a pong and a close frame.
+/// Room in the write buffer beyond one message: its header, a pong and a close frame.
 const CONTROL_FRAMES: usize = 1024;
 
-/// The websocket's limits, the same on both sides.
+/// The websocket limits of both ends.
 pub fn websocket_config() -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)
-        // Every message is flushed at once, so that a buffer would only add to the memory.
+        // Every message is flushed at once, so that a buffer would only cost memory.
         .write_buffer_size(0)
         // One message is written at a time.
         .max_write_buffer_size(MAX_MESSAGE + CONTROL_FRAMES)
@@ -41,8 +42,8 @@ pub fn websocket_config() -> WebSocketConfig {
         .max_frame_size(Some(MAX_MESSAGE))
 }
 
-/// Cuts a text to what a close frame can carry, at a character boundary.
-pub fn close_reason(text: &str) -> &str {
+/// Truncates a text to what a close frame can carry, at a character boundary.
+fn truncate_close_reason(text: &str) -> &str {
     let mut end = text.len().min(MAX_CLOSE_REASON);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -56,8 +57,8 @@ mod tests {
 
     #[test]
     fn a_close_reason_fits_a_control_frame() {
-        assert_eq!(close_reason("short"), "short");
+        assert_eq!(truncate_close_reason("short"), "short");
         let long = "é".repeat(100);
-        assert_eq!(close_reason(&long), "é".repeat(61));
+        assert_eq!(truncate_close_reason(&long), "é".repeat(61));
     }
 }

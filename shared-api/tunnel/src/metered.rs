@@ -1,4 +1,4 @@
-//! A stream that knows how many bytes came in.
+//! A stream that counts the bytes read from it.
 
 use std::io;
 use std::pin::Pin;
@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Counts what is read: on a thin link a large message takes longer than the silence that ends a session, and
-/// must not be taken for silence.
+/// A stream that counts the bytes read from it. On a slow link, a large message takes longer than the silence that ends
+/// a session; the count shows that it is arriving.
 #[derive(Debug)]
 pub struct Metered<S> {
     stream: S,
@@ -15,17 +15,17 @@ pub struct Metered<S> {
 }
 
 impl<S> Metered<S> {
-    /// Starts at zero.
+    /// Wraps a stream, with a count of zero.
     pub fn new(stream: S) -> Self {
         Self { stream, received: 0 }
     }
 
-    /// Bytes read so far.
+    /// The number of bytes read so far.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// What is counted.
+    /// The wrapped stream.
     pub fn get_ref(&self) -> &S {
         &self.stream
     }

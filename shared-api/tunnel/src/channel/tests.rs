@@ -13,13 +13,14 @@ async fn channel(stream: DuplexStream, role: Role) -> Channel<DuplexStream> {
     Channel::new(socket, TERMS)
 }
 
-/// A server's end, and the bare stream of whoever is to misbehave.
-async fn against_bare(room: usize) -> (Channel<DuplexStream>, DuplexStream) {
+/// A server's channel, and the bare stream of its peer.
+async fn server_and_stream(room: usize) -> (Channel<DuplexStream>, DuplexStream) {
     let (ours, theirs) = duplex(room);
     (channel(ours, Role::Server).await, theirs)
 }
 
-async fn pair(room: usize) -> (Channel<DuplexStream>, Channel<DuplexStream>) {
+/// A server's and a client's channel, connected to each other.
+async fn server_and_client(room: usize) -> (Channel<DuplexStream>, Channel<DuplexStream>) {
     let (ours, theirs) = duplex(room);
     (channel(ours, Role::Server).await, channel(theirs, Role::Client).await)
 }
@@ -50,16 +51,16 @@ fn frame(text: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_idle_peers_keep_each_other_up() {
-    let (mut a, mut b) = pair(1024).await;
+async fn heartbeats_keep_two_idle_peers_connected() {
+    let (mut a, mut b) = server_and_client(1024).await;
     let hour = Duration::from_secs(3600);
     let both = async { tokio::join!(until_end(&mut a, true), until_end(&mut b, true)) };
-    assert!(timeout(hour, both).await.is_err(), "a session ended although both sides were there");
+    assert!(timeout(hour, both).await.is_err(), "a session ended although both ends were alive");
 }
 
 #[tokio::test(start_paused = true)]
 async fn silence_ends_the_session_after_two_heartbeats() {
-    let (mut channel, mut peer) = against_bare(1024).await;
+    let (mut channel, mut peer) = server_and_stream(1024).await;
     peer.write_all(&[0x8a, 0x80, 0, 0, 0, 0]).await.unwrap(); // a pong, and then nothing
     let start = Instant::now();
     assert!(matches!(until_end(&mut channel, true).await, Ended::Silent(_)));
@@ -67,8 +68,8 @@ async fn silence_ends_the_session_after_two_heartbeats() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_takes_long_is_no_silence() {
-    let (mut channel, mut peer) = against_bare(64).await;
+async fn a_slowly_arriving_message_is_not_silence() {
+    let (mut channel, mut peer) = server_and_stream(64).await;
     let slowly = async {
         for chunk in frame(&[b'x'; 600]).chunks(10) {
             tokio::time::sleep(Duration::from_secs(5)).await;
@@ -79,16 +80,16 @@ async fn a_message_that_takes_long_is_no_silence() {
     let text = tokio::select! {
         text = until_text(&mut channel) => text.unwrap(),
         () = slowly => unreachable!(),
-        // Our own pings fill what the peer never reads.
+        // Limited, because the peer never reads our pings.
         () = tokio::time::sleep(Duration::from_secs(3600)) => panic!("never came"),
     };
     assert_eq!(text.len(), 600);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_does_not_read_is_given_up_by_size() {
+async fn a_write_deadline_grows_with_the_size_of_the_message() {
     for (size, seconds) in [(1000, 10), (512 * 1024, 10 + 64)] {
-        let (mut channel, _peer) = against_bare(64).await;
+        let (mut channel, _peer) = server_and_stream(64).await;
         let start = Instant::now();
         channel.start_send("x".repeat(size).into()).unwrap();
         assert!(!channel.is_writable());
@@ -99,14 +100,14 @@ async fn a_peer_that_does_not_read_is_given_up_by_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_does_not_read_does_not_blame_the_peer() {
-    let (mut channel, _peer) = against_bare(64 * 1024).await;
+async fn silence_does_not_count_while_we_do_not_read() {
+    let (mut channel, _peer) = server_and_stream(64 * 1024).await;
     assert!(timeout(Duration::from_secs(600), until_end(&mut channel, false)).await.is_err());
 }
 
 #[tokio::test]
-async fn two_peers_that_write_at_once_do_not_wait_for_each_other() {
-    let (mut a, mut b) = pair(512).await;
+async fn two_peers_that_write_at_once_do_not_block_each_other() {
+    let (mut a, mut b) = server_and_client(512).await;
     a.start_send("a".repeat(900_000).into()).unwrap();
     b.start_send("b".repeat(900_000).into()).unwrap();
     let both = async {
@@ -127,7 +128,7 @@ async fn two_peers_that_write_at_once_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_or_no_text_is_refused_and_the_peer_is_told() {
+async fn too_large_binary_and_unmasked_frames_end_the_session_with_a_reason() {
     let cases: [(&[u8], u16, &str); 3] = [
         (
             &[0x81, 0xff, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0],
@@ -138,7 +139,7 @@ async fn what_is_too_large_or_no_text_is_refused_and_the_peer_is_told() {
         (&[0x81, 0x01, b'x'], 1002, "protocol violation"), // not masked
     ];
     for (bytes, code, reason) in cases {
-        let (mut channel, mut peer) = against_bare(4096).await;
+        let (mut channel, mut peer) = server_and_stream(4096).await;
         peer.write_all(bytes).await.unwrap();
         let ended = until_end(&mut channel, true).await;
         let told = ended.to_string();
@@ -158,24 +159,24 @@ async fn what_is_too_large_or_no_text_is_refused_and_the_peer_is_told() {
 }
 
 #[tokio::test]
-async fn the_peers_reason_is_kept_on_one_line() {
-    let (mut a, b) = pair(1024).await;
+async fn control_characters_in_the_peers_reason_are_replaced() {
+    let (mut a, b) = server_and_client(1024).await;
     let (ended, ()) = tokio::join!(until_end(&mut a, true), b.close(CloseCode::Away, "line\nbreak"));
     let Ended::ByPeer { code, reason } = ended else { panic!("{ended}") };
     assert_eq!((code, reason.as_str()), (1001, "line break"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_takes_two_seconds_whatever_the_peer_does() {
-    let (channel, _peer) = against_bare(1).await;
+async fn closing_takes_at_most_two_seconds() {
+    let (channel, _peer) = server_and_stream(1).await;
     let start = Instant::now();
     channel.close(CloseCode::Normal, "bye").await;
     assert_eq!(start.elapsed(), CLOSE_GRACE);
 }
 
 #[tokio::test]
-async fn a_connection_that_is_cut_is_told_apart() {
-    let (mut channel, peer) = against_bare(1).await;
+async fn a_connection_that_ends_without_a_close_frame_is_cut() {
+    let (mut channel, peer) = server_and_stream(1).await;
     drop(peer);
     assert!(matches!(until_end(&mut channel, true).await, Ended::Cut));
 }
