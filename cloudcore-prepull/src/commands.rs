@@ -1,6 +1,6 @@
-//! The command line, and the commands that end: `plan`, `token`, `crds`.
+//! The command line, and the commands that do not stay running: `plan`, `token`, `crds`.
 
-pub mod args;
-pub mod crds;
-pub mod plan;
-pub mod token;
+pub(crate) mod args;
+pub(crate) mod crds;
+pub(crate) mod plan;
+pub(crate) mod token;

@@ -9,7 +9,7 @@
 //! What is decided is decided in `prepull-engine`, which is pure. Here is the shell around it: [`run`] carries what
 //! happened in and what is to be done out, [`edges`] and [`kube_api`] talk to either side.
 
-pub mod commands;
+pub(crate) mod commands;
 
 /// Everything that an edge talks to.
 pub mod edges {
@@ -37,3 +37,5 @@ pub mod kube_api {
 }
 
 pub mod run;
+
+pub use commands::args::Cli;

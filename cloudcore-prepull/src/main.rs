@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use cloudcore_prepull::{commands::args::Cli, run};
+use cloudcore_prepull::{Cli, run};
 
 fn main() -> ExitCode {
     run::main(Cli::parse())

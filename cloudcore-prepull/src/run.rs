@@ -430,7 +430,7 @@ impl Core {
                 let work = async move {
                     // The semaphore is never closed.
                     let _permit = permits.acquire().await;
-                    let outcome = dispatch::dispatch(&order, &secrets, &sessions).await;
+                    let outcome = dispatch::dispatch_job_task(&order, &secrets, &sessions).await;
                     info!(?outcome, images = order.plan.images.len(), "dispatched");
                     let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
                     let _ = inputs.send(Input::Dispatched { job, node, attempt, outcome }.into()).await;

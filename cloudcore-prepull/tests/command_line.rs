@@ -1,9 +1,9 @@
-//! What a tired operator gets for wrong input: what is wrong, with which object, why, and what would be right.
+//! Error messages of the command line: what is wrong, with which object, why, and what would be right.
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Command, Stdio};
 
-/// Runs the program in an empty directory with these files, and returns its status and what it says on stderr.
+/// Runs the program in a directory with only these files, and returns its exit status and its stderr.
 fn run(line: &str, files: &[(&str, &str)]) -> (Option<i32>, String) {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -20,7 +20,8 @@ fn run(line: &str, files: &[(&str, &str)]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
-fn says(line: &str, files: &[(&str, &str)], status: i32, words: &[&str]) {
+/// Asserts the exit status, and that the error contains all the words.
+fn assert_error(line: &str, files: &[(&str, &str)], status: i32, words: &[&str]) {
     let (ended, said) = run(line, files);
     assert_eq!(ended, Some(status), "{line}: {said}");
     for word in words {
@@ -31,7 +32,7 @@ fn says(line: &str, files: &[(&str, &str)], status: i32, words: &[&str]) {
 }
 
 #[test]
-fn wrong_usage_names_the_flag_and_what_would_be_right() {
+fn a_usage_error_names_the_flag_and_a_valid_value() {
     for (line, words) in [
         (
             "run --lease-duration 5s",
@@ -39,7 +40,7 @@ fn wrong_usage_names_the_flag_and_what_would_be_right() {
         ),
         ("run --lease-retry-period 1", ["--lease-retry-period", "time unit needed"]),
         ("run --heartbeat 0s", ["--heartbeat", "from 1s to 5m"]),
-        ("run --edge-cert-ttl 1m", ["--edge-cert-ttl", "the usual is 30d"]),
+        ("run --edge-cert-ttl 1m", ["--edge-cert-ttl", "the default is 30d"]),
         ("run --advertise https://cloud", ["--advertise", "neither a DNS name nor an IP address"]),
         ("run --namespace Prepull_System", ["--namespace", "lower-case letters"]),
         ("token list --namespace ''", ["--namespace", "lower-case letters"]),
@@ -48,23 +49,23 @@ fn wrong_usage_names_the_flag_and_what_would_be_right() {
         ("token create --ttl 31d", ["--ttl", "at most 30 days"]),
         ("plan --job job.yaml -o xml", ["--output", "table, json, yaml"]),
     ] {
-        says(line, &[], 2, &words);
+        assert_error(line, &[], 2, &words);
     }
 }
 
 #[test]
-fn without_a_cluster_it_says_where_it_looked() {
+fn an_error_without_a_cluster_lists_where_it_was_looked_for() {
     for line in ["run", "token list", "plan --job job.yaml"] {
         let files = [("job.yaml", include_str!("../../manifests/samples/minimal.yaml"))];
-        says(line, &files, 1, &["no cluster found: give --kubeconfig", ".kube/config"]);
+        assert_error(line, &files, 1, &["no cluster found: give --kubeconfig", ".kube/config"]);
         let (_, said) = run(line, &files);
         assert_eq!(said.matches("No such file or directory").count(), 1, "{said}");
     }
-    says("run --kubeconfig nope", &[], 1, &["--kubeconfig nope", "No such file"]);
-    says("run --kubeconfig a", &[("a", "not: [yaml")], 1, &["--kubeconfig a", "unclosed bracket"]);
+    assert_error("run --kubeconfig nope", &[], 1, &["--kubeconfig nope", "No such file"]);
+    assert_error("run --kubeconfig a", &[("a", "not: [yaml")], 1, &["--kubeconfig a", "unclosed bracket"]);
 }
 
-/// Where nobody listens: port 1 is no one's.
+/// A kubeconfig of a cluster that does not answer: nobody listens on port 1.
 const DEAD: &str = r#"{
     "apiVersion": "v1", "kind": "Config", "current-context": "c",
     "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
@@ -73,30 +74,40 @@ const DEAD: &str = r#"{
 }"#;
 
 #[test]
-fn a_cluster_that_cannot_be_reached_is_named() {
+fn an_unreachable_cluster_is_named() {
     let files = [("dead", DEAD), ("job.yaml", include_str!("../../manifests/samples/minimal.yaml"))];
     for line in ["token create", "token list", "token revoke 0123456789ab", "plan --job job.yaml"] {
         let line = format!("{line} --kubeconfig dead");
         let words = ["the API server https://127.0.0.1:1/ of the kubeconfig", "Connection refused"];
-        says(&line, &files, 1, &words);
+        assert_error(&line, &files, 1, &words);
         let (_, said) = run(&line, &files);
         assert!(!said.contains("s3cret") && said.matches("client error").count() == 1, "{said}");
     }
 }
 
 #[test]
-fn what_only_a_leader_needs_is_looked_at_before_it_leads() {
+fn the_ca_files_are_checked_before_this_replica_leads() {
     let files = [("dead", DEAD), ("ca.crt", "no certificate"), ("ca.key", "no key")];
-    says("run --kubeconfig dead --ca-cert nope --ca-key ca.key", &files, 1, &["--ca-cert", "reading nope"]);
+    assert_error(
+        "run --kubeconfig dead --ca-cert nope --ca-key ca.key",
+        &files,
+        1,
+        &["--ca-cert", "reading nope"],
+    );
     let words = ["ca.crt with ca.key holds no CA", "not a PEM block CERTIFICATE"];
-    says("run --kubeconfig dead --ca-cert ca.crt --ca-key ca.key", &files, 1, &words);
+    assert_error("run --kubeconfig dead --ca-cert ca.crt --ca-key ca.key", &files, 1, &words);
 }
 
 #[test]
-fn an_id_that_is_none_is_not_sent_and_not_repeated() {
+fn an_invalid_token_id_is_neither_sent_nor_quoted() {
     for id in ["../../secrets/x", "0123456789AB", "abc.0123456789ab.s3cret"] {
         let line = format!("token revoke {id} --kubeconfig dead");
-        says(&line, &[("dead", DEAD)], 1, &["12 hex digits, as `cloudcore-prepull token list` shows"]);
+        assert_error(
+            &line,
+            &[("dead", DEAD)],
+            1,
+            &["12 hex digits, as `cloudcore-prepull token list` shows"],
+        );
         assert!(!run(&line, &[("dead", DEAD)]).1.contains(id));
     }
 }

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of cloudcore-prepull.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::commands::plan::PlanArgs;
 use crate::commands::token::TokenCommand;
 use crate::kube_api::leader::{Timing, TimingError};
 
-/// Plans image pre-pull jobs and hands them to edge nodes.
+/// Plans image pre-pull jobs and dispatches them to edge nodes.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -27,211 +27,215 @@ Examples:
   cloudcore-prepull plan --job job.yaml --nodes nodes.yaml"
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run the controller and the tunnel.
     Run(Box<RunArgs>),
     /// Print the custom resource definitions.
     Crds(CrdsArgs),
-    /// Print what a job would do, node by node, without doing it.
+    /// Show which images a job would pull on each node, without running it.
     Plan(PlanArgs),
-    /// Make, list and revoke the tokens with which edge nodes join.
+    /// Create, list and revoke the tokens with which edge nodes join.
     Token {
-        /// How to reach the cluster.
+        /// The flags of the cluster.
         #[command(flatten)]
         cluster: ClusterArgs,
-        /// What to do with them.
+        /// The command about tokens.
         #[command(subcommand)]
         command: TokenCommand,
     },
-    /// Print the completion script of a shell.
+    /// Print the completion script for a shell.
     #[command(
         after_help = "Example:\n  cloudcore-prepull completion bash > /etc/bash_completion.d/cloudcore-prepull"
     )]
     Completion {
-        /// Which one.
+        /// The shell.
         shell: Shell,
     },
 }
 
-/// How to reach the cluster.
+/// The flags that select the cluster and the namespace.
 #[derive(Clone, Debug, Args)]
-pub struct ClusterArgs {
-    /// The kubeconfig. Without it: KUBECONFIG, ~/.kube/config, or the pod's own ServiceAccount.
+pub(crate) struct ClusterArgs {
+    /// Kubeconfig file [default: $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod].
     #[arg(long, global = true, value_name = "FILE", env = "PREPULL_KUBECONFIG")]
-    pub kubeconfig: Option<PathBuf>,
-    /// The namespace of cloudcore-prepull itself: its CA and its tokens are Secrets there.
-    #[arg(long, global = true, value_name = "NAME", value_parser = namespace, env = "POD_NAMESPACE", default_value = "prepull-system")]
-    pub namespace: String,
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The namespace of cloudcore-prepull, which holds the Secrets of its CA and its tokens.
+    #[arg(long, global = true, value_name = "NAME", value_parser = parse_namespace, env = "POD_NAMESPACE", default_value = "prepull-system")]
+    pub(crate) namespace: String,
 }
 
-/// Settings of the controller.
+/// The flags of `cloudcore-prepull run`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
   cloudcore-prepull run --kubeconfig ~/.kube/config --advertise cloudcore.example --advertise 192.0.2.10
   cloudcore-prepull run --log-format json --log info,cloudcore_prepull=debug
 
-The edges reach the tunnel and the enrolment port by one of the --advertise names: they are in the server's
-certificate.")]
-pub struct RunArgs {
-    /// How to reach the cluster.
+Edges must reach the tunnel and the enrolment port by an --advertise name: only those are in the
+server's certificate.")]
+pub(crate) struct RunArgs {
+    /// The flags of the cluster.
     #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Where edges open their tunnel (TLS, client certificates).
+    pub(crate) cluster: ClusterArgs,
+    /// Address on which edges open their tunnel (TLS with client certificates).
     #[arg(long, value_name = "ADDR", env = "PREPULL_TUNNEL_LISTEN", default_value = "0.0.0.0:10000")]
-    pub tunnel_listen: SocketAddr,
-    /// Where edges join and renew their certificate (TLS).
+    pub(crate) tunnel_listen: SocketAddr,
+    /// Address on which edges join and renew their certificate (TLS).
     #[arg(long, value_name = "ADDR", env = "PREPULL_ENROLL_LISTEN", default_value = "0.0.0.0:10002")]
-    pub enroll_listen: SocketAddr,
-    /// Metrics and health (plain HTTP).
+    pub(crate) enroll_listen: SocketAddr,
+    /// Address of metrics and health probes (plain HTTP).
     #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN", default_value = "0.0.0.0:10003")]
-    pub metrics_listen: SocketAddr,
-    /// A DNS name or IP address by which edges reach this server; may be repeated.
-    #[arg(long, value_name = "NAME", value_parser = advertised, env = "PREPULL_ADVERTISE", value_delimiter = ',')]
-    pub advertise: Vec<String>,
-    /// The certificate of the CA, instead of the Secret prepull-ca.
+    pub(crate) metrics_listen: SocketAddr,
+    /// DNS name or IP address by which edges reach this server; may be repeated.
+    #[arg(long, value_name = "NAME", value_parser = parse_advertised, env = "PREPULL_ADVERTISE", value_delimiter = ',')]
+    pub(crate) advertise: Vec<String>,
+    /// PEM file of the CA certificate [default: the CA in the Secret prepull-ca].
     #[arg(long, value_name = "FILE", requires = "ca_key", env = "PREPULL_CA_CERT")]
-    pub ca_cert: Option<PathBuf>,
-    /// The key of the CA, instead of the Secret prepull-ca.
+    pub(crate) ca_cert: Option<PathBuf>,
+    /// PEM file of the CA key [default: the CA in the Secret prepull-ca].
     #[arg(long, value_name = "FILE", requires = "ca_cert", env = "PREPULL_CA_KEY")]
-    pub ca_key: Option<PathBuf>,
-    /// How long an edge's certificate lives. Edges renew at two thirds of it.
-    #[arg(long, value_name = "TIME", value_parser = certificate_ttl, default_value = "30d", env = "PREPULL_EDGE_CERT_TTL")]
-    pub edge_cert_ttl: Duration,
-    /// How often both sides ping. Silence for two of them ends a session.
-    #[arg(long, value_name = "TIME", value_parser = heartbeat, default_value = "15s", env = "PREPULL_HEARTBEAT")]
-    pub heartbeat: Duration,
-    /// Serves OpenKruise's ImagePullJob, ImageListPullJob and NodeImage as well. Needs manifests/kruise, and a
+    pub(crate) ca_key: Option<PathBuf>,
+    /// Lifetime of an edge's certificate, which the edge renews after two thirds of it.
+    #[arg(long, value_name = "TIME", value_parser = parse_certificate_ttl, default_value = "30d", env = "PREPULL_EDGE_CERT_TTL")]
+    pub(crate) edge_cert_ttl: Duration,
+    /// Interval of pings in both directions. A session ends after two intervals of silence.
+    #[arg(long, value_name = "TIME", value_parser = parse_heartbeat, default_value = "15s", env = "PREPULL_HEARTBEAT")]
+    pub(crate) heartbeat: Duration,
+    /// Also serve OpenKruise's ImagePullJob, ImageListPullJob and NodeImage. Requires manifests/kruise, and a
     /// cluster where Kruise's own controller does not run.
     #[arg(long, env = "PREPULL_ENABLE_KRUISE_API", value_parser = clap::builder::FalseyValueParser::new())]
-    pub enable_kruise_api: bool,
-    /// The nodes that get a NodeImage, by labels; empty: all nodes.
+    pub(crate) enable_kruise_api: bool,
+    /// Label selector of the nodes that get a NodeImage; empty selects all nodes.
     #[arg(
         long, value_name = "SELECTOR", env = "PREPULL_KRUISE_NODE_SELECTOR", value_parser = Selector::parse,
         default_value = prepull_api::crd::EDGE_LABEL
     )]
-    pub kruise_node_selector: Selector,
-    /// Which of several replicas leads.
+    pub(crate) kruise_node_selector: Selector,
+    /// The flags of the leader election.
     #[command(flatten)]
-    pub election: ElectionArgs,
-    /// Appends what the engine takes in to this file, at most 1 GiB, to replay a problem in a test (docs/testing.md).
-    /// It holds names, labels and reasons, and never a credential.
+    pub(crate) election: ElectionArgs,
+    /// Append the engine's inputs to this file, at most 1 GiB, to replay a problem in a test (docs/testing.md). It
+    /// contains names, labels and reasons, but no credentials.
     #[arg(long, value_name = "FILE", env = "PREPULL_RECORD")]
-    pub record: Option<PathBuf>,
-    /// Writes the addresses that were really bound as JSON, once all listen.
+    pub(crate) record: Option<PathBuf>,
+    /// Write the bound addresses as JSON once all listeners are up.
     #[arg(long, value_name = "FILE", hide = true)]
-    pub ports_file: Option<PathBuf>,
-    /// How to log.
+    pub(crate) ports_file: Option<PathBuf>,
+    /// The flags of the log.
     #[command(flatten)]
-    pub log: LogArgs,
+    pub(crate) log: LogArgs,
 }
 
-/// Edges look once a minute whether their certificate is to be renewed, and a link may be down for a while:
-/// below this they would drop out.
-const SHORTEST_CERTIFICATE: Duration = Duration::from_secs(300);
+/// The shortest certificate lifetime. Edges check once a minute whether renewal is due, and their link may be down for
+/// a while; with a shorter lifetime, certificates would expire before they are renewed.
+const MIN_CERTIFICATE_TTL: Duration = Duration::from_secs(300);
 
-fn certificate_ttl(text: &str) -> Result<Duration, String> {
+fn parse_certificate_ttl(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
-        Ok(ttl) if ttl >= SHORTEST_CERTIFICATE => Ok(ttl),
-        Ok(_) => Err("edges need 5m at the least to renew it; the usual is 30d".to_owned()),
+        Ok(ttl) if ttl >= MIN_CERTIFICATE_TTL => Ok(ttl),
+        Ok(_) => Err("edges need at least 5m to renew it; the default is 30d".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// More often than once a second keeps the links of metered edges busy; NATs forget a connection that was silent for
-/// some minutes, and edges do not take more.
-const HEARTBEATS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
+/// The valid heartbeat intervals. Below one second, pings would burden metered links; above five minutes, NATs drop the
+/// idle connection, and edges do not accept more.
+const HEARTBEAT_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
 
-fn heartbeat(text: &str) -> Result<Duration, String> {
+fn parse_heartbeat(text: &str) -> Result<Duration, String> {
     let period = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    let usable = HEARTBEATS.contains(&period).then_some(period);
-    usable.ok_or_else(|| "from 1s to 5m; the usual is 15s".to_owned())
+    let usable = HEARTBEAT_RANGE.contains(&period).then_some(period);
+    usable.ok_or_else(|| "must be from 1s to 5m; the default is 15s".to_owned())
 }
 
-/// RFC 1123, as the API server has it.
-fn namespace(text: &str) -> Result<String, String> {
+/// Parses an RFC 1123 label, as the API server requires it.
+fn parse_namespace(text: &str) -> Result<String, String> {
     let valid = text.len() <= 63 && !text.contains('.') && NodeName::from(text).is_valid();
-    let reason = "not a namespace's name: at most 63 lower-case letters, digits and '-'";
+    let reason = "not a valid namespace: at most 63 lower-case letters, digits and '-'";
     valid.then(|| text.to_owned()).ok_or_else(|| reason.to_owned())
 }
 
-/// It becomes part of the server's certificate, but only when this replica leads: too late to notice.
-fn advertised(text: &str) -> Result<String, String> {
+/// Parses a name for the server's certificate. That is issued only when this replica leads, which would be too late to
+/// report an error.
+fn parse_advertised(text: &str) -> Result<String, String> {
     let valid = crate::edges::pki::is_server_name(text);
-    let reason = "neither a DNS name nor an IP address; a port is not part of it";
+    let reason = "neither a DNS name nor an IP address (without a port)";
     valid.then(|| text.to_owned()).ok_or_else(|| reason.to_owned())
 }
 
-/// Which of several replicas leads.
+/// The flags of the leader election.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct ElectionArgs {
-    /// One of several replicas leads, by the Lease cloudcore-prepull in --namespace; `false` where there is only one.
+pub(crate) struct ElectionArgs {
+    /// Elect a leader among replicas by the Lease cloudcore-prepull in --namespace; `false` for a single replica.
     #[arg(
         long, value_name = "BOOL", env = "PREPULL_LEADER_ELECT", action = ArgAction::Set, default_value_t = true,
         num_args = 0..=1, require_equals = true, default_missing_value = "true"
     )]
-    pub leader_elect: bool,
-    /// How long the other replicas wait for a leader that is not heard of.
+    pub(crate) leader_elect: bool,
+    /// How long standby replicas wait after the leader's last renewal before they take over.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "15s", env = "PREPULL_LEASE_DURATION")]
-    pub lease_duration: Duration,
-    /// A leader that could not renew the Lease for so long ends.
+    pub(crate) lease_duration: Duration,
+    /// How long a leader may fail to renew the Lease before it exits.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s", env = "PREPULL_LEASE_RENEW_DEADLINE")]
-    pub lease_renew_deadline: Duration,
-    /// How often the Lease is renewed, and looked at.
+    pub(crate) lease_renew_deadline: Duration,
+    /// Interval at which the leader renews the Lease and standby replicas check it.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "2s", env = "PREPULL_LEASE_RETRY_PERIOD")]
-    pub lease_retry_period: Duration,
+    pub(crate) lease_retry_period: Duration,
 }
 
 impl ElectionArgs {
-    /// The times, where there is to be an election.
-    pub fn timing(self) -> Result<Option<Timing>, TimingError> {
+    /// The validated timing; `None` without an election.
+    pub(crate) fn timing(self) -> Result<Option<Timing>, TimingError> {
         let Self { leader_elect, lease_duration, lease_renew_deadline, lease_retry_period } = self;
         let timing = Timing::new(lease_duration, lease_renew_deadline, lease_retry_period)?;
         Ok(leader_elect.then_some(timing))
     }
 }
 
-/// How to log.
+/// The flags of the log.
+//
+// edgecore-prepull has the same two flags. They stand twice because the crates that both programs share do not depend
+// on clap, and because each --help names a module of its own program.
 #[derive(Clone, Debug, Args)]
-pub struct LogArgs {
-    /// The form of a log line.
+pub(crate) struct LogArgs {
+    /// Format of log lines.
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PREPULL_LOG_FORMAT")]
-    pub log_format: LogFormat,
-    /// What is logged, in the syntax of RUST_LOG: info, debug, cloudcore_prepull::tunnel=debug,info.
+    pub(crate) log_format: LogFormat,
+    /// What to log, in the syntax of RUST_LOG: info, debug, cloudcore_prepull::edges::tunnel=debug,info.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "PREPULL_LOG")]
-    pub log: String,
+    pub(crate) log: String,
 }
 
-/// The form of a log line.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
+pub(crate) enum LogFormat {
+    /// Plain text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Where the definitions go.
+/// The flags of `cloudcore-prepull crds`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   cloudcore-prepull crds | kubectl apply -f -
   cloudcore-prepull crds --kruise | kubectl apply -f -
   cloudcore-prepull crds --out manifests/crds")]
-pub struct CrdsArgs {
-    /// Those of OpenKruise's kinds, for --enable-kruise-api, instead. Not for a cluster where Kruise itself runs.
+pub(crate) struct CrdsArgs {
+    /// Print the definitions of OpenKruise's kinds instead, for --enable-kruise-api. Not for a cluster where Kruise runs.
     #[arg(long)]
-    pub kruise: bool,
-    /// A folder that gets a file per definition, instead of the standard output.
+    pub(crate) kruise: bool,
+    /// Directory to write one file per definition to [default: print to stdout].
     #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[cfg(test)]
@@ -241,33 +245,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_lives_long_enough_to_be_renewed() {
-        assert_eq!(certificate_ttl("30d"), Ok(Duration::from_secs(30 * 24 * 3600)));
-        assert!(certificate_ttl("60s").unwrap_err().contains("5m"));
-        assert!(certificate_ttl("soon").is_err());
+    fn a_certificate_ttl_leaves_time_to_renew() {
+        assert_eq!(parse_certificate_ttl("30d"), Ok(Duration::from_secs(30 * 24 * 3600)));
+        assert!(parse_certificate_ttl("60s").unwrap_err().contains("5m"));
+        assert!(parse_certificate_ttl("soon").is_err());
     }
 
     #[test]
-    fn a_heartbeat_keeps_a_link_and_does_not_fill_it() {
-        assert_eq!(heartbeat("15s"), Ok(Duration::from_secs(15)));
+    fn a_heartbeat_is_within_its_range() {
+        assert_eq!(parse_heartbeat("15s"), Ok(Duration::from_secs(15)));
         for bad in ["0s", "999ms", "6m", "15", "soon"] {
-            assert!(heartbeat(bad).is_err(), "{bad}");
+            assert!(parse_heartbeat(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn names_are_checked_before_anybody_is_asked() {
+    fn namespaces_and_advertised_names_are_validated() {
         for good in ["prepull-system", "a1"] {
-            assert_eq!(namespace(good).as_deref(), Ok(good));
+            assert_eq!(parse_namespace(good).as_deref(), Ok(good));
         }
         for bad in ["", "Bad", "a.b", "a b", "-a", &"a".repeat(64)] {
-            assert!(namespace(bad).is_err(), "{bad}");
+            assert!(parse_namespace(bad).is_err(), "{bad}");
         }
         for good in ["cloud.example", "192.0.2.1", "2001:db8::1"] {
-            assert_eq!(advertised(good).as_deref(), Ok(good));
+            assert_eq!(parse_advertised(good).as_deref(), Ok(good));
         }
         for bad in ["", "cloud.example:10000", "https://cloud.example", "a b", "[::1]"] {
-            assert!(advertised(bad).is_err(), "{bad}");
+            assert!(parse_advertised(bad).is_err(), "{bad}");
         }
     }
 
@@ -277,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_election_unless_it_is_refused() {
+    fn a_leader_is_elected_unless_disabled_and_timings_are_validated() {
         let timing = |flags: &[&str]| {
             let line = ["c", "run"].iter().chain(flags);
             let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not run") };
@@ -292,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_may_be_named_before_and_after_what_is_done_with_a_token() {
+    fn the_cluster_flags_may_come_before_or_after_the_token_command() {
         let before = ["c", "token", "--kubeconfig", "f", "--namespace", "n", "create", "--node", "edge-1"];
         let after = ["c", "token", "create", "--node", "edge-1", "--kubeconfig", "f", "--namespace", "n"];
         for line in [before, after] {

@@ -1,4 +1,4 @@
-//! `cloudcore-prepull crds`: the definitions, from the types themselves.
+//! The command `cloudcore-prepull crds`: the custom resource definitions, generated from the types.
 
 use std::io::Write;
 
@@ -7,8 +7,8 @@ use prepull_api::crd::{job, kruise, report};
 
 use crate::commands::args::CrdsArgs;
 
-/// File name and content of each definition.
-pub fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
+/// The file name and content of each definition.
+fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
     let job =
         serde_saphyr::to_string(&job::crd()).context("write the definition of ImagePrePullJob as YAML")?;
     let report = serde_saphyr::to_string(&report::crd())
@@ -19,8 +19,8 @@ pub fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
     ])
 }
 
-/// Those of Kruise's kinds: one file, which is applied only where their API is to be served.
-pub fn kruise_definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
+/// The file name and content of the definitions of Kruise's kinds, for clusters where we serve their API.
+fn kruise_definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
     let mut all = String::new();
     for crd in kruise::crds() {
         let yaml = serde_saphyr::to_string(&crd).context("write the definition of a Kruise kind as YAML")?;
@@ -32,8 +32,8 @@ pub fn kruise_definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
     Ok(vec![("crds.yaml", all)])
 }
 
-/// Prints them, or writes them to files.
-pub fn run(args: &CrdsArgs, out: &mut impl Write) -> anyhow::Result<()> {
+/// Prints the definitions, or writes them to files.
+pub(crate) fn run(args: &CrdsArgs, out: &mut impl Write) -> anyhow::Result<()> {
     for (name, yaml) in if args.kruise { kruise_definitions()? } else { definitions()? } {
         match &args.out {
             None => write!(out, "---\n{yaml}")?,
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checked_in_definitions_are_those_of_the_types() {
+    fn the_checked_in_definitions_match_the_types() {
         let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests");
         for (folder, files) in [("crds", definitions().unwrap()), ("kruise", kruise_definitions().unwrap())] {
             for (name, yaml) in files {

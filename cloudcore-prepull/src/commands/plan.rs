@@ -1,9 +1,9 @@
-//! `cloudcore-prepull plan`: what the controller would do with a job, and why it leaves nodes out.
+//! The command `cloudcore-prepull plan`: what the controller would do with a job, and why it skips nodes.
 //!
 //! ```text
 //! files or cluster ─▶ manifests, cluster ─▶ validate ─▶ plan ─▶ resolve_key ─▶ Report ─▶ table, json, yaml
 //! ```
-//! Everything between reading and printing is the controller's own code.
+//! Validation, planning and the choice of keys are the controller's own code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -24,48 +24,47 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-/// Shows what a job would pull on which node, without doing it
+/// Show which images a job would pull on each node, without running it
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   cloudcore-prepull plan --job job.yaml --nodes nodes.yaml
   kubectl get nodes -o yaml > nodes.yaml && cloudcore-prepull plan --job job.yaml --nodes nodes.yaml -o json
-  cloudcore-prepull plan --job job.yaml                     # nodes and secrets of the cluster
+  cloudcore-prepull plan --job job.yaml                     # with the cluster's nodes and secrets
 
-Exit status: 0 the job can be carried out, 1 it is refused (the reason is on stderr), 2 wrong usage.")]
-pub struct PlanArgs {
-    /// YAML or JSON with one ImagePrePullJob (documents of other kinds are ignored)
+Exit status: 0 the job is valid, 1 it is refused or the command failed (stderr says why), 2 wrong usage.")]
+pub(crate) struct PlanArgs {
+    /// YAML or JSON file with one ImagePrePullJob; objects of other kinds are ignored
     #[arg(long, value_name = "FILE")]
-    pub job: PathBuf,
-    /// YAML or JSON with Nodes: documents, or a List as `kubectl get nodes -o yaml` prints it. Without it, the
-    /// cluster is asked
+    pub(crate) job: PathBuf,
+    /// YAML or JSON file with Nodes, such as `kubectl get nodes -o yaml` prints [default: the cluster's nodes]
     #[arg(long, value_name = "FILE", env = "PREPULL_NODES")]
-    pub nodes: Option<PathBuf>,
-    /// YAML or JSON with Secrets, in which credentials are looked up; only whether there are any is shown. Without
-    /// it, the cluster's are looked up where the nodes are the cluster's, and none where they come from a file
+    pub(crate) nodes: Option<PathBuf>,
+    /// YAML or JSON file with Secrets, to check that each image has credentials; they are never shown [default: the
+    /// cluster's Secrets, or no check with --nodes]
     #[arg(long, value_name = "FILE", env = "PREPULL_SECRETS")]
-    pub secrets: Option<PathBuf>,
-    /// How to print
+    pub(crate) secrets: Option<PathBuf>,
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    pub output: Output,
-    /// Which cluster to ask; default: $KUBECONFIG, ~/.kube/config, or the cluster that this runs in
+    pub(crate) output: Output,
+    /// Kubeconfig file [default: $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod]
     #[arg(long, value_name = "FILE", env = "PREPULL_KUBECONFIG")]
-    pub kubeconfig: Option<PathBuf>,
+    pub(crate) kubeconfig: Option<PathBuf>,
 }
 
-/// The form of what is printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
-    /// For people
+pub(crate) enum Output {
+    /// A table for people
     #[default]
     Table,
     /// One JSON object
     Json,
-    /// The same in YAML
+    /// The same object in YAML
     Yaml,
 }
 
-/// What is printed. Free of credentials.
+/// The plan as it is printed, without credentials.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
@@ -83,14 +82,14 @@ struct NodeReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ImageReport {
-    /// As the job names it.
+    /// The image as the job names it.
     image: String,
-    /// What is pulled, normalised.
+    /// The normalized reference that is pulled.
     pull: String,
-    /// To be tried in this order.
+    /// The secrets, in the order in which they are tried.
     secrets: Vec<String>,
     pull_policy: PullPolicy,
-    /// Why there are no credentials for it. Absent as well where none were looked for.
+    /// Why the image has no credentials; absent as well if they were not checked.
     error: Option<String>,
 }
 
@@ -102,21 +101,21 @@ struct SkippedReport {
 
 type Secrets = BTreeMap<SecretRef, SecretLookup>;
 
-/// Carries out the command. An error is for stderr and exit status 1; a refused job is one.
-pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
+/// Runs the command. A refused job is an error.
+pub(crate) async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
     let PlanArgs { job, nodes, secrets, output, kubeconfig } = args;
-    let job = manifests::job(job)?;
+    let job = manifests::read_job(job)?;
     let job = validate(&job).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
 
-    let given_secrets = secrets.as_deref().map(manifests::secrets).transpose()?;
+    let given_secrets = secrets.as_deref().map(manifests::read_secrets).transpose()?;
     let cluster = match nodes {
         Some(_) => None,
         None => Some(crate::kube_api::cluster::client(kubeconfig.as_deref()).await?),
     };
     let nodes: Vec<NodeView> = match (nodes, &cluster) {
-        (Some(file), _) => manifests::nodes(file)?,
-        (None, Some(client)) => cluster::nodes(client).await?,
-        (None, None) => Vec::new(), // there is a client wherever there is no file
+        (Some(file), _) => manifests::read_nodes(file)?,
+        (None, Some(client)) => cluster::list_nodes(client).await?,
+        (None, None) => Vec::new(), // impossible: without a file there is a client
     };
     let nodes: BTreeMap<NodeName, NodeView> =
         nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
@@ -124,20 +123,20 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
     let plan = plan(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
     let secrets = match (given_secrets, &cluster) {
         (Some(secrets), _) => Some(secrets),
-        (None, Some(client)) => Some(cluster::secrets(client, needed(&plan)).await),
+        (None, Some(client)) => Some(cluster::read_secrets(client, secret_names(&plan)).await),
         (None, None) => None,
     };
-    print(&report(&plan, secrets.as_ref()), *output, stdout).context("writing the plan to stdout")
+    print(&build_report(&plan, secrets.as_ref()), *output, stdout).context("writing the plan to stdout")
 }
 
-fn needed(plan: &Plan) -> BTreeSet<SecretRef> {
+fn secret_names(plan: &Plan) -> BTreeSet<SecretRef> {
     let images = plan.nodes.iter().flat_map(|(_, node)| &node.images);
     images.flat_map(|image| image.secrets.iter().cloned()).collect()
 }
 
-fn report(plan: &Plan, secrets: Option<&Secrets>) -> Report {
+fn build_report(plan: &Plan, secrets: Option<&Secrets>) -> Report {
     let Plan { nodes, skipped } = plan;
-    // Nodes share plans: each is resolved once.
+    // Many nodes share one plan, which is resolved once.
     let mut resolved: BTreeMap<*const prepull_engine::prepull::plan::NodePlan, Vec<ImageReport>> =
         BTreeMap::new();
     Report {
@@ -145,7 +144,7 @@ fn report(plan: &Plan, secrets: Option<&Secrets>) -> Report {
             .iter()
             .map(|(name, node)| {
                 let images = resolved.entry(std::sync::Arc::as_ptr(node)).or_insert_with(|| {
-                    node.images.iter().map(|image| image_report(image, secrets)).collect()
+                    node.images.iter().map(|image| build_image_report(image, secrets)).collect()
                 });
                 NodeReport { name: name.0.clone(), images: images.clone() }
             })
@@ -157,7 +156,7 @@ fn report(plan: &Plan, secrets: Option<&Secrets>) -> Report {
     }
 }
 
-fn image_report(planned: &PlannedImage, known: Option<&Secrets>) -> ImageReport {
+fn build_image_report(planned: &PlannedImage, known: Option<&Secrets>) -> ImageReport {
     let PlannedImage { image, name: _, pull, policy, secrets } = planned;
     let error = known.and_then(|known| {
         let lookup = |secret: &SecretRef| known.get(secret).cloned().unwrap_or(SecretLookup::Missing);

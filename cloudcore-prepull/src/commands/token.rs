@@ -1,4 +1,4 @@
-//! `cloudcore-prepull token create | list | revoke`
+//! The commands `cloudcore-prepull token create`, `list` and `revoke`.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,35 +15,35 @@ use rustls_pki_types::pem::PemObject;
 use crate::edges::pki::Authority;
 use crate::edges::tokens::{ListedToken, Scope, Tokens};
 
-/// The longest life of a token. One that lies around for longer is a key to the fleet that someone forgot.
+/// The longest lifetime of a token. A longer-lived one would be a forgotten key to the fleet.
 const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Let edges join.
+/// The commands about join tokens.
 #[derive(Debug, Subcommand)]
-pub enum TokenCommand {
-    /// Make a join token and print it.
+pub(crate) enum TokenCommand {
+    /// Create a join token and print it.
     ///
-    /// With --node it lets that node join, once; without, any node until it expires. It is shown only now:
-    /// the cluster keeps a hash.
+    /// With --node it admits that node, once; without, any node until it expires. It cannot be shown again: the
+    /// cluster keeps only a hash.
     #[command(after_help = "Examples:\n  cloudcore-prepull token create --node edge-1\n  \
                             cloudcore-prepull token create --ttl 8h   # for a whole fleet")]
     Create {
-        /// The one node that may join with it, by the name of its Node object.
+        /// The only node that may join with the token, by the name of its Node object.
         #[arg(long, value_name = "NAME", value_parser = parse_node)]
         node: Option<NodeName>,
-        /// How long it is good for, such as 30m, 1h or 2d; at most 30 days.
+        /// Lifetime of the token, such as 30m, 1h or 2d; at most 30 days.
         #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl)]
         ttl: Duration,
-        /// The certificate that `run --ca-cert` is given, where the CA is in files [default: the CA in Secret
-        /// prepull-ca, made if there is none].
+        /// The CA certificate, if `run` has it by --ca-cert [default: the CA in the Secret prepull-ca, created if
+        /// there is none].
         #[arg(long, value_name = "FILE", env = "PREPULL_CA_CERT")]
         ca_cert: Option<PathBuf>,
     },
-    /// List the tokens that are still good. None can be shown again.
+    /// List the valid tokens, without their secrets.
     List,
-    /// Make a token worthless. What has joined with it stays joined.
+    /// Revoke a token. Nodes that have joined with it stay joined.
     Revoke {
-        /// As `token list` shows it: the part of the token between the two dots.
+        /// The ID that `token list` shows: the part of the token between the two dots.
         #[arg(value_name = "ID")]
         id: String,
     },
@@ -62,9 +62,8 @@ fn parse_ttl(text: &str) -> Result<Duration, String> {
     Ok(ttl)
 }
 
-/// Carries out the command in `namespace`. What it has to say goes to `out`; of `create` that is the token
-/// and nothing else.
-pub async fn run(
+/// Runs the command in `namespace`, and writes its output to `out`: for `create`, the token and nothing else.
+pub(crate) async fn run(
     command: TokenCommand,
     client: kube::Client,
     namespace: &str,
@@ -74,22 +73,22 @@ pub async fn run(
     match command {
         TokenCommand::Create { node, ttl, ca_cert } => {
             let ca = match ca_cert {
-                Some(path) => fingerprint_of(&path)?,
-                None => Authority::in_cluster(client, namespace).await?.fingerprint(),
+                Some(path) => read_fingerprint(&path)?,
+                None => Authority::load_or_create(client, namespace).await?.fingerprint(),
             };
             let scope = node.map_or(Scope::Fleet, Scope::Node);
             let token = tokens.create(ca, scope, ttl, SystemTime::now()).await?;
             writeln!(out, "{}", token.expose())?;
         }
-        TokenCommand::List => write!(out, "{}", table(&tokens.list(SystemTime::now()).await?))?,
+        TokenCommand::List => write!(out, "{}", render_table(&tokens.list(SystemTime::now()).await?))?,
         TokenCommand::Revoke { id } => {
-            // Whoever pastes the whole token means this one.
+            // The whole token is accepted in place of its ID.
             let id = id.parse::<JoinToken>().map_or(id, |token| token.id);
-            // Whatever was pasted: it may be a secret, and is not repeated.
+            // The error does not quote the text, which may contain a secret.
             let is_id = id.len() == TOKEN_ID_LEN && id.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
             ensure!(
                 is_id,
-                "no token's ID is so: {TOKEN_ID_LEN} hex digits, as `cloudcore-prepull token list` shows"
+                "not the ID of a token: {TOKEN_ID_LEN} hex digits, as `cloudcore-prepull token list` shows"
             );
             tokens.revoke(&id).await?;
             writeln!(out, "token {id} revoked")?;
@@ -98,7 +97,7 @@ pub async fn run(
     Ok(())
 }
 
-fn fingerprint_of(path: &std::path::Path) -> anyhow::Result<[u8; 32]> {
+fn read_fingerprint(path: &std::path::Path) -> anyhow::Result<[u8; 32]> {
     let certificate = CertificateDer::from_pem_file(path)
         .with_context(|| format!("reading the CA's certificate from {} (--ca-cert)", path.display()))?;
     let mut hash = [0; 32];
@@ -106,7 +105,7 @@ fn fingerprint_of(path: &std::path::Path) -> anyhow::Result<[u8; 32]> {
     Ok(hash)
 }
 
-fn table(tokens: &[ListedToken]) -> String {
+fn render_table(tokens: &[ListedToken]) -> String {
     let mut rows = vec![["ID".to_owned(), "SCOPE".to_owned(), "EXPIRES".to_owned(), "USED".to_owned()]];
     rows.extend(tokens.iter().map(|ListedToken { id, scope, expires, used }| {
         let used = match (scope, used) {
@@ -137,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_says_what_each_token_is_for() {
+    fn the_table_shows_scope_expiry_and_use_of_each_token() {
         let token = |id: &str, scope, used| ListedToken {
             id: id.into(),
             scope,
@@ -155,7 +154,7 @@ ID            SCOPE        EXPIRES               USED
 1123456789ab  node edge-1  2027-01-15T08:00:00Z  yes
 2123456789ab  node e       2027-01-15T08:00:00Z  no
 ";
-        assert_eq!(table(&tokens), expected);
+        assert_eq!(render_table(&tokens), expected);
     }
 
     #[test]
@@ -167,12 +166,12 @@ ID            SCOPE        EXPIRES               USED
     }
 
     #[test]
-    fn the_hash_of_a_file_is_the_hash_of_its_ca() {
+    fn the_fingerprint_of_a_file_is_that_of_its_ca() {
         let (authority, _) = Authority::generate(SystemTime::now()).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.crt");
-        assert!(format!("{:#}", fingerprint_of(&path).unwrap_err()).contains("ca.crt (--ca-cert)"));
+        assert!(format!("{:#}", read_fingerprint(&path).unwrap_err()).contains("ca.crt (--ca-cert)"));
         std::fs::write(&path, authority.pem()).unwrap();
-        assert_eq!(fingerprint_of(&path).unwrap(), authority.fingerprint());
+        assert_eq!(read_fingerprint(&path).unwrap(), authority.fingerprint());
     }
 }

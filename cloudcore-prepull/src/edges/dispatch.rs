@@ -1,5 +1,5 @@
-//! From a decision to an `Assign` on the node's session. Keys are resolved here, at the moment they are sent,
-//! and nowhere else.
+//! Dispatch of tasks to the nodes' sessions. Registry credentials are read here, when the task is sent, and nowhere
+//! else.
 
 use std::time::{Duration, Instant};
 
@@ -14,27 +14,35 @@ use prepull_engine::shared::outcomes::DispatchOutcome;
 use crate::edges::tunnel::{SendError, Sessions};
 use crate::kube_api::secrets::Secrets;
 
-/// Resolves the keys, and hands the task to the node's session.
+/// Resolves the keys of a job's task, and queues the task on the node's session.
 ///
-/// While the API server does not give a secret for a reason that may pass, this waits, as long as the node has
-/// time. Cancel-safe: nothing is sent before everything is resolved.
-pub async fn dispatch(order: &Dispatch, secrets: &Secrets, sessions: &Sessions) -> DispatchOutcome {
+/// If the API server temporarily fails to return a secret, this waits for as long as the task has time. Cancel-safe:
+/// nothing is sent before all keys are resolved.
+pub(crate) async fn dispatch_job_task(
+    order: &Dispatch,
+    secrets: &Secrets,
+    sessions: &Sessions,
+) -> DispatchOutcome {
     let begun = Instant::now();
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
     let mut keys = Vec::with_capacity(order.plan.images.len());
     for image in &order.plan.images {
-        match look_up(&image.secrets, secrets, remaining()).await {
+        match read_secrets(&image.secrets, secrets, remaining()).await {
             Ok(found) => keys.push(plan::resolve_key(&image.secrets, &image.pull, found)),
             Err(unsendable) => return unsendable,
         }
     }
-    send(&order.node, assign(order, keys, remaining()), sessions)
+    send(&order.node, build_assign(order, keys, remaining()), sessions)
 }
 
-/// The same for a task of a NodeImage.
-pub async fn dispatch_node_image(order: Order, secrets: &Secrets, sessions: &Sessions) -> DispatchOutcome {
+/// Does the same as [`dispatch_job_task`] for a task of a NodeImage.
+pub(crate) async fn dispatch_node_image_task(
+    order: Order,
+    secrets: &Secrets,
+    sessions: &Sessions,
+) -> DispatchOutcome {
     let begun = Instant::now();
-    let key = match look_up(&order.secrets, secrets, order.remaining).await {
+    let key = match read_secrets(&order.secrets, secrets, order.remaining).await {
         Ok(found) => plan::resolve_pull_secrets(&order.secrets, &order.reference, found),
         Err(unsendable) => return unsendable,
     };
@@ -52,19 +60,19 @@ fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome
     }
 }
 
-/// The message, with one key for each image of the order. Pure.
-pub fn assign(order: &Dispatch, keys: impl IntoIterator<Item = Key>, remaining: Duration) -> Assign {
+/// Builds the message for a job's task, with one key for each image in order. Pure.
+pub fn build_assign(order: &Dispatch, keys: impl IntoIterator<Item = Key>, remaining: Duration) -> Assign {
     let mut table = KeyTable::default();
     let image = |((index, image), key): ((usize, &PlannedImage), Key)| ImageTask {
         image: image.image.clone(),
         reference: image.pull.to_string(),
         policy: match image.policy {
-            // A further attempt does not ask the registry again for what the first one brought.
+            // A retry does not ask the registry again for images that an earlier attempt has pulled.
             PullPolicy::Always if order.there.contains(&index) => PullPolicy::IfNotPresent,
             policy => policy,
         },
         retries: order.job.retries,
-        key: table.index(key),
+        key: table.intern(key),
         timeout: None,
         sandbox: None,
     };
@@ -77,25 +85,26 @@ pub fn assign(order: &Dispatch, keys: impl IntoIterator<Item = Key>, remaining: 
     Assign { task, remaining, keys: table.keys }
 }
 
-/// Images that share a key share its place in the message.
+/// The distinct keys of a message. Images with the same key share one entry.
 #[derive(Default)]
 struct KeyTable {
     keys: Vec<Key>,
 }
 
 impl KeyTable {
-    fn index(&mut self, key: Key) -> u32 {
+    /// Adds the key unless it is there, and returns its index.
+    fn intern(&mut self, key: Key) -> u32 {
         let at = self.keys.iter().position(|known| *known == key).unwrap_or_else(|| {
             self.keys.push(key);
             self.keys.len() - 1
         });
-        // At most MAX_IMAGES of them.
+        // Always fits: a task has at most MAX_IMAGES images.
         u32::try_from(at).unwrap_or(u32::MAX)
     }
 }
 
-/// The secrets, to be looked up by their names; or that they could not be had in time.
-async fn look_up(
+/// Reads the secrets, and returns a look-up by name; an error if they could not be read in time.
+async fn read_secrets(
     names: &[SecretRef],
     secrets: &Secrets,
     patience: Duration,

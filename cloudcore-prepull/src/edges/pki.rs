@@ -1,8 +1,8 @@
-//! The CA, and what it signs: cloudcore's own certificate and those of the edges.
+//! The CA and the certificates that it signs: cloudcore's own and those of the edges.
 //!
 //! ```text
 //!  Secret or files ─▶ Authority ─sign_server─▶ ServerIdentity ─▶ TLS of both listeners
-//!                         └──────sign_client─▶ enroll
+//!                         └──────sign_client─▶ enroll ─▶ edge ─▶ Peer, on each connection
 //! ```
 
 pub(crate) mod peer;
@@ -27,66 +27,67 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-pub use server::{ServerIdentity, is_server_name};
-pub use store::CA_SECRET;
+pub use server::ServerIdentity;
+pub(crate) use server::is_server_name;
+use store::CA_SECRET;
 
-/// How long the CA lives. A fleet cannot be given another one without joining every edge again.
+/// The lifetime of the CA. Replacing it means that every edge must join again.
 const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// How long cloudcore's own certificate lives; it is renewed when a third is left.
+/// The lifetime of cloudcore's own certificate; it is renewed when a third is left.
 const SERVER_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
-/// How far back a certificate's life begins. Edges without NTP have been seen minutes off, and a certificate
-/// that is not yet valid there cannot be used to find out.
+/// How far in the past a certificate's validity begins. Clocks of edges without NTP have been seen minutes slow,
+/// and would reject a certificate that is not yet valid.
 const BACKDATE: Duration = Duration::from_secs(10 * 60);
-/// A CSR with an ECDSA key is below 1 KiB.
+/// The most bytes of a CSR. One with an ECDSA key is below 1 KiB.
 const MAX_CSR: usize = 8 * 1024;
 
-/// Why there is no CA, or no certificate.
+/// An error of the CA or of a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// A file of `--ca-cert` or `--ca-key`.
+    /// A file of `--ca-cert` or `--ca-key` cannot be read.
     #[error("reading {}", path.display())]
     File {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the file system.
         source: std::io::Error,
     },
-    /// The API server.
+    /// The CA's Secret cannot be read or created.
     #[error("{operation} Secret {namespace}/{}", CA_SECRET)]
     Secret {
         /// `reading` or `creating`.
         operation: &'static str,
-        /// Our own namespace.
+        /// The namespace of cloudcore-prepull.
         namespace: String,
-        /// Why not.
+        /// The error of the API server.
         source: Box<kube::Error>,
     },
-    /// What was found is no CA.
+    /// The Secret or the files hold no usable CA.
     #[error("{origin} holds no CA that can be used: {reason}")]
     Unusable {
-        /// The Secret or the files.
+        /// The Secret or the files, for the message.
         origin: String,
-        /// What is wrong with it.
+        /// What is wrong with the CA.
         reason: String,
     },
-    /// A name of `--advertise`.
+    /// A value of `--advertise` cannot be in a certificate.
     #[error("--advertise {0}: neither a DNS name nor an IP address")]
     Advertise(String),
-    /// A CSR that an edge sent.
+    /// An edge sent a CSR that was refused.
     #[error("the certificate request was refused: {0}")]
     Csr(&'static str),
-    /// The cryptography itself.
+    /// A key or certificate could not be generated, parsed or signed.
     #[error("making a certificate")]
     Signing(#[from] rcgen::Error),
-    /// The operating system gives no random bytes.
+    /// The operating system provides no random bytes.
     #[error("no random bytes from the operating system")]
     Random,
-    /// rustls does not accept what we made.
+    /// rustls rejected the key or the certificate.
     #[error("setting up TLS: {0}")]
     Tls(String),
 }
 
-/// The CA with its key.
+/// The CA's certificate and key.
 pub struct Authority {
     certificate: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
@@ -99,23 +100,23 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// A certificate for an edge.
+/// A signed certificate for an edge.
 #[derive(Clone, Debug)]
 pub struct SignedCertificate {
-    /// The certificate.
+    /// The certificate, PEM.
     pub pem: String,
-    /// Its end.
+    /// The end of its validity.
     pub not_after: SystemTime,
 }
 
-/// A CSR whose sender has proved to hold the key. Nothing else of it is looked at.
+/// The public key of a CSR whose sender has proved to hold the private key. The rest of the CSR is ignored.
 #[derive(Clone, Debug)]
 pub struct VerifiedCsr {
     key: SubjectPublicKeyInfo,
 }
 
 impl VerifiedCsr {
-    /// Reads PEM and checks the CSR's own signature.
+    /// Parses PEM and verifies the CSR's signature.
     pub fn from_pem(pem: &str) -> Result<Self, PkiError> {
         if pem.len() > MAX_CSR {
             return Err(PkiError::Csr("it is longer than any CSR with an ECDSA key"));
@@ -133,28 +134,28 @@ impl VerifiedCsr {
         Ok(Self { key: SubjectPublicKeyInfo::from_der(key.raw)? })
     }
 
-    /// SHA-256 of the public key (SubjectPublicKeyInfo, DER).
-    pub fn key_fingerprint(&self) -> [u8; 32] {
+    /// The SHA-256 of the public key (SubjectPublicKeyInfo, DER).
+    pub(crate) fn key_fingerprint(&self) -> [u8; 32] {
         sha256(&self.key.subject_public_key_info())
     }
 }
 
 impl Authority {
-    /// A new CA with an ECDSA P-256 key, which is returned as PEM for whoever is to keep it.
+    /// Generates a CA with an ECDSA P-256 key. Also returns the key as PEM, to be stored.
     pub fn generate(now: SystemTime) -> Result<(Self, String), PkiError> {
         let key = KeyPair::generate()?;
         let mut params = certificate_params(now, now + CA_LIFE)?;
         params.distinguished_name.push(DnType::CommonName, "cloudcore-prepull CA");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.use_authority_key_identifier_extension = false; // it is its own
+        params.use_authority_key_identifier_extension = false; // self-signed
         let certificate = params.self_signed(&key)?.pem();
         let key = key.serialize_pem();
         Ok((Self::from_pem(&certificate, &key, "a new CA", now)?, key))
     }
 
-    /// Reads a CA. `origin` is where it comes from, for the error.
-    pub fn from_pem(certificate: &str, key: &str, origin: &str, now: SystemTime) -> Result<Self, PkiError> {
+    /// Parses a CA. `origin` names the Secret or the files in errors.
+    fn from_pem(certificate: &str, key: &str, origin: &str, now: SystemTime) -> Result<Self, PkiError> {
         let unusable =
             |reason: &str| PkiError::Unusable { origin: origin.to_owned(), reason: reason.to_owned() };
         let der = CertificateDer::from_pem_slice(certificate.as_bytes())
@@ -183,18 +184,18 @@ impl Authority {
         certificate_pem(&self.certificate)
     }
 
-    /// SHA-256 of the certificate's DER: what join tokens carry.
+    /// The SHA-256 of the certificate's DER, which join tokens carry.
     pub fn fingerprint(&self) -> [u8; 32] {
         sha256(&self.certificate)
     }
 
-    /// The CA's certificate.
+    /// The CA's certificate, DER.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// A certificate that makes the holder of the CSR's key this node, and nothing more. It never outlives the
-    /// CA.
+    /// Signs a certificate that identifies the holder of the CSR's key as this node, for client authentication only.
+    /// It never outlives the CA.
     pub fn sign_client(
         &self,
         csr: &VerifiedCsr,
@@ -212,7 +213,7 @@ impl Authority {
         Ok(SignedCertificate { pem: certificate.pem(), not_after })
     }
 
-    /// A certificate for cloudcore itself, with a key of its own.
+    /// Generates a key and signs a certificate for cloudcore itself.
     fn sign_server(
         &self,
         names: Vec<rcgen::SanType>,
@@ -229,11 +230,11 @@ impl Authority {
     }
 }
 
-/// An empty subject, a random serial number (RFC 5280, 4.1.2.2), and the time.
+/// Parameters with an empty subject, a random serial number (RFC 5280, 4.1.2.2), and the validity.
 fn certificate_params(now: SystemTime, not_after: SystemTime) -> Result<CertificateParams, PkiError> {
     let mut serial = [0; 16];
     SystemRandom::new().fill(&mut serial).map_err(|_| PkiError::Random)?;
-    serial[0] = (serial[0] & 0x7f) | 0x40; // positive, and never shortened
+    serial[0] = (serial[0] & 0x7f) | 0x40; // positive, and without a leading zero that DER would drop
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.serial_number = Some(SerialNumber::from_slice(&serial));
@@ -243,7 +244,7 @@ fn certificate_params(now: SystemTime, not_after: SystemTime) -> Result<Certific
     Ok(params)
 }
 
-/// X.509 knows whole seconds.
+/// Whole seconds, as X.509 has them.
 fn since_epoch(time: SystemTime) -> Duration {
     Duration::from_secs(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }

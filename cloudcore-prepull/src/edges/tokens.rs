@@ -1,7 +1,7 @@
-//! Join tokens: who may become which node, until when. Only a hash of a token's secret part is kept.
+//! Join tokens, which entitle their holder to become a node. Only a hash of a token's secret part is stored.
 //!
-//! A token is a Secret of our own namespace. Redeeming one is a replacement of that Secret by its resource
-//! version, so that of two edges with the same token, at two replicas, one is refused.
+//! Each token is a Secret in the namespace of cloudcore-prepull. Redeeming a node's token replaces that Secret under
+//! its resource version, so that of two edges that redeem it at two replicas, one is refused.
 
 mod record;
 mod store;
@@ -15,45 +15,44 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use record::{Decision, Record};
 pub use record::{RedeemError, Scope};
-pub use store::TOKEN_LABEL;
 use store::{Store, StoreError};
 
-/// Tries to mark a token as used. Each is lost only where someone else has changed the very same token.
-const MARK_TRIES: usize = 5;
+/// The most attempts to mark a token as used. One fails only if the same token was changed at the same moment.
+const MARK_ATTEMPTS: usize = 5;
 
-/// Why a token was not made, listed, revoked or redeemed.
+/// Why a token was not created, listed, revoked or redeemed.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// It does not entitle its holder. The text is for the operator on the edge.
+    /// The token does not entitle its holder. The text is for the operator of the edge.
     #[error(transparent)]
     Refused(#[from] RedeemError),
-    /// Where the tokens are kept.
+    /// The tokens' storage failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// There is no such token.
-    #[error("there is no token {0}: `cloudcore-prepull token list` shows those there are")]
+    /// No token has this id.
+    #[error("there is no token {0}: `cloudcore-prepull token list` shows all tokens")]
     NotFound(String),
-    /// `--node` with something else than a node's name.
+    /// `--node` is not a valid node name.
     #[error("{0:?} is not a node's name: lower-case letters, digits, '-' and '.', as in `kubectl get nodes`")]
     NotANode(String),
-    /// It was changed again and again while it was to be marked.
-    #[error("token {0} is being redeemed by others at the same moment: try again")]
+    /// The token was changed at every attempt to mark it as used.
+    #[error("token {0} is being redeemed by another edge at the same moment: try again")]
     Contended(String),
-    /// The operating system gives no random bytes.
+    /// The operating system provides no random bytes.
     #[error("no random bytes from the operating system")]
     Random,
 }
 
-/// A token, without what would let anyone use it.
+/// A token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedToken {
-    /// Its name.
+    /// The id, which names the token.
     pub id: String,
-    /// Whom it lets in.
+    /// Which nodes may join with the token.
     pub scope: Scope,
-    /// Its end.
+    /// When the token expires.
     pub expires: SystemTime,
-    /// Whether its node has joined with it. A fleet's token does not keep count.
+    /// Whether the token's node has joined with it; always false for a fleet's token.
     pub used: bool,
 }
 
@@ -64,17 +63,17 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Kept as Secrets in `namespace`.
-    pub fn in_cluster(client: kube::Client, namespace: &str) -> Self {
+    /// Tokens that are stored as Secrets in `namespace`.
+    pub(crate) fn in_cluster(client: kube::Client, namespace: &str) -> Self {
         Self { store: Store::in_cluster(client, namespace) }
     }
 
-    /// Kept by this process alone: for tests, and for trying things out without a cluster.
+    /// Tokens that are stored in this process, for tests.
     pub fn in_memory() -> Self {
         Self { store: Store::in_memory() }
     }
 
-    /// A new token, for the server whose CA has this hash. Its text exists in the answer and nowhere else.
+    /// Creates a token for the server whose CA has the fingerprint `ca`. The full token is only in the return value.
     pub async fn create(
         &self,
         ca: [u8; 32],
@@ -98,21 +97,21 @@ impl Tokens {
         Ok(token)
     }
 
-    /// The tokens that are still good, by their end. Those that are not are deleted.
+    /// Lists the valid tokens by expiry, and deletes the expired ones.
     pub async fn list(&self, now: SystemTime) -> Result<Vec<ListedToken>, TokenError> {
         let mut tokens = self.delete_expired(now).await?;
         tokens.sort_by(|a, b| (a.expires, &a.id).cmp(&(b.expires, &b.id)));
         Ok(tokens)
     }
 
-    /// Makes a token worthless. What has joined with it stays joined.
-    pub async fn revoke(&self, id: &str) -> Result<(), TokenError> {
+    /// Deletes a token. Nodes that have joined with it stay joined.
+    pub(crate) async fn revoke(&self, id: &str) -> Result<(), TokenError> {
         if self.store.delete(id).await? { Ok(()) } else { Err(TokenError::NotFound(id.to_owned())) }
     }
 
-    /// Whether the holder of `bearer` and of the key may become `node`. A node's token is used up by it, for
-    /// every key but this one: an answer that was lost can be asked for again.
-    pub async fn redeem(
+    /// Checks that the holder of `bearer` may become `node` with this key. A node's token is bound to the first key
+    /// that redeems it: the same key may redeem it again if the answer was lost, another may not.
+    pub(crate) async fn redeem(
         &self,
         bearer: &str,
         node: &NodeName,
@@ -120,7 +119,7 @@ impl Tokens {
         now: SystemTime,
     ) -> Result<(), TokenError> {
         let (id, secret) = JoinToken::split_bearer(bearer).map_err(|_| RedeemError::Malformed)?;
-        for _ in 0..MARK_TRIES {
+        for _ in 0..MARK_ATTEMPTS {
             let (record, version) = self.store.get(id).await?.ok_or(RedeemError::Unknown)?;
             match record.redeem(secret, node, key, now)? {
                 Decision::Admit => return Ok(()),
@@ -134,21 +133,22 @@ impl Tokens {
         Err(TokenError::Contended(id.to_owned()))
     }
 
+    /// Deletes the expired tokens and returns the valid ones.
     async fn delete_expired(&self, now: SystemTime) -> Result<Vec<ListedToken>, TokenError> {
-        let mut good = Vec::new();
+        let mut valid = Vec::new();
         for (id, record) in self.store.list().await? {
             match record {
                 Some(Record { scope, expires, used_by, secret_hash: _ }) if expires > now => {
-                    good.push(ListedToken { id, scope, expires, used: used_by.is_some() });
+                    valid.push(ListedToken { id, scope, expires, used: used_by.is_some() });
                 }
                 Some(_) => {
                     self.store.delete(&id).await?;
                 }
-                // Someone's hand was in it; `redeem` refuses it, and it is theirs to delete.
-                None => tracing::warn!(token = id, "the Secret of the token is malformed: delete it"),
+                // Edited by someone: `redeem` refuses it, and deleting it is left to them.
+                None => tracing::warn!(token = id, "the Secret of this token is malformed: delete it"),
             }
         }
-        Ok(good)
+        Ok(valid)
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_many_keys_at_once_one_is_admitted() {
+    async fn only_one_of_many_concurrent_keys_is_admitted() {
         let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
         let token = tokens.create([1; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
         let (bearer, node) = (token.bearer(), NodeName::from("edge-1"));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fleets_token_is_good_for_every_valid_node_until_its_end() {
+    async fn a_fleets_token_admits_every_valid_node_name_until_it_expires() {
         let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
         let token = tokens.create([1; 32], Scope::Fleet, HOUR, now).await.unwrap();
         for (node, key) in [("edge-1", 1), ("edge-2", 2)] {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wrong_secret_tells_nothing_of_the_token() {
+    async fn a_wrong_secret_reveals_nothing_about_the_token() {
         let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
         let token = tokens.create([1; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
         let guessed = JoinToken { secret: Sensitive::new("0".repeat(64)), ..token.clone() };
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listing_deletes_what_has_expired_and_revoking_what_has_not() {
+    async fn listing_deletes_expired_tokens_and_revoking_deletes_valid_ones() {
         let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
         let short = tokens.create([1; 32], Scope::Fleet, HOUR, now).await.unwrap();
         let long = tokens.create([1; 32], Scope::Fleet, 3 * HOUR, now).await.unwrap();

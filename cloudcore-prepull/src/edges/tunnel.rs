@@ -8,6 +8,7 @@
 
 mod admission;
 mod handshake;
+mod inbound;
 pub mod listener;
 mod metrics;
 mod node_connections;
@@ -17,7 +18,6 @@ mod refusal;
 mod registry;
 mod session;
 mod settings;
-pub(crate) mod throttle;
 
 pub use metrics::TunnelMetrics;
 pub use registry::{SendError, Sessions};

@@ -60,7 +60,8 @@ impl Core {
                     // The semaphore is never closed.
                     let _permit = permits.acquire().await;
                     let (node, task) = (order.node.clone(), order.task.id.clone());
-                    let dispatched = caught(dispatch::dispatch_node_image(*order, &secrets, &sessions)).await;
+                    let dispatched =
+                        caught(dispatch::dispatch_node_image_task(*order, &secrets, &sessions)).await;
                     let outcome = dispatched.unwrap_or(DispatchOutcome::Offline);
                     info!(?outcome, "dispatched");
                     let dispatched = node_images::Input::Dispatched { node, task, outcome };

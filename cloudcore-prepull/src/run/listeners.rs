@@ -36,7 +36,7 @@ pub(super) async fn start(
     let namespace = &args.cluster.namespace;
     let authority = match authority_of_files(args)? {
         Some(authority) => authority,
-        None => Authority::in_cluster(client.clone(), namespace).await.with_context(|| {
+        None => Authority::load_or_create(client.clone(), namespace).await.with_context(|| {
             format!("read or make the CA, the Secret prepull-ca in the namespace {namespace}")
         })?,
     };

@@ -135,5 +135,5 @@ pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)
 
 /// What the dispatcher makes of an order, all secrets given.
 pub(crate) fn assign(order: &Dispatch, remaining: Duration) -> Assign {
-    cloudcore_prepull::edges::dispatch::assign(order, std::iter::repeat(Key::anonymous()), remaining)
+    cloudcore_prepull::edges::dispatch::build_assign(order, std::iter::repeat(Key::anonymous()), remaining)
 }

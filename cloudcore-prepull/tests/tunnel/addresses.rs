@@ -1,4 +1,4 @@
-//! Several addresses: which one is dialled, and when.
+//! The choice among several addresses of the cloud, and the waits between them.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,11 +21,12 @@ use tokio::time::{Instant, timeout};
 use crate::agent::{Agent, join, join_args};
 use crate::cloud::{Cloud, HOUR, SOON, fast};
 
-/// Any wait between two addresses of a round would be seen.
+/// Settings whose backoff exceeds any test, so that only the first round connects.
 fn no_second_round() -> Settings {
     Settings { first_backoff: HOUR, ..Settings::default() }
 }
 
+/// Settings with a short backoff.
 fn quick() -> Settings {
     Settings { first_backoff: Duration::from_millis(100), ..Settings::default() }
 }
@@ -34,20 +35,20 @@ fn url(address: SocketAddr) -> String {
     format!("wss://{address}/v1/edge")
 }
 
-/// Where nobody listens.
-async fn nobody() -> SocketAddr {
+/// An address where nobody listens.
+async fn unused_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
-/// Where a SYN gets no answer: the queue of connections is full, and nobody empties it.
-struct Hole {
+/// An address where a SYN gets no answer, because the listen queue is full and never emptied.
+struct Blackblackhole {
     address: SocketAddr,
     _listener: TcpListener,
     _queued: Vec<TcpStream>,
 }
 
-impl Hole {
-    async fn dig() -> Self {
+impl Blackblackhole {
+    async fn open() -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let listener = socket.listen(1).unwrap();
@@ -60,15 +61,15 @@ impl Hole {
     }
 }
 
-/// A way to a cloud that can be cut, frozen or torn down.
-struct Door {
+/// A TCP proxy to a cloud whose connections can be cut or frozen.
+struct Proxy {
     address: SocketAddr,
     cut: Arc<Notify>,
     frozen: Arc<Notify>,
     serving: JoinHandle<()>,
 }
 
-impl Door {
+impl Proxy {
     async fn to(cloud: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -91,57 +92,57 @@ impl Door {
 }
 
 #[tokio::test]
-async fn an_address_that_is_not_served_costs_no_wait() {
+async fn an_address_that_refuses_connections_costs_no_wait() {
     let mut cloud = Cloud::start();
-    let urls = vec![url(nobody().await), url(nobody().await), cloud.tunnel_url()];
+    let urls = vec![url(unused_address().await), url(unused_address().await), cloud.tunnel_url()];
     let mut agent = Agent::dialling(&cloud, "edge-1", urls, no_second_round()).await;
     agent.connected(Hello::default()).await;
     cloud.up().await;
 }
 
 #[tokio::test]
-async fn an_address_that_swallows_everything_costs_its_deadline_and_no_more() {
+async fn an_address_that_does_not_answer_costs_only_the_connect_deadline() {
     assert_eq!(Settings::default().connect_deadline, Duration::from_secs(5));
-    let (mut cloud, hole) = (Cloud::start(), Hole::dig().await);
+    let (mut cloud, blackhole) = (Cloud::start(), Blackblackhole::open().await);
     let settings = Settings { connect_deadline: Duration::from_millis(300), ..no_second_round() };
-    let urls = vec![url(hole.address), cloud.tunnel_url()];
+    let urls = vec![url(blackhole.address), cloud.tunnel_url()];
     let mut agent = Agent::dialling(&cloud, "edge-1", urls, settings).await;
     let start = Instant::now();
     agent.connected(Hello::default()).await;
     cloud.up().await;
-    // The agent began a little before us.
+    // A margin, because the agent started before `start` was taken.
     assert!(start.elapsed() > Duration::from_millis(200), "{:?}: was it dialled?", start.elapsed());
 }
 
 #[tokio::test]
-async fn when_its_server_is_gone_the_edge_goes_to_the_next() {
+async fn an_edge_whose_server_is_gone_moves_to_the_next_address() {
     let mut a = Cloud::start();
     let mut b = a.beside(tunnel::Settings::default());
-    let door = Door::to(a.tunnel).await;
-    let urls = vec![url(door.address), b.tunnel_url()];
+    let proxy = Proxy::to(a.tunnel).await;
+    let urls = vec![url(proxy.address), b.tunnel_url()];
     let mut agent = Agent::dialling(&a, "edge-1", urls, Settings::default()).await;
     agent.connected(Hello::default()).await;
     a.up().await;
-    door.serving.abort();
+    proxy.serving.abort();
     agent.disconnected().await;
     let start = Instant::now();
     agent.connected(Hello::default()).await;
     b.up().await;
-    // One wait of a second at most, and on a busy machine some time to connect.
+    // One backoff of at most a second, and some time to connect on a busy machine.
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
 }
 
 #[tokio::test]
-async fn a_session_that_broke_off_is_sought_first_where_it_was() {
+async fn a_session_that_broke_off_is_retried_at_the_same_address_first() {
     let mut a = Cloud::start();
     let mut b = a.beside(tunnel::Settings::default());
-    let door = Door::to(a.tunnel).await;
-    let urls = vec![url(nobody().await), url(door.address), b.tunnel_url()];
+    let proxy = Proxy::to(a.tunnel).await;
+    let urls = vec![url(unused_address().await), url(proxy.address), b.tunnel_url()];
     let mut agent = Agent::dialling(&a, "edge-1", urls, quick()).await;
     for _ in 0..3 {
         agent.connected(Hello::default()).await;
         a.up().await;
-        door.cut.notify_one();
+        proxy.cut.notify_one();
         agent.disconnected().await;
         a.down().await;
     }
@@ -149,22 +150,22 @@ async fn a_session_that_broke_off_is_sought_first_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_is_not_the_first_to_be_dialled_again() {
+async fn a_server_that_hangs_is_not_retried_first() {
     let mut a = Cloud::start_with(fast());
     let mut b = a.beside(fast());
-    let door = Door::to(a.tunnel).await;
-    let urls = vec![url(door.address), b.tunnel_url()];
+    let proxy = Proxy::to(a.tunnel).await;
+    let urls = vec![url(proxy.address), b.tunnel_url()];
     let mut agent = Agent::dialling(&a, "edge-1", urls, quick()).await;
     agent.connected(Hello::default()).await;
     a.up().await;
-    door.frozen.notify_one();
+    proxy.frozen.notify_one();
     agent.disconnected().await;
     agent.connected(Hello::default()).await;
     b.up().await;
 }
 
 #[tokio::test]
-async fn a_goaway_sends_the_edge_to_the_others_and_not_before_its_time() {
+async fn a_goaway_sends_the_edge_to_the_next_address_after_the_delay() {
     const AFTER: Duration = Duration::from_millis(700);
     let mut a = Cloud::start();
     let mut b = a.beside(tunnel::Settings::default());
@@ -186,21 +187,21 @@ async fn a_goaway_sends_the_edge_to_the_others_and_not_before_its_time() {
 }
 
 #[tokio::test]
-async fn joining_tries_in_turn_and_stores_all_addresses() {
+async fn joining_and_renewing_try_each_address_and_joining_stores_them_all() {
     let cloud = Cloud::start();
     let stranger = Cloud::start();
     let token = cloud.token(Scope::Node("edge-1".into())).await;
     let dir = tempfile::tempdir().unwrap();
     let mut args = join_args(&cloud, &token, "edge-1", dir.path());
-    let free = format!("https://{}", nobody().await);
+    let free = format!("https://{}", unused_address().await);
     args.enroll_url = vec![free.clone(), stranger.enroll_url(), cloud.enroll_url()];
-    args.tunnel_url = vec![url(nobody().await), cloud.tunnel_url()];
+    args.tunnel_url = vec![url(unused_address().await), cloud.tunnel_url()];
     let (enroll_urls, tunnel_urls) = (args.enroll_url.clone(), args.tunnel_url.clone());
     join::run(args).await.unwrap();
     let connection = Connection::load(dir.path()).unwrap();
     assert_eq!((connection.enroll_urls, connection.tunnel_urls), (enroll_urls.into(), tunnel_urls.into()));
 
-    // And so does renewing.
+    // Renewing tries each address too.
     let identity = Identity::load(dir.path()).unwrap();
     let certificate = || std::fs::read(dir.path().join("pki/client.crt")).unwrap();
     let before = certificate();
@@ -212,19 +213,19 @@ async fn joining_tries_in_turn_and_stores_all_addresses() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_final() {
+async fn a_refusal_is_not_retried_at_another_address() {
     let a = Cloud::start();
     let b = a.beside(tunnel::Settings::default());
-    // Of the same CA, and known to the second alone: the first one's answer counts.
+    // Of the same CA, but only the second server knows it: the first server's answer is final.
     let token = b.token(Scope::Fleet).await;
-    let try_at = async |urls: Vec<String>, dir: &Path| {
+    let join_at = async |urls: Vec<String>, dir: &Path| {
         let mut args = join_args(&a, &token, "edge-1", dir);
         args.enroll_url = urls;
         timeout(SOON, join::run(args)).await.unwrap()
     };
     let dir = tempfile::tempdir().unwrap();
-    let refused = try_at(vec![a.enroll_url(), b.enroll_url()], dir.path()).await;
+    let refused = join_at(vec![a.enroll_url(), b.enroll_url()], dir.path()).await;
     assert!(matches!(refused, Err(JoinError::Request(RequestError::Refused { .. }))), "{refused:?}");
     assert!(join(&a, &token, "edge-1", dir.path()).await.is_err());
-    try_at(vec![b.enroll_url(), a.enroll_url()], dir.path()).await.unwrap();
+    join_at(vec![b.enroll_url(), a.enroll_url()], dir.path()).await.unwrap();
 }

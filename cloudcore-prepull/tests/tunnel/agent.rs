@@ -1,4 +1,4 @@
-//! The edge's end: the real dialler, and an agent that the test plays.
+//! The edge's end of the tunnel: the real dialler, with the test in the role of the agent.
 
 use std::path::Path;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Joins and starts to dial, at `tunnel_url` where that is another way to the cloud.
+    /// Joins and starts to dial the cloud, or `tunnel_url` if it is given.
     pub(crate) async fn start(cloud: &Cloud, node: &str, tunnel_url: Option<String>) -> Self {
         let settings = Settings {
             first_backoff: Duration::from_millis(20),
@@ -59,7 +59,7 @@ impl Agent {
         Self::dialling(cloud, node, vec![url], settings).await
     }
 
-    /// Joins, and dials these.
+    /// Joins and starts to dial these URLs.
     pub(crate) async fn dialling(
         cloud: &Cloud,
         node: &str,
@@ -83,7 +83,7 @@ impl Agent {
         timeout(SOON, self.events.recv()).await.expect("no event came").unwrap()
     }
 
-    /// Says `Hello` as often as it takes, and is welcomed.
+    /// Sends `Hello` until the cloud welcomes the agent.
     pub(crate) async fn connected(&mut self, hello: Hello) -> Welcome {
         loop {
             match self.event().await {

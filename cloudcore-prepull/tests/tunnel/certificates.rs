@@ -1,4 +1,4 @@
-//! Who gets in.
+//! Admission by certificate.
 
 use std::io::{Read, Write};
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use tokio_tungstenite::tungstenite::Error;
 use crate::cloud::{Cloud, HOUR, ack};
 use crate::raw::{self, Credentials, closed, dial, dial_path, heard, say, tls};
 
-/// With TLS 1.3 the client learns only when it reads that its certificate was refused.
+/// Asserts that TLS refused the certificate. With TLS 1.3, the client learns of it only when it reads.
 fn tls_refused(outcome: Result<raw::Socket, Error>, alert: &str) {
     let Err(Error::Io(error)) = outcome else { panic!("{outcome:?}") };
     assert!(error.to_string().contains(alert), "{error}");
@@ -27,11 +27,11 @@ fn refused(outcome: Result<raw::Socket, Error>, status: u16, reason: &str) {
 async fn a_node_is_who_its_certificate_says() {
     let mut cloud = Cloud::start();
     let mut socket = raw::session(&mut cloud, "edge-1").await;
-    // Nothing in a message can say otherwise: unknown fields are ignored.
+    // A message cannot claim another identity: unknown fields are ignored.
     let forged = r#"{"type":"accepted","task":{"job":"j","attempt":1,"node":"edge-2"},"node":"edge-2"}"#;
     futures::SinkExt::send(&mut socket, forged.into()).await.unwrap();
     assert_eq!(cloud.message().await.0, "edge-1".into());
-    // And what is meant for another node does not come here.
+    // Messages for another node do not arrive here.
     let mut other = raw::session(&mut cloud, "edge-2").await;
     cloud.sessions.send(&"edge-2".into(), ack("two")).unwrap();
     cloud.sessions.send(&"edge-1".into(), ack("one")).unwrap();
@@ -55,7 +55,7 @@ async fn foreign_expired_and_missing_certificates_end_at_the_handshake() {
 }
 
 #[tokio::test]
-async fn a_clock_five_minutes_off_does_no_harm() {
+async fn a_certificate_is_accepted_with_clocks_five_minutes_apart() {
     let mut cloud = Cloud::start();
     let ahead = SystemTime::now() + Duration::from_secs(300);
     let credentials = Credentials::until(&cloud, "edge-1", HOUR, ahead);
@@ -65,7 +65,7 @@ async fn a_clock_five_minutes_off_does_no_harm() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_the_ca_that_is_no_nodes_is_refused() {
+async fn a_certificate_of_the_ca_for_another_subject_is_refused() {
     let cloud = Cloud::start();
     let ca_key = KeyPair::from_pem(&cloud.authority_key).unwrap();
     let issuer = Issuer::from_ca_cert_der(cloud.authority.certificate(), ca_key).unwrap();
@@ -88,11 +88,15 @@ async fn neither_a_session_nor_a_ticket_outlives_its_certificate() {
     assert!(matches!(heard(&mut first).await, CloudMessage::Welcome(_)));
     let second = dial(cloud.tunnel, tls.clone()).await.unwrap();
     let resumed = second.get_ref().get_ref().1.handshake_kind();
-    assert_eq!(resumed, Some(rustls::HandshakeKind::Resumed), "or else the rest shows nothing");
+    assert_eq!(
+        resumed,
+        Some(rustls::HandshakeKind::Resumed),
+        "otherwise the rest of the test proves nothing"
+    );
     drop(second);
     let (code, reason) = closed(&mut first).await;
     assert_eq!((code, reason.starts_with("the client certificate has expired")), (1008, true), "{reason}");
-    // TLS itself lets the ticket in, without a look at the dates of the chain that is in it.
+    // TLS accepts the ticket without checking the validity of the chain in it.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     refused(dial(cloud.tunnel, tls).await, 403, "expired at");
 }
@@ -115,7 +119,7 @@ async fn plain_websockets_are_refused() {
 }
 
 #[tokio::test]
-async fn the_path_and_the_subprotocol_have_to_be_right() {
+async fn another_path_or_subprotocol_is_refused() {
     let cloud = Cloud::start();
     let tls = tls(&cloud, Some(&Credentials::of(&cloud, "edge-1")));
     let try_with = |path, protocol| dial_path(cloud.tunnel, tls.clone(), path, protocol);

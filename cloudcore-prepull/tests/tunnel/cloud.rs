@@ -1,4 +1,4 @@
-//! cloudcore's listeners, with tokens in memory.
+//! The cloud's end of the tunnel: both listeners, with tokens in memory.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -17,13 +17,13 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// More than any step of a test takes, on a machine that is busy.
+/// A deadline that no step of a test exceeds, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(15);
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 pub(crate) struct Cloud {
     pub(crate) authority: Arc<Authority>,
-    /// PEM.
+    /// The CA's key, PEM.
     pub(crate) authority_key: String,
     pub(crate) tokens: Tokens,
     pub(crate) sessions: Sessions,
@@ -36,7 +36,7 @@ pub(crate) struct Cloud {
     _stop: DropGuard,
 }
 
-/// Timing for tests that wait for deadlines.
+/// Settings with a short heartbeat, for tests that wait for silence.
 pub(crate) fn fast() -> Settings {
     Settings { heartbeat: Duration::from_millis(200), ..Settings::default() }
 }
@@ -51,7 +51,7 @@ impl Cloud {
         Self::of(Arc::new(authority), authority_key, settings)
     }
 
-    /// Another replica, with the same CA.
+    /// Starts another replica with the same CA.
     pub(crate) fn beside(&self, settings: Settings) -> Self {
         Self::of(Arc::clone(&self.authority), self.authority_key.clone(), settings)
     }
@@ -104,7 +104,7 @@ impl Cloud {
         self.tokens.create(self.authority.fingerprint(), scope, HOUR, SystemTime::now()).await.unwrap()
     }
 
-    /// A certificate as enrolment would give, for any time.
+    /// Signs a certificate as enrolment would, for any validity.
     pub(crate) fn certificate(&self, csr: &str, node: &str, ttl: Duration, now: SystemTime) -> String {
         let csr = VerifiedCsr::from_pem(csr).unwrap();
         self.authority.sign_client(&csr, &node.into(), ttl, now).unwrap().pem

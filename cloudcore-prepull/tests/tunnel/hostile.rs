@@ -1,4 +1,4 @@
-//! What a node that means ill, or is broken, can do: end its own session, and nothing else.
+//! Hostile and broken nodes, which can end their own session and nothing else.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::cloud::{Cloud, SOON, ack, fast, task};
 use crate::raw::{self, Credentials, closed, dial, heard, say, tls};
 
 #[tokio::test]
-async fn a_wrong_message_closes_that_session_with_the_reason_and_no_other() {
+async fn an_invalid_message_closes_only_its_own_session() {
     let mut cloud = Cloud::start();
     let mut honest = raw::session(&mut cloud, "edge-1").await;
     let second_hello = prepull_api::wire::encode(&EdgeMessage::Hello(Hello::default())).unwrap();
@@ -29,7 +29,7 @@ async fn a_wrong_message_closes_that_session_with_the_reason_and_no_other() {
     ] {
         let mut hostile = raw::session(&mut cloud, "edge-2").await;
         let what = format!("{message:.30}");
-        let _ = hostile.send(message).await; // the server may hang up before the end of it
+        let _ = hostile.send(message).await; // the server may close before all of it is written
         let (got, text) = raw::closed(&mut hostile).await;
         assert_eq!((got, text.contains(reason)), (code, true), "{what}: {text}");
         assert_eq!(cloud.down().await.0, "edge-2".into());
@@ -39,7 +39,7 @@ async fn a_wrong_message_closes_that_session_with_the_reason_and_no_other() {
 }
 
 #[tokio::test]
-async fn hello_comes_first_and_in_time() {
+async fn hello_must_come_first_in_time_and_within_its_limits() {
     let settings = Settings { hello_deadline: Duration::from_millis(300), ..Settings::default() };
     let mut cloud = Cloud::start_with(settings);
     let tls = tls(&cloud, Some(&Credentials::of(&cloud, "edge-1")));
@@ -75,7 +75,7 @@ async fn a_node_that_does_not_read_is_disconnected() {
     };
     assert_eq!(timeout(SOON, full).await.unwrap(), SendError::Full);
     assert!(!cloud.sessions.is_online(&"edge-2".into()));
-    // It does not wait for the write that is stuck.
+    // The close does not wait for the write that is stuck.
     assert_eq!(cloud.down().await.0, "edge-2".into());
     assert!(start.elapsed() < Duration::from_secs(10));
     cloud.sessions.send(&"edge-1".into(), ack("still there")).unwrap();
@@ -83,7 +83,7 @@ async fn a_node_that_does_not_read_is_disconnected() {
 }
 
 #[tokio::test]
-async fn a_flood_is_held_back_and_then_ended() {
+async fn a_flood_is_delayed_and_then_ends_the_session() {
     let mut cloud = Cloud::start();
     let socket = raw::session(&mut cloud, "edge-1").await;
     let (mut sink, mut stream) = socket.split();
@@ -97,7 +97,7 @@ async fn a_flood_is_held_back_and_then_ended() {
             match stream.next().await {
                 Some(Ok(Message::Close(frame))) => return frame.unwrap().reason.as_str().to_owned(),
                 Some(Ok(_)) => {}
-                // The flood may cut its own connection before it reads.
+                // The flood may break its connection before it reads the close frame.
                 Some(Err(_)) | None => return "too many messages".to_owned(),
             }
         }
@@ -115,10 +115,10 @@ async fn a_flood_is_held_back_and_then_ended() {
     let both = timeout(4 * SOON, async { tokio::join!(ended, counting) });
     let reason = tokio::select! {
         () = flood => unreachable!(),
-        both = both => both.expect("it goes on and on").0,
+        both = both => both.expect("the flood did not end").0,
     };
     assert!(reason.starts_with("too many messages"), "{reason}");
-    // The burst, what is tolerated beyond, and the rate for as long as it took.
+    // The burst, the tolerated excess, and the rate for as long as it took.
     let most = 400.0 + 450.0 + 150.0 * start.elapsed().as_secs_f64() + 1.0;
     assert!(counted >= 400 && f64::from(counted) <= most, "{counted} of {most}");
 }
@@ -126,7 +126,7 @@ async fn a_flood_is_held_back_and_then_ended() {
 #[tokio::test]
 async fn a_half_open_connection_ends_after_two_heartbeats() {
     let mut cloud = Cloud::start_with(fast());
-    let _silent = raw::session(&mut cloud, "edge-1").await; // nothing polls it, so no ping is answered
+    let _silent = raw::session(&mut cloud, "edge-1").await; // not polled, so that it answers no ping
     let start = Instant::now();
     assert_eq!(cloud.down().await.0, "edge-1".into());
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
@@ -134,7 +134,7 @@ async fn a_half_open_connection_ends_after_two_heartbeats() {
 }
 
 #[tokio::test]
-async fn handshakes_that_are_begun_and_left_do_not_keep_others_out() {
+async fn abandoned_handshakes_do_not_block_others() {
     let settings =
         Settings { max_handshakes: 2, handshake_deadline: Duration::from_millis(500), ..Settings::default() };
     let mut cloud = Cloud::start_with(settings);
@@ -147,13 +147,13 @@ async fn handshakes_that_are_begun_and_left_do_not_keep_others_out() {
     timeout(SOON, idle[0].read_to_end(&mut rest)).await.unwrap().ok();
 }
 
-/// Taken from the kernel at once, and not left to its backlog, which overflows when a fleet comes back.
+/// The connection is accepted at once rather than left in the kernel's backlog, which would overflow.
 #[tokio::test]
-async fn whoever_waits_too_long_for_a_handshake_is_told_by_the_end_of_the_connection() {
+async fn a_connection_that_waits_too_long_for_its_handshake_is_closed() {
     let (queue_deadline, handshake_deadline) = (Duration::from_millis(300), Duration::from_secs(20));
     let settings = Settings { max_handshakes: 1, queue_deadline, handshake_deadline, ..Settings::default() };
     let cloud = Cloud::start_with(settings);
-    let _first = TcpStream::connect(cloud.tunnel).await.unwrap(); // and says nothing
+    let _first = TcpStream::connect(cloud.tunnel).await.unwrap(); // sends nothing
     tokio::time::sleep(Duration::from_millis(100)).await;
     let (mut second, mut rest) = (TcpStream::connect(cloud.tunnel).await.unwrap(), Vec::new());
     let start = Instant::now();
@@ -163,7 +163,7 @@ async fn whoever_waits_too_long_for_a_handshake_is_told_by_the_end_of_the_connec
 }
 
 #[tokio::test]
-async fn a_node_has_a_bounded_number_of_connections() {
+async fn the_connections_of_one_node_are_limited() {
     let cloud = Cloud::start();
     let tls = tls(&cloud, Some(&Credentials::of(&cloud, "edge-1")));
     let mut open = Vec::new();

@@ -1,4 +1,4 @@
-//! From a token to a certificate, and from that to the next.
+//! Joining with a token, and renewing the certificate.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn read(dir: &Path, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_join_leaves_an_identity_and_is_repeated_without_harm() {
+async fn a_join_stores_an_identity_that_a_failed_join_does_not_change() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Node("edge-1".into())).await);
     let joined = join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -35,7 +35,7 @@ async fn a_join_leaves_an_identity_and_is_repeated_without_harm() {
     assert_eq!(connection.tunnel_urls, cloud.tunnel_url().into());
     assert_eq!(connection.enroll_urls, cloud.enroll_url().into());
 
-    // Another key for a token that is used up.
+    // A node's token admits no second key.
     let error = join(&cloud, &token, "edge-1", dir.path()).await.unwrap_err().to_string();
     assert!(error.contains("the token has been used with another key"), "{error}");
     assert_eq!(
@@ -46,10 +46,10 @@ async fn a_join_leaves_an_identity_and_is_repeated_without_harm() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_lost_is_given_again() {
+async fn a_join_whose_answer_was_lost_can_be_repeated() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Node("edge-1".into())).await);
-    // Passes the request on, and loses the answer.
+    // A proxy that forwards the request and drops the answer.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let lossy = listener.local_addr().unwrap();
     let (enroll, tokens) = (cloud.enroll, cloud.tokens.clone());
@@ -64,7 +64,7 @@ async fn an_answer_that_is_lost_is_given_again() {
         let (mut edge_in, mut edge_out) = edge.split();
         let (mut cloud_in, mut cloud_out) = cloud.split();
         let handshake = async {
-            // The server's flight, not its answer: that comes only after the token is used.
+            // Forwards the TLS handshake. The answer comes only after the token is used.
             let _ = tokio::io::copy(&mut cloud_in, &mut edge_out).await;
         };
         tokio::select! {
@@ -77,7 +77,7 @@ async fn an_answer_that_is_lost_is_given_again() {
     let mut args = join_args(&cloud, &token, "edge-1", dir.path());
     args.enroll_url = vec![format!("https://{lossy}")];
     let first = join::run(args).await;
-    // On a busy machine the answer may slip through; then there was nothing to lose.
+    // On a busy machine the answer may get through, and nothing was lost.
     if first.is_err() {
         assert!(matches!(Identity::load(dir.path()), Err(IdentityError::NotJoined(_))));
         assert!(cloud.tokens.list(SystemTime::now()).await.unwrap()[0].used);
@@ -92,7 +92,7 @@ async fn the_token_is_never_shown_to_a_server_that_is_not_the_one() {
     let token = cloud.token(Scope::Fleet).await;
     let dir = tempfile::tempdir().unwrap();
 
-    // Another installation, with a good certificate of its own CA: it records what it is sent.
+    // Another installation, with a valid certificate of its own CA, that records what it receives.
     let stranger = Cloud::start();
     let identity =
         cloudcore_prepull::edges::pki::ServerIdentity::new(Arc::clone(&stranger.authority), &[]).unwrap();
@@ -111,16 +111,16 @@ async fn the_token_is_never_shown_to_a_server_that_is_not_the_one() {
     args.enroll_url = vec![format!("https://{address}")];
     let error = join::run(args).await.unwrap_err().to_string();
     assert!(error.contains("the server is not the one that the token is for"), "{error}");
-    assert_eq!(recording.await.unwrap(), b"", "not a byte of the request goes out");
+    assert_eq!(recording.await.unwrap(), b"", "no byte of the request was sent");
     assert!(matches!(Identity::load(dir.path()), Err(IdentityError::NotJoined(_))));
 }
 
 #[tokio::test]
-async fn a_server_that_only_shows_the_right_ca_is_not_trusted() {
+async fn a_server_whose_chain_merely_contains_the_ca_is_not_trusted() {
     let cloud = Cloud::start();
     let token = cloud.token(Scope::Fleet).await;
     let dir = tempfile::tempdir().unwrap();
-    // The CA's certificate is no secret: here it stands in the chain of a leaf that it did not sign.
+    // The CA's certificate is public: here it is in the chain of a leaf that it did not sign.
     let own =
         rcgen::generate_simple_self_signed(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     let key = rustls_pki_types::PrivatePkcs8KeyDer::from(own.signing_key.serialize_der());
@@ -144,7 +144,7 @@ async fn a_server_that_only_shows_the_right_ca_is_not_trusted() {
 }
 
 #[tokio::test]
-async fn what_goes_wrong_is_said_with_its_remedy() {
+async fn a_failed_join_names_its_cause() {
     let cloud = Cloud::start();
     let dir = tempfile::tempdir().unwrap();
     let fleet = cloud.token(Scope::Fleet).await;
@@ -177,11 +177,11 @@ async fn what_goes_wrong_is_said_with_its_remedy() {
 }
 
 #[tokio::test]
-async fn a_server_of_another_name_says_which_names_it_has() {
+async fn a_server_name_mismatch_lists_the_certificates_names() {
     let cloud = Cloud::start();
     let token = cloud.token(Scope::Fleet).await;
     let dir = tempfile::tempdir().unwrap();
-    // The same server, by an address that is not in its certificate.
+    // The same server at an address that is not in its certificate.
     let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
     let (other, enroll) = (listener.local_addr().unwrap(), cloud.enroll);
     tokio::spawn(async move {
@@ -197,7 +197,7 @@ async fn a_server_of_another_name_says_which_names_it_has() {
 }
 
 #[tokio::test]
-async fn another_nodes_identity_is_given_up_only_by_force() {
+async fn another_nodes_identity_is_replaced_only_with_force() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -212,13 +212,13 @@ async fn another_nodes_identity_is_given_up_only_by_force() {
 }
 
 #[tokio::test]
-async fn a_renewed_certificate_is_taken_up_without_a_restart() {
+async fn a_renewed_certificate_is_used_without_a_restart() {
     let mut cloud = Cloud::start();
     let mut agent = Agent::start(&cloud, "edge-1", None).await;
     agent.connected(Hello::default()).await;
     let (_, first, _) = cloud.up().await;
     let not_after = agent.identity.not_after();
-    tokio::time::sleep(Duration::from_millis(1100)).await; // certificates know whole seconds
+    tokio::time::sleep(Duration::from_millis(1100)).await; // certificates have whole seconds
     agent.identity.renew(&cloud.enroll_url()).await.unwrap();
     assert!(agent.identity.not_after() > not_after);
     agent.disconnected().await;
@@ -241,11 +241,11 @@ async fn a_renewed_certificate_is_taken_up_without_a_restart() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_due_is_renewed_by_itself() {
+async fn a_certificate_is_renewed_when_it_is_due() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
-    // Ten minutes old by its backdating, and five minutes left: past two thirds.
+    // Ten minutes old because it is backdated, with 200 s left: past two thirds of its lifetime.
     let key = rcgen::KeyPair::from_pem(&read(dir.path(), "client.key")).unwrap();
     let csr = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
     let aged = cloud.certificate(&csr, "edge-1", Duration::from_secs(200), SystemTime::now());
@@ -266,7 +266,7 @@ async fn a_certificate_that_is_due_is_renewed_by_itself() {
 }
 
 #[tokio::test]
-async fn an_expired_identity_says_so() {
+async fn an_expired_identity_is_an_error_until_the_node_joins_again() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
@@ -284,7 +284,7 @@ async fn an_expired_identity_says_so() {
 }
 
 #[tokio::test]
-async fn a_renewal_needs_a_certificate_and_the_ca_needs_none() {
+async fn renewing_requires_a_client_certificate_and_reading_the_ca_does_not() {
     let cloud = Cloud::start();
     let request = |head: &'static str, tls| async move {
         let stream = TcpStream::connect(cloud.enroll).await.unwrap();

@@ -1,5 +1,5 @@
-//! More edges than sessions, and a controller that is behind: who is sent away is told when to come back, and who
-//! is there stays.
+//! Overload: with too many edges or a slow controller, further edges are told when to come back, and existing
+//! sessions go on.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::agent::Agent;
 use crate::cloud::{Cloud, SOON, ack, fast, task};
 use crate::raw::{self, Credentials, Socket, closed, dial, heard, say, tls};
 
-/// Dials and says `Hello`; when to come back, and why.
+/// Dials, says `Hello`, and returns the delay and the reason of the `Goaway`.
 async fn sent_away(cloud: &Cloud, node: &str) -> (Duration, String) {
     let mut socket = dial(cloud.tunnel, tls(cloud, Some(&Credentials::of(cloud, node)))).await.unwrap();
     say(&mut socket, &EdgeMessage::Hello(Hello::default())).await;
@@ -26,7 +26,7 @@ async fn goaway(socket: &mut Socket) -> (Duration, String) {
 }
 
 #[tokio::test]
-async fn beyond_the_last_session_each_is_told_a_time_of_its_own() {
+async fn edges_beyond_the_session_limit_are_told_when_to_come_back() {
     let mut cloud = Cloud::start_with(Settings { max_connections: 2, ..Settings::default() });
     let mut first = raw::session(&mut cloud, "edge-1").await;
     let second = raw::session(&mut cloud, "edge-2").await;
@@ -36,7 +36,7 @@ async fn beyond_the_last_session_each_is_told_a_time_of_its_own() {
         assert_eq!(reason, "cloudcore is overloaded: it has as many sessions as it takes");
         times.push(after);
     }
-    // Some milliseconds pass between them, so that the later ones may be told a shorter time for a later moment.
+    // Milliseconds pass between the edges, so that a later return may still be a shorter delay.
     assert!(times.iter().all(|after| (1900..2100).contains(&after.as_millis())), "{times:?}");
     let metrics = cloud.metrics.render();
     assert!(metrics.contains("cloudcore_prepull_sent_away_total{reason=\"full\"} 3\n"), "{metrics}");
@@ -45,18 +45,18 @@ async fn beyond_the_last_session_each_is_told_a_time_of_its_own() {
     assert_eq!(heard(&mut first).await, ack("still there"));
     cloud.no_event(Duration::from_millis(50)).await;
 
-    // Who leaves makes room.
+    // An edge that leaves makes room.
     drop(second);
     cloud.down().await;
     raw::session(&mut cloud, "edge-3").await;
 }
 
 #[tokio::test]
-async fn an_agent_that_was_sent_away_comes_back_at_its_time() {
+async fn an_agent_that_was_sent_away_returns_after_the_delay() {
     let mut cloud = Cloud::start_with(Settings { max_connections: 1, ..Settings::default() });
     let first = raw::session(&mut cloud, "edge-1").await;
     let mut agent = Agent::start(&cloud, "edge-2", None).await;
-    // Its own waits here are a tenth of a second at most: it obeys the cloud instead.
+    // Its own backoff is at most a tenth of a second here: the cloud's delay overrides it.
     let tries = async {
         let mut tries: u32 = 0;
         loop {
@@ -79,7 +79,7 @@ async fn an_agent_that_was_sent_away_comes_back_at_its_time() {
 }
 
 #[tokio::test]
-async fn a_controller_that_takes_no_message_sends_away_who_speaks_and_who_is_new() {
+async fn a_stalled_controller_costs_talking_and_new_sessions_but_not_quiet_ones() {
     const REASON: &str = "cloudcore is overloaded: a message was not taken within 1s";
     let settings = Settings { heartbeat: Duration::from_secs(1), ..fast() };
     let mut cloud = Cloud::start_with(settings);
@@ -90,7 +90,7 @@ async fn a_controller_that_takes_no_message_sends_away_who_speaks_and_who_is_new
         say(&mut talker, &EdgeMessage::Accepted { task: task("j") }).await;
     }
     let ((after, reason), ()) = tokio::join!(goaway(&mut talker), async {
-        // Pings are answered only by who reads, and it has nothing to say.
+        // Reads, and thereby answers pings, but sends no message.
         let _ = timeout(Duration::from_millis(1500), heard(&mut quiet)).await;
     });
     assert_eq!((after, reason.as_str()), (Duration::from_secs(2), REASON));
@@ -98,7 +98,7 @@ async fn a_controller_that_takes_no_message_sends_away_who_speaks_and_who_is_new
     assert_eq!(reason, "cloudcore is overloaded: messages wait too long");
     assert!(after > Duration::from_millis(1500), "{after:?}");
 
-    // It catches up, and all is as before. The one that said nothing was left in peace.
+    // Once the controller catches up, everything works again. The quiet session was not affected.
     for _ in 0..64 {
         cloud.message().await;
     }
@@ -112,7 +112,7 @@ async fn a_controller_that_takes_no_message_sends_away_who_speaks_and_who_is_new
 }
 
 #[tokio::test]
-async fn handshakes_that_stall_make_room_as_soon_as_others_wait() {
+async fn stalled_handshakes_make_room_while_others_wait() {
     let settings = Settings {
         max_handshakes: 4,
         contended_handshake_deadline: Duration::from_millis(200),
@@ -125,6 +125,6 @@ async fn handshakes_that_stall_make_room_as_soon_as_others_wait() {
     }
     let begin = Instant::now();
     raw::session(&mut cloud, "edge-1").await;
-    // Three turns of a fifth of a second; by their deadline it would be three times ten seconds.
+    // Three rounds of 200 ms each; with the full deadline it would be three times ten seconds.
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }

@@ -1,4 +1,4 @@
-//! A client of the tunnel that does as it is told, however wrong.
+//! A tunnel client that sends whatever a test wants, valid or not.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Credentials {
     }
 }
 
-/// TLS that trusts the cloud, with or without a certificate.
+/// The TLS configuration of a client that trusts the cloud, with or without a certificate.
 pub(crate) fn tls(cloud: &Cloud, credentials: Option<&Credentials>) -> Arc<ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(cloud.authority.certificate().clone()).unwrap();
@@ -81,7 +81,7 @@ pub(crate) async fn dial_path(
     Ok(timeout(SOON, client_async(request, stream)).await.unwrap()?.0)
 }
 
-/// Dials and is welcomed.
+/// Dials, says `Hello` and is welcomed.
 pub(crate) async fn session(cloud: &mut Cloud, node: &str) -> Socket {
     let credentials = Credentials::of(cloud, node);
     let mut socket = dial(cloud.tunnel, tls(cloud, Some(&credentials))).await.unwrap();
@@ -95,7 +95,7 @@ pub(crate) async fn say(socket: &mut Socket, message: &EdgeMessage) {
     socket.send(Message::text(encode(message).unwrap())).await.unwrap();
 }
 
-/// The next message.
+/// Receives the next message.
 pub(crate) async fn heard(socket: &mut Socket) -> CloudMessage {
     loop {
         match timeout(SOON, socket.next()).await.expect("nothing came").unwrap().unwrap() {
@@ -106,7 +106,7 @@ pub(crate) async fn heard(socket: &mut Socket) -> CloudMessage {
     }
 }
 
-/// Reads on until the server closes: its code and its reason.
+/// Reads until the server closes, and returns the code and the reason.
 pub(crate) async fn closed(socket: &mut Socket) -> (u16, String) {
     loop {
         match timeout(SOON, socket.next()).await.expect("it was not closed") {

@@ -1,4 +1,4 @@
-//! A session's life, with the real dialler.
+//! The life of a session, with the real dialler.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::cloud::{Cloud, SOON, ack, fast, task};
 use crate::raw;
 
 #[tokio::test]
-async fn messages_go_both_ways() {
+async fn messages_go_both_ways_until_the_agent_stops() {
     let mut cloud = Cloud::start();
     let mut agent = Agent::start(&cloud, "edge-1", None).await;
     let hello = Hello { version: "1.2.3".into(), ..Hello::default() };
@@ -38,7 +38,7 @@ async fn messages_go_both_ways() {
 }
 
 #[tokio::test]
-async fn an_idle_session_lives_by_its_heartbeats() {
+async fn heartbeats_keep_an_idle_session_up() {
     let mut cloud = Cloud::start_with(fast());
     let mut agent = Agent::start(&cloud, "edge-1", None).await;
     agent.connected(Hello::default()).await;
@@ -63,12 +63,12 @@ async fn a_second_session_replaces_the_first() {
 }
 
 #[tokio::test]
-async fn an_agent_that_does_not_listen_can_still_speak() {
+async fn an_agent_that_reads_no_messages_can_still_send() {
     let mut cloud = Cloud::start();
     let mut agent = Agent::start(&cloud, "edge-1", None).await;
     agent.connected(Hello::default()).await;
     cloud.up().await;
-    // More than the agent's queue holds: the dialler stops reading and goes on writing.
+    // More than the agent's queue holds, so that the dialler stops reading but keeps writing.
     for _ in 0..50 {
         cloud.sessions.send(&"edge-1".into(), ack("j")).unwrap();
     }
@@ -82,7 +82,7 @@ async fn an_agent_that_does_not_listen_can_still_speak() {
 }
 
 #[tokio::test]
-async fn a_goaway_is_obeyed_to_the_time() {
+async fn agents_return_at_the_times_that_goaway_names() {
     let mut cloud = Cloud::start();
     let mut agents = Vec::new();
     for node in ["edge-1", "edge-2"] {
@@ -108,13 +108,13 @@ async fn a_goaway_is_obeyed_to_the_time() {
         }
         assert!(start.elapsed() < SOON);
     }
-    // Two are spread over a second: one may come at once, the other after half of it, although the dialler's
-    // own longest wait here is a tenth.
+    // Two returns are spread over a second: at once, and after half a second. The dialler's own backoff is at most a
+    // tenth of a second.
     assert!(returned[1] >= Duration::from_millis(500), "{returned:?}");
 }
 
 #[tokio::test]
-async fn shutting_down_sends_everyone_away_and_ends() {
+async fn a_shutdown_ends_all_sessions_and_the_listener() {
     let mut cloud = Cloud::start();
     let mut agent = Agent::start(&cloud, "edge-1", None).await;
     agent.connected(Hello::default()).await;
@@ -126,17 +126,17 @@ async fn shutting_down_sends_everyone_away_and_ends() {
     assert!(TcpStream::connect(cloud.tunnel).await.is_err());
 }
 
-/// A way to the cloud that can go dead without being cut, as behind a NAT that has forgotten the connection.
-struct Way {
+/// A TCP proxy to the cloud that can go silent without closing, like a NAT that has dropped the connection.
+struct Proxy {
     address: SocketAddr,
-    dead: Arc<Notify>,
+    silent: Arc<Notify>,
 }
 
-impl Way {
+impl Proxy {
     async fn to(cloud: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, dead) = (listener.local_addr().unwrap(), Arc::new(Notify::new()));
-        let died = Arc::clone(&dead);
+        let (address, silent) = (listener.local_addr().unwrap(), Arc::new(Notify::new()));
+        let silenced = Arc::clone(&silent);
         tokio::spawn(async move {
             let mut lost = Vec::new();
             loop {
@@ -144,27 +144,27 @@ impl Way {
                 let mut cloud = TcpStream::connect(cloud).await.unwrap();
                 tokio::select! {
                     _ = copy_bidirectional(&mut edge, &mut cloud) => {}
-                    () = died.notified() => lost.push((edge, cloud)), // open, and nothing passes
+                    () = silenced.notified() => lost.push((edge, cloud)), // open, but nothing passes
                 }
             }
         });
-        Self { address, dead }
+        Self { address, silent }
     }
 }
 
 #[tokio::test]
-async fn a_way_that_goes_dead_is_noticed_by_both_and_another_is_dialled() {
+async fn both_ends_notice_a_silent_link_and_the_agent_dials_again() {
     let mut cloud = Cloud::start_with(fast());
-    let way = Way::to(cloud.tunnel).await;
-    let mut agent = Agent::start(&cloud, "edge-1", Some(format!("wss://{}/v1/edge", way.address))).await;
+    let proxy = Proxy::to(cloud.tunnel).await;
+    let mut agent = Agent::start(&cloud, "edge-1", Some(format!("wss://{}/v1/edge", proxy.address))).await;
     agent.connected(Hello::default()).await;
     let (_, first, _) = cloud.up().await;
-    way.dead.notify_one();
+    proxy.silent.notify_one();
     let start = Instant::now();
     agent.disconnected().await;
     assert_eq!(cloud.down().await.1, first);
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
-    // While there is no session, the agent never waits for one.
+    // Without a session, sending never blocks the agent.
     for _ in 0..100 {
         timeout(SOON, agent.link.send(EdgeMessage::Accepted { task: task("lost") })).await.unwrap();
     }

@@ -115,6 +115,9 @@ pub(crate) struct PullArgs {
 }
 
 /// How to log.
+//
+// cloudcore-prepull has the same two flags. They stand twice because the crates that both programs share do not depend
+// on clap, and because each --help names a module of its own program.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LogArgs {
     /// Format of log lines

@@ -1,4 +1,4 @@
-//! Nodes and secrets of a live cluster.
+//! The nodes and secrets of a live cluster.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,11 @@ use prepull_engine::shared::node_view::NodeView;
 
 use super::Secrets;
 
-/// Nodes of one answer: kubectl's own chunk.
+/// The most nodes in one page, which is also kubectl's chunk size.
 const PAGE: u32 = 500;
 
-pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
+/// Lists all nodes.
+pub(super) async fn list_nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
     let api: Api<Node> = Api::all(client.clone());
     let mut nodes = Vec::new();
     let mut page = ListParams::default().limit(PAGE);
@@ -29,7 +30,8 @@ pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<NodeView>> {
     }
 }
 
-pub(super) async fn secrets(client: &Client, names: BTreeSet<SecretRef>) -> Secrets {
+/// Reads the secrets by name; a failure is part of the result.
+pub(super) async fn read_secrets(client: &Client, names: BTreeSet<SecretRef>) -> Secrets {
     let mut secrets = Secrets::new();
     for name in names {
         let api: Api<Secret> = Api::namespaced(client.clone(), name.namespace());

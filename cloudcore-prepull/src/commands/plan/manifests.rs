@@ -1,6 +1,6 @@
-//! Kubernetes objects from files: YAML or JSON, several documents, Lists.
+//! Kubernetes objects in files: YAML or JSON, with several documents and Lists.
 //!
-//! An error names the file, the document and the place, and never quotes the text: it may be a Secret's.
+//! Errors name the file, the document and the place, and never quote the text, which may be a Secret's.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,21 +17,21 @@ use serde_json::Value;
 
 use super::Secrets;
 
-/// The versions of [`GROUP`] that a job may have.
+/// The versions of [`GROUP`] that a job may be written in.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1alpha2"];
 
-/// An object of a file, not yet of a type.
+/// An object that is not yet converted to its type.
 struct Object {
     api_version: String,
     kind: String,
-    /// For messages: `Node edge-1`.
+    /// Kind and name for messages, such as `Node edge-1`.
     title: String,
     value: Value,
 }
 
-/// The one job of a file.
-pub(super) fn job(file: &Path) -> anyhow::Result<ImagePrePullJob> {
-    let objects = read(file)?;
+/// Reads the only job in a file.
+pub(super) fn read_job(file: &Path) -> anyhow::Result<ImagePrePullJob> {
+    let objects = read_objects(file)?;
     let mut jobs = Vec::new();
     let mut others = BTreeMap::new();
     for object in objects {
@@ -58,20 +58,20 @@ pub(super) fn job(file: &Path) -> anyhow::Result<ImagePrePullJob> {
         job.title,
         job.api_version,
     );
-    typed(file, job)
+    convert(file, job)
 }
 
-/// The nodes of a file.
-pub(super) fn nodes(file: &Path) -> anyhow::Result<Vec<NodeView>> {
-    let nodes = of_kind::<Node>(file, "Node")?;
+/// Reads the nodes in a file.
+pub(super) fn read_nodes(file: &Path) -> anyhow::Result<Vec<NodeView>> {
+    let nodes = read_kind::<Node>(file, "Node")?;
     ensure!(!nodes.is_empty(), "{}: no Node in it", file.display());
     Ok(nodes.iter().map(NodeView::from_node).collect())
 }
 
-/// The secrets of a file. One without a namespace is in `default`, where kubectl would put it.
-pub(super) fn secrets(file: &Path) -> anyhow::Result<Secrets> {
+/// Reads the secrets in a file. A secret without a namespace counts as in `default`, where kubectl would put it.
+pub(super) fn read_secrets(file: &Path) -> anyhow::Result<Secrets> {
     let mut secrets = Secrets::new();
-    for secret in of_kind::<Secret>(file, "Secret")? {
+    for secret in read_kind::<Secret>(file, "Secret")? {
         let namespace = secret.metadata.namespace.as_deref().unwrap_or("default");
         let name = secret.metadata.name.as_deref().unwrap_or_default();
         let key = SecretRef::new(namespace, name).with_context(|| format!("{}: a Secret", file.display()))?;
@@ -80,25 +80,27 @@ pub(super) fn secrets(file: &Path) -> anyhow::Result<Secrets> {
     Ok(secrets)
 }
 
-/// All objects of one of the core kinds; others are ignored, so that one file may hold everything.
-fn of_kind<T: DeserializeOwned>(file: &Path, kind: &str) -> anyhow::Result<Vec<T>> {
-    let objects = read(file)?.into_iter().filter(|object| object.kind == kind && object.api_version == "v1");
-    objects.map(|object| typed(file, object)).collect()
+/// Reads the objects of a core kind. Others are ignored, so that one file may hold everything.
+fn read_kind<T: DeserializeOwned>(file: &Path, kind: &str) -> anyhow::Result<Vec<T>> {
+    let objects =
+        read_objects(file)?.into_iter().filter(|object| object.kind == kind && object.api_version == "v1");
+    objects.map(|object| convert(file, object)).collect()
 }
 
-fn typed<T: DeserializeOwned>(file: &Path, object: Object) -> anyhow::Result<T> {
+/// Converts an object to its type.
+fn convert<T: DeserializeOwned>(file: &Path, object: Object) -> anyhow::Result<T> {
     let is_secret = object.kind == "Secret";
     let Object { api_version: _, kind: _, title, value } = object;
     serde_json::from_value(value).map_err(|error| {
-        // The error may quote the value that does not fit.
+        // The error may quote the value, which in a Secret is confidential.
         let error = if is_secret { "a field is of the wrong kind".to_owned() } else { error.to_string() };
         anyhow::anyhow!("{}: {title}: {error}", file.display())
     })
 }
 
-fn read(file: &Path) -> anyhow::Result<Vec<Object>> {
+fn read_objects(file: &Path) -> anyhow::Result<Vec<Object>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    let documents = documents(&text).with_context(|| format!("reading {}", file.display()))?;
+    let documents = parse_documents(&text).with_context(|| format!("reading {}", file.display()))?;
     let mut objects = Vec::new();
     for (index, document) in documents.into_iter().enumerate() {
         flatten(document, "", "", &mut objects)
@@ -107,15 +109,15 @@ fn read(file: &Path) -> anyhow::Result<Vec<Object>> {
     Ok(objects)
 }
 
-fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
-    /// Parser events and nodes, at most. The library's own limits are for small configurations: ten thousand
-    /// Nodes as kubectl prints them are some five million.
-    const MOST: usize = 50_000_000;
+fn parse_documents(text: &str) -> anyhow::Result<Vec<Value>> {
+    /// The most parser events and nodes. The library's default limits suit small files: ten thousand Nodes as kubectl
+    /// prints them are about five million.
+    const MAX_EVENTS: usize = 50_000_000;
 
     let mut budget = serde_saphyr::Budget::default();
-    budget.max_events = MOST;
-    budget.max_nodes = MOST;
-    budget.max_documents = MOST;
+    budget.max_events = MAX_EVENTS;
+    budget.max_nodes = MAX_EVENTS;
+    budget.max_documents = MAX_EVENTS;
     budget.max_total_scalar_bytes = usize::MAX; // the text is in memory already
     let mut options = serde_saphyr::Options::default();
     options.budget = Some(budget);
@@ -125,7 +127,7 @@ fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
     })
 }
 
-/// Takes Lists apart. An item without a kind, as the API server sends it in a typed list, has the list's.
+/// Collects an object, or the items of a List. An item of a typed list has the list's kind, as the API server omits it.
 fn flatten(value: Value, api_version: &str, kind: &str, objects: &mut Vec<Object>) -> anyhow::Result<()> {
     let Value::Object(mut object) = value else { bail!("not a Kubernetes object") };
     let text = |field: &str, otherwise: &str| match object.get(field) {
@@ -137,7 +139,7 @@ fn flatten(value: Value, api_version: &str, kind: &str, objects: &mut Vec<Object
     if let Some(of) = kind.strip_suffix("List")
         && let Some(Value::Array(items)) = object.remove("items")
     {
-        // Items of a plain List say for themselves what they are.
+        // The items of a plain List have a kind of their own.
         let api_version = if of.is_empty() { "" } else { &api_version };
         return items.into_iter().try_for_each(|item| flatten(item, api_version, of, objects));
     }

@@ -1,15 +1,15 @@
-//! The plan for people.
+//! The plan as a table for people.
 
 use std::fmt::Write;
 
 use super::{ImageReport, NodeReport, Report, SkippedReport};
 
-/// One line per node and image, then the nodes that are left out.
+/// Renders one line per node and image, then the skipped nodes.
 pub(super) fn render(report: &Report) -> String {
     let Report { nodes, skipped } = report;
-    let errors = nodes.iter().flat_map(|node| &node.images).any(|image| image.error.is_some());
+    let has_errors = nodes.iter().flat_map(|node| &node.images).any(|image| image.error.is_some());
     let mut header = vec!["NODE", "IMAGE", "PULL", "POLICY", "SECRETS"];
-    if errors {
+    if has_errors {
         header.push("ERROR");
     }
     let mut rows = vec![header.into_iter().map(str::to_owned).collect::<Vec<_>>()];
@@ -17,24 +17,24 @@ pub(super) fn render(report: &Report) -> String {
         for ImageReport { image, pull, secrets, pull_policy, error } in images {
             let secrets = if secrets.is_empty() { "<none>".to_owned() } else { secrets.join(",") };
             let mut row = vec![name.clone(), image.clone(), pull.clone(), pull_policy.to_string(), secrets];
-            if errors {
+            if has_errors {
                 row.push(error.clone().unwrap_or_default());
             }
             rows.push(row);
         }
     }
-    let mut text = aligned(&rows);
+    let mut text = align(&rows);
     if !skipped.is_empty() {
         let mut rows = vec![vec!["SKIPPED NODE".to_owned(), "REASON".to_owned()]];
         rows.extend(skipped.iter().map(|SkippedReport { name, reason }| vec![name.clone(), reason.clone()]));
         text.push('\n');
-        text.push_str(&aligned(&rows));
+        text.push_str(&align(&rows));
     }
     text
 }
 
-/// Columns three spaces apart, as kubectl's; nothing trails a line.
-fn aligned(rows: &[Vec<String>]) -> String {
+/// Aligns columns three spaces apart, as kubectl does, without trailing spaces.
+fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();

@@ -78,7 +78,7 @@ data:
   .dockercfg: eyJvdGhlci5pbyI6eyJhdXRoIjoiZFRwdyJ9fQ==
 "#;
 
-/// Runs the command on files with these contents; none where there is none.
+/// Runs the command on files with these contents.
 async fn plan_of(job: &str, nodes: &str, secrets: Option<&str>, output: Output) -> Result<String, String> {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, contents: &str| {
@@ -123,7 +123,7 @@ fn expected(error: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn json_and_yaml_say_what_the_controller_would_do() {
+async fn json_and_yaml_show_what_each_node_would_pull() {
     let json = plan_of(JOB, NODES, None, Output::Json).await.unwrap();
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), expected(&Value::Null));
     let yaml = plan_of(JOB, NODES, None, Output::Yaml).await.unwrap();
@@ -131,7 +131,7 @@ async fn json_and_yaml_say_what_the_controller_would_do() {
 }
 
 #[tokio::test]
-async fn with_secrets_an_image_without_credentials_carries_the_reason() {
+async fn an_image_without_usable_credentials_carries_the_reason_if_secrets_are_given() {
     let json = plan_of(JOB, NODES, Some(SECRETS), Output::Json).await.unwrap();
     let reason =
         "secret default/hangzhou-secret has no entry for hangzhou.registry.io/jili/example; it has other.io";
@@ -143,7 +143,7 @@ async fn with_secrets_an_image_without_credentials_carries_the_reason() {
 }
 
 #[tokio::test]
-async fn the_table_is_for_people() {
+async fn the_table_lists_images_by_node_and_skipped_nodes() {
     let table = plan_of(JOB, NODES, None, Output::Table).await.unwrap();
     assert_eq!(
         table,
@@ -165,12 +165,12 @@ cloud-1        not an edge node
 }
 
 #[tokio::test]
-async fn one_file_may_hold_everything_and_lists_may_be_typed_or_json() {
+async fn one_file_may_hold_all_kinds_and_lists_may_be_typed() {
     let all = format!("{JOB}---{NODES}---{SECRETS}");
     let whole = plan_of(&all, &all, Some(&all), Output::Json).await.unwrap();
     assert_eq!(whole, plan_of(JOB, NODES, Some(SECRETS), Output::Json).await.unwrap());
 
-    // As the API server sends it: items without a kind.
+    // The API server omits the kind of a list's items.
     let node = |name: &str, labels: &Value| {
         let status = json!({"conditions": [{"type": "Ready", "status": "True"}]});
         json!({"metadata": {"name": name, "labels": labels}, "status": status})
@@ -185,7 +185,7 @@ async fn one_file_may_hold_everything_and_lists_may_be_typed_or_json() {
 }
 
 #[tokio::test]
-async fn ten_thousand_nodes_are_read() {
+async fn a_file_of_ten_thousand_nodes_is_read() {
     let mut nodes = "apiVersion: v1\nkind: List\nitems:\n".to_owned();
     for i in 0..10_000 {
         write!(nodes, "- apiVersion: v1\n  kind: Node\n  metadata: {{name: edge-{i}, labels: {{node-role.kubernetes.io/edge: ''").unwrap();
@@ -215,7 +215,7 @@ async fn a_refused_job_is_an_error_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_what_it_should_be_is_named() {
+async fn an_error_names_the_file_that_caused_it() {
     for (job, nodes, secrets, message) in [
         ("", NODES, None, "job.yaml: no ImagePrePullJob in it, but nothing at all"),
         (NODES, NODES, None, "job.yaml: no ImagePrePullJob in it, but 1 ConfigMap, 3 Node"),
@@ -281,7 +281,7 @@ async fn no_error_quotes_a_secrets_file() {
 }
 
 #[test]
-fn arguments_are_read_as_documented() {
+fn only_the_job_is_required_and_the_output_is_a_table_by_default() {
     #[derive(clap::Parser)]
     struct Program {
         #[command(flatten)]

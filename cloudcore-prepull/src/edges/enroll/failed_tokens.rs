@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::edges::tunnel::throttle::Bucket;
+use prepull_engine::shared::pacing::TokenBucket;
 
 /// FailedTokens of one address, per second and at once. A person who mistypes needs three; a script that keeps trying
 /// an expired token is slowed down to one look-up in ten seconds.
@@ -15,6 +15,8 @@ const PER_ADDRESS: (f64, f64) = (0.1, 10.0);
 const OVERALL: (f64, f64) = (20.0, 200.0);
 /// The most addresses that have a bucket of their own, a hundred bytes each. All others share one.
 const MAX_ADDRESSES: usize = 4096;
+
+type Bucket = TokenBucket<std::time::Instant>;
 
 /// Limits the rate of failed tokens. Good tokens cost nothing: a fleet behind one address may join at once.
 #[derive(Debug)]

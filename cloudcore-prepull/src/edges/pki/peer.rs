@@ -1,4 +1,4 @@
-//! Who is at the other end: the client certificate, and nothing that is said.
+//! The identity of a peer, taken from its client certificate and never from its messages.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,14 +8,14 @@ use rustls_pki_types::CertificateDer;
 use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// A node, as its certificate has it.
+/// A node, as its certificate identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) node: NodeName,
     pub(crate) not_after: SystemTime,
 }
 
-/// A certificate of our CA that does not make its holder a node.
+/// Why a client certificate does not identify a node.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PeerError {
     #[error("no client certificate: join this node first (edgecore-prepull join)")]
@@ -23,7 +23,7 @@ pub(crate) enum PeerError {
     #[error("the client certificate is malformed")]
     Malformed,
     #[error(
-        "the client certificate is not a node's: its subject is to be CN={NODE_PREFIX}<name>, O={NODES_ORGANISATION} \
+        "the client certificate is not a node's: its subject must be CN={NODE_PREFIX}<name>, O={NODES_ORGANISATION} \
          and nothing else"
     )]
     NotANode,
@@ -35,17 +35,17 @@ pub(crate) enum PeerError {
 }
 
 impl Peer {
-    /// Reads the leaf of a chain that TLS has verified against our CA.
+    /// Reads the identity from the leaf of a chain that TLS has verified against our CA.
     ///
-    /// The expiry is looked at again because TLS has done so only when the chain was first shown: a session
-    /// ticket brings it back, unchecked, for as long as the ticket lives.
+    /// The expiry is checked again because TLS checks it only in a full handshake: a resumed session brings the chain
+    /// back unchecked for as long as its ticket is valid.
     pub(crate) fn from_chain(
         chain: Option<&[CertificateDer<'_>]>,
         now: SystemTime,
     ) -> Result<Self, PeerError> {
         let leaf = chain.and_then(<[_]>::first).ok_or(PeerError::Missing)?;
         let (_, certificate) = X509Certificate::from_der(leaf).map_err(|_| PeerError::Malformed)?;
-        let node = node_of(&certificate).ok_or(PeerError::NotANode)?;
+        let node = node_name(&certificate).ok_or(PeerError::NotANode)?;
         let seconds =
             u64::try_from(certificate.validity().not_after.timestamp()).map_err(|_| PeerError::Malformed)?;
         let not_after = UNIX_EPOCH + Duration::from_secs(seconds);
@@ -57,7 +57,7 @@ impl Peer {
     }
 }
 
-fn node_of(certificate: &X509Certificate<'_>) -> Option<NodeName> {
+fn node_name(certificate: &X509Certificate<'_>) -> Option<NodeName> {
     let (mut common_name, mut organisation) = (None, None);
     for attribute in certificate.subject().iter_attributes() {
         let part = if *attribute.attr_type() == OID_X509_COMMON_NAME {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_a_missing_and_a_broken_certificate_are_told_apart() {
+    fn expired_missing_and_malformed_certificates_are_distinguished() {
         let leaf = [certificate(&[
             (DnType::OrganizationName, "system:nodes"),
             (DnType::CommonName, "system:node:edge-1"),

@@ -1,4 +1,4 @@
-//! cloudcore's own certificate, and TLS for both listeners.
+//! cloudcore's own certificate, and the TLS configuration of both listeners.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,18 +15,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Authority, PkiError};
 
-/// How often the certificate's age is looked at: of a month that is left when it is due, a day is little.
+/// The interval of checks whether the certificate is due for renewal. A month is left when it is due.
 const CHECK_EVERY: Duration = Duration::from_secs(24 * 3600);
 
-/// cloudcore's own certificate, which can be renewed while connections go on.
+/// cloudcore's own certificate, which is renewed while listeners use it.
 pub struct ServerIdentity {
     authority: Arc<Authority>,
     provider: Arc<CryptoProvider>,
-    names: Vec<SanType>,
-    current: RwLock<Current>,
+    subject_names: Vec<SanType>,
+    current: RwLock<IssuedCertificate>,
 }
 
-struct Current {
+struct IssuedCertificate {
     key: Arc<CertifiedKey>,
     issued: SystemTime,
     not_after: SystemTime,
@@ -34,42 +34,42 @@ struct Current {
 
 impl fmt::Debug for ServerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerIdentity").field("names", &self.names).finish_non_exhaustive()
+        f.debug_struct("ServerIdentity").field("subject_names", &self.subject_names).finish_non_exhaustive()
     }
 }
 
 impl ServerIdentity {
-    /// A certificate for `advertise` (DNS names or IP addresses), `localhost`, `127.0.0.1` and `::1`.
+    /// Issues a certificate for `advertise` (DNS names or IP addresses), `localhost`, `127.0.0.1` and `::1`.
     pub fn new(authority: Arc<Authority>, advertise: &[String]) -> Result<Arc<Self>, PkiError> {
-        let names = names(advertise)?;
+        let subject_names = subject_names(advertise)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let current = issue(&authority, &provider, &names, SystemTime::now())?;
-        Ok(Arc::new(Self { authority, provider, names, current: RwLock::new(current) }))
+        let current = issue_certificate(&authority, &provider, &subject_names, SystemTime::now())?;
+        Ok(Arc::new(Self { authority, provider, subject_names, current: RwLock::new(current) }))
     }
 
-    /// For the tunnel: a client certificate of our CA is required.
+    /// The TLS configuration of the tunnel, which requires a client certificate of our CA.
     pub fn tunnel_tls(self: &Arc<Self>) -> Result<Arc<ServerConfig>, PkiError> {
-        self.tls(true)
+        self.tls_config(true)
     }
 
-    /// For enrolment: a client certificate of our CA is looked at where there is one.
+    /// The TLS configuration of enrolment, where a client certificate of our CA is optional.
     pub fn enroll_tls(self: &Arc<Self>) -> Result<Arc<ServerConfig>, PkiError> {
-        self.tls(false)
+        self.tls_config(false)
     }
 
-    /// Renews the certificate in time, until `shutdown`.
-    pub async fn keep_renewed(self: Arc<Self>, shutdown: CancellationToken) {
+    /// Renews the certificate whenever it is due, until `shutdown`.
+    pub(crate) async fn keep_renewed(self: Arc<Self>, shutdown: CancellationToken) {
         while shutdown.run_until_cancelled(tokio::time::sleep(CHECK_EVERY)).await.is_some() {
             match self.renew_if_due(SystemTime::now()) {
                 Ok(true) => tracing::info!("the server certificate was renewed"),
                 Ok(false) => {}
-                // A month of daily tries is left.
+                // Not fatal: a month of daily attempts is left.
                 Err(error) => tracing::error!(%error, "the server certificate was not renewed"),
             }
         }
     }
 
-    /// Whether it was due.
+    /// Renews the certificate if a third or less of its lifetime is left. Returns whether it did.
     fn renew_if_due(&self, now: SystemTime) -> Result<bool, PkiError> {
         {
             let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
@@ -78,25 +78,25 @@ impl ServerIdentity {
                 return Ok(false);
             }
         }
-        let renewed = issue(&self.authority, &self.provider, &self.names, now)?;
+        let renewed = issue_certificate(&self.authority, &self.provider, &self.subject_names, now)?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = renewed;
         Ok(true)
     }
 
-    fn tls(self: &Arc<Self>, certificate_required: bool) -> Result<Arc<ServerConfig>, PkiError> {
-        let tls = |error: &dyn fmt::Display| PkiError::Tls(error.to_string());
+    fn tls_config(self: &Arc<Self>, certificate_required: bool) -> Result<Arc<ServerConfig>, PkiError> {
+        let tls_error = |error: &dyn fmt::Display| PkiError::Tls(error.to_string());
         let mut roots = RootCertStore::empty();
-        roots.add(self.authority.certificate().clone()).map_err(|error| tls(&error))?;
+        roots.add(self.authority.certificate().clone()).map_err(|error| tls_error(&error))?;
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&self.provider));
         let verifier = if certificate_required { verifier } else { verifier.allow_unauthenticated() };
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
-            .map_err(|error| tls(&error))?
-            .with_client_cert_verifier(verifier.build().map_err(|error| tls(&error))?)
+            .map_err(|error| tls_error(&error))?
+            .with_client_cert_verifier(verifier.build().map_err(|error| tls_error(&error))?)
             .with_cert_resolver(Arc::clone(self) as Arc<dyn ResolvesServerCert>);
-        // What resumption needs is in the ticket, at the edge, and takes no memory here. The key is made anew
-        // with every listener, so that a ticket of one is worth nothing at the other.
-        config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| tls(&error))?;
+        // Resumption state is in the ticket, which the edge keeps: it takes no memory here. Each listener has a ticket
+        // key of its own, so that a ticket of one is useless at the other.
+        config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| tls_error(&error))?;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 1; // an edge opens one connection at a time
         Ok(Arc::new(config))
@@ -109,12 +109,13 @@ impl ResolvesServerCert for ServerIdentity {
     }
 }
 
-/// Whether a certificate can be for it.
-pub fn is_server_name(name: &str) -> bool {
-    names(&[name.to_owned()]).is_ok()
+/// Whether a certificate can be issued for the name.
+pub(crate) fn is_server_name(name: &str) -> bool {
+    subject_names(&[name.to_owned()]).is_ok()
 }
 
-fn names(advertise: &[String]) -> Result<Vec<SanType>, PkiError> {
+/// The subject alternative names: `advertise` and the local ones.
+fn subject_names(advertise: &[String]) -> Result<Vec<SanType>, PkiError> {
     let mut names = vec![
         SanType::DnsName("localhost".try_into()?),
         SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)),
@@ -135,19 +136,19 @@ fn names(advertise: &[String]) -> Result<Vec<SanType>, PkiError> {
     Ok(names)
 }
 
-fn issue(
+fn issue_certificate(
     authority: &Authority,
     provider: &CryptoProvider,
-    names: &[SanType],
+    subject_names: &[SanType],
     now: SystemTime,
-) -> Result<Current, PkiError> {
-    let (certificate, key, not_after) = authority.sign_server(names.to_vec(), now)?;
+) -> Result<IssuedCertificate, PkiError> {
+    let (certificate, key, not_after) = authority.sign_server(subject_names.to_vec(), now)?;
     let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let signer =
         provider.key_provider.load_private_key(private).map_err(|error| PkiError::Tls(error.to_string()))?;
-    // The CA goes along: an edge that joins knows only its hash.
+    // The chain includes the CA, because a joining edge knows only its hash.
     let chain = vec![certificate, authority.certificate().clone()];
-    Ok(Current { key: Arc::new(CertifiedKey::new(chain, signer)), issued: now, not_after })
+    Ok(IssuedCertificate { key: Arc::new(CertifiedKey::new(chain, signer)), issued: now, not_after })
 }
 
 #[cfg(test)]
@@ -156,12 +157,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_advertised_is_a_name_or_an_address() {
+    fn an_advertised_value_is_a_dns_name_or_an_ip_address() {
         let advertise = ["cloud.example", "192.0.2.7", "localhost", "2001:db8::7"].map(str::to_owned);
-        assert_eq!(names(&advertise).unwrap().len(), 6);
+        assert_eq!(subject_names(&advertise).unwrap().len(), 6);
         for bad in ["", "https://cloud.example", "cloud.example:10000", "a b"] {
             assert!(
-                matches!(names(&[bad.to_owned()]), Err(PkiError::Advertise(name)) if name == bad),
+                matches!(subject_names(&[bad.to_owned()]), Err(PkiError::Advertise(name)) if name == bad),
                 "{bad}"
             );
         }

@@ -1,4 +1,4 @@
-//! Where the CA is kept: a Secret that all replicas share, or files.
+//! Storage of the CA: a Secret that all replicas share, or files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,16 +11,16 @@ use kube::api::{ObjectMeta, PostParams};
 
 use super::{Authority, PkiError};
 
-/// The Secret of the CA, in our own namespace; of type `kubernetes.io/tls`.
-pub const CA_SECRET: &str = "prepull-ca";
+/// The name of the CA's Secret, of type `kubernetes.io/tls`, in the namespace of cloudcore-prepull.
+pub(super) const CA_SECRET: &str = "prepull-ca";
 
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
 impl Authority {
-    /// From the Secret [`CA_SECRET`]. Where there is none, a CA is made and stored; of several replicas that
-    /// do so at once, the first wins and the others take its CA.
-    pub async fn in_cluster(client: kube::Client, namespace: &str) -> Result<Self, PkiError> {
+    /// Reads the CA from the Secret [`CA_SECRET`], or generates and stores one if there is none. If several replicas
+    /// do so at once, the first wins and the others use its CA.
+    pub(crate) async fn load_or_create(client: kube::Client, namespace: &str) -> Result<Self, PkiError> {
         let secrets: Api<Secret> = Api::namespaced(client, namespace);
         let failed = |operation| {
             move |source| PkiError::Secret {
@@ -37,7 +37,7 @@ impl Authority {
         let secret = to_secret(&authority, &key);
         match secrets.create(&PostParams::default(), &secret).await {
             Ok(_) => {
-                tracing::info!(namespace, secret = CA_SECRET, ca = ?authority, "a new CA was made");
+                tracing::info!(namespace, secret = CA_SECRET, ca = ?authority, "generated a new CA");
                 Ok(authority)
             }
             Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -48,8 +48,8 @@ impl Authority {
         }
     }
 
-    /// From two PEM files. They are read once: another CA needs a restart.
-    pub fn from_files(certificate: &Path, key: &Path) -> Result<Self, PkiError> {
+    /// Reads the CA from two PEM files. Replacing them takes effect at the next restart.
+    pub(crate) fn from_files(certificate: &Path, key: &Path) -> Result<Self, PkiError> {
         let read = |path: &Path| {
             std::fs::read_to_string(path).map_err(|source| PkiError::File { path: path.to_owned(), source })
         };
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ca_survives_its_secret() {
+    fn a_ca_is_read_back_from_its_secret() {
         let now = SystemTime::now();
         let (authority, key) = Authority::generate(now).unwrap();
         let mut secret = to_secret(&authority, &key);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ca_survives_its_files_and_a_missing_one_is_named() {
+    fn a_ca_is_read_back_from_files_and_a_missing_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let (authority, key) = Authority::generate(SystemTime::now()).unwrap();
         let (crt_path, key_path) = (dir.path().join("ca.crt"), dir.path().join("ca.key"));

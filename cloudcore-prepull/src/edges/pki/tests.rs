@@ -11,7 +11,7 @@ fn authority() -> Authority {
     Authority::generate(SystemTime::now()).unwrap().0
 }
 
-/// A request that asks for as much as a request can.
+/// A CSR that asks for as much as a CSR can.
 fn greedy_csr(key: &KeyPair) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -25,7 +25,7 @@ fn greedy_csr(key: &KeyPair) -> String {
 }
 
 #[test]
-fn only_the_public_key_is_taken_from_a_request() {
+fn only_the_public_key_is_taken_from_a_csr() {
     let (authority, key, now) = (authority(), KeyPair::generate().unwrap(), SystemTime::now());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
     let signed = authority.sign_client(&csr, &"edge-1".into(), 30 * DAY, now).unwrap();
@@ -50,7 +50,7 @@ fn only_the_public_key_is_taken_from_a_request() {
 }
 
 #[test]
-fn two_certificates_for_one_key_have_serial_numbers_of_their_own() {
+fn every_certificate_has_its_own_serial_number() {
     let (authority, key) = (authority(), KeyPair::generate().unwrap());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
     let serial = || {
@@ -62,7 +62,7 @@ fn two_certificates_for_one_key_have_serial_numbers_of_their_own() {
 }
 
 #[test]
-fn nothing_outlives_the_ca() {
+fn no_certificate_outlives_the_ca() {
     let (authority, key) = (authority(), KeyPair::generate().unwrap());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
     let late = SystemTime::now() + 3645 * DAY;
@@ -71,7 +71,7 @@ fn nothing_outlives_the_ca() {
 }
 
 #[test]
-fn a_request_that_does_not_prove_its_key_is_refused() {
+fn a_csr_without_a_valid_signature_or_key_type_is_refused() {
     let pem = greedy_csr(&KeyPair::generate().unwrap());
     let mut der =
         rustls_pki_types::CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec();
@@ -90,7 +90,7 @@ fn a_request_that_does_not_prove_its_key_is_refused() {
 }
 
 #[test]
-fn what_is_no_ca_is_refused_with_the_reason() {
+fn an_unusable_ca_is_refused_with_the_reason() {
     let now = SystemTime::now();
     let (authority, key) = Authority::generate(now).unwrap();
     let (_, other_key) = Authority::generate(now).unwrap();

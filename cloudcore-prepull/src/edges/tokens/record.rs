@@ -1,4 +1,4 @@
-//! What is kept of a token, and what it entitles to.
+//! The stored record of a token, and the decision whom it admits.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -7,10 +7,10 @@ use prepull_api::enroll::JoinToken;
 use prepull_api::task::NodeName;
 use ring::digest::{SHA256, digest};
 
-/// Whom a token lets in.
+/// Which nodes may join with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// This node, once.
+    /// This node, with one key.
     Node(NodeName),
     /// Any node, any number of times.
     Fleet,
@@ -25,51 +25,51 @@ impl fmt::Display for Scope {
     }
 }
 
-/// Why a token does not let its holder in; for the operator on the edge.
+/// Why a token does not admit its holder. The text is for the operator of the edge.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedeemError {
-    /// Not the shape of a token.
+    /// The text does not have the form of a token.
     #[error("this is not a join token: check that it was copied whole")]
     Malformed,
-    /// No such token, or not its secret.
+    /// The id or the secret is wrong. Which one is not revealed.
     #[error(
         "unknown token: it was revoked, or it expired and was removed, or it is mistyped; ask for a new one"
     )]
     Unknown,
-    /// Too late.
+    /// The token has expired.
     #[error("the token expired at {}: ask for a new one", humantime::format_rfc3339_seconds(*.0))]
     Expired(SystemTime),
-    /// Another node's.
+    /// The token is for another node.
     #[error("the token is for node {0}: give that name with --node-name, or ask for a token for this node")]
     OtherNode(NodeName),
-    /// The node has joined already, with another key.
+    /// The node has already joined with another key.
     #[error(
         "the token has been used with another key: if that was this node, its state directory was lost in between; \
          ask for a new token"
     )]
     UsedByOtherKey,
-    /// No name that a node can have.
+    /// The requested node name is not valid.
     #[error("{0:?} is not a node's name: lower-case letters, digits, '-' and '.', as in `kubectl get nodes`")]
     NotANode(String),
 }
 
-/// What is kept of a token.
+/// The stored record of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) scope: Scope,
     pub(super) expires: SystemTime,
-    /// SHA-256. The secret is 32 random bytes: there is nothing to guess that a slower hash would protect.
+    /// The SHA-256 of the secret. A slower hash would add nothing: 32 random bytes cannot be guessed.
     pub(super) secret_hash: [u8; 32],
-    /// SHA-256 of the public key that a node's token was used with.
+    /// The SHA-256 of the public key that has redeemed a node's token.
     pub(super) used_by: Option<[u8; 32]>,
 }
 
-/// What a token entitles to.
+/// How a valid token is redeemed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// In.
+    /// The node may join.
     Admit,
-    /// In, once this is stored.
+    /// The node may join once this record is stored.
     AdmitOnceMarked(Record),
 }
 
@@ -78,6 +78,7 @@ impl Record {
         Self { scope, expires, secret_hash: hash(token.secret.expose()), used_by: None }
     }
 
+    /// Decides whether the holder of `secret` may join as `node` with this key.
     pub(super) fn redeem(
         &self,
         secret: &str,
@@ -85,7 +86,7 @@ impl Record {
         key: [u8; 32],
         now: SystemTime,
     ) -> Result<Decision, RedeemError> {
-        // First, so that whoever only guesses learns nothing.
+        // The secret first, so that a wrong guess reveals nothing else.
         if !equal(&hash(secret), &self.secret_hash) {
             return Err(RedeemError::Unknown);
         }
@@ -113,7 +114,7 @@ fn hash(secret: &str) -> [u8; 32] {
     hash
 }
 
-/// Takes the same time wherever they differ.
+/// Compares in constant time.
 fn equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
     std::hint::black_box(a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b))) == 0
 }
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_equal_only_in_every_byte() {
+    fn hashes_differ_if_any_byte_differs() {
         assert!(equal(&[7; 32], &[7; 32]));
         for at in 0..32 {
             let mut other = [7; 32];

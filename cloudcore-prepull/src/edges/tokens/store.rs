@@ -1,4 +1,4 @@
-//! Where tokens are kept.
+//! Storage of tokens: Secrets, or memory in tests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,17 +12,17 @@ use prepull_api::task::NodeName;
 
 use super::record::{Record, Scope};
 
-/// The label of every token's Secret; its value is the token's id.
-pub const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
+/// The label of every token's Secret. Its value is the token's id.
+const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
 
-/// What the Secrets' names start with; the id follows.
+/// The prefix of the Secrets' names. The token's id follows.
 const NAME_PREFIX: &str = "prepull-token-";
-/// Keeps these Secrets apart in `kubectl get secrets`.
+/// The type of the Secrets, which tells them apart in `kubectl get secrets`.
 const SECRET_TYPE: &str = "prepull.kubeedge.io/join-token";
-/// Tokens of one page of a listing.
+/// The most tokens in one page of a list.
 const PAGE: u32 = 500;
 
-/// Where tokens are kept failed.
+/// A failed request for a token's Secret.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} Secret {NAME_PREFIX}{id}")]
 pub struct StoreError {
@@ -31,14 +31,14 @@ pub struct StoreError {
     source: Box<kube::Error>,
 }
 
-/// Where tokens are kept.
+/// Storage of tokens.
 #[derive(Clone, Debug)]
 pub(super) enum Store {
     Secrets(Box<Api<Secret>>),
     Memory(Arc<Mutex<BTreeMap<String, (Record, u64)>>>),
 }
 
-/// Names one version of a token: a replacement of any other is refused.
+/// One version of a token. Replacing any other version is refused.
 #[derive(Clone, Debug)]
 pub(super) enum Version {
     Resource(Option<String>),
@@ -58,7 +58,7 @@ impl Store {
         match self {
             Self::Secrets(secrets) => {
                 let created = secrets.create(&PostParams::default(), &to_secret(id, record, None)).await;
-                created.map(drop).map_err(failed("creating", id))
+                created.map(drop).map_err(store_error("creating", id))
             }
             Self::Memory(memory) => {
                 lock(memory).insert(id.to_owned(), (record.clone(), 0));
@@ -70,7 +70,7 @@ impl Store {
     pub(super) async fn get(&self, id: &str) -> Result<Option<(Record, Version)>, StoreError> {
         match self {
             Self::Secrets(secrets) => {
-                let secret = secrets.get_opt(&name(id)).await.map_err(failed("reading", id))?;
+                let secret = secrets.get_opt(&secret_name(id)).await.map_err(store_error("reading", id))?;
                 Ok(secret.and_then(|secret| {
                     Some((from_secret(&secret)?, Version::Resource(secret.metadata.resource_version)))
                 }))
@@ -82,7 +82,7 @@ impl Store {
         }
     }
 
-    /// Whether it was still of that version.
+    /// Replaces the token. Returns `false` if it is no longer of that version.
     pub(super) async fn replace(
         &self,
         id: &str,
@@ -92,11 +92,11 @@ impl Store {
         match (self, version) {
             (Self::Secrets(secrets), Version::Resource(version)) => {
                 let secret = to_secret(id, record, version);
-                match secrets.replace(&name(id), &PostParams::default(), &secret).await {
+                match secrets.replace(&secret_name(id), &PostParams::default(), &secret).await {
                     Ok(_) => Ok(true),
-                    // 404: revoked in between; the next read says so.
+                    // 404: revoked meanwhile, which the next read finds out.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
-                    Err(error) => Err(failed("replacing", id)(error)),
+                    Err(error) => Err(store_error("replacing", id)(error)),
                 }
             }
             (Self::Memory(memory), Version::Count(expected)) => Ok(match lock(memory).get_mut(id) {
@@ -107,31 +107,33 @@ impl Store {
                 }
                 _ => false,
             }),
-            // A version is only ever handed back to the store that it came from.
+            // Impossible: a version is only used with the store that it came from.
             (Self::Secrets(_), Version::Count(_)) | (Self::Memory(_), Version::Resource(_)) => Ok(false),
         }
     }
 
-    /// Whether there was one.
+    /// Deletes the token. Returns `false` if there was none.
     pub(super) async fn delete(&self, id: &str) -> Result<bool, StoreError> {
         match self {
-            Self::Secrets(secrets) => match secrets.delete(&name(id), &DeleteParams::default()).await {
-                Ok(_) => Ok(true),
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-                Err(error) => Err(failed("deleting", id)(error)),
-            },
+            Self::Secrets(secrets) => {
+                match secrets.delete(&secret_name(id), &DeleteParams::default()).await {
+                    Ok(_) => Ok(true),
+                    Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+                    Err(error) => Err(store_error("deleting", id)(error)),
+                }
+            }
             Self::Memory(memory) => Ok(lock(memory).remove(id).is_some()),
         }
     }
 
-    /// Every token; without a record where its Secret is malformed.
+    /// Lists all tokens by id; a malformed Secret has no record.
     pub(super) async fn list(&self) -> Result<Vec<(String, Option<Record>)>, StoreError> {
         match self {
             Self::Secrets(secrets) => {
                 let mut params = ListParams::default().labels(TOKEN_LABEL).limit(PAGE);
                 let mut tokens = Vec::new();
                 loop {
-                    let page = secrets.list(&params).await.map_err(failed("listing", "*"))?;
+                    let page = secrets.list(&params).await.map_err(store_error("listing", "*"))?;
                     tokens.extend(page.items.iter().filter_map(|secret| {
                         let id = secret.metadata.name.as_deref()?.strip_prefix(NAME_PREFIX)?;
                         Some((id.to_owned(), from_secret(secret)))
@@ -154,11 +156,11 @@ fn lock<T>(memory: &Mutex<T>) -> MutexGuard<'_, T> {
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn failed(operation: &'static str, id: &str) -> impl FnOnce(kube::Error) -> StoreError {
+fn store_error(operation: &'static str, id: &str) -> impl FnOnce(kube::Error) -> StoreError {
     move |source| StoreError { operation, id: id.to_owned(), source: Box::new(source) }
 }
 
-fn name(id: &str) -> String {
+fn secret_name(id: &str) -> String {
     format!("{NAME_PREFIX}{id}")
 }
 
@@ -181,7 +183,7 @@ fn to_secret(id: &str, record: &Record, version: Option<String>) -> Secret {
     }
     Secret {
         metadata: ObjectMeta {
-            name: Some(name(id)),
+            name: Some(secret_name(id)),
             resource_version: version,
             labels: Some(BTreeMap::from([(TOKEN_LABEL.to_owned(), id.to_owned())])),
             ..ObjectMeta::default()
@@ -219,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_survives_its_secret_and_a_malformed_one_is_none() {
+    fn a_token_is_read_back_from_its_secret_unless_it_is_malformed() {
         let expires = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let fleet = Record { scope: Scope::Fleet, expires, secret_hash: [1; 32], used_by: None };
         let node = Record { scope: Scope::Node("edge-1".into()), used_by: Some([2; 32]), ..fleet.clone() };
@@ -228,12 +230,12 @@ mod tests {
             assert_eq!(secret.metadata.resource_version.as_deref(), Some("7"));
             assert_eq!(from_secret(&secret), Some(record));
             secret.data.as_mut().unwrap().insert(NODE.into(), ByteString(vec![0xff]));
-            assert_eq!(from_secret(&secret), None, "a fleet's token is never made of a node's");
+            assert_eq!(from_secret(&secret), None, "a malformed node must not turn into a fleet's token");
         }
     }
 
     #[tokio::test]
-    async fn a_token_that_was_changed_in_between_is_not_replaced() {
+    async fn a_token_that_has_changed_is_not_replaced() {
         let (store, expires) = (Store::in_memory(), UNIX_EPOCH);
         let record = Record { scope: Scope::Fleet, expires, secret_hash: [1; 32], used_by: None };
         store.create("x", &record).await.unwrap();

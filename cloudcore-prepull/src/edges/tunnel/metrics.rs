@@ -20,7 +20,7 @@ pub struct TunnelMetrics {
 
 impl TunnelMetrics {
     /// Adds the metrics to a registry.
-    pub fn register(&self, registry: &mut Registry) {
+    pub(crate) fn register(&self, registry: &mut Registry) {
         let sent_away = "Edges that were told to come back later, by reason";
         registry.register("sent_away", sent_away, self.sent_away.clone());
         let queued = "Connections that wait for their handshake to begin";

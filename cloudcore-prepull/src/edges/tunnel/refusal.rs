@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use prepull_api::task::NodeName;
+use prepull_engine::shared::pacing::TokenBucket;
 use tokio::time::Instant;
 
 use super::overload::OverloadReason;
-use super::throttle::Bucket;
 use crate::edges::pki::peer::PeerError;
 
 /// Refusals that are logged per second, and at once. Anyone who reaches the port can cause them.
@@ -39,13 +39,13 @@ pub(super) enum Refusal {
 /// Logs refusals at a limited rate.
 #[derive(Debug)]
 pub(super) struct RefusalLog {
-    rate: Mutex<Bucket>,
+    rate: Mutex<TokenBucket<std::time::Instant>>,
 }
 
 impl RefusalLog {
     pub(super) fn new() -> Self {
         let (per_second, burst) = LOGGED_REFUSALS;
-        Self { rate: Mutex::new(Bucket::new(per_second, burst)) }
+        Self { rate: Mutex::new(TokenBucket::new(per_second, burst)) }
     }
 
     /// Logs the refusal unless too many were logged recently.

@@ -14,9 +14,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::inbound::InboundLimit;
 use super::outbox::{Outbox, Outgoing};
 use super::overload::{Overload, OverloadReason};
-use super::throttle::Inbound;
 use super::{Sessions, Settings};
 use crate::edges::pki::peer::Peer;
 use end::SessionEnd;
@@ -133,7 +133,7 @@ impl SessionContext<'_> {
 
         let lifetime = self.peer.not_after.duration_since(SystemTime::now()).unwrap_or_default();
         let expires = Instant::now() + lifetime;
-        let mut inbound = Inbound::new();
+        let mut limit = InboundLimit::new();
         let mut paused_until = None;
         loop {
             tokio::select! {
@@ -143,7 +143,7 @@ impl SessionContext<'_> {
                 },
                 event = channel.next(paused_until.is_none()) => match event? {
                     Event::Writable => {}
-                    event => paused_until = self.handle_incoming(event, outbox.id, &mut inbound).await?,
+                    event => paused_until = self.handle_incoming(event, outbox.id, &mut limit).await?,
                 },
                 () = sleep_until(paused_until.unwrap_or(expires)), if paused_until.is_some() => {
                     paused_until = None;
@@ -158,7 +158,7 @@ impl SessionContext<'_> {
         &self,
         event: Event,
         session: SessionId,
-        inbound: &mut Inbound,
+        limit: &mut InboundLimit,
     ) -> Result<Option<Instant>, SessionEnd> {
         let (message, bytes) = match event {
             Event::Writable => return Ok(None),
@@ -175,7 +175,7 @@ impl SessionContext<'_> {
             None => {}
         }
         let now = Instant::now();
-        let pause = inbound.admit(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
+        let pause = limit.admit(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
         Ok((!pause.is_zero()).then(|| now + pause))
     }
 

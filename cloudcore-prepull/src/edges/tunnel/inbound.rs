@@ -1,0 +1,146 @@
+//! The rate limits of one session's incoming messages.
+
+use std::time::{Duration, Instant as StdInstant};
+
+use prepull_engine::shared::pacing::TokenBucket;
+use tokio::time::Instant;
+
+/// The sustained messages per second of a session. The protocol requires at most one `Progress` a second for each of
+/// 64 tasks, and some `Accepted` and pongs: less than half of this.
+const MESSAGES_PER_SECOND: f64 = 150.0;
+/// The burst of messages: after an outage, a `Result` and an `Accepted` for each of 64 tasks, with a margin.
+const MESSAGE_BURST: f64 = 400.0;
+/// The sustained bytes per second of a session: one `Progress` a second for 64 tasks with a few images each is half of
+/// it.
+const BYTES_PER_SECOND: f64 = 512.0 * 1024.0;
+/// The burst of bytes: after an outage, the results of one node are a few KiB each, rarely some 100 KiB.
+const BYTE_BURST: f64 = 4.0 * 1024.0 * 1024.0;
+/// The most messages other than results that may exceed the rate although reading was delayed for each: three seconds'
+/// worth of the rate, which no agent of ours comes near. The count is reset when the node has come to rest rather than
+/// at the first message within the rate: on a busy machine reading resumes a little late, so that there always is one.
+const MAX_DELAYED: u32 = 450;
+/// The refilled part of the message burst from which a node counts as at rest.
+const REST_LEVEL: f64 = MESSAGE_BURST / 4.0;
+
+/// Limits the messages and bytes that one session may send. Excess is delayed, which TCP passes on to the peer. Results
+/// never end a session, since the edge sends them again until they are acknowledged.
+#[derive(Clone, Debug)]
+pub(super) struct InboundLimit {
+    messages: TokenBucket<StdInstant>,
+    bytes: TokenBucket<StdInstant>,
+    /// Messages that exceeded the rate since the node was last at rest.
+    delayed: u32,
+}
+
+/// The peer keeps sending although its messages are delayed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Flooding;
+
+impl InboundLimit {
+    pub(super) fn new() -> Self {
+        Self {
+            messages: TokenBucket::new(MESSAGES_PER_SECOND, MESSAGE_BURST),
+            bytes: TokenBucket::new(BYTES_PER_SECOND, BYTE_BURST),
+            delayed: 0,
+        }
+    }
+
+    /// Counts an incoming message, and returns how long to pause reading.
+    pub(super) fn admit(
+        &mut self,
+        bytes: usize,
+        is_result: bool,
+        now: Instant,
+    ) -> Result<Duration, Flooding> {
+        let now = now.into_std();
+        let by_count = self.messages.take(1.0, now);
+        // A message is at most 1 MiB, which an f64 holds exactly.
+        #[allow(clippy::cast_precision_loss)]
+        let by_size = self.bytes.take(bytes as f64, now);
+        if self.messages.level(now) >= REST_LEVEL {
+            self.delayed = 0;
+        } else if !by_count.is_zero() && !is_result {
+            self.delayed += 1;
+            if self.delayed > MAX_DELAYED {
+                return Err(Flooding);
+            }
+        }
+        Ok(by_count.max(by_size))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends for ten minutes as fast as messages are read. Returns how many were sent.
+    fn send_for_ten_minutes(
+        bytes: usize,
+        is_result: impl Fn(u32) -> bool,
+        pause: Duration,
+    ) -> (u32, Result<(), Flooding>) {
+        let start = Instant::now();
+        let (mut now, mut inbound, mut sent) = (start, InboundLimit::new(), 0);
+        while now < start + Duration::from_secs(600) {
+            match inbound.admit(bytes, is_result(sent), now) {
+                Ok(delay) => now += delay.max(pause),
+                Err(flooding) => return (sent, Err(flooding)),
+            }
+            sent += 1;
+        }
+        (sent, Ok(()))
+    }
+
+    #[test]
+    fn the_busiest_honest_edge_is_not_delayed() {
+        assert_eq!(send_for_ten_minutes(2000, |_| false, Duration::from_millis(10)).0, 60_000);
+    }
+
+    #[test]
+    fn results_are_delayed_but_never_end_the_session() {
+        let (sent, outcome) = send_for_ten_minutes(1000, |_| true, Duration::ZERO);
+        assert_eq!(outcome, Ok(()));
+        assert!((90_000..91_000).contains(&sent), "{sent}");
+        let (sent, outcome) = send_for_ten_minutes(1024 * 1024, |_| true, Duration::ZERO);
+        assert_eq!(outcome, Ok(()));
+        assert!((300..310).contains(&sent), "{sent}");
+    }
+
+    #[test]
+    fn large_progress_is_delayed_but_never_ends_the_session() {
+        assert_eq!(send_for_ten_minutes(100_000, |_| false, Duration::ZERO).1, Ok(()));
+    }
+
+    #[test]
+    fn a_flood_ends_the_session() {
+        let (sent, outcome) = send_for_ten_minutes(30, |_| false, Duration::ZERO);
+        assert_eq!(outcome, Err(Flooding));
+        assert!(sent < 1000, "{sent}");
+    }
+
+    #[test]
+    fn a_flood_ends_the_session_even_if_reading_resumes_late() {
+        let late = Duration::from_millis(20);
+        let (mut now, mut sent) = (Instant::now(), 0);
+        let mut inbound = InboundLimit::new();
+        while let Ok(delay) = inbound.admit(30, false, now) {
+            now += if delay.is_zero() { delay } else { delay + late };
+            sent += 1;
+            assert!(sent < 10_000, "the flood did not end");
+        }
+        assert!(sent > 800, "{sent}");
+    }
+
+    #[test]
+    fn the_count_of_delayed_messages_is_reset_at_rest() {
+        let mut now = Instant::now();
+        let mut inbound = InboundLimit::new();
+        // After each outage, the node sends more than the burst.
+        for _ in 0..10 {
+            for _ in 0..600 {
+                now += inbound.admit(30, false, now).unwrap();
+            }
+            now += Duration::from_secs(1);
+        }
+    }
+}
