@@ -130,7 +130,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.
-    listeners::authority_of_files(&args)?;
+    listeners::read_authority_files(&args)?;
     let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
     let metrics = Arc::new(Metrics::default());
@@ -188,7 +188,7 @@ async fn work(
     }
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = cluster::leaders_client(kubeconfig, leadership.clone()).await?;
-    if shutdown.run_until_cancelled(preflight::passes(&client, &readiness)).await.is_none() {
+    if shutdown.run_until_cancelled(preflight::wait_until_passed(&client, &readiness)).await.is_none() {
         return Ok(());
     }
     let (inputs, mut inbox) = mpsc::channel(INPUTS);
@@ -211,7 +211,7 @@ async fn work(
         vital: Vital::default(),
     };
 
-    tokio::spawn(core.secrets.clone().forget_in_time());
+    tokio::spawn(core.secrets.clone().drop_expired_forever());
 
     // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since
     // an edge with a task of a job that is not known is told to stop.
@@ -235,14 +235,14 @@ async fn work(
     info!("jobs and nodes are known");
 
     let tunnel = listeners::start(&args, health_address, client, &core, shutdown.clone()).await?;
-    readiness.set(true);
+    readiness.set_serving(true);
 
     let outcome = core.until(&mut inbox, |_| false, &shutdown).await;
     // Where a vital task has ended, so does the rest.
     shutdown.cancel();
 
     info!("ending: edges are told to come back, what is being written is waited for");
-    readiness.set(false);
+    readiness.set_serving(false);
     let drained = tokio::time::timeout(DRAIN, async {
         while core.work.join_next().await.is_some() {}
         let _ = tunnel.await;
@@ -333,7 +333,7 @@ impl Core {
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
                 // At the shutdown they end as well.
-                ended = self.vital.ended() => {
+                ended = self.vital.wait_for_end() => {
                     if shutdown.is_cancelled() { return Ok(()) }
                     error!(%ended, "this replica cannot go on");
                     return Err(ended.into());

@@ -1,15 +1,14 @@
-//! One leader among the replicas, by a Lease of coordination.k8s.io.
+//! Leader election among the replicas, by a Lease of coordination.k8s.io.
 //!
 //! ```text
-//!  Lease ◀─read, write─▶ elector ─▶ election (pure): write it, wait, or see that it is another's
+//!  Lease ◀─read, write─▶ elector ─▶ election (pure): write the Lease, wait, or notice another holder
 //!                                       │ renewed since
 //!  Core::act, fence (every write) ◀─ Leadership ─▶ watchdog (a thread of its own) ─▶ exit
 //!  readyz, metrics                ◀─────┘
 //! ```
 //!
-//! Two clocks never have to agree: who waits counts from when it saw the Lease change, who leads from before it
-//! asked for the change, and the time that the one waits is longer than the time that the other leads. Why it is
-//! written here and not taken from a crate: docs/decisions/0008-leader-election.md.
+//! No two clocks have to agree: a standby counts from when it saw the Lease change, the leader from before it requested
+//! the change, and a standby waits longer than a leader leads. Why no crate is used: docs/decisions/0008-leader-election.md.
 
 mod election;
 mod elector;
@@ -25,25 +24,25 @@ pub use elector::{Term, lead};
 pub use fence::{Fence, Fenced, NotTheLeader};
 pub use leadership::Leadership;
 
-/// The name of the Lease, in our own namespace.
+/// The name of the Lease, in the namespace of cloudcore-prepull.
 pub const LEASE: &str = "cloudcore-prepull";
 
-/// Each replica reads the Lease once in a period: more than ten times a second is of no use to anybody.
+/// The lower limit of the retry period, in which each replica reads the Lease once.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 
-/// The times of an election; what each means is Kubernetes' own (`kube-controller-manager --help`).
+/// The times of an election, with the meaning that they have in `kube-controller-manager --help`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Others wait this long after they last saw the Lease change.
+    /// How long the others wait after they last saw the Lease change.
     duration: Duration,
-    /// The leader stops this long after it last began a renewal that succeeded.
+    /// How long the leader leads after the start of its last successful renewal.
     renew_deadline: Duration,
-    /// Between two looks at the Lease.
+    /// The time between two reads of the Lease.
     retry_period: Duration,
 }
 
 impl Timing {
-    /// Refuses times with which there could be two leaders, or none for long.
+    /// Fails for times with which there could be two leaders, or none for long.
     pub fn new(
         duration: Duration,
         renew_deadline: Duration,
@@ -61,46 +60,46 @@ impl Timing {
         Ok(Self { duration, renew_deadline, retry_period })
     }
 
-    /// One attempt, to read and to write, may take half of the time that is left when it begins, one period after the
-    /// last renewal: so that one that hangs is not the last.
-    fn attempt(&self) -> Duration {
+    /// The limit for one attempt, which reads and writes: half of the time that is left one period after the last
+    /// renewal, so that an attempt that hangs leaves time for another one.
+    fn attempt_limit(&self) -> Duration {
         self.renew_deadline.saturating_sub(self.retry_period) / 2
     }
 }
 
-/// Times that make no sense together.
+/// Times that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimingError {
-    /// Below [`SHORTEST_PERIOD`].
-    #[error("--lease-retry-period {0:?} is too short; the API server is to be asked every 100ms at most")]
+    /// The retry period is below [`SHORTEST_PERIOD`].
+    #[error("--lease-retry-period {0:?} is too short; it must be at least 100ms")]
     Period(Duration),
-    /// There would be no second try.
+    /// The leader would have no time for a second attempt.
     #[error(
         "--lease-renew-deadline {renew_deadline:?} must be longer than --lease-retry-period {retry_period:?}, \
-         or the leader ends before it has tried to renew"
+         or the leader ends before it has tried to renew the Lease"
     )]
     Deadline {
-        /// As given.
+        /// `--lease-renew-deadline` as given.
         renew_deadline: Duration,
-        /// As given.
+        /// `--lease-retry-period` as given.
         retry_period: Duration,
     },
-    /// There could be two leaders.
+    /// There could be two leaders at a time.
     #[error(
         "--lease-duration {duration:?} must be longer than --lease-renew-deadline {renew_deadline:?}, \
          or there can be two leaders at a time"
     )]
     Duration {
-        /// As given.
+        /// `--lease-duration` as given.
         duration: Duration,
-        /// As given.
+        /// `--lease-renew-deadline` as given.
         renew_deadline: Duration,
     },
 }
 
-/// Who this process is, as the Lease's holder: the pod, or the machine, and a part that no other process has. A
-/// process that was restarted is another one, for what it does not know is whether the first is really gone.
-fn identity() -> Result<String, ring::error::Unspecified> {
+/// The identity of this process as a holder of the Lease: the pod or the machine, and a random part. A restarted process
+/// is another holder, because it cannot know whether its predecessor is really gone.
+fn new_identity() -> Result<String, ring::error::Unspecified> {
     let name = std::env::var("POD_NAME").ok().filter(|name| !name.is_empty());
     let name = name.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
     let mut suffix = [0; 5];
@@ -129,16 +128,16 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_hangs_is_not_the_last() {
+    fn an_attempt_that_hangs_leaves_time_for_another() {
         for (deadline, period) in [(10_000, 2000), (3000, 500), (10_000, 9000)] {
             let timing = Timing::new(ms(15_000), ms(deadline), ms(period)).unwrap();
-            assert!(ms(period) + 2 * timing.attempt() <= ms(deadline), "{timing:?}");
+            assert!(ms(period) + 2 * timing.attempt_limit() <= ms(deadline), "{timing:?}");
         }
     }
 
     #[test]
-    fn no_two_processes_are_the_same() {
-        let (one, other) = (identity().unwrap(), identity().unwrap());
+    fn each_process_is_a_holder_of_its_own() {
+        let (one, other) = (new_identity().unwrap(), new_identity().unwrap());
         assert_ne!(one, other);
         assert_eq!(one.rsplit_once('_').unwrap().0, other.rsplit_once('_').unwrap().0);
     }

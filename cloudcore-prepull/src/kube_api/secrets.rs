@@ -1,4 +1,4 @@
-//! Registry secrets from the API server, kept for a few seconds: the nodes of one wave ask for the same ones.
+//! A cache of registry secrets: for a few seconds, because the nodes of one wave need the same ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,30 +14,30 @@ use tokio::sync::Mutex;
 use crate::kube_api::cluster::persistently;
 use crate::kube_api::refusal::explain;
 
-/// How old an answer may be: a changed password is used by the next wave, and 10,000 nodes that start together
-/// ask the API server once.
-const FRESH: Duration = Duration::from_secs(5);
-/// The same for a secret that is not there: whoever has just made it must not be told that it is missing.
-const ABSENT: Duration = Duration::from_secs(1);
+/// How long a secret is cached: a changed password is used by the next wave, and 10,000 nodes that start together cost
+/// one request.
+const FOUND_TTL: Duration = Duration::from_secs(5);
+/// How long it is cached that a secret cannot be read: one that was just created must not be reported as missing.
+const ABSENT_TTL: Duration = Duration::from_secs(1);
 
-/// The secrets that jobs name.
+/// The registry secrets that jobs refer to.
 #[derive(Clone)]
 pub struct Secrets {
     client: Client,
     recent: Arc<Mutex<HashMap<SecretRef, Slot>>>,
 }
 
-/// One secret: whoever comes second waits for the first one's answer.
+/// One secret: whoever asks while it is read waits for the same answer.
 type Slot = Arc<Mutex<Option<(Instant, SecretLookup)>>>;
 
 impl Secrets {
-    /// Reads with this client's rights.
+    /// Reads secrets with the rights of this client.
     pub fn new(client: Client) -> Self {
         Self { client, recent: Arc::default() }
     }
 
-    /// The secret, or the final reason why there is none. Waits while the API server is away: give it a
-    /// deadline. Dropping the future loses nothing.
+    /// The secret, or the final reason why there is none. Waits while the API server is unavailable: give it a deadline.
+    /// Dropping the future loses nothing.
     pub async fn get(&self, secret: &SecretRef) -> SecretLookup {
         let slot = self.slot(secret).await;
         let mut answer = slot.lock().await;
@@ -53,7 +53,7 @@ impl Secrets {
 
     async fn slot(&self, secret: &SecretRef) -> Slot {
         let mut recent = self.recent.lock().await;
-        forget_stale(&mut recent);
+        drop_expired(&mut recent);
         recent.entry(secret.clone()).or_default().clone()
     }
 
@@ -72,22 +72,21 @@ impl Secrets {
         persistently(&format!("secret {secret}"), explain::<Secret>, read).await
     }
 
-    /// Drops what is kept when it has served, for ever: the last secret that was asked for, too, is in memory no
-    /// longer than twice [`FRESH`].
-    pub async fn forget_in_time(self) {
+    /// Drops expired secrets, for ever, so that even the last one is in memory no longer than twice [`FOUND_TTL`].
+    pub async fn drop_expired_forever(self) {
         loop {
-            tokio::time::sleep(FRESH).await;
-            forget_stale(&mut *self.recent.lock().await);
+            tokio::time::sleep(FOUND_TTL).await;
+            drop_expired(&mut *self.recent.lock().await);
         }
     }
 }
 
 fn is_fresh((at, lookup): &(Instant, SecretLookup)) -> bool {
-    at.elapsed() < if matches!(lookup, SecretLookup::Found(_)) { FRESH } else { ABSENT }
+    at.elapsed() < if matches!(lookup, SecretLookup::Found(_)) { FOUND_TTL } else { ABSENT_TTL }
 }
 
-/// Keeps what is fresh, and slots that are being filled: those are locked.
-fn forget_stale(recent: &mut HashMap<SecretRef, Slot>) {
+/// Keeps what is fresh, and the slots that are being read: those are locked.
+fn drop_expired(recent: &mut HashMap<SecretRef, Slot>) {
     recent.retain(|_, slot| slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(is_fresh)));
 }
 
@@ -96,19 +95,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_served_is_forgotten_and_what_is_being_read_is_not() {
+    fn expired_secrets_are_dropped_except_those_being_read() {
         let secret = |name| SecretRef::new("default", name).unwrap();
-        let old = Instant::now().checked_sub(FRESH).unwrap();
+        let old = Instant::now().checked_sub(FOUND_TTL).unwrap();
         let filled = |at| Arc::new(Mutex::new(Some((at, SecretLookup::Missing))));
         let reading: Slot = Arc::default();
         let guard = reading.try_lock();
         let mut recent = HashMap::from([
             (secret("old"), filled(old)),
             (secret("fresh"), filled(Instant::now())),
-            (secret("absent"), filled(Instant::now().checked_sub(ABSENT).unwrap())),
+            (secret("absent"), filled(Instant::now().checked_sub(ABSENT_TTL).unwrap())),
             (secret("being-read"), reading.clone()),
         ]);
-        forget_stale(&mut recent);
+        drop_expired(&mut recent);
         assert!(!recent.contains_key(&secret("old")));
         assert_eq!(recent.len(), 2);
         drop(guard);

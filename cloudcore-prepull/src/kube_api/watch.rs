@@ -1,7 +1,7 @@
-//! Jobs and nodes, as the API server tells of them, turned into the controller's inputs.
+//! The watches of jobs and nodes, whose events become inputs of the engine; and the loop of every watch.
 //!
-//! A watch that breaks is listed again (410, a restart of the API server): what vanished meanwhile is found by
-//! comparison, in the controller. Errors are logged and waited out with backoff; they never end the stream.
+//! After a watch has broken (410, a restart of the API server) all objects are listed again; the engine finds by
+//! comparison what was deleted meanwhile. Errors are logged and retried with backoff; they never end the stream.
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::kube_api::refusal::{FailureLog, explain};
 
-/// Watches all nodes for ever. Of each only what planning needs is kept.
+/// Watches all nodes for ever. Of each it keeps only what planning needs.
 pub async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
     follow(
         Api::<Node>::all(client),
@@ -36,7 +36,7 @@ pub async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
     .await;
 }
 
-/// Watches all jobs for ever. One that cannot be read does not stop the others.
+/// Watches all jobs for ever. A job that cannot be parsed does not stop the others.
 pub async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     follow(
         Api::<DeserializeGuard<ImagePrePullJob>>::all(client),
@@ -48,17 +48,17 @@ pub async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     .await;
 }
 
-/// What a watch tells becomes these inputs.
+/// The inputs that the events of a watch become.
 pub(crate) struct Watched<T, I> {
-    /// All that there are.
+    /// For a list of all objects.
     pub(crate) all: fn(Vec<T>) -> I,
-    /// One is new or changed.
+    /// For an object that was created or changed.
     pub(crate) one: fn(T) -> I,
-    /// One is gone.
+    /// For an object that was deleted.
     pub(crate) gone: fn(&T) -> I,
 }
 
-/// Watches for ever, or until nobody listens. The configuration may select some of the objects.
+/// Watches for ever, or until the receiver is dropped. The configuration may select some of the objects.
 pub(crate) async fn follow<K, T, I>(
     api: Api<K>,
     config: watcher::Config,
@@ -102,7 +102,7 @@ pub(crate) async fn follow<K, T, I>(
     }
 }
 
-/// What keeps a watch from being made anew until somebody does something.
+/// What keeps a watch from being started again until somebody acts.
 fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
     match error {
         watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {

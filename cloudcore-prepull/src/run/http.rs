@@ -1,4 +1,4 @@
-//! Plain HTTP for Prometheus and for the kubelet's probes. No secret passes here.
+//! The plain HTTP server for Prometheus and the kubelet's probes. It serves no secrets.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,29 +14,29 @@ use tokio_util::sync::CancellationToken;
 use crate::kube_api::leader::Leadership;
 use crate::run::metrics::Metrics;
 
-/// Whether cloudcore can do its work: it leads, the jobs and nodes are known, and the tunnel listens.
+/// The readiness of cloudcore: it leads, jobs and nodes have been listed, and the tunnel listens.
 #[derive(Debug)]
 pub struct Readiness {
     leadership: Leadership,
     serving: AtomicBool,
-    /// What keeps it from serving, where that is known.
-    waits_for: Mutex<Option<String>>,
+    /// What keeps it from serving, if that is known.
+    obstacle: Mutex<Option<String>>,
 }
 
 impl Readiness {
-    /// Not ready.
+    /// The readiness at the start: not ready.
     pub fn new(leadership: Leadership) -> Self {
-        Self { leadership, serving: AtomicBool::new(false), waits_for: Mutex::default() }
+        Self { leadership, serving: AtomicBool::new(false), obstacle: Mutex::default() }
     }
 
-    /// Says whether the tunnel listens.
-    pub fn set(&self, serving: bool) {
+    /// Sets whether the tunnel listens.
+    pub fn set_serving(&self, serving: bool) {
         self.serving.store(serving, Ordering::Relaxed);
     }
 
-    /// Says what keeps it from serving.
-    pub fn waits_for(&self, what: Option<String>) {
-        *self.waits_for.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    /// Sets what keeps it from serving, for the answer of /readyz.
+    pub fn set_obstacle(&self, obstacle: Option<String>) {
+        *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = obstacle;
     }
 
     fn answer(&self) -> (StatusCode, String) {
@@ -44,10 +44,10 @@ impl Readiness {
             Some(why) => format!("not the leader: {why}\n"),
             None if self.serving.load(Ordering::Relaxed) => return (StatusCode::OK, "ok\n".to_owned()),
             None => {
-                let waits_for = self.waits_for.lock().unwrap_or_else(PoisonError::into_inner);
-                waits_for.as_ref().map_or_else(
-                    || "waiting for the API server's jobs and nodes\n".to_owned(),
-                    |what| format!("waiting for the API server: {what}\n"),
+                let obstacle = self.obstacle.lock().unwrap_or_else(PoisonError::into_inner);
+                obstacle.as_ref().map_or_else(
+                    || "waiting for the API server to list jobs and nodes\n".to_owned(),
+                    |obstacle| format!("waiting for the API server: {obstacle}\n"),
                 )
             }
         };
@@ -55,7 +55,7 @@ impl Readiness {
     }
 }
 
-/// Serves until the token is cancelled.
+/// Serves /healthz, /readyz and /metrics until `shutdown`.
 pub async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
@@ -64,19 +64,19 @@ pub async fn serve(
 ) -> std::io::Result<()> {
     let app = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(scrape))
+        .route("/readyz", get(answer_ready))
+        .route("/metrics", get(answer_metrics))
         .with_state((metrics, readiness));
     axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
 }
 
-type Served = State<(Arc<Metrics>, Arc<Readiness>)>;
+type Shared = State<(Arc<Metrics>, Arc<Readiness>)>;
 
-async fn ready(State((_, readiness)): Served) -> impl IntoResponse {
+async fn answer_ready(State((_, readiness)): Shared) -> impl IntoResponse {
     readiness.answer()
 }
 
-async fn scrape(State((metrics, readiness)): Served) -> impl IntoResponse {
+async fn answer_metrics(State((metrics, readiness)): Shared) -> impl IntoResponse {
     metrics.set_leadership(&readiness.leadership);
     let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, format)], metrics.render())

@@ -1,4 +1,4 @@
-//! What edges connect to: the tunnel and the enrolment port, with the CA behind both.
+//! The ports that edges connect to: the tunnel and the enrolment port, with the CA behind both.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::edges::pki::{Authority, ServerIdentity};
 use crate::edges::tokens::Tokens;
 use crate::edges::tunnel::{self, listener};
 
-/// Events that wait for the controller's queue; a session waits where it is full.
+/// Events of sessions that wait for the engine's queue. When it is full, the sessions wait.
 const EVENTS: usize = 1024;
 
 /// Opens both ports. The handle ends when the tunnel has drained after `shutdown`.
@@ -34,15 +34,15 @@ pub(super) async fn start(
 ) -> anyhow::Result<JoinHandle<()>> {
     let (vital, inputs) = (&core.vital, core.inputs.clone());
     let namespace = &args.cluster.namespace;
-    let authority = match authority_of_files(args)? {
+    let authority = match read_authority_files(args)? {
         Some(authority) => authority,
         None => Authority::load_or_create(client.clone(), namespace).await.with_context(|| {
-            format!("read or make the CA, the Secret prepull-ca in the namespace {namespace}")
+            format!("read or create the CA, the Secret prepull-ca in the namespace {namespace}")
         })?,
     };
     let authority = Arc::new(authority);
     let identity =
-        ServerIdentity::new(authority.clone(), &args.advertise).context("make the server's certificate")?;
+        ServerIdentity::new(authority.clone(), &args.advertise).context("issue the server's certificate")?;
     let (tunnel_tls, enroll_tls) = (identity.tunnel_tls()?, identity.enroll_tls()?);
     tokio::spawn(
         vital.guard("the renewal of the server's certificate", identity.keep_renewed(shutdown.clone())),
@@ -63,14 +63,14 @@ pub(super) async fn start(
     tokio::spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
 
     let (events, mut arriving) = mpsc::channel(EVENTS);
-    let passing_on = async move {
+    let forwarding = async move {
         while let Some(event) = arriving.recv().await {
             if inputs.send(Input::Session(event).into()).await.is_err() {
                 return;
             }
         }
     };
-    tokio::spawn(vital.guard("what passes on the sessions' events", passing_on));
+    tokio::spawn(vital.guard("the forwarding of the sessions' events", forwarding));
     let settings = tunnel::Settings { heartbeat: args.heartbeat, ..tunnel::Settings::default() };
     let (sessions, metrics) = (core.sessions.clone(), core.metrics.tunnel());
     let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, metrics, shutdown);
@@ -85,8 +85,8 @@ pub(super) async fn start(
     Ok(serving)
 }
 
-/// The CA, where it is in files.
-pub(super) fn authority_of_files(args: &RunArgs) -> anyhow::Result<Option<Authority>> {
+/// The CA of `--ca-cert` and `--ca-key`, if they are given.
+pub(super) fn read_authority_files(args: &RunArgs) -> anyhow::Result<Option<Authority>> {
     let (Some(certificate), Some(key)) = (&args.ca_cert, &args.ca_key) else { return Ok(None) };
     Authority::from_files(certificate, key).map(Some).context("read --ca-cert and --ca-key")
 }

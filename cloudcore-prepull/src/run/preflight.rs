@@ -1,5 +1,5 @@
-//! Before a leader begins: whether the cluster has what there is no work without. After an upgrade a definition may be
-//! missing, or a right.
+//! The check before a leader starts its work: the definitions that it needs are served, and it may list them. After an
+//! upgrade a definition or a right may be missing.
 
 use std::time::{Duration, Instant};
 
@@ -14,55 +14,55 @@ use tracing::{error, info, warn};
 use crate::kube_api::refusal::{FailureLog, explain, with_causes};
 use crate::run::http::Readiness;
 
-/// Between two looks: an upgrade may be under way, and whoever applies what is missing waits for it to help.
+/// The time between two checks. Short, because whoever applies what is missing waits for the effect.
 const PERIOD: Duration = Duration::from_secs(2);
-/// A list of one object takes milliseconds; a server that is restarting may never answer.
-const ANSWER: Duration = Duration::from_secs(10);
+/// The limit for listing one object, which takes milliseconds; an API server that restarts may never answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Waits until all of it is served and may be read. What is missing stands in the log, and is the answer of /readyz.
-/// Dropping the future loses nothing.
-pub(crate) async fn passes(client: &Client, readiness: &Readiness) {
+/// Waits until every kind is served and may be listed. What is missing is logged, and is the answer of /readyz. Dropping
+/// the future loses nothing.
+pub(super) async fn wait_until_passed(client: &Client, readiness: &Readiness) {
     let log = FailureLog::default();
-    let mut complained = false;
+    let mut was_lasting = false;
     loop {
-        let problems = problems(client).await;
+        let problems = find_problems(client).await;
         if problems.is_empty() {
-            if complained {
-                info!("the definitions and rights that were missing are there");
+            if was_lasting {
+                info!("the missing definitions and rights have been applied");
             }
-            readiness.waits_for(None);
+            readiness.set_obstacle(None);
             return;
         }
         let lasting = problems.iter().any(|problem| problem.lasts);
         let text = problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("; ");
         if log.is_due("start", &text, Instant::now()) {
             if lasting {
-                error!(problem = text, "no work can begin; looking again until it can");
+                error!(problem = text, "cannot start to work; checking again until it is solved");
             } else {
-                warn!(problem = text, "no work can begin yet; looking again");
+                warn!(problem = text, "cannot start to work yet; checking again");
             }
         }
-        complained |= lasting;
-        readiness.waits_for(Some(text));
+        was_lasting |= lasting;
+        readiness.set_obstacle(Some(text));
         tokio::time::sleep(PERIOD).await;
     }
 }
 
-/// All that lasts, to be mended at once; of what may pass the first will do.
-async fn problems(client: &Client) -> Vec<Problem> {
+/// All problems that last, so that they can be solved together; of those that may pass, the first one.
+async fn find_problems(client: &Client) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let looks = [
-        look::<ImagePrePullJob>(client).boxed(),
-        look::<ImagePrePullReport>(client).boxed(),
-        look::<Node>(client).boxed(),
+    let checks = [
+        check_kind::<ImagePrePullJob>(client).boxed(),
+        check_kind::<ImagePrePullReport>(client).boxed(),
+        check_kind::<Node>(client).boxed(),
     ];
-    for look in looks {
-        let Err(problem) = look.await else { continue };
-        let passes = !problem.lasts;
+    for check in checks {
+        let Err(problem) = check.await else { continue };
+        let may_pass = !problem.lasts;
         if !problems.iter().any(|known: &Problem| known.text == problem.text) {
             problems.push(problem);
         }
-        if passes {
+        if may_pass {
             break;
         }
     }
@@ -72,18 +72,18 @@ async fn problems(client: &Client) -> Vec<Problem> {
 /// Why a kind cannot be read.
 struct Problem {
     text: String,
-    /// Until somebody does something.
+    /// Whether it lasts until somebody acts.
     lasts: bool,
 }
 
-async fn look<K>(client: &Client) -> Result<(), Problem>
+async fn check_kind<K>(client: &Client) -> Result<(), Problem>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
     let api: Api<K> = Api::all(client.clone());
     let one = ListParams::default().limit(1);
     let kind = K::plural(&());
-    match tokio::time::timeout(ANSWER, api.list_metadata(&one)).await {
+    match tokio::time::timeout(ANSWER_LIMIT, api.list_metadata(&one)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(match explain::<K>(&error) {
             Some(text) => Problem { text, lasts: true },
@@ -91,6 +91,6 @@ where
                 Problem { text: format!("{kind} cannot be listed: {}", with_causes(&error)), lasts: false }
             }
         }),
-        Err(_) => Err(Problem { text: format!("{kind}: no answer within {ANSWER:?}"), lasts: false }),
+        Err(_) => Err(Problem { text: format!("{kind}: no answer within {ANSWER_LIMIT:?}"), lasts: false }),
     }
 }

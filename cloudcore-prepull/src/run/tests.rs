@@ -9,10 +9,10 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A core whose every request to the API server panics.
+/// A core all of whose requests to the API server panic.
 fn core(inputs: mpsc::Sender<Input>) -> Core {
     async fn panics(_: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
-        panic!("as it is told")
+        panic!("on purpose")
     }
     let client = Client::new(tower::service_fn(panics), "default");
     let events = Events::start(client.clone());
@@ -35,7 +35,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
 }
 
 #[tokio::test]
-async fn a_write_that_panics_has_failed_and_is_not_waited_for() {
+async fn a_write_that_panics_counts_as_failed() {
     let (inputs, mut receiver) = mpsc::channel(1);
     let job = JobUid("u".to_owned());
     let content = Content::Status(Box::default());
@@ -57,7 +57,7 @@ async fn a_write_that_panics_has_failed_and_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_vital_task_that_ends_ends_the_core_unless_all_ends() {
+async fn the_end_of_a_vital_task_ends_the_core_except_at_the_shutdown() {
     let (inputs, mut inbox) = mpsc::channel(1);
     let (mut core, shutdown) = (core(inputs), CancellationToken::new());
     core.vital.guard("the watch of nodes", async {}).await;

@@ -1,17 +1,18 @@
-//! Tasks that run as long as the process. Without one of them a leader would be ready, and blind or deaf.
+//! The tasks that have to run as long as the process. Without one of them a leader would be ready, but see or hear
+//! nothing.
 
 use std::future::Future;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Notices when one of them ends. All clones notice the same.
+/// Notices when one of the vital tasks ends. All clones notice the same one.
 #[derive(Clone, Debug)]
 pub(super) struct Vital(Arc<watch::Sender<Option<&'static str>>>);
 
-/// The process is of no use any more; another replica takes over, or the kubelet starts it again.
+/// A vital task has ended. The process is of no use any more; another replica takes over, or the kubelet restarts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} has ended, which it must not: the process ends, to begin anew")]
+#[error("{0} has ended, although it must not: the process exits, to be restarted")]
 pub(super) struct Ended(&'static str);
 
 impl Default for Vital {
@@ -21,7 +22,7 @@ impl Default for Vital {
 }
 
 impl Vital {
-    /// The task, which is noticed however it ends: also where it panics, or is dropped.
+    /// Wraps a task so that its end is noticed, even if it panics or is dropped.
     pub(super) fn guard<T, W: Future<Output = T>>(
         &self,
         what: &'static str,
@@ -34,12 +35,12 @@ impl Vital {
         }
     }
 
-    /// The first that ended, once one has.
-    pub(super) async fn ended(&self) -> Ended {
+    /// Waits until a vital task has ended, and returns the first one.
+    pub(super) async fn wait_for_end(&self) -> Ended {
         let mut ended = self.0.subscribe();
         let first = ended.wait_for(Option::is_some).await.ok().and_then(|first| *first);
-        // We hold the sender: it is never closed.
-        first.map_or_else(|| Ended("everything"), Ended)
+        // `self` holds the sender, so the channel is never closed.
+        first.map_or_else(|| Ended("a vital task"), Ended)
     }
 }
 
@@ -59,19 +60,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_that_ends_or_panics_is_noticed() {
+    async fn the_first_vital_task_that_ends_or_panics_is_reported() {
         let vital = Vital::default();
         tokio::spawn(vital.guard("the one that runs", std::future::pending::<()>()));
         let waiting = tokio::spawn({
             let vital = vital.clone();
-            async move { vital.ended().await }
+            async move { vital.wait_for_end().await }
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
-        tokio::spawn(vital.guard("the watch", async { panic!("as it is told") })).await.unwrap_err();
+        tokio::spawn(vital.guard("the watch", async { panic!("on purpose") })).await.unwrap_err();
         let noticed = tokio::time::timeout(std::time::Duration::from_secs(10), waiting).await;
         assert_eq!(noticed.unwrap().unwrap(), Ended("the watch"));
         vital.guard("the listener", async {}).await;
-        assert_eq!(vital.ended().await, Ended("the watch"), "the first is the cause");
+        assert_eq!(vital.wait_for_end().await, Ended("the watch"), "the first one stays the cause");
     }
 }

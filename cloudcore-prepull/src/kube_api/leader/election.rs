@@ -1,4 +1,4 @@
-//! What follows from the Lease as it was read. Pure: the clocks are arguments.
+//! The rules of the election: what to do about the Lease as it was read. Pure: the clocks are arguments.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
 use super::{LEASE, Timing};
 
-/// How long a Lease lasts that was given back; a Lease must last, and nobody waits for one without a holder.
+/// The duration of a released Lease. It must not be zero, and nobody waits for a Lease without a holder.
 const RELEASED_SECONDS: i32 = 1;
 
 /// One replica's part in the election.
@@ -16,36 +16,37 @@ const RELEASED_SECONDS: i32 = 1;
 pub(super) struct Election {
     identity: String,
     timing: Timing,
+    /// Whether this replica leads or has led.
     leading: bool,
     seen: Option<Seen>,
 }
 
-/// The Lease as it was last read, and since when it has been so.
+/// One version of the Lease, as this replica last read it.
 #[derive(Debug)]
 struct Seen {
     version: Option<String>,
     holder: Option<String>,
-    /// When this replica first saw it so, by its own monotonic clock: no time that another one wrote counts.
+    /// When this replica first saw this version, by its own monotonic clock: times that others wrote do not count.
     since: Instant,
-    /// What its holder has promised: it stops before.
+    /// The duration that the holder has promised: it stops before this has passed.
     lasts: Duration,
 }
 
-/// What is to be done.
+/// What the replica has to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// Write this; a new object where it has no resource version. Where that succeeds, the Lease is ours.
+    /// Write this Lease; create it if it has no resourceVersion. If that succeeds, this replica holds it.
     Write(Box<Lease>),
-    /// It is another's, and not to be taken before that time.
+    /// Another replica holds the Lease, which must not be taken before `until`.
     Wait {
-        /// Whose.
+        /// The holder's identity.
         holder: String,
-        /// By our clock.
+        /// By the clock of this replica.
         until: Instant,
     },
-    /// It was ours and is not any more.
+    /// This replica led, and does not hold the Lease any more.
     Deposed {
-        /// Whose it is.
+        /// The holder's identity, if there is one.
         by: Option<String>,
     },
 }
@@ -59,12 +60,13 @@ impl Election {
         &self.identity
     }
 
-    /// The Lease was written, and we lead: from now on another holder is not waited for.
-    pub(super) fn won(&mut self) {
+    /// The Lease was written and this replica leads: from now on it does not wait for another holder.
+    pub(super) fn mark_leading(&mut self) {
         self.leading = true;
     }
 
-    /// What follows from the Lease, which was asked for before `now`. `wall` is only for people who read it.
+    /// The step that follows from the Lease, which was requested before `now`. `wall` is only written for people to
+    /// read.
     pub(super) fn step(&mut self, found: Option<&Lease>, now: Instant, wall: Timestamp) -> Step {
         let Some(lease) = found else { return self.step_without(now, wall) };
         let spec = lease.spec.clone().unwrap_or_default();
@@ -72,15 +74,15 @@ impl Election {
         let seen = self.see(lease, &spec, now);
         let until = seen.since + seen.lasts;
         match holder {
-            // Also where the answer to the write that took it was lost.
+            // Also if the answer to the write that took it was lost.
             Some(holder) if holder == self.identity => self.write(lease.clone(), spec, wall),
             by if self.leading => Step::Deposed { by },
             Some(holder) if now < until => Step::Wait { holder, until },
-            Some(_) | None => self.write(lease.clone(), taken(spec, wall), wall),
+            Some(_) | None => self.write(lease.clone(), change_hands(spec, wall), wall),
         }
     }
 
-    /// Somebody has deleted it, or it was never there. Its holder, if it had one, does not know yet.
+    /// The step if there is no Lease: it was deleted, of which its holder may not know yet, or never created.
     fn step_without(&self, now: Instant, wall: Timestamp) -> Step {
         if let Some(Seen { holder: Some(holder), since, lasts, .. }) = &self.seen
             && *holder != self.identity
@@ -97,7 +99,7 @@ impl Election {
         self.write(Lease { metadata, spec: None }, spec, wall)
     }
 
-    /// Any change of the object counts as a sign of life: to be wrong here costs time, and nothing else.
+    /// Any change of the object counts as a sign of life: if it is none, that costs time and nothing else.
     fn see(&mut self, lease: &Lease, spec: &LeaseSpec, now: Instant) -> &Seen {
         let version = &lease.metadata.resource_version;
         if self.seen.as_ref().is_some_and(|seen| seen.version != *version) {
@@ -107,7 +109,7 @@ impl Election {
             version: version.clone(),
             holder: holder(spec),
             since: now,
-            // The holder's own promise, for replicas may have been given different times.
+            // The holder's own promise, because replicas may have been given different times.
             lasts: spec
                 .lease_duration_seconds
                 .and_then(|seconds| u64::try_from(seconds).ok())
@@ -119,21 +121,21 @@ impl Election {
         let spec = LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: Some(whole_seconds(self.timing.duration)),
-            renew_time: Some(MicroTime(after(spec.renew_time.as_ref(), wall))),
+            renew_time: Some(MicroTime(later_than(spec.renew_time.as_ref(), wall))),
             ..spec
         };
         Step::Write(Box::new(Lease { spec: Some(spec), ..lease }))
     }
 
-    /// The Lease without a holder, if we are it.
-    pub(super) fn released(&self, lease: Lease, wall: Timestamp) -> Option<Lease> {
+    /// The Lease without a holder, if this replica holds it.
+    pub(super) fn without_holder(&self, lease: Lease, wall: Timestamp) -> Option<Lease> {
         let spec = lease.spec.clone()?;
         (holder(&spec).as_deref() == Some(self.identity.as_str())).then(|| {
             let spec = LeaseSpec {
-                // Not absent: client-go, too, says with an empty name that nobody holds it.
+                // Empty and not absent, as client-go writes it.
                 holder_identity: Some(String::new()),
                 lease_duration_seconds: Some(RELEASED_SECONDS),
-                renew_time: Some(MicroTime(after(spec.renew_time.as_ref(), wall))),
+                renew_time: Some(MicroTime(later_than(spec.renew_time.as_ref(), wall))),
                 ..spec
             };
             Lease { spec: Some(spec), ..lease }
@@ -145,8 +147,8 @@ fn holder(spec: &LeaseSpec) -> Option<String> {
     spec.holder_identity.clone().filter(|holder| !holder.is_empty())
 }
 
-/// It changes hands.
-fn taken(spec: LeaseSpec, wall: Timestamp) -> LeaseSpec {
+/// The spec for a new holder.
+fn change_hands(spec: LeaseSpec, wall: Timestamp) -> LeaseSpec {
     LeaseSpec {
         acquire_time: Some(MicroTime(wall)),
         lease_transitions: Some(spec.lease_transitions.unwrap_or(0).saturating_add(1)),
@@ -154,13 +156,13 @@ fn taken(spec: LeaseSpec, wall: Timestamp) -> LeaseSpec {
     }
 }
 
-/// Later than the last time, whatever became of the wall clock: a write that changes nothing is no sign of life.
-fn after(last: Option<&MicroTime>, wall: Timestamp) -> Timestamp {
+/// A time after the last one, even if the wall clock went back: a write that changes nothing is no sign of life.
+fn later_than(last: Option<&MicroTime>, wall: Timestamp) -> Timestamp {
     let next = last.and_then(|last| last.0.checked_add(1.microsecond()).ok());
     next.map_or(wall, |next| next.max(wall))
 }
 
-/// The Lease counts whole seconds; more is safe.
+/// The Lease counts whole seconds; rounding up is safe.
 fn whole_seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis().div_ceil(1000)).unwrap_or(i32::MAX)
 }

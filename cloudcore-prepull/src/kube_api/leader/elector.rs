@@ -1,4 +1,4 @@
-//! The loop around the election: reads and writes the Lease, waits, and says what came of it.
+//! The loop around the election, which reads and writes the Lease, waits, and keeps the leadership up to date.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span, warn};
 
 use super::election::{Election, Step};
-use super::{LEASE, Leadership, Timing, identity, watchdog};
+use super::{LEASE, Leadership, Timing, new_identity, watchdog};
 use crate::kube_api::refusal::{explain, with_causes};
 
-/// To give the Lease back may take so long. Where it does not succeed, the successor waits until it runs out.
-const RELEASE: Duration = Duration::from_secs(2);
+/// The limit for releasing the Lease. If that fails, the successor waits until the Lease expires.
+const RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 struct Elector {
     api: Api<Lease>,
@@ -25,23 +25,23 @@ struct Elector {
     leadership: Leadership,
 }
 
-/// What came of one look at the Lease.
+/// The outcome of one attempt to acquire or renew the Lease.
 enum Attempt {
-    /// It is ours; since before the write was sent.
-    Ours(Instant),
-    /// To be looked at again then at the latest.
-    Another(Instant),
-    /// It was ours.
+    /// This replica holds the Lease, since a moment before the write was sent.
+    Held(Instant),
+    /// Another replica holds the Lease, which is to be read again at this time at the latest.
+    HeldByOther(Instant),
+    /// This replica led and does not hold the Lease any more, for this reason.
     Deposed(String),
 }
 
-/// Why one look came to nothing.
+/// Why an attempt has no outcome.
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
-    #[error("the API server does not answer within {0:?}")]
-    Late(Duration),
-    /// The last one to write it was not us.
-    #[error("somebody else wrote it at the same time")]
+    #[error("the API server has not answered within {0:?}")]
+    Deadline(Duration),
+    /// Another replica has written the Lease since it was read.
+    #[error("another replica wrote it at the same time")]
     Conflict,
     #[error(transparent)]
     Api(Error),
@@ -56,15 +56,16 @@ impl From<Error> for AttemptError {
     }
 }
 
-/// A term of ours. It is renewed until it is given back; where that does not succeed in time, the process ends.
+/// The term of this replica. It is renewed until it is released; if a renewal does not succeed in time, the process
+/// ends.
 pub struct Term {
     leadership: Leadership,
-    /// None where there is no election.
+    /// `None` if there is no election.
     renewal: Option<(CancellationToken, JoinHandle<Elector>)>,
 }
 
-/// Waits until this replica leads. None when `shutdown` comes first. Without `timing` there is no election, and it
-/// leads at once.
+/// Waits until this replica leads. `None` if `shutdown` comes first. Without `timing` there is no election, and the
+/// replica leads at once.
 pub async fn lead(
     client: Client,
     namespace: &str,
@@ -73,10 +74,10 @@ pub async fn lead(
     shutdown: &CancellationToken,
 ) -> anyhow::Result<Option<Term>> {
     let Some(timing) = timing else {
-        info!("no leader election; there must be no other replica");
+        info!("leader election is off; no other replica may run");
         return Ok(Some(Term { leadership: leadership.clone(), renewal: None }));
     };
-    let identity = identity().ok().context("no random bytes from the operating system")?;
+    let identity = new_identity().ok().context("read random bytes from the operating system")?;
     let mut elector = Elector {
         api: Api::namespaced(client, namespace),
         timing,
@@ -87,18 +88,18 @@ pub async fn lead(
     let Some(since) = elector.campaign(shutdown).instrument(span.clone()).await else { return Ok(None) };
     if let Err(error) = watchdog::start(leadership.clone(), watchdog::exit) {
         elector.release().instrument(span).await;
-        return Err(error).context("start the thread that watches over the Lease");
+        return Err(error).context("start the watchdog thread of the leader election");
     }
     let stop = CancellationToken::new();
     let renewal = {
         let stop = stop.clone();
-        tokio::spawn(async move { elector.hold(since, &stop).await }.instrument(span))
+        tokio::spawn(async move { elector.keep_renewing(since, &stop).await }.instrument(span))
     };
     Ok(Some(Term { leadership: leadership.clone(), renewal: Some((stop, renewal)) }))
 }
 
 impl Term {
-    /// Gives the Lease back, so that a successor need not wait. Nothing may be written any more from here on.
+    /// Releases the Lease, so that a successor need not wait. From here on nothing may be written any more.
     pub async fn release(self) {
         let Some((stop, renewal)) = self.renewal else { return };
         self.leadership.release();
@@ -110,63 +111,63 @@ impl Term {
 }
 
 impl Elector {
-    /// Until the Lease is ours: since when it is. None at the shutdown.
+    /// Waits until this replica holds the Lease, and returns since when. `None` at the shutdown.
     async fn campaign(&mut self, shutdown: &CancellationToken) -> Option<Instant> {
         let identity = self.election.identity().to_owned();
         info!(identity, timing = ?self.timing, "waiting to become the leader");
-        let mut said = String::new();
+        let mut logged = String::new();
         loop {
             let began = Instant::now();
             let mut next = began + self.timing.retry_period;
-            let late = self.late();
+            let deadline = self.attempt_deadline();
             let found = tokio::select! {
                 () = shutdown.cancelled() => return None,
-                found = self.read(late) => found,
+                found = self.read(deadline) => found,
             };
-            // Not to be cancelled: a write that is under way may succeed.
+            // Not cancelled at the shutdown: a write that is under way may succeed.
             let attempt = match found {
-                Ok(found) => self.decide(found, late).await,
+                Ok(found) => self.act_on(found, deadline).await,
                 Err(error) => Err(error),
             };
             let why = match attempt {
-                Ok(Attempt::Ours(since)) => {
+                Ok(Attempt::Held(since)) => {
                     if shutdown.is_cancelled() {
                         self.release().await;
                         return None;
                     }
                     if self.leadership.leads_until(since + self.timing.renew_deadline, Instant::now()) {
-                        self.election.won();
+                        self.election.mark_leading();
                         let transitions = self.leadership.transitions();
                         info!(identity, transitions, "this replica leads");
                         return Some(since);
                     }
-                    next = began; // it is ours in the API server: the next write tells whether in time
+                    next = began; // in the API server this replica is the holder; the next write tells whether in time
                     "the API server answers too late".to_owned()
                 }
-                Ok(Attempt::Another(until)) => {
-                    said.clear();
+                Ok(Attempt::HeldByOther(until)) => {
+                    logged.clear();
                     next = next.min(until);
-                    continue_after(next, shutdown).await?;
+                    sleep_until(next, shutdown).await?;
                     continue;
                 }
-                // Only who leads can be deposed.
+                // Cannot happen: only a leader is deposed.
                 Ok(Attempt::Deposed(why)) => why,
-                Err(error) => format!("the Lease cannot be had: {}", chain(&error)),
+                Err(error) => format!("the Lease cannot be acquired: {}", reason(&error)),
             };
-            if why != said {
-                warn!(why, "this replica does not lead");
-                said.clone_from(&why);
+            if why != logged {
+                warn!(reason = why, "this replica does not lead");
+                logged.clone_from(&why);
             }
             self.leadership.stand_by(why);
-            continue_after(next, shutdown).await?;
+            sleep_until(next, shutdown).await?;
         }
     }
 
-    /// Renews until it is told to stop, or the term is lost: then the watchdog ends the process.
-    async fn hold(mut self, since: Instant, stop: &CancellationToken) -> Self {
+    /// Renews the Lease until `stop`, or until the term is lost: then the watchdog ends the process.
+    async fn keep_renewing(mut self, since: Instant, stop: &CancellationToken) -> Self {
         let mut next = since + self.timing.retry_period;
         loop {
-            if continue_after(next, stop).await.is_none() {
+            if sleep_until(next, stop).await.is_none() {
                 return self;
             }
             let began = Instant::now();
@@ -176,7 +177,7 @@ impl Elector {
                 attempt = self.attempt() => attempt,
             };
             match attempt {
-                Ok(Attempt::Ours(since)) => {
+                Ok(Attempt::Held(since)) => {
                     if !self.leadership.leads_until(since + self.timing.renew_deadline, Instant::now()) {
                         return self;
                     }
@@ -185,34 +186,34 @@ impl Elector {
                     self.leadership.lose(why);
                     return self;
                 }
-                // Who leads does not wait.
-                Ok(Attempt::Another(_)) => {}
-                Err(error) => warn!(error = chain(&error), "the Lease was not renewed; trying again"),
+                // Cannot happen: a leader does not wait for another holder.
+                Ok(Attempt::HeldByOther(_)) => {}
+                Err(error) => warn!(error = reason(&error), "the Lease was not renewed; retrying"),
             }
         }
     }
 
-    /// One look at the Lease.
+    /// Reads the Lease, and writes it if the rules say so.
     async fn attempt(&mut self) -> Result<Attempt, AttemptError> {
-        let late = self.late();
-        let found = self.read(late).await?;
-        self.decide(found, late).await
+        let deadline = self.attempt_deadline();
+        let found = self.read(deadline).await?;
+        self.act_on(found, deadline).await
     }
 
-    /// When an attempt that begins now is to have ended, with all its requests.
-    fn late(&self) -> tokio::time::Instant {
-        tokio::time::Instant::now() + self.timing.attempt()
+    /// The deadline of an attempt that begins now, for all its requests together.
+    fn attempt_deadline(&self) -> tokio::time::Instant {
+        tokio::time::Instant::now() + self.timing.attempt_limit()
     }
 
-    async fn read(&self, late: tokio::time::Instant) -> Result<Option<Lease>, AttemptError> {
-        self.in_time(late, self.api.get_opt(LEASE)).await
+    async fn read(&self, deadline: tokio::time::Instant) -> Result<Option<Lease>, AttemptError> {
+        self.in_time(deadline, self.api.get_opt(LEASE)).await
     }
 
-    /// What follows from the Lease, done.
-    async fn decide(
+    /// Makes the step that follows from the Lease.
+    async fn act_on(
         &mut self,
         found: Option<Lease>,
-        late: tokio::time::Instant,
+        deadline: tokio::time::Instant,
     ) -> Result<Attempt, AttemptError> {
         let transitions = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.lease_transitions);
         if let Some(transitions) = found.as_ref().and_then(transitions) {
@@ -223,11 +224,11 @@ impl Elector {
                 let since = Instant::now();
                 let post = PostParams::default();
                 let written = match lease.metadata.resource_version {
-                    Some(_) => self.in_time(late, self.api.replace(LEASE, &post, &lease)).await?,
-                    None => self.in_time(late, self.api.create(&post, &lease)).await?,
+                    Some(_) => self.in_time(deadline, self.api.replace(LEASE, &post, &lease)).await?,
+                    None => self.in_time(deadline, self.api.create(&post, &lease)).await?,
                 };
                 self.leadership.saw_transitions(transitions(&written).unwrap_or(0).into());
-                Ok(Attempt::Ours(since))
+                Ok(Attempt::Held(since))
             }
             Step::Wait { holder, until } => {
                 let why = format!("{holder} leads");
@@ -235,55 +236,59 @@ impl Elector {
                     info!(%holder, "another replica leads; this one stands by");
                 }
                 self.leadership.stand_by(why);
-                Ok(Attempt::Another(until))
+                Ok(Attempt::HeldByOther(until))
             }
             Step::Deposed { by } => {
-                let by = by.map_or("nobody holds the Lease any more".to_owned(), |by| format!("{by} leads"));
+                let by = by.map_or("the Lease has no holder any more".to_owned(), |by| format!("{by} leads"));
                 Ok(Attempt::Deposed(by))
             }
         }
     }
 
-    /// Best effort: the successor waits where it fails.
+    /// Best effort: if it fails, the successor waits until the Lease expires.
     async fn release(&self) {
         let release = async {
             loop {
                 let Some(lease) = self.api.get_opt(LEASE).await? else { return Ok(()) };
-                let Some(lease) = self.election.released(lease, Timestamp::now()) else { return Ok(()) };
+                let Some(lease) = self.election.without_holder(lease, Timestamp::now()) else {
+                    return Ok(());
+                };
                 match self.api.replace(LEASE, &PostParams::default(), &lease).await {
-                    // A renewal of our own that was cancelled on its way.
+                    // A renewal of this replica, cancelled while in flight, was quicker.
                     Err(Error::Api(status)) if status.code == 409 => {}
                     written => return written.map(drop),
                 }
             }
         };
         let identity = self.election.identity();
-        match tokio::time::timeout(RELEASE, release).await {
-            Ok(Ok(())) => info!(identity, "the Lease was given back"),
-            Ok(Err(error)) => warn!(%error, "the Lease was not given back; it runs out"),
-            Err(_) => warn!(deadline = ?RELEASE, "the Lease was not given back in time; it runs out"),
+        match tokio::time::timeout(RELEASE_LIMIT, release).await {
+            Ok(Ok(())) => info!(identity, "the Lease was released"),
+            Ok(Err(error)) => warn!(%error, "the Lease was not released; it expires by itself"),
+            Err(_) => {
+                warn!(limit = ?RELEASE_LIMIT, "the Lease was not released in time; it expires by itself");
+            }
         }
     }
 
     async fn in_time<T>(
         &self,
-        late: tokio::time::Instant,
+        deadline: tokio::time::Instant,
         request: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, AttemptError> {
-        match tokio::time::timeout_at(late, request).await {
+        match tokio::time::timeout_at(deadline, request).await {
             Ok(answer) => Ok(answer?),
-            Err(_) => Err(AttemptError::Late(self.timing.attempt())),
+            Err(_) => Err(AttemptError::Deadline(self.timing.attempt_limit())),
         }
     }
 }
 
-/// None where it is cancelled before.
-async fn continue_after(next: Instant, cancelled: &CancellationToken) -> Option<()> {
+/// Sleeps until `next`. `None` if it is cancelled before.
+async fn sleep_until(next: Instant, cancelled: &CancellationToken) -> Option<()> {
     cancelled.run_until_cancelled(tokio::time::sleep_until(next.into())).await
 }
 
-/// With what caused it, or the remedy.
-fn chain(error: &AttemptError) -> String {
+/// The remedy if there is one, else the error with its causes.
+fn reason(error: &AttemptError) -> String {
     match error {
         AttemptError::Api(error) => explain::<Lease>(error).unwrap_or_else(|| with_causes(error)),
         error => error.to_string(),
@@ -299,12 +304,12 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// An API server that is slow to say that there is no Lease, and never says what came of making one.
+    /// An API server that takes 3 s to say that there is no Lease, and does not answer the request to create one.
     async fn slow(request: hyper::Request<Body>) -> Result<hyper::Response<Body>, std::convert::Infallible> {
-        let making = request.method() == hyper::Method::POST;
-        // All of it was sent.
+        let creates = request.method() == hyper::Method::POST;
+        // The whole request has been sent.
         let _ = request.into_body().collect().await;
-        tokio::time::sleep(Duration::from_secs(if making { 3600 } else { 3 })).await;
+        tokio::time::sleep(Duration::from_secs(if creates { 3600 } else { 3 })).await;
         let status = serde_json::json!({
             "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found",
         });
@@ -314,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_the_read_has_taken_is_not_left_for_the_write() {
+    async fn read_and_write_share_the_deadline_of_an_attempt() {
         let timing = Timing::new(15 * SECOND, 10 * SECOND, 2 * SECOND).unwrap();
         let mut elector = Elector {
             api: Api::namespaced(Client::new(tower::service_fn(slow), "default"), "default"),
@@ -323,7 +328,7 @@ mod tests {
             leadership: Leadership::standby(),
         };
         let began = tokio::time::Instant::now();
-        assert!(matches!(elector.attempt().await, Err(AttemptError::Late(_))));
+        assert!(matches!(elector.attempt().await, Err(AttemptError::Deadline(_))));
         assert_eq!(began.elapsed().as_secs(), 4);
     }
 }

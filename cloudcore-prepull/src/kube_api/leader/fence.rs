@@ -1,5 +1,5 @@
-//! What changes something in the API server is let through while we lead, and refused otherwise: whoever writes, and
-//! also where nobody thought of it. Right before the request is sent, behind everything that may hold it up.
+//! The fence of the leader's client: mutating requests pass only while this replica leads, whoever makes them. It is the
+//! last layer before the request is sent, behind everything that may delay it.
 
 use std::future::{Ready, ready};
 use std::task::{Context, Poll};
@@ -11,18 +11,18 @@ use tower::{BoxError, Layer, Service};
 
 use super::Leadership;
 
-/// A layer for the client that the leader works with. The Lease itself goes through another one.
+/// The layer for the client of the leader's work. The Lease itself goes through another client.
 #[derive(Clone, Debug)]
 pub struct Fence(pub Leadership);
 
-/// A client's service behind the fence.
+/// The client's service behind the fence.
 #[derive(Clone, Debug)]
 pub struct Fenced<S> {
     inner: S,
     leadership: Leadership,
 }
 
-/// The request was not sent.
+/// The request was not sent, because it would change something and this replica does not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this replica does not lead any more: nothing is written")]
 pub struct NotTheLeader;
@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers whatever comes.
+    /// Accepts every request.
     struct Server;
 
     impl Service<Request<Body>> for Server {

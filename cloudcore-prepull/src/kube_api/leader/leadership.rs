@@ -1,12 +1,12 @@
-//! Whether we lead, for whoever is about to write.
+//! The leadership of this replica, to be checked before every write.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A handle, cheap to clone and to ask. All clones say the same.
+/// A handle, cheap to clone and to ask. All clones give the same answer.
 ///
-/// A term ends by the clock: nothing has to happen, and nobody has to be alive, for the answer to become `false`. It
+/// A term ends by the clock: nothing has to happen, and no task has to run, for [`Self::is_leader`] to become `false`. It
 /// never becomes `true` again in the same process.
 #[derive(Clone, Debug)]
 pub struct Leadership(Arc<Shared>);
@@ -15,37 +15,37 @@ pub struct Leadership(Arc<Shared>);
 struct Shared {
     term: Mutex<Term>,
     changed: Condvar,
-    /// How often the Lease has changed hands, as it says itself.
+    /// `leaseTransitions` of the Lease as it was last read.
     transitions: AtomicI64,
 }
 
 #[derive(Debug)]
 enum Term {
-    /// Not yet: who leads, or why that is not known.
+    /// Not yet leading. Names the leader, or says why none is known.
     Standby(String),
-    /// Ours until then, and nobody else's before.
+    /// Leading until then; no other replica leads before.
     Leading { until: Instant },
-    /// Nobody else is there to lead: `--leader-elect=false`.
+    /// Leading without an election: `--leader-elect=false`.
     Undisputed,
-    /// Given back.
+    /// The Lease was released, as it should be.
     Released,
-    /// It was ours; why it is not any more.
+    /// The term was lost, for this reason.
     Lost(String),
 }
 
 /// How a term ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// As it should.
+    /// The Lease was released, as it should be.
     Released,
-    /// We must not go on.
+    /// The term was lost, for this reason: the process must not continue.
     Lost(String),
 }
 
 impl Leadership {
-    /// Not leading yet.
+    /// The leadership of a replica that does not lead yet.
     pub fn standby() -> Self {
-        let term = Term::Standby("nobody is known to lead yet".to_owned());
+        let term = Term::Standby("no leader is known yet".to_owned());
         Self(Arc::new(Shared {
             term: Mutex::new(term),
             changed: Condvar::new(),
@@ -53,19 +53,19 @@ impl Leadership {
         }))
     }
 
-    /// Of the only replica: it always leads.
+    /// The leadership of a replica without an election: it always leads.
     pub fn undisputed() -> Self {
         let leadership = Self::standby();
         *leadership.term() = Term::Undisputed;
         leadership
     }
 
-    /// Whether it may write now. To be asked right before.
+    /// Whether this replica may write now. Ask right before the write.
     pub fn is_leader(&self) -> bool {
         self.is_leader_at(Instant::now())
     }
 
-    /// As [`Self::is_leader`], at another time.
+    /// Like [`Self::is_leader`], at another time.
     pub fn is_leader_at(&self, now: Instant) -> bool {
         match *self.term() {
             Term::Leading { until } => now < until,
@@ -74,14 +74,14 @@ impl Leadership {
         }
     }
 
-    /// Why it does not lead, in words; None while it does.
+    /// Why this replica does not lead, for people; `None` while it leads.
     pub fn why_not(&self) -> Option<String> {
         let now = Instant::now();
         match &*self.term() {
             Term::Standby(why) | Term::Lost(why) => Some(why.clone()),
             Term::Leading { until } => (now >= *until).then(|| OVERDUE.to_owned()),
             Term::Undisputed => None,
-            Term::Released => Some("the Lease was given back".to_owned()),
+            Term::Released => Some("the Lease was released".to_owned()),
         }
     }
 
@@ -94,7 +94,7 @@ impl Leadership {
         self.0.transitions.store(transitions, Ordering::Relaxed);
     }
 
-    /// Who leads instead, or why that is not known.
+    /// Records who leads instead, or why none is known. Has no effect once a term has begun.
     pub(super) fn stand_by(&self, why: String) {
         let mut term = self.term();
         if matches!(*term, Term::Standby(_)) {
@@ -102,8 +102,8 @@ impl Leadership {
         }
     }
 
-    /// A term begins, or goes on until then. `false` where that is over already or the term before is: then the
-    /// Lease may have been another's in between.
+    /// Begins a term, or extends it, until then. `false` if that time has passed, or if the earlier term is over: another
+    /// replica may have held the Lease in between.
     pub(super) fn leads_until(&self, until: Instant, now: Instant) -> bool {
         let mut term = self.term();
         let goes_on = match *term {
@@ -118,12 +118,12 @@ impl Leadership {
         goes_on
     }
 
-    /// The Lease is another's.
+    /// Ends the term because another replica holds the Lease.
     pub(super) fn lose(&self, why: String) {
         self.end(Term::Lost(why));
     }
 
-    /// It is about to be given back.
+    /// Ends the term because the Lease is about to be released.
     pub(super) fn release(&self) {
         self.end(Term::Released);
     }
@@ -156,12 +156,12 @@ impl Leadership {
     }
 
     fn term(&self) -> MutexGuard<'_, Term> {
-        // Nothing that holds the lock can leave it half changed.
+        // Nothing that holds the lock can leave the term half changed.
         self.0.term.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why a term ends by itself.
+/// The reason of a term that ended by the clock.
 const OVERDUE: &str = "the Lease was not renewed within --lease-renew-deadline";
 
 #[cfg(test)]
@@ -179,7 +179,7 @@ mod tests {
         assert!(leadership.leads_until(now + SECOND, now));
         assert!(leadership.is_leader_at(now + SECOND / 2));
         assert!(!leadership.is_leader_at(now + SECOND));
-        // A renewal that is heard of too late: another one may have led in between.
+        // The answer to a renewal comes too late: another replica may have led in between.
         assert!(!leadership.leads_until(now + 3 * SECOND, now + SECOND));
         assert!(!leadership.is_leader_at(now + SECOND));
         // In time.
@@ -191,11 +191,11 @@ mod tests {
     fn a_term_that_is_over_before_it_begins_does_not_begin() {
         let (leadership, now) = (Leadership::standby(), Instant::now());
         assert!(!leadership.leads_until(now, now));
-        assert!(leadership.leads_until(now + SECOND, now), "the next try may");
+        assert!(leadership.leads_until(now + SECOND, now), "the next attempt may");
     }
 
     #[test]
-    fn whoever_lost_it_does_not_get_it_back() {
+    fn a_lost_term_does_not_come_back() {
         let (leadership, now) = (Leadership::standby(), Instant::now());
         assert!(leadership.leads_until(now + SECOND, now));
         leadership.lose("b leads".to_owned());
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standby_says_who_leads() {
+    fn a_standby_names_the_leader() {
         let (leadership, now) = (Leadership::standby(), Instant::now());
         leadership.stand_by("a leads".to_owned());
         assert_eq!(leadership.why_not().as_deref(), Some("a leads"));

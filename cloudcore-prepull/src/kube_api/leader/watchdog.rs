@@ -1,8 +1,8 @@
-//! Ends the process when it must not lead any more.
+//! The watchdog that ends the process when it must not lead any more.
 //!
-//! On a thread of its own, for the runtime may be what hangs; and a process that was stopped (SIGSTOP, a frozen
-//! cgroup) goes on with everything that it had in its hands. The monotonic clock goes on meanwhile, so that the first
-//! thing this thread sees when it wakes up is that its time has passed.
+//! It is a thread of its own, because the runtime may be what hangs. A process that was stopped (SIGSTOP, a frozen
+//! cgroup) resumes in the middle of whatever it did; the monotonic clock keeps running meanwhile, so the first thing that
+//! this thread sees when it wakes up is that the term is over.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,34 +11,34 @@ use tracing::error;
 
 use super::leadership::{End, Leadership};
 
-/// The last words may wait so long for whoever reads the log: a pipe that nobody empties must not keep us alive.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// The limit for the last log line: a pipe that nobody reads must not keep the process alive.
+const LOG_LIMIT: Duration = Duration::from_millis(500);
 
-/// Watches over a term that has begun. `exit` is called where it is lost, and not where it is given back.
+/// Watches a term that has begun. Calls `exit` if the term is lost, and not if it is released.
 pub(super) fn start(leadership: Leadership, exit: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let watch = move || {
         if let End::Lost(why) = leadership.wait_for_end() {
-            say(why);
+            log_loss(why);
             exit();
         }
     };
     std::thread::Builder::new().name("leader-watchdog".to_owned()).spawn(watch).map(drop)
 }
 
-/// Ends the process: sessions are dropped, nothing more is written, and the successor starts with what the API server
-/// has.
+/// Ends the process: sessions are dropped, nothing more is written, and the successor starts from the API server.
 pub(super) fn exit() {
     std::process::exit(1);
 }
 
-fn say(why: String) {
-    let (said, done) = mpsc::channel();
-    let speak = move || {
-        error!(why, "leadership is lost; the process ends at once");
-        let _ = said.send(()); // whoever waited has ended
+fn log_loss(why: String) {
+    let (logged, done) = mpsc::channel();
+    let log = move || {
+        error!(reason = why, "leadership is lost; the process exits at once");
+        // Fails if the limit has passed.
+        let _ = logged.send(());
     };
-    if std::thread::Builder::new().spawn(speak).is_ok() {
-        let _ = done.recv_timeout(LAST_WORDS);
+    if std::thread::Builder::new().spawn(log).is_ok() {
+        let _ = done.recv_timeout(LOG_LIMIT);
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     const SOON: Duration = Duration::from_millis(50);
-    /// For a machine that is busy.
+    /// Generous, for a busy machine.
     const LIMIT: Duration = Duration::from_secs(10);
 
     fn watched() -> (Leadership, mpsc::Receiver<Instant>, Instant) {
@@ -68,20 +68,20 @@ mod tests {
     }
 
     #[test]
-    fn a_term_that_is_renewed_does_not() {
+    fn a_term_that_is_renewed_ends_only_when_it_is_lost() {
         let (leadership, ends, began) = watched();
         assert!(leadership.leads_until(began + LIMIT * 2, began));
         ends.recv_timeout(SOON * 4).unwrap_err();
-        // Another holder ends it long before the time is up.
+        // Another holder ends the term long before its time.
         leadership.lose("b leads".to_owned());
         ends.recv_timeout(LIMIT).unwrap();
     }
 
     #[test]
-    fn a_term_that_is_given_back_ends_nothing() {
+    fn a_released_term_does_not_end_the_process() {
         let (leadership, ends, _) = watched();
         leadership.release();
-        // The thread ends, and with it the sending end: nothing was sent.
+        // The thread has ended, and with it the sender: `exit` was not called.
         assert_eq!(ends.recv_timeout(LIMIT), Err(mpsc::RecvTimeoutError::Disconnected));
     }
 }

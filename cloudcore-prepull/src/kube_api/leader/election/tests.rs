@@ -51,7 +51,7 @@ fn holder_and_transitions(lease: &Lease) -> (Option<String>, Option<i32>) {
 }
 
 #[test]
-fn a_lease_that_is_not_there_is_made() {
+fn a_missing_lease_is_created() {
     let made = written(replica("a").step(None, Instant::now(), wall()));
     assert_eq!(made.metadata.name.as_deref(), Some(LEASE));
     assert_eq!(made.metadata.resource_version, None);
@@ -64,23 +64,23 @@ fn a_lease_that_is_not_there_is_made() {
 #[test]
 fn a_lease_is_taken_when_it_was_not_seen_to_change_for_its_duration_and_not_before() {
     let (mut b, now) = (replica("b"), Instant::now());
-    // Its times are of the year 2001: they do not count.
+    // The times in the Lease are of the year 2001: they do not count.
     let wait = Step::Wait { holder: "a".to_owned(), until: now + DURATION };
     assert_eq!(b.step(Some(&lease("a", "7")), now, wall()), wait);
     assert_eq!(b.step(Some(&lease("a", "7")), now + 13 * SECOND, wall()), wait);
-    // It has changed: the count begins anew.
+    // The Lease has changed: the wait starts over.
     let seen = now + 14 * SECOND;
     let wait = Step::Wait { holder: "a".to_owned(), until: seen + DURATION };
     assert_eq!(b.step(Some(&lease("a", "8")), seen, wall()), wait);
     assert_eq!(b.step(Some(&lease("a", "8")), now + 16 * SECOND, wall()), wait);
     let taken = written(b.step(Some(&lease("a", "8")), seen + DURATION, wall()));
-    // With the version: whoever has written it meanwhile keeps it.
+    // With the version: a replica that has written it meanwhile keeps it.
     assert_eq!(taken.metadata.resource_version.as_deref(), Some("8"));
     assert_eq!(holder_and_transitions(&taken), (Some("b".to_owned()), Some(4)));
 }
 
 #[test]
-fn the_duration_is_the_one_that_the_holder_has_promised() {
+fn a_standby_waits_for_the_duration_that_the_holder_promised() {
     let (mut b, now) = (replica("b"), Instant::now());
     let mut long = lease("a", "7");
     long.spec.as_mut().unwrap().lease_duration_seconds = Some(60);
@@ -89,23 +89,23 @@ fn the_duration_is_the_one_that_the_holder_has_promised() {
 }
 
 #[test]
-fn a_lease_that_was_given_back_is_taken_at_once() {
+fn a_released_lease_is_taken_at_once() {
     let (a, mut b, now) = (replica("a"), replica("b"), Instant::now());
     b.step(Some(&lease("a", "7")), now, wall());
-    let mut released = a.released(lease("a", "7"), wall()).unwrap();
+    let mut released = a.without_holder(lease("a", "7"), wall()).unwrap();
     assert_eq!(holder_and_transitions(&released), (None, Some(3)));
     assert_eq!(released.metadata.resource_version.as_deref(), Some("7"));
     released.metadata.resource_version = Some("8".to_owned());
     let taken = written(b.step(Some(&released), now, wall()));
     assert_eq!(holder_and_transitions(&taken), (Some("b".to_owned()), Some(4)));
-    // What is another's is not given back.
-    assert_eq!(a.released(lease("b", "9"), wall()), None);
+    // Nobody releases the Lease of another.
+    assert_eq!(a.without_holder(lease("b", "9"), wall()), None);
 }
 
 #[test]
-fn a_renewal_changes_the_lease_also_where_the_clock_goes_back() {
+fn a_renewal_changes_the_lease_even_if_the_clock_goes_back() {
     let (mut a, now) = (replica("a"), Instant::now());
-    a.won();
+    a.mark_leading();
     let earlier = wall() - Duration::from_secs(3600);
     let renewed = written(a.step(Some(&lease("a", "7")), now, earlier)).spec.unwrap();
     assert_eq!(renewed.renew_time.unwrap().0, wall() + Duration::from_micros(1));
@@ -113,29 +113,29 @@ fn a_renewal_changes_the_lease_also_where_the_clock_goes_back() {
 }
 
 #[test]
-fn whoever_led_does_not_wait_for_another() {
+fn a_deposed_leader_neither_waits_nor_takes_the_lease_back() {
     let (mut a, now) = (replica("a"), Instant::now());
-    a.won();
+    a.mark_leading();
     let deposed = Step::Deposed { by: Some("b".to_owned()) };
     assert_eq!(a.step(Some(&lease("b", "7")), now, wall()), deposed);
-    // Nor does it take back what was taken from it.
+    // Nor does it take the Lease back.
     assert_eq!(a.step(Some(&lease("", "8")), now + DURATION, wall()), Step::Deposed { by: None });
 }
 
 #[test]
-fn a_lease_that_was_deleted_is_not_free_before_its_holder_must_have_noticed() {
+fn a_deleted_lease_is_not_free_before_its_holder_must_have_stopped() {
     let (mut a, mut b, now) = (replica("a"), replica("b"), Instant::now());
     b.step(Some(&lease("a", "7")), now, wall());
     let wait = Step::Wait { holder: "a".to_owned(), until: now + DURATION };
     assert_eq!(b.step(None, now + SECOND, wall()), wait);
     written(b.step(None, now + DURATION, wall()));
-    // The holder makes it anew.
+    // The holder creates it again.
     a.step(Some(&lease("a", "7")), now, wall());
-    a.won();
+    a.mark_leading();
     written(a.step(None, now + SECOND, wall()));
 }
 
-/// Replicas, one API server, and whatever time passes between any two of their steps.
+/// Replicas and one API server, with any time between any two of their steps.
 struct Model {
     now: Instant,
     stored: Option<Lease>,
@@ -176,7 +176,7 @@ impl Model {
         }
     }
 
-    /// The API server: a write of an old version is refused.
+    /// The API server: it refuses a write of an old version.
     fn store(&mut self, mut lease: Lease) -> bool {
         let current = self.stored.as_ref().and_then(|lease| lease.metadata.resource_version.clone());
         let accepted = lease.metadata.resource_version == current;
@@ -188,7 +188,7 @@ impl Model {
         accepted
     }
 
-    /// One step of one replica, as late as it may be; `lost`: the answer to its write does not arrive.
+    /// One step of one replica. With `lost` the answer to its write does not arrive.
     fn step(&mut self, index: usize, lost: bool) {
         let index = index % self.replicas.len();
         let now = self.now;
@@ -208,29 +208,29 @@ impl Model {
             Phase::Answered(since) => {
                 let Replica { election, leadership, .. } = &mut self.replicas[index];
                 if leadership.leads_until(since + DEADLINE, now) {
-                    election.won();
+                    election.mark_leading();
                 }
                 Phase::Idle
             }
         };
     }
 
-    fn give_back(&mut self, index: usize) {
+    fn release(&mut self, index: usize) {
         let index = index % self.replicas.len();
         if !self.replicas[index].leadership.is_leader_at(self.now) {
             return;
         }
         self.replicas[index].leadership.release();
         let released =
-            self.stored.clone().and_then(|lease| self.replicas[index].election.released(lease, wall()));
+            self.stored.clone().and_then(|lease| self.replicas[index].election.without_holder(lease, wall()));
         if let Some(released) = released {
             assert!(self.store(released));
         }
         self.replicas[index] = self.replica();
     }
 
-    /// As the watchdog does, some time or other.
-    fn restart_the_lost(&mut self) {
+    /// What the watchdog does sooner or later.
+    fn restart_deposed(&mut self) {
         for index in 0..self.replicas.len() {
             let Replica { election, leadership, .. } = &self.replicas[index];
             if election.leading && !leadership.is_leader_at(self.now) {
@@ -247,8 +247,8 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// However late every step of every replica is, and whatever gets lost: never two leaders. And where all is well
-    /// again, one.
+    /// However late each step of each replica is, and whichever answers are lost: never two leaders. Once nothing is
+    /// late or lost any more: one.
     #[test]
     fn there_are_never_two_leaders(
         steps in prop::collection::vec((0_usize..3, 0_u64..4000, 0_u8..40), 1..400),
@@ -256,16 +256,16 @@ proptest! {
     ) {
         let mut model = Model::new(ever);
         for (index, pause, chance) in steps {
-            // Most steps follow at once, and some long after.
+            // Most steps follow at once, some much later.
             model.now += Duration::from_millis(if chance < 25 { pause / 20 } else { pause });
             match chance {
-                0 => model.give_back(index),
-                1 => model.restart_the_lost(),
+                0 => model.release(index),
+                1 => model.restart_deposed(),
                 chance => model.step(index, chance == 2),
             }
             prop_assert!(model.leaders() <= 1, "{} leaders", model.leaders());
         }
-        model.restart_the_lost();
+        model.restart_deposed();
         for round in 0..200_usize {
             model.now += Duration::from_millis(100);
             for index in 0..3 {
@@ -275,7 +275,7 @@ proptest! {
                 }
             }
             if round % 10 == 0 {
-                model.restart_the_lost();
+                model.restart_deposed();
             }
         }
         prop_assert_eq!(model.leaders(), 1);
