@@ -1,4 +1,4 @@
-//! How this program reaches the API server.
+//! The clients of the API server, and reads that are retried until they succeed.
 
 use std::future::Future;
 use std::path::Path;
@@ -14,14 +14,14 @@ use tracing::info;
 use crate::kube_api::leader::{Fence, Leadership};
 use crate::kube_api::refusal::FailureLog;
 
-/// A client from the given kubeconfig, else from the environment, else from the pod's ServiceAccount.
+/// A client from the given kubeconfig, or else from the environment, or else from the pod's ServiceAccount.
 pub async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     let config = config(kubeconfig).await?;
     info!(server = %config.cluster_url, "the API server");
     Client::try_from(config).context(PREPARE)
 }
 
-/// An error that comes from the network says which server was asked, and by which file.
+/// Adds the API server's address to an error that comes from the network.
 pub async fn name_where_unreachable<T>(
     outcome: anyhow::Result<T>,
     kubeconfig: Option<&Path>,
@@ -38,26 +38,26 @@ pub async fn name_where_unreachable<T>(
     Err(error.context(format!("the API server {server} of the kubeconfig cannot be reached")))
 }
 
-/// As [`client`], but it writes only as long as this replica leads.
+/// Like [`client`], but its writes pass only while this replica leads.
 pub async fn leaders_client(kubeconfig: Option<&Path>, leadership: Leadership) -> anyhow::Result<Client> {
     let mut config = config(kubeconfig).await?;
-    // A retry is a write, too, and it would be made behind the fence. Whoever writes tries again by himself.
+    // A retry of a write would be made behind the fence. The callers retry.
     config.default_retry = false;
     let builder = ClientBuilder::try_from(config).context(PREPARE)?;
     Ok(builder.with_layer(&Fence(leadership)).build())
 }
 
-/// A request that has had no byte of an answer for this long will have none: somebody on the way has forgotten the
-/// connection. Longer than a watch in which nothing happens, which the API server ends after 290 s.
-const SILENCE: Duration = Duration::from_secs(300);
-/// Between two tries while the API server does not answer; doubled up to the second value.
+/// How long a request may go without a byte of an answer: after that, something on the way has dropped the connection.
+/// Longer than an idle watch, which the API server ends after 290 s.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
+/// The waits between two attempts while the API server does not answer.
 const READ_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
-/// What failed, where no client can be made.
+/// The context of an error in making a client.
 const PREPARE: &str = "prepare the connection to the cluster";
 
-/// Reads what there is no going on without: tries until it succeeds. Give it a deadline where there is one; dropping the
-/// future loses nothing. `explain` says what is wrong where that lasts.
-pub async fn persistently<T, F>(what: &str, explain: fn(&Error) -> Option<String>, read: impl Fn() -> F) -> T
+/// Retries a read until it succeeds. For a deadline, drop the future: that loses nothing. `explain` names a problem that
+/// lasts.
+pub async fn read_with_retry<T, F>(what: &str, explain: fn(&Error) -> Option<String>, read: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,
 {
@@ -75,8 +75,8 @@ where
 
 async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = read_config(kubeconfig).await?;
-    config.read_timeout = Some(SILENCE);
-    // Counted from the request, not from when the connection was used last.
+    config.read_timeout = Some(READ_TIMEOUT);
+    // The timeout counts from the request, not from the last use of the connection.
     config.reset_reader_on_write = true;
     Ok(config)
 }

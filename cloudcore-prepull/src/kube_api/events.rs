@@ -1,8 +1,8 @@
-//! Kubernetes events on jobs and NodeImages, for the person who watches.
+//! The publisher of Kubernetes events on jobs and NodeImages.
 //!
-//! Events of the group "" in the form that kubectl and client-go have always written: API servers of every version
-//! take them for a cluster-scoped object in the namespace `default`, and `kubectl describe` finds them there. Those
-//! with an `eventTime`, as kube's own `Recorder` writes them, are refused there by older servers (1.20, for one).
+//! It writes events of the core group in the form that kubectl and client-go have always used: API servers of every
+//! version accept them for a cluster-scoped object in the namespace `default`, where `kubectl describe` finds them. With
+//! an `eventTime`, as kube's own `Recorder` sets it, older servers refuse them there (1.20, for one).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -20,22 +20,23 @@ use prepull_engine::shared::reasons;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-/// Events that wait for the API server. They are advice, not state: what does not fit is dropped and logged.
+use crate::kube_api::refusal::with_causes;
+
+/// Events that wait for the API server. They are advice, not state: an event that does not fit is dropped and logged.
 const QUEUE: usize = 256;
-/// Where events about cluster-scoped objects live.
+/// The namespace of events about cluster-scoped objects.
 const NAMESPACE: &str = "default";
-/// Bytes of the job's name in an event's name. With a dot and 16 hexadecimal digits it stays below the 253 bytes
-/// that a name may have.
+/// Bytes of the object's name in the event's name: with a dot and 16 hexadecimal digits it stays below the limit of 253.
 const NAME_PART: usize = 200;
 
-/// Events of NodeImages: so many at once, and then so many a second. A fleet that succeeds must not drown etcd.
+/// Burst and rate per second of events about successful pulls of single nodes: a fleet that succeeds must not flood etcd.
 const SUCCESSES: (f64, f64) = (50.0, 1.0);
-/// The same for what failed, which somebody may be looking for.
+/// Burst and rate per second of events about failed pulls of single nodes, which somebody may be looking for.
 const FAILURES: (f64, f64) = (100.0, 5.0);
 
 type Bucket = TokenBucket<Instant>;
 
-/// The sending end.
+/// The sender of events. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Events {
     queue: mpsc::Sender<ObjectEvent>,
@@ -44,7 +45,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Starts the task that publishes.
+    /// Starts the task that publishes the events with the rights of this client.
     pub fn start(client: Client) -> Self {
         let (queue, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(publish(client, receiver));
@@ -52,8 +53,7 @@ impl Events {
         Self { queue, successes: bucket(SUCCESSES), failures: bucket(FAILURES) }
     }
 
-    /// Hands over one event. Those of single images on single nodes are dropped beyond a rate: what they would have
-    /// said stands in the status.
+    /// Queues an event. Those of single images on single nodes are dropped beyond a rate: the status says the same.
     pub fn send(&self, event: ObjectEvent) {
         let ObjectEvent { kind, object, warning, reason, note } = &event;
         if *kind == ObjectKind::ImagePrePullJob {
@@ -71,7 +71,7 @@ impl Events {
 
     fn offer(&self, event: ObjectEvent) {
         if let Err(error) = self.queue.try_send(event) {
-            warn!(%error, "event dropped");
+            warn!(%error, "an event was dropped");
         }
     }
 }
@@ -79,22 +79,21 @@ impl Events {
 async fn publish(client: Client, mut events: mpsc::Receiver<ObjectEvent>) {
     let instance = std::env::var("POD_NAME").ok();
     while let Some(event) = events.recv().await {
-        let (name, reason) = (event.object.name.clone(), event.reason);
+        let (object, reason) = (event.object.clone(), event.reason);
         let api: Api<CoreEvent> = Api::namespaced(client.clone(), namespace_of(&event.object));
-        if let Err(error) =
-            api.create(&PostParams::default(), &object(event, instance.clone(), Timestamp::now())).await
-        {
-            warn!(object = name, reason, %error, "event not published");
+        let event = core_event(event, instance.clone(), Timestamp::now());
+        if let Err(error) = api.create(&PostParams::default(), &event).await {
+            warn!(%object, reason, error = with_causes(&error), "an event was not published");
         }
     }
 }
 
-/// Where events about an object live.
+/// The namespace of events about an object.
 fn namespace_of(object: &ObjectId) -> &str {
     if object.namespace.is_empty() { NAMESPACE } else { &object.namespace }
 }
 
-fn object(event: ObjectEvent, instance: Option<String>, now: Timestamp) -> CoreEvent {
+fn core_event(event: ObjectEvent, instance: Option<String>, now: Timestamp) -> CoreEvent {
     const PROGRAM: &str = "cloudcore-prepull";
     let ObjectEvent { kind, object, warning, reason, note } = event;
     let home = namespace_of(&object).to_owned();
@@ -105,7 +104,7 @@ fn object(event: ObjectEvent, instance: Option<String>, now: Timestamp) -> CoreE
             format!("{}/{}", kruise::GROUP, kruise::VERSION)
         }
     };
-    // Names of objects are ASCII; where this one is cut, a dash or dot may be last, which a dot must not follow.
+    // Names of objects are ASCII. The cut may leave a dash or a dot at the end, which a dot must not follow.
     let part = name.get(..NAME_PART).map_or(name.as_str(), |cut| cut.trim_end_matches(['-', '.'])).to_owned();
     CoreEvent {
         metadata: ObjectMeta {
@@ -150,11 +149,11 @@ mod tests {
             reason: "Failed",
             note: "why".to_owned(),
         };
-        object(event, None, Timestamp::from_second(1_000_000_000).unwrap())
+        core_event(event, None, Timestamp::from_second(1_000_000_000).unwrap())
     }
 
     #[test]
-    fn an_event_is_in_the_form_that_every_server_takes() {
+    fn an_event_has_the_form_that_every_api_server_accepts() {
         let event = event("nginx".to_owned());
         assert_eq!(event.metadata.name.as_deref(), Some("nginx.de0b6b3a7640000"));
         assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
@@ -169,13 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_events_passes_and_then_a_rate() {
+    fn events_pass_in_a_burst_and_then_at_a_rate() {
         let start = Instant::now();
         let (burst, per_second) = SUCCESSES;
         let mut bucket = Bucket::new(per_second, burst);
         let passed = |bucket: &mut Bucket, at| (0..1000).filter(|_| bucket.try_take(1.0, at).is_ok()).count();
         assert_eq!(passed(&mut bucket, start), 50);
         assert_eq!(passed(&mut bucket, start + Duration::from_secs(3)), 3);
-        assert_eq!(passed(&mut bucket, start + Duration::from_secs(1000)), 50, "no more than at first");
+        assert_eq!(passed(&mut bucket, start + Duration::from_secs(1000)), 50, "no more than the burst");
     }
 }

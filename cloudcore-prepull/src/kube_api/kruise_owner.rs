@@ -9,7 +9,7 @@ use kube::api::Api;
 use kube::{Client, Error, ResourceExt};
 use prepull_api::crd::kruise::{PART_OF, PART_OF_LABEL, crds};
 
-use crate::kube_api::cluster::persistently;
+use crate::kube_api::cluster::read_with_retry;
 
 /// Where Kruise's own controller has its Lease, if it runs.
 const LEASE: (&str, &str) = ("kruise-system", "kruise-manager");
@@ -62,7 +62,7 @@ pub async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
         let name = crd.name_any();
         let what = format!("the definition {name}");
         let found =
-            allowed(&what, persistently(&what, |_| None, || refusable(definitions.get_opt(&name))).await)?;
+            allowed(&what, read_with_retry(&what, |_| None, || refusable(definitions.get_opt(&name))).await)?;
         let Some(found) = found else { return Err(Refusal::Missing(name)) };
         if found.labels().get(PART_OF_LABEL).map(String::as_str) != Some(PART_OF) {
             let hint = found.annotations().get("meta.helm.sh/release-name");
@@ -73,7 +73,7 @@ pub async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
     }
     let leases = Api::<Lease>::namespaced(client.clone(), LEASE.0);
     let what = format!("the Lease {}/{}", LEASE.0, LEASE.1);
-    let lease = allowed(&what, persistently(&what, |_| None, || refusable(leases.get_opt(LEASE.1))).await)?;
+    let lease = allowed(&what, read_with_retry(&what, |_| None, || refusable(leases.get_opt(LEASE.1))).await)?;
     let spec = lease.and_then(|lease| lease.spec).unwrap_or_default();
     let renewed = spec.renew_time.map_or(Timestamp::MIN, |time| time.0);
     match spec.holder_identity.filter(|holder| !holder.is_empty()) {

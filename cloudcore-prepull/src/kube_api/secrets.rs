@@ -11,7 +11,7 @@ use prepull_api::overriders::SecretRef;
 use prepull_engine::prepull::plan::SecretLookup;
 use tokio::sync::Mutex;
 
-use crate::kube_api::cluster::persistently;
+use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::refusal::explain;
 
 /// How long a secret is cached: a changed password is used by the next wave, and 10,000 nodes that start together cost
@@ -69,7 +69,7 @@ impl Secrets {
                 Err(error) => Err(error),
             }
         };
-        persistently(&format!("secret {secret}"), explain::<Secret>, read).await
+        read_with_retry(&format!("secret {secret}"), explain::<Secret>, read).await
     }
 
     /// Drops expired secrets, for ever, so that even the last one is in memory no longer than twice [`FOUND_TTL`].

@@ -22,7 +22,7 @@ use prepull_engine::shared::outcomes::WriteOutcome;
 use serde_json::json;
 use tracing::debug;
 
-use crate::kube_api::cluster::persistently;
+use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
 use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
 use crate::kube_api::refusal::explain;
@@ -62,7 +62,7 @@ impl Writer {
     /// labels, so all reports are read once, page by page, rather than once for each job.
     pub async fn read_reports(&self, now: Timestamp) -> Vec<ImagePrePullReport> {
         let jobs: HashSet<String> =
-            persistently("jobs", explain::<ImagePrePullJob>, || self.list_jobs_that_need_reports(now)).await;
+            read_with_retry("jobs", explain::<ImagePrePullJob>, || self.list_jobs_that_need_reports(now)).await;
         if jobs.is_empty() {
             return Vec::new();
         }
@@ -98,7 +98,7 @@ impl Writer {
     ) -> Vec<ImagePrePullReport> {
         let api = Api::<ImagePrePullReport>::all(self.client.clone());
         let read = || list_pages(&api, params.clone(), &is_wanted);
-        persistently("reports", explain::<ImagePrePullReport>, read).await
+        read_with_retry("reports", explain::<ImagePrePullReport>, read).await
     }
 
     fn note_version(&self, job: &JobUid, report: &ImagePrePullReport) {
@@ -110,7 +110,7 @@ impl Writer {
     /// Reads a job, and retries until it has an answer. `None` if the job is gone or cannot be parsed.
     pub async fn read_job(&self, job: &JobUid, name: &str) -> Option<Box<ImagePrePullJob>> {
         let api = Api::<DeserializeGuard<ImagePrePullJob>>::all(self.client.clone());
-        let found = persistently("job", explain::<ImagePrePullJob>, || api.get_opt(name)).await?;
+        let found = read_with_retry("job", explain::<ImagePrePullJob>, || api.get_opt(name)).await?;
         found.0.ok().filter(|found| found.uid().as_ref() == Some(&job.0)).map(Box::new)
     }
 

@@ -112,7 +112,7 @@ fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) 
     }
 }
 
-/// An object as the engines take it: one that cannot be read is passed on as such.
+/// An object as the engines take it: one that cannot be parsed is passed on as unreadable.
 pub(crate) fn readable<K>(DeserializeGuard(object): DeserializeGuard<K>) -> Result<Box<K>, Unreadable> {
     object.map(Box::new).map_err(|invalid| Unreadable {
         id: ObjectId {
