@@ -7,7 +7,7 @@
 //! ```
 //!
 //! What is decided is decided in `prepull-engine`, which is pure. Here is the shell around it: [`run`] carries what
-//! happened in and what is to be done out, [`edges`] and [`kube_api`] talk to either side.
+//! happened in and what is to be done out, [`edges`] and `kube_api` talk to either side.
 
 pub(crate) mod commands;
 
@@ -22,18 +22,18 @@ pub mod edges {
 }
 
 /// Everything that talks to the Kubernetes API.
-pub mod kube_api {
-    pub mod cluster;
-    pub mod events;
-    pub mod kruise_owner;
-    pub mod kruise_watch;
-    pub mod kruise_writer;
-    pub mod leader;
+mod kube_api {
+    pub(crate) mod cluster;
+    pub(crate) mod events;
+    pub(crate) mod kruise_owner;
+    pub(crate) mod kruise_watch;
+    pub(crate) mod kruise_writer;
+    pub(crate) mod leader;
     mod object_write;
-    pub mod refusal;
-    pub mod secrets;
-    pub mod status_writer;
-    pub mod watch;
+    pub(crate) mod refusal;
+    pub(crate) mod secrets;
+    pub(crate) mod status_writer;
+    pub(crate) mod watch;
 }
 
 pub mod run;

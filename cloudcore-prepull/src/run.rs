@@ -44,7 +44,7 @@ use crate::kube_api::{cluster, kruise_owner, watch};
 use crate::run::http::Readiness;
 use crate::run::metrics::Metrics;
 
-pub mod http;
+mod http;
 mod kruise;
 mod listeners;
 pub mod metrics;

@@ -15,14 +15,14 @@ use crate::kube_api::leader::{Fence, Leadership};
 use crate::kube_api::refusal::FailureLog;
 
 /// A client from the given kubeconfig, or else from the environment, or else from the pod's ServiceAccount.
-pub async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
+pub(crate) async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     let config = config(kubeconfig).await?;
     info!(server = %config.cluster_url, "the API server");
     Client::try_from(config).context(PREPARE)
 }
 
 /// Adds the API server's address to an error that comes from the network.
-pub async fn name_where_unreachable<T>(
+pub(crate) async fn name_where_unreachable<T>(
     outcome: anyhow::Result<T>,
     kubeconfig: Option<&Path>,
 ) -> anyhow::Result<T> {
@@ -39,7 +39,10 @@ pub async fn name_where_unreachable<T>(
 }
 
 /// Like [`client`], but its writes pass only while this replica leads.
-pub async fn leaders_client(kubeconfig: Option<&Path>, leadership: Leadership) -> anyhow::Result<Client> {
+pub(crate) async fn leaders_client(
+    kubeconfig: Option<&Path>,
+    leadership: Leadership,
+) -> anyhow::Result<Client> {
     let mut config = config(kubeconfig).await?;
     // A retry of a write would be made behind the fence. The callers retry.
     config.default_retry = false;
@@ -57,7 +60,11 @@ const PREPARE: &str = "prepare the connection to the cluster";
 
 /// Retries a read until it succeeds. For a deadline, drop the future: that loses nothing. `explain` names a problem that
 /// lasts.
-pub async fn read_with_retry<T, F>(what: &str, explain: fn(&Error) -> Option<String>, read: impl Fn() -> F) -> T
+pub(crate) async fn read_with_retry<T, F>(
+    what: &str,
+    explain: fn(&Error) -> Option<String>,
+    read: impl Fn() -> F,
+) -> T
 where
     F: Future<Output = Result<T, Error>>,
 {

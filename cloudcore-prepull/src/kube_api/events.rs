@@ -38,7 +38,7 @@ type Bucket = TokenBucket<Instant>;
 
 /// The sender of events. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Events {
+pub(crate) struct Events {
     queue: mpsc::Sender<ObjectEvent>,
     successes: Arc<Mutex<Bucket>>,
     failures: Arc<Mutex<Bucket>>,
@@ -46,7 +46,7 @@ pub struct Events {
 
 impl Events {
     /// Starts the task that publishes the events with the rights of this client.
-    pub fn start(client: Client) -> Self {
+    pub(crate) fn start(client: Client) -> Self {
         let (queue, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(publish(client, receiver));
         let bucket = |(burst, per_second)| Arc::new(Mutex::new(Bucket::new(per_second, burst)));
@@ -54,7 +54,7 @@ impl Events {
     }
 
     /// Queues an event. Those of single images on single nodes are dropped beyond a rate: the status says the same.
-    pub fn send(&self, event: ObjectEvent) {
+    pub(crate) fn send(&self, event: ObjectEvent) {
         let ObjectEvent { kind, object, warning, reason, note } = &event;
         if *kind == ObjectKind::ImagePrePullJob {
             info!(job = object.name, reason, note, "event");

@@ -18,7 +18,7 @@ const ALIVE: Duration = Duration::from_secs(60);
 
 /// Why Kruise's API is not served.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// There is no such kind.
     #[error(
         "--enable-kruise-api: the definition {0} is missing; apply manifests/kruise/crds.yaml, or leave the flag out"
@@ -56,7 +56,7 @@ pub enum Refusal {
 }
 
 /// Whether the kinds are ours to serve. Waits while the API server is away.
-pub async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
+pub(crate) async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in crds() {
         let name = crd.name_any();
@@ -73,7 +73,8 @@ pub async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
     }
     let leases = Api::<Lease>::namespaced(client.clone(), LEASE.0);
     let what = format!("the Lease {}/{}", LEASE.0, LEASE.1);
-    let lease = allowed(&what, read_with_retry(&what, |_| None, || refusable(leases.get_opt(LEASE.1))).await)?;
+    let lease =
+        allowed(&what, read_with_retry(&what, |_| None, || refusable(leases.get_opt(LEASE.1))).await)?;
     let spec = lease.and_then(|lease| lease.spec).unwrap_or_default();
     let renewed = spec.renew_time.map_or(Timestamp::MIN, |time| time.0);
     match spec.holder_identity.filter(|holder| !holder.is_empty()) {

@@ -23,7 +23,7 @@ use crate::kube_api::watch::{Watched, follow, id_of, readable};
 type Object<K> = Result<Box<K>, Unreadable>;
 
 /// Watches all NodeImages for ever.
-pub async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
+pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use node_images::Input as To;
     let gone = |object: &Object<NodeImage>| {
         let ObjectId { namespace: _, name, uid } = id_of(object);
@@ -38,7 +38,7 @@ pub async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
 }
 
 /// Watches all ImagePullJobs for ever.
-pub async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
+pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
     let watched = Watched {
         all: |objects| Input::Job(To::PullJobs(objects)),
@@ -49,7 +49,7 @@ pub async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
 }
 
 /// Watches all ImageListPullJobs for ever.
-pub async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
+pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
     let watched = Watched {
         all: |objects| Input::Job(To::ListJobs(objects)),
@@ -63,7 +63,7 @@ pub async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
 const SCHEDULED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
 /// Watches all pods for ever. Of each only what a podSelector needs is read.
-pub async fn pods(client: Client, inputs: mpsc::Sender<engine::Input>) {
+pub(crate) async fn pods(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
     let watched = Watched {
         all: |pods| Input::Job(To::Pods(pods)),

@@ -24,7 +24,7 @@ use crate::kube_api::refusal::FailureLog;
 
 /// Writes NodeImages, ImagePullJobs and ImageListPullJobs. Cheap to clone.
 #[derive(Clone)]
-pub struct Writer {
+pub(crate) struct Writer {
     client: Client,
     /// Shared: a problem that lasts is logged once a minute, and not for each of ten thousand nodes.
     log: Arc<FailureLog>,
@@ -32,12 +32,12 @@ pub struct Writer {
 
 impl Writer {
     /// Writes with the rights of this client.
-    pub fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self { client, log: Arc::default() }
     }
 
     /// Writes a NodeImage.
-    pub async fn write_node_image(&self, node: &NodeName, write: Write) -> Written {
+    pub(crate) async fn write_node_image(&self, node: &NodeName, write: Write) -> Written {
         match object_write::in_time(self.try_node_image(node.as_str(), write)).await {
             Ok(written) => written,
             Err(error) => {
@@ -86,8 +86,8 @@ impl Writer {
     }
 
     /// Makes the write of a job.
-    pub async fn write_job(&self, action: Action) -> WriteOutcome {
-        let object = written_object(&action);
+    pub(crate) async fn write_job(&self, action: Action) -> WriteOutcome {
+        let object = action.written_object();
         match object_write::in_time(self.try_job(action)).await {
             Ok(outcome) => outcome,
             Err(error) => {
@@ -189,19 +189,6 @@ where
         // A conflict does not say that the object is gone: no version was given.
         Failure::Invalid | Failure::Conflict | Failure::Other => Err(error),
     }
-}
-
-/// The object that an action writes, `None` if it writes nothing.
-pub fn written_object(action: &Action) -> Option<Object> {
-    Some(match action {
-        Action::PullJobStatus(id, _) | Action::DeletePullJob(id) => Object::PullJob(id.uid.clone()),
-        Action::ListJobStatus(id, _) | Action::DeleteListJob(id) => Object::ListJob(id.uid.clone()),
-        Action::MakeChild { list, spec, .. } | Action::ChangeChild { list, spec, .. } => {
-            Object::Child(list.uid.clone(), spec.image.clone())
-        }
-        Action::DeleteChild { list, image, .. } => Object::Child(list.uid.clone(), image.clone()),
-        Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => return None,
-    })
 }
 
 /// A list as the owner of its children.

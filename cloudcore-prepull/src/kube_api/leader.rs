@@ -20,19 +20,19 @@ use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-pub use elector::{Term, lead};
-pub use fence::{Fence, Fenced, NotTheLeader};
-pub use leadership::Leadership;
+pub(crate) use elector::lead;
+pub(crate) use fence::Fence;
+pub(crate) use leadership::Leadership;
 
 /// The name of the Lease, in the namespace of cloudcore-prepull.
-pub const LEASE: &str = "cloudcore-prepull";
+pub(crate) const LEASE: &str = "cloudcore-prepull";
 
 /// The lower limit of the retry period, in which each replica reads the Lease once.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 
 /// The times of an election, with the meaning that they have in `kube-controller-manager --help`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
+pub(crate) struct Timing {
     /// How long the others wait after they last saw the Lease change.
     duration: Duration,
     /// How long the leader leads after the start of its last successful renewal.
@@ -43,7 +43,7 @@ pub struct Timing {
 
 impl Timing {
     /// Fails for times with which there could be two leaders, or none for long.
-    pub fn new(
+    pub(crate) fn new(
         duration: Duration,
         renew_deadline: Duration,
         retry_period: Duration,
@@ -69,7 +69,7 @@ impl Timing {
 
 /// Times that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TimingError {
+pub(crate) enum TimingError {
     /// The retry period is below [`SHORTEST_PERIOD`].
     #[error("--lease-retry-period {0:?} is too short; it must be at least 100ms")]
     Period(Duration),

@@ -22,7 +22,7 @@ const ABSENT_TTL: Duration = Duration::from_secs(1);
 
 /// The registry secrets that jobs refer to.
 #[derive(Clone)]
-pub struct Secrets {
+pub(crate) struct Secrets {
     client: Client,
     recent: Arc<Mutex<HashMap<SecretRef, Slot>>>,
 }
@@ -32,13 +32,13 @@ type Slot = Arc<Mutex<Option<(Instant, SecretLookup)>>>;
 
 impl Secrets {
     /// Reads secrets with the rights of this client.
-    pub fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         Self { client, recent: Arc::default() }
     }
 
     /// The secret, or the final reason why there is none. Waits while the API server is unavailable: give it a deadline.
     /// Dropping the future loses nothing.
-    pub async fn get(&self, secret: &SecretRef) -> SecretLookup {
+    pub(crate) async fn get(&self, secret: &SecretRef) -> SecretLookup {
         let slot = self.slot(secret).await;
         let mut answer = slot.lock().await;
         if let Some(answer) = &*answer
@@ -73,7 +73,7 @@ impl Secrets {
     }
 
     /// Drops expired secrets, for ever, so that even the last one is in memory no longer than twice [`FOUND_TTL`].
-    pub async fn drop_expired_forever(self) {
+    pub(crate) async fn drop_expired_forever(self) {
         loop {
             tokio::time::sleep(FOUND_TTL).await;
             drop_expired(&mut *self.recent.lock().await);

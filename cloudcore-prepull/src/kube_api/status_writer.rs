@@ -45,7 +45,7 @@ type Jobs = Api<PartialObjectMeta<ImagePrePullJob>>;
 
 /// Writes jobs and reports. Cheap to clone.
 #[derive(Clone)]
-pub struct Writer {
+pub(crate) struct Writer {
     client: Client,
     /// The version of each object as this process last wrote or read it.
     versions: Arc<Mutex<HashMap<(JobUid, Object), String>>>,
@@ -54,15 +54,16 @@ pub struct Writer {
 
 impl Writer {
     /// Writes with the rights of this client. A job whose writes are refused for good gets an event.
-    pub fn new(client: Client, events: Events) -> Self {
+    pub(crate) fn new(client: Client, events: Events) -> Self {
         Self { client, versions: Arc::default(), refused: Refused::new(events) }
     }
 
     /// Reads the reports of all jobs that need them, and retries until it has them. The API server has no index of
     /// labels, so all reports are read once, page by page, rather than once for each job.
-    pub async fn read_reports(&self, now: Timestamp) -> Vec<ImagePrePullReport> {
+    pub(crate) async fn read_reports(&self, now: Timestamp) -> Vec<ImagePrePullReport> {
         let jobs: HashSet<String> =
-            read_with_retry("jobs", explain::<ImagePrePullJob>, || self.list_jobs_that_need_reports(now)).await;
+            read_with_retry("jobs", explain::<ImagePrePullJob>, || self.list_jobs_that_need_reports(now))
+                .await;
         if jobs.is_empty() {
             return Vec::new();
         }
@@ -79,7 +80,7 @@ impl Writer {
     }
 
     /// Reads the reports of a job, and retries until it has them.
-    pub async fn read_reports_of(&self, job: &JobUid) -> Vec<ImagePrePullReport> {
+    pub(crate) async fn read_reports_of(&self, job: &JobUid) -> Vec<ImagePrePullReport> {
         let labelled = ListParams::default().labels(&format!("{JOB_UID_LABEL}={job}"));
         // Anybody may set the label.
         let is_owned =
@@ -108,7 +109,7 @@ impl Writer {
     }
 
     /// Reads a job, and retries until it has an answer. `None` if the job is gone or cannot be parsed.
-    pub async fn read_job(&self, job: &JobUid, name: &str) -> Option<Box<ImagePrePullJob>> {
+    pub(crate) async fn read_job(&self, job: &JobUid, name: &str) -> Option<Box<ImagePrePullJob>> {
         let api = Api::<DeserializeGuard<ImagePrePullJob>>::all(self.client.clone());
         let found = read_with_retry("job", explain::<ImagePrePullJob>, || api.get_opt(name)).await?;
         found.0.ok().filter(|found| found.uid().as_ref() == Some(&job.0)).map(Box::new)
@@ -125,7 +126,7 @@ impl Writer {
 
     /// Writes an object. If it has another version than the known one, because somebody edited the spec or the answer
     /// to the last write was lost, that version is read, and the write made once more.
-    pub async fn write(&self, job: &JobUid, name: &str, content: &Content) -> WriteOutcome {
+    pub(crate) async fn write(&self, job: &JobUid, name: &str, content: &Content) -> WriteOutcome {
         let object = content.object();
         match object_write::in_time(self.write_or_reread(job, name, content)).await {
             Ok(outcome) => {
@@ -177,7 +178,7 @@ impl Writer {
     }
 
     /// Deletes a job. A failure is only logged; the controller asks again.
-    pub async fn delete(&self, job: &JobUid, name: &str) {
+    pub(crate) async fn delete(&self, job: &JobUid, name: &str) {
         let jobs = self.jobs();
         if let Err(error) = object_write::in_time(object_write::delete(&jobs, name, &job.0)).await {
             self.refused.record_deletion(name, &error);
@@ -186,7 +187,7 @@ impl Writer {
 
     /// Takes the version of a job that the watch has delivered, for the first write of its status to replace. From
     /// then on the versions that this process has written count, because the watch may be behind.
-    pub fn note_job(&self, job: &JobObject) {
+    pub(crate) fn note_job(&self, job: &JobObject) {
         let Ok(job) = job else { return };
         if let (Some(uid), Some(version)) = (job.uid(), job.resource_version()) {
             self.versions().entry((JobUid(uid), Object::Status)).or_insert(version);
@@ -194,7 +195,7 @@ impl Writer {
     }
 
     /// Drops what is known about a job of which nothing more is written.
-    pub fn forget(&self, job: &JobUid) {
+    pub(crate) fn forget(&self, job: &JobUid) {
         self.versions().retain(|(known, _), _| known != job);
         self.refused.forget(job);
     }

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use crate::kube_api::refusal::{FailureLog, explain};
 
 /// Watches all nodes for ever. Of each it keeps only what planning needs.
-pub async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
+pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
     follow(
         Api::<Node>::all(client),
         watcher::Config::default(),
@@ -37,7 +37,7 @@ pub async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
 }
 
 /// Watches all jobs for ever. A job that cannot be parsed does not stop the others.
-pub async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
+pub(crate) async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     follow(
         Api::<DeserializeGuard<ImagePrePullJob>>::all(client),
         watcher::Config::default(),

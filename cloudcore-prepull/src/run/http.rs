@@ -16,7 +16,7 @@ use crate::run::metrics::Metrics;
 
 /// The readiness of cloudcore: it leads, jobs and nodes have been listed, and the tunnel listens.
 #[derive(Debug)]
-pub struct Readiness {
+pub(crate) struct Readiness {
     leadership: Leadership,
     serving: AtomicBool,
     /// What keeps it from serving, if that is known.
@@ -25,17 +25,17 @@ pub struct Readiness {
 
 impl Readiness {
     /// The readiness at the start: not ready.
-    pub fn new(leadership: Leadership) -> Self {
+    pub(crate) fn new(leadership: Leadership) -> Self {
         Self { leadership, serving: AtomicBool::new(false), obstacle: Mutex::default() }
     }
 
     /// Sets whether the tunnel listens.
-    pub fn set_serving(&self, serving: bool) {
+    pub(crate) fn set_serving(&self, serving: bool) {
         self.serving.store(serving, Ordering::Relaxed);
     }
 
     /// Sets what keeps it from serving, for the answer of /readyz.
-    pub fn set_obstacle(&self, obstacle: Option<String>) {
+    pub(crate) fn set_obstacle(&self, obstacle: Option<String>) {
         *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = obstacle;
     }
 
@@ -56,7 +56,7 @@ impl Readiness {
 }
 
 /// Serves /healthz, /readyz and /metrics until `shutdown`.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,

@@ -82,7 +82,7 @@ impl Core {
                 let (writer, permits) = (self.kruise.writer.clone(), self.kruise.permits.clone());
                 self.work.spawn(async move {
                     let _permit = permits.acquire().await;
-                    let Some(object) = crate::kube_api::kruise_writer::written_object(&action) else {
+                    let Some(object) = action.written_object() else {
                         return;
                     };
                     let outcome = caught(writer.write_job(action)).await.unwrap_or(WriteOutcome::Failed);

@@ -91,7 +91,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Counts an input of the controller, and the outcome that it may carry.
-    pub fn count_input(&self, input: &Input) {
+    pub(super) fn count_input(&self, input: &Input) {
         self.counted.controller_inputs.inc();
         match input {
             Input::Dispatched { outcome, .. } => self.count_dispatch(outcome),
@@ -117,7 +117,7 @@ impl Metrics {
     }
 
     /// Counts an input of Kruise's engine, and the outcome that it may carry.
-    pub fn count_kruise_input(&self, input: &kruise::Input) {
+    pub(super) fn count_kruise_input(&self, input: &kruise::Input) {
         self.counted.controller_inputs.inc();
         let outcome = match input {
             kruise::Input::Node(node_images::Input::Written(_, written)) => match written {
@@ -149,7 +149,7 @@ impl Metrics {
     }
 
     /// Sets the gauges of jobs and sessions.
-    pub fn set_levels(&self, phases: impl Iterator<Item = JobPhase>, sessions: usize) {
+    pub(super) fn set_levels(&self, phases: impl Iterator<Item = JobPhase>, sessions: usize) {
         let mut counts = [0_i64; 4];
         phases.for_each(|phase| counts[phase as usize] += 1);
         for (phase, count) in
@@ -167,7 +167,7 @@ impl Metrics {
     }
 
     /// Sets the gauges of the election.
-    pub fn set_leadership(&self, leadership: &Leadership) {
+    pub(super) fn set_leadership(&self, leadership: &Leadership) {
         self.counted.leader.set(leadership.is_leader().into());
         self.counted.lease_transitions.set(leadership.transitions());
     }

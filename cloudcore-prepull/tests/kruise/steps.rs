@@ -67,7 +67,7 @@ impl World {
             }
             Pending::Job(action) => {
                 self.tell(|| format!("write {action:?}"));
-                let object = cloudcore_prepull::kube_api::kruise_writer::written_object(&action).unwrap();
+                let object = action.written_object().unwrap();
                 let outcome = if fails { WriteOutcome::Failed } else { self.write_job(action).1 };
                 self.tell(|| format!("  {outcome:?}"));
                 let outcome = if unheard { WriteOutcome::Failed } else { outcome };

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use cloudcore_prepull::kube_api::kruise_writer::written_object;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
@@ -295,7 +294,7 @@ impl World {
     pub(crate) fn write_job(&mut self, action: jobs::Action) -> (Object, WriteOutcome) {
         use jobs::Action as A;
         self.writes += 1;
-        let object = written_object(&action).unwrap();
+        let object = action.written_object().unwrap();
         let version = self.new_version();
         let outcome = match action {
             A::PullJobStatus(id, status) => match self.pull_jobs.get_mut(&id.name) {

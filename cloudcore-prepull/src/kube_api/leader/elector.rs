@@ -58,7 +58,7 @@ impl From<Error> for AttemptError {
 
 /// The term of this replica. It is renewed until it is released; if a renewal does not succeed in time, the process
 /// ends.
-pub struct Term {
+pub(crate) struct Term {
     leadership: Leadership,
     /// `None` if there is no election.
     renewal: Option<(CancellationToken, JoinHandle<Elector>)>,
@@ -66,7 +66,7 @@ pub struct Term {
 
 /// Waits until this replica leads. `None` if `shutdown` comes first. Without `timing` there is no election, and the
 /// replica leads at once.
-pub async fn lead(
+pub(crate) async fn lead(
     client: Client,
     namespace: &str,
     timing: Option<Timing>,
@@ -100,7 +100,7 @@ pub async fn lead(
 
 impl Term {
     /// Releases the Lease, so that a successor need not wait. From here on nothing may be written any more.
-    pub async fn release(self) {
+    pub(crate) async fn release(self) {
         let Some((stop, renewal)) = self.renewal else { return };
         self.leadership.release();
         stop.cancel();

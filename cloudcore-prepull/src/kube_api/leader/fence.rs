@@ -13,11 +13,11 @@ use super::Leadership;
 
 /// The layer for the client of the leader's work. The Lease itself goes through another client.
 #[derive(Clone, Debug)]
-pub struct Fence(pub Leadership);
+pub(crate) struct Fence(pub(crate) Leadership);
 
 /// The client's service behind the fence.
 #[derive(Clone, Debug)]
-pub struct Fenced<S> {
+pub(crate) struct Fenced<S> {
     inner: S,
     leadership: Leadership,
 }
@@ -25,7 +25,7 @@ pub struct Fenced<S> {
 /// The request was not sent, because it would change something and this replica does not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this replica does not lead any more: nothing is written")]
-pub struct NotTheLeader;
+pub(crate) struct NotTheLeader;
 
 impl<S> Layer<S> for Fence {
     type Service = Fenced<S>;

@@ -9,7 +9,7 @@ use std::time::Instant;
 /// A term ends by the clock: nothing has to happen, and no task has to run, for [`Self::is_leader`] to become `false`. It
 /// never becomes `true` again in the same process.
 #[derive(Clone, Debug)]
-pub struct Leadership(Arc<Shared>);
+pub(crate) struct Leadership(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -44,7 +44,7 @@ pub(super) enum End {
 
 impl Leadership {
     /// The leadership of a replica that does not lead yet.
-    pub fn standby() -> Self {
+    pub(crate) fn standby() -> Self {
         let term = Term::Standby("no leader is known yet".to_owned());
         Self(Arc::new(Shared {
             term: Mutex::new(term),
@@ -54,19 +54,19 @@ impl Leadership {
     }
 
     /// The leadership of a replica without an election: it always leads.
-    pub fn undisputed() -> Self {
+    pub(crate) fn undisputed() -> Self {
         let leadership = Self::standby();
         *leadership.term() = Term::Undisputed;
         leadership
     }
 
     /// Whether this replica may write now. Ask right before the write.
-    pub fn is_leader(&self) -> bool {
+    pub(crate) fn is_leader(&self) -> bool {
         self.is_leader_at(Instant::now())
     }
 
     /// Like [`Self::is_leader`], at another time.
-    pub fn is_leader_at(&self, now: Instant) -> bool {
+    pub(crate) fn is_leader_at(&self, now: Instant) -> bool {
         match *self.term() {
             Term::Leading { until } => now < until,
             Term::Undisputed => true,
@@ -75,7 +75,7 @@ impl Leadership {
     }
 
     /// Why this replica does not lead, for people; `None` while it leads.
-    pub fn why_not(&self) -> Option<String> {
+    pub(crate) fn why_not(&self) -> Option<String> {
         let now = Instant::now();
         match &*self.term() {
             Term::Standby(why) | Term::Lost(why) => Some(why.clone()),
@@ -86,7 +86,7 @@ impl Leadership {
     }
 
     /// How often the Lease had changed hands when it was last read.
-    pub fn transitions(&self) -> i64 {
+    pub(crate) fn transitions(&self) -> i64 {
         self.0.transitions.load(Ordering::Relaxed)
     }
 

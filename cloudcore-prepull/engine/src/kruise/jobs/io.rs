@@ -129,3 +129,18 @@ pub enum Action {
     /// The job is over, or gone: the tags that it owns may go. Told once for each change of [`super::Jobs::liveness`].
     Liveness(JobUid),
 }
+
+impl Action {
+    /// The object that the action writes, `None` if it writes nothing.
+    pub fn written_object(&self) -> Option<Object> {
+        Some(match self {
+            Self::PullJobStatus(id, _) | Self::DeletePullJob(id) => Object::PullJob(id.uid.clone()),
+            Self::ListJobStatus(id, _) | Self::DeleteListJob(id) => Object::ListJob(id.uid.clone()),
+            Self::MakeChild { list, spec, .. } | Self::ChangeChild { list, spec, .. } => {
+                Object::Child(list.uid.clone(), spec.image.clone())
+            }
+            Self::DeleteChild { list, image, .. } => Object::Child(list.uid.clone(), image.clone()),
+            Self::Ask { .. } | Self::Event(_) | Self::Liveness(_) => return None,
+        })
+    }
+}
