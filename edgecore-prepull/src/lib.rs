@@ -3,7 +3,7 @@
 //! ```text
 //!  (cloud) ═cloud::tunnel═▶ tasks::node: agent ─▶ executor ─▶ checks ─▶ images::puller ─▶ CRI, containerd
 //!     ▲                           │   ▲        │
-//!     └═══════cloud::tunnel═════ link └─events─┘
+//!     └═══════cloud::tunnel═════ link └updates─┘
 //!                                 │
 //!                               ledger (disk; never a credential)
 //! ```

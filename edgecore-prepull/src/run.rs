@@ -194,7 +194,7 @@ async fn probe_runtime(puller: Arc<CriPuller>, metrics: Arc<Metrics>, shutdown: 
     let mut was_up = None;
     let probing = async {
         loop {
-            let answer = timeout(PROBE_DEADLINE, puller.version()).await;
+            let answer = timeout(PROBE_DEADLINE, puller.read_version()).await;
             let up = matches!(answer, Ok(Ok(_)));
             metrics.set_runtime_up(up);
             if was_up != Some(up) {

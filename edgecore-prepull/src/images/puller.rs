@@ -41,10 +41,10 @@ pub trait Puller: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Pulled, PullError>> + Send;
 
     /// Looks up the image that the runtime has under the reference. Asks no registry.
-    fn present(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
+    fn look_up(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
 
     /// Reads the free space of the file system on which the runtime keeps images.
-    fn filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
+    fn read_filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
 
     /// Releases what unfinished pulls of this reference have fetched. Called when nobody will resume them.
     fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send {
@@ -53,7 +53,7 @@ pub trait Puller: Send + Sync + 'static {
     }
 
     /// Asks the runtime for its name and version: `containerd 1.6.20`.
-    fn version(&self) -> impl Future<Output = Result<String, PullError>> + Send;
+    fn read_version(&self) -> impl Future<Output = Result<String, PullError>> + Send;
 }
 
 /// Description of an image that was just pulled.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use hyper_util::rt::TokioIo;
@@ -39,13 +39,8 @@ pub enum EndpointError {
 }
 
 impl RuntimeEndpoint {
-    /// The path of the socket.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Finds the first of the usual places that has a socket.
-    pub fn discover() -> Result<Self, EndpointError> {
+    pub(crate) fn discover() -> Result<Self, EndpointError> {
         Self::first_of(&USUAL_PLACES)
     }
 
@@ -119,6 +114,6 @@ mod tests {
         let message = RuntimeEndpoint::first_of(&places).unwrap_err().to_string();
         assert!(message.contains(&first) && message.contains("--runtime-endpoint"), "{message}");
         let _sockets = [&first, &second].map(|path| std::os::unix::net::UnixListener::bind(path).unwrap());
-        assert_eq!(RuntimeEndpoint::first_of(&places).unwrap().path(), Path::new(&first));
+        assert_eq!(RuntimeEndpoint::first_of(&places).unwrap().path, PathBuf::from(&first));
     }
 }

@@ -141,7 +141,7 @@ impl<P: Puller> Executor<P> {
             if !items.contains(&CheckItem::Disk) {
                 break Err("was not asked for".to_owned());
             }
-            match self.images.puller.filesystem().await {
+            match self.images.puller.read_filesystem().await {
                 Ok(filesystem) => break Ok(filesystem),
                 Err(error) if error.class == ErrorClass::RuntimeDown => {
                     let wait = backoff.next((self.images.random)());

@@ -298,7 +298,7 @@ impl<P: Puller> Node<P> {
             }
             // The tunnel handles these itself.
             TunnelEvent::Message(message @ (CloudMessage::Welcome(_) | CloudMessage::Goaway { .. })) => {
-                debug!(?message, "not for the agent");
+                debug!(?message, "message is not for the agent");
             }
         }
     }

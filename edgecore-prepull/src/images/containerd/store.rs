@@ -1,4 +1,4 @@
-//! containerd's content store and image store, read.
+//! Read access to containerd's content store and image store.
 //!
 //! Every error is a `None`: what is read here describes a pull, and no pull may fail for want of a description.
 

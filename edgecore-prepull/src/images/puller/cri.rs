@@ -59,8 +59,8 @@ impl CriPuller {
         }
     }
 
-    async fn image_status(&self, reference: &str) -> Result<Option<k8s_cri::v1::Image>, PullError> {
-        let request = ImageStatusRequest { image: Some(spec(reference)), verbose: false };
+    async fn read_image_status(&self, reference: &str) -> Result<Option<k8s_cri::v1::Image>, PullError> {
+        let request = ImageStatusRequest { image: Some(image_spec(reference)), verbose: false };
         let answer = self.ask(reference, self.images.clone().image_status(request)).await?;
         Ok(answer.image)
     }
@@ -75,7 +75,10 @@ impl CriPuller {
             Ok(Err(status)) => Err(to_pull_error(&status, reference, &self.endpoint)),
             Err(_) => Err(PullError::new(
                 ErrorClass::RuntimeDown,
-                format!("the container runtime at {} gave no answer for {ANSWER_TIMEOUT:?}", self.endpoint),
+                format!(
+                    "the container runtime at {} did not answer within {ANSWER_TIMEOUT:?}",
+                    self.endpoint
+                ),
             )),
         }
     }
@@ -86,7 +89,7 @@ impl CriPuller {
         if let Some(id) = parse_image_id(image_ref) {
             return Some(id);
         }
-        let image = self.image_status(reference).await.ok().flatten()?;
+        let image = self.read_image_status(reference).await.ok().flatten()?;
         parse_image_id(&image.id)
     }
 
@@ -99,7 +102,7 @@ impl CriPuller {
         if let Some(digest) = self.content.image_digest(reference).await {
             return Some(digest);
         }
-        let image = self.image_status(reference).await.ok().flatten()?;
+        let image = self.read_image_status(reference).await.ok().flatten()?;
         pick_digest(reference, &image.repo_digests)
     }
 }
@@ -108,7 +111,7 @@ impl Puller for CriPuller {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
         let PullRequest { reference, credential, sandbox } = request;
         let mut request = tonic::Request::new(PullImageRequest {
-            image: Some(spec(reference)),
+            image: Some(image_spec(reference)),
             auth: credential.map(to_auth_config),
             sandbox_config: sandbox.map(to_sandbox_config),
         });
@@ -124,7 +127,7 @@ impl Puller for CriPuller {
             Stalled(after) = watch.report_until_stalled(progress) => {
                 return Err(PullError::new(
                     ErrorClass::Transient,
-                    format!("no byte of the image arrived for {} s, the connection seems dead", after.as_secs()),
+                    format!("no byte of the image arrived for {} s; the connection seems dead", after.as_secs()),
                 ));
             }
         };
@@ -140,12 +143,12 @@ impl Puller for CriPuller {
         Ok(Pulled { digest: Some(digest), id, bytes })
     }
 
-    async fn present(&self, reference: &str) -> Result<Option<Present>, PullError> {
-        let Some(image) = self.image_status(reference).await? else { return Ok(None) };
+    async fn look_up(&self, reference: &str) -> Result<Option<Present>, PullError> {
+        let Some(image) = self.read_image_status(reference).await? else { return Ok(None) };
         Ok(Some(Present { digest: self.find_digest(reference).await, id: parse_image_id(&image.id) }))
     }
 
-    async fn filesystem(&self) -> Result<Filesystem, PullError> {
+    async fn read_filesystem(&self) -> Result<Filesystem, PullError> {
         let answer = self.ask("", self.images.clone().image_fs_info(ImageFsInfoRequest {})).await?;
         let mountpoint = answer.image_filesystems.into_iter().find_map(|usage| Some(usage.fs_id?.mountpoint));
         let mountpoint = mountpoint.ok_or_else(|| {
@@ -160,14 +163,14 @@ impl Puller for CriPuller {
         self.leases.release(reference).await;
     }
 
-    async fn version(&self) -> Result<String, PullError> {
+    async fn read_version(&self) -> Result<String, PullError> {
         let request = VersionRequest { version: "v1".to_owned() };
         let answer = self.ask("", self.runtime.clone().version(request)).await?;
         Ok(format!("{} {}", answer.runtime_name, answer.runtime_version))
     }
 }
 
-fn spec(reference: &str) -> ImageSpec {
+fn image_spec(reference: &str) -> ImageSpec {
     ImageSpec { image: reference.to_owned(), ..ImageSpec::default() }
 }
 

@@ -42,7 +42,7 @@ pub struct PullError {
 
 impl PullError {
     /// An error with this message, from which secrets are removed.
-    pub fn new(class: ErrorClass, message: impl AsRef<str>) -> Self {
+    pub(crate) fn new(class: ErrorClass, message: impl AsRef<str>) -> Self {
         Self { class, message: redact(message.as_ref()) }
     }
 }

@@ -119,13 +119,13 @@ impl Puller for Fake {
         })
     }
 
-    async fn present(&self, reference: &str) -> Result<Option<Present>, PullError> {
+    async fn look_up(&self, reference: &str) -> Result<Option<Present>, PullError> {
         let state = self.state.lock().unwrap();
         let there = state.present.iter().any(|present| present == reference);
         Ok(there.then(|| Present { digest: Some("sha256:d".to_owned()), id: Some("sha256:i".to_owned()) }))
     }
 
-    async fn filesystem(&self) -> Result<Filesystem, PullError> {
+    async fn read_filesystem(&self) -> Result<Filesystem, PullError> {
         let mut state = self.state.lock().unwrap();
         if state.outages > 0 {
             state.outages -= 1;
@@ -138,7 +138,7 @@ impl Puller for Fake {
         self.state.lock().unwrap().given_up.push(reference.to_owned());
     }
 
-    async fn version(&self) -> Result<String, PullError> {
+    async fn read_version(&self) -> Result<String, PullError> {
         Ok("fake 1".to_owned())
     }
 }

@@ -39,7 +39,7 @@ pub struct TaskRecord {
 
 impl TaskRecord {
     /// Record of a task that was just accepted.
-    pub fn new(task: Task, remaining: Duration, now: WallClock) -> Self {
+    pub(crate) fn new(task: Task, remaining: Duration, now: WallClock) -> Self {
         let images = vec![None; task.images.len()];
         Self {
             format: RECORD_FORMAT,

@@ -41,12 +41,12 @@ pub(super) fn pulled() -> ImageResult {
 }
 
 /// An agent with a clock that the test sets.
-pub(super) struct Bench {
+pub(super) struct Harness {
     pub(super) agent: Agent,
     pub(super) now: Now,
 }
 
-impl Bench {
+impl Harness {
     pub(super) fn new() -> Self {
         Self::with_max_tasks(1)
     }
@@ -54,12 +54,12 @@ impl Bench {
     /// An agent that runs `max_tasks` at a time.
     pub(super) fn with_max_tasks(max_tasks: u32) -> Self {
         let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let mut bench = Self {
+        let mut harness = Self {
             agent: Agent::new(max_tasks.try_into().unwrap()),
             now: Now { monotonic: Instant::now(), wall },
         };
-        assert_eq!(bench.on(AgentEvent::Connected), []);
-        bench
+        assert_eq!(harness.on(AgentEvent::Connected), []);
+        harness
     }
 
     pub(super) fn on(&mut self, event: AgentEvent) -> Vec<AgentEffect> {
@@ -105,12 +105,12 @@ pub(super) fn result_of(effects: &[AgentEffect]) -> TaskResult {
 
 #[test]
 fn a_task_is_stored_then_accepted_then_started() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 2);
-    let record = record_of(&bench.on(AgentEvent::Assign(assign(task.clone()))));
+    let record = record_of(&harness.on(AgentEvent::Assign(assign(task.clone()))));
     assert_eq!((&record.task, record.images.len()), (&task, 2));
-    assert_eq!(bench.agent.open_tasks(), [], "it is not on the disk yet");
-    let effects = bench.on(AgentEvent::Persisted(task.id.clone()));
+    assert_eq!(harness.agent.open_tasks(), [], "it is not on the disk yet");
+    let effects = harness.on(AgentEvent::Persisted(task.id.clone()));
     let [AgentEffect::Send(EdgeMessage::Accepted { task: accepted }), AgentEffect::Start(execution)] =
         &effects[..]
     else {
@@ -118,56 +118,56 @@ fn a_task_is_stored_then_accepted_then_started() {
     };
     assert_eq!((accepted, &execution.task), (&task.id, &task));
     assert_eq!(execution.terms.keys.len(), 2);
-    assert_eq!(bench.agent.open_tasks()[0].phase, OpenPhase::Running);
+    assert_eq!(harness.agent.open_tasks()[0].phase, OpenPhase::Running);
 }
 
 #[test]
 fn a_result_is_stored_then_sent_and_kept_until_it_is_acknowledged() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 1);
-    bench.run(&task);
-    bench.pass(7);
-    let record = record_of(&bench.end(&task));
+    harness.run(&task);
+    harness.pass(7);
+    let record = record_of(&harness.end(&task));
     assert_eq!(record.result.as_ref().unwrap().took, Duration::from_secs(7));
     assert_eq!(
-        bench.on(AgentEvent::ResultAck(task.id.clone())),
+        harness.on(AgentEvent::ResultAck(task.id.clone())),
         [],
         "nothing was sent that could be acknowledged"
     );
-    let result = result_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
+    let result = result_of(&harness.on(AgentEvent::Persisted(task.id.clone())));
     assert_eq!(Some(&result), record.result.as_ref());
 
-    bench.on(AgentEvent::Disconnected);
-    assert_eq!(result_of(&bench.on(AgentEvent::Connected)), result);
-    assert_eq!(result_of(&bench.on(AgentEvent::Assign(assign(task.clone())))), result);
+    harness.on(AgentEvent::Disconnected);
+    assert_eq!(result_of(&harness.on(AgentEvent::Connected)), result);
+    assert_eq!(result_of(&harness.on(AgentEvent::Assign(assign(task.clone())))), result);
     assert_eq!(
-        result_of(&bench.on(AgentEvent::Cancel { task: task.id.clone(), reason: String::new() })),
+        result_of(&harness.on(AgentEvent::Cancel { task: task.id.clone(), reason: String::new() })),
         result
     );
 
-    bench.restart(vec![record]);
-    bench.on(AgentEvent::Disconnected);
-    assert_eq!(result_of(&bench.on(AgentEvent::Connected)), result);
-    assert_eq!(bench.on(AgentEvent::ResultAck(task.id.clone())), [AgentEffect::Forget(task.id.clone())]);
-    assert_eq!(bench.on(AgentEvent::ResultAck(task.id.clone())), []);
-    assert!(bench.agent.is_empty());
+    harness.restart(vec![record]);
+    harness.on(AgentEvent::Disconnected);
+    assert_eq!(result_of(&harness.on(AgentEvent::Connected)), result);
+    assert_eq!(harness.on(AgentEvent::ResultAck(task.id.clone())), [AgentEffect::Forget(task.id.clone())]);
+    assert_eq!(harness.on(AgentEvent::ResultAck(task.id.clone())), []);
+    assert!(harness.agent.is_empty());
 }
 
 #[test]
 fn the_record_holds_no_credential() {
-    let mut bench = Bench::new();
-    let record = record_of(&bench.on(AgentEvent::Assign(assign(task("a", 1, 1)))));
+    let mut harness = Harness::new();
+    let record = record_of(&harness.on(AgentEvent::Assign(assign(task("a", 1, 1)))));
     assert!(!serde_json::to_string(&record).unwrap().contains("hunter2"));
-    assert!(!format!("{:?}", bench.agent).contains("hunter2"));
+    assert!(!format!("{:?}", harness.agent).contains("hunter2"));
 }
 
 #[test]
 fn a_running_task_assigned_again_gets_new_terms_and_no_second_start() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 1);
-    bench.run(&task);
-    bench.pass(100);
-    let effects = bench.on(AgentEvent::Assign(assign(task.clone())));
+    harness.run(&task);
+    harness.pass(100);
+    let effects = harness.on(AgentEvent::Assign(assign(task.clone())));
     let [
         AgentEffect::Persist(record),
         AgentEffect::Renew(_, terms),
@@ -176,22 +176,22 @@ fn a_running_task_assigned_again_gets_new_terms_and_no_second_start() {
     else {
         panic!("{effects:?}")
     };
-    assert_eq!(record.deadline_set, WallClock::of(bench.now.wall));
-    assert_eq!(terms.deadline, bench.now.monotonic + Duration::from_secs(300));
+    assert_eq!(record.deadline_set, WallClock::of(harness.now.wall));
+    assert_eq!(terms.deadline, harness.now.monotonic + Duration::from_secs(300));
 }
 
 #[test]
 fn after_a_restart_a_task_waits_for_keys_and_keeps_ended_images() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 3);
-    bench.run(&task);
+    harness.run(&task);
     let ended = AgentEvent::ImageEnded { task: task.id.clone(), index: 1, result: pulled() };
-    let record = record_of(&bench.on(ended));
+    let record = record_of(&harness.on(ended));
 
-    bench.pass(10);
-    assert_eq!(bench.restart(vec![record]), []);
-    assert_eq!(bench.agent.open_tasks()[0].phase, OpenPhase::NeedsKeys);
-    let effects = bench.on(AgentEvent::Assign(assign(task.clone())));
+    harness.pass(10);
+    assert_eq!(harness.restart(vec![record]), []);
+    assert_eq!(harness.agent.open_tasks()[0].phase, OpenPhase::NeedsKeys);
+    let effects = harness.on(AgentEvent::Assign(assign(task.clone())));
     let [
         AgentEffect::Persist(_),
         AgentEffect::Send(EdgeMessage::Accepted { .. }),
@@ -205,28 +205,28 @@ fn after_a_restart_a_task_waits_for_keys_and_keeps_ended_images() {
 
 #[test]
 fn a_restored_task_whose_images_have_all_ended_needs_no_keys() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 2);
-    let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(bench.now.wall));
+    let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(harness.now.wall));
     let failed = ImageResult { outcome: ImageOutcome::Failed, reason: "401".to_owned(), ..pulled() };
     record.images = vec![Some(pulled()), Some(failed)];
-    let result = record_of(&bench.restart(vec![record])).result.unwrap();
+    let result = record_of(&harness.restart(vec![record])).result.unwrap();
     assert_eq!((result.outcome, result.reason.as_str()), (TaskOutcome::Failed, "app:1: 401"));
 }
 
 #[test]
 fn a_task_that_waits_for_keys_ends_at_its_deadline() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 2);
-    let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(bench.now.wall));
+    let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(harness.now.wall));
     record.images[0] = Some(pulled());
-    bench.pass(20);
-    bench.restart(vec![record]);
-    assert_eq!(bench.agent.next_tick(), Some(bench.now.monotonic + Duration::from_secs(40)));
-    bench.pass(39);
-    assert_eq!(bench.on(AgentEvent::Tick), []);
-    bench.pass(1);
-    let result = record_of(&bench.on(AgentEvent::Tick)).result.unwrap();
+    harness.pass(20);
+    harness.restart(vec![record]);
+    assert_eq!(harness.agent.next_tick(), Some(harness.now.monotonic + Duration::from_secs(40)));
+    harness.pass(39);
+    assert_eq!(harness.on(AgentEvent::Tick), []);
+    harness.pass(1);
+    let result = record_of(&harness.on(AgentEvent::Tick)).result.unwrap();
     assert_eq!(result.outcome, TaskOutcome::DeadlineExceeded);
     let outcomes: Vec<_> = result.images.iter().map(|image| image.outcome).collect();
     assert_eq!(outcomes, [ImageOutcome::Pulled, ImageOutcome::Stopped]);
@@ -245,111 +245,118 @@ fn a_clock_behind_the_record_grants_all_of_the_time_and_never_more() {
 
 #[test]
 fn a_cancel_stops_the_executor_and_its_result_stands() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 1);
     let cancel = || AgentEvent::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() };
-    assert_eq!(bench.on(cancel()), [], "unknown");
+    assert_eq!(harness.on(cancel()), [], "unknown");
 
-    bench.run(&task);
+    harness.run(&task);
     assert_eq!(
-        bench.on(cancel()),
+        harness.on(cancel()),
         [AgentEffect::Stop { task: task.id.clone(), reason: "job deleted".to_owned() }]
     );
     // The task succeeded before the executor saw the stop.
-    let record = record_of(&bench.end(&task));
+    let record = record_of(&harness.end(&task));
     assert_eq!(record.result.unwrap().outcome, TaskOutcome::Succeeded);
 }
 
 #[test]
 fn a_task_cancelled_while_it_is_stored_ends_with_a_stored_result() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 1);
-    bench.on(AgentEvent::Assign(assign(task.clone())));
-    assert_eq!(bench.on(AgentEvent::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() }), []);
-    let record = record_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
+    harness.on(AgentEvent::Assign(assign(task.clone())));
+    assert_eq!(
+        harness.on(AgentEvent::Cancel { task: task.id.clone(), reason: "job deleted".to_owned() }),
+        []
+    );
+    let record = record_of(&harness.on(AgentEvent::Persisted(task.id.clone())));
     assert_eq!(record.result.as_ref().unwrap().outcome, TaskOutcome::Cancelled);
-    let result = result_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
+    let result = result_of(&harness.on(AgentEvent::Persisted(task.id.clone())));
     assert_eq!(result.reason, "cancelled: job deleted");
 }
 
 #[test]
 fn a_later_attempt_replaces_an_earlier_one_and_never_the_reverse() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let (first, second) = (task("a", 1, 1), task("a", 2, 1));
-    bench.run(&first);
-    let effects = bench.on(AgentEvent::Assign(assign(second.clone())));
+    harness.run(&first);
+    let effects = harness.on(AgentEvent::Assign(assign(second.clone())));
     let [AgentEffect::Stop { task, .. }, AgentEffect::Persist(record)] = &effects[..] else {
         panic!("{effects:?}")
     };
     assert_eq!((task, record.id()), (&first.id, &second.id));
 
-    let mut bench = Bench::new();
-    bench.run(&second);
-    let result = result_of(&bench.on(AgentEvent::Assign(assign(first.clone()))));
+    let mut harness = Harness::new();
+    harness.run(&second);
+    let result = result_of(&harness.on(AgentEvent::Assign(assign(first.clone()))));
     assert_eq!((result.task, result.outcome), (first.id, TaskOutcome::Cancelled));
-    assert_eq!(bench.agent.len(), 1);
+    assert_eq!(harness.agent.len(), 1);
 }
 
 #[test]
 fn tasks_beyond_the_bound_are_refused_without_a_record() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     for n in 0..MAX_OPEN_TASKS {
-        bench.run(&task(&format!("job-{n}"), 1, 1));
+        harness.run(&task(&format!("job-{n}"), 1, 1));
     }
-    let result = result_of(&bench.on(AgentEvent::Assign(assign(task("one-more", 1, 1)))));
+    let result = result_of(&harness.on(AgentEvent::Assign(assign(task("one-more", 1, 1)))));
     assert_eq!(result.outcome, TaskOutcome::Failed);
     assert!(result.reason.contains("64 tasks"), "{}", result.reason);
-    assert_eq!(bench.agent.open_tasks().len(), MAX_OPEN_TASKS);
+    assert_eq!(harness.agent.open_tasks().len(), MAX_OPEN_TASKS);
 
-    let result = result_of(&Bench::new().on(AgentEvent::Assign(assign(task("huge", 1, MAX_IMAGES + 1)))));
+    let result = result_of(&Harness::new().on(AgentEvent::Assign(assign(task("huge", 1, MAX_IMAGES + 1)))));
     assert_eq!((result.outcome, result.images.len()), (TaskOutcome::Failed, MAX_IMAGES));
 }
 
 #[test]
 fn a_record_that_cannot_be_written_refuses_a_new_task_and_delays_a_result() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 1);
     let failed = || AgentEvent::PersistFailed { task: task.id.clone(), reason: "no space left".to_owned() };
-    bench.on(AgentEvent::Assign(assign(task.clone())));
-    let effects = bench.on(failed());
+    harness.on(AgentEvent::Assign(assign(task.clone())));
+    let effects = harness.on(failed());
     assert!(
         matches!(&effects[..], [AgentEffect::Send(EdgeMessage::Result(result)), AgentEffect::Forget(_)] if result.reason.contains("no space left")),
         "{effects:?}"
     );
 
-    bench.run(&task);
-    bench.end(&task);
-    assert_eq!(bench.on(failed()), []);
-    bench.pass(4);
-    assert_eq!(bench.on(AgentEvent::Tick), []);
-    bench.pass(1);
-    assert!(record_of(&bench.on(AgentEvent::Tick)).result.is_some());
-    result_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
+    harness.run(&task);
+    harness.end(&task);
+    assert_eq!(harness.on(failed()), []);
+    harness.pass(4);
+    assert_eq!(harness.on(AgentEvent::Tick), []);
+    harness.pass(1);
+    assert!(record_of(&harness.on(AgentEvent::Tick)).result.is_some());
+    result_of(&harness.on(AgentEvent::Persisted(task.id.clone())));
 }
 
 #[test]
 fn a_task_has_at_most_one_write_under_way() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 3);
-    bench.run(&task);
+    harness.run(&task);
     let ended = |index| AgentEvent::ImageEnded { task: task.id.clone(), index, result: pulled() };
-    record_of(&bench.on(ended(0)));
-    assert_eq!(bench.on(ended(1)), []);
-    assert_eq!(bench.on(ended(2)), []);
-    let record = record_of(&bench.on(AgentEvent::Persisted(task.id.clone())));
+    record_of(&harness.on(ended(0)));
+    assert_eq!(harness.on(ended(1)), []);
+    assert_eq!(harness.on(ended(2)), []);
+    let record = record_of(&harness.on(AgentEvent::Persisted(task.id.clone())));
     assert!(record.images.iter().all(Option::is_some));
-    assert_eq!(bench.on(AgentEvent::Persisted(task.id.clone())), []);
+    assert_eq!(harness.on(AgentEvent::Persisted(task.id.clone())), []);
 }
 
 #[test]
 fn a_key_serves_only_the_reference_that_it_was_sent_for() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let old = task("a", 1, 3);
-    bench.restart(vec![TaskRecord::new(old.clone(), Duration::from_secs(60), WallClock::of(bench.now.wall))]);
+    harness.restart(vec![TaskRecord::new(
+        old.clone(),
+        Duration::from_secs(60),
+        WallClock::of(harness.now.wall),
+    )]);
     let mut new = assign(old.clone());
     new.task.images[0].reference = "evil.example/app:0".to_owned();
     new.task.images[1].key = 7;
-    let effects = bench.on(AgentEvent::Assign(new));
+    let effects = harness.on(AgentEvent::Assign(new));
     let Some(AgentEffect::Start(execution)) = effects.last() else { panic!("{effects:?}") };
     assert_eq!(execution.task, old, "what was accepted is what is done");
     let kinds: Vec<_> =
@@ -359,13 +366,13 @@ fn a_key_serves_only_the_reference_that_it_was_sent_for() {
 
 #[test]
 fn a_crashed_executor_fails_its_task() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 2);
-    bench.run(&task);
-    bench.on(AgentEvent::ImageEnded { task: task.id.clone(), index: 0, result: pulled() });
-    bench.on(AgentEvent::Persisted(task.id.clone()));
+    harness.run(&task);
+    harness.on(AgentEvent::ImageEnded { task: task.id.clone(), index: 0, result: pulled() });
+    harness.on(AgentEvent::Persisted(task.id.clone()));
     let record =
-        record_of(&bench.on(AgentEvent::Crashed { task: task.id.clone(), reason: "a bug".to_owned() }));
+        record_of(&harness.on(AgentEvent::Crashed { task: task.id.clone(), reason: "a bug".to_owned() }));
     let result = record.result.unwrap();
     let outcomes: Vec<_> = result.images.iter().map(|image| image.outcome).collect();
     assert_eq!(outcomes, [ImageOutcome::Pulled, ImageOutcome::Failed]);
@@ -374,12 +381,12 @@ fn a_crashed_executor_fails_its_task() {
 
 #[test]
 fn progress_is_sent_only_for_running_tasks_and_within_a_session() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let task = task("a", 1, 1);
     let progress = || AgentEvent::Progress(Progress { task: task.id.clone(), images: Vec::new() });
-    assert_eq!(bench.on(progress()), [], "unknown");
-    bench.run(&task);
-    assert!(matches!(bench.on(progress())[..], [AgentEffect::Send(EdgeMessage::Progress(_))]));
-    bench.on(AgentEvent::Disconnected);
-    assert_eq!(bench.on(progress()), []);
+    assert_eq!(harness.on(progress()), [], "unknown");
+    harness.run(&task);
+    assert!(matches!(harness.on(progress())[..], [AgentEffect::Send(EdgeMessage::Progress(_))]));
+    harness.on(AgentEvent::Disconnected);
+    assert_eq!(harness.on(progress()), []);
 }

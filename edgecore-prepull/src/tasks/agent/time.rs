@@ -32,7 +32,7 @@ pub struct WallClock(pub u64);
 
 impl WallClock {
     /// Converts a system time; times before 1970 become 1970.
-    pub fn of(time: SystemTime) -> Self {
+    pub(crate) fn of(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }

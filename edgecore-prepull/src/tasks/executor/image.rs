@@ -129,7 +129,7 @@ impl<P: Puller> ImagePulls<P> {
         }
         match image.policy {
             PullPolicy::Never => {
-                return match self.puller.present(&image.reference).await? {
+                return match self.puller.look_up(&image.reference).await? {
                     Some(present) => Ok(already_present(present)),
                     None => Err(PullError::new(
                         ErrorClass::Permanent,
@@ -138,7 +138,7 @@ impl<P: Puller> ImagePulls<P> {
                 };
             }
             PullPolicy::IfNotPresent => {
-                if let Some(present) = self.puller.present(&image.reference).await? {
+                if let Some(present) = self.puller.look_up(&image.reference).await? {
                     return Ok(already_present(present));
                 }
             }

@@ -20,7 +20,7 @@ pub(super) async fn describe_node(
     open: Vec<OpenTask>,
 ) -> Hello {
     let (runtime, image_filesystem) =
-        tokio::join!(timeout(PATIENCE, puller.version()), timeout(PATIENCE, puller.filesystem()));
+        tokio::join!(timeout(PATIENCE, puller.read_version()), timeout(PATIENCE, puller.read_filesystem()));
     let runtime = runtime.ok().and_then(Result::ok);
     metrics.set_runtime_up(runtime.is_some());
     Hello {

@@ -11,14 +11,14 @@ use crate::images::puller::fake::{Act, Fake};
 use crate::tasks::ledger::memory::MemoryStore;
 
 /// A node with the far end of its tunnel.
-struct Bench {
+struct Harness {
     events: mpsc::Sender<TunnelEvent>,
     said: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
     node: JoinHandle<()>,
 }
 
-impl Bench {
+impl Harness {
     async fn start(fake: &Arc<Fake>, store: &MemoryStore) -> Self {
         let config = NodeConfig {
             max_tasks: NonZeroU32::MIN,
@@ -98,24 +98,24 @@ fn id() -> TaskId {
 #[tokio::test(start_paused = true)]
 async fn a_task_goes_from_assignment_to_acknowledgement() {
     let (fake, mut store) = (Fake::new(), MemoryStore::default());
-    let mut bench = Bench::start(&fake, &store).await;
-    let hello = bench.connect().await;
+    let mut harness = Harness::start(&fake, &store).await;
+    let hello = harness.connect().await;
     assert_eq!((hello.runtime.as_deref(), hello.open.len()), (Some("fake 1"), 0));
     assert_eq!(hello.image_filesystem.unwrap().mountpoint, "/images");
 
-    bench.tell(assign(&["a", "b", "c"])).await;
-    assert_eq!(bench.hear().await, EdgeMessage::Accepted { task: id() });
-    let result = bench.result().await;
+    harness.tell(assign(&["a", "b", "c"])).await;
+    assert_eq!(harness.hear().await, EdgeMessage::Accepted { task: id() });
+    let result = harness.result().await;
     assert_eq!(result.outcome, TaskOutcome::Succeeded);
     assert_eq!(store.load().unwrap()[0].result.as_ref(), Some(&result), "on the disk when it is sent");
 
     // The session breaks before the acknowledgement.
-    bench.events.send(TunnelEvent::Disconnected).await.unwrap();
-    assert_eq!(bench.connect().await.open[0].phase, OpenPhase::Finished);
-    assert_eq!(bench.result().await, result);
-    bench.tell(CloudMessage::ResultAck { task: id() }).await;
-    assert_eq!(bench.connect().await.open, []);
-    bench.stop().await;
+    harness.events.send(TunnelEvent::Disconnected).await.unwrap();
+    assert_eq!(harness.connect().await.open[0].phase, OpenPhase::Finished);
+    assert_eq!(harness.result().await, result);
+    harness.tell(CloudMessage::ResultAck { task: id() }).await;
+    assert_eq!(harness.connect().await.open, []);
+    harness.stop().await;
     assert_eq!(store.load().unwrap(), []);
 }
 
@@ -123,19 +123,19 @@ async fn a_task_goes_from_assignment_to_acknowledgement() {
 async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
-    let mut bench = Bench::start(&fake, &store).await;
-    bench.connect().await;
-    bench.tell(assign(&["short", "long"])).await;
-    bench.hear().await;
+    let mut harness = Harness::start(&fake, &store).await;
+    harness.connect().await;
+    harness.tell(assign(&["short", "long"])).await;
+    harness.hear().await;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    bench.stop().await;
+    harness.stop().await;
     assert_eq!(fake.state.lock().unwrap().dropped, ["long"], "the runtime was told to stop");
 
-    let mut bench = Bench::start(&fake, &store).await;
-    assert_eq!(bench.connect().await.open[0].phase, OpenPhase::NeedsKeys);
-    bench.tell(assign(&["short", "long"])).await;
-    assert_eq!(bench.hear().await, EdgeMessage::Accepted { task: id() });
-    assert_eq!(bench.result().await.outcome, TaskOutcome::Succeeded);
+    let mut harness = Harness::start(&fake, &store).await;
+    assert_eq!(harness.connect().await.open[0].phase, OpenPhase::NeedsKeys);
+    harness.tell(assign(&["short", "long"])).await;
+    assert_eq!(harness.hear().await, EdgeMessage::Accepted { task: id() });
+    assert_eq!(harness.result().await.outcome, TaskOutcome::Succeeded);
     assert_eq!(fake.pulls(), ["short", "long", "long"], "an image that was complete is not pulled again");
 }
 
@@ -143,29 +143,29 @@ async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
 async fn a_restarted_node_without_a_cloud_ends_its_task_by_the_deadline() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
-    let mut bench = Bench::start(&fake, &store).await;
-    bench.connect().await;
-    bench.tell(assign(&["long"])).await;
-    bench.hear().await;
-    bench.stop().await;
+    let mut harness = Harness::start(&fake, &store).await;
+    harness.connect().await;
+    harness.tell(assign(&["long"])).await;
+    harness.hear().await;
+    harness.stop().await;
 
-    let mut bench = Bench::start(&fake, &store).await;
+    let mut harness = Harness::start(&fake, &store).await;
     tokio::time::sleep(Duration::from_secs(310)).await;
-    assert_eq!(bench.connect().await.open[0].phase, OpenPhase::Finished);
-    assert_eq!(bench.result().await.outcome, TaskOutcome::DeadlineExceeded);
+    assert_eq!(harness.connect().await.open[0].phase, OpenPhase::Finished);
+    assert_eq!(harness.result().await.outcome, TaskOutcome::DeadlineExceeded);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_task_stops_its_pull_and_sends_a_result() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
-    let mut bench = Bench::start(&fake, &store).await;
-    bench.connect().await;
-    bench.tell(assign(&["long"])).await;
-    bench.hear().await;
+    let mut harness = Harness::start(&fake, &store).await;
+    harness.connect().await;
+    harness.tell(assign(&["long"])).await;
+    harness.hear().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    bench.tell(CloudMessage::Cancel { task: id(), reason: "job deleted".to_owned() }).await;
-    assert_eq!(bench.result().await.outcome, TaskOutcome::Cancelled);
+    harness.tell(CloudMessage::Cancel { task: id(), reason: "job deleted".to_owned() }).await;
+    assert_eq!(harness.result().await.outcome, TaskOutcome::Cancelled);
     assert_eq!(fake.state.lock().unwrap().dropped, ["long"]);
 }
 
@@ -173,11 +173,11 @@ async fn a_cancelled_task_stops_its_pull_and_sends_a_result() {
 async fn a_panic_of_the_executor_fails_its_task() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("bug", [Act::Panic]);
-    let mut bench = Bench::start(&fake, &store).await;
-    bench.connect().await;
-    bench.tell(assign(&["bug"])).await;
-    bench.hear().await;
-    let result = bench.result().await;
+    let mut harness = Harness::start(&fake, &store).await;
+    harness.connect().await;
+    harness.tell(assign(&["bug"])).await;
+    harness.hear().await;
+    let result = harness.result().await;
     assert_eq!(result.outcome, TaskOutcome::Failed);
     assert!(result.reason.contains("died"), "{}", result.reason);
 }

@@ -37,7 +37,7 @@ fn a_credential_names_no_server() {
 #[tokio::test]
 async fn an_absent_runtime_is_down_and_the_error_names_its_socket() {
     let puller = CriPuller::new("unix:///nonexistent/a.sock".parse().unwrap());
-    let error = puller.version().await.unwrap_err();
+    let error = puller.read_version().await.unwrap_err();
     assert_eq!(error.class, ErrorClass::RuntimeDown);
     assert!(error.message.contains("No such file"), "{error}");
     assert!(error.message.contains("unix:///nonexistent/a.sock"), "{error}");
@@ -82,7 +82,7 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
             PullRequest { reference: "r.io/a:1", credential: Some(&credential), sandbox: Some(&sandbox) };
         let pulled = puller.pull(request, &|_| {}).await.unwrap();
         assert_eq!(pulled.id, Some(format!("sha256:{digits}")), "{image_ref}");
-        let present = puller.present("r.io/a:1").await.unwrap().unwrap();
+        let present = puller.look_up("r.io/a:1").await.unwrap().unwrap();
         assert_eq!(present.id, Some(format!("sha256:{digits}")));
 
         let seen = runtime.pulls().pop().unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use prepull_api::task::{ImageOutcome, Task, TaskId, TaskOutcome};
 use prepull_api::wire::{EdgeMessage, Key, OpenPhase};
 
-use super::super::tests::{Bench, assign, record_of, result_of, task};
+use super::super::tests::{Harness, assign, record_of, result_of, task};
 use super::super::{AgentEffect, AgentEvent, Execution, TaskRecord, WallClock};
 
 fn tasks(count: usize) -> Vec<Task> {
@@ -35,19 +35,19 @@ fn at_most_max_tasks_run_and_the_others_follow_in_order() {
     for (limit, count) in [(1, 4), (2, 4), (3, 4), (4, 4), (64, 2)] {
         // The ids are in reverse order: the order of acceptance counts.
         let tasks: Vec<_> = tasks(count).into_iter().rev().collect();
-        let mut bench = Bench::with_max_tasks(limit);
+        let mut harness = Harness::with_max_tasks(limit);
         let at_once = count.min(limit as usize);
         for (n, task) in tasks.iter().enumerate() {
-            let effects = bench.run(task);
+            let effects = harness.run(task);
             let accepted = EdgeMessage::Accepted { task: task.id.clone() };
             assert_eq!(effects[0], AgentEffect::Send(accepted), "{limit}: whether it starts or waits");
             let expected = if n < at_once { vec![task.id.clone()] } else { Vec::new() };
             assert_eq!(ids_started(&effects), expected, "{limit}");
         }
-        assert!(bench.agent.open_tasks().iter().all(|open| open.phase == OpenPhase::Running));
+        assert!(harness.agent.open_tasks().iter().all(|open| open.phase == OpenPhase::Running));
         for (n, task) in tasks.iter().enumerate() {
             let next = tasks.get(n + at_once).map(|task| task.id.clone());
-            let effects = bench.end(task);
+            let effects = harness.end(task);
             assert_eq!(ids_started(&effects), Vec::from_iter(next), "{limit}");
         }
     }
@@ -55,32 +55,32 @@ fn at_most_max_tasks_run_and_the_others_follow_in_order() {
 
 #[test]
 fn a_task_whose_deadline_passes_in_the_queue_ends_without_a_pull() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let tasks = tasks(2);
-    bench.run(&tasks[0]);
-    bench.pass(50);
-    bench.run(&tasks[1]);
-    assert_eq!(bench.agent.next_tick(), Some(bench.now.monotonic + Duration::from_secs(300)));
-    bench.pass(299);
-    assert_eq!(bench.on(AgentEvent::Tick), []);
-    bench.pass(1);
-    let result = record_of(&bench.on(AgentEvent::Tick)).result.unwrap();
+    harness.run(&tasks[0]);
+    harness.pass(50);
+    harness.run(&tasks[1]);
+    assert_eq!(harness.agent.next_tick(), Some(harness.now.monotonic + Duration::from_secs(300)));
+    harness.pass(299);
+    assert_eq!(harness.on(AgentEvent::Tick), []);
+    harness.pass(1);
+    let result = record_of(&harness.on(AgentEvent::Tick)).result.unwrap();
     assert_eq!((&result.task, result.outcome), (&tasks[1].id, TaskOutcome::DeadlineExceeded));
     assert!(result.reason.contains("at most 1 at a time"), "{}", result.reason);
     assert!(result.images.iter().all(|image| image.outcome == ImageOutcome::Stopped && image.attempts == 0));
     assert_eq!(result.took, Duration::from_secs(300));
-    assert_eq!(started(&bench.end(&tasks[0])), Vec::<&Execution>::new());
+    assert_eq!(started(&harness.end(&tasks[0])), Vec::<&Execution>::new());
 }
 
 #[test]
 fn a_queued_task_past_its_deadline_does_not_start() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let tasks = tasks(2);
-    bench.run(&tasks[0]);
-    bench.run(&tasks[1]);
+    harness.run(&tasks[0]);
+    harness.run(&tasks[1]);
     // The end of the first task arrives before the tick that would end the second.
-    bench.pass(300);
-    let effects = bench.end(&tasks[0]);
+    harness.pass(300);
+    let effects = harness.end(&tasks[0]);
     let outcome = |effect: &AgentEffect| match effect {
         AgentEffect::Persist(record) => record.result.as_ref().unwrap().outcome,
         other => panic!("{other:?}"),
@@ -91,54 +91,54 @@ fn a_queued_task_past_its_deadline_does_not_start() {
 
 #[test]
 fn a_cancelled_task_leaves_the_queue_at_once() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let tasks = tasks(3);
     for task in &tasks {
-        bench.run(task);
+        harness.run(task);
     }
-    let record = record_of(&bench.on(cancel(&tasks[1])));
+    let record = record_of(&harness.on(cancel(&tasks[1])));
     assert_eq!(record.result.as_ref().unwrap().outcome, TaskOutcome::Cancelled);
-    assert_eq!(result_of(&bench.on(AgentEvent::Persisted(tasks[1].id.clone()))), record.result.unwrap());
-    assert_eq!(ids_started(&bench.end(&tasks[0])), [tasks[2].id.clone()]);
+    assert_eq!(result_of(&harness.on(AgentEvent::Persisted(tasks[1].id.clone()))), record.result.unwrap());
+    assert_eq!(ids_started(&harness.end(&tasks[0])), [tasks[2].id.clone()]);
 }
 
 #[test]
 fn a_task_that_is_stopping_keeps_its_place_until_it_has_ended() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let (first, second) = (task("a", 1, 1), task("a", 2, 1));
-    bench.run(&first);
-    let effects = bench.run(&second);
+    harness.run(&first);
+    let effects = harness.run(&second);
     assert_eq!(ids_started(&effects), Vec::new(), "the earlier attempt is only told to stop");
-    assert_eq!(ids_started(&bench.end(&first)), [second.id]);
+    assert_eq!(ids_started(&harness.end(&first)), [second.id]);
 }
 
 #[test]
 fn a_crashed_executor_frees_its_place() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let tasks = tasks(2);
-    bench.run(&tasks[0]);
-    bench.run(&tasks[1]);
+    harness.run(&tasks[0]);
+    harness.run(&tasks[1]);
     let crashed = AgentEvent::Crashed { task: tasks[0].id.clone(), reason: "a bug".to_owned() };
-    assert_eq!(ids_started(&bench.on(crashed)), [tasks[1].id.clone()]);
+    assert_eq!(ids_started(&harness.on(crashed)), [tasks[1].id.clone()]);
 }
 
 #[test]
 fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let tasks = tasks(3);
     for task in &tasks {
-        bench.run(task);
+        harness.run(task);
     }
-    bench.pass(200);
+    harness.pass(200);
     let mut again = assign(tasks[1].clone());
     again.keys = vec![Key::anonymous()];
-    let effects = bench.on(AgentEvent::Assign(again));
+    let effects = harness.on(AgentEvent::Assign(again));
     let [AgentEffect::Persist(record), AgentEffect::Send(EdgeMessage::Accepted { .. })] = &effects[..] else {
         panic!("{effects:?}")
     };
-    assert_eq!(record.deadline_set, WallClock::of(bench.now.wall));
-    let deadline = bench.now.monotonic + Duration::from_secs(300);
-    let effects = bench.end(&tasks[0]);
+    assert_eq!(record.deadline_set, WallClock::of(harness.now.wall));
+    let deadline = harness.now.monotonic + Duration::from_secs(300);
+    let effects = harness.end(&tasks[0]);
     let [execution] = started(&effects)[..] else { panic!("{effects:?}") };
     assert_eq!((&execution.task, execution.terms.deadline), (&tasks[1], deadline));
     assert!(execution.terms.keys.iter().all(|key| **key == Key::anonymous()));
@@ -146,17 +146,18 @@ fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
 
 #[test]
 fn after_a_restart_tasks_wait_for_keys_and_then_for_their_turn() {
-    let mut bench = Bench::new();
+    let mut harness = Harness::new();
     let tasks = tasks(2);
     let record =
-        |task: &Task| TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(bench.now.wall));
+        |task: &Task| TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(harness.now.wall));
     let records = tasks.iter().map(record).collect();
-    assert_eq!(bench.restart(records), []);
-    let phases = |bench: &Bench| bench.agent.open_tasks().iter().map(|open| open.phase).collect::<Vec<_>>();
-    assert_eq!(phases(&bench), [OpenPhase::NeedsKeys, OpenPhase::NeedsKeys]);
-    let effects = bench.on(AgentEvent::Assign(assign(tasks[1].clone())));
+    assert_eq!(harness.restart(records), []);
+    let phases =
+        |harness: &Harness| harness.agent.open_tasks().iter().map(|open| open.phase).collect::<Vec<_>>();
+    assert_eq!(phases(&harness), [OpenPhase::NeedsKeys, OpenPhase::NeedsKeys]);
+    let effects = harness.on(AgentEvent::Assign(assign(tasks[1].clone())));
     assert_eq!(ids_started(&effects), [tasks[1].id.clone()], "the first that can work works");
-    assert_eq!(ids_started(&bench.on(AgentEvent::Assign(assign(tasks[0].clone())))), Vec::new());
-    assert_eq!(phases(&bench), [OpenPhase::Running, OpenPhase::Running]);
-    assert_eq!(ids_started(&bench.end(&tasks[1])), [tasks[0].id.clone()]);
+    assert_eq!(ids_started(&harness.on(AgentEvent::Assign(assign(tasks[0].clone())))), Vec::new());
+    assert_eq!(phases(&harness), [OpenPhase::Running, OpenPhase::Running]);
+    assert_eq!(ids_started(&harness.end(&tasks[1])), [tasks[0].id.clone()]);
 }
