@@ -1,7 +1,7 @@
-//! A Kubernetes API server on a bad day: a proxy between cloudcore-prepull and kube-apiserver. TLS ends here, bearer
-//! tokens and watches go through, and on command a share of the requests meets a [`Fault`].
+//! A faulty Kubernetes API server: a proxy between cloudcore-prepull and kube-apiserver. It terminates TLS, forwards
+//! bearer tokens and watches, and injects a [`Fault`] into a share of the requests.
 //!
-//! Only cloudcore goes this way: a test that creates nodes and reads status asks the API server itself.
+//! Only cloudcore uses the proxy: a test that creates nodes or reads a status asks the API server itself.
 
 mod rules;
 mod serve;
@@ -25,31 +25,31 @@ use crate::certs::Authority;
 use crate::cluster::Cluster;
 use crate::ports::Port;
 
-/// What befalls a request.
+/// A fault that a request meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Answered with this status; the server is not asked. A 429 says to come back after a second.
+    /// The proxy answers with this status, without asking the server. A 429 has a Retry-After of one second.
     Status(u16),
-    /// Answered this much later, at least and at most.
+    /// The response is delayed, by at least and at most these times.
     Late(Duration, Duration),
-    /// The connection is closed; the server is not asked.
+    /// The connection is closed, without asking the server.
     Cut,
-    /// The server is asked and does what it is told; then the connection is closed without a word of it.
+    /// The server executes the request, but the connection is closed instead of passing on the response.
     LostAnswer,
 }
 
-/// One request that came.
+/// A request that came through the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// What it was about.
+    /// What the request asked for.
     pub about: About,
-    /// What befell it.
+    /// Fault that the request met.
     pub fault: Option<Fault>,
-    /// The status of the server's own answer, once there is one.
+    /// Status of the server's own response, once there is one.
     pub status: Option<u16>,
 }
 
-/// The proxy. Ends when dropped.
+/// A proxy in front of the API server. Ends when dropped.
 pub struct ApiProxy {
     port: Port,
     kubeconfig: PathBuf,
@@ -57,19 +57,19 @@ pub struct ApiProxy {
     _stop: DropGuard,
 }
 
-/// What the proxy's tasks share.
+/// The state that the proxy's tasks share.
 struct Shared {
     upstream: Upstream,
     rules: Mutex<Vec<Rule>>,
     dice: Mutex<Dice>,
     seen: Mutex<Vec<Seen>>,
-    /// Counts up when the watches that are open now are to expire.
+    /// Counter that is raised to expire the watches that are open then.
     expired: watch::Sender<u64>,
 }
 
 impl ApiProxy {
-    /// In front of the cluster's API server. `seed` decides which requests meet a fault: the n-th that fits a rule
-    /// does or does not, in every run.
+    /// Starts a proxy in front of the cluster's API server. `seed` decides which requests meet a fault, so that the
+    /// n-th matching request has the same fate in every run.
     pub fn start(cluster: &Cluster, seed: u64) -> Result<Self> {
         let authority = Authority::new("api-proxy")?;
         let place = authority.place();
@@ -101,58 +101,58 @@ impl ApiProxy {
         Ok(Self { port, kubeconfig: file, shared, _stop: stop.drop_guard() })
     }
 
-    /// Where it listens.
+    /// Address on which the proxy listens.
     pub fn addr(&self) -> SocketAddr {
         self.port.addr()
     }
 
-    /// The kubeconfig of cloudcore, by way of the proxy.
+    /// Kubeconfig for cloudcore that leads to the proxy.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// From now on this share (0 to 1) of these requests meets this fault. Of several rules the first that strikes
-    /// counts, and each draws anew.
+    /// Injects a fault into a share (0 to 1) of these requests from now on. Of several rules, the first that strikes
+    /// counts; each of them draws on its own.
     pub fn inject(&self, requests: Requests, share: f64, fault: Fault) {
         lock(&self.shared.rules).push(Rule { requests, share, fault, left: None });
     }
 
-    /// The next so many of these requests meet this fault.
+    /// Injects a fault into the next `times` of these requests.
     pub fn inject_next(&self, times: u32, requests: Requests, fault: Fault) {
         lock(&self.shared.rules).push(Rule { requests, share: 1.0, fault, left: Some(times) });
     }
 
-    /// From now on nothing is wrong any more.
+    /// Injects no more faults.
     pub fn heal(&self) {
         lock(&self.shared.rules).clear();
     }
 
-    /// Ends every watch that is open now as the API server does where it has forgotten the resource version: with an
-    /// `ERROR` event that holds a Status of 410.
+    /// Ends all open watches as the API server does if the resource version is too old: with an `ERROR` event that has
+    /// a Status of 410.
     pub fn expire_watches(&self) {
         self.shared.expired.send_modify(|count| *count += 1);
     }
 
-    /// Every request so far, in the order of arrival.
+    /// All requests so far, in the order of arrival.
     pub fn seen(&self) -> Vec<Seen> {
         lock(&self.shared.seen).clone()
     }
 
-    /// How many of these requests have met this fault so far.
+    /// Number of these requests that have met this fault so far.
     pub fn injected(&self, requests: Requests, fault: Fault) -> usize {
         let met = |seen: &&Seen| seen.fault == Some(fault) && requests.fit(&seen.about);
         lock(&self.shared.seen).iter().filter(met).count()
     }
 
-    /// How many of these requests there were so far.
+    /// Number of these requests so far.
     pub fn count(&self, requests: Requests) -> usize {
         lock(&self.shared.seen).iter().filter(|seen| requests.fit(&seen.about)).count()
     }
 }
 
 impl Shared {
-    /// Takes down a request, and draws what befalls it.
-    fn met(&self, about: About) -> (usize, Option<Fault>) {
+    /// Records a request, and draws its fault. Returns its index and the fault.
+    fn record(&self, about: About) -> (usize, Option<Fault>) {
         let fault = {
             let mut dice = lock(&self.dice);
             lock(&self.rules).iter_mut().find_map(|rule| rule.strikes(&about, &mut dice))

@@ -1,4 +1,4 @@
-//! Threads of the harness itself: what runs on them goes on while a test blocks.
+//! Runtime of the harness itself: what runs on its threads continues while a test blocks.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,7 @@ static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(|| {
     Builder::new_multi_thread().worker_threads(2).thread_name("harness").enable_all().build()
 });
 
-/// Where proxies and simulated edges run.
+/// Returns the runtime for proxies and simulated edges.
 pub(crate) fn runtime() -> Result<&'static Handle> {
     RUNTIME.as_ref().map(Runtime::handle).map_err(|error| anyhow!("no runtime for the harness: {error}"))
 }

@@ -1,4 +1,4 @@
-//! Certificates for servers of the tests.
+//! Certificate authority for the servers of a test.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 
 use crate::place::Place;
 
-/// A certificate authority that nobody trusts unless told to.
+/// A certificate authority that only those trust who are given its file.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     file: PathBuf,
-    /// Keeps the file.
+    /// Keeps the directory of the file.
     place: Arc<Place>,
 }
 
 impl Authority {
-    /// A new one, in the place of the calling test.
+    /// Creates an authority, with its file in the place of the calling test.
     pub fn new(name: &str) -> Result<Self> {
         Self::within(&Place::here()?.new_dir("ca")?, name)
     }
 
-    /// A new one, with its file in this directory.
+    /// Creates an authority, with its file in the given directory.
     pub(crate) fn within(dir: &Path, name: &str) -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -34,22 +34,22 @@ impl Authority {
         Ok(Self { issuer, file, place: Place::here()? })
     }
 
-    /// The certificate, PEM.
+    /// Certificate of the authority as PEM.
     pub fn pem(&self) -> String {
         self.issuer.pem()
     }
 
-    /// The test's place, where the files are.
+    /// Place of the test, which holds the files.
     pub fn place(&self) -> &Arc<Place> {
         &self.place
     }
 
-    /// A file with the certificate, PEM.
+    /// File with the certificate as PEM.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Writes `server.crt` and `server.key` for a server on loopback and under the further names.
+    /// Writes `server.crt` and `server.key` for a server on loopback, valid for the given names as well.
     pub fn server(&self, dir: &Path, names: &[&str]) -> Result<(PathBuf, PathBuf)> {
         let names = ["127.0.0.1", "localhost"].iter().chain(names).map(ToString::to_string);
         let mut params = CertificateParams::new(names.collect::<Vec<_>>())?;

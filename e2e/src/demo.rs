@@ -1,7 +1,7 @@
-//! `make demo`: the whole way, from two private registries to images on three edge nodes, on this machine.
+//! `make demo`: a job from two private registries to images on three edge nodes, on this machine.
 //!
 //! ```text
-//!  scenario (who, what, what is expected) ─▶ stage (starts the parts) ─▶ live (progress) ─▶ report ─▶ verdict
+//!  scenario (nodes, images, jobs) ─▶ stage (starts the parts) ─▶ live (progress) ─▶ report ─▶ verdict
 //! ```
 
 mod live;
@@ -24,21 +24,21 @@ use stage::Stage;
 use story::Story;
 use verdict::Verdict;
 
-/// Longer than any job of the demo takes on a machine that is busy.
+/// Limit for a job of the demo, longer than it takes on a busy machine.
 const JOB_LIMIT: Duration = Duration::from_secs(120);
-/// Between two looks at the ledgers.
-const LOOK: Duration = Duration::from_millis(2);
-/// The exit status of a program that Ctrl-C has ended.
+/// Interval between two looks at the ledgers.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Exit status after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the demo. The exit status is 0 only where every expected state was reached.
+/// Runs the demo. The exit status is 0 only if every expected state was reached.
 pub async fn run() -> ExitCode {
     let keep = std::env::var_os("KEEP").is_some_and(|value| !value.is_empty() && value != "0");
     let mut story = Story::new();
     let logs = parts::logs_root().map(|root| root.join("demo")).unwrap_or_default();
     let mut stage = None;
     let told = tokio::select! {
-        told = tell(&mut story, &mut stage) => Some(told),
+        told = run_steps(&mut story, &mut stage) => Some(told),
         _ = tokio::signal::ctrl_c() => None,
     };
     let (code, reached) = match told {
@@ -71,9 +71,9 @@ pub async fn run() -> ExitCode {
     code
 }
 
-async fn tell(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdict> {
+async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdict> {
     let mut verdict = Verdict::default();
-    let stage = stage.insert(Stage::set(story).await?);
+    let stage = stage.insert(Stage::start(story).await?);
 
     story.step("One job, four images, three nodes");
     let (job, times) = run_job(story, stage, &scenario::job(), &scenario::MAIN).await?;
@@ -83,15 +83,15 @@ async fn tell(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdict> {
     stage.print_jobs(story).await?;
     let status = job.status().await?;
     report::print_nodes(story, &status);
-    verdict.of_main_job(stage, &status);
+    verdict.check_main_job(stage, &status);
 
     story.step("What each containerd says");
     for node in &stage.nodes {
         let images = node.images().await?;
         report::print_images(story, node.name(), &images);
-        verdict.of_node(stage, node.name(), &images);
+        verdict.check_node(stage, node.name(), &images);
     }
-    verdict.of_registries(stage);
+    verdict.check_registries(stage);
 
     story.step("A wrong password fails its image, and no other");
     let (job, _) = run_job(story, stage, &scenario::second_job(), &scenario::SECOND).await?;
@@ -100,18 +100,18 @@ async fn tell(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdict> {
     let status = job.status().await?;
     report::print_nodes(story, &status);
     let images = stage.nodes.first().context("no node")?.images().await?;
-    verdict.of_second_job(stage, &status, &images);
+    verdict.check_second_job(stage, &status, &images);
     Ok(verdict)
 }
 
-/// When things happened, counted from the moment the API server had the job.
+/// Times of a job, counted from the moment that the API server had it.
 struct Times {
     arrived: Option<Duration>,
     ended: Duration,
     phase: JobPhase,
 }
 
-/// Applies a job with kubectl, and shows how it goes until it has ended, whichever way.
+/// Applies a job with kubectl, and shows its progress until it has ended.
 async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan) -> Result<(Job, Times)> {
     let file = stage.logs().join(format!("{}.yaml", plan.name));
     std::fs::write(&file, yaml)?;
@@ -121,8 +121,8 @@ async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan
 
     let job = stage.cluster.existing_job(plan.name);
     let arguments = ["apply", "-f", path.as_str()];
-    // Watched before it is there, so that nothing is missed; kubectl itself takes a moment to end.
-    let run = async { tokio::try_join!(to_its_end(&job, story, plan), stage.cluster.kubectl(&arguments)) };
+    // The watch begins before kubectl, which takes a moment to end, so that nothing is missed.
+    let run = async { tokio::try_join!(watch_to_end(&job, story, plan), stage.cluster.kubectl(&arguments)) };
     let run = tokio::time::timeout(JOB_LIMIT, run);
     let arrival = first_arrival(stage);
     let mut arrived = None;
@@ -140,8 +140,12 @@ async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan
     Ok((job.clone(), Times { arrived: arrived.map(since), ended: since(ended), phase }))
 }
 
-/// Follows a job; returns when it was first there, when it ended, and how.
-async fn to_its_end(job: &Job, story: &Story, plan: &scenario::Plan) -> Result<(Instant, Instant, JobPhase)> {
+/// Watches a job; returns when it was created, when it ended, and its final phase.
+async fn watch_to_end(
+    job: &Job,
+    story: &Story,
+    plan: &scenario::Plan,
+) -> Result<(Instant, Instant, JobPhase)> {
     let mut live = Live::new(story, plan);
     job.exists().await?;
     let began = Instant::now();
@@ -156,10 +160,10 @@ async fn to_its_end(job: &Job, story: &Story, plan: &scenario::Plan) -> Result<(
     Ok((began, Instant::now(), phase))
 }
 
-/// When the first task lies in the ledger of an edge node.
+/// Waits until the first task is in the ledger of an edge node, and returns when.
 async fn first_arrival(stage: &Stage) -> Instant {
     while stage.nodes.iter().all(|node| node.open_tasks() == 0) {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Instant::now()
 }

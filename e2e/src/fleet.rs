@@ -1,5 +1,5 @@
-//! `make fleet`: a real cluster, a release cloudcore-prepull, thousands of simulated edges and one job over all of
-//! them, measured. For operators who size a cluster, and for `make bench`.
+//! `make fleet`: measurements of a release cloudcore-prepull with a real API server, thousands of simulated edges, and
+//! one job over all of them. For operators who size a cluster, and for `make bench`.
 //!
 //! ```text
 //!  Options ─▶ Scene (cluster, cloud, fleet) ─▶ measure ─▶ Figures ─▶ table, JSON
@@ -31,13 +31,13 @@ pub use scene::Scene;
 pub use table::print;
 pub use teller::Teller;
 
-/// The exit status of a program that Ctrl-C has ended.
+/// Exit status after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the program. The exit status is 0 where every node came to an end and nothing was pulled twice.
+/// Runs the program. The exit status is 0 if every node ended and nothing was pulled twice.
 pub async fn run(options: Options) -> ExitCode {
     let teller = Teller::new();
-    // Held to the end, so that its name and its logs stay what they are.
+    // Held to the end, so that all parts use the same place.
     let place = match Place::here() {
         Ok(place) => place,
         Err(error) => {
@@ -80,9 +80,9 @@ pub async fn run(options: Options) -> ExitCode {
 }
 
 impl Figures {
-    /// Starts what the options ask for, measures it, and stops it.
+    /// Starts a fleet with these options, measures it, and stops it.
     pub async fn measure(options: &Options, teller: &Teller) -> Result<Self> {
-        let (mut scene, connect) = Scene::set(options, teller).await?;
+        let (mut scene, connect) = Scene::start(options, teller).await?;
         let idle = match options.idle {
             Some(time) => Some(scene.idle(time, teller).await?),
             None => None,
@@ -93,7 +93,7 @@ impl Figures {
     }
 }
 
-/// One line for programs.
+/// Writes the figures as one line of JSON.
 #[allow(clippy::print_stdout)]
 fn write_json(options: &Options, figures: &impl Serialize) -> Result<()> {
     let json = serde_json::to_string(figures)?;

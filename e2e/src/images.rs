@@ -1,4 +1,4 @@
-//! Images for the tests: real ones, made here once and kept in the cache.
+//! Images for the tests, generated once and kept in a cache.
 //!
 //! Each is an OCI layout. The same name gives the same bytes on every machine, so that digests can be compared.
 
@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::parts;
 
-/// A mebibyte.
+/// Bytes of a mebibyte.
 pub const MIB: u64 = 1024 * 1024;
-/// Counted up whenever the way in which images are made changes.
+/// Version of the generated images; a change of how they are generated needs a new one.
 const RECIPE: &str = "images-1";
-/// Written last: a directory without it is not finished.
+/// File that is written last: a directory without it is incomplete.
 const SUMMARY: &str = "summary.json";
 
 /// An image on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Image {
-    /// The digest that a tag of it points to: of the manifest, or of the index.
+    /// Digest that a tag points to: that of the manifest or of the index.
     digest: String,
-    /// Every manifest, the index included.
+    /// Digests of all manifests, the index included.
     manifests: Vec<String>,
-    /// Configurations and layers.
+    /// Digests of configurations and layers.
     blobs: Vec<String>,
     /// Compressed bytes of the layers for this machine's platform.
     size: u64,
@@ -35,7 +35,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// busybox, runnable.
+    /// An image with a busybox that can run.
     pub fn busybox() -> Result<Self> {
         cached("busybox", |layout| {
             let layers = [layout.busybox_layer()?];
@@ -43,7 +43,7 @@ impl Image {
         })
     }
 
-    /// busybox and one small layer of its own: distinct for each name, with the base in common.
+    /// An image with busybox and one small layer: images of different names share only the busybox layer.
     pub fn small(name: &str) -> Result<Self> {
         cached(&format!("small-{name}"), |layout| {
             let layers =
@@ -52,7 +52,7 @@ impl Image {
         })
     }
 
-    /// Layers of random bytes, of these sizes: nothing in common with an image of another name.
+    /// An image with layers of random bytes, of these sizes. Images of different names share nothing.
     pub fn of_layers(name: &str, sizes: &[u64]) -> Result<Self> {
         let listed: Vec<_> = sizes.iter().map(ToString::to_string).collect();
         cached(&format!("{name}-{}", listed.join("-")), |layout| {
@@ -81,41 +81,41 @@ impl Image {
         })
     }
 
-    /// What a tag of it points to, `sha256:…`: what a pull of it leaves on a node.
+    /// Digest that a tag points to, `sha256:…`, and that a node has after the pull.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Compressed bytes of the layers, for this machine's platform.
+    /// Compressed bytes of the layers for this machine's platform.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Every manifest, the index included.
+    /// Digests of all manifests, the index included.
     pub fn manifests(&self) -> &[String] {
         &self.manifests
     }
 
-    /// Configurations and layers.
+    /// Digests of configurations and layers.
     pub fn blobs(&self) -> &[String] {
         &self.blobs
     }
 
-    /// The OCI layout.
+    /// Directory of the OCI layout.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The file of a manifest or blob.
+    /// File of a manifest or blob.
     pub fn blob_file(&self, digest: &str) -> PathBuf {
         layout::blob_file(&self.dir, digest)
     }
 }
 
-/// Takes it from the cache, or makes it. Two processes may do so at the same time: one of them wins.
+/// Reads an image from the cache, or generates it. If two processes generate it at the same time, one result is kept.
 fn cached(name: &str, make: impl FnOnce(&Layout) -> Result<layout::Manifest>) -> Result<Image> {
     let cache = parts::cache_dir().join(RECIPE);
-    // A colon would be the beginning of a tag for skopeo.
+    // skopeo would read what follows a colon as a tag.
     let dir = cache.join(name.replace(['/', ':'], "_"));
     if let Some(image) = read(&dir) {
         return Ok(image);
@@ -129,7 +129,7 @@ fn cached(name: &str, make: impl FnOnce(&Layout) -> Result<layout::Manifest>) ->
     let image = Image { digest, manifests, blobs, size, dir: dir.clone() };
     std::fs::write(scratch.path().join(SUMMARY), serde_json::to_vec(&image)?)?;
     if std::fs::rename(scratch.path(), &dir).is_ok() {
-        let _ = scratch.keep(); // there is nothing under this name any more
+        let _ = scratch.keep(); // renamed: there is nothing left to remove
     }
     read(&dir).with_context(|| format!("{} has no image in it: remove it", dir.display()))
 }
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_made_once_and_is_what_its_digests_say() {
+    fn an_image_is_reproducible_and_its_digests_are_right() {
         let image = Image::multi_arch("harness").unwrap();
         assert_eq!(image.digest(), Image::multi_arch("harness").unwrap().digest());
         assert_eq!(image.manifests().len(), 3, "an index and two manifests");
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn small_images_share_their_base_and_nothing_else() {
+    fn small_images_share_only_their_base_layer() {
         let (one, two) = (Image::small("one").unwrap(), Image::small("two").unwrap());
         let common = one.blobs().iter().filter(|blob| two.blobs().contains(blob)).count();
         assert_eq!((one.blobs().len(), two.blobs().len(), common), (3, 3, 1));

@@ -1,4 +1,4 @@
-//! An edge that means ill: a good certificate, and no manners.
+//! A hostile edge: it has a valid certificate and does not keep to the protocol.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,21 +23,21 @@ use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::sim::certificates::Authority;
 
-/// For a step of the handshake, while the cloud is under attack.
+/// Limit for one step of the handshake, while the cloud is under attack.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A node's certificate, and where the cloud is.
+/// A client with the certificate of a node, which opens connections to any depth of the handshake.
 #[derive(Clone)]
 pub struct Intruder {
     tls: Arc<ClientConfig>,
     addr: SocketAddr,
 }
 
-/// One session of an intruder, raw.
+/// One websocket of an intruder, without the limits of the real edge.
 pub struct Wire(WebSocketStream<TlsStream<TcpStream>>);
 
 impl Intruder {
-    /// With the certificate of this node, signed with the cloud's own CA.
+    /// Creates an intruder with a certificate for the node, signed by the cloud's own CA.
     pub async fn of(cluster: &Cluster, cloud: &Cloud, node: &str) -> Result<Self> {
         let (authority, key) = (Authority::of(cluster).await?, KeyPair::generate()?);
         let mut roots = RootCertStore::empty();
@@ -49,66 +49,67 @@ impl Intruder {
         Ok(Self { tls: Arc::new(config), addr: cloud.tunnel_addr() })
     }
 
-    /// TCP, and not a byte.
-    pub async fn knock(&self) -> Result<TcpStream> {
+    /// Opens a TCP connection and sends nothing.
+    pub async fn connect_tcp(&self) -> Result<TcpStream> {
         Ok(timeout(SOON, TcpStream::connect(self.addr)).await??)
     }
 
-    /// TLS, and not a byte within.
-    pub async fn shake(&self) -> Result<TlsStream<TcpStream>> {
-        let stream = self.knock().await?;
+    /// Opens a TLS connection and sends nothing through it.
+    pub async fn connect_tls(&self) -> Result<TlsStream<TcpStream>> {
+        let stream = self.connect_tcp().await?;
         let name = ServerName::try_from("localhost")?;
         Ok(timeout(SOON, TlsConnector::from(Arc::clone(&self.tls)).connect(name, stream)).await??)
     }
 
-    /// The websocket, and not a word.
-    pub async fn dial(&self) -> Result<Wire> {
-        let stream = self.shake().await?;
+    /// Opens a websocket and sends no message.
+    pub async fn open_websocket(&self) -> Result<Wire> {
+        let stream = self.connect_tls().await?;
         let mut request = format!("wss://{}{TUNNEL_PATH}", self.addr).into_client_request()?;
         request.headers_mut().insert("Sec-WebSocket-Protocol", SUBPROTOCOL.parse()?);
         Ok(Wire(timeout(SOON, client_async(request, stream)).await??.0))
     }
 
-    /// A session: it has said `Hello`, and was welcomed.
-    pub async fn enter(&self) -> Result<Wire> {
-        let mut wire = self.dial().await?;
-        wire.say(&EdgeMessage::Hello(Hello::default())).await?;
-        match wire.hear().await? {
+    /// Opens a session: sends `Hello` and waits for `Welcome`.
+    pub async fn open_session(&self) -> Result<Wire> {
+        let mut wire = self.open_websocket().await?;
+        wire.send_message(&EdgeMessage::Hello(Hello::default())).await?;
+        match wire.receive().await? {
             CloudMessage::Welcome(_) => Ok(wire),
-            other => bail!("it was not welcomed: {other:?}"),
+            other => bail!("the cloud answered Hello with {other:?} instead of Welcome"),
         }
     }
 }
 
 impl Wire {
-    /// A message, or the like.
-    pub async fn say(&mut self, message: &EdgeMessage) -> Result<()> {
-        self.send(Message::text(encode(message)?)).await
+    /// Sends a message.
+    pub async fn send_message(&mut self, message: &EdgeMessage) -> Result<()> {
+        self.send_frame(Message::text(encode(message)?)).await
     }
 
-    /// The same again and again, as fast as it goes, for so long or until the cloud hangs up. Nothing is read.
-    pub async fn repeat(&mut self, message: &EdgeMessage, time: Duration) {
-        let _ = timeout(time, async { while self.say(message).await.is_ok() {} }).await;
+    /// Sends the same message again and again, as fast as possible, until the time is up or the cloud closes the
+    /// connection. Reads nothing.
+    pub async fn send_repeatedly(&mut self, message: &EdgeMessage, time: Duration) {
+        let _ = timeout(time, async { while self.send_message(message).await.is_ok() {} }).await;
     }
 
-    /// A frame.
-    pub async fn send(&mut self, frame: Message) -> Result<()> {
+    /// Sends a frame.
+    pub async fn send_frame(&mut self, frame: Message) -> Result<()> {
         Ok(timeout(SOON, self.0.send(frame)).await??)
     }
 
-    /// The next message.
-    pub async fn hear(&mut self) -> Result<CloudMessage> {
+    /// Receives the next message.
+    pub async fn receive(&mut self) -> Result<CloudMessage> {
         loop {
             match timeout(SOON, self.0.next()).await?.context("the connection ended")?? {
                 Message::Text(text) => return Ok(decode(&text)?),
                 Message::Ping(_) | Message::Pong(_) => {}
-                other => bail!("no message: {other:?}"),
+                other => bail!("expected a message, received {other:?}"),
             }
         }
     }
 
-    /// Reads on until the cloud hangs up: the reason that it gave, if it did. Pings are no sign that it will.
-    pub async fn end(&mut self) -> Result<String> {
+    /// Reads until the cloud closes the connection, and returns its reason; empty if it gave none.
+    pub async fn read_to_close(&mut self) -> Result<String> {
         let end = async {
             loop {
                 match self.0.next().await {
@@ -120,6 +121,6 @@ impl Wire {
                 }
             }
         };
-        timeout(SOON, end).await.context("the cloud does not hang up")
+        timeout(SOON, end).await.context("the cloud does not close the connection")
     }
 }

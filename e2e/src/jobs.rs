@@ -1,4 +1,4 @@
-//! Jobs, from their application to their end.
+//! ImagePrePullJobs of a test: applying them and waiting for their states.
 
 mod builder;
 
@@ -22,14 +22,14 @@ use crate::cleanup::eventually;
 use crate::cluster::{Cluster, documents};
 use crate::place::Place;
 
-/// How long a test waits for what it expects, unless it says otherwise: long enough for a busy machine.
+/// Default limit for a state that a test expects, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Events are published one after another, beside the status.
+/// Limit for an event. Events are published one after another, independently of the status.
 const EVENT_LIMIT: Duration = Duration::from_secs(10);
-/// Whose logs are shown when a job does not get where it should.
+/// Programs whose logs are shown if a job does not reach the expected state.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
-/// A job that was applied.
+/// A job in the cluster.
 #[derive(Clone)]
 pub struct Job {
     place: Arc<Place>,
@@ -39,12 +39,12 @@ pub struct Job {
 }
 
 impl Cluster {
-    /// A job to be, which [`JobBuilder::apply`] applies.
+    /// Builds a job, which [`JobBuilder::apply`] applies.
     pub fn job(&self, name: &str) -> JobBuilder<'_> {
         JobBuilder::new(self, name)
     }
 
-    /// Applies a job as YAML, of whichever version.
+    /// Applies a job that is given as YAML, in any version.
     pub async fn apply_job(&self, yaml: &str) -> Result<Job> {
         let objects = documents(yaml)?;
         let name = objects.iter().find(|object| object["kind"] == "ImagePrePullJob");
@@ -55,7 +55,7 @@ impl Cluster {
         Ok(self.existing_job(name))
     }
 
-    /// A job that somebody else has applied, or will.
+    /// A job that something else applies.
     pub fn existing_job(&self, name: &str) -> Job {
         Job {
             place: Arc::clone(self.place()),
@@ -74,48 +74,48 @@ impl Job {
         Ok(handle)
     }
 
-    /// Its name.
+    /// Name of the job.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Waits this long instead of a minute.
+    /// Sets the limit of later waits, instead of a minute.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// The job as the API server has it.
+    /// Reads the job from the API server.
     pub async fn get(&self) -> Result<ImagePrePullJob> {
         self.api.get(&self.name).await.with_context(|| format!("cannot get job {}", self.name))
     }
 
-    /// Its status now. The default one where it has none yet.
+    /// Reads the current status, which is the default one if the job has none yet.
     pub async fn status(&self) -> Result<ImagePrePullJobStatus> {
         Ok(self.get().await?.status.unwrap_or_default())
     }
 
-    /// How it stands on one node now.
+    /// Reads the current status of one node.
     pub async fn node_status(&self, node: &str) -> Result<NodeStatus> {
         let status = self.status().await?;
         status
             .node(node)
             .cloned()
-            .with_context(|| format!("{} says nothing of {node}: {status:#?}", self.name))
+            .with_context(|| format!("the status of {} has no node {node}: {status:#?}", self.name))
     }
 
-    /// Waits until it is Completed. Ends at once where it is a Failure.
+    /// Waits until the job is Completed. Fails at once if it becomes a Failure.
     pub async fn completes(&self) -> Result<ImagePrePullJobStatus> {
         self.reaches(JobPhase::Completed).await
     }
 
-    /// Waits until it is a Failure. Ends at once where it is Completed.
+    /// Waits until the job is a Failure. Fails at once if it becomes Completed.
     pub async fn fails(&self) -> Result<ImagePrePullJobStatus> {
         self.reaches(JobPhase::Failure).await
     }
 
-    /// Waits until it is in that phase. Ends at once where it is in another one that is final.
+    /// Waits until the job is in the given phase. Fails at once if it reaches another final one.
     pub async fn reaches(&self, phase: JobPhase) -> Result<ImagePrePullJobStatus> {
         let is_final = |phase| matches!(phase, JobPhase::Completed | JobPhase::Failure);
         let there = |status: &ImagePrePullJobStatus| status.phase == phase || is_final(status.phase);
@@ -126,19 +126,19 @@ impl Job {
         Ok(status)
     }
 
-    /// Waits until its status is so. Where that takes too long, the error says what the status is and ends with
-    /// the logs.
+    /// Waits until the status satisfies a condition; `what` names it in errors. After the limit, the error shows the
+    /// last status and the logs.
     pub async fn until(
         &self,
         what: &str,
-        mut so: impl FnMut(&ImagePrePullJobStatus) -> bool,
+        mut is_met: impl FnMut(&ImagePrePullJobStatus) -> bool,
     ) -> Result<ImagePrePullJobStatus> {
         let mut last = ImagePrePullJobStatus::default();
         let found = tokio::time::timeout(
             self.limit,
             self.watch(|status| {
                 last = status;
-                so(&last)
+                is_met(&last)
             }),
         );
         match found.await {
@@ -150,11 +150,12 @@ impl Job {
         }
     }
 
-    /// Shows each status, the present one first, until `enough` says so. A restart of the API server is no end.
+    /// Passes each status to `enough`, beginning with the current one, until it returns true. Survives restarts of the
+    /// API server.
     pub async fn watch(&self, mut enough: impl FnMut(ImagePrePullJobStatus) -> bool) -> Result<()> {
         let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
         while let Some(change) = changes.next().await {
-            // An error is followed by another try.
+            // After an error, the watch tries again.
             let Ok(Some(job)) = change else { continue };
             if enough(job.status.unwrap_or_default()) {
                 return Ok(());
@@ -163,36 +164,36 @@ impl Job {
         bail!("the watch of job {} ended", self.name)
     }
 
-    /// Waits until there is such a job.
+    /// Waits until the job exists.
     pub async fn exists(&self) -> Result<()> {
         let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
         let there = async { while !matches!(changes.next().await, Some(Ok(Some(_))) | None) {} };
         tokio::time::timeout(self.limit, there)
             .await
-            .with_context(|| format!("job {} is not there", self.name))
+            .with_context(|| format!("job {} does not exist", self.name))
     }
 
-    /// Waits until there is no such job.
+    /// Waits until the job no longer exists.
     pub async fn is_gone(&self) -> Result<()> {
         let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
         let gone = async { while !matches!(changes.next().await, Some(Ok(None)) | None) {} };
         tokio::time::timeout(self.limit, gone)
             .await
-            .with_context(|| format!("job {} is still there", self.name))
+            .with_context(|| format!("job {} still exists", self.name))
     }
 
-    /// Changes it: a JSON merge patch, `{"spec": …}`.
+    /// Changes the job by a JSON merge patch, `{"spec": …}`.
     pub async fn patch(&self, patch: serde_json::Value) -> Result<ImagePrePullJob> {
         Ok(self.api.patch(&self.name, &PatchParams::default(), &Patch::Merge(patch)).await?)
     }
 
-    /// Deletes it.
+    /// Deletes the job.
     pub async fn delete(&self) -> Result<()> {
         self.api.delete(&self.name, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// The events on it so far: type, reason, message.
+    /// Reads the events about the job: type, reason and message of each.
     pub async fn events(&self) -> Result<Vec<(String, String, String)>> {
         let api: Api<Event> = Api::namespaced(self.api.clone().into_client(), "default");
         let fields = format!("involvedObject.uid={}", self.uid().await?);
@@ -202,7 +203,7 @@ impl Job {
         Ok(events.into_iter().map(|e| (text(e.type_), text(e.reason), text(e.message))).collect())
     }
 
-    /// Waits for an event with that reason, and returns its type and message. Events follow the status.
+    /// Waits for an event with this reason, and returns its type and message. Events may come after the status.
     pub async fn event(&self, reason: &str) -> Result<(String, String)> {
         eventually(&format!("event {reason} on job {}", self.name), EVENT_LIMIT, async || {
             let events = self.events().await?;
@@ -213,7 +214,7 @@ impl Job {
         .await
     }
 
-    /// Its reports, in their order.
+    /// Reads the reports of the job, in order.
     pub async fn reports(&self) -> Result<Vec<ImagePrePullReport>> {
         let api: Api<ImagePrePullReport> = Api::all(self.api.clone().into_client());
         let labels = format!("{JOB_UID_LABEL}={}", self.uid().await?);
@@ -222,14 +223,14 @@ impl Job {
         Ok(reports)
     }
 
-    /// Changes its spec, as `kubectl patch --type=merge` does.
+    /// Changes the spec, as `kubectl patch --type=merge` does.
     pub async fn patch_spec(&self, spec: serde_json::Value) -> Result<()> {
         let patch = Patch::Merge(serde_json::json!({ "spec": spec }));
         self.api.patch(&self.name, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 
-    /// What the API server knows it by.
+    /// Reads the UID of the job.
     pub async fn uid(&self) -> Result<String> {
         Ok(self.get().await?.meta().uid.clone().unwrap_or_default())
     }
@@ -240,13 +241,13 @@ impl Job {
     }
 }
 
-/// Short ways to what a test looks at.
+/// Access to the parts of a status that tests look at.
 pub trait StatusExt {
-    /// How it stands on one node.
+    /// Status of a node.
     fn node(&self, name: &str) -> Option<&NodeStatus>;
-    /// How one image fared on one node, by the name that the job has for it.
+    /// Status of an image on a node, by the name that the job gives the image.
     fn image(&self, node: &str, image: &str) -> Option<&ImageStatus>;
-    /// Why a node was left out.
+    /// Why a node was skipped.
     fn skipped(&self, node: &str) -> Option<&str>;
 }
 

@@ -1,5 +1,4 @@
-//! OpenKruise's API, as its user sees it: definitions and rights, jobs, NodeImages, pods, and commands as they stand in
-//! a manual.
+//! OpenKruise's API as its users see it: definitions and rights, jobs, NodeImages, pods, and the commands of its manual.
 
 mod commands;
 mod jobs;
@@ -21,19 +20,19 @@ use crate::cluster::Cluster;
 pub use crate::cluster::KRUISE_DEFINITIONS as DEFINITIONS;
 use crate::parts;
 
-/// What switches the API on.
+/// Flag of cloudcore that enables Kruise's API.
 pub const FLAG: &str = "--enable-kruise-api";
-/// What an operator applies, in this order.
+/// Manifests that an operator applies, in this order.
 const MANIFESTS: [&str; 2] = ["manifests/kruise/crds.yaml", "manifests/kruise/rbac.yaml"];
 impl Cluster {
-    /// As [`Cluster::start`], with Kruise's kinds, and with the rights to serve them.
+    /// Starts a cluster like [`Cluster::start`], with Kruise's definitions and the rights to serve them.
     pub async fn with_kruise() -> Result<Self> {
         let cluster = Self::start().await?;
         cluster.install_kruise().await?;
         Ok(cluster)
     }
 
-    /// The definitions of Kruise's kinds, and the rights to serve them, as an operator applies them.
+    /// Applies Kruise's definitions and the rights to serve them, as an operator does.
     pub async fn install_kruise(&self) -> Result<()> {
         for file in MANIFESTS {
             self.apply_file(&parts::workspace().join(file)).await?;
@@ -41,7 +40,7 @@ impl Cluster {
         self.definitions_are_established().await
     }
 
-    /// One of the [`DEFINITIONS`].
+    /// Reads one of the [`DEFINITIONS`].
     pub async fn definition(&self, name: &str) -> Result<CustomResourceDefinition> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         api.get(name).await.with_context(|| format!("no definition {name}"))
@@ -49,7 +48,7 @@ impl Cluster {
 }
 
 impl Cloud {
-    /// As [`Cloud::start`], with Kruise's API: for a cluster that [has it](Cluster::with_kruise).
+    /// Starts a cloud like [`Cloud::start`], with Kruise's API. The cluster needs [its definitions](Cluster::with_kruise).
     pub fn with_kruise(cluster: &Cluster) -> Start<'_> {
         Self::start(cluster).arg(FLAG)
     }

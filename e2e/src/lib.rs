@@ -1,28 +1,28 @@
-//! The real parts, as a story: a test says what there is and what happens, and the harness starts it, waits for
-//! it, keeps its logs, and leaves nothing behind.
+//! The harness of the end-to-end tests. A test says which parts there are and what happens; the harness starts real
+//! programs, waits for them, keeps their logs, and leaves nothing behind.
 //!
 //! ```text
 //!  Place (temporary directory, logs, canary)      Reaper (outlives a killed test and cleans up after it)
 //!    ├─ Cluster   etcd, kube-apiserver (RBAC on), CRDs, nodes, secrets ── Job, JobStatus
-//!    │    └─ kruise: PullJob, ListJob, NodeImages, pods, commands as a manual has them
-//!    ├─ ApiProxy  between the cloud and kube-apiserver: refuses, delays, cuts, loses answers, ends watches
-//!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (made once, cached)
+//!    │    └─ kruise: PullJob, ListJob, NodeImages, pods, the commands of the manual
+//!    ├─ ApiProxy  between the cloud and kube-apiserver: refuses, delays, cuts, loses responses, ends watches
+//!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (generated once, cached)
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
-//!    ├─ Front     in front of several Clouds: carries edges to the one that is ready, as a Service does
-//!    ├─ EdgeNode  a containerd of its own, edgecore-prepull that joined with a token
+//!    ├─ Front     in front of several Clouds: forwards edges to the one that is ready, as a Service does
+//!    ├─ EdgeNode  a containerd and an edgecore-prepull that has joined with a token
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
-//!    ├─ Stage     cluster, cloud and edge nodes in one go
+//!    ├─ Stage     cluster, cloud and edge nodes in one step
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
-//!    ├─ Intruder  a client with a node's certificate that says what it likes
+//!    ├─ Intruder  a client with a node's certificate that does not keep to the protocol
 //!    └─ Fleet     simulated edges: the real tunnel, real certificates, pulls that only take time
 //! ```
 //!
 //! Every part belongs to the [`place::Place`] of the test that started it, which is found by the name of the test's
-//! thread, so that nothing has to be passed around. Parts are stopped when they are dropped; where the test
-//! process dies without dropping them, [`cleanup`] sees to it.
+//! thread, so that it need not be passed around. Parts are stopped when they are dropped; if the test process dies
+//! without dropping them, the [`reaper`] stops them.
 //!
-//! Names that the environment sets (see e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
+//! Environment variables (set by e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
 //! `PREPULL_E2E_LOGS`, `PREPULL_E2E_KUBECONFIG`.
 
 pub mod api_proxy;
@@ -53,7 +53,7 @@ pub mod site;
 pub mod stage;
 pub mod usage;
 
-/// What a test usually needs.
+/// The names that most tests need.
 pub mod prelude {
     pub use crate::api_proxy::{ApiProxy, Fault, Requests};
     pub use crate::certs::Authority;

@@ -1,5 +1,5 @@
-//! A network of our own, whose cables can be cut: the cloud and each edge in a network namespace, a veth pair
-//! between them, and packet filters that let packets vanish, which tells neither end anything.
+//! A network whose cables can be cut: the cloud and each edge run in network namespaces, connected by veth pairs, and
+//! packet filters drop packets without a sign to either end.
 //!
 //! ```text
 //!            root namespace                    cloud                          edge
@@ -8,9 +8,9 @@
 //!     127.0.0.1:port ◀────────── Passage ─────────────────────── 127.0.0.1:port
 //! ```
 //!
-//! Whatever else a program needs it finds where it would be without all this, at its port on loopback: a
-//! [`passage::Passage`] carries it over. Kernels without `netem` (ours is one) cannot delay packets; losing them needs
-//! only `iptables`. A delay is made by [`Cable::slow_way`].
+//! A program finds everything else that it needs at the usual port on loopback: a [`passage::Passage`] forwards it to
+//! the root namespace. Dropping packets needs only `iptables`. Delaying them would need `netem`, which some kernels
+//! lack; [`Cable::slow_way`] delays connections instead.
 
 mod passage;
 mod space;
@@ -24,13 +24,13 @@ use anyhow::{Context, Result};
 pub use passage::Passage;
 pub use space::Space;
 
-/// The cloud's namespace, and cables that lead there.
+/// The namespace of the cloud, and the cables that lead to it.
 pub struct Network {
     cloud: Space,
     cables: AtomicU8,
 }
 
-/// From the cloud to one edge. Dropped, it is cut for good.
+/// A connection between the cloud and one edge. It is removed when dropped.
 pub struct Cable {
     edge: Space,
     cloud: Space,
@@ -38,22 +38,22 @@ pub struct Cable {
 }
 
 impl Network {
-    /// With nobody in it but the cloud.
+    /// Creates a network with a namespace for the cloud and no cables.
     pub async fn new() -> Result<Self> {
         Ok(Self { cloud: Space::new().await?, cables: AtomicU8::new(1) })
     }
 
-    /// Where the cloud is to run.
+    /// Namespace in which the cloud is to run.
     pub fn cloud(&self) -> &Space {
         &self.cloud
     }
 
-    /// The addresses under which edges will reach the cloud, for its certificate.
+    /// Addresses at which the edges of so many cables reach the cloud, for the cloud's certificate.
     pub fn cloud_addresses(cables: u8) -> Vec<String> {
         (1..=cables).map(|number| address(number, 1).to_string()).collect()
     }
 
-    /// One more edge.
+    /// Adds a cable, with a namespace for an edge at its end.
     pub async fn cable(&self) -> Result<Cable> {
         let number = self.cables.fetch_add(1, Ordering::SeqCst);
         let edge = Space::new().await?;
@@ -67,7 +67,7 @@ impl Network {
             let address = format!("{}/30", address(number, host));
             space.ip(&["address", "add", &address, "dev", &device]).await?;
             space.ip(&["link", "set", &device, "up"]).await?;
-            // A chain of the cable's own, so that mending one mends no other.
+            // Each cable has its own chain, so that mending one does not mend another.
             space.iptables(&["-N", &device]).await?;
             space.iptables(&["-A", "INPUT", "-i", &device, "-j", &device]).await?;
         }
@@ -76,33 +76,33 @@ impl Network {
 }
 
 impl Cable {
-    /// Where the edge is to run.
+    /// Namespace in which the edge is to run.
     pub fn edge(&self) -> &Space {
         &self.edge
     }
 
-    /// The cloud's address at its end.
+    /// Address of the cloud at its end of the cable.
     pub fn cloud_address(&self) -> Ipv4Addr {
         address(self.number, 1)
     }
 
-    /// From now on what the edge sends vanishes.
+    /// Drops everything that the edge sends from now on.
     pub async fn lose_from_edge(&self) -> Result<()> {
         self.drop_at(&self.cloud, &[]).await
     }
 
-    /// From now on what the cloud sends vanishes.
+    /// Drops everything that the cloud sends from now on.
     pub async fn lose_from_cloud(&self) -> Result<()> {
         self.drop_at(&self.edge, &[]).await
     }
 
-    /// From now on nothing gets through.
+    /// Drops everything from now on.
     pub async fn cut(&self) -> Result<()> {
         self.lose_from_edge().await?;
         self.lose_from_cloud().await
     }
 
-    /// From now on each packet, either way, is lost with this probability.
+    /// Drops each packet, in both directions, with this probability from now on.
     pub async fn lose(&self, probability: f64) -> Result<()> {
         let probability = probability.to_string();
         let some = ["-m", "statistic", "--mode", "random", "--probability", &probability];
@@ -110,7 +110,7 @@ impl Cable {
         self.drop_at(&self.edge, &some).await
     }
 
-    /// All is well again.
+    /// Drops nothing any more, and resets the count of dropped packets.
     pub async fn mend(&self) -> Result<()> {
         let device = device(self.number);
         for space in [&self.cloud, &self.edge] {
@@ -119,7 +119,7 @@ impl Cable {
         Ok(())
     }
 
-    /// How many packets were lost so far since it was last mended.
+    /// Number of packets dropped since the cable was last mended.
     pub async fn lost(&self) -> Result<u64> {
         let device = device(self.number);
         let mut lost = 0;
@@ -133,11 +133,11 @@ impl Cable {
         Ok(lost)
     }
 
-    /// A way to a port of the cloud that takes this much longer, each way, behind the cable: what it returns is for
-    /// the edge to dial.
+    /// Opens a passage to a port of the cloud, at the cloud's end of the cable, that delays each direction. Returns the
+    /// address for the edge to dial.
     pub fn slow_way(&self, port: u16, delay: Duration) -> Result<(SocketAddr, Passage)> {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        // Any port but the cloud's own.
+        // Any other port than the cloud's own.
         let from = SocketAddr::from((self.cloud_address(), port ^ 1));
         Ok((from, Passage::open((Some(&self.cloud), from), (Some(&self.cloud), to), delay)?))
     }
@@ -153,7 +153,8 @@ fn device(number: u8) -> String {
     format!("cable{number}")
 }
 
-/// For documentation and tests (RFC 5737 has too few of them; RFC 2544 has these), and only inside the namespaces.
+/// Address of one end of a cable. The range is for tests (RFC 2544; those of RFC 5737 are too small), and used only
+/// inside the namespaces.
 fn address(number: u8, host: u8) -> Ipv4Addr {
     Ipv4Addr::new(198, 18, number, host)
 }

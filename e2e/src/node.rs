@@ -1,4 +1,4 @@
-//! Edge nodes: a containerd and an edgecore-prepull each.
+//! Edge nodes, each a containerd and an edgecore-prepull.
 
 mod containerd;
 mod eavesdropper;
@@ -30,13 +30,13 @@ use crate::ports::Port;
 use crate::proxy::Proxy;
 use eavesdropper::Eavesdropper;
 
-/// SIGTERM is graceful, and not endless.
+/// Limit for the end of the agent after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-/// It connects in a fraction of a second.
+/// Limit for the connection of the tunnel; it takes a fraction of a second on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(30);
 const PROGRAM: &str = "edgecore-prepull";
 
-/// A node that has joined with a token. The Node object is the test's to create.
+/// An edge node that has joined with a token. The test creates its Node object.
 pub struct EdgeNode {
     place: Arc<Place>,
     name: String,
@@ -44,15 +44,15 @@ pub struct EdgeNode {
     state: PathBuf,
     metrics: Port,
     arguments: Vec<OsString>,
-    /// Where the agent runs, if not where we do, and the way to its metrics.
+    /// Namespace of the agent, if not that of this process, and the passage to its metrics.
     space: Option<(Space, Passage)>,
     environment: Vec<(&'static str, OsString)>,
-    /// Between the agent and the runtime.
+    /// Recorder of what the agent sends to the runtime.
     eavesdropper: Option<Eavesdropper>,
     agent: Option<Child>,
 }
 
-/// An edge node to be; `.await` starts it.
+/// An edge node that has not been started; `.await` starts it.
 pub struct Start<'a> {
     cloud: &'a Cloud,
     name: String,
@@ -82,27 +82,27 @@ impl EdgeNode {
         }
     }
 
-    /// Of the Node.
+    /// Name of the Node.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its runtime.
+    /// Container runtime of the node.
     pub fn containerd(&self) -> &Containerd {
         &self.containerd
     }
 
-    /// Its runtime, to be killed and restarted.
+    /// Container runtime of the node, to kill and restart it.
     pub fn containerd_mut(&mut self) -> &mut Containerd {
         &mut self.containerd
     }
 
-    /// What is there: reference and digest.
+    /// Images of the runtime: reference and digest.
     pub async fn images(&self) -> Result<BTreeMap<String, String>> {
         self.containerd.images().await
     }
 
-    /// Whether it is there, under that very reference.
+    /// Whether the runtime has an image under this exact reference.
     pub async fn has_image(&self, reference: &str) -> Result<bool> {
         self.containerd.has_image(reference).await
     }
@@ -112,17 +112,17 @@ impl EdgeNode {
         self.containerd.remove_image(reference).await
     }
 
-    /// The agent's process.
+    /// Process of the agent.
     pub fn agent(&self) -> Result<&Child> {
         self.agent.as_ref().with_context(|| format!("the agent of {} is stopped", self.name))
     }
 
-    /// SIGKILL to the agent.
+    /// Kills the agent with SIGKILL.
     pub fn kill9_agent(&mut self) -> Result<()> {
         self.agent.take().map_or(Ok(()), |mut agent| agent.kill9())
     }
 
-    /// SIGTERM to the agent, and the wait for its end.
+    /// Ends the agent with SIGTERM, and waits until it has ended.
     pub async fn terminate_agent(&mut self) -> Result<()> {
         let mut agent =
             self.agent.take().with_context(|| format!("the agent of {} is stopped", self.name))?;
@@ -143,7 +143,7 @@ impl EdgeNode {
         };
         command.args(["--runtime-endpoint", &endpoint]);
         command.arg("--metrics-listen").arg(self.metrics.addr().to_string()).args(&self.arguments);
-        // A machine that is used for building is not to fail the check for a tenth of its disk.
+        // The default of a tenth of the disk would fail on a machine that is used for building.
         command.env("PREPULL_DISK_MIN_FREE", "64MiB").envs(self.environment.iter().cloned());
         if let Some((space, _)) = &self.space {
             command = space.command(&command);
@@ -152,18 +152,21 @@ impl EdgeNode {
         Ok(())
     }
 
-    /// Whether the agent has said this to its runtime, word for word: see [`Start::eavesdropped`].
-    pub fn told_its_runtime(&self, text: &str) -> Result<bool> {
-        let eavesdropper = self.eavesdropper.as_ref().context("nobody listened")?;
+    /// Whether the agent has sent this text to its runtime. Needs [`Start::eavesdropped`].
+    pub fn has_told_runtime(&self, text: &str) -> Result<bool> {
+        let eavesdropper = self
+            .eavesdropper
+            .as_ref()
+            .context("nothing was recorded: start the node with .eavesdropped()")?;
         Ok(eavesdropper.has_heard(text.as_bytes()))
     }
 
-    /// SIGSTOP to the agent: its connection stays open.
+    /// Freezes the agent with SIGSTOP: its connection stays open.
     pub fn stop_agent(&self) -> Result<()> {
         self.agent()?.stop()
     }
 
-    /// The agent goes on.
+    /// Resumes the agent after [`Self::stop_agent`].
     pub fn cont_agent(&self) -> Result<()> {
         self.agent()?.cont()
     }
@@ -173,60 +176,60 @@ impl EdgeNode {
         self.containerd.restart().await
     }
 
-    /// What the agent logged, over all its restarts.
+    /// Log of the agent, over all its restarts.
     pub fn agent_log(&self) -> String {
         std::fs::read_to_string(self.agent_log_path()).unwrap_or_default()
     }
 
-    /// Where the agent logs.
+    /// File of the agent's log.
     pub fn agent_log_path(&self) -> PathBuf {
         self.place.log_file(&format!("agent-{}", self.name))
     }
 
-    /// The agent's state directory.
+    /// State directory of the agent.
     pub fn state_dir(&self) -> &Path {
         &self.state
     }
 
-    /// How many tasks are in the agent's ledger: each is a file there.
+    /// Number of tasks in the agent's ledger, each of which is a file.
     pub fn open_tasks(&self) -> usize {
         let files = std::fs::read_dir(self.state.join("tasks")).into_iter().flatten().flatten();
         files.filter(|file| file.path().extension().is_some_and(|extension| extension == "json")).count()
     }
 
-    /// Waits until the agent says that its tunnel is up.
+    /// Waits until the agent reports that its tunnel is connected.
     pub async fn is_connected(&self) -> Result<()> {
         eventually(&format!("the agent of {} is connected", self.name), START_LIMIT, async || {
             let connected = self.metrics().await?.sum("edgecore_prepull_connected", &[]);
-            ensure!(connected > 0.0, "it is not");
+            ensure!(connected > 0.0, "edgecore_prepull_connected is {connected}");
             Ok(())
         })
         .await
         .with_context(|| crate::place::tail(&self.agent_log(), 20))
     }
 
-    /// The agent's metrics, as they are now.
+    /// Reads the current metrics of the agent.
     pub async fn metrics(&self) -> Result<Metrics> {
         let (status, body) = plain_http::get(self.metrics_addr(), "/metrics").await?;
         ensure!(status == 200, "/metrics: {status} {body}");
         Ok(Metrics(body))
     }
 
-    /// Where the agent's metrics are.
+    /// Address of the agent's metrics endpoint.
     pub fn metrics_addr(&self) -> SocketAddr {
         self.metrics.addr()
     }
 }
 
 impl Start<'_> {
-    /// Its tunnel goes through a proxy in front of [`Cloud::tunnel_addr`].
+    /// Connects the tunnel through a proxy in front of [`Cloud::tunnel_addr`].
     #[must_use]
     pub fn tunnel_through(mut self, proxy: &Proxy) -> Self {
         self.tunnel = proxy.addr();
         self
     }
 
-    /// Its agent runs at the end of a cable to the cloud, which is in the same network.
+    /// Runs the agent at the end of a cable of the network that the cloud is in.
     #[must_use]
     pub fn on(mut self, cable: &Cable) -> Self {
         self.space = Some(cable.edge().clone());
@@ -234,35 +237,35 @@ impl Start<'_> {
         self.tunnel_at((cable.cloud_address(), port).into())
     }
 
-    /// Its tunnel is to be dialled there.
+    /// Connects the tunnel to this address.
     #[must_use]
     pub fn tunnel_at(mut self, addr: SocketAddr) -> Self {
         self.tunnel = addr;
         self
     }
 
-    /// Flags of the agent's `run`.
+    /// Adds flags of `edgecore-prepull run`.
     #[must_use]
     pub fn args(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(Into::into));
         self
     }
 
-    /// Its runtime's data is on a disk of so many bytes.
+    /// Puts the runtime's data on a disk of so many bytes.
     #[must_use]
     pub fn disk(mut self, size: u64) -> Self {
         self.disk = Some(size);
         self
     }
 
-    /// What its agent says to its runtime is written down.
+    /// Records what the agent sends to its runtime.
     #[must_use]
     pub fn eavesdropped(mut self) -> Self {
         self.eavesdropped = true;
         self
     }
 
-    /// Its clock on the wall is so many seconds ahead, or behind; the monotonic one is as it should be.
+    /// Sets the agent's wall clock so many seconds ahead, or behind; its monotonic clock is not changed.
     pub fn clock_off_by(mut self, seconds: i64) -> Result<Self> {
         self.environment.extend([
             ("LD_PRELOAD", parts::libfaketime()?.into()),
@@ -273,7 +276,7 @@ impl Start<'_> {
         Ok(self)
     }
 
-    /// It joins, but its agent does not run yet: see [`EdgeNode::restart_agent`].
+    /// Joins without starting the agent, which [`EdgeNode::restart_agent`] then does.
     #[must_use]
     pub fn without_agent(mut self) -> Self {
         self.agent = false;

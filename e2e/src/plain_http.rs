@@ -1,4 +1,4 @@
-//! One plain GET: all that the tests ask of a metrics endpoint or a health check.
+//! Plain GET requests, for metrics endpoints and health checks.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,10 +7,11 @@ use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// No endpoint of ours takes longer.
+/// Timeout of a request; no endpoint takes longer.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Status and body. HTTP/1.0, so that the body comes in one piece and ends with the connection.
+/// Gets a path and returns status and body. Speaks HTTP/1.0, so that the body is not chunked and ends with the
+/// connection.
 pub async fn get(addr: SocketAddr, path: &str) -> Result<(u16, String)> {
     let exchange = async {
         let mut stream = TcpStream::connect(addr).await?;
@@ -21,7 +22,7 @@ pub async fn get(addr: SocketAddr, path: &str) -> Result<(u16, String)> {
     };
     let answer = tokio::time::timeout(LIMIT, exchange)
         .await
-        .with_context(|| format!("GET {addr}{path}: {LIMIT:?}"))?;
+        .with_context(|| format!("GET {addr}{path}: no answer within {LIMIT:?}"))?;
     let answer = answer.with_context(|| format!("GET {addr}{path}"))?;
     let (head, body) =
         answer.split_once("\r\n\r\n").with_context(|| format!("GET {addr}{path}: no HTTP answer"))?;

@@ -1,4 +1,4 @@
-//! Ports of our own, also across restarts of whoever listens on them.
+//! Reserved ports, which a server keeps across its restarts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -7,18 +7,18 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 
 use anyhow::{Result, bail};
 
-/// The lowest that we take.
+/// Lowest port to reserve.
 const FIRST: u16 = 15_000;
-/// One beyond the highest where the kernel does not say where its own range begins.
+/// End of the ports to reserve, unless the kernel's ephemeral range begins before it.
 const END: u16 = 32_768;
-/// More failures in a row than this mean that something else is wrong.
+/// Ports to try before giving up: so many failures in a row have another cause.
 const TRIES: usize = 1000;
 
-/// A free TCP port of 127.0.0.1. It is ours as long as this lives, whether something listens on it or not.
+/// A TCP port of 127.0.0.1 that is reserved as long as this value lives, whether something listens on it or not.
 ///
-/// Port 0 would not do: between two starts of one server the kernel may give the number away, most likely to
-/// somebody's outgoing connection. Ours are below the range from which it gives, and a socket with the number in
-/// its name keeps other test processes off: the kernel removes it with the process.
+/// Port 0 would not do: between two starts of a server the kernel may give the number to somebody else, most likely
+/// to an outgoing connection. Reserved ports are below the kernel's ephemeral range, and an abstract socket with the
+/// number in its name keeps other test processes off; the kernel removes it with the process.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -26,7 +26,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// A port that nobody uses.
+    /// Reserves a port that nobody uses.
     pub fn reserve() -> Result<Self> {
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
         let low = range
@@ -36,28 +36,28 @@ impl Port {
             .filter(|low| *low > FIRST + 1000);
         let span = u64::from(low.unwrap_or(END) - FIRST);
         for attempt in 0..TRIES {
-            // A hash of a random key: the standard library's source of chance.
+            // A hash with a random key is the standard library's source of random numbers.
             let offset = u16::try_from(RandomState::new().hash_one(attempt) % span)?;
-            if let Some(port) = Self::take(FIRST + offset) {
+            if let Some(port) = Self::try_reserve(FIRST + offset) {
                 return Ok(port);
             }
         }
         bail!("no free port between {FIRST} and {}", u64::from(FIRST) + span);
     }
 
-    fn take(number: u16) -> Option<Self> {
+    fn try_reserve(number: u16) -> Option<Self> {
         let mark = UnixAddr::from_abstract_name(format!("prepull-e2e-port-{number}")).ok()?;
         let mark = UnixListener::bind_addr(&mark).ok()?;
         TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
         Some(Self { number, _mark: mark })
     }
 
-    /// The number.
+    /// Number of the port.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// `127.0.0.1:<number>`.
+    /// Address of the port, `127.0.0.1:<number>`.
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.number).into()
     }

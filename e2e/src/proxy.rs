@@ -1,4 +1,4 @@
-//! A bad link, or a bad server: a proxy of our own on loopback, in front of a registry or of the tunnel.
+//! A faulty link or server: a proxy on loopback, in front of a registry or of the tunnel.
 //!
 //! It runs on threads of the harness, so that a test which blocks does not block it.
 
@@ -19,63 +19,63 @@ use tokio_util::sync::CancellationToken;
 use crate::background;
 use crate::ports::Port;
 
-/// What it forwards.
+/// The protocol that a proxy forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
-    /// Bytes.
+    /// Any bytes.
     Tcp,
-    /// Plain HTTP/1.1, one request a connection, so that requests can be told apart.
+    /// Plain HTTP/1.1 with one request per connection, so that requests can be told apart.
     Http,
 }
 
-/// One request that came through an HTTP proxy.
+/// A request that came through an HTTP proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// `GET`, `HEAD`, …
+    /// Method, such as `GET`.
     pub method: String,
-    /// Without the query.
+    /// Path without the query.
     pub path: String,
-    /// The request's Range header.
+    /// Range header of the request.
     pub range: Option<String>,
     /// Whether the request had an Authorization header.
     pub authorized: bool,
-    /// Of the answer; 0 while there is none.
+    /// Status of the response; 0 while there is none.
     pub status: u16,
-    /// Of the answer's body, so far.
+    /// Bytes of the response's body so far.
     pub bytes: u64,
-    /// Whether the proxy itself answered: see [`Proxy::fail_next`].
+    /// Whether the proxy answered instead of the server: see [`Proxy::fail_next`].
     pub injected: bool,
 }
 
-/// How the link is.
+/// The state of the link.
 #[derive(Clone, Debug, Default)]
 struct Link {
-    /// Before each piece that goes through.
+    /// Delay of each piece.
     delay: Duration,
-    /// Bytes a second, of all connections together, towards the client.
+    /// Limit in bytes a second towards the client, of all connections together.
     rate: Option<u64>,
-    /// Nothing goes through.
+    /// Whether nothing goes through.
     frozen: bool,
 }
 
-/// What the proxy answers instead of the server.
+/// A response of the proxy instead of the server.
 struct Fault {
     status: u16,
     times: u32,
-    /// Only paths that contain this.
+    /// Text that the path must contain.
     on: String,
 }
 
-/// What the tasks of a proxy share.
+/// The state that the tasks of a proxy share.
 struct Shared {
     target: SocketAddr,
     protocol: Protocol,
     link: watch::Sender<Link>,
-    /// Of the connections that are open now; replaced when they are cut.
+    /// Token of the connections that are open now; replaced when they are cut.
     connections: Mutex<CancellationToken>,
-    /// When the link has room again.
+    /// When the throttled link can carry the next piece.
     free_at: Mutex<tokio::time::Instant>,
-    /// The connection that would carry more bytes than these is cut, once.
+    /// Number of bytes after which the connection that carries the next one is cut, once.
     cut_after: Mutex<Option<usize>>,
     faults: Mutex<Vec<Fault>>,
     records: Mutex<Vec<Record>>,
@@ -83,7 +83,7 @@ struct Shared {
     bytes: AtomicU64,
 }
 
-/// A proxy. Ends when dropped.
+/// A proxy in front of one server. Ends when dropped.
 pub struct Proxy {
     port: Port,
     shared: Arc<Shared>,
@@ -91,12 +91,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Forwards bytes. For TLS, so for the tunnel.
+    /// Starts a proxy that forwards any bytes, such as the TLS of the tunnel.
     pub fn tcp(target: SocketAddr) -> Result<Self> {
         Self::start(target, Protocol::Tcp)
     }
 
-    /// Forwards plain HTTP, records the requests, and can answer them itself.
+    /// Starts a proxy that forwards plain HTTP, records requests, and can answer them itself.
     pub fn http(target: SocketAddr) -> Result<Self> {
         Self::start(target, Protocol::Http)
     }
@@ -119,21 +119,21 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Where it listens.
+    /// Address on which the proxy listens.
     pub fn addr(&self) -> SocketAddr {
         self.port.addr()
     }
 
-    /// Cuts every connection that is open now. New ones are welcome.
+    /// Cuts all open connections. New ones are accepted.
     pub fn cut(&self) {
         std::mem::take(&mut *lock(&self.shared.connections)).cancel();
     }
 
-    /// From now on connections are refused, and those that are open are cut.
+    /// Refuses connections from now on, and cuts those that are open.
     pub fn refuse(&self) {
         if let Some(listening) = lock(&self.listening).take() {
             listening.abort();
-            // The port is closed only when the task is gone.
+            // The port is closed only when the task has ended.
             while !listening.is_finished() {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -141,7 +141,7 @@ impl Proxy {
         self.cut();
     }
 
-    /// From now on connections are accepted again.
+    /// Accepts connections again.
     pub fn accept(&self) -> Result<()> {
         let mut listening = lock(&self.listening);
         if listening.is_none() {
@@ -153,57 +153,57 @@ impl Proxy {
         Ok(())
     }
 
-    /// Nothing goes through, and nobody is told: connections stay open. As a cable that was pulled.
+    /// Holds up all bytes while connections stay open, as if a cable had been pulled.
     pub fn freeze(&self) {
         self.shared.link.send_modify(|link| link.frozen = true);
     }
 
-    /// It flows again.
+    /// Lets bytes through again after [`Self::freeze`].
     pub fn thaw(&self) {
         self.shared.link.send_modify(|link| link.frozen = false);
     }
 
-    /// Every piece takes this much longer.
+    /// Delays every piece by this time.
     pub fn delay(&self, delay: Duration) {
         self.shared.link.send_modify(|link| link.delay = delay);
     }
 
-    /// At most so many bytes a second towards the client, all connections together. None: no limit.
+    /// Limits the bytes a second towards the client, of all connections together. None removes the limit.
     pub fn throttle(&self, bytes_per_second: Option<u64>) {
         self.shared.link.send_modify(|link| link.rate = bytes_per_second.map(|rate| rate.max(1)));
     }
 
-    /// Once: after so many more bytes towards the client, the connection that carries the next one is cut.
+    /// Cuts one connection, once: that which carries the next byte after so many more towards the client.
     pub fn cut_after(&self, bytes: usize) {
         *lock(&self.shared.cut_after) = Some(bytes);
     }
 
-    /// Answers the next so many requests with this status, without asking the server. HTTP only.
+    /// Answers the next `times` requests with this status, without forwarding them. HTTP only.
     pub fn fail_next(&self, times: u32, status: u16) {
         self.fail_next_on("", times, status);
     }
 
-    /// As [`Self::fail_next`], for paths that contain `on`: `/manifests/`, `/blobs/`.
+    /// Like [`Self::fail_next`], for paths that contain `on`, such as `/manifests/`.
     pub fn fail_next_on(&self, on: &str, times: u32, status: u16) {
         lock(&self.shared.faults).push(Fault { status, times, on: on.to_owned() });
     }
 
-    /// Every request so far, in the order of arrival. HTTP only.
+    /// All requests so far, in the order of arrival. HTTP only.
     pub fn records(&self) -> Vec<Record> {
         lock(&self.shared.records).clone()
     }
 
-    /// Bytes of the answers' bodies so far, over all requests for a blob. HTTP only.
+    /// Bytes of all responses to requests for a blob so far. HTTP only.
     pub fn bytes_of(&self, blob: &str) -> u64 {
         lock(&self.shared.records).iter().filter(|r| r.path.ends_with(blob)).map(|r| r.bytes).sum()
     }
 
-    /// Connections so far.
+    /// Number of connections so far.
     pub fn connections(&self) -> u64 {
         self.shared.accepted.load(Ordering::SeqCst)
     }
 
-    /// Bytes towards the client so far.
+    /// Number of bytes towards the client so far.
     pub fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::SeqCst)
     }
@@ -218,7 +218,7 @@ impl Drop for Proxy {
     }
 }
 
-/// As after a restart of the proxy: closed connections of before do not keep the port.
+/// Listens with SO_REUSEADDR, so that connections closed before do not keep the port.
 fn listen(addr: SocketAddr) -> Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
@@ -233,7 +233,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
         let shared = Arc::clone(&shared);
         let cut = lock(&shared.connections).clone();
         tokio::spawn(async move {
-            // A broken connection is the point of the exercise.
+            // Connections are broken on purpose.
             let _ = cut.run_until_cancelled(forward(client, &shared)).await;
         });
     }

@@ -1,4 +1,4 @@
-//! Private registries: docker-registry, one process each, on loopback.
+//! Private registries on loopback, each a process of docker-registry.
 
 mod access_log;
 mod storage;
@@ -28,13 +28,13 @@ use crate::place::Place;
 use crate::ports::Port;
 use crate::proxy::Proxy;
 
-/// It takes a fraction of a second.
+/// Limit for the start, which takes a fraction of a second on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// A registry, with its storage, its users and the log of its requests.
 pub struct Registry {
     place: Arc<Place>,
-    /// As references name it.
+    /// Host in references.
     host: String,
     port: Port,
     dir: PathBuf,
@@ -43,7 +43,7 @@ pub struct Registry {
     process: Option<Child>,
 }
 
-/// A registry to be; `.await` starts it.
+/// A registry that has not been started; `.await` starts it.
 #[derive(Default)]
 pub struct Start {
     name: Option<String>,
@@ -54,22 +54,22 @@ pub struct Start {
 }
 
 impl Registry {
-    /// Plain HTTP and open to everybody, until told otherwise: `Registry::start().user("alice", "…").await?`.
+    /// Starts a registry: `Registry::start().user("alice", "…").await?`. By default it has plain HTTP and no users.
     pub fn start() -> Start {
         Start::default()
     }
 
-    /// The host of its references: `127.0.0.1:<port>`, or its name.
+    /// Host in references: `127.0.0.1:<port>`, or the name of the registry.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Where it listens.
+    /// Address on which the registry listens.
     pub fn addr(&self) -> SocketAddr {
         self.port.addr()
     }
 
-    /// A reference to an image of it: `image("team/app:v1")`.
+    /// Reference to an image of the registry: `image("team/app:v1")`.
     pub fn image(&self, path: &str) -> String {
         format!("{}/{path}", self.host)
     }
@@ -81,8 +81,8 @@ impl Registry {
         Ok((&self.host, user, password))
     }
 
-    /// Puts an image in under a name such as `team/app:v1`, and returns its reference with the host. It is put
-    /// where the registry itself would have stored it, which takes a millisecond; [`Self::push`] is the long way.
+    /// Stores an image under a name such as `team/app:v1`, and returns its reference with the host. It is written
+    /// straight into the storage of the registry, which takes a millisecond; [`Self::push`] goes through its API.
     pub fn seed(&self, image: &Image, path: &str) -> Result<String> {
         storage::seed(&self.dir.join("storage"), image, path)?;
         Ok(self.image(path))
@@ -114,34 +114,34 @@ impl Registry {
         Ok(self.image(path))
     }
 
-    /// Every request so far, in the order of their answers.
+    /// All requests so far, in the order of their responses.
     pub fn requests(&self) -> Requests {
         access_log::parse(
             &std::fs::read_to_string(self.place.log_file(&log_name(&self.host))).unwrap_or_default(),
         )
     }
 
-    /// Containerds of this test reach it through the proxy from now on, under its own name.
+    /// Makes the containerds of this test reach the registry through a proxy, under the same host.
     pub fn route_through(&self, proxy: &Proxy) -> Result<()> {
         write_hosts(&self.place.registry_hosts(), &self.host, proxy.addr(), self.ca.as_deref())
     }
 
-    /// As [`Self::route_through`], for one containerd.
+    /// Like [`Self::route_through`], for one containerd only.
     pub fn route_node_through(&self, containerd: &crate::node::Containerd, proxy: &Proxy) -> Result<()> {
         write_hosts(&containerd.own_registry_hosts(), &self.host, proxy.addr(), self.ca.as_deref())
     }
 
-    /// Containerds of this test reach it directly again.
+    /// Makes the containerds of this test reach the registry directly again.
     pub fn route_directly(&self) -> Result<()> {
         write_hosts(&self.place.registry_hosts(), &self.host, self.addr(), self.ca.as_deref())
     }
 
-    /// SIGKILL: connections to it are refused from now on.
+    /// Kills the registry with SIGKILL: connections are refused from now on.
     pub fn stop(&mut self) -> Result<()> {
         self.process.take().map_or(Ok(()), |mut process| process.kill9())
     }
 
-    /// Starts it again, on the same port and with the same storage.
+    /// Restarts the registry on the same port and with the same storage.
     pub async fn restart(&mut self) -> Result<()> {
         self.stop()?;
         let mut command = Command::new("docker-registry");
@@ -158,12 +158,12 @@ impl Registry {
         Ok(())
     }
 
-    /// SIGSTOP: it accepts connections and answers nothing.
+    /// Freezes the registry with SIGSTOP: connections are accepted and nothing is answered.
     pub fn pause(&self) -> Result<()> {
         self.running()?.stop()
     }
 
-    /// It goes on.
+    /// Resumes the registry after [`Self::pause`].
     pub fn resume(&self) -> Result<()> {
         self.running()?.cont()
     }
@@ -174,34 +174,34 @@ impl Registry {
 }
 
 impl Start {
-    /// References name it so (`harbor.example`) instead of by address and port. The containerds of this test know
-    /// where it is; nothing else does.
+    /// Gives the registry a host name for references (`harbor.example`), instead of address and port. Only the
+    /// containerds of this test can resolve it.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.name = Some(name.to_owned());
         self
     }
 
-    /// Only for users; this is one of them.
+    /// Adds a user. With a user, the registry refuses everybody else.
     #[must_use]
     pub fn user(mut self, name: &str, password: &str) -> Self {
         self.users.push((name.to_owned(), password.to_owned()));
         self
     }
 
-    /// Only for bearer tokens of this server, instead of users and passwords.
+    /// Requires bearer tokens of the given server, instead of users and passwords.
     #[must_use]
     pub fn tokens_of(mut self, server: &TokenServer) -> Self {
         self.tokens = Some(server.registry_auth());
         self
     }
 
-    /// With TLS, and a certificate of this authority, which the containerds of this test trust for it.
+    /// Uses TLS with a certificate of the authority, which the containerds of this test trust for this registry.
     #[must_use]
     pub fn tls(mut self, authority: &Authority) -> Self {
         let name = self.name.clone();
         let made = authority.place().new_dir("tls").and_then(|dir| {
-            // Alone in a directory, with the name that skopeo expects: it takes every file there.
+            // In a directory of its own, with the name that skopeo expects: skopeo reads every file there.
             let ca = dir.join("ca.crt");
             std::fs::write(&ca, authority.pem())?;
             let names: Vec<_> = name.as_deref().into_iter().collect();
@@ -226,7 +226,7 @@ impl Start {
         let host = name.unwrap_or_else(|| port.addr().to_string());
         let mut config = json!({
             "version": "0.1",
-            // Only at this level it says who the user is.
+            // Only this level logs the user.
             "log": {"level": "debug", "formatter": "json"},
             "storage": {
                 "filesystem": {"rootdirectory": dir.join("storage")},
@@ -246,7 +246,7 @@ impl Start {
         if let Some((_, certificate, key)) = &authority {
             config["http"]["tls"] = json!({"certificate": certificate, "key": key});
         }
-        // YAML, of which JSON is a part.
+        // The registry reads YAML, which includes JSON.
         std::fs::write(dir.join("config.json"), config.to_string())?;
         let ca = authority.map(|(ca, _, _)| ca);
         let mut registry = Registry { place, host, port, dir, users, ca, process: None };
@@ -269,7 +269,7 @@ async fn htpasswd(users: &[(String, String)]) -> Result<String> {
     let mut text = String::new();
     for (user, password) in users {
         let mut command = Command::new("htpasswd");
-        // -C 4: the cheapest bcrypt. The registry computes it for every request.
+        // -C 4 is the cheapest bcrypt, which the registry computes for every request.
         command.args(["-Bbn", "-C", "4", user, password]);
         text += parts::output(command).await.context("htpasswd (package apache2-utils)")?.trim();
         text.push('\n');
@@ -278,8 +278,8 @@ async fn htpasswd(users: &[(String, String)]) -> Result<String> {
     Ok(text)
 }
 
-/// Tells containerd where a registry is. No host in `[host]`: containerd tries each of them and then the
-/// server, and so would ask twice.
+/// Writes the file that tells containerd where a registry is. `[host]` stays empty: containerd would ask its hosts and
+/// then the server, and so twice.
 fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> Result<()> {
     let dir = dir.join(host);
     std::fs::create_dir_all(&dir)?;
@@ -288,7 +288,7 @@ fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> R
     // containerd 1.6 ignores a file without [host].
     let text =
         format!("server = \"{scheme}://{addr}\"\ncapabilities = [\"pull\", \"resolve\"]\n{ca}[host]\n");
-    // In one step: a containerd may read it at any moment.
+    // Renamed into place, since a containerd may read it at any moment.
     let scratch = dir.join("hosts.toml.new");
     std::fs::write(&scratch, text)?;
     Ok(std::fs::rename(scratch, dir.join("hosts.toml"))?)

@@ -1,5 +1,5 @@
-//! What the tests of faults begin with: a cluster with its cloud, and a private registry behind a link that can be
-//! slowed and cut.
+//! Set-up for tests of faults: a cluster with its cloud, and a private registry behind a link that can be slowed and
+//! cut.
 
 use std::time::Duration;
 
@@ -19,116 +19,116 @@ use crate::place::password;
 use crate::proxy::Proxy;
 use crate::registry::{Registry, Request};
 
-/// For what happens within a second on an idle machine.
+/// Limit for what takes less than a second on an idle machine.
 pub const SOON: Duration = Duration::from_secs(30);
-/// Who may pull.
+/// User that may pull from the registry.
 const USER: &str = "alice";
-/// Its password, as a job names it.
+/// Namespace and name of the Secret with the password of [`USER`].
 const SECRET: (&str, &str) = ("default", "registry");
 
 async fn registry() -> Result<Registry> {
     Registry::start().user(USER, &password(USER)).await
 }
 
-/// The cluster, the cloud and the registry. Nodes are added by the test: it is the test that kills them.
+/// A cluster, a cloud and a registry. The test adds the nodes itself, since it is to kill them.
 pub struct Site {
-    /// The Kubernetes API.
+    /// Cluster of the site.
     pub cluster: Cluster,
-    /// cloudcore-prepull.
+    /// cloudcore-prepull of the site.
     pub cloud: Cloud,
-    /// Only for a user, whose password is in a secret.
+    /// Registry of the site. It requires the user whose password is in the site's Secret.
     pub registry: Registry,
-    /// Through which every node of the site reaches the registry.
+    /// Proxy through which every node of the site reaches the registry.
     pub link: Proxy,
 }
 
 impl Site {
-    /// Starts all of it.
+    /// Starts a site.
     pub async fn start() -> Result<Self> {
-        Self::with(&[]).await
+        Self::with_cloud_args(&[]).await
     }
 
-    /// Starts all of it, the cloud with these flags.
-    pub async fn with(cloud: &[&str]) -> Result<Self> {
-        let (cluster, registry) = Self::parts().await?;
-        Self::of(cluster, registry, cloud).await
+    /// Starts a site whose cloud has the given flags.
+    pub async fn with_cloud_args(cloud: &[&str]) -> Result<Self> {
+        let (cluster, registry) = Self::start_parts().await?;
+        Self::start_in(cluster, registry, cloud).await
     }
 
-    /// Starts all of it, in a cluster of its own.
-    pub async fn own() -> Result<Self> {
+    /// Starts a site in a cluster that it shares with no other test.
+    pub async fn in_own_cluster() -> Result<Self> {
         let (cluster, registry) = tokio::try_join!(Cluster::own(), registry())?;
-        Self::of(cluster, registry, &[]).await
+        Self::start_in(cluster, registry, &[]).await
     }
 
-    /// Starts all of it, with Kruise's API, the cloud with these flags.
+    /// Starts a site with Kruise's API whose cloud has the given flags.
     pub async fn with_kruise(cloud: &[&str]) -> Result<Self> {
-        let (cluster, registry) = Self::parts().await?;
+        let (cluster, registry) = Self::start_parts().await?;
         cluster.install_kruise().await?;
         let cloud = Cloud::with_kruise(&cluster).args(cloud).await?;
-        Self::around(cluster, registry, cloud).await
+        Self::assemble(cluster, registry, cloud).await
     }
 
-    /// Starts all of it in this cluster, with a proxy between the cloud and the API server.
+    /// Starts a site in the given cluster, with a proxy between the cloud and the API server.
     pub async fn with_api_proxy(cluster: Cluster, cloud: &[&str], seed: u64) -> Result<(Self, ApiProxy)> {
         let registry = registry().await?;
         let api = ApiProxy::start(&cluster, seed)?;
         let cloud = Cloud::start(&cluster).through(&api).args(cloud).await?;
-        Ok((Self::around(cluster, registry, cloud).await?, api))
+        Ok((Self::assemble(cluster, registry, cloud).await?, api))
     }
 
-    /// Starts all of it, the cloud in a network of its own, to which so many cables may lead.
+    /// Starts a site whose cloud runs in a network of its own, to which up to `cables` cables may lead.
     pub async fn in_network(cloud: &[&str], cables: u8) -> Result<(Self, Network)> {
-        let (cluster, registry) = Self::parts().await?;
+        let (cluster, registry) = Self::start_parts().await?;
         let network = Network::new().await?;
         let mut start = Cloud::start(&cluster).within(&network).args(cloud);
         for address in Network::cloud_addresses(cables) {
             start = start.arg("--advertise").arg(&address);
         }
         let cloud = start.await?;
-        Ok((Self::around(cluster, registry, cloud).await?, network))
+        Ok((Self::assemble(cluster, registry, cloud).await?, network))
     }
 
-    async fn parts() -> Result<(Cluster, Registry)> {
+    async fn start_parts() -> Result<(Cluster, Registry)> {
         tokio::try_join!(Cluster::start(), registry())
     }
 
-    async fn of(cluster: Cluster, registry: Registry, cloud: &[&str]) -> Result<Self> {
+    async fn start_in(cluster: Cluster, registry: Registry, cloud: &[&str]) -> Result<Self> {
         let cloud = Cloud::start(&cluster).args(cloud).await?;
-        Self::around(cluster, registry, cloud).await
+        Self::assemble(cluster, registry, cloud).await
     }
 
-    async fn around(cluster: Cluster, registry: Registry, cloud: Cloud) -> Result<Self> {
+    async fn assemble(cluster: Cluster, registry: Registry, cloud: Cloud) -> Result<Self> {
         let link = Proxy::http(registry.addr())?;
         registry.route_through(&link)?;
         cluster.registry_secret(SECRET.0, SECRET.1, &[registry.login(USER)?]).await?;
         Ok(Self { cluster, cloud, registry, link })
     }
 
-    /// A Node that is Ready, and its edge node, to be started with `.await`.
+    /// Creates a Node that is Ready, and returns its edge node, which `.await` starts.
     pub async fn node(&self, name: &str) -> Result<Start<'_>> {
         self.cluster.edge_nodes(&[name]).await?;
         Ok(EdgeNode::start(&self.cluster, &self.cloud, name))
     }
 
-    /// A job that may pull from the registry. Unless told otherwise, it waits no longer for a node than a test does.
+    /// A job that may pull from the registry. Its nodes have a shorter deadline than the test, unless it sets another.
     pub fn job(&self, name: &str) -> JobBuilder<'_> {
         self.cluster.job(name).secret(&format!("{}/{}", SECRET.0, SECRET.1)).timeout_seconds(55)
     }
 
-    /// A job of Kruise's API that may pull from the registry.
+    /// An ImagePullJob that may pull from the registry.
     pub fn pull_job(&self, name: &str, image: &str) -> Builder<'_, ImagePullJob> {
         self.cluster.pull_job(name, image).secrets(&[SECRET.1])
     }
 
-    /// An image of random layers of these sizes, and its reference.
+    /// Puts an image of random layers of the given sizes into the registry, and returns it with its reference.
     pub fn image(&self, name: &str, layers: &[u64]) -> Result<(Image, String)> {
         let image = Image::of_layers(name, layers)?;
         let reference = self.registry.seed(&image, &format!("team/{name}:v1"))?;
         Ok((image, reference))
     }
 
-    /// Waits until the link has carried so many bytes more than it had at the call.
-    pub async fn carries(&self, bytes: u64) -> Result<()> {
+    /// Waits until the link has carried so many bytes more than at the time of the call.
+    pub async fn link_carries(&self, bytes: u64) -> Result<()> {
         let begin = self.link.bytes();
         eventually(&format!("the link carries {bytes} bytes"), SOON, async || {
             let carried = self.link.bytes() - begin;
@@ -138,7 +138,7 @@ impl Site {
         .await
     }
 
-    /// How often somebody asked the registry for something of this image's content and got it.
+    /// Number of successful requests to the registry for layers and configuration of an image.
     pub fn fetches(&self, image: &Image) -> usize {
         let of_image =
             |request: &Request| image.blobs().iter().any(|blob| request.path.ends_with(blob.as_str()));

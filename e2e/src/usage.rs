@@ -1,25 +1,25 @@
-//! What a process takes, as the kernel counts it.
+//! CPU time and memory of a process, as the kernel counts them.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Ticks of /proc/PID/stat a second: the same on every Linux since 2.6, whatever the kernel's own clock.
+/// Ticks a second in /proc/PID/stat: the same on every Linux since 2.6, whatever the kernel's own clock rate.
 const TICKS: f64 = 100.0;
 
-/// At one moment.
+/// CPU time and memory of a process at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// CPU time so far.
+    /// CPU time since the start of the process.
     pub cpu: Duration,
-    /// Bytes of memory that are resident now,
+    /// Resident memory in bytes.
     pub rss: u64,
-    /// and at most so far.
+    /// Largest resident memory so far, in bytes.
     pub peak: u64,
 }
 
 impl Usage {
-    /// Of a process.
+    /// Reads the usage of a process.
     pub fn of(pid: u32) -> Result<Self> {
         let read = |file: &str| {
             let path = format!("/proc/{pid}/{file}");
@@ -29,14 +29,14 @@ impl Usage {
         parse(&read("stat")?, &read("status")?).with_context(|| format!("cannot understand /proc/{pid}"))
     }
 
-    /// Of this process.
+    /// Reads the usage of this process.
     pub fn ours() -> Result<Self> {
         Self::of(std::process::id())
     }
 }
 
 fn parse(stat: &str, status: &str) -> Option<Usage> {
-    // Fields 14 and 15, counted behind the name, which may itself hold blanks and parentheses: 2 fields end there.
+    // Fields 14 and 15. The name, field 2, may contain blanks and parentheses: what follows its last one is field 3.
     let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<u32>().ok();
     let kib = |name: &str| {
@@ -50,7 +50,7 @@ fn parse(stat: &str, status: &str) -> Option<Usage> {
     })
 }
 
-/// Cores and memory of this machine.
+/// Describes this machine: cores and memory.
 pub fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZeroUsize::get);
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_read_whatever_its_name() {
+    fn usage_is_parsed_whatever_the_name_of_the_process() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194304 1 0 0 0 150 50 0 0 20 0 3 0 99 0 0";
         let status = "Name:\ta) b (c\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n";
         let Usage { cpu, rss, peak } = parse(stat, status).unwrap();

@@ -65,7 +65,7 @@ impl Scene {
     async fn are_under_way(&self, [simulated, _]: &[Job; 2]) -> Result<()> {
         simulated.until("some have ended", |status| status.summary.successful > 0).await?;
         for node in &self.nodes {
-            node.accepts().await?;
+            node.accepts_a_task().await?;
         }
         Ok(())
     }
@@ -83,7 +83,7 @@ impl Scene {
         for node in &self.nodes {
             assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
             ensure!(node.has_image(&self.reference).await?);
-            node.forgets().await?;
+            node.forgets_all_tasks().await?;
         }
         assert_eq!(self.site.fetches(&self.image), REAL.len() * self.image.blobs().len());
         Ok(())
@@ -111,7 +111,7 @@ async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> 
     scene.api.heal();
     scene.api.inject(Requests::WRITES, 1.0, every);
     for node in &scene.nodes {
-        node.ends().await?;
+        node.ends_a_task().await?;
     }
     let before = scene.api.injected(Requests::WRITES, every);
     eventually("more writes are refused", SOON, async || {
@@ -222,7 +222,7 @@ async fn what_happened_while_the_watches_had_expired_is_found() -> Result<()> {
     for job in &jobs {
         assert_eq!(job.completes().await?.summary.failure, 0);
     }
-    late.forgets().await?;
+    late.forgets_all_tasks().await?;
     assert_eq!(scene.fleet.pulled_twice(), 0);
     scene.fleet.all_acknowledged().await
 }
@@ -236,7 +236,7 @@ async fn an_api_server_that_hangs_for_forty_seconds_goes_on_where_it_was() -> Re
     let paused = std::time::Instant::now();
     // The work itself needs no API server.
     for node in &scene.nodes {
-        node.ends().await?;
+        node.ends_a_task().await?;
     }
     // Longer than cloudcore waits for a write, which is 30 s.
     tokio::time::sleep(Duration::from_secs(40).saturating_sub(paused.elapsed())).await;
@@ -255,7 +255,7 @@ async fn etcd_killed_in_the_middle_of_a_job_loses_nothing() -> Result<()> {
     scene.are_under_way(&jobs).await?;
     scene.site.cluster.stop_etcd()?;
     for node in &scene.nodes {
-        node.ends().await?;
+        node.ends_a_task().await?;
     }
     // Requests that wait for etcd are given up by kube-apiserver only after a minute: the shorter way is the other
     // one, in which it comes back under them.

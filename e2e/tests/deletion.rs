@@ -24,8 +24,8 @@ impl MidPull {
         let (_, reference) = site.image("large", &[LARGE])?;
         site.link.throttle(Some(2 * MIB));
         let job = site.job("large").images([&reference]).on(["edge-1"]).apply().await?;
-        site.carries(MIB).await?;
-        node.accepts().await?;
+        site.link_carries(MIB).await?;
+        node.accepts_a_task().await?;
         Ok(Self { site, tunnel, node, job, reference })
     }
 
@@ -37,7 +37,7 @@ impl MidPull {
 
     /// The pull has stopped for good, and what it had fetched is gone.
     async fn pull_has_stopped(&self) -> Result<()> {
-        self.node.forgets().await?;
+        self.node.forgets_all_tasks().await?;
         eventually("containerd forgets the half of a layer", SOON, async || {
             let ingests = self.node.containerd().ingests().await?;
             ensure!(ingests.is_empty(), "it has {ingests:?}");
@@ -77,7 +77,7 @@ async fn an_edge_that_was_offline_during_the_deletion_is_told_when_it_is_back() 
     mid.tunnel.refuse();
     mid.delete().await?;
     // It does not know yet.
-    mid.site.carries(MIB).await?;
+    mid.site.link_carries(MIB).await?;
     assert_eq!(mid.node.ledger()?.len(), 1);
 
     mid.tunnel.accept()?;
@@ -100,7 +100,7 @@ async fn a_job_that_was_deleted_while_the_cloud_was_down_is_stopped_when_the_clo
     let mut mid = MidPull::start().await?;
     mid.site.cloud.kill9()?;
     mid.delete().await?;
-    mid.site.carries(MIB).await?;
+    mid.site.link_carries(MIB).await?;
     mid.site.cloud.restart().await?;
     mid.pull_has_stopped().await?;
     mid.node_takes_another_job().await
@@ -111,10 +111,10 @@ async fn the_result_of_a_deleted_job_is_taken_and_forgotten() -> Result<()> {
     let mid = MidPull::start().await?;
     mid.tunnel.refuse();
     mid.site.link.throttle(None);
-    mid.node.ends().await?;
+    mid.node.ends_a_task().await?;
     mid.delete().await?;
     mid.tunnel.accept()?;
-    mid.node.forgets().await?;
+    mid.node.forgets_all_tasks().await?;
     ensure!(mid.node.has_image(&mid.reference).await?, "what is pulled stays");
     Ok(())
 }

@@ -38,7 +38,7 @@ async fn a_disk_that_is_full_in_the_middle_of_a_pull_is_named_and_serves_again_o
 
     ensure!(node.agent()?.pid() > 0 && node.has_image(&small).await?, "both live on");
     node.is_connected().await?;
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
     node.containerd().resize_disk(256 * MIB).await?;
     let status = site.job("room").images([&small, &large]).on(["edge-1"]).completes().await?;
     assert_eq!(status.image("edge-1", &small).map(|image| image.status), Some(Tristate::True));
@@ -49,7 +49,7 @@ async fn a_disk_that_is_full_in_the_middle_of_a_pull_is_named_and_serves_again_o
 #[tokio::test]
 async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
     const OFF: i64 = 300;
-    let site = Site::with(&["--heartbeat", "1s"]).await?;
+    let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
     let mut behind = site.node("behind").await?.clock_off_by(-OFF)?.await?;
     let mut ahead = site.node("ahead").await?.clock_off_by(OFF)?.await?;
     for (node, off) in [(&behind, -OFF), (&ahead, OFF)] {
@@ -63,9 +63,9 @@ async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
     let nodes = ["behind", "ahead"];
     let job = site.job("clock").images([&reference]).on(nodes).concurrency(2).retries(3).apply().await?;
     for node in [&behind, &ahead] {
-        node.accepts().await?;
+        node.accepts_a_task().await?;
     }
-    site.carries(2 * MIB).await?;
+    site.link_carries(2 * MIB).await?;
     // Over a restart the deadline is known by the clock on the wall alone.
     behind.restart_agent()?;
     ahead.restart_agent()?;
@@ -74,7 +74,7 @@ async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
         let of_node = status.node(node.name()).context("no node")?;
         assert_eq!((of_node.phase, of_node.attempt), (NodePhase::Successful, 1), "{of_node:?}");
         ensure!(node.has_image(&reference).await?);
-        node.forgets().await?;
+        node.forgets_all_tasks().await?;
     }
     let fetched: u64 = image.blobs().iter().map(|blob| site.link.bytes_of(blob)).sum();
     ensure!(fetched < 2 * image.size() + 4 * MIB, "{fetched} bytes for two nodes, {} each", image.size());
@@ -102,13 +102,13 @@ async fn a_certificate_renewed_in_the_middle_of_a_job_disturbs_nothing() -> Resu
     // Ten minutes old by its backdating as soon as it is issued: due for renewal within a twentieth of its
     // fifteen minutes, and then once a minute.
     const DUE: Duration = Duration::from_secs(45 + 60 + 20);
-    let site = Site::with(&["--edge-cert-ttl", "5m", "--heartbeat", "1s"]).await?;
+    let site = Site::with_cloud_args(&["--edge-cert-ttl", "5m", "--heartbeat", "1s"]).await?;
     let node = site.node("edge-1").await?.await?;
     let (image, reference) = site.image("renewed", &[MIB, 8 * MIB])?;
     site.link.throttle(Some(MIB));
     let job = site.job("renewed").images([&reference]).on(["edge-1"]).timeout_seconds(300).apply().await?;
-    site.carries(3 * MIB).await?;
-    node.accepts().await?;
+    site.link_carries(3 * MIB).await?;
+    node.accepts_a_task().await?;
     // Slow enough not to end before.
     site.link.throttle(Some(MIB / 64));
 
@@ -137,12 +137,12 @@ async fn a_certificate_renewed_in_the_middle_of_a_job_disturbs_nothing() -> Resu
     assert_eq!(of_node.attempt, 1);
     assert_eq!(status.image("edge-1", &reference).map(|image| image.attempts), Some(1), "it was not touched");
     pulled_once(&site, &image)?;
-    node.forgets().await
+    node.forgets_all_tasks().await
 }
 
 #[tokio::test]
 async fn an_edge_with_two_addresses_goes_on_over_the_other_one() -> Result<()> {
-    let site = Site::with(&["--heartbeat", "1s"]).await?;
+    let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
     let (a, b) = (Proxy::tcp(site.cloud.tunnel_addr())?, Proxy::tcp(site.cloud.tunnel_addr())?);
     let urls = format!("wss://{}{TUNNEL_PATH},wss://{}{TUNNEL_PATH}", a.addr(), b.addr());
     let node = site.node("edge-1").await?.args(&["--tunnel-url", &urls]).await?;
@@ -156,7 +156,7 @@ async fn an_edge_with_two_addresses_goes_on_over_the_other_one() -> Result<()> {
     let (image, reference) = site.image("failover", &[MIB, 8 * MIB])?;
     site.link.throttle(Some(2 * MIB));
     let job = site.job("failover").images([&reference]).on(["edge-1"]).apply().await?;
-    site.carries(2 * MIB).await?;
+    site.link_carries(2 * MIB).await?;
     a.refuse();
     eventually("the second one is used", SOON, async || {
         ensure!(with(&b).await? && !with(&a).await?, "it is not");
@@ -165,5 +165,5 @@ async fn an_edge_with_two_addresses_goes_on_over_the_other_one() -> Result<()> {
     .await?;
     job.completes().await?;
     pulled_once(&site, &image)?;
-    node.forgets().await
+    node.forgets_all_tasks().await
 }

@@ -22,7 +22,7 @@ async fn a_fleet_connects_works_and_comes_back() -> Result<()> {
     assert_eq!((fleet.pulls(), fleet.pulled_twice()), (400, 0));
 
     cloud.kill9()?;
-    fleet.reaches(0, Duration::from_secs(10)).await?;
+    fleet.reaches_sessions(0, Duration::from_secs(10)).await?;
     let began = Instant::now();
     cloud.restart().await?;
     fleet.all_connected().await?;

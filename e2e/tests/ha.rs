@@ -194,8 +194,8 @@ async fn a_pull_goes_on_under_the_next_leader() -> Result<()> {
     let (image, reference) = site.image("next-leader", &[MIB / 4, 24 * MIB])?;
     site.link.throttle(Some(3 * MIB));
     let job = site.job("next-leader").images([&reference]).on(["edge-1"]).apply().await?;
-    node.accepts().await?;
-    site.carries(MIB).await?;
+    node.accepts_a_task().await?;
+    site.link_carries(MIB).await?;
 
     site.cloud.kill9()?;
     second.leads(FAILOVER).await?;
@@ -204,7 +204,7 @@ async fn a_pull_goes_on_under_the_next_leader() -> Result<()> {
     let status = job.completes().await?;
     assert_eq!(status.node("edge-1").map(|node| node.attempt), Some(1));
     ensure!(node.has_image(&reference).await?);
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
     assert_eq!(site.fetches(&image), image.blobs().len(), "each blob was fetched once");
     Ok(())
 }

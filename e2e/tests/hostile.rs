@@ -60,7 +60,7 @@ impl Scene {
     async fn lets_in_somebody_else(&self) -> Result<()> {
         let honest = Intruder::of(&self.cluster, &self.cloud, "somebody-else").await?;
         let begin = Instant::now();
-        honest.enter().await.context("kept out")?;
+        honest.open_session().await.context("kept out")?;
         eprintln!("let in after {:?}", begin.elapsed());
         ensure!(begin.elapsed() < LET_IN, "it took {:?}", begin.elapsed());
         Ok(())
@@ -166,9 +166,9 @@ async fn garbage_ends_the_session_that_it_came_on_and_no_other() -> Result<()> {
             Message::text("[".repeat(500_000)),
         ] {
             let what = format!("{frame:.20}");
-            let mut wire = scene.intruder.enter().await?;
-            let _ = wire.send(frame).await; // the cloud may hang up before the end of it
-            let reason = wire.end().await?;
+            let mut wire = scene.intruder.open_session().await?;
+            let _ = wire.send_frame(frame).await; // the cloud may hang up before the end of it
+            let reason = wire.read_to_close().await?;
             // A reason can be lost where the cloud hangs up on what is still on its way.
             let known = ["not a message", "text frames", "at most 1048576"];
             let is_known = reason.is_empty() || known.iter().any(|known| reason.contains(known));
@@ -183,7 +183,7 @@ async fn garbage_ends_the_session_that_it_came_on_and_no_other() -> Result<()> {
 async fn forged_messages_change_nothing() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |job: JobUid| {
-        let mut wire = scene.intruder.enter().await?;
+        let mut wire = scene.intruder.open_session().await?;
         for job in [job, JobUid("no-such-job".to_owned())] {
             for message in [
                 EdgeMessage::Accepted { task: task(&job, 1) },
@@ -194,12 +194,12 @@ async fn forged_messages_change_nothing() -> Result<()> {
                 result(&job, TaskOutcome::Succeeded, 0),
                 result(&job, TaskOutcome::Cancelled, 256),
             ] {
-                wire.say(&message).await?;
+                wire.send_message(&message).await?;
             }
             // Each result is taken off its hands.
             let mut acknowledged = 0;
             while acknowledged < 3 {
-                acknowledged += usize::from(matches!(wire.hear().await?, CloudMessage::ResultAck { .. }));
+                acknowledged += usize::from(matches!(wire.receive().await?, CloudMessage::ResultAck { .. }));
             }
         }
         // No faster than an honest edge may: the flood is another test.
@@ -213,13 +213,13 @@ async fn forged_messages_change_nothing() -> Result<()> {
 async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |job: JobUid| {
-        let mut wire = scene.intruder.dial().await?;
+        let mut wire = scene.intruder.open_websocket().await?;
         let phases = [OpenPhase::NeedsKeys, OpenPhase::Running];
         let open = phases.map(|phase| OpenTask { task: task(&job, 1), phase }).to_vec();
-        wire.say(&EdgeMessage::Hello(Hello { open, ..Hello::default() })).await?;
-        ensure!(matches!(wire.hear().await?, CloudMessage::Welcome(_)));
+        wire.send_message(&EdgeMessage::Hello(Hello { open, ..Hello::default() })).await?;
+        ensure!(matches!(wire.receive().await?, CloudMessage::Welcome(_)));
         for _ in 0..2 {
-            let answer = wire.hear().await?;
+            let answer = wire.receive().await?;
             ensure!(matches!(answer, CloudMessage::Cancel { .. }), "{answer:?}");
         }
         Ok(())
@@ -231,9 +231,9 @@ async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<(
 async fn a_node_that_never_reads_costs_a_bounded_queue() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |job: JobUid| {
-        let mut wire = scene.intruder.enter().await?;
+        let mut wire = scene.intruder.open_session().await?;
         // Each is answered, and no answer is read.
-        wire.repeat(&result(&job, TaskOutcome::Failed, 200), BURST).await;
+        wire.send_repeatedly(&result(&job, TaskOutcome::Failed, 200), BURST).await;
         Ok(())
     };
     scene.under(attack).await
@@ -245,7 +245,7 @@ async fn a_flood_is_held_back() -> Result<()> {
     let attack = async |job: JobUid| {
         for flood in [progress(&job, 0), result(&job, TaskOutcome::Failed, 1)] {
             let (before, begin) = (scene.taken_in().await?, Instant::now());
-            scene.intruder.enter().await?.repeat(&flood, BURST).await;
+            scene.intruder.open_session().await?.send_repeatedly(&flood, BURST).await;
             let (taken, took) = (scene.taken_in().await? - before, begin.elapsed());
             eprintln!("{taken} messages in {took:?}");
             ensure!(taken < TAKEN_IN.0 + TAKEN_IN.1 * took.as_secs_f64(), "{taken} messages in {took:?}");
@@ -259,7 +259,7 @@ async fn a_flood_is_held_back() -> Result<()> {
 async fn a_thousand_bare_connections_keep_nobody_out() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
-        let knocks = join_all((0..CONNECTIONS).map(|_| scene.intruder.knock())).await;
+        let knocks = join_all((0..CONNECTIONS).map(|_| scene.intruder.connect_tcp())).await;
         let open = knocks.iter().filter(|knock| knock.is_ok()).count();
         ensure!(open == CONNECTIONS, "{open} got through: the attack is none");
         scene.lets_in_somebody_else().await
@@ -281,7 +281,7 @@ async fn a_thousand_tls_connections_keep_nobody_out() -> Result<()> {
             .await?;
             scene.lets_in_somebody_else().await
         };
-        let shakes = join_all((0..CONNECTIONS).map(|_| scene.intruder.shake()));
+        let shakes = join_all((0..CONNECTIONS).map(|_| scene.intruder.connect_tls()));
         let (shakes, let_in) = tokio::join!(shakes, honest);
         ensure!(shakes.iter().any(Result::is_ok), "none got through: the attack is none");
         let_in
@@ -293,7 +293,7 @@ async fn a_thousand_tls_connections_keep_nobody_out() -> Result<()> {
 async fn a_thousand_sessions_of_one_node_keep_nobody_out() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
-        let sessions = join_all((0..CONNECTIONS).map(|_| scene.intruder.enter())).await;
+        let sessions = join_all((0..CONNECTIONS).map(|_| scene.intruder.open_session())).await;
         // Of one node, four connections at a time; each new session replaces the one before.
         ensure!(sessions.iter().any(Result::is_ok), "none was welcomed: the attack is none");
         let refused =

@@ -29,7 +29,7 @@ impl MidPull {
         let tag = self.site.cluster.node_image("edge-1").image(&self.reference).succeeds().await?;
         assert_eq!((tag.progress, tag.version), (100, 0), "{tag:?}");
         ensure!(self.node.has_image(&self.reference).await?);
-        self.node.forgets().await
+        self.node.forgets_all_tasks().await
     }
 }
 
@@ -57,7 +57,7 @@ async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Resul
 async fn a_link_cut_in_the_middle_of_a_pull_does_not_stop_it() -> Result<()> {
     let mid = mid_pull().await?;
     mid.tunnel.refuse();
-    mid.node.ends().await?;
+    mid.node.ends_a_task().await?;
     assert_eq!(mid.job.status().await?.completion_time, None);
     let asked = mid.site.link.records().len();
     mid.tunnel.accept()?;
@@ -83,7 +83,7 @@ async fn a_registry_link_cut_in_the_middle_of_a_pull_is_tried_again() -> Result<
 async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.site.cloud.kill9()?;
-    mid.node.ends().await?;
+    mid.node.ends_a_task().await?;
     mid.node.kill9_agent()?;
     let asked = mid.site.link.records().len();
     mid.site.cloud.restart().await?;
@@ -100,7 +100,7 @@ async fn an_agent_that_was_down_when_its_job_was_deleted_does_not_pull_any_more(
     mid.job.delete().await?;
     mid.site.cluster.node_image("edge-1").image(&mid.reference).is_gone().await?;
     mid.node.restart_agent()?;
-    mid.node.forgets().await?;
+    mid.node.forgets_all_tasks().await?;
     ensure!(!mid.node.has_image(&mid.reference).await?, "it was pulled to the end");
     Ok(())
 }
@@ -114,7 +114,7 @@ async fn an_entry_removed_while_the_cloud_was_down_is_stopped_when_it_is_back() 
     node_image.patch_spec(serde_json::json!({"images": null})).await?;
     mid.site.cloud.restart().await?;
     node_image.is_empty().await?;
-    mid.node.forgets().await?;
+    mid.node.forgets_all_tasks().await?;
     ensure!(!mid.node.has_image(&mid.reference).await?, "it was pulled to the end");
     Ok(())
 }
@@ -185,7 +185,7 @@ async fn the_link_is_cut_before_the_node_was_told() -> Result<()> {
     tunnel.thaw();
     tunnel.accept()?;
     assert_eq!(job.completes().await?.succeeded, 1);
-    node.forgets().await
+    node.forgets_all_tasks().await
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ async fn a_job_ends_at_its_deadline_and_goes_when_its_time_is_over() -> Result<(
     site.link.throttle(Some(MIB));
     let job = site.pull_job("late", &reference).on(["edge-1"]).limits(2, 3).deadline(3).apply().await?;
     let tag = site.cluster.node_image("edge-1").image(&reference);
-    node.accepts().await?;
+    node.accepts_a_task().await?;
     let status = job.completes().await?;
     assert_eq!(status.message, "job exceeds activeDeadlineSeconds");
     assert_eq!((status.desired, status.active, status.succeeded, status.failed), (1, 0, 0, 1), "{status:?}");
@@ -68,7 +68,7 @@ async fn a_job_ends_at_its_deadline_and_goes_when_its_time_is_over() -> Result<(
     let took =
         status.completion_time.zip(status.start_time).map(|(end, start)| end.0.duration_since(start.0));
     ensure!(took.is_some_and(|took| (2..=6).contains(&took.as_secs())), "{took:?}");
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
 
     job.patch_spec(json!({"completionPolicy": {"ttlSecondsAfterFinished": 1}})).await?;
     job.is_gone().await?;
@@ -91,7 +91,7 @@ async fn nodes_come_and_go_while_a_job_runs() -> Result<()> {
         |nodes: i32| move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.desired == nodes);
     // In the order of their names, one at a time.
     job.until("has all of them", desired(3)).await?;
-    first.accepts().await?;
+    first.accepts_a_task().await?;
     job.until("has one at work", |job| job.status.as_ref().is_some_and(|s| s.active == 1)).await?;
 
     // One that waits.
@@ -100,7 +100,7 @@ async fn nodes_come_and_go_while_a_job_runs() -> Result<()> {
     // The one at work: its slot is free.
     site.cluster.delete_node("edge-1").await?;
     job.until("has one", desired(1)).await?;
-    second.accepts().await?;
+    second.accepts_a_task().await?;
     // And a new one.
     let fourth = site.node("edge-4").await?.await?;
     job.until("has two again", desired(2)).await?;
@@ -111,7 +111,7 @@ async fn nodes_come_and_go_while_a_job_runs() -> Result<()> {
         ensure!(node.has_image(&reference).await?, "{}", node.name());
     }
     ensure!(!never.has_image(&reference).await?, "it had no Node any more");
-    first.forgets().await?;
+    first.forgets_all_tasks().await?;
     ensure!(!first.has_image(&reference).await?, "its pull was stopped");
     Ok(())
 }
@@ -129,7 +129,7 @@ async fn a_pod_selector_follows_its_pods() -> Result<()> {
     let app = [("app", "web")];
     site.cluster.pod("default", "web-1", "edge-1", &app).await?;
     site.cluster.pod("default", "web-done", "edge-3", &app).await?;
-    site.cluster.pod_is("default", "web-done", "Succeeded").await?;
+    site.cluster.set_pod_phase("default", "web-done", "Succeeded").await?;
     site.cluster.pod("elsewhere", "web-1", "edge-3", &app).await?;
     site.cluster.pod("default", "db-1", "edge-3", &[("app", "db")]).await?;
     let job = site.pull_job("pods", &reference).where_pods_are("app", "web").never_ends().apply().await?;
@@ -139,7 +139,7 @@ async fn a_pod_selector_follows_its_pods() -> Result<()> {
         }
     };
     job.until("has the node of the pod", desired(1, 0)).await?;
-    nodes[0].accepts().await?;
+    nodes[0].accepts_a_task().await?;
 
     // It moves.
     site.cluster.delete_pod("default", "web-1").await?;
@@ -152,7 +152,7 @@ async fn a_pod_selector_follows_its_pods() -> Result<()> {
     site.cluster.pod("default", "web-3", "edge-2", &app).await?;
     site.cluster.delete_pod("default", "web-2").await?;
     assert_eq!(job.status().await?.desired, 1);
-    site.cluster.pod_is("default", "web-3", "Failed").await?;
+    site.cluster.set_pod_phase("default", "web-3", "Failed").await?;
     job.until("has no node", desired(0, 0)).await?;
     assert_eq!(job.status().await?.message, "job is running, no progress");
     Ok(())
@@ -289,7 +289,7 @@ async fn a_changed_pull_policy_reaches_the_nodes_and_a_deleted_job_leaves_them()
     site.link.throttle(Some(2 * MIB));
     let job = site.pull_job("deleted", &reference).on(["edge-1"]).limits(300, 1).apply().await?;
     let tag = site.cluster.node_image("edge-1").image(&reference);
-    node.accepts().await?;
+    node.accepts_a_task().await?;
     job.patch_spec(json!({"pullPolicy": {"timeoutSeconds": 200}})).await?;
     tag.until("has the new limit", |spec, _| {
         let limits = spec.and_then(|spec| spec.pull_policy.as_ref());
@@ -299,7 +299,7 @@ async fn a_changed_pull_policy_reaches_the_nodes_and_a_deleted_job_leaves_them()
 
     job.delete().await?;
     tag.is_gone().await?;
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
     ensure!(!node.has_image(&reference).await?, "it was pulled to the end");
     site.link.throttle(None);
     assert_eq!(site.pull_job("another", &reference).on(["edge-1"]).completes().await?.succeeded, 1);

@@ -25,7 +25,7 @@ async fn a_node_image_comes_with_its_node_has_its_labels_and_goes_with_it() -> R
     cluster.node("witness").edge().ready().create().await?;
     cluster.node_image("witness").exists().await?;
     for node in ["late", "virtual", "other"] {
-        ensure!(!cluster.node_image(node).is_there().await?, "{node} has one");
+        ensure!(!cluster.node_image(node).exists_now().await?, "{node} has one");
     }
 
     cluster.mark_ready("late", true).await?;
@@ -136,7 +136,7 @@ async fn what_is_written_by_hand_is_pulled_followed_and_removed() -> Result<()> 
     let empty = node_image.is_empty().await?.status.unwrap_or_default();
     assert_eq!((empty.desired, empty.succeeded, empty.failed, empty.pulling), (0, 0, 0, 0), "{empty:?}");
     ensure!(node.has_image(&reference).await?);
-    node.forgets().await
+    node.forgets_all_tasks().await
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn progress_is_that_of_the_bytes_and_removing_the_entry_stops_the_pull() -
 
     node_image.patch_spec(json!({"images": null})).await?;
     node_image.tag(name, "v1").is_gone().await?;
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
     ensure!(!node.has_image(&reference).await?, "it is there");
     ensure!(site.link.bytes() < LARGE, "it was pulled to the end");
     Ok(())
@@ -217,13 +217,13 @@ async fn two_jobs_that_ask_for_the_same_image_share_its_entry_and_both_end() -> 
     site.link.throttle(Some(3 * MIB));
     let first = site.pull_job("first", &reference).on(["edge-1"]).apply().await?;
     let tag = site.cluster.node_image("edge-1").image(&reference);
-    let before = tag.is_wanted().await?;
+    let before = tag.is_requested().await?;
     assert_eq!(before.owner_references.len(), 1);
     let owner = &before.owner_references[0];
     assert_eq!((owner.kind.as_deref(), owner.name.as_deref()), (Some("ImagePullJob"), Some("first")));
     assert_eq!((owner.namespace.as_deref(), owner.uid.clone()), (Some("default"), Some(first.uid().await?)));
     ensure!(before.created_at.is_some(), "{before:?}");
-    node.accepts().await?;
+    node.accepts_a_task().await?;
 
     // While it is being pulled.
     let second = site.pull_job("second", &reference).on(["edge-1"]).apply().await?;
@@ -247,7 +247,7 @@ async fn two_jobs_that_ask_for_the_same_image_share_its_entry_and_both_end() -> 
         let size = std::fs::metadata(image.blob_file(blob))?.len();
         ensure!(site.link.bytes_of(blob) <= size + 2 * MIB, "{blob} was fetched again");
     }
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
 
     // It goes with the last of its owners.
     for job in [&first, &second, &third] {

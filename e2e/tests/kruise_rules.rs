@@ -156,7 +156,7 @@ async fn it_is_off_by_default() -> Result<()> {
     let theirs = cluster.job("noticed").images(["nginx:1.9.1"]).on(["nobody"]).apply().await?;
     theirs.fails().await?;
     assert_eq!(job.get().await?.status, None);
-    ensure!(!cluster.node_image("edge-1").is_there().await?);
+    ensure!(!cluster.node_image("edge-1").exists_now().await?);
     cloud.terminate().await?;
 
     // Switched on, it goes on from there.

@@ -76,7 +76,7 @@ async fn the_job_is_refused_with_names_and_labels_and_runs_with_either() -> Resu
             assert_eq!(has, nodes.contains(&node), "{node}");
         }
         for node in nodes {
-            let wanted = stage.cluster.node_image(node).tag("nginx", "1.9.1").is_wanted().await?;
+            let wanted = stage.cluster.node_image(node).tag("nginx", "1.9.1").is_requested().await?;
             let limits = wanted.pull_policy.unwrap_or_default();
             assert_eq!((limits.timeout_seconds, limits.backoff_limit), (Some(300), Some(3)), "{limits:?}");
             assert_eq!(limits.active_deadline_seconds, Some(1200), "{limits:?}");
@@ -203,9 +203,9 @@ async fn metadata_reaches_the_runtime() -> Result<()> {
     for said in
         ["io.kubernetes.image.metrics.tags", "cluster=cn-shanghai", "io.kubernetes.image.app", "nginx:1.9.1"]
     {
-        ensure!(node.told_its_runtime(said)?, "{said}");
+        ensure!(node.has_told_runtime(said)?, "{said}");
     }
-    ensure!(!node.told_its_runtime("cluster=cn-hangzhou")?);
+    ensure!(!node.has_told_runtime("cluster=cn-hangzhou")?);
     Ok(())
 }
 

@@ -98,7 +98,7 @@ async fn a_large_layer_goes_on_where_the_link_was_cut() -> Result<()> {
     site.link.throttle(Some(24 * MIB));
 
     let job = site.job("large").images([&reference]).on(["edge-1"]).retries(5).apply().await?;
-    site.carries(SIZE / 2).await?;
+    site.link_carries(SIZE / 2).await?;
     site.link.refuse();
     let before = site.link.bytes_of(layer);
     ensure!(before < SIZE, "the link was cut too late");
@@ -127,13 +127,13 @@ async fn a_large_layer_goes_on_where_the_link_was_cut() -> Result<()> {
 
 #[tokio::test]
 async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes_back() -> Result<()> {
-    let site = Site::with(&["--heartbeat", "1s"]).await?;
+    let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
     let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
     let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
     let (image, reference) = site.image("silent-tunnel", &[4 * MIB])?;
     site.link.throttle(Some(2 * MIB));
     let job = site.job("pulls").images([&reference]).on(["edge-1"]).apply().await?;
-    site.carries(MIB).await?;
+    site.link_carries(MIB).await?;
     ensure!(has_session(&site).await?, "the cloud knows of no session");
 
     // As a NAT that has forgotten the connection: nobody is told.
@@ -150,7 +150,7 @@ async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes
     })
     .await?;
     // The pull needs no tunnel.
-    node.ends().await?;
+    node.ends_a_task().await?;
     let during = job.status().await?;
     assert_eq!((during.phase, during.summary.in_progress), (JobPhase::InProgress, 1), "{during:?}");
     let waiting = site.job("waits").images([&reference]).on(["edge-1"]).apply().await?;
@@ -164,7 +164,7 @@ async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes
     let status = job.completes().await?;
     assert_eq!(status.node("edge-1").map(|node| node.attempt), Some(1));
     waiting.completes().await?;
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
     assert_eq!(site.fetches(&image), image.blobs().len(), "the image was pulled once");
     Ok(())
 }

@@ -29,8 +29,8 @@ impl<J> MidPull<J> {
         let (image, reference) = site.image(name, &[SMALL, LARGE])?;
         site.link.throttle(SLOW);
         let job = apply(&site, &reference).await?;
-        site.carries(LARGE / 3).await?;
-        node.accepts().await?;
+        site.link_carries(LARGE / 3).await?;
+        node.accepts_a_task().await?;
         let [_, small, large] = image.blobs() else { bail!("three blobs, not {:?}", image.blobs()) };
         ensure!(site.link.bytes_of(small) >= SMALL, "the small layer is not whole");
         ensure!(site.link.bytes_of(large) < LARGE, "the large layer is whole");

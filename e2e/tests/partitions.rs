@@ -67,7 +67,7 @@ impl Scene {
     async fn done_at_the_first_attempt(&self, status: &ImagePrePullJobStatus) -> Result<()> {
         for node in &self.nodes {
             assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
-            node.forgets().await?;
+            node.forgets_all_tasks().await?;
         }
         self.pulled_once_each();
         Ok(())
@@ -84,13 +84,13 @@ async fn edges_cut_off_for_less_than_their_deadline_go_on_pulling_and_report_lat
     let job = scene.site.job("cut-off").images([&scene.reference]).on(["edge-1", "edge-2", "edge-3"]);
     let job = job.concurrency(3).apply().await?;
     for node in &scene.nodes {
-        node.accepts().await?;
+        node.accepts_a_task().await?;
     }
     scene.cables[0].cut().await?;
     scene.cables[1].cut().await?;
     scene.has_sessions(1).await?;
     for node in &scene.nodes[..2] {
-        node.ends().await?;
+        node.ends_a_task().await?;
     }
     // The one that is there has reported, the others are waited for.
     job.until("edge-3 is done", |status| status.summary.successful == 1).await?;
@@ -109,10 +109,10 @@ async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_is_believed_when
     let scene = Scene::start(2).await?;
     let job = scene.site.job("beyond").images([&scene.reference]).on(["edge-1", "edge-2"]);
     let job = job.concurrency(1).timeout_seconds(6).tolerate("0.5").apply().await?;
-    scene.nodes[0].accepts().await?;
+    scene.nodes[0].accepts_a_task().await?;
     scene.cables[0].cut().await?;
     // It ends in time, and cannot say so.
-    scene.nodes[0].ends().await?;
+    scene.nodes[0].ends_a_task().await?;
     assert_eq!(job.node_status("edge-2").await?.phase, NodePhase::Pending, "the slot is taken");
     let status = job
         .until("edge-1 is unknown and edge-2 is done", |status| {
@@ -143,7 +143,7 @@ async fn a_job_completes_over_a_link_that_loses_a_third_and_takes_its_time() -> 
     let job = site.job("lossy").images([&reference]).on(["edge-1"]).apply().await?;
     let status = job.completes().await?;
     assert_eq!((status.summary.successful, status.node("edge-1").map(|node| node.attempt)), (1, Some(1)));
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
     ensure!(cable.lost().await? >= 3, "hardly anything was lost: {}", cable.lost().await?);
     assert_eq!(site.fetches(&image), image.blobs().len());
     Ok(())
@@ -174,18 +174,18 @@ async fn what_the_edge_says_is_lost_and_the_cloud_ends_the_session_for_both() ->
 async fn one_way(breaks: impl AsyncFn(&Cable) -> Result<()>) -> Result<()> {
     let scene = Scene::start(1).await?;
     let job = scene.site.job("one-way").images([&scene.reference]).on(["edge-1"]).apply().await?;
-    scene.nodes[0].accepts().await?;
+    scene.nodes[0].accepts_a_task().await?;
     breaks(&scene.cables[0]).await?;
     let noticed = tokio::try_join!(scene.has_sessions(0), scene.is_alone(0))?;
     ensure!(noticed.0.max(noticed.1) < 2 * HEARTBEAT + SLACK, "{noticed:?}");
-    scene.nodes[0].ends().await?;
+    scene.nodes[0].ends_a_task().await?;
     assert_eq!(job.node_status("edge-1").await?.phase, NodePhase::InProgress);
     ensure!(scene.cables[0].lost().await? > 0, "nothing was lost");
 
     scene.cables[0].mend().await?;
     let status = job.completes().await?;
     assert_eq!(status.node("edge-1").map(|node| node.attempt), Some(1));
-    scene.nodes[0].forgets().await?;
+    scene.nodes[0].forgets_all_tasks().await?;
     scene.pulled_once_each();
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::mid_pull::{LARGE, SLOW, SMALL};
 type MidPull = crate::mid_pull::MidPull<Job>;
 
 async fn mid_pull() -> Result<MidPull> {
-    let site = Site::with(&["--heartbeat", "1s"]).await?;
+    let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
     MidPull::start(site, "mid-pull", async |site, reference| {
         site.job("mid-pull").images([reference]).on(["edge-1"]).retries(3).apply().await
     })
@@ -26,7 +26,7 @@ impl MidPull {
         assert_eq!(image.digest.as_deref(), Some(self.image.digest()));
         assert_eq!(status.summary.successful, 1);
         ensure!(self.node.has_image(&self.reference).await?);
-        self.node.forgets().await
+        self.node.forgets_all_tasks().await
     }
 }
 
@@ -71,7 +71,7 @@ async fn an_image_that_was_done_before_the_kill_is_not_touched_again() -> Result
     site.link.throttle(SLOW);
     let job = site.job("two").images([&first, &second]).on(["edge-1"]).policy("Always").apply().await?;
     node.ledger_gets("an image", |tasks| tasks.iter().any(|task| task.images_ended == 1)).await?;
-    site.carries(MIB).await?;
+    site.link_carries(MIB).await?;
     let asked = |of: &str| site.link.records().iter().filter(|record| record.path.contains(of)).count();
     let before = asked("/done-first/");
     ensure!(before > 0);
@@ -82,7 +82,7 @@ async fn an_image_that_was_done_before_the_kill_is_not_touched_again() -> Result
         let image = status.image("edge-1", reference).context("no image")?;
         ensure!(image.status == Tristate::True && image.digest.is_some(), "{image:?}");
     }
-    node.forgets().await
+    node.forgets_all_tasks().await
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn a_result_outlives_a_kill_before_it_could_be_reported() -> Result<()> {
     let mut mid = mid_pull().await?;
     // The agent says it into the void.
     mid.tunnel.freeze();
-    mid.node.ends().await?;
+    mid.node.ends_a_task().await?;
     mid.node.kill9_agent()?;
     // What is still in the proxy must not get through after all.
     mid.tunnel.refuse();
@@ -110,7 +110,7 @@ async fn a_result_outlives_a_kill_before_it_could_be_reported() -> Result<()> {
 async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.site.cloud.kill9()?;
-    mid.node.ends().await?;
+    mid.node.ends_a_task().await?;
     mid.node.kill9_agent()?;
     let asked = mid.site.link.records().len();
     mid.site.cloud.restart().await?;
@@ -132,24 +132,24 @@ async fn a_cloud_killed_in_the_middle_of_a_job_goes_on_with_it() -> Result<()> {
     let job = site.job("killed").images([&reference]).on(["edge-1", "edge-2", "edge-3"]).apply().await?;
 
     // While it waits for a result; back before there is one.
-    nodes[0].accepts().await?;
-    site.carries(MIB).await?;
+    nodes[0].accepts_a_task().await?;
+    site.link_carries(MIB).await?;
     site.cloud.restart().await?;
     // While the result comes in; back when there is one.
     job.until("edge-2 has begun", |status| {
         status.node("edge-2").is_some_and(|node| node.phase == NodePhase::InProgress)
     })
     .await?;
-    nodes[1].accepts().await?;
+    nodes[1].accepts_a_task().await?;
     site.cloud.kill9()?;
-    nodes[1].ends().await?;
+    nodes[1].ends_a_task().await?;
     site.cloud.restart().await?;
 
     let status = job.completes().await?;
     assert_eq!(status.summary.successful, 3);
     for node in &nodes {
         assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
-        node.forgets().await?;
+        node.forgets_all_tasks().await?;
     }
     assert_eq!(site.fetches(&image), 3 * image.blobs().len(), "each node fetched each blob once");
     Ok(())
@@ -179,21 +179,21 @@ async fn a_cloud_told_to_end_ends_at_once_and_its_edges_come_back() -> Result<()
 
 #[tokio::test]
 async fn an_api_server_that_is_away_for_ten_seconds_loses_nothing() -> Result<()> {
-    let site = Site::own().await?;
+    let site = Site::in_own_cluster().await?;
     let (image, reference) = site.image("api-away", &[SMALL, LARGE])?;
     let nodes = [site.node("edge-1").await?.await?, site.node("edge-2").await?.await?];
     site.link.throttle(Some(8 * MIB));
     let job =
         site.job("api-away").images([&reference]).on(["edge-1", "edge-2"]).concurrency(2).apply().await?;
     for node in &nodes {
-        node.accepts().await?;
+        node.accepts_a_task().await?;
     }
-    site.carries(MIB).await?;
+    site.link_carries(MIB).await?;
 
     let away = Instant::now();
     site.cluster.stop_api()?;
     for node in &nodes {
-        node.ends().await?;
+        node.ends_a_task().await?;
     }
     tokio::time::sleep(Duration::from_secs(10).saturating_sub(away.elapsed())).await;
     for node in &nodes {
@@ -204,7 +204,7 @@ async fn an_api_server_that_is_away_for_ten_seconds_loses_nothing() -> Result<()
     let status = job.completes().await?;
     assert_eq!(status.summary.successful, 2);
     for node in &nodes {
-        node.forgets().await?;
+        node.forgets_all_tasks().await?;
     }
     assert_eq!(site.fetches(&image), 2 * image.blobs().len());
     Ok(())

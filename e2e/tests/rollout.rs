@@ -123,7 +123,7 @@ async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() 
         .tolerate("0.5")
         .apply()
         .await?;
-    silent.accepts().await?;
+    silent.accepts_a_task().await?;
     silent.stop_agent()?;
     let mut most = 0;
     let status = job
@@ -144,7 +144,7 @@ async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() 
     // It wakes up, is told to stop, and says what it has done: nothing that changes the job.
     its_link.thaw();
     silent.cont_agent()?;
-    silent.forgets().await?;
+    silent.forgets_all_tasks().await?;
     let after = job.status().await?;
     assert_eq!(after.phase, JobPhase::Completed);
     assert_eq!(after.summary.successful + after.summary.failure + after.summary.unknown, 2);
@@ -171,7 +171,7 @@ async fn a_pull_that_takes_too_long_ends_at_its_deadline_and_the_next_job_goes_o
     let ended = status.completion_time.as_ref().context("no end")?.0;
     let took = ended.duration_since(of_node.start_time.as_ref().context("no start")?.0).as_secs_f64();
     ensure!((4.0..6.0).contains(&took), "it ended after {took} s");
-    node.forgets().await?;
+    node.forgets_all_tasks().await?;
     let before = site.link.bytes_of(image.blobs().last().context("no layer")?);
     ensure!((MIB..SIZE).contains(&before), "{before} bytes");
 
@@ -237,7 +237,7 @@ async fn a_node_that_goes_offline_in_the_middle_keeps_its_task_until_its_deadlin
         .tolerate("0.5")
         .apply()
         .await?;
-    lost.accepts().await?;
+    lost.accepts_a_task().await?;
     lost.kill9_agent()?;
     let status = job.completes().await?;
     let of_lost = status.node("edge-1").context("no node")?;
@@ -247,7 +247,7 @@ async fn a_node_that_goes_offline_in_the_middle_keeps_its_task_until_its_deadlin
 
     // Back after the end of the job: its task is over, and it is not pulled any more.
     lost.restart_agent()?;
-    lost.forgets().await?;
+    lost.forgets_all_tasks().await?;
     let after = job.status().await?;
     assert_eq!((after.phase, after.completion_time), (JobPhase::Completed, status.completion_time));
     Ok(())

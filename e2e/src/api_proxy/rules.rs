@@ -1,41 +1,41 @@
-//! Which requests meet which fault.
+//! Rules for which requests meet which fault.
 
 use super::Fault;
 
-/// What a request asks for, in the terms of Kubernetes' own authorisation.
+/// The verb of a request, in the terms of Kubernetes' authorisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// One object.
+    /// Reads one object.
     Get,
-    /// Many.
+    /// Reads many objects.
     List,
-    /// Many, and how they change.
+    /// Follows the changes of objects.
     Watch,
-    /// A new one.
+    /// Creates an object.
     Create,
-    /// Replaces one.
+    /// Replaces an object.
     Update,
-    /// Changes one.
+    /// Changes an object.
     Patch,
-    /// Removes one, or many.
+    /// Removes one or many objects.
     Delete,
 }
 
-/// What a request is about.
+/// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// What it asks for.
+    /// Verb of the request.
     pub verb: Verb,
-    /// `nodes`, `imageprepulljobs`, …; the path where it is none of the API's objects.
+    /// Resource, such as `nodes`; the path if the request is not for an object of the API.
     pub resource: String,
-    /// Of the object; empty where it is about many.
+    /// Name of the object; empty if the request is for many.
     pub name: String,
-    /// `status`, or empty.
+    /// Subresource, such as `status`, or empty.
     pub subresource: String,
 }
 
 impl About {
-    /// By the method and the target of the request line.
+    /// Derives it from method and target of the request.
     pub(super) fn of(method: &http::Method, uri: &http::Uri) -> Self {
         let parts: Vec<_> = uri.path().split('/').filter(|part| !part.is_empty()).collect();
         let below = match parts[..] {
@@ -43,7 +43,7 @@ impl About {
             _ => &[],
         };
         let below = match below {
-            // A namespace itself is an object, too.
+            // A namespace is itself an object.
             ["namespaces", _, inside @ ..]
                 if inside.len() > 1 || matches!(inside, [kind] if *kind != "status") =>
             {
@@ -68,7 +68,7 @@ impl About {
     }
 }
 
-/// Some of the requests.
+/// A selection of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requests {
     verbs: Option<&'static [Verb]>,
@@ -76,22 +76,22 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// All of them.
+    /// All requests.
     pub const ALL: Self = Self { verbs: None, resource: None };
-    /// Those that change something.
+    /// Requests that change something.
     pub const WRITES: Self = Self::verbs(&[Verb::Create, Verb::Update, Verb::Patch, Verb::Delete]);
-    /// Those that begin a watch.
+    /// Requests that begin a watch.
     pub const WATCHES: Self = Self::verbs(&[Verb::Watch]);
-    /// Those that list, to begin with or after a watch that ended.
+    /// Requests that list objects, at the start or after a watch has ended.
     pub const LISTS: Self = Self::verbs(&[Verb::List]);
 
-    /// With one of these verbs.
+    /// Requests with one of these verbs.
     #[must_use]
     pub const fn verbs(verbs: &'static [Verb]) -> Self {
         Self { verbs: Some(verbs), resource: None }
     }
 
-    /// Of these, those about this resource: `nodes`, `imageprepulljobs`, `imageprepullreports`, `events`.
+    /// Narrows the selection to a resource, such as `nodes`.
     #[must_use]
     pub const fn on(self, resource: &'static str) -> Self {
         Self { resource: Some(resource), ..self }
@@ -103,12 +103,12 @@ impl Requests {
     }
 }
 
-/// A fault, and who meets it.
+/// A fault, and the requests that meet it.
 pub(super) struct Rule {
     pub(super) requests: Requests,
     pub(super) share: f64,
     pub(super) fault: Fault,
-    /// How often it strikes yet; None: for ever.
+    /// How often the rule strikes yet; None means without limit.
     pub(super) left: Option<u32>,
 }
 
@@ -122,7 +122,7 @@ impl Rule {
     }
 }
 
-/// Chance that is the same in every run: SplitMix64.
+/// Random numbers that are the same in every run (SplitMix64).
 pub(super) struct Dice(u64);
 
 impl Dice {
@@ -130,7 +130,7 @@ impl Dice {
         Self(seed)
     }
 
-    /// From 0 to below 1.
+    /// Draws a number from 0 up to but excluding 1.
     pub(super) fn roll(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_apart() {
+    fn requests_are_classified_by_verb_resource_and_name() {
         let jobs = "/apis/operations.kubeedge.io/v1alpha2/imageprepulljobs";
         let said = |verb, resource: &str, name: &str, sub: &str| {
             (verb, resource.to_owned(), name.to_owned(), sub.to_owned())
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_met_and_a_number_is_exact() {
+    fn a_rule_strikes_its_share_or_its_exact_number_of_requests() {
         let about = About::of(&Method::PATCH, &"/api/v1/nodes/a".parse().unwrap());
         let mut dice = Dice::new(7);
         let mut rule = Rule { requests: Requests::WRITES, share: 0.3, fault: Fault::Cut, left: None };

@@ -1,5 +1,4 @@
-//! Takes requests, asks the server, and answers, one connection to the server for each request: what is cut is then
-//! one request and no other.
+//! Serving of requests, with one connection to the API server for each, so that a cut affects exactly one request.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +28,7 @@ use super::{Fault, Shared, Verb, lock};
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, BoxError>;
 
-/// The API server.
+/// The API server behind the proxy.
 pub(super) struct Upstream {
     authority: String,
     host: ServerName<'static>,
@@ -37,7 +36,7 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    /// As a kubeconfig has it.
+    /// Reads address and CA from the cluster of a kubeconfig.
     pub(super) fn of(cluster: &kube::config::Cluster) -> Result<Self> {
         let server: http::Uri = cluster.server.as_deref().unwrap_or_default().parse()?;
         let host = server.host().context("the kubeconfig's server has no host")?;
@@ -60,13 +59,13 @@ impl Upstream {
         let stream = TcpStream::connect(&self.authority).await?;
         let stream = self.tls.connect(self.host.clone(), stream).await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        // It ends with the answer, or with whoever reads the answer.
+        // Ends with the response, or when nobody reads the response any more.
         tokio::spawn(connection);
         Ok(sender.send_request(request).await?)
     }
 }
 
-/// The server's side of TLS, from the files of its certificate and its key.
+/// Server side of TLS, from the files of certificate and key.
 pub(super) fn tls((certificate, key): &(PathBuf, PathBuf)) -> Result<TlsAcceptor> {
     let read = |file: &Path| std::fs::read(file).with_context(|| file.display().to_string());
     let chain = vec![CertificateDer::from_pem_slice(&read(certificate)?)?];
@@ -88,7 +87,7 @@ pub(super) async fn serve(
             let connection = async {
                 let stream = TokioIo::new(tls.accept(stream).await?);
                 let service = service_fn(|request| answer(request, &shared));
-                // An error is a connection that was cut, by us or by the client: the point of the exercise.
+                // Connections are cut on purpose, or by the client.
                 let _ = hyper::server::conn::http1::Builder::new().serve_connection(stream, service).await;
                 anyhow::Ok(())
             };
@@ -97,14 +96,14 @@ pub(super) async fn serve(
     }
 }
 
-/// An error closes the connection without an answer.
+/// Answers a request. An error closes the connection without a response.
 async fn answer(request: Request<Incoming>, shared: &Shared) -> Result<Response<Body>, BoxError> {
     let about = About::of(request.method(), request.uri());
     let is_watch = about.verb == Verb::Watch;
-    let (number, fault) = shared.met(about);
+    let (number, fault) = shared.record(about);
     match fault {
         Some(Fault::Status(status)) => return Ok(refusal(status)?),
-        Some(Fault::Cut) => return Err("cut, as asked".into()),
+        Some(Fault::Cut) => return Err("cut on purpose".into()),
         Some(Fault::Late(..) | Fault::LostAnswer) | None => {}
     }
     let expired = shared.expired.subscribe();
@@ -113,7 +112,7 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Result<Response<
     match fault {
         Some(Fault::LostAnswer) => {
             response.collect().await?;
-            return Err("the answer is lost, as asked".into());
+            return Err("the response is lost on purpose".into());
         }
         Some(Fault::Late(least, most)) => {
             let chance = lock(&shared.dice).roll();
@@ -126,9 +125,9 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Result<Response<
     }))
 }
 
-/// The body of a watch, until it is to expire.
+/// The body of a watch, which ends when the watch is to expire.
 fn watched(body: Incoming, expired: watch::Receiver<u64>) -> Body {
-    // An event is never cut in two.
+    // The third part tells whether the last event was complete: a watch never ends in the middle of one.
     let begin = Some((body, expired, true));
     let frames = stream::unfold(begin, async |state| {
         let (mut body, mut expired, whole) = state?;
@@ -148,7 +147,7 @@ fn watched(body: Incoming, expired: watch::Receiver<u64>) -> Body {
     StreamBody::new(frames).boxed_unsync()
 }
 
-/// As the API server says it.
+/// A response that refuses a request, in the form of the API server.
 fn refusal(status: u16) -> Result<Response<Body>, http::Error> {
     let mut response =
         Response::builder().status(StatusCode::from_u16(status)?).header("Content-Type", "application/json");

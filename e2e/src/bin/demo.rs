@@ -1,4 +1,4 @@
-//! `make demo`.
+//! The program behind `make demo`.
 
 use std::process::ExitCode;
 

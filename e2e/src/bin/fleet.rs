@@ -1,4 +1,4 @@
-//! `make fleet`.
+//! The program behind `make fleet`.
 
 use std::process::ExitCode;
 

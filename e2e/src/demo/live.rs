@@ -1,4 +1,4 @@
-//! Shows a job as it goes: bars on a terminal, a line for each change elsewhere.
+//! Progress of a running job: bars on a terminal, otherwise a line for each change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, ImageStatus, NodePhase, No
 use super::scenario::{Plan, registry_for};
 use super::story::{Story, megabytes, short_digest};
 
-/// Redraws a second: as smooth as progress comes.
+/// Redraws a second.
 const FRAMES: u8 = 10;
-/// Bars count in thousandths, since an image of unknown size has no length.
+/// Length of a bar. Bars count in thousandths, since the size of an image may be unknown.
 const WHOLE: u64 = 1000;
-/// Steps of an image that are worth a line of their own where nobody watches.
+/// Number of steps of an image that get a line of their own without a terminal.
 const QUARTERS: u64 = 4;
-/// Characters of a reason on one line of a terminal.
+/// Longest reason on one line of a terminal, in characters.
 const REASON: usize = 60;
 
-/// The view of one job.
+/// The progress of one job on standard output.
 pub(super) struct Live<'a> {
     story: &'a Story,
     view: View,
@@ -28,7 +28,7 @@ pub(super) struct Live<'a> {
 enum View {
     /// A bar for each node and image.
     Bars(BTreeMap<(String, String), ProgressBar>),
-    /// What was said last of each node and image.
+    /// The last line printed for each node and image.
     Lines(BTreeMap<(String, String), String>),
 }
 
@@ -60,7 +60,7 @@ impl<'a> Live<'a> {
         Self { story, view: View::Bars(bars), width }
     }
 
-    /// The next status.
+    /// Shows a new status.
     pub(super) fn show(&mut self, status: &ImagePrePullJobStatus) {
         for node in &status.node_status {
             for image in &node.image_status {
@@ -81,12 +81,12 @@ impl<'a> Live<'a> {
                     Tristate::Unknown if bytes.total > 0 => {
                         format!("{} of {}", megabytes(bytes.done), megabytes(bytes.total))
                     }
-                    _ => self.story.dim(&word(node, image)),
+                    _ => self.story.dim(&describe(node, image)),
                 };
                 bar.set_message(message);
             }
             View::Lines(said) => {
-                let word = word(node, image);
+                let word = describe(node, image);
                 if said.get(&key) != Some(&word) {
                     let width = self.width;
                     let pulled =
@@ -99,7 +99,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Leaves the last picture on the screen.
+    /// Stops and leaves the last state on the screen.
     pub(super) fn finish(self) {
         if let View::Bars(bars) = self.view {
             for bar in bars.into_values() {
@@ -111,12 +111,12 @@ impl<'a> Live<'a> {
 
 fn style() -> ProgressStyle {
     let style = ProgressStyle::with_template("   {prefix}  {bar:24}  {msg}");
-    // The template is a constant that the demo itself runs: a wrong one shows as another look.
+    // The template is a constant; a wrong one would be seen as the default style.
     style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━━─")
 }
 
-/// How an image fares.
-fn word(node: &NodeStatus, image: &ImageStatus) -> String {
+/// Describes the state of an image in a few words.
+fn describe(node: &NodeStatus, image: &ImageStatus) -> String {
     let digest = image.digest.as_deref().map(short_digest).unwrap_or_default();
     match image.status {
         Tristate::True if image.attempts == 0 => format!("there already  {digest}"),
@@ -133,7 +133,7 @@ fn word(node: &NodeStatus, image: &ImageStatus) -> String {
     }
 }
 
-/// The end of a reason: what begins with what was tried ends with what came of it.
+/// Shortens a reason to its end: it begins with what was tried and ends with why that failed.
 fn end_of(reason: &str) -> String {
     let length = reason.chars().count();
     if length <= REASON {
@@ -142,7 +142,7 @@ fn end_of(reason: &str) -> String {
     format!("…{}", reason.chars().skip(length - REASON).collect::<String>())
 }
 
-/// A duration for people.
+/// Formats a duration in seconds.
 pub(super) fn seconds(duration: Duration) -> String {
     format!("{:.2} s", duration.as_secs_f64())
 }

@@ -1,4 +1,4 @@
-//! What is printed when a job has ended.
+//! Tables about a job that has ended.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(super) fn print_times(story: &Story, times: &Times) {
     story.line(&format!("From the job in the API server to {phase:?}: {}", seconds(*ended)));
 }
 
-/// The status, node by node and image by image.
+/// Prints the status of a job, node by node and image by image.
 pub(super) fn print_nodes(story: &Story, status: &ImagePrePullJobStatus) {
     story.blank();
     let heading = ["NODE", "PHASE", "PULLED IMAGE", "", "SIZE", "TRIES", "DIGEST"];
@@ -54,7 +54,7 @@ pub(super) fn print_nodes(story: &Story, status: &ImagePrePullJobStatus) {
     }
 }
 
-/// What a containerd has.
+/// Prints the images of a containerd.
 pub(super) fn print_images(story: &Story, node: &str, images: &BTreeMap<String, String>) {
     let mut rows = Vec::new();
     for (number, (reference, digest)) in images.iter().enumerate() {

@@ -1,30 +1,32 @@
-//! Who is there, what is asked for, and what is to come of it. No IO.
+//! Nodes, images and jobs of the demo, and what is expected of them. No IO.
 
 use super::story::Story;
 
-/// The first registry: plain HTTP.
+/// Host of the first registry, which has plain HTTP.
 pub(super) const HARBOR: &str = "harbor.example";
-/// The second registry: TLS with a CA of its own. It has everything that the first one has.
+/// Host of the second registry, which has TLS with a CA of its own, and all images of the first one.
 pub(super) const HANGZHOU: &str = "hangzhou.example";
-/// The user of each registry.
+/// User of [`HARBOR`].
 pub(super) const HARBOR_USER: &str = "alice";
+/// User of [`HANGZHOU`].
 pub(super) const HANGZHOU_USER: &str = "bob";
 
-/// An edge node and, where it has one, its region.
+/// Edge nodes, each with its region if it has one.
 pub(super) const NODES: [(&str, Option<&str>); 3] =
     [("edge-1", None), ("edge-2", Some("hangzhou")), ("edge-3", Some("hangzhou"))];
-/// Asked for by name, and not an edge node.
+/// A node that the job names although it is not an edge node.
 pub(super) const CLOUD_NODE: &str = "cloud-1";
-/// Asked for by name, and NotReady.
+/// A node that the job names although it is NotReady.
 pub(super) const OFFLINE_NODE: &str = "edge-4";
 
-/// An image of the registries: path and layers in bytes.
+/// An image of both registries: path, and sizes of the layers in bytes.
 pub(super) struct DemoImage {
     pub(super) path: &'static str,
     pub(super) layers: &'static [u64],
 }
 
 const MB: u64 = 1_000_000;
+/// Images of both registries.
 pub(super) const IMAGES: [DemoImage; 6] = [
     DemoImage { path: "shop/web:v1", layers: &[12 * MB, 8 * MB] },
     DemoImage { path: "shop/api:v2", layers: &[10 * MB, 5 * MB, 3 * MB] },
@@ -34,7 +36,7 @@ pub(super) const IMAGES: [DemoImage; 6] = [
     DemoImage { path: "shop/queue:v1", layers: &[2 * MB, MB] },
 ];
 
-/// A job: its name, and (registry, path) of each image as the job names it, by node order.
+/// What is expected of a job: the nodes that pull, and registry and path of each image as the job names it.
 pub(super) struct Plan {
     pub(super) name: &'static str,
     pub(super) nodes: &'static [&'static str],
@@ -42,6 +44,7 @@ pub(super) struct Plan {
     words: &'static [&'static str],
 }
 
+/// Plan of the first job, which succeeds.
 pub(super) const MAIN: Plan = Plan {
     name: "spring-release",
     nodes: &["edge-1", "edge-2", "edge-3"],
@@ -58,6 +61,7 @@ pub(super) const MAIN: Plan = Plan {
     ],
 };
 
+/// Plan of the second job, one image of which fails.
 pub(super) const SECOND: Plan = Plan {
     name: "wrong-password",
     nodes: &["edge-1"],
@@ -75,13 +79,13 @@ impl Plan {
     }
 }
 
-/// Where a node takes an image from that the job names with `registry`.
+/// Registry from which a node pulls an image that the job names with `registry`.
 pub(super) fn registry_for(node: &str, registry: &'static str) -> &'static str {
     let region = NODES.iter().find(|(name, _)| *name == node).and_then(|(_, region)| *region);
     if region == Some("hangzhou") { HANGZHOU } else { registry }
 }
 
-/// The first job.
+/// The first job as YAML.
 pub(super) fn job() -> String {
     format!(
         r"apiVersion: operations.kubeedge.io/v1alpha2
@@ -116,7 +120,7 @@ spec:
     )
 }
 
-/// The second job.
+/// The second job as YAML.
 pub(super) fn second_job() -> String {
     format!(
         r"apiVersion: operations.kubeedge.io/v1alpha2
@@ -145,7 +149,7 @@ mod tests {
     use prepull_api::crd::job::ImagePrePullJob;
 
     #[test]
-    fn the_jobs_ask_for_what_the_plans_expect() {
+    fn the_jobs_name_the_images_and_nodes_of_their_plans() {
         for (yaml, plan) in [(job(), MAIN), (second_job(), SECOND)] {
             let job: ImagePrePullJob = serde_json::from_value(documents(&yaml).unwrap().remove(0)).unwrap();
             let template = job.spec.image_pre_pull_template;
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn two_nodes_are_sent_to_the_second_registry() {
+    fn nodes_in_hangzhou_pull_from_the_second_registry() {
         let from = NODES.map(|(node, _)| registry_for(node, HARBOR));
         assert_eq!(from, [HARBOR, HANGZHOU, HANGZHOU]);
     }

@@ -1,4 +1,4 @@
-//! Starts everything that the demo shows.
+//! The parts that the demo runs on.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::node::EdgeNode;
 use crate::place::{Place, password};
 use crate::registry::Registry;
 
-/// Everything that runs. Dropped from top to bottom: first whoever uses what comes later.
+/// Everything that runs. Fields are dropped in order, so that each part comes before those that it uses.
 pub(super) struct Stage {
     pub(super) nodes: Vec<EdgeNode>,
     cloud: Cloud,
@@ -30,7 +30,8 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    pub(super) async fn set(story: &Story) -> Result<Self> {
+    /// Starts all parts, and reports each step.
+    pub(super) async fn start(story: &Story) -> Result<Self> {
         let place = Place::here()?;
 
         story.step("A Kubernetes API");
@@ -43,7 +44,7 @@ impl Stage {
         let hangzhou =
             Registry::start().named(HANGZHOU).user(HANGZHOU_USER, &password(HANGZHOU_USER)).tls(&authority);
         let (harbor, hangzhou) = tokio::try_join!(harbor, hangzhou)?;
-        // The layers are made at the first run, which takes some seconds, and are in the cache from then on.
+        // The first run generates the layers, which takes some seconds; later ones find them in the cache.
         let images = tokio::task::spawn_blocking(|| {
             let image = |image: &super::scenario::DemoImage| {
                 anyhow::Ok((image.path, Image::of_layers(image.path, image.layers)?))
@@ -110,14 +111,14 @@ impl Stage {
         Ok(nodes)
     }
 
-    /// As `kubectl get` shows them.
+    /// Prints the jobs as `kubectl get` shows them.
     pub(super) async fn print_jobs(&self, story: &Story) -> Result<()> {
         let arguments = ["get", "imageprepulljobs", "-o", "wide"];
         story.output(&format!("kubectl {}", arguments.join(" ")), &self.cluster.kubectl(&arguments).await?);
         Ok(())
     }
 
-    /// The digest that a tag points to, in both registries.
+    /// Digest of an image, which is the same in both registries.
     pub(super) fn digest(&self, path: &str) -> &str {
         self.images.iter().find(|(known, _)| *known == path).map_or("", |(_, image)| image.digest())
     }

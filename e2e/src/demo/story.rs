@@ -1,13 +1,13 @@
-//! How the demo speaks: numbered steps with the time, and calm lines below them.
+//! Output of the demo: numbered steps with the time, and lines below them.
 
 use std::cell::Cell;
 use std::io::{IsTerminal, Stdout};
 use std::time::{Duration, Instant};
 
-/// Columns of a step's title, so that the times stand below each other.
+/// Width of a step's title, so that the times are aligned.
 const TITLE: usize = 66;
 
-/// What is told on standard output.
+/// The output of the demo on standard output.
 pub(super) struct Story {
     began: Instant,
     steps: Cell<u32>,
@@ -16,7 +16,7 @@ pub(super) struct Story {
     colours: bool,
 }
 
-/// A line on standard output. A reader who has left is no reason to stop.
+/// Writes a line to standard output. The demo continues if nobody reads it.
 macro_rules! say {
     ($story:expr $(, $($line:tt)+)?) => {{
         use std::io::Write;
@@ -32,12 +32,12 @@ impl Story {
         Self { began: Instant::now(), steps: Cell::new(0), out, terminal, colours }
     }
 
-    /// Whether somebody looks, so that lines may change.
+    /// Whether the output is a terminal, so that lines may be redrawn.
     pub(super) fn is_terminal(&self) -> bool {
         self.terminal
     }
 
-    /// Since the beginning.
+    /// Time since the demo began.
     pub(super) fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
@@ -57,12 +57,12 @@ impl Story {
         say!(self);
     }
 
-    /// A command that the reader could have typed.
+    /// Prints a command that the reader could have typed.
     pub(super) fn command(&self, command: &str) {
         say!(self, "   {}", self.bold(&format!("$ {command}")));
     }
 
-    /// A command and what it printed.
+    /// Prints a command and its output.
     pub(super) fn output(&self, command: &str, output: &str) {
         self.command(command);
         for line in output.lines() {
@@ -70,7 +70,7 @@ impl Story {
         }
     }
 
-    /// An expectation that was met, or was not.
+    /// Prints an expectation, and whether it was met.
     pub(super) fn check(&self, good: bool, text: &str) {
         say!(self, "   {} {text}", self.mark(good));
     }
@@ -102,19 +102,19 @@ impl Story {
     }
 }
 
-/// `12.3 MB`
+/// Formats bytes as `12.3 MB`.
 pub(super) fn megabytes(bytes: u64) -> String {
-    // Tenths, so that no float is needed.
+    // Counts in tenths, so that no float is needed.
     let tenths = bytes / 100_000;
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }
 
-/// The beginning of a digest: enough to compare by eye.
+/// Shortens a digest to what is needed to compare it by eye.
 pub(super) fn short_digest(digest: &str) -> &str {
     digest.get(.."sha256:".len() + 12).unwrap_or(digest)
 }
 
-/// Rows with their columns below each other.
+/// Formats rows with aligned columns.
 pub(super) fn table(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_tables_are_legible() {
+    fn numbers_are_short_and_columns_aligned() {
         assert_eq!((megabytes(0), megabytes(25_165_824)), ("0.0 MB".to_owned(), "25.1 MB".to_owned()));
         assert_eq!(short_digest("sha256:0123456789abcdef"), "sha256:0123456789ab");
         let rows =

@@ -1,4 +1,4 @@
-//! Whether what was expected was reached. The exit status of the demo depends on nothing else.
+//! Comparison of what the demo reached with what was expected, on which alone its exit status depends.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::story::Story;
 use crate::jobs::StatusExt;
 use crate::registry::Registry;
 
-/// Expectations, and whether each was met.
+/// Expectations, each with whether it was met.
 #[derive(Default)]
 pub(super) struct Verdict(Vec<(bool, String)>);
 
@@ -21,7 +21,7 @@ impl Verdict {
         self.0.push((met, what.into()));
     }
 
-    /// Met, all of them, and there were some.
+    /// Whether there are expectations and all of them were met.
     pub(super) fn is_good(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|(met, _)| *met)
     }
@@ -38,7 +38,8 @@ impl Verdict {
         story.note(&story.bold(&format!("{words}: {met} of {} in {seconds:.0} s.", self.0.len())));
     }
 
-    pub(super) fn of_main_job(&mut self, stage: &Stage, status: &ImagePrePullJobStatus) {
+    /// Checks the status of the first job.
+    pub(super) fn check_main_job(&mut self, stage: &Stage, status: &ImagePrePullJobStatus) {
         let summary = &status.summary;
         self.expect(
             status.phase == JobPhase::Completed
@@ -74,7 +75,8 @@ impl Verdict {
         }
     }
 
-    pub(super) fn of_node(&mut self, stage: &Stage, node: &str, images: &BTreeMap<String, String>) {
+    /// Checks the images of a node.
+    pub(super) fn check_node(&mut self, stage: &Stage, node: &str, images: &BTreeMap<String, String>) {
         let expected = MAIN.images.iter().map(|(registry, path)| {
             (format!("{}/{path}", registry_for(node, registry)), stage.digest(path).to_owned())
         });
@@ -85,7 +87,8 @@ impl Verdict {
         );
     }
 
-    pub(super) fn of_registries(&mut self, stage: &Stage) {
+    /// Checks who was served by the registries.
+    pub(super) fn check_registries(&mut self, stage: &Stage) {
         let only = |registry: &Registry, user: &str| {
             let fetches = registry.requests().blob_fetches();
             !fetches.is_empty() && fetches.0.iter().all(|fetch| fetch.user == user)
@@ -96,7 +99,8 @@ impl Verdict {
         );
     }
 
-    pub(super) fn of_second_job(
+    /// Checks the status of the second job.
+    pub(super) fn check_second_job(
         &mut self,
         stage: &Stage,
         status: &ImagePrePullJobStatus,

@@ -1,4 +1,4 @@
-//! What is measured, as programs read it: times in seconds, sizes in bytes.
+//! Figures of a run, in the form that programs read: times in seconds, sizes in bytes.
 
 use std::collections::BTreeMap;
 
@@ -7,146 +7,146 @@ use serde::Serialize;
 
 use super::Options;
 
-/// One run of the program.
+/// The figures of one run.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Figures {
-    /// What was asked for.
+    /// Options of the run.
     pub options: Options,
-    /// Which API server.
+    /// Version of the API server.
     pub cluster: String,
     /// Cores and memory of this machine.
     pub machine: String,
-    /// How the fleet came up.
+    /// How the fleet connected.
     pub connect: Connect,
-    /// What idle sessions cost, where that was asked for.
+    /// Cost of idle sessions, if `--idle` was given.
     pub idle: Option<Idle>,
-    /// The job.
+    /// Figures of the job.
     pub job: JobFigures,
 }
 
-/// How a fleet came up: all edges dial at one moment.
+/// How a fleet connected, with all edges dialling at the same moment.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Connect {
-    /// Edges.
+    /// Number of edges.
     pub nodes: usize,
-    /// From the first dial to the moment when each edge has been connected.
+    /// Seconds from the first dial until every edge had been connected.
     pub seconds: f64,
-    /// Of cloudcore, for that.
+    /// CPU time of cloudcore in these seconds.
     pub cpu_seconds: f64,
-    /// cloudcore's resident memory before,
+    /// Resident memory of cloudcore before.
     pub rss_before: u64,
-    /// and after.
+    /// Resident memory of cloudcore after.
     pub rss_after: u64,
-    /// What a session takes of it.
+    /// Resident memory of cloudcore for each session.
     pub per_session: u64,
 }
 
-/// Sessions that have nothing to do but their heartbeats.
+/// The cost of sessions that only exchange heartbeats.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Idle {
-    /// How long they were watched.
+    /// Seconds of the measurement.
     pub seconds: f64,
-    /// cloudcore's CPU time meanwhile.
+    /// CPU time of cloudcore in these seconds.
     pub cpu_seconds: f64,
     /// CPU time per second and 1,000 sessions, in milliseconds: 10 is one percent of a core.
     pub cpu_millis_per_thousand: f64,
-    /// cloudcore's resident memory at the end.
+    /// Resident memory of cloudcore at the end.
     pub rss: u64,
 }
 
-/// One job over all nodes. Times count from the moment when its creation was asked for.
+/// The figures of one job over all nodes. Times count from the request that created the job.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobFigures {
-    /// Edges.
+    /// Number of edges.
     pub nodes: usize,
-    /// How it ended.
+    /// Final phase of the job.
     pub phase: JobPhase,
-    /// Its nodes, counted.
+    /// Counts of the nodes of the job.
     pub summary: Summary,
-    /// When an edge had the first task. None where there was none.
+    /// When the first task arrived on an edge; None if none did.
     pub first_task_seconds: Option<f64>,
-    /// When an edge had the last task.
+    /// When the last task arrived on an edge; None if none did.
     pub last_task_seconds: Option<f64>,
-    /// When the job's status was final.
+    /// When the status of the job was final.
     pub ended_seconds: f64,
-    /// When every edge had its result acknowledged.
+    /// When every result had been acknowledged.
     pub acknowledged_seconds: f64,
-    /// Writes that the API server took, by resource and verb, without the job's creation.
+    /// Writes to the API server by resource and verb, without the creation of the job.
     pub writes: BTreeMap<String, u64>,
-    /// All of them.
+    /// Sum of all writes.
     pub writes_sum: u64,
-    /// Of the job, as the API server sends it.
+    /// Size of the job as the API server sends it.
     pub job_bytes: u64,
-    /// Of its reports.
+    /// Number and size of the reports.
     pub reports: Reports,
-    /// cloudcore's CPU time for the job, over its restarts.
+    /// CPU time of cloudcore for the job, over its restarts.
     pub cloud_cpu_seconds: f64,
-    /// The most resident memory that cloudcore has had since its start.
+    /// Largest resident memory of cloudcore since its start.
     pub cloud_peak: u64,
-    /// The API server's resident memory at the end. 0 where it is not ours to look at.
+    /// Resident memory of the API server at the end; 0 if the harness did not start it.
     pub apiserver_rss: u64,
-    /// etcd's.
+    /// Resident memory of etcd at the end; 0 if the harness did not start it.
     pub etcd_rss: u64,
-    /// Bytes of etcd's database.
+    /// Size of etcd's database; 0 if the harness did not start it.
     pub etcd_database: u64,
-    /// This process': all the edges.
+    /// Resident memory of this process, in which all edges run.
     pub fleet_rss: u64,
     /// Pulls that were begun.
     pub pulls: u64,
-    /// Images that were whole and were pulled again.
+    /// Complete images that were pulled again.
     pub pulled_twice: u64,
-    /// Edges that pulled at the same time, at most, since the start of the fleet.
+    /// Largest number of edges that pulled at the same time since the start of the fleet.
     pub most_at_once: usize,
-    /// Messages from the cloud to the edges, and
+    /// Messages from the cloud to the edges.
     pub messages_down: u64,
-    /// from the edges to the cloud.
+    /// Messages from the edges to the cloud.
     pub messages_up: u64,
-    /// Sessions that came up meanwhile: reconnects.
+    /// Sessions that came up during the job, which are reconnects.
     pub sessions: u64,
-    /// The kill in the middle, where that was asked for.
+    /// Figures of the kill, if `--kill-cloud` was given.
     pub kill: Option<Kill>,
 }
 
-/// The reports of a job.
+/// Number and size of the reports of a job.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reports {
-    /// Objects.
+    /// Number of reports.
     pub count: u64,
-    /// Bytes of the largest.
+    /// Size of the largest report.
     pub largest: u64,
-    /// Bytes of all.
+    /// Size of all reports together.
     pub sum: u64,
 }
 
-/// cloudcore killed in the middle of a job and started again. Times count from the kill.
+/// A kill and restart of cloudcore in the middle of a job. Times count from the kill.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Kill {
-    /// From the job's creation to the kill.
+    /// Time of the kill, from the creation of the job.
     pub at_seconds: f64,
-    /// Images that were there.
+    /// Images that had been pulled.
     pub pulled: u64,
     /// Edges that were pulling.
     pub running: u64,
-    /// Until the new process listened.
+    /// Time until the new process listened.
     pub listens_seconds: f64,
-    /// Until half of the edges were back.
+    /// Time until half of the edges had reconnected.
     pub half_back_seconds: f64,
-    /// Until every edge was back.
+    /// Time until every edge had reconnected.
     pub back_seconds: f64,
-    /// Until the job had ended.
+    /// Time until the job had ended.
     pub ended_seconds: f64,
-    /// CPU time of the new process until all were back.
+    /// CPU time of the new process until every edge had reconnected.
     pub cpu_seconds: f64,
 }
 
 impl JobFigures {
-    /// Every node came to an end, and nothing was pulled twice. Nodes may have failed where they were told to.
+    /// Whether every node ended, and nothing was pulled twice. Nodes may have failed.
     pub fn is_whole(&self) -> bool {
         let Summary { desired, successful, failure, .. } = self.summary;
         usize::try_from(desired) == Ok(self.nodes)

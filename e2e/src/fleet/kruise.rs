@@ -1,5 +1,5 @@
-//! `--kruise`: the same with OpenKruise's API, for the writes that it takes. An ImagePullJob over all nodes (of several
-//! images, an ImageListPullJob), from its creation until each NodeImage is empty again.
+//! `--kruise`: the writes that OpenKruise's API takes. An ImagePullJob over all nodes, or an ImageListPullJob for
+//! several images, from its creation until all NodeImages are empty again.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,55 +16,55 @@ use super::{Options, Teller};
 use crate::cleanup::eventually;
 use crate::kruise::{ListJob, Object, PullJobKind};
 
-/// The writes that are the harness' own.
+/// Writes of the harness itself, which are not counted.
 const OWN: [&str; 3] = ["imagepulljobs POST", "imagelistpulljobs POST", "others POST"];
-/// For all NodeImages to be made, and to be empty again.
+/// Limit for all NodeImages to be created, and to be empty again.
 const LIMIT: Duration = Duration::from_secs(300);
-/// A page of NodeImages.
+/// NodeImages in one page of a list.
 const PAGE: u32 = 500;
 
-/// One run with `--kruise`.
+/// The figures of one run with `--kruise`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KruiseFigures {
-    /// What was asked for.
+    /// Options of the run.
     pub options: Options,
-    /// Which API server.
+    /// Version of the API server.
     pub cluster: String,
     /// Cores and memory of this machine.
     pub machine: String,
-    /// How the fleet came up.
+    /// How the fleet connected.
     pub connect: Connect,
-    /// Writes until each node had its NodeImage.
+    /// Writes until every node had its NodeImage.
     pub writes_before: BTreeMap<String, u64>,
-    /// From the job's creation to its end.
+    /// Seconds from the job's creation to its end.
     pub ended_seconds: f64,
-    /// From the job's end until its time to live was over and each NodeImage was empty.
+    /// Seconds from the job's end until its time to live was over and all NodeImages were empty.
     pub removed_seconds: f64,
     /// Writes from the job's creation to its end, without the creation.
     pub writes_to_end: BTreeMap<String, u64>,
-    /// Writes from there until each NodeImage was empty.
+    /// Writes from the job's end until all NodeImages were empty.
     pub writes_to_removal: BTreeMap<String, u64>,
-    /// Writes of NodeImages and of jobs, for each node and image, in both times together.
+    /// Writes of NodeImages and jobs for each node and image, from the creation until all NodeImages were empty.
     pub per_node_and_image: f64,
-    /// Events likewise: their number is limited.
+    /// Events for each node and image; their rate is limited.
     pub events_per_node_and_image: f64,
-    /// Nodes (of a list: images) of the job, and those that succeeded.
+    /// Nodes of the job, or images of the list, and how many of them succeeded.
     pub desired_and_succeeded: (i32, i32),
     /// Pulls that were begun.
     pub pulls: u64,
-    /// Images that were whole and were pulled again.
+    /// Complete images that were pulled again.
     pub pulled_twice: u64,
-    /// cloudcore's CPU time for the job.
+    /// CPU time of cloudcore for the job.
     pub cloud_cpu_seconds: f64,
-    /// The most resident memory that cloudcore has had since its start.
+    /// Largest resident memory of cloudcore since its start.
     pub cloud_peak: u64,
 }
 
 impl KruiseFigures {
-    /// Starts what the options ask for, measures it, and stops it.
+    /// Starts a fleet with these options, measures it, and stops it.
     pub async fn measure(options: &Options, teller: &Teller) -> Result<Self> {
-        let (scene, connect) = Scene::set(options, teller).await?;
+        let (scene, connect) = Scene::start(options, teller).await?;
         let client = scene.cluster.client();
         let node_images: Api<NodeImage> = Api::all(client.clone());
         let count = async |so: fn(&NodeImage) -> bool| {
@@ -115,7 +115,7 @@ impl KruiseFigures {
         let mut writes_to_end = at_end.since(&before);
         let ours = 1;
         for own in OWN {
-            // Of a list, the children are cloudcore's.
+            // cloudcore itself creates the ImagePullJobs of a list.
             if let Some(count) = writes_to_end.get_mut(own) {
                 *count = count.saturating_sub(if options.images > 1 && own == OWN[0] { 0 } else { ours });
             }
@@ -193,7 +193,7 @@ async fn ends<K: PullJobKind>(job: &Object<K>, limit: Duration) -> Result<K::Sta
     job.clone().within(limit).completes().await
 }
 
-/// Two digits are enough.
+/// Divides with two decimals.
 fn ratio(part: u64, whole: u64) -> f64 {
     let hundredths = part * 100 / whole.max(1);
     f64::from(u32::try_from(hundredths).unwrap_or(u32::MAX)) / 100.0

@@ -1,4 +1,5 @@
-//! One job over all nodes, from its creation to the last acknowledgement, with a kill in the middle if need be.
+//! Measurement of one job over all nodes, from its creation to the last acknowledgement, with or without a kill of
+//! cloudcore.
 
 use std::time::{Duration, Instant};
 
@@ -16,27 +17,27 @@ use crate::plain_http;
 use crate::sim::{Fleet, Tally};
 use crate::usage::Usage;
 
-/// For the last acknowledgements: an edge that lost its connection with the last result needs a while.
-const ACKNOWLEDGED: Duration = Duration::from_secs(120);
-/// The write that is the harness' own: it creates the job.
+/// Limit for the last acknowledgements: an edge may have to reconnect before it gets its own.
+const ACKNOWLEDGEMENT_LIMIT: Duration = Duration::from_secs(120);
+/// The write of the harness itself, which creates the job.
 const CREATION: &str = "imageprepulljobs POST";
 
 /// A job to measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// metadata.name
+    /// Name of the job.
     pub name: String,
-    /// How many.
+    /// Number of images.
     pub images: u32,
-    /// spec.imagePrePullTemplate.concurrency
+    /// The job's `concurrency`.
     pub concurrency: i64,
-    /// failureTolerate
+    /// The job's `failureTolerate`.
     pub tolerate: String,
-    /// timeoutSeconds
+    /// The job's `timeoutSeconds`.
     pub timeout_seconds: i64,
-    /// Kill cloudcore when half of the images are pulled.
+    /// Whether to kill cloudcore when half of the images are pulled.
     pub kill_cloud: bool,
-    /// For the end of the job.
+    /// Limit for the end of the job.
     pub limit: Duration,
 }
 
@@ -57,7 +58,7 @@ impl Scene {
             .timeout_seconds(plan.timeout_seconds);
         let (cpu_before, tally_before) = (usage(cloud)?.cpu, fleet.tally());
         let requests_before = Requests::now(&client).await?;
-        fleet.forget_times();
+        fleet.reset_task_times();
 
         let begun = Instant::now();
         let job = job.apply().await?.within(plan.limit);
@@ -74,7 +75,7 @@ impl Scene {
         } else {
             (ends.await?, None)
         };
-        fleet.until("all is acknowledged", ACKNOWLEDGED, |tally| tally.open == 0).await?;
+        fleet.until("all is acknowledged", ACKNOWLEDGEMENT_LIMIT, |tally| tally.open == 0).await?;
         let acknowledged = Instant::now();
 
         let mut writes = Requests::now(&client).await?.since(&requests_before);
@@ -84,7 +85,7 @@ impl Scene {
         writes.retain(|_, count| *count > 0);
         let (tally, now) = (fleet.tally(), usage(cloud)?);
         let before_kill = killed.map(|(_, usage)| usage).unwrap_or_default();
-        // A new process counts from zero.
+        // The CPU time of a new process counts from zero.
         let cpu = (before_kill.cpu + now.cpu).saturating_sub(cpu_before);
         let since = |at: Instant| at.saturating_duration_since(begun).as_secs_f64();
         let times = fleet.task_times();
@@ -113,8 +114,8 @@ impl Scene {
             pulls: tally.pulls - tally_before.pulls,
             pulled_twice: tally.pulled_twice - tally_before.pulled_twice,
             most_at_once: tally.most_at_once,
-            messages_down: tally.heard - tally_before.heard,
-            messages_up: tally.said - tally_before.said,
+            messages_down: tally.received_messages - tally_before.received_messages,
+            messages_up: tally.sent_messages - tally_before.sent_messages,
             sessions: tally.sessions - tally_before.sessions,
             kill: killed.map(|(kill, _)| kill),
             summary: status.summary,
@@ -122,8 +123,8 @@ impl Scene {
     }
 }
 
-/// SIGKILL when half of the images are there, and a new start at once. Returns when it was, what there is to say of
-/// it, and what the killed process had used.
+/// Kills cloudcore with SIGKILL when half of the images are pulled, and restarts it at once. Returns the time of the
+/// kill, its figures, and the usage of the killed process.
 async fn kill(
     fleet: &Fleet,
     cloud: &mut Cloud,
@@ -139,7 +140,7 @@ async fn kill(
     let (used, tally) = (usage(cloud)?, fleet.tally());
     cloud.kill9()?;
     let killed = Instant::now();
-    fleet.call_the_roll();
+    fleet.start_roll_call();
     teller.step(&format!(
         "cloudcore is killed: {} images are pulled, {} nodes are at it",
         pulled(&tally),
@@ -147,9 +148,9 @@ async fn kill(
     ));
     cloud.restart().await?;
     let listens_seconds = killed.elapsed().as_secs_f64();
-    fleet.came(nodes / 2, plan.limit).await?;
+    fleet.have_connected(nodes / 2, plan.limit).await?;
     let half_back_seconds = killed.elapsed().as_secs_f64();
-    fleet.came(nodes, plan.limit).await?;
+    fleet.have_connected(nodes, plan.limit).await?;
     let back_seconds = killed.elapsed().as_secs_f64();
     teller.step(&format!("all are back after {back_seconds:.1} s"));
     let kill = Kill {
@@ -165,10 +166,10 @@ async fn kill(
     Ok(((killed, kill), used))
 }
 
-/// Bytes of etcd's database.
+/// Reads the size of etcd's database in bytes.
 async fn database(etcd: std::net::SocketAddr) -> Result<u64> {
     let (_, body) = plain_http::get(etcd, "/metrics").await.context("cannot ask etcd")?;
-    // Written as a float; far below what a u64 holds.
+    // Prometheus writes a float; the value is far below the limit of a u64.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     Ok(Metrics(body).sum("etcd_mvcc_db_total_size_in_bytes", &[]) as u64)
 }

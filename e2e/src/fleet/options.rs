@@ -37,22 +37,22 @@ pub struct Options {
     /// Images of the job
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub images: u32,
-    /// What one image takes: 100ms, 1s..10s (evenly between), or 5s~60s (log-normal: the median, and what 19 of 20
-    /// stay below). A node pulls its images one after another
+    /// Duration of one pull: 100ms, 1s..10s (uniform), or 5s~60s (log-normal: the median, and what 19 of 20 stay
+    /// below). A node pulls its images one after another
     #[arg(long, default_value = "0", value_name = "TIME")]
     #[serde(serialize_with = "as_text")]
     pub pull: PullTime,
-    /// Bytes of each image, for the progress that edges report. 0: they report none
+    /// Bytes of each image, for the progress that edges report. With 0 they report none
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub image_size: u64,
-    /// The part of the images that fail, from 0 to 1
+    /// Fraction of the images that fail, from 0 to 1
     #[arg(long, default_value_t = 0.0, value_name = "PART", value_parser = part)]
     pub fail_rate: f64,
-    /// Each edge loses its connection so often, on the average
+    /// Average time between two losses of an edge's connection
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
     pub disconnect_every: Option<Duration>,
-    /// Each edge is restarted so often, on the average
+    /// Average time between two restarts of an edge
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
     pub restart_every: Option<Duration>,
@@ -68,37 +68,37 @@ pub struct Options {
     /// Kill cloudcore (SIGKILL) when half of the images are pulled, and start it again
     #[arg(long)]
     pub kill_cloud: bool,
-    /// With OpenKruise's API instead: an ImagePullJob, or an ImageListPullJob of several images, and the writes that it
-    /// takes for each node and image. Neither --tolerate nor --kill-cloud nor --idle
+    /// Measure OpenKruise's API instead: the writes for each node and image that an ImagePullJob takes, or an
+    /// ImageListPullJob of several images. Not with --tolerate, --kill-cloud or --idle
     #[arg(long, conflicts_with_all = ["tolerate", "kill_cloud", "idle"])]
     pub kruise: bool,
-    /// Before the job, watch the idle sessions for so long
+    /// Before the job, measure the idle sessions for this long
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
     pub idle: Option<Duration>,
-    /// Give up when the job has not ended after this
+    /// Give up if the job has not ended after this time
     #[arg(long, default_value = "15m", value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(skip)]
     pub limit: Duration,
-    /// The same number gives the same durations, failures and faults, node by node
+    /// Seed of the random numbers. The same seed gives each node the same durations, failures and faults
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// A further flag of `cloudcore-prepull run`, such as --cloud-arg=--heartbeat=30s; repeatable
+    /// Additional flag of `cloudcore-prepull run`, such as --cloud-arg=--heartbeat=30s; repeatable
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     pub cloud_arg: Vec<String>,
-    /// Write the figures there, as one line of JSON, instead of after the table
+    /// Write the figures to this file, as one line of JSON, instead of after the table
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub json: Option<PathBuf>,
 }
 
 impl Options {
-    /// Nothing but a number of nodes; what is not said has its default.
+    /// Options with this number of nodes, and defaults for everything else.
     pub fn of(nodes: usize) -> Self {
         Self { nodes, ..Self::parse_from(["fleet"]) }
     }
 
-    /// How the edges are.
+    /// Behaviour of the edges.
     pub(super) fn behaviour(&self) -> Behaviour {
         Behaviour {
             pull: self.pull,
@@ -111,7 +111,7 @@ impl Options {
         }
     }
 
-    /// The job.
+    /// The job to measure.
     pub fn plan(&self, name: &str) -> Plan {
         Plan {
             name: name.to_owned(),
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound_and_its_examples_are_accepted() {
+    fn the_examples_of_the_command_line_are_accepted() {
         Options::command().debug_assert();
         let defaults = Options::of(7).plan("x");
         assert_eq!((defaults.images, defaults.concurrency, defaults.tolerate.as_str()), (1, 7, "1"));

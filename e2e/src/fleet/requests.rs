@@ -1,13 +1,13 @@
-//! What the API server was asked for, by its own count.
+//! Writes to the API server, by its own metrics.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use kube::Client;
 
-/// The verbs of `apiserver_request_total` that change something.
+/// Verbs of `apiserver_request_total` that change something.
 const WRITES: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"];
-/// What a job makes cloudcore write. The rest is the server's own, and of other kinds.
+/// Resources that cloudcore writes for a job. All others are counted together.
 const NAMED: [&str; 7] = [
     "imageprepulljobs",
     "imageprepullreports",
@@ -23,6 +23,7 @@ const NAMED: [&str; 7] = [
 pub(super) struct Requests(BTreeMap<String, u64>);
 
 impl Requests {
+    /// Reads the current counts.
     pub(super) async fn now(client: &Client) -> Result<Self> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let text = client.request_text(request).await.context("cannot read the API server's /metrics")?;
@@ -47,7 +48,7 @@ impl Requests {
                 "" => format!("{resource} {verb}"),
                 subresource => format!("{resource}/{subresource} {verb}"),
             };
-            // Written as a float, 1e+06 and all; far below what a u64 holds.
+            // Prometheus writes a float, such as 1e+06; the value is far below the limit of a u64.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let value = value.parse::<f64>().unwrap_or(0.0) as u64;
             *counts.entry(key).or_default() += value;
@@ -55,7 +56,7 @@ impl Requests {
         Self(counts)
     }
 
-    /// What came on top.
+    /// The writes that were added since `before`.
     pub(super) fn since(&self, before: &Self) -> BTreeMap<String, u64> {
         let more = |(key, count): (&String, &u64)| {
             let more = count.saturating_sub(before.0.get(key).copied().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! Cluster, cloud and fleet, measured while they come up and while nothing happens.
+//! Cluster, cloud and fleet of a run, with measurements of connecting and of idle sessions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::sim::{Fleet, Step};
 use crate::usage::Usage;
 
-/// Everything that runs. Dropped from top to bottom: first whoever uses what comes later.
+/// Everything that runs. Fields are dropped in order, so that each part comes before those that it uses.
 pub struct Scene {
     pub(super) fleet: Fleet,
     pub(super) cloud: Cloud,
@@ -21,8 +21,8 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Starts it all.
-    pub async fn set(options: &Options, teller: &Teller) -> Result<(Self, Connect)> {
+    /// Starts cluster, cloud and fleet.
+    pub async fn start(options: &Options, teller: &Teller) -> Result<(Self, Connect)> {
         let nodes = options.nodes;
         teller.step("etcd, kube-apiserver and cloudcore-prepull");
         let cluster = Cluster::own().await?;
@@ -47,8 +47,8 @@ impl Scene {
         };
         let fleet = Fleet::start(&cluster, &cloud, nodes).behaves(options.behaviour()).watched_by(watcher);
         let prepared = fleet.prepare().await?;
-        // Told of every Node by now, and done with them.
-        settle(&cloud).await?;
+        // cloudcore must have processed all Node objects before the measurement begins.
+        wait_until_quiet(&cloud).await?;
         let (before, begun) = (usage(&cloud)?, Instant::now());
         let fleet = prepared.connect().await?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -67,40 +67,40 @@ impl Scene {
         Ok((Self { fleet, cloud, cluster }, connect))
     }
 
-    /// The cluster.
+    /// Cluster of the run.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// The fleet.
+    /// Fleet of the run.
     pub fn fleet(&self) -> &Fleet {
         &self.fleet
     }
 
-    /// Watches the sessions while nothing happens but heartbeats.
+    /// Measures the cost of the sessions while they only exchange heartbeats.
     pub async fn idle(&self, time: Duration, teller: &Teller) -> Result<Idle> {
         teller.step(&format!("idle for {time:?}"));
         let (before, begun) = (usage(&self.cloud)?, Instant::now());
         tokio::time::sleep(time).await;
         let (after, seconds) = (usage(&self.cloud)?, begun.elapsed().as_secs_f64());
         let cpu_seconds = after.cpu.saturating_sub(before.cpu).as_secs_f64();
-        // Well below 2^32 sessions.
+        // Far below 2^32 sessions.
         let thousands = f64::from(u32::try_from(self.fleet.connected()).unwrap_or(u32::MAX)) / 1000.0;
         let cpu_millis_per_thousand = cpu_seconds * 1000.0 / seconds / thousands;
         Ok(Idle { seconds, cpu_seconds, cpu_millis_per_thousand, rss: after.rss })
     }
 }
 
-/// What cloudcore takes now.
+/// Reads the usage of cloudcore.
 pub(super) fn usage(cloud: &Cloud) -> Result<Usage> {
     Usage::of(cloud.process()?.pid())
 }
 
-/// Waits until cloudcore does nothing.
-async fn settle(cloud: &Cloud) -> Result<()> {
-    /// Two looks so far apart, between which it has used not one tick of CPU time more.
+/// Waits until cloudcore is idle.
+async fn wait_until_quiet(cloud: &Cloud) -> Result<()> {
+    /// Time in which an idle cloudcore uses not one tick of CPU time.
     const QUIET: Duration = Duration::from_millis(300);
-    /// Longer than it takes to read 20,000 nodes.
+    /// Limit, longer than it takes to process 20,000 nodes.
     const LIMIT: Duration = Duration::from_secs(30);
     let quiet = async {
         let mut last = usage(cloud)?.cpu;

@@ -1,4 +1,4 @@
-//! How large a job is in the API server.
+//! Sizes of a job and its reports in the API server.
 
 use anyhow::{Context, Result};
 use kube::Client;
@@ -7,16 +7,16 @@ use serde_json::Value;
 
 use super::figures::Reports;
 
-/// Bytes of a job as the API server sends it.
+/// Reads the size of a job as the API server sends it.
 pub(super) async fn job(client: &Client, name: &str) -> Result<u64> {
     let text = get(client, &format!("/apis/{GROUP}/v1alpha2/imageprepulljobs/{name}")).await?;
     Ok(text.len() as u64)
 }
 
-/// The reports of the job with this UID.
+/// Reads number and sizes of the reports of a job.
 pub(super) async fn reports(client: &Client, uid: &str) -> Result<Reports> {
     let text = get(client, &format!("/apis/{GROUP}/v1alpha2/imageprepullreports")).await?;
-    let list: Value = serde_json::from_str(&text).context("the list of reports is no JSON")?;
+    let list: Value = serde_json::from_str(&text).context("the list of reports is not JSON")?;
     let mut reports = Reports::default();
     for report in list["items"].as_array().into_iter().flatten() {
         let owners = report["metadata"]["ownerReferences"].as_array();

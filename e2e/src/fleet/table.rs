@@ -1,4 +1,4 @@
-//! The figures for people.
+//! Figures as a table for people.
 
 #![allow(clippy::print_stdout)]
 
@@ -7,42 +7,42 @@ use std::collections::BTreeMap;
 use super::figures::{Connect, Figures, Idle, JobFigures, Kill};
 use super::kruise::KruiseFigures;
 
-/// Columns of a figure's name.
+/// Width of the names of figures.
 const NAME: usize = 44;
 
-/// All of it, on standard output.
+/// Prints the figures to standard output.
 pub fn print(figures: &Figures) {
     let Figures { options, cluster, machine, connect, idle, job } = figures;
     println!("\n{} nodes, {} images, pulls take {}", options.nodes, options.images, options.pull);
     println!("{cluster} and all parts on this machine: {machine}\n");
-    connected(connect);
+    print_connect(connect);
     if let Some(idle) = idle {
-        idled(idle);
+        print_idle(idle);
     }
-    ended(job);
+    print_job(job);
     if let Some(kill) = &job.kill {
-        killed(kill);
+        print_kill(kill);
     }
 }
 
-/// The figures of `--kruise`, on standard output.
+/// Prints the figures of `--kruise` to standard output.
 pub(super) fn print_kruise(figures: &KruiseFigures) {
     let (options, job) = (&figures.options, &figures);
     println!("\n{} nodes, {} images, pulls take {}", options.nodes, options.images, options.pull);
     println!("{} and all parts on this machine: {}\n", figures.cluster, figures.machine);
-    connected(&figures.connect);
+    print_connect(&figures.connect);
     heading("Before the job");
     let made = job.writes_before.iter().filter(|(what, _)| what.starts_with("nodeimages"));
-    written(made);
+    print_writes(made);
     heading("The job, from its creation to its end");
     line("it has ended", format!("{:.2} s", job.ended_seconds));
     let (desired, succeeded) = job.desired_and_succeeded;
     line("desired, succeeded", format!("{desired}, {succeeded}"));
     line("pulls; of images that were whole", format!("{}; {}", job.pulls, job.pulled_twice));
-    written(&job.writes_to_end);
+    print_writes(&job.writes_to_end);
     heading("Its time to live is over, until each NodeImage is empty");
     line("after", format!("{:.2} s", job.removed_seconds));
-    written(&job.writes_to_removal);
+    print_writes(&job.writes_to_removal);
     heading("Together");
     let (per, events) = (job.per_node_and_image, job.events_per_node_and_image);
     line("writes for each node and image", format!("{per:.2} (Kruise: about 5), and {events:.2} events"));
@@ -50,7 +50,7 @@ pub(super) fn print_kruise(figures: &KruiseFigures) {
     line("cloudcore, memory at most", mib(job.cloud_peak));
 }
 
-fn written<'a>(writes: impl IntoIterator<Item = (&'a String, &'a u64)>) {
+fn print_writes<'a>(writes: impl IntoIterator<Item = (&'a String, &'a u64)>) {
     let writes: BTreeMap<_, _> = writes.into_iter().collect();
     line("writes to the API server", writes.values().copied().sum::<u64>().to_string());
     for (what, count) in writes {
@@ -58,7 +58,7 @@ fn written<'a>(writes: impl IntoIterator<Item = (&'a String, &'a u64)>) {
     }
 }
 
-fn connected(connect: &Connect) {
+fn print_connect(connect: &Connect) {
     let Connect { nodes, seconds, cpu_seconds, rss_before, rss_after, per_session } = *connect;
     heading("The fleet connects, all at once");
     line("all sessions up", format!("{seconds:.1} s"));
@@ -67,14 +67,14 @@ fn connected(connect: &Connect) {
     line("cloudcore, memory of a session", kib(per_session));
 }
 
-fn idled(idle: &Idle) {
+fn print_idle(idle: &Idle) {
     let Idle { seconds, cpu_seconds: _, cpu_millis_per_thousand, rss } = *idle;
     heading(&format!("Idle for {seconds:.0} s"));
     line("cloudcore, CPU of 1,000 sessions", format!("{cpu_millis_per_thousand:.1} ms a second"));
     line("cloudcore, memory", mib(rss));
 }
 
-fn ended(job: &JobFigures) {
+fn print_job(job: &JobFigures) {
     let summary = &job.summary;
     heading("The job, from its creation");
     let time = |seconds: Option<f64>| seconds.map_or("none".to_owned(), |seconds| format!("{seconds:.2} s"));
@@ -112,7 +112,7 @@ fn ended(job: &JobFigures) {
     line("the fleet itself, memory", mib(job.fleet_rss));
 }
 
-fn killed(kill: &Kill) {
+fn print_kill(kill: &Kill) {
     heading("cloudcore killed and started again, from the kill");
     let at = format!("{:.1} s after the job's creation", kill.at_seconds);
     line("the kill", format!("{at}: {} pulled, {} at work", kill.pulled, kill.running));
@@ -135,17 +135,18 @@ fn line(name: &str, value: impl std::fmt::Display) {
     println!("  {name:<NAME$} {value}");
 }
 
-/// Milliseconds each.
+/// Formats the milliseconds for each of `count`.
 fn millis(seconds: f64, count: usize) -> String {
     format!("{:.2} ms", seconds * 1000.0 / f64::from(u32::try_from(count).unwrap_or(u32::MAX)).max(1.0))
 }
 
-/// Tenths, so that no float is needed.
+/// Formats bytes as KiB. Counts in tenths, so that no float is needed.
 pub(super) fn kib(bytes: u64) -> String {
     let tenths = bytes * 10 / 1024;
     format!("{}.{} KiB", tenths / 10, tenths % 10)
 }
 
+/// Formats bytes as MiB.
 pub(super) fn mib(bytes: u64) -> String {
     let tenths = bytes * 10 / (1024 * 1024);
     format!("{}.{} MiB", tenths / 10, tenths % 10)
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_legible() {
+    fn sizes_have_one_decimal() {
         assert_eq!((kib(1536), mib(1536 * 1024)), ("1.5 KiB".to_owned(), "1.5 MiB".to_owned()));
         assert_eq!(millis(10.0, 10_000), "1.00 ms");
     }

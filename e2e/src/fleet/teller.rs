@@ -1,4 +1,4 @@
-//! Says on standard error what is being done: the figures alone go to standard output.
+//! Progress of a run on standard error, so that standard output has only the figures.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Between two lines of a step that takes long, where nobody looks at a terminal.
+/// Interval of lines during a long step, without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// The one who tells.
+/// Reports the steps of a run.
 pub struct Teller {
     begun: Instant,
 }
 
-/// Counts up to a number of nodes, several times.
+/// Progress of several steps that each count up to the number of nodes.
 pub(super) struct Counter {
     begun: Instant,
     total: usize,
     bar: Option<ProgressBar>,
-    /// What was last written, and when.
+    /// The step whose completion was last written, and when a line was last written.
     last: Mutex<(&'static str, Instant)>,
 }
 
@@ -30,12 +30,12 @@ impl Default for Teller {
 }
 
 impl Teller {
-    /// The clock starts.
+    /// Creates a teller, whose clock starts now.
     pub fn new() -> Self {
         Self { begun: Instant::now() }
     }
 
-    /// What comes next, or is done.
+    /// Reports a step that begins or is done.
     pub fn step(&self, text: &str) {
         say(self.begun, text);
     }
@@ -43,7 +43,7 @@ impl Teller {
     pub(super) fn counter(&self, total: usize) -> Counter {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-            // A constant: a wrong one shows as another look.
+            // The template is a constant; a wrong one would be seen as the default style.
             let style = ProgressStyle::with_template("          {bar:40} {pos} {msg}");
             bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━━─"))
         });
@@ -59,7 +59,7 @@ impl Counter {
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if done == self.total && last.0 != what || last.1.elapsed() >= LINE_EVERY {
-            // Said once when it is complete, whatever was said before.
+            // The completion of a step is always written, and only once.
             *last = (if done == self.total { what } else { last.0 }, Instant::now());
             say(self.begun, &format!("{done} of {} {what}", self.total));
         }
@@ -74,7 +74,7 @@ impl Drop for Counter {
     }
 }
 
-/// A reader who has left is no reason to stop.
+/// Writes a line to standard error. The run continues if nobody reads it.
 fn say(begun: Instant, text: &str) {
     let _ = writeln!(std::io::stderr(), "{:>7.1} s {text}", begun.elapsed().as_secs_f64());
 }

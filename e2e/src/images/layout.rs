@@ -1,4 +1,4 @@
-//! Writes an OCI image layout: <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>.
+//! Writer of OCI image layouts: <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -8,8 +8,9 @@ use anyhow::{Context, Result, ensure};
 use ring::digest::{Context as Hash, SHA256, digest};
 use serde_json::{Value, json};
 
+/// Path of the static busybox on this machine.
 const BUSYBOX: &str = "/bin/busybox";
-/// A few of what busybox can be; each is a link.
+/// Applets of busybox that get a link.
 const APPLETS: [&str; 6] = ["sh", "ls", "cat", "echo", "sleep", "env"];
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -21,15 +22,15 @@ pub(super) struct Layout<'a> {
     dir: &'a Path,
 }
 
-/// A layer in the layout.
+/// A layer that was written.
 pub(super) struct Layer {
     digest: String,
     size: u64,
-    /// Of the uncompressed tar.
+    /// Digest of the uncompressed tar.
     diff_id: String,
 }
 
-/// A manifest or an index in the layout, with all that it leads to.
+/// A manifest or an index that was written, with everything that it refers to.
 pub(super) struct Manifest {
     media_type: &'static str,
     pub(super) digest: String,
@@ -39,19 +40,19 @@ pub(super) struct Manifest {
     pub(super) size: u64,
 }
 
-/// Go's names.
+/// A platform, with Go's name of the architecture.
 pub(super) struct Platform {
     pub(super) architecture: &'static str,
 }
 
 impl Platform {
-    /// This machine's.
+    /// The platform of this machine.
     pub(super) fn here() -> Self {
         let architecture = if std::env::consts::ARCH == "aarch64" { "arm64" } else { "amd64" };
         Self { architecture }
     }
 
-    /// Not this machine's.
+    /// A platform that is not that of this machine.
     pub(super) fn other() -> Self {
         let architecture = if std::env::consts::ARCH == "aarch64" { "amd64" } else { "arm64" };
         Self { architecture }
@@ -65,7 +66,7 @@ impl<'a> Layout<'a> {
         Ok(Self { dir })
     }
 
-    /// A layer with busybox and links to it.
+    /// Writes a layer with busybox and links to it.
     pub(super) fn busybox_layer(&self) -> Result<Layer> {
         self.layer(|root| {
             let bin = root.join("bin");
@@ -79,7 +80,7 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// A layer with one file.
+    /// Writes a layer with one file.
     pub(super) fn file_layer(&self, path: &str, content: &[u8]) -> Result<Layer> {
         self.layer(|root| {
             let path = root.join(path);
@@ -88,7 +89,7 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// A layer with one file of bytes that do not compress. They follow from the seed.
+    /// Writes a layer with one file of incompressible bytes, which depend only on the seed.
     pub(super) fn random_layer(&self, seed: &str, size: u64) -> Result<Layer> {
         self.layer(|root| {
             let mut file = std::io::BufWriter::new(std::fs::File::create(root.join("data"))?);
@@ -104,7 +105,7 @@ impl<'a> Layout<'a> {
         let (root, tar) = (scratch.path().join("root"), scratch.path().join("layer.tar"));
         std::fs::create_dir(&root)?;
         fill(&root)?;
-        // The same bytes whoever makes it, and when.
+        // The same bytes whoever generates them, and whenever.
         let options =
             ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=a=rX,u+w"];
         run(Command::new("tar").args(options).arg("-C").arg(&root).arg("-cf").arg(&tar).arg("."))?;
@@ -116,7 +117,7 @@ impl<'a> Layout<'a> {
         Ok(Layer { digest, size, diff_id })
     }
 
-    /// Configuration and manifest of an image.
+    /// Writes configuration and manifest of an image.
     pub(super) fn image(&self, platform: &Platform, layers: &[Layer]) -> Result<Manifest> {
         let config = json!({
             "architecture": platform.architecture,
@@ -140,7 +141,7 @@ impl<'a> Layout<'a> {
         Ok(Manifest { media_type: MANIFEST, manifests: vec![digest.clone()], digest, length, blobs, size })
     }
 
-    /// An index. Its size is that of the first image.
+    /// Writes an index. Its size is that of the first image.
     pub(super) fn index(&self, images: &[(Manifest, Platform)]) -> Result<Manifest> {
         let entry = |(image, platform): &(Manifest, Platform)| {
             let mut entry = image.descriptor();
@@ -159,7 +160,7 @@ impl<'a> Layout<'a> {
         Ok(Manifest { media_type: INDEX, digest, length, manifests, blobs, size })
     }
 
-    /// Makes `top` what the layout holds.
+    /// Completes the layout, with `top` as its only entry.
     pub(super) fn finish(&self, top: &Manifest) -> Result<()> {
         let index = json!({"schemaVersion": 2, "manifests": [top.descriptor()]});
         Ok(std::fs::write(self.dir.join("index.json"), index.to_string())?)
@@ -179,12 +180,12 @@ impl Manifest {
     }
 }
 
-/// Where a layout has a blob.
+/// File of a blob in a layout.
 pub(super) fn blob_file(dir: &Path, digest: &str) -> PathBuf {
     dir.join("blobs").join(digest.replace(':', "/"))
 }
 
-/// `sha256:…`
+/// Digest of bytes, `sha256:…`.
 pub(super) fn sha256(bytes: &[u8]) -> String {
     named(digest(&SHA256, bytes).as_ref())
 }

@@ -1,4 +1,4 @@
-//! A job, clause by clause.
+//! Builder of ImagePrePullJobs.
 
 use anyhow::Result;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -11,7 +11,7 @@ use prepull_api::crd::status::ImagePrePullJobStatus;
 use super::Job;
 use crate::cluster::Cluster;
 
-/// A job that is not applied yet. Whatever is not said has the API's default.
+/// A job that has not been applied. What is not set has the default of the API.
 pub struct JobBuilder<'a> {
     cluster: &'a Cluster,
     job: ImagePrePullJob,
@@ -19,7 +19,7 @@ pub struct JobBuilder<'a> {
 
 impl<'a> JobBuilder<'a> {
     pub(super) fn new(cluster: &'a Cluster, name: &str) -> Self {
-        // What the API server would fill in, so that the defaults stand in one place.
+        // The defaults that the API server would set, from the types of the API.
         let template: ImagePrePullTemplate = serde_json::from_str("{}").unwrap_or_default();
         let spec =
             ImagePrePullJobSpec { image_pre_pull_template: template, ..ImagePrePullJobSpec::default() };
@@ -31,25 +31,25 @@ impl<'a> JobBuilder<'a> {
         self
     }
 
-    /// These images, by reference.
+    /// Adds images by reference.
     #[must_use]
     pub fn images<S: ToString>(self, images: impl IntoIterator<Item = S>) -> Self {
         self.template(|template| template.images.extend(images.into_iter().map(|image| image.to_string())))
     }
 
-    /// An image by its parts.
+    /// Adds an image by its parts.
     #[must_use]
     pub fn source(self, source: ImageSource) -> Self {
         self.template(|template| template.image_sources.push(source))
     }
 
-    /// On these nodes.
+    /// Adds nodes by name.
     #[must_use]
     pub fn on<S: ToString>(self, nodes: impl IntoIterator<Item = S>) -> Self {
         self.template(|template| template.node_names.extend(nodes.into_iter().map(|node| node.to_string())))
     }
 
-    /// On the nodes with this label.
+    /// Selects the nodes with this label.
     #[must_use]
     pub fn on_label(self, key: &str, value: &str) -> Self {
         self.template(|template| {
@@ -58,57 +58,57 @@ impl<'a> JobBuilder<'a> {
         })
     }
 
-    /// With this secret, `namespace/name`, for each image that has none otherwise.
+    /// Sets the secret, `namespace/name`, for images without one of their own.
     #[must_use]
     pub fn secret(self, secret: &str) -> Self {
         self.template(|template| template.image_secrets = Some(secret.to_owned()))
     }
 
-    /// With this secret, `namespace/name`, for images of a registry.
+    /// Adds a secret, `namespace/name`, for images of a registry.
     #[must_use]
     pub fn registry_secret(self, registry: &str, secret: &str) -> Self {
         let entry = RegistrySecret { registry: registry.to_owned(), image_secret: secret.to_owned() };
         self.template(|template| template.registry_secrets.push(entry))
     }
 
-    /// So many nodes at a time.
+    /// Sets how many nodes pull at the same time.
     #[must_use]
     pub fn concurrency(self, nodes: i64) -> Self {
         self.template(|template| template.concurrency = nodes)
     }
 
-    /// So many seconds for each node.
+    /// Sets the deadline of each node in seconds.
     #[must_use]
     pub fn timeout_seconds(self, seconds: i64) -> Self {
         self.template(|template| template.timeout_seconds = seconds)
     }
 
-    /// So many further tries for each image.
+    /// Sets the number of retries of each image.
     #[must_use]
     pub fn retries(self, times: i64) -> Self {
         self.template(|template| template.retry_times = times)
     }
 
-    /// This part of the nodes may fail, `"0.5"`.
+    /// Sets the fraction of nodes that may fail, such as `"0.5"`.
     #[must_use]
     pub fn tolerate(self, ratio: &str) -> Self {
         self.template(|template| ratio.clone_into(&mut template.failure_tolerate))
     }
 
-    /// Always, IfNotPresent or Never.
+    /// Sets the pull policy: Always, IfNotPresent or Never.
     #[must_use]
     pub fn policy(self, policy: &str) -> Self {
         self.template(|template| template.image_pull_policy = Some(policy.to_owned()))
     }
 
-    /// These checks instead of `disk`.
+    /// Sets the checks, instead of `disk`.
     #[must_use]
     pub fn checks(self, items: &[&str]) -> Self {
         self.template(|template| template.check_items = items.iter().map(ToString::to_string).collect())
     }
 
-    /// On nodes with this label (`region=hangzhou`) with these rules: (component, operator, value), an empty value
-    /// for none. Rules for `SecretName` and `Namespace` are secret rules, all others image rules.
+    /// Adds an overrider for nodes with a label (`region=hangzhou`). Each rule is (component, operator, value), an empty
+    /// value meaning none. Rules for `SecretName` and `Namespace` are secret rules, all others are image rules.
     #[must_use]
     pub fn overrider(mut self, node_label: &str, rules: &[(&str, &str, &str)]) -> Self {
         let rule = |(component, operator, value): &(&str, &str, &str)| OverrideRule {
@@ -126,36 +126,36 @@ impl<'a> JobBuilder<'a> {
         self
     }
 
-    /// With what stands beside the template: suspend, deadlines, waves.
+    /// Changes fields outside of the template: suspend, deadlines, waves.
     #[must_use]
     pub fn spec(mut self, change: impl FnOnce(&mut ImagePrePullJobSpec)) -> Self {
         change(&mut self.job.spec);
         self
     }
 
-    /// In these waves.
+    /// Sets the waves of the rollout.
     #[must_use]
     pub fn waves(self, steps: &[&str], pause_seconds: i64) -> Self {
         let steps = steps.iter().map(ToString::to_string).collect();
         self.spec(|spec| spec.rollout = Some(RolloutStrategy { steps, pause_seconds }))
     }
 
-    /// The job as it would be applied.
+    /// Returns the job without applying it.
     pub fn build(self) -> ImagePrePullJob {
         self.job
     }
 
-    /// Applies it.
+    /// Applies the job.
     pub async fn apply(self) -> Result<Job> {
         Job::create(self.cluster, &self.job).await
     }
 
-    /// Applies it, and waits until it is Completed.
+    /// Applies the job, and waits until it is Completed.
     pub async fn completes(self) -> Result<ImagePrePullJobStatus> {
         self.apply().await?.completes().await
     }
 
-    /// Applies it, and waits until it is a Failure.
+    /// Applies the job, and waits until it is a Failure.
     pub async fn fails(self) -> Result<ImagePrePullJobStatus> {
         self.apply().await?.fails().await
     }

@@ -1,4 +1,4 @@
-//! Commands, as they stand in a manual.
+//! Shell commands and `kubectl edit`, as a manual shows them.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -10,21 +10,21 @@ use crate::cluster::Cluster;
 use crate::parts;
 
 impl Cluster {
-    /// Runs a line of shell in which `kubectl` may do everything in this cluster, and returns what it prints.
+    /// Runs a line of shell, with a `kubectl` that has all rights in the cluster, and returns its output.
     pub async fn shell(&self, line: &str) -> Result<String> {
         let mut command = self.shell_command()?;
         command.args(["-ec", line]);
         parts::output(command).await.with_context(|| line.to_owned())
     }
 
-    /// `kubectl apply`: what the YAML does not say any more is removed.
+    /// Runs `kubectl apply`, which removes fields that the YAML no longer has.
     pub async fn kubectl_apply(&self, yaml: &str) -> Result<String> {
         let file = self.place().new_dir("apply")?.join("objects.yaml");
         std::fs::write(&file, yaml)?;
         self.kubectl(&["apply", "-f", file.to_str().context("not UTF-8")?]).await
     }
 
-    /// Runs a `kubectl edit`; the person at the editor puts `text` in place of the line `line`.
+    /// Runs a `kubectl edit` command with an editor that replaces the line `line` by `text`.
     pub async fn edit(&self, kubectl: &str, line: &str, text: &str) -> Result<String> {
         let dir = self.place().new_dir("editor")?;
         let (insert, editor) = (dir.join("text"), dir.join("editor.sh"));

@@ -1,4 +1,4 @@
-//! ImagePullJob and ImageListPullJob.
+//! ImagePullJobs and ImageListPullJobs of a test.
 
 use anyhow::{Context, Result};
 use k8s_openapi::NamespaceResourceScope;
@@ -18,15 +18,15 @@ pub type PullJob = Object<ImagePullJob>;
 /// An ImageListPullJob.
 pub type ListJob = Object<ImageListPullJob>;
 
-/// What the two have in common.
+/// The common parts of ImagePullJob and ImageListPullJob.
 pub trait PullJobKind: Kind + Resource<Scope = NamespaceResourceScope> {
-    /// What has run and what came of it.
+    /// Status of the kind.
     type Status;
-    /// What is common.
+    /// Fields of the spec that both kinds have.
     fn template(&mut self) -> &mut PullJobTemplate;
-    /// Whether it is over, and how it stands.
+    /// The status, if the job has ended.
     fn ended(&self) -> Option<Self::Status>;
-    /// Where it stands, in words.
+    /// Message of the status.
     fn message(&self) -> &str;
 }
 
@@ -63,13 +63,13 @@ impl PullJobKind for ImageListPullJob {
 }
 
 impl Cluster {
-    /// A job for this image to be, which [`Builder::apply`] applies.
+    /// Builds an ImagePullJob, which [`Builder::apply`] applies.
     pub fn pull_job(&self, name: &str, image: &str) -> Builder<'_, ImagePullJob> {
         let spec = ImagePullJobSpec { image: image.to_owned(), ..ImagePullJobSpec::default() };
         Builder { cluster: self, namespace: "default".to_owned(), job: ImagePullJob::new(name, spec) }
     }
 
-    /// A job for these images to be.
+    /// Builds an ImageListPullJob, which [`Builder::apply`] applies.
     pub fn list_job<S: ToString>(
         &self,
         name: &str,
@@ -80,12 +80,12 @@ impl Cluster {
         Builder { cluster: self, namespace: "default".to_owned(), job: ImageListPullJob::new(name, spec) }
     }
 
-    /// A job that somebody else has applied, or will.
+    /// A job that something else applies.
     pub fn applied<K: PullJobKind>(&self, namespace: &str, name: &str) -> Object<K> {
         Object::new(self, Api::namespaced(self.client(), namespace), name)
     }
 
-    /// Applies YAML with one job of this kind in it.
+    /// Applies YAML that contains a job of this kind.
     pub async fn apply_yaml<K: PullJobKind>(&self, yaml: &str) -> Result<Object<K>> {
         let objects = documents(yaml)?;
         let job = objects.iter().find(|object| object["kind"] == *K::kind(&()));
@@ -97,7 +97,7 @@ impl Cluster {
     }
 }
 
-/// A job that is not applied yet. Whatever is not said has the API's default.
+/// A job that has not been applied. What is not set has the default of the API.
 pub struct Builder<'a, K> {
     cluster: &'a Cluster,
     namespace: String,
@@ -105,21 +105,21 @@ pub struct Builder<'a, K> {
 }
 
 impl<K: PullJobKind> Builder<'_, K> {
-    /// In this namespace, which is made where there is none, instead of `default`.
+    /// Sets the namespace instead of `default`; creates it if it does not exist.
     #[must_use]
     pub fn in_namespace(mut self, namespace: &str) -> Self {
         namespace.clone_into(&mut self.namespace);
         self
     }
 
-    /// On these nodes.
+    /// Selects nodes by name.
     #[must_use]
     pub fn on<S: ToString>(self, nodes: impl IntoIterator<Item = S>) -> Self {
         let names = nodes.into_iter().map(|node| node.to_string()).collect();
         self.with(|template| template.selector.get_or_insert_default().names = Some(names))
     }
 
-    /// On the nodes with this label.
+    /// Selects the nodes with this label.
     #[must_use]
     pub fn on_label(self, key: &str, value: &str) -> Self {
         self.with(|template| {
@@ -128,7 +128,7 @@ impl<K: PullJobKind> Builder<'_, K> {
         })
     }
 
-    /// On the nodes of pods with this label.
+    /// Selects the nodes that run pods with this label.
     #[must_use]
     pub fn where_pods_are(self, key: &str, value: &str) -> Self {
         self.with(|template| {
@@ -137,13 +137,13 @@ impl<K: PullJobKind> Builder<'_, K> {
         })
     }
 
-    /// So many nodes at a time.
+    /// Sets how many nodes pull at the same time.
     #[must_use]
     pub fn parallelism(self, nodes: i32) -> Self {
         self.with(|template| template.parallelism = Some(IntOrString::Int(nodes)))
     }
 
-    /// Seconds for one try, and further tries.
+    /// Sets the seconds for one try, and the number of retries.
     #[must_use]
     pub fn limits(self, timeout_seconds: i32, backoff_limit: i32) -> Self {
         self.with(|template| {
@@ -152,44 +152,44 @@ impl<K: PullJobKind> Builder<'_, K> {
         })
     }
 
-    /// With these secrets of its namespace.
+    /// Sets the pull secrets, in the job's namespace.
     #[must_use]
     pub fn secrets(self, names: &[&str]) -> Self {
         self.with(|template| template.pull_secrets = names.iter().map(ToString::to_string).collect())
     }
 
-    /// Always, or IfNotPresent.
+    /// Sets the pull policy: Always or IfNotPresent.
     #[must_use]
     pub fn policy(self, policy: &str) -> Self {
         self.with(|template| template.image_pull_policy = Some(policy.to_owned()))
     }
 
-    /// Deleted so many seconds after its end.
+    /// Has the job deleted so many seconds after its end.
     #[must_use]
     pub fn ttl(self, seconds: i32) -> Self {
         self.with(|template| template.completion_policy.ttl_seconds_after_finished = Some(seconds))
     }
 
-    /// So many seconds for all of it.
+    /// Sets the deadline of the whole job in seconds.
     #[must_use]
     pub fn deadline(self, seconds: i64) -> Self {
         self.with(|template| template.completion_policy.active_deadline_seconds = Some(seconds))
     }
 
-    /// Never over.
+    /// Makes it a job that never ends.
     #[must_use]
     pub fn never_ends(self) -> Self {
         self.with(|template| template.completion_policy.type_ = Some("Never".to_owned()))
     }
 
-    /// With whatever else there is.
+    /// Changes any other field.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut PullJobTemplate)) -> Self {
         change(self.job.template());
         self
     }
 
-    /// Applies it.
+    /// Applies the job.
     pub async fn apply(self) -> Result<Object<K>> {
         let Self { cluster, namespace, job } = self;
         if namespace != "default" {
@@ -201,19 +201,19 @@ impl<K: PullJobKind> Builder<'_, K> {
         Ok(object)
     }
 
-    /// Applies it, and waits until it is over.
+    /// Applies the job, and waits until it has ended.
     pub async fn completes(self) -> Result<K::Status> {
         self.apply().await?.completes().await
     }
 }
 
 impl<K: PullJobKind> Object<K> {
-    /// Waits until it is over.
+    /// Waits until the job has ended.
     pub async fn completes(&self) -> Result<K::Status> {
         self.until_some("is over", PullJobKind::ended).await
     }
 
-    /// Waits until its message has these words in it, and returns the message.
+    /// Waits until the message contains these words, and returns it.
     pub async fn says(&self, words: &str) -> Result<String> {
         let found = |job: &K| job.message().contains(words).then(|| job.message().to_owned());
         self.until_some(&format!("says {words}"), found).await
@@ -221,14 +221,14 @@ impl<K: PullJobKind> Object<K> {
 }
 
 impl PullJob {
-    /// Its status now. The default one where it has none yet.
+    /// Reads the current status, which is the default one if the job has none yet.
     pub async fn status(&self) -> Result<ImagePullJobStatus> {
         Ok(self.get().await?.status.unwrap_or_default())
     }
 }
 
 impl ListJob {
-    /// The ImagePullJobs that it owns, by their images.
+    /// Reads the ImagePullJobs that the list owns, sorted by image.
     pub async fn children(&self) -> Result<Vec<ImagePullJob>> {
         let (list, client) = (self.get().await?, self.api.clone().into_client());
         let namespace = list.metadata.namespace.as_deref().unwrap_or("default");

@@ -1,6 +1,6 @@
-//! What Kruise's manual shows, word for word: its YAML with the comments, its commands, and what they print.
+//! Examples of Kruise's manual, word for word: YAML with its comments, commands, and their output.
 
-/// Of the Chinese manual.
+/// ImagePullJob of the Chinese manual.
 pub const JOB: &str = "apiVersion: apps.kruise.io/v1alpha1
 kind: ImagePullJob
 metadata:
@@ -31,7 +31,7 @@ spec:
     timeoutSeconds: 300
 ";
 
-/// Of the English manual.
+/// ImagePullJob of the English manual.
 pub const JOB_IN_ENGLISH: &str = "apiVersion: apps.kruise.io/v1alpha1
 kind: ImagePullJob
 metadata:
@@ -56,7 +56,7 @@ spec:
     timeoutSeconds: 300
 ";
 
-/// The list, in both.
+/// ImageListPullJob of both manuals.
 pub const LIST: &str = "apiVersion: apps.kruise.io/v1alpha1
 kind: ImageListPullJob
 metadata:
@@ -82,7 +82,7 @@ spec:
     timeoutSeconds: 300
 ";
 
-/// A fragment: secrets.
+/// Fragment of a job with secrets.
 pub const SECRETS: &str = "# ...
 spec:
   pullSecrets:
@@ -90,7 +90,7 @@ spec:
   - secret-name2
 ";
 
-/// A fragment: metadata for the runtime.
+/// Fragment of a job with metadata for the container runtime.
 pub const SANDBOX: &str = r#"apiVersion: apps.kruise.io/v1alpha1
 kind: ImagePullJob
 spec:
@@ -103,7 +103,7 @@ spec:
       io.kubernetes.image.app: "foo"
 "#;
 
-/// A fragment: when to pull.
+/// Fragment of a job with a pull policy.
 pub const POLICY: &str = "apiVersion: apps.kruise.io/v1alpha1
 kind: ImagePullJob
 spec:
@@ -112,7 +112,7 @@ spec:
   imagePullPolicy: Always | IfNotPresent
 ";
 
-/// A NodeImage with nothing to do.
+/// A NodeImage without images.
 pub const EMPTY_NODE_IMAGE: &str = "apiVersion: apps.kruise.io/v1alpha1
 kind: NodeImage
 metadata:
@@ -130,7 +130,7 @@ status:
   succeeded: 0
 ";
 
-/// What is to be written into a NodeImage.
+/// Spec to write into a NodeImage.
 pub const EDITED: &str = "# ...
 spec:
   images:
@@ -144,14 +144,14 @@ spec:
           activeDeadlineSeconds: 1200   # [optional] 整个任务的超时时间，无默认值
 ";
 
-/// With this,
+/// Command that opens a NodeImage in an editor.
 pub const EDIT: &str = "kubectl edit nodeimage node-xxx";
-/// or with this.
+/// Command that changes a NodeImage without an editor.
 pub const PATCH: &str = r#"kubectl patch nodeimage node-xxx --type=merge -p '{"spec":{"images":{"ubuntu":{"tags":[{"tag":"latest","pullPolicy":{"ttlSecondsAfterFinished":300}}]}}}}'"#;
-/// How to read it.
+/// Command that shows a NodeImage.
 pub const READ: &str = "kubectl get nodeimage node-xxx -o yaml";
 
-/// The FAQ: a command, and what it prints.
+/// Commands of the FAQ, each with its output.
 pub const FAQ: [(&str, &str); 3] = [
     (
         "kubectl get imagepulljob",

@@ -1,4 +1,4 @@
-//! NodeImages: one, one tag of it, and all of them at work.
+//! NodeImages of a test: one of them, one of its tags, and how many nodes are at work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::object::Object;
 use crate::cluster::Cluster;
 
-/// A NodeImage.
+/// The NodeImage of one node.
 pub type NodeImages = Object<NodeImage>;
 
 /// One tag of a NodeImage.
@@ -26,17 +26,17 @@ pub struct Tag {
 }
 
 impl Cluster {
-    /// The NodeImage of a node, which is there or will be.
+    /// The NodeImage of a node, which exists or will.
     pub fn node_image(&self, node: &str) -> NodeImages {
         Object::new(self, Api::all(self.client()), node)
     }
 
-    /// Watches from now on how many nodes have something to do.
+    /// Watches from now on how many nodes have open tags.
     pub fn nodes_at_work(&self) -> AtWork {
         AtWork::watch(Api::all(self.client()))
     }
 
-    /// Makes an empty NodeImage by hand.
+    /// Creates an empty NodeImage, as a user might.
     pub async fn create_node_image(&self, name: &str) -> Result<NodeImages> {
         let made = NodeImage::new(name, NodeImageSpec::default());
         Api::all(self.client()).create(&PostParams::default(), &made).await?;
@@ -44,7 +44,7 @@ impl Cluster {
     }
 }
 
-/// The key in a NodeImage and the tag (or digest) there, of a reference with either.
+/// Splits a reference into the key of a NodeImage and the tag, or digest, below it.
 pub fn name_and_tag(reference: &str) -> (&str, &str) {
     if let Some((name, digest)) = reference.split_once('@') {
         let last = name.rfind('/').map_or(0, |slash| slash + 1);
@@ -55,18 +55,18 @@ pub fn name_and_tag(reference: &str) -> (&str, &str) {
 }
 
 impl NodeImages {
-    /// One tag of it.
+    /// A tag of an image.
     pub fn tag(&self, image: &str, tag: &str) -> Tag {
         Tag { of: self.clone(), image: image.to_owned(), name: tag.to_owned() }
     }
 
-    /// The tag of this reference.
+    /// The tag that a reference names.
     pub fn image(&self, reference: &str) -> Tag {
         let (image, tag) = name_and_tag(reference);
         self.tag(image, tag)
     }
 
-    /// Waits until neither its spec nor its status has an image.
+    /// Waits until neither spec nor status has an image.
     pub async fn is_empty(&self) -> Result<NodeImage> {
         self.until("is empty", |object| {
             let status = object.status.as_ref();
@@ -77,12 +77,12 @@ impl NodeImages {
 }
 
 impl Tag {
-    /// The NodeImage.
+    /// NodeImage of the tag.
     pub fn node_image(&self) -> &NodeImages {
         &self.of
     }
 
-    /// What is wanted, and how it stands.
+    /// The entries of the tag in spec and status.
     fn find(&self, object: &NodeImage) -> (Option<ImageTagSpec>, Option<ImageTagStatus>) {
         let spec = object.spec.images.get(&self.image);
         let spec = spec.and_then(|image| image.tags.iter().find(|tag| tag.tag == self.name)).cloned();
@@ -91,55 +91,55 @@ impl Tag {
         (spec, status)
     }
 
-    /// Waits until what is wanted and how it stands are so.
+    /// Waits until the entries in spec and status satisfy a condition; `what` names it in errors.
     pub async fn until(
         &self,
         what: &str,
-        mut so: impl FnMut(Option<&ImageTagSpec>, Option<&ImageTagStatus>) -> bool,
+        mut is_met: impl FnMut(Option<&ImageTagSpec>, Option<&ImageTagStatus>) -> bool,
     ) -> Result<(Option<ImageTagSpec>, Option<ImageTagStatus>)> {
         self.of
             .until_some(&format!("{}:{} {what}", self.image, self.name), |object| {
                 let (spec, status) = self.find(object);
-                so(spec.as_ref(), status.as_ref()).then_some((spec, status))
+                is_met(spec.as_ref(), status.as_ref()).then_some((spec, status))
             })
             .await
     }
 
-    /// Waits until it is wanted, and returns how.
-    pub async fn is_wanted(&self) -> Result<ImageTagSpec> {
-        let (spec, _) = self.until("is wanted", |spec, _| spec.is_some()).await?;
+    /// Waits until the tag is in the spec, and returns its entry.
+    pub async fn is_requested(&self) -> Result<ImageTagSpec> {
+        let (spec, _) = self.until("is in the spec", |spec, _| spec.is_some()).await?;
         Ok(spec.unwrap_or_default())
     }
 
-    /// How it stands now. None where there is nothing in the status.
+    /// Reads the entry in the status, if there is one.
     pub async fn status(&self) -> Result<Option<ImageTagStatus>> {
         Ok(self.find(&self.of.get().await?).1)
     }
 
-    /// What is wanted now. None where there is nothing in the spec.
+    /// Reads the entry in the spec, if there is one.
     pub async fn spec(&self) -> Result<Option<ImageTagSpec>> {
         Ok(self.find(&self.of.get().await?).0)
     }
 
-    /// Waits until it is being pulled.
+    /// Waits until the tag is being pulled.
     pub async fn is_pulling(&self) -> Result<ImageTagStatus> {
         let pulls = |status: Option<&ImageTagStatus>| status.is_some_and(|s| s.phase == PullPhase::Pulling);
         let (_, status) = self.until("is pulled", |_, status| pulls(status)).await?;
         Ok(status.unwrap_or_default())
     }
 
-    /// Waits until it is there. Ends at once where it failed.
+    /// Waits until the tag has succeeded. Fails at once if it has failed.
     pub async fn succeeds(&self) -> Result<ImageTagStatus> {
-        self.ends(PullPhase::Succeeded).await
+        self.ends_as(PullPhase::Succeeded).await
     }
 
-    /// Waits until it failed. Ends at once where it is there.
+    /// Waits until the tag has failed. Fails at once if it has succeeded.
     pub async fn fails(&self) -> Result<ImageTagStatus> {
-        self.ends(PullPhase::Failed).await
+        self.ends_as(PullPhase::Failed).await
     }
 
-    /// Waits until the version that is wanted has ended, and says how.
-    async fn ends(&self, phase: PullPhase) -> Result<ImageTagStatus> {
+    /// Waits until the version in the spec has ended, and checks its phase.
+    async fn ends_as(&self, phase: PullPhase) -> Result<ImageTagStatus> {
         let ended = |spec: Option<&ImageTagSpec>, status: Option<&ImageTagStatus>| {
             spec.zip(status).is_some_and(|(spec, status)| status.has_ended(spec.version))
         };
@@ -158,14 +158,14 @@ impl Tag {
         Ok(status)
     }
 
-    /// Waits until it is neither in the spec nor in the status.
+    /// Waits until the tag is neither in the spec nor in the status.
     pub async fn is_gone(&self) -> Result<()> {
         self.until("is gone", |spec, status| spec.is_none() && status.is_none()).await?;
         Ok(())
     }
 }
 
-/// How many nodes have something to do: a tag that is wanted and has not ended. Ends when dropped.
+/// A watch of how many nodes have open tags, which are in the spec and have not ended. Ends when dropped.
 pub struct AtWork {
     counts: watch::Receiver<Counts>,
     task: JoinHandle<()>,
@@ -175,7 +175,7 @@ pub struct AtWork {
 struct Counts {
     now: usize,
     most: usize,
-    /// The most tags that have not ended on one node.
+    /// Largest number of open tags of one node.
     most_tags: usize,
 }
 
@@ -186,7 +186,7 @@ impl AtWork {
             let mut changes = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
             let (mut open, mut seen) = (BTreeMap::new(), BTreeSet::new());
             loop {
-                // An error is followed by another try.
+                // After an error, the watch tries again.
                 let Ok(Some(event)) = changes.try_next().await else { continue };
                 match event {
                     watcher::Event::Init => seen = BTreeSet::new(),
@@ -212,28 +212,28 @@ impl AtWork {
         Self { counts, task }
     }
 
-    /// Now.
+    /// Number of nodes that have open tags now.
     pub fn now(&self) -> usize {
         self.counts.borrow().now
     }
 
-    /// At most, since the watch began.
+    /// Largest number of nodes that had open tags at the same time.
     pub fn most(&self) -> usize {
         self.counts.borrow().most
     }
 
-    /// The most tags that one node had to do at the same time.
+    /// Largest number of open tags that one node had at the same time.
     pub fn most_tags(&self) -> usize {
         self.counts.borrow().most_tags
     }
 
-    /// Waits until so many have something to do.
+    /// Waits until exactly so many nodes have open tags.
     pub async fn reaches(&self, nodes: usize) -> Result<()> {
         let mut counts = self.counts.clone();
         let reached = counts.wait_for(|counts| counts.now == nodes);
         match tokio::time::timeout(crate::site::SOON, reached).await {
             Ok(reached) => Ok(reached.map(drop)?),
-            Err(_) => bail!("{} nodes have something to do, not {nodes}", self.now()),
+            Err(_) => bail!("{} nodes have open tags, not {nodes}", self.now()),
         }
     }
 }
@@ -244,7 +244,7 @@ impl Drop for AtWork {
     }
 }
 
-/// Tags that are wanted and have not ended.
+/// Counts the tags that are in the spec and have not ended.
 fn open_tags(object: &NodeImage) -> usize {
     let ended = |name: &str, tag: &ImageTagSpec| {
         let image = object.status.as_ref().and_then(|status| status.image_statuses.get(name));
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reference_is_a_key_and_a_tag() {
+    fn a_reference_is_split_into_name_and_tag_or_digest() {
         for (reference, expected) in [
             ("127.0.0.1:5000/team/app:v1", ("127.0.0.1:5000/team/app", "v1")),
             ("nginx:1.9.1", ("nginx", "1.9.1")),

@@ -1,4 +1,4 @@
-//! One object of Kruise's API, from its application to its end.
+//! One object of Kruise's API: reading, changing and waiting for its states.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::cleanup::eventually;
 use crate::cluster::Cluster;
 use crate::place::Place;
 
-/// How long a test waits for what it expects, unless it says otherwise: long enough for a busy machine.
+/// Default limit for a state that a test expects, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Events are published one after another, beside the status.
+/// Limit for an event. Events are published one after another, independently of the status.
 const EVENT_LIMIT: Duration = Duration::from_secs(10);
-/// Whose logs are shown when an object does not get where it should.
+/// Programs whose logs are shown if an object does not reach the expected state.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
-/// What an [`Object`] may be.
+/// A kind that an [`Object`] can have.
 pub trait Kind:
     Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static
 {
@@ -36,7 +36,7 @@ impl<K> Kind for K where
 {
 }
 
-/// An object that is there, or will be.
+/// An object that exists, or will.
 #[derive(Clone)]
 pub struct Object<K> {
     place: Arc<Place>,
@@ -50,38 +50,39 @@ impl<K: Kind> Object<K> {
         Self { place: Arc::clone(cluster.place()), api, name: name.to_owned(), limit: LIMIT }
     }
 
-    /// Its name.
+    /// Name of the object.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Waits this long instead of a minute.
+    /// Sets the limit of later waits, instead of a minute.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// The object as the API server has it.
+    /// Reads the object from the API server.
     pub async fn get(&self) -> Result<K> {
         self.api.get(&self.name).await.with_context(|| format!("cannot get {}", self.title()))
     }
 
-    /// What the API server knows it by.
+    /// Reads the UID of the object.
     pub async fn uid(&self) -> Result<String> {
         Ok(self.get().await?.meta().uid.clone().unwrap_or_default())
     }
 
-    /// Waits until it is so. Where that takes too long, the error says how it is and ends with the logs.
-    pub async fn until(&self, what: &str, mut so: impl FnMut(&K) -> bool) -> Result<K> {
-        self.until_some(what, |object| so(object).then(|| object.clone())).await
+    /// Waits until the object satisfies a condition; `what` names it in errors. After the limit, the error shows the
+    /// object and the logs.
+    pub async fn until(&self, what: &str, mut is_met: impl FnMut(&K) -> bool) -> Result<K> {
+        self.until_some(what, |object| is_met(object).then(|| object.clone())).await
     }
 
-    /// As [`Self::until`], and returns what `found` finds.
+    /// Like [`Self::until`], but waits until `found` returns something, and returns that.
     pub async fn until_some<T>(&self, what: &str, mut found: impl FnMut(&K) -> Option<T>) -> Result<T> {
         let mut last = None;
         let search = async {
-            // A restart of the API server is no end, and an error is followed by another try.
+            // After an error, such as a restart of the API server, the watch tries again.
             let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
             while let Some(change) = changes.next().await {
                 if let Ok(Some(object)) = change {
@@ -105,43 +106,43 @@ impl<K: Kind> Object<K> {
         }
     }
 
-    /// Waits until it is there.
+    /// Waits until the object exists.
     pub async fn exists(&self) -> Result<K> {
         self.until("exists", |_| true).await
     }
 
-    /// Waits until there is none of that name.
+    /// Waits until the object no longer exists.
     pub async fn is_gone(&self) -> Result<()> {
         let mut changes = Box::pin(watch_object(self.api.clone(), &self.name).default_backoff());
         let gone = async { while !matches!(changes.next().await, Some(Ok(None)) | None) {} };
         tokio::time::timeout(self.limit, gone)
             .await
-            .with_context(|| format!("{} is still there\n{}", self.title(), self.place.log_tails(&LOGS)))
+            .with_context(|| format!("{} still exists\n{}", self.title(), self.place.log_tails(&LOGS)))
     }
 
-    /// Whether there is one now.
-    pub async fn is_there(&self) -> Result<bool> {
+    /// Whether the object exists now.
+    pub async fn exists_now(&self) -> Result<bool> {
         Ok(self.api.get_opt(&self.name).await?.is_some())
     }
 
-    /// Changes it: a JSON merge patch, `{"spec": …}`.
+    /// Changes the object by a JSON merge patch, `{"spec": …}`.
     pub async fn patch(&self, patch: serde_json::Value) -> Result<K> {
         let patched = self.api.patch(&self.name, &PatchParams::default(), &Patch::Merge(patch)).await;
         patched.with_context(|| format!("cannot patch {}", self.title()))
     }
 
-    /// Changes its spec, as `kubectl patch --type=merge` does.
+    /// Changes the spec, as `kubectl patch --type=merge` does.
     pub async fn patch_spec(&self, spec: serde_json::Value) -> Result<K> {
         self.patch(serde_json::json!({ "spec": spec })).await
     }
 
-    /// Deletes it. There is no garbage collector in the cluster: what it owns stays.
+    /// Deletes the object. What it owns remains, since the cluster has no garbage collector.
     pub async fn delete(&self) -> Result<()> {
         self.api.delete(&self.name, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// The events on it so far: type, reason, message.
+    /// Reads the events about the object: type, reason and message of each.
     pub async fn events(&self) -> Result<Vec<(String, String, String)>> {
         let api: Api<Event> = Api::all(self.api.clone().into_client());
         let fields = format!("involvedObject.uid={}", self.uid().await?);
@@ -151,7 +152,7 @@ impl<K: Kind> Object<K> {
         Ok(events.into_iter().map(|e| (text(e.type_), text(e.reason), text(e.message))).collect())
     }
 
-    /// Waits for an event with that reason, and returns its type and message. Events follow the status.
+    /// Waits for an event with this reason, and returns its type and message. Events may come after the status.
     pub async fn event(&self, reason: &str) -> Result<(String, String)> {
         eventually(&format!("event {reason} on {}", self.title()), EVENT_LIMIT, async || {
             let events = self.events().await?;
@@ -162,15 +163,15 @@ impl<K: Kind> Object<K> {
         .await
     }
 
-    /// For messages: its kind and its name.
+    /// Kind and name, for messages.
     pub(super) fn title(&self) -> String {
         format!("{} {}", K::kind(&()), self.name)
     }
 
-    /// How it is, and the logs.
+    /// The object as YAML, and the logs.
     pub(super) fn diagnosis(&self, object: Option<&K>) -> String {
         let yaml = object.map_or_else(
-            || "there is none\n".to_owned(),
+            || "it does not exist\n".to_owned(),
             |object| serde_saphyr::to_string(object).unwrap_or_else(|error| error.to_string()),
         );
         format!("--- the object:\n{yaml}\n{}", self.place.log_tails(&LOGS))

@@ -1,4 +1,4 @@
-//! Pods, for podSelector. There is no kubelet and no scheduler: a pod is where the test says, and as it says.
+//! Pods for podSelector. Without kubelet and scheduler, the test sets node and phase of a pod.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::cluster::Cluster;
 
 impl Cluster {
-    /// A pod that runs on this node, with these labels.
+    /// Creates a pod that runs on the node, with these labels.
     pub async fn pod(&self, namespace: &str, name: &str, node: &str, labels: &[(&str, &str)]) -> Result<()> {
         self.namespace(namespace).await?;
         let labels: serde_json::Map<_, _> =
@@ -25,17 +25,17 @@ impl Cluster {
         }))?;
         let created = self.pods(namespace).create(&PostParams::default(), &pod).await;
         created.with_context(|| format!("cannot create pod {namespace}/{name}"))?;
-        self.pod_is(namespace, name, "Running").await
+        self.set_pod_phase(namespace, name, "Running").await
     }
 
-    /// Sets a pod's phase, as its kubelet would.
-    pub async fn pod_is(&self, namespace: &str, name: &str, phase: &str) -> Result<()> {
+    /// Sets the phase of a pod, as its kubelet would.
+    pub async fn set_pod_phase(&self, namespace: &str, name: &str, phase: &str) -> Result<()> {
         let patch = Patch::Merge(json!({"status": {"phase": phase}}));
         self.pods(namespace).patch_status(name, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 
-    /// Removes a pod at once: nobody is there to end it.
+    /// Deletes a pod without grace period: no kubelet is there to end it.
     pub async fn delete_pod(&self, namespace: &str, name: &str) -> Result<()> {
         self.pods(namespace).delete(name, &DeleteParams::default().grace_period(0)).await?;
         Ok(())

@@ -1,4 +1,4 @@
-//! Ways between namespaces that no cable knows of.
+//! Passages: TCP forwarding between network namespaces, independent of the cables.
 
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 use std::time::Duration;
@@ -14,24 +14,25 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::Space;
 use crate::background;
 
-/// Pieces on the way in one direction of one connection: 300 ms of a link that carries some MiB a second.
+/// Pieces in flight in one direction of a connection: 300 ms of a link that carries a few MiB a second.
 const ON_THE_WAY: usize = 64;
+/// Largest piece that is read at once, in bytes.
 const PIECE: usize = 16 * 1024;
 
-/// Carries TCP connections from an address in one namespace to one in another. Ends, with its connections, when
-/// dropped.
+/// Forwards TCP connections from an address in one namespace to an address in another one. Ends, with its connections,
+/// when dropped.
 pub struct Passage(#[expect(dead_code, reason = "held for its drop")] DropGuard);
 
-/// A place in a namespace; None: where we are.
+/// An address in a namespace; without a namespace, in that of this process.
 type End<'a> = (Option<&'a Space>, SocketAddr);
 
 impl Passage {
-    /// From loopback to loopback, at the same port.
+    /// Forwards a loopback address of one namespace to the same address in another one.
     pub fn through(from: Option<&Space>, to: Option<&Space>, addr: SocketAddr) -> Result<Self> {
         Self::open((from, addr), (to, addr), Duration::ZERO)
     }
 
-    /// Every piece takes so much longer, without holding up those behind it.
+    /// Opens a passage that delays every piece, without holding up those behind it.
     pub(super) fn open(from: End<'_>, to: End<'_>, delay: Duration) -> Result<Self> {
         let listener = within(from.0, move || StdListener::bind(from.1))?;
         listener.set_nonblocking(true)?;
@@ -43,7 +44,7 @@ impl Passage {
             while let Some(Ok((stream, _))) = stopped.run_until_cancelled(listener.accept()).await {
                 let (space, stopped) = (space.clone(), stopped.clone());
                 tokio::spawn(async move {
-                    // A connection that breaks, breaks on both sides.
+                    // If one side breaks, both connections are dropped.
                     let _ = stopped.run_until_cancelled(carry(stream, space, addr, delay)).await;
                 });
             }

@@ -12,10 +12,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::keep::keeping;
 use crate::{parts, reaper};
 
-/// Within this process.
+/// Number of namespaces that this process has created.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A network namespace with nothing but loopback in it. It goes with the last handle, or with this process.
+/// A network namespace that has only loopback at first. It is removed with the last handle, or after this process.
 #[derive(Clone, Debug)]
 pub struct Space(Arc<Named>);
 
@@ -23,10 +23,10 @@ pub struct Space(Arc<Named>);
 struct Named(String);
 
 impl Space {
-    /// A new one.
+    /// Creates a namespace.
     pub(super) async fn new() -> Result<Self> {
         let name = format!("prepull-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
-        // First the reaper, then the namespace: nothing is left behind, whenever we die.
+        // The reaper is told first, so that nothing is left behind whenever this process dies.
         reaper::watch_netns(&name)?;
         ip(&["netns", "add", &name]).await?;
         let space = Self(Arc::new(Named(name)));
@@ -34,7 +34,7 @@ impl Space {
         Ok(space)
     }
 
-    /// As `ip netns` knows it.
+    /// Name of the namespace for `ip netns`.
     pub fn name(&self) -> &str {
         &self.0.0
     }
@@ -43,7 +43,7 @@ impl Space {
         format!("/run/netns/{}", self.name())
     }
 
-    /// The command, in here. It has the same process ID.
+    /// Wraps a command so that it runs in the namespace, with the same process id.
     pub fn command(&self, command: &Command) -> Command {
         let mut inside = Command::new("nsenter");
         inside
@@ -55,19 +55,20 @@ impl Space {
         inside
     }
 
-    /// `ip`, in here.
+    /// Runs `ip` in the namespace.
     pub(super) async fn ip(&self, arguments: &[&str]) -> Result<()> {
         ip(&[&["-n", self.name()], arguments].concat()).await
     }
 
-    /// `iptables`, in here.
+    /// Runs `iptables` in the namespace.
     pub(super) async fn iptables(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("iptables");
         command.arg("--wait").args(arguments);
         parts::output(self.command(&command)).await
     }
 
-    /// Does something in here, on a thread of its own: a socket belongs for ever to where it was made.
+    /// Does some work in the namespace, on a thread of its own. A socket belongs to the namespace that it was created
+    /// in.
     pub(super) fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
@@ -84,7 +85,7 @@ impl Space {
 impl Drop for Named {
     fn drop(&mut self) {
         if !keeping() {
-            // What cannot be removed now is the reaper's.
+            // The reaper removes what cannot be removed now.
             let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
         }
     }

@@ -1,4 +1,4 @@
-//! A container runtime of the test's own.
+//! A containerd that belongs to one test.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,12 @@ use crate::cleanup::{Child, eventually};
 use crate::parts;
 use crate::place::Place;
 
-/// Half a second alone on the machine.
+/// Limit for the start of containerd, which takes half a second on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Where the CRI keeps images.
+/// containerd namespace in which the CRI plugin keeps images.
 const NAMESPACE: &str = "k8s.io";
-/// Of no use here, or in need of what is not here; left out, it starts sooner.
-const LEFT_OUT: [&str; 8] = [
+/// Plugins that the tests do not need, or that lack what they depend on. Without them containerd starts faster.
+const DISABLED_PLUGINS: [&str; 8] = [
     "io.containerd.internal.v1.opt",
     "io.containerd.internal.v1.tracing",
     "io.containerd.tracing.processor.v1.otlp",
@@ -36,8 +36,8 @@ const LEFT_OUT: [&str; 8] = [
     "io.containerd.snapshotter.v1.blockfile",
 ];
 
-/// containerd with root, state and socket in the test's place. It pulls from the registries of the test and of
-/// nobody else, runs no containers, and needs no CNI.
+/// A containerd with root, state and socket in the test's place. It pulls only from the registries of the test, runs no
+/// containers, and needs no CNI.
 pub struct Containerd {
     place: Arc<Place>,
     name: String,
@@ -46,12 +46,12 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts one, for the node of that name.
+    /// Starts a containerd for the node of this name.
     pub async fn start(name: &str) -> Result<Self> {
         Self::start_on(name, None).await
     }
 
-    /// Starts one whose data is on a disk of its own, of so many bytes. It goes with the place.
+    /// Starts a containerd, with its data on a disk of so many bytes if one is given. The disk is removed with the place.
     pub async fn start_on(name: &str, disk: Option<u64>) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
@@ -70,7 +70,7 @@ impl Containerd {
         self.dir.join("root")
     }
 
-    /// Changes the size of the disk that it was started on.
+    /// Changes the size of the disk that containerd was started on.
     pub async fn resize_disk(&self, size: u64) -> Result<()> {
         self.mount(&format!("remount,size={size}")).await
     }
@@ -83,14 +83,14 @@ impl Containerd {
 
     fn config(&self) -> String {
         let dir = self.dir.display();
-        // The first directory that has a registry's host wins.
+        // containerd uses the first directory that has the host of a registry.
         let hosts =
             format!("{}:{}", self.own_registry_hosts().display(), self.place.registry_hosts().display());
         format!(
             r#"version = 2
 root = "{dir}/root"
 state = "{dir}/state"
-disabled_plugins = {LEFT_OUT:?}
+disabled_plugins = {DISABLED_PLUGINS:?}
 [grpc]
 address = "{dir}/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
@@ -104,37 +104,37 @@ config_path = "{hosts}"
         )
     }
 
-    /// The name it was started under.
+    /// Name of the node.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Everything that it has.
+    /// Directory of everything that containerd has.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// `unix:///…`, as CRI clients take it.
+    /// Endpoint for CRI clients, `unix:///…`.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket().display())
     }
 
-    /// The socket's path.
+    /// Path of the socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("containerd.sock")
     }
 
-    /// How this one reaches registries, where it differs from the others of the test.
+    /// Directory of registry hosts that only this containerd uses, before those of the test.
     pub fn own_registry_hosts(&self) -> PathBuf {
         self.dir.join("certs.d")
     }
 
-    /// Kills it, if it runs, and starts it with the same data.
+    /// Kills containerd, if it runs, and starts it with the same data.
     pub async fn restart(&mut self) -> Result<()> {
         self.kill9()?;
         let mut command = Command::new("containerd");
         command.arg("--config").arg(self.dir.join("config.toml")).current_dir(&self.dir);
-        // What it unpacks with, it looks for there; another one's temporary files are none of its business.
+        // containerd looks for its unpack tools in the working directory; it must not find another one's files there.
         let mut process = Child::spawn(&self.place, &format!("containerd-{}", self.name), command)?;
         let answers =
             async || self.cri().await?.image_fs_info(ImageFsInfoRequest {}).await.map(drop).context("CRI");
@@ -148,17 +148,17 @@ config_path = "{hosts}"
         Ok(())
     }
 
-    /// SIGKILL. Its data stays.
+    /// Kills containerd with SIGKILL. Its data is kept.
     pub fn kill9(&mut self) -> Result<()> {
         self.process.take().map_or(Ok(()), |mut process| process.kill9())
     }
 
-    /// SIGSTOP: it accepts connections and answers nothing.
+    /// Freezes containerd with SIGSTOP: connections are accepted and nothing is answered.
     pub fn pause(&self) -> Result<()> {
         self.running()?.stop()
     }
 
-    /// It goes on.
+    /// Resumes containerd after [`Self::pause`].
     pub fn resume(&self) -> Result<()> {
         self.running()?.cont()
     }
@@ -167,18 +167,18 @@ config_path = "{hosts}"
         self.process.as_ref().with_context(|| format!("the containerd of {} is stopped", self.name))
     }
 
-    /// A client of containerd's own API.
+    /// Connects to containerd's own API.
     pub async fn channel(&self) -> Result<Channel> {
         let channel = containerd_client::connect(self.socket()).await;
         channel.with_context(|| format!("cannot connect to {}", self.endpoint()))
     }
 
-    /// A client of the CRI.
+    /// Connects to the CRI.
     pub async fn cri(&self) -> Result<ImageServiceClient<Channel>> {
         Ok(ImageServiceClient::new(self.channel().await?))
     }
 
-    /// Pulls through the CRI, with a user and a password or as nobody. The benchmark's other side.
+    /// Pulls through the CRI without an agent, with a user and a password or anonymously.
     pub async fn pull(&self, reference: &str, login: Option<(&str, &str)>) -> Result<()> {
         let auth = login.map(|(user, password)| AuthConfig {
             username: user.to_owned(),
@@ -192,13 +192,13 @@ config_path = "{hosts}"
         Ok(())
     }
 
-    /// What is there: reference and the digest that it leads to. Without the names that the CRI adds: the digests.
+    /// Images by reference, with the digest of each. Leaves out the names by digest that the CRI adds.
     pub async fn images(&self) -> Result<BTreeMap<String, String>> {
         let all = self.all_images().await?;
         Ok(all.into_iter().filter(|(name, _)| !name.contains("sha256:")).collect())
     }
 
-    /// Every name of what has this digest.
+    /// All names of the image with this digest.
     pub async fn names_of(&self, digest: &str) -> Result<Vec<String>> {
         let all = self.all_images().await?;
         Ok(all.into_iter().filter(|(_, found)| found == digest).map(|(name, _)| name).collect())
@@ -212,12 +212,12 @@ config_path = "{hosts}"
         Ok(list.into_iter().map(|image| (image.name, digest(image.target))).collect())
     }
 
-    /// Whether it is there, under that very reference.
+    /// Whether there is an image under this exact reference.
     pub async fn has_image(&self, reference: &str) -> Result<bool> {
         Ok(self.images().await?.contains_key(reference))
     }
 
-    /// Content that is not whole yet: what it is, and the bytes that are there.
+    /// Incomplete content: its reference, and the bytes received so far.
     pub async fn ingests(&self) -> Result<BTreeMap<String, u64>> {
         let mut request = Request::new(ListStatusesRequest::default());
         request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
@@ -225,7 +225,7 @@ config_path = "{hosts}"
         Ok(list.statuses.into_iter().map(|s| (s.r#ref, u64::try_from(s.offset).unwrap_or(0))).collect())
     }
 
-    /// Removes it, and what only it needs.
+    /// Removes an image, and the content that only this image uses.
     pub async fn remove_image(&self, reference: &str) -> Result<()> {
         let image = Some(ImageSpec { image: reference.to_owned(), ..ImageSpec::default() });
         let removed = self.cri().await?.remove_image(RemoveImageRequest { image }).await;

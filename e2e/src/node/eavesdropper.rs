@@ -1,5 +1,5 @@
-//! Listens to what an agent says to its runtime. gRPC is not compressed there, so that what is said can be read as it
-//! goes by.
+//! A relay that records what an agent sends to its container runtime. gRPC is not compressed there, so that the bytes
+//! can be searched for text.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::Containerd;
 use crate::background;
 
-/// A relay in front of a runtime's socket. Ends when dropped.
+/// A recording relay in front of a runtime's socket. Ends when dropped.
 pub(super) struct Eavesdropper {
     socket: PathBuf,
     heard: Arc<Mutex<Vec<u8>>>,
@@ -20,6 +20,7 @@ pub(super) struct Eavesdropper {
 }
 
 impl Eavesdropper {
+    /// Starts a relay to the given runtime.
     pub(super) fn before(containerd: &Containerd) -> Result<Self> {
         let (socket, target) = (containerd.dir().join("relay.sock"), containerd.socket());
         let heard = Arc::new(Mutex::default());
@@ -30,12 +31,12 @@ impl Eavesdropper {
         Ok(Self { socket, heard, listening })
     }
 
-    /// `unix:///…`
+    /// Endpoint for the agent, `unix:///…`.
     pub(super) fn endpoint(&self) -> String {
         format!("unix://{}", self.socket.display())
     }
 
-    /// Whether it has been said.
+    /// Whether the agent has sent this text.
     pub(super) fn has_heard(&self, text: &[u8]) -> bool {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         heard.windows(text.len()).any(|window| window == text)
@@ -63,7 +64,7 @@ async fn relay(listener: UnixListener, target: PathBuf, heard: Arc<Mutex<Vec<u8>
                     }
                 }
             };
-            // Either side may go at any time, and takes the other along.
+            // When either side closes, the other one is closed as well.
             tokio::select! {
                 () = says => {}
                 _ = tokio::io::copy(&mut answers, &mut back) => {}

@@ -1,4 +1,4 @@
-//! What an agent has on its disk, seen from outside.
+//! The ledger of an agent, read from its state directory.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -7,19 +7,19 @@ use super::EdgeNode;
 use crate::cleanup::eventually;
 use crate::site::SOON;
 
-/// A task that the agent has not forgotten.
+/// A task in the ledger of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerTask {
-    /// The UID of the job.
+    /// UID of the job.
     pub job: String,
-    /// Whether its result is there.
+    /// Whether the task has a result.
     pub ended: bool,
-    /// Images that ended, whichever way, as long as the task has not.
+    /// Number of images that have ended. 0 once the task has a result.
     pub images_ended: usize,
 }
 
 impl EdgeNode {
-    /// The tasks in the ledger: the files under `tasks` in the state directory.
+    /// Reads the tasks in the ledger, which are files under `tasks` in the state directory.
     pub fn ledger(&self) -> Result<Vec<LedgerTask>> {
         let dir = self.state_dir().join("tasks");
         let mut tasks = Vec::new();
@@ -30,7 +30,7 @@ impl EdgeNode {
                 Some("corrupt") => bail!("{} has a broken record: {}", self.name(), path.display()),
                 _ => continue,
             }
-            // Forgotten between the two calls.
+            // The agent may have removed the file in the meantime.
             let Ok(text) = std::fs::read(&path) else { continue };
             let record: Value = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
             let job = record["task"]["id"]["job"].as_str().context("a record without a job")?;
@@ -44,26 +44,26 @@ impl EdgeNode {
         Ok(tasks)
     }
 
-    /// Waits until the agent has forgotten every task: the cloud has acknowledged all there was.
-    pub async fn forgets(&self) -> Result<()> {
+    /// Waits until the ledger is empty: the cloud has acknowledged all results.
+    pub async fn forgets_all_tasks(&self) -> Result<()> {
         self.ledger_gets("empty", <[LedgerTask]>::is_empty).await
     }
 
-    /// Waits until a task is in the ledger.
-    pub async fn accepts(&self) -> Result<()> {
+    /// Waits until there is a task in the ledger.
+    pub async fn accepts_a_task(&self) -> Result<()> {
         self.ledger_gets("a task", |tasks| !tasks.is_empty()).await
     }
 
-    /// Waits until the result of a task is in the ledger.
-    pub async fn ends(&self) -> Result<()> {
+    /// Waits until there is the result of a task in the ledger.
+    pub async fn ends_a_task(&self) -> Result<()> {
         self.ledger_gets("a result", |tasks| tasks.iter().any(|task| task.ended)).await
     }
 
-    /// Waits until the ledger is so.
-    pub async fn ledger_gets(&self, what: &str, so: impl Fn(&[LedgerTask]) -> bool) -> Result<()> {
+    /// Waits until the ledger satisfies a condition; `what` names it in errors.
+    pub async fn ledger_gets(&self, what: &str, is_met: impl Fn(&[LedgerTask]) -> bool) -> Result<()> {
         eventually(&format!("the ledger of {} gets {what}", self.name()), SOON, async || {
             let tasks = self.ledger()?;
-            ensure!(so(&tasks), "it has {tasks:?}");
+            ensure!(is_met(&tasks), "it has {tasks:?}");
             Ok(())
         })
         .await

@@ -1,5 +1,5 @@
-//! One HTTP/1.1 request a connection, so that requests and answers can be told apart without parsing bodies: both
-//! sides are told to close, and the answer ends with the connection.
+//! Forwarding of HTTP/1.1 with one request per connection: both sides are told to close, so that a response ends with
+//! the connection and no body has to be parsed.
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -7,13 +7,13 @@ use tokio::net::TcpStream;
 
 use super::{Record, Shared, lock, relay};
 
-/// Of a request's or an answer's head. Go's own limit is 1 MiB; tokens of some KiB are the longest that we see.
+/// Longest head of a request or response, in bytes. Tokens of a few KiB are the longest fields in practice.
 const MAX_HEAD: usize = 64 * 1024;
 
 pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()> {
     let Some((head, body)) = read_head(&mut client).await? else { return Ok(()) };
     let mut record = parse(&head)?;
-    let fault = shared.next_fault(&record.path);
+    let fault = shared.take_fault(&record.path);
     (record.injected, record.status) = (fault.is_some(), fault.unwrap_or(0));
     let number = {
         let mut records = lock(&shared.records);
@@ -25,12 +25,12 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     }
 
     let mut server = TcpStream::connect(shared.target).await?;
-    server.write_all(closing(&head).as_bytes()).await?;
+    server.write_all(with_connection_close(&head).as_bytes()).await?;
     server.write_all(&body).await?;
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let up = async {
-        // The rest of a request's body. A client that has nothing more to send keeps its side open.
+        // The rest of the request's body. Never ends the request: a client that has sent everything keeps its side open.
         let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
         std::future::pending::<()>().await;
     };
@@ -40,7 +40,7 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
         lock(&shared.records)[number].status = status;
         let count = |bytes: usize| lock(&shared.records)[number].bytes += bytes as u64;
-        relay::send_down(&mut to_client, closing(&head).as_bytes(), shared).await?;
+        relay::send_down(&mut to_client, with_connection_close(&head).as_bytes(), shared).await?;
         if !start.is_empty() {
             relay::send_down(&mut to_client, &start, shared).await?;
             count(start.len());
@@ -54,7 +54,8 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     }
 }
 
-/// A head with its blank line, and what came behind it. None where the connection was closed without a word.
+/// Reads a head with its blank line, and returns what came after it as well. None if the connection was closed before
+/// the first byte.
 async fn read_head(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Option<(String, Vec<u8>)>> {
     const END: &[u8] = b"\r\n\r\n";
     let mut bytes = Vec::new();
@@ -67,7 +68,11 @@ async fn read_head(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Option<(S
             bail!("a head of more than {MAX_HEAD} bytes");
         }
         if stream.read_buf(&mut bytes).await? == 0 {
-            return if bytes.is_empty() { Ok(None) } else { bail!("half a head") };
+            return if bytes.is_empty() {
+                Ok(None)
+            } else {
+                bail!("the connection was closed in the middle of a head")
+            };
         }
     }
 }
@@ -91,8 +96,8 @@ fn parse(head: &str) -> Result<Record> {
     Ok(record)
 }
 
-/// The head, with `Connection: close` in place of whatever it said.
-fn closing(head: &str) -> String {
+/// Replaces the Connection header by `Connection: close`.
+fn with_connection_close(head: &str) -> String {
     let mut lines = head.trim_end().split("\r\n");
     let first = lines.next().unwrap_or_default();
     let kept = lines.filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
@@ -100,7 +105,7 @@ fn closing(head: &str) -> String {
     headers.join("\r\n")
 }
 
-/// An error in the registry's own form.
+/// Answers with an error in the form of a registry.
 async fn answer(client: &mut TcpStream, status: u16, shared: &Shared) -> Result<()> {
     let body = r#"{"errors":[{"code":"UNKNOWN","message":"injected by the test"}]}"#;
     let reason =
@@ -114,8 +119,8 @@ async fn answer(client: &mut TcpStream, status: u16, shared: &Shared) -> Result<
 }
 
 impl Shared {
-    /// The status to answer with, if the next request on this path is to fail.
-    fn next_fault(&self, path: &str) -> Option<u16> {
+    /// Takes the status to answer with, if the next request for this path is to fail.
+    fn take_fault(&self, path: &str) -> Option<u16> {
         let mut faults = lock(&self.faults);
         faults.retain(|fault| fault.times > 0);
         let fault = faults.iter_mut().find(|fault| path.contains(&fault.on))?;
@@ -132,7 +137,7 @@ mod tests {
     const REQUEST: &str = "GET /v2/a/blobs/sha256:00?ns=r.io HTTP/1.1\r\nHost: r\r\nconnection: keep-alive\r\nRange: bytes=5-\r\nAuthorization: Basic x\r\n\r\n";
 
     #[test]
-    fn a_request_is_recorded_without_its_credential() {
+    fn a_record_has_no_credential() {
         let record = parse(REQUEST).unwrap();
         let expected = Record {
             method: "GET".to_owned(),
@@ -146,7 +151,7 @@ mod tests {
 
     #[test]
     fn both_sides_are_told_to_close() {
-        let head = closing(REQUEST);
+        let head = with_connection_close(REQUEST);
         assert!(head.ends_with("Authorization: Basic x\r\nConnection: close\r\n\r\n"), "{head}");
         assert_eq!(head.to_lowercase().matches("connection:").count(), 1);
     }

@@ -1,4 +1,4 @@
-//! Carries bytes, as the link lets them.
+//! Forwarding of bytes, as fast as the simulated link permits.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use tokio::net::TcpStream;
 
 use super::{Shared, lock};
 
-/// Read at once, at most.
+/// Largest piece that is read at once, in bytes.
 const PIECE: usize = 16 * 1024;
-/// Pieces a second on a throttled link: small ones, so that it is slow and not jerky.
+/// Pieces a second on a throttled link, so that it is slow and not jerky.
 const PIECES_PER_SECOND: u64 = 20;
 
-/// Until both sides have nothing more to say, or one of them is gone.
+/// Forwards both directions until both sides have closed theirs, or one of them fails.
 pub(super) async fn both_ways(client: TcpStream, server: TcpStream, shared: &Shared) -> Result<()> {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
@@ -25,7 +25,7 @@ pub(super) async fn both_ways(client: TcpStream, server: TcpStream, shared: &Sha
             if length == 0 {
                 return anyhow::Ok(to_server.shutdown().await?);
             }
-            shared.pass().await?;
+            shared.wait_for_link().await?;
             to_server.write_all(&buffer[..length]).await?;
         }
     };
@@ -36,7 +36,7 @@ pub(super) async fn both_ways(client: TcpStream, server: TcpStream, shared: &Sha
     tokio::try_join!(up, down).map(drop)
 }
 
-/// From the server to the client, until the server ends. `count` is told of each piece.
+/// Forwards from the server to the client until the server closes. Passes the bytes of each piece to `count`.
 pub(super) async fn down(
     server: &mut (impl AsyncRead + Unpin),
     client: &mut (impl AsyncWrite + Unpin),
@@ -57,27 +57,27 @@ pub(super) async fn down(
     }
 }
 
-/// One piece to the client.
+/// Sends one piece to the client.
 pub(super) async fn send_down(
     client: &mut (impl AsyncWrite + Unpin),
     piece: &[u8],
     shared: &Shared,
 ) -> Result<()> {
-    shared.pass().await?;
+    shared.wait_for_link().await?;
     shared.wait_for_room(piece.len() as u64).await;
-    let allowed = shared.until_cut(piece.len());
+    let allowed = shared.take_before_cut(piece.len());
     client.write_all(&piece[..allowed]).await?;
     shared.bytes.fetch_add(allowed as u64, Ordering::SeqCst);
     if allowed < piece.len() {
         client.flush().await?;
-        bail!("cut, as asked");
+        bail!("cut on purpose");
     }
     Ok(())
 }
 
 impl Shared {
-    /// Returns when the link carries something.
-    async fn pass(&self) -> Result<()> {
+    /// Waits while the link is frozen, and for its delay.
+    async fn wait_for_link(&self) -> Result<()> {
         let mut link = self.link.subscribe();
         link.wait_for(|link| !link.frozen).await?;
         let delay = link.borrow().delay;
@@ -88,7 +88,7 @@ impl Shared {
         Ok(())
     }
 
-    /// One link for all connections: each waits for those before it.
+    /// Waits until a throttled link has room. All connections share it, and each waits for those before it.
     async fn wait_for_room(&self, bytes: u64) {
         let Some(rate) = self.link.borrow().rate else { return };
         let until = {
@@ -100,8 +100,8 @@ impl Shared {
         tokio::time::sleep_until(until).await;
     }
 
-    /// How many of the next bytes may go before the cut that was asked for.
-    fn until_cut(&self, bytes: usize) -> usize {
+    /// Takes the next bytes from the budget before a planned cut, and returns how many of them may go.
+    fn take_before_cut(&self, bytes: usize) -> usize {
         let mut cut_after = lock(&self.cut_after);
         match *cut_after {
             Some(left) if left < bytes => {

@@ -1,85 +1,86 @@
-//! What a registry was asked, from its JSON log.
+//! The requests to a registry, from its JSON log.
 //!
-//! It writes one line when a request is done, with the status and the bytes of the body; for a refused one it
-//! writes instead why it did not authorise it. Range headers are not logged, but their answer is a 206. A
-//! [`crate::proxy::Proxy`] in front sees more.
+//! The registry writes one line when a request is done, with status and bytes of the body; for a request that it does
+//! not authorise it writes the reason instead. Range headers are not logged, but their responses have status 206. A
+//! [`crate::proxy::Proxy`] in front of the registry records more.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde_json::Value;
 
-/// One request.
+/// A request to a registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Who was let in; empty where nobody was, or nobody had to be.
+    /// User that was authenticated; empty if none was, or if the registry has no users.
     pub user: String,
-    /// `GET`, `HEAD`, …
+    /// Method, such as `GET`.
     pub method: String,
-    /// Without the query.
+    /// Path without the query.
     pub path: String,
-    /// Of the answer. 401 for whatever the registry did not authorise.
+    /// Status of the response; 401 for every request that the registry did not authorise.
     pub status: u16,
-    /// Of the answer's body.
+    /// Bytes of the response's body.
     pub bytes: u64,
 }
 
 impl Request {
-    /// Whether it is for a layer or a configuration.
+    /// Whether the request is for a layer or a configuration.
     pub fn is_blob(&self) -> bool {
         self.path.contains("/blobs/")
     }
 
-    /// Whether it is for a manifest.
+    /// Whether the request is for a manifest.
     pub fn is_manifest(&self) -> bool {
         self.path.contains("/manifests/")
     }
 }
 
-/// Requests, in the order of their answers.
+/// Requests in the order of their responses.
 #[derive(Clone, Debug, Default)]
 pub struct Requests(pub Vec<Request>);
 
 impl Requests {
-    /// Those that are so.
+    /// The requests that satisfy a condition.
     #[must_use]
-    pub fn filter(&self, so: impl Fn(&Request) -> bool) -> Self {
-        Self(self.0.iter().filter(|request| so(request)).cloned().collect())
+    pub fn filter(&self, is_met: impl Fn(&Request) -> bool) -> Self {
+        Self(self.0.iter().filter(|request| is_met(request)).cloned().collect())
     }
 
-    /// Fetches of layers and configurations that were answered.
+    /// Successful fetches of layers and configurations.
     #[must_use]
     pub fn blob_fetches(&self) -> Self {
         self.filter(|request| request.method == "GET" && request.is_blob() && request.status < 300)
     }
 
-    /// Those for a repository: `team/app`.
+    /// The requests for a repository, such as `team/app`.
     #[must_use]
     pub fn of(&self, repository: &str) -> Self {
         let start = format!("/v2/{repository}/");
         self.filter(|request| request.path.starts_with(&start))
     }
 
-    /// Who was let in.
+    /// Users that were authenticated.
     pub fn users(&self) -> BTreeSet<&str> {
         self.0.iter().map(|request| request.user.as_str()).filter(|user| !user.is_empty()).collect()
     }
 
-    /// Bytes of all the answers' bodies.
+    /// Sum of the bytes of all responses.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|request| request.bytes).sum()
     }
 
-    /// How many.
+    /// Number of requests.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
+/// Parses the log of a registry.
 pub(super) fn parse(log: &str) -> Requests {
     let mut users = HashMap::new();
     let mut answered = HashSet::new();
@@ -95,7 +96,7 @@ pub(super) fn parse(log: &str) -> Requests {
             None if text("msg").starts_with("error authorizing") => 401,
             None => continue,
         };
-        // A request that broke off is reported twice.
+        // The registry logs a request that was broken off twice.
         if id.is_empty() || !answered.insert(id.clone()) {
             continue;
         }

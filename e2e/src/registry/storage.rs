@@ -1,4 +1,4 @@
-//! Puts an image into the storage of a docker-registry, as the registry lays it out:
+//! Writing an image into the storage of a docker-registry, in its layout:
 //! <https://github.com/distribution/distribution/blob/v2.8.2/registry/storage/paths.go>.
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::images::Image;
 
-/// `path` is a repository and a tag.
+/// Writes an image into the storage; `path` is a repository and a tag.
 pub(super) fn seed(storage: &Path, image: &Image, path: &str) -> Result<()> {
     let (repository, tag) = path.rsplit_once(':').with_context(|| format!("{path} has no tag"))?;
     let root = storage.join("docker/registry/v2");
@@ -18,7 +18,7 @@ pub(super) fn seed(storage: &Path, image: &Image, path: &str) -> Result<()> {
         std::fs::create_dir_all(&dir)?;
         let (from, to) = (image.blob_file(digest), dir.join("data"));
         if !to.exists() {
-            // A link, where the cache is on the same file system: the registry never writes to a blob again.
+            // A hard link, if the cache is on the same file system: the registry never changes a blob.
             std::fs::hard_link(&from, &to).or_else(|_| std::fs::copy(&from, &to).map(drop))?;
         }
     }

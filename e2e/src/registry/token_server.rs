@@ -1,8 +1,8 @@
-//! A token server, as registries with an OAuth2 front have one:
+//! A token server, as registries with OAuth2 have one:
 //! <https://distribution.github.io/distribution/spec/auth/oauth/>.
 //!
-//! It knows one user, and takes nothing but that user's refresh token (what a docker config calls an
-//! `identitytoken`): neither passwords nor nobody get a token from it.
+//! It knows one user and accepts only the refresh token of that user, which a Docker config calls `identitytoken`. It
+//! refuses passwords and anonymous requests.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -25,41 +25,41 @@ use crate::place::Place;
 
 const ISSUER: &str = "e2e-tokens";
 const SERVICE: &str = "e2e-registry";
-/// Of an access token: longer than any test.
+/// Lifetime of an access token, longer than any test.
 const LIFE_SECONDS: i64 = 600;
 
-/// One request for a token.
+/// A request for a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// `refresh_token`, `password`, or empty for a GET.
+    /// Grant type, `refresh_token` or `password`; empty for a GET.
     pub grant_type: String,
-    /// What for: `repository:team/app:pull`.
+    /// Scope of the request, such as `repository:team/app:pull`.
     pub scope: String,
-    /// Whether it was given.
+    /// Whether the server issued a token.
     pub given: bool,
 }
 
-/// The server. Ends when dropped.
+/// A token server. Ends when dropped.
 pub struct TokenServer {
     addr: SocketAddr,
     certificate: PathBuf,
     grants: Arc<Mutex<Vec<Grant>>>,
     serving: JoinHandle<()>,
-    /// Keeps the certificate.
+    /// Keeps the file of the certificate.
     _place: Arc<Place>,
 }
 
-/// What signs.
+/// The issuer of tokens.
 struct Signer {
     user: String,
     refresh_token: String,
     key: EcdsaKeyPair,
-    /// DER.
+    /// Certificate of the key in DER.
     certificate: Vec<u8>,
 }
 
 impl TokenServer {
-    /// For one user with this refresh token.
+    /// Starts a server for one user with this refresh token.
     pub async fn start(user: &str, refresh_token: &str) -> Result<Self> {
         let place = Place::here()?;
         let pair = KeyPair::generate()?;
@@ -89,18 +89,18 @@ impl TokenServer {
         let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await?;
         let addr = listener.local_addr()?;
         let serving = tokio::spawn(async move {
-            // It ends with the test.
+            // Runs until it is aborted.
             let _ = axum::serve(listener, router).await;
         });
         Ok(Self { addr, certificate: file, grants, serving, _place: place })
     }
 
-    /// What it was asked so far.
+    /// All requests so far.
     pub fn grants(&self) -> Vec<Grant> {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The `auth` of a registry's configuration.
+    /// The `auth` section of the configuration of a registry that uses this server.
     pub(super) fn registry_auth(&self) -> Value {
         json!({"token": {
             "realm": format!("http://{}/token", self.addr),
@@ -135,7 +135,7 @@ impl Signer {
         (grant, answer)
     }
 
-    /// A JWT: <https://distribution.github.io/distribution/spec/auth/jwt/>.
+    /// Creates a JWT: <https://distribution.github.io/distribution/spec/auth/jwt/>.
     fn token(&self, scope: &str) -> Option<String> {
         let (kind, rest) = scope.split_once(':')?;
         let (name, actions) = rest.rsplit_once(':')?;
@@ -153,7 +153,7 @@ impl Signer {
     }
 }
 
-/// `application/x-www-form-urlencoded`.
+/// Parses `application/x-www-form-urlencoded`.
 fn fields(form: &str) -> HashMap<String, String> {
     form.split('&').filter_map(|pair| pair.split_once('=')).map(|(k, v)| (decoded(k), decoded(v))).collect()
 }

@@ -1,4 +1,4 @@
-//! What a simulated fleet is like.
+//! Behaviour of simulated edges: times of pulls, and faults.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,36 +6,36 @@ use std::time::Duration;
 
 use super::chance::{Chance, seconds};
 
-/// How simulated edges fare. The default: pulls take no time, and nothing ever goes wrong.
+/// The behaviour of simulated edges. By default, pulls take no time and nothing fails.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Behaviour {
-    /// What one image takes. The images of a task are pulled one after another.
+    /// Duration of one pull. The images of a task are pulled one after another.
     pub pull: PullTime,
-    /// The part of the images that fail, from 0 to 1.
+    /// Fraction of the images that fail, from 0 to 1.
     pub fail_rate: f64,
-    /// Bytes of an image that the progress counts. 0: no progress is reported.
+    /// Size of an image in bytes, for progress. With 0 no progress is reported.
     pub image_bytes: u64,
-    /// Each edge loses its connection so often, on the average, and dials again.
+    /// Average time between two losses of an edge's connection, after which it dials again.
     pub disconnect_every: Option<Duration>,
-    /// Each edge is restarted so often, on the average: what it was pulling is begun again; what it had pulled,
-    /// and what its ledger says, stays.
+    /// Average time between two restarts of an edge. It pulls again what was under way, and keeps its images and its
+    /// ledger.
     pub restart_every: Option<Duration>,
-    /// Each waits no longer than this between two dials. As real edges do, unless told otherwise: after some sessions
-    /// that did not last, up to a minute.
+    /// Longest wait between two dials. By default that of real edges: up to a minute after some sessions that did not
+    /// last.
     pub redial_within: Option<Duration>,
-    /// The same number gives the same durations, failures and faults, edge by edge.
+    /// Seed of the random numbers. The same seed gives each edge the same durations, failures and faults.
     pub seed: u64,
 }
 
-/// How long pulls take.
+/// The distribution of the durations of pulls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PullTime {
-    /// All the same: `100ms`.
+    /// All pulls take the same time: `100ms`.
     Fixed(Duration),
-    /// Evenly between two: `1s..10s`.
+    /// Uniform between two times: `1s..10s`.
     Between(Duration, Duration),
-    /// Log-normal, as downloads over many links are: half of them take up to the first, 19 of 20 up to the
-    /// second, and some take very long: `5s~60s`.
+    /// Log-normal, as for downloads over many links: the median, and the time that 19 of 20 pulls stay below, such as
+    /// `5s~60s`.
     LogNormal(Duration, Duration),
 }
 
@@ -46,9 +46,9 @@ impl Default for PullTime {
 }
 
 impl PullTime {
-    /// The next one.
+    /// Draws the next duration.
     pub(super) fn draw(self, chance: &mut Chance) -> Duration {
-        /// So many deviations above the median lie 95 % of a normal distribution.
+        /// 95 % of a normal distribution are below the median plus so many deviations.
         const NINETEEN_OF_TWENTY: f64 = 1.645;
         match self {
             Self::Fixed(duration) => duration,
@@ -78,16 +78,17 @@ impl FromStr for PullTime {
     fn from_str(text: &str) -> Result<Self, String> {
         let parse = |part: &str| {
             let part = part.trim();
-            // "0" needs no unit.
-            if part == "0" { Ok(Duration::ZERO) } else { humantime::parse_duration(part) }
-                .map_err(|error| format!("{part:?} is no duration ({error}); write 100ms, 1s..10s or 5s~60s"))
+            // humantime requires a unit even for 0.
+            if part == "0" { Ok(Duration::ZERO) } else { humantime::parse_duration(part) }.map_err(|error| {
+                format!("{part:?} is not a duration ({error}); write 100ms, 1s..10s or 5s~60s")
+            })
         };
         if let Some((from, to)) = text.split_once("..") {
             let (from, to) = (parse(from)?, parse(to)?);
             return if from <= to {
                 Ok(Self::Between(from, to))
             } else {
-                Err(format!("{text}: it ends before it begins"))
+                Err(format!("{text}: the second time must not be below the first"))
             };
         }
         if let Some((median, most)) = text.split_once('~') {
@@ -95,7 +96,7 @@ impl FromStr for PullTime {
             return if Duration::ZERO < median && median <= most {
                 Ok(Self::LogNormal(median, most))
             } else {
-                Err(format!("{text}: MEDIAN~MOST, where the median is above 0 and not above the other"))
+                Err(format!("{text}: in MEDIAN~MOST, the median must be above 0 and not above the other"))
             };
         }
         parse(text).map(Self::Fixed)
@@ -110,7 +111,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn pull_times_are_read() {
+    fn pull_times_are_parsed() {
         let cases = [
             ("0", PullTime::default()),
             ("100ms", PullTime::Fixed(SECOND / 10)),
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_lies_where_it_should() {
+    fn drawn_pull_times_follow_their_distribution() {
         const DRAWS: usize = 10_000;
         let draw = |pull: PullTime| {
             let mut chance = Chance::new(3, 0);

@@ -1,4 +1,4 @@
-//! Certificates for simulated edges, signed with the cloud's own CA: joining ten thousand times would measure the
+//! Certificates for simulated edges, signed with the cloud's own CA: to join ten thousand times would measure the
 //! joining.
 
 use std::num::NonZeroUsize;
@@ -14,17 +14,17 @@ use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair,
 
 use crate::cluster::{Cluster, NAMESPACE};
 
-/// Where cloudcore keeps its CA.
+/// Secret in which cloudcore keeps its CA.
 const SECRET: &str = "prepull-ca";
 
-/// The cloud's CA.
+/// The CA of the cloud, with its private key.
 pub(crate) struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    /// Reads it, with an administrator's rights.
+    /// Reads the CA from its Secret, with an administrator's rights.
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let secret = Api::<Secret>::namespaced(cluster.client(), NAMESPACE).get(SECRET).await;
         let secret = secret.with_context(|| format!("cannot read Secret {NAMESPACE}/{SECRET}"))?;
@@ -38,8 +38,8 @@ impl Authority {
         Ok(Self { certificate, issuer })
     }
 
-    /// One identity for each node, in their order; `progress` hears how many there are so far. They share a key: it
-    /// takes as long to make as a certificate, and proves nothing here.
+    /// Creates an identity for each node, in their order, and passes the number of those created so far to `progress`.
+    /// They share one key: generating a key takes as long as signing a certificate, and proves nothing here.
     pub(super) fn identities(
         &self,
         dir: &Path,
@@ -63,16 +63,17 @@ impl Authority {
             let workers: Vec<_> = parts.map(|part| scope.spawn(move || sign(part))).collect();
             let mut identities = Vec::with_capacity(nodes.len());
             for worker in workers {
-                let signed = worker.join().map_err(|_| anyhow!("a thread that signed died"))?;
+                let signed =
+                    worker.join().map_err(|_| anyhow!("a thread that signs certificates panicked"))?;
                 identities.extend(signed?);
             }
-            // They are in memory, and not renewed within a test.
+            // The identities are in memory, and are not renewed within a test.
             std::fs::remove_dir_all(dir)?;
             Ok(identities)
         })
     }
 
-    /// A state directory with what all identities have in common.
+    /// Writes a state directory with the files that all identities share.
     fn state(&self, dir: &Path, key: &KeyPair) -> Result<PathBuf> {
         let pki = dir.join("pki");
         std::fs::create_dir_all(&pki)?;
@@ -81,7 +82,7 @@ impl Authority {
         Ok(dir.to_owned())
     }
 
-    /// A node's certificate, as enrolment would give it, PEM.
+    /// Signs a certificate for a node as enrolment would, and returns it as PEM.
     pub(crate) fn certificate(&self, node: &str, key: &KeyPair) -> Result<String> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::OrganizationName, NODES_ORGANISATION);
@@ -91,12 +92,12 @@ impl Authority {
         Ok(params.signed_by(key, &self.issuer)?.pem())
     }
 
-    /// The CA's own, PEM.
+    /// Certificate of the CA as PEM.
     pub(crate) fn pem(&self) -> &str {
         &self.certificate
     }
 
-    /// As `join` would leave it.
+    /// Creates the identity that `join` would have left.
     fn identity(&self, state: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
         std::fs::write(state.join("pki/client.crt"), self.certificate(node, key)?)?;
         Identity::load(state).with_context(|| format!("no identity for {node}"))

@@ -1,18 +1,18 @@
-//! Chance that can be repeated: the same seed gives the same fleet.
+//! Reproducible random numbers: the same seed gives the same fleet.
 
 use std::time::Duration;
 
-/// Beyond this a drawn duration is of no use to anybody, and would not fit a clock.
+/// Longest duration that is drawn, in seconds, so that it fits every clock.
 const LONGEST: f64 = 365.0 * 24.0 * 3600.0;
 
-/// A stream of numbers by a seed: SplitMix64 (Steele, Lea, Flood 2014), small enough for one in each edge.
+/// A stream of random numbers (SplitMix64: Steele, Lea, Flood 2014), small enough for one in each edge.
 #[derive(Clone, Debug)]
 pub(super) struct Chance(u64);
 
 impl Chance {
-    /// The stream of that number among those of a seed.
+    /// Creates stream number `stream` of a seed.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
-        // Once through the mixer, so that neighbouring streams have nothing in common.
+        // The mixer makes neighbouring streams independent.
         let mut chance = Self(seed ^ stream.wrapping_mul(0xd1b5_4a32_d192_ed03));
         Self(chance.next())
     }
@@ -25,35 +25,35 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// Evenly from 0 to 1, 1 excluded.
+    /// Draws uniformly from 0 up to but excluding 1.
     pub(super) fn part(&mut self) -> f64 {
-        // 32 bits of it: a lossless conversion, and fine enough for everything here.
+        // 32 bits convert without loss, and are fine enough here.
         f64::from(u32::try_from(self.next() >> 32).unwrap_or(u32::MAX)) / (f64::from(u32::MAX) + 1.0)
     }
 
-    /// True so often, of 1.
+    /// Draws true with this probability.
     pub(super) fn happens(&mut self, rate: f64) -> bool {
         self.part() < rate
     }
 
-    /// Evenly from `from` to `to`.
+    /// Draws uniformly between two durations.
     pub(super) fn between(&mut self, from: Duration, to: Duration) -> Duration {
         from + to.saturating_sub(from).mul_f64(self.part())
     }
 
-    /// The wait for the next of events that come at random, so far apart on the average (exponential).
+    /// Draws the wait for the next of random events with this mean distance (exponential distribution).
     pub(super) fn wait(&mut self, mean: Duration) -> Duration {
         seconds(-mean.as_secs_f64() * (1.0 - self.part()).ln())
     }
 
-    /// From the normal distribution around 0 with deviation 1 (Box and Muller).
+    /// Draws from the normal distribution with mean 0 and deviation 1 (Box and Muller).
     pub(super) fn normal(&mut self) -> f64 {
         let (radius, angle) = (self.part(), self.part());
         (-2.0 * (1.0 - radius).ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
     }
 }
 
-/// A duration of any number, within reason.
+/// Converts seconds to a duration, limited to a year.
 pub(super) fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(if seconds.is_finite() { seconds.clamp(0.0, LONGEST) } else { LONGEST })
 }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_gives_the_same_and_another_stream_something_else() {
+    fn a_seed_is_reproducible_and_its_streams_differ() {
         let draw = |seed, stream| {
             let mut chance = Chance::new(seed, stream);
             (0..100).map(|_| chance.next()).collect::<Vec<_>>()
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_has_the_mean_that_was_asked_for() {
+    fn drawn_numbers_have_the_mean_of_their_distribution() {
         const DRAWS: u32 = 10_000;
         let mut chance = Chance::new(1, 1);
         let mut mean = |draw: &mut dyn FnMut(&mut Chance) -> f64| {

@@ -1,14 +1,15 @@
-//! What the edges of a fleet count together.
+//! Counters that all edges of a fleet share.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// Shared by all edges.
+/// The counters of a fleet.
 pub(super) struct Counts {
+    /// Sessions that are up now.
     pub(super) connected: watch::Sender<usize>,
-    /// Which roll call it is, and how many have answered: see [`super::Fleet::call_the_roll`].
+    /// Number of the roll call, and how many edges have connected since: see [`super::Fleet::start_roll_call`].
     pub(super) present: watch::Sender<(u64, usize)>,
     pub(super) pulls: AtomicU64,
     pub(super) whole: AtomicU64,
@@ -19,18 +20,18 @@ pub(super) struct Counts {
     pub(super) received: AtomicU64,
     pub(super) ended: AtomicU64,
     pub(super) failed: AtomicU64,
-    pub(super) heard: AtomicU64,
-    pub(super) said: AtomicU64,
+    pub(super) received_messages: AtomicU64,
+    pub(super) sent_messages: AtomicU64,
     pub(super) sessions: AtomicU64,
     pub(super) cuts: AtomicU64,
     pub(super) restarts: AtomicU64,
     first_task: AtomicU64,
     last_task: AtomicU64,
-    /// What the times count from.
+    /// Origin of `first_task` and `last_task`.
     born: Instant,
 }
 
-/// What a fleet has done so far. The numbers count from its start.
+/// What a fleet has done since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tally {
     /// Sessions that are up now.
@@ -41,28 +42,28 @@ pub struct Tally {
     pub cuts: u64,
     /// Edges that were restarted on purpose.
     pub restarts: u64,
-    /// Tasks that came in. One that is assigned again is counted once.
+    /// Tasks that arrived. A task that is assigned again is counted once.
     pub tasks: u64,
-    /// Tasks that came to an end on their edge.
+    /// Tasks that ended on their edge.
     pub ended: u64,
-    /// Those among them that did not succeed.
+    /// Tasks that ended without success.
     pub failed: u64,
     /// Pulls that were begun.
     pub pulls: u64,
-    /// Pulls that brought an image.
+    /// Pulls that completed.
     pub whole: u64,
-    /// Images that were whole and that a task set out to pull again. 0, or something is wrong.
+    /// Complete images that their task pulled again, which must be 0.
     pub pulled_twice: u64,
-    /// Edges that are at work now,
+    /// Edges that are at work now.
     pub running: u64,
-    /// and were at the same time, at most.
+    /// Largest number of edges that were at work at the same time.
     pub most_at_once: usize,
-    /// Tasks that the edges hold: not acknowledged yet.
+    /// Tasks in the ledgers, which are not acknowledged yet.
     pub open: usize,
     /// Messages from the cloud.
-    pub heard: u64,
-    /// Messages for the cloud; those said while there was no session are counted, and lost.
-    pub said: u64,
+    pub received_messages: u64,
+    /// Messages to the cloud, including those that were lost without a session.
+    pub sent_messages: u64,
 }
 
 impl Counts {
@@ -79,8 +80,8 @@ impl Counts {
             received: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            heard: AtomicU64::new(0),
-            said: AtomicU64::new(0),
+            received_messages: AtomicU64::new(0),
+            sent_messages: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             cuts: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
@@ -106,39 +107,39 @@ impl Counts {
             running: self.running.load(Ordering::SeqCst) as u64,
             most_at_once: self.most_running.load(Ordering::SeqCst),
             open: self.tasks.load(Ordering::SeqCst),
-            heard: number(&self.heard),
-            said: number(&self.said),
+            received_messages: number(&self.received_messages),
+            sent_messages: number(&self.sent_messages),
         }
     }
 
-    /// A task came in.
-    pub(super) fn received(&self) {
+    /// Counts a task that arrived.
+    pub(super) fn count_task(&self) {
         let now = u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.first_task.fetch_min(now, Ordering::SeqCst);
         self.last_task.fetch_max(now, Ordering::SeqCst);
         self.received.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// When the first and the last task came in, since [`Self::forget_times`].
+    /// When the first and the last task arrived since [`Self::reset_task_times`].
     pub(super) fn times(&self) -> Option<(Instant, Instant)> {
         let first = self.first_task.load(Ordering::SeqCst);
         let at = |nanos| self.born + Duration::from_nanos(nanos);
         (first != u64::MAX).then(|| (at(first), at(self.last_task.load(Ordering::SeqCst))))
     }
 
-    pub(super) fn forget_times(&self) {
+    pub(super) fn reset_task_times(&self) {
         self.first_task.store(u64::MAX, Ordering::SeqCst);
         self.last_task.store(0, Ordering::SeqCst);
     }
 
-    /// An edge went to work.
-    pub(super) fn works(&self) {
+    /// Counts an edge that begins to work.
+    pub(super) fn begin_work(&self) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_running.fetch_max(running, Ordering::SeqCst);
     }
 
-    /// An edge rests, with or without having ended its task.
-    pub(super) fn rests(&self) {
+    /// Counts an edge that stops working, whether or not its task has ended.
+    pub(super) fn end_work(&self) {
         self.running.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -1,4 +1,4 @@
-//! One simulated edge: carries out what the real agent decides, without a disk and without a runtime.
+//! One simulated edge, which carries out what the real agent decides, without a disk and without a runtime.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
@@ -21,12 +21,12 @@ use super::chance::Chance;
 use super::counts::Counts;
 use super::machine::Machine;
 
-/// Messages that wait for the tunnel; as many as an edge has tasks in these tests, and some.
+/// Capacity of the queue of events from the tunnel, more than an edge has tasks in these tests.
 const QUEUE: usize = 16;
-/// A link that was cut, or a program that was killed, is back within this.
+/// Longest time until an edge dials again after a cut or a restart.
 const LONGEST_OUTAGE: Duration = Duration::from_secs(2);
 
-/// What all edges of a fleet have in common.
+/// The state that all edges of a fleet share.
 pub(super) struct Shared {
     pub(super) url: String,
     pub(super) behaviour: Arc<Behaviour>,
@@ -38,36 +38,36 @@ pub(super) struct Shared {
 pub(super) struct Edge {
     shared: Arc<Shared>,
     identity: Identity,
-    /// For the faults; the pulls have a stream of their own.
+    /// Random numbers for faults; those for pulls are another stream.
     chance: Chance,
     agent: Agent,
     machine: Machine,
-    /// What would be on the disk.
+    /// The ledger, which a real edge has on disk.
     ledger: BTreeMap<TaskId, TaskRecord>,
     tunnel: Option<Tunnel>,
     faults: Faults,
     connected: bool,
-    /// The last roll call that was answered.
+    /// Number of the last roll call that counted this edge.
     called: u64,
     tasks: usize,
 }
 
-/// The program that keeps the session up, as long as it is there.
+/// The task that keeps the session up, with its queues.
 struct Tunnel {
     link: Link,
     events: mpsc::Receiver<TunnelEvent>,
     task: JoinHandle<()>,
 }
 
-/// When what goes wrong next.
+/// Times of the next faults.
 struct Faults {
     disconnect: Option<Instant>,
     restart: Option<Instant>,
-    /// The end of an outage.
+    /// When to dial again after a cut or a restart.
     redial: Option<Instant>,
 }
 
-/// What woke the edge up.
+/// A reason for the edge to wake up.
 enum Woken {
     Shutdown,
     Tunnel(TunnelEvent),
@@ -95,7 +95,7 @@ impl Edge {
         }
     }
 
-    /// Until the fleet is told to end.
+    /// Runs until the fleet is stopped.
     pub(super) async fn run(mut self) {
         self.plan_faults(Instant::now());
         self.dial();
@@ -103,17 +103,17 @@ impl Edge {
             let mut events = VecDeque::new();
             match self.wait().await {
                 Woken::Shutdown => break,
-                Woken::Tunnel(event) => events.extend(self.heard(event)),
-                Woken::Time => self.due(Instant::now(), &mut events),
+                Woken::Tunnel(event) => events.extend(self.translate(event)),
+                Woken::Time => self.handle_time(Instant::now(), &mut events),
             }
-            self.take(events).await;
+            self.handle(events).await;
         }
-        self.is_connected(false);
+        self.set_connected(false);
     }
 
     async fn wait(&mut self) -> Woken {
         let Faults { disconnect, restart, redial } = self.faults;
-        let due = [self.agent.next_tick(), self.machine.next(), disconnect, restart, redial];
+        let due = [self.agent.next_tick(), self.machine.next_due(), disconnect, restart, redial];
         let due = due.into_iter().flatten().min();
         let tunnel = async {
             match &mut self.tunnel {
@@ -128,8 +128,8 @@ impl Edge {
         }
     }
 
-    /// What the clock brings.
-    fn due(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
+    /// Does what is due at this time.
+    fn handle_time(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(self.faults.restart) {
             self.shared.counts.restarts.fetch_add(1, Ordering::SeqCst);
@@ -182,14 +182,14 @@ impl Edge {
             tunnel.task.abort();
         }
         if self.connected {
-            self.is_connected(false);
+            self.set_connected(false);
             events.push_back(AgentEvent::Disconnected);
         }
         self.faults.redial = Some(now + self.chance.between(Duration::ZERO, LONGEST_OUTAGE));
     }
 
-    /// What the tunnel says, in the agent's terms.
-    fn heard(&mut self, event: TunnelEvent) -> Option<AgentEvent> {
+    /// Translates an event of the tunnel into one for the agent.
+    fn translate(&mut self, event: TunnelEvent) -> Option<AgentEvent> {
         let message = match event {
             TunnelEvent::Connecting(answer) => {
                 let hello = Hello {
@@ -201,24 +201,24 @@ impl Edge {
                     max_tasks: Some(self.agent.max_tasks().get()),
                     open: self.agent.open_tasks(),
                 };
-                let _ = answer.send(hello); // the attempt is over: so is the question
+                let _ = answer.send(hello); // fails if the attempt to connect is over
                 return None;
             }
             TunnelEvent::Connected(_) => {
-                self.is_connected(true);
+                self.set_connected(true);
                 return Some(AgentEvent::Connected);
             }
             TunnelEvent::Disconnected => {
-                self.is_connected(false);
+                self.set_connected(false);
                 return Some(AgentEvent::Disconnected);
             }
             TunnelEvent::Message(message) => message,
         };
-        self.shared.counts.heard.fetch_add(1, Ordering::Relaxed);
+        self.shared.counts.received_messages.fetch_add(1, Ordering::Relaxed);
         match message {
             CloudMessage::Assign(assign) => {
                 if !self.ledger.contains_key(&assign.task.id) {
-                    self.shared.counts.received();
+                    self.shared.counts.count_task();
                 }
                 Some(AgentEvent::Assign(assign))
             }
@@ -228,8 +228,8 @@ impl Edge {
         }
     }
 
-    /// These events, and all that follows from them at once.
-    async fn take(&mut self, mut events: VecDeque<AgentEvent>) {
+    /// Lets the agent handle the events, and all that follow from them at once.
+    async fn handle(&mut self, mut events: VecDeque<AgentEvent>) {
         while let Some(event) = events.pop_front() {
             let now = Now { monotonic: Instant::now(), wall: SystemTime::now() };
             for effect in self.agent.handle(event, now) {
@@ -239,7 +239,7 @@ impl Edge {
                         self.ledger.insert(record.id().clone(), *record);
                     }
                     AgentEffect::Forget(task) => _ = self.ledger.remove(&task),
-                    AgentEffect::Send(message) => self.say(message).await,
+                    AgentEffect::Send(message) => self.send(message).await,
                     AgentEffect::Start(work) => self.machine.start(*work, now.monotonic, &mut events),
                     AgentEffect::Renew(task, terms) => self.machine.renew(&task, terms),
                     AgentEffect::Stop { task, reason } => {
@@ -254,9 +254,9 @@ impl Edge {
         self.tasks = tasks;
     }
 
-    /// As the real agent does: progress where there is room for it, everything else in any case.
-    async fn say(&mut self, message: EdgeMessage) {
-        self.shared.counts.said.fetch_add(1, Ordering::Relaxed);
+    /// Sends a message as a real edge does: progress only if the queue has room, everything else in any case.
+    async fn send(&mut self, message: EdgeMessage) {
+        self.shared.counts.sent_messages.fetch_add(1, Ordering::Relaxed);
         let Some(Tunnel { link, .. }) = &self.tunnel else { return };
         match message {
             EdgeMessage::Progress(_) => link.offer(message),
@@ -264,7 +264,7 @@ impl Edge {
         }
     }
 
-    fn is_connected(&mut self, connected: bool) {
+    fn set_connected(&mut self, connected: bool) {
         let Counts { connected: count, present, sessions, .. } = &*self.shared.counts;
         let before = std::mem::replace(&mut self.connected, connected);
         if before != connected {

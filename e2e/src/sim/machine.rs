@@ -1,5 +1,5 @@
-//! What a simulated edge has instead of an executor and a container runtime: images that take time. Pure: the time
-//! is passed in, and what happened comes out as events for the agent.
+//! Simulated executor and container runtime of an edge, whose pulls only take time. Pure: time is an argument, and
+//! the results are events for the agent.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
@@ -19,34 +19,35 @@ use super::behaviour::Behaviour;
 use super::chance::Chance;
 use super::counts::Counts;
 
-/// What a simulated image has as its digest.
+/// Digest of every simulated image.
 const DIGEST: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
-/// Why a simulated image fails.
+/// Reason of every simulated failure.
 const FAILED: &str = "simulated: the registry is away";
-/// What real edges keep to: a person reads no faster.
+/// Interval of progress, as on real edges.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
+/// A simulated executor with its container runtime.
 pub(super) struct Machine {
     behaviour: Arc<Behaviour>,
     chance: Chance,
-    /// Every image fails.
+    /// Whether every image fails.
     fails: bool,
     counts: Arc<Counts>,
-    /// The references that are there, hashed: as a container runtime's store they outlive every restart.
+    /// Hashes of the references in the store, which survives restarts as that of a container runtime does.
     images: HashSet<u64>,
-    /// The images of each task that became whole.
+    /// Images that completed, by task and index.
     whole: HashSet<(TaskId, usize)>,
-    /// The first is being worked on.
+    /// Tasks. The first one is being worked on.
     runs: VecDeque<Run>,
 }
 
-/// A task.
+/// A task that was started.
 struct Run {
     work: Execution,
     pull: Option<Pull>,
 }
 
-/// An image on its way.
+/// A pull that is under way.
 struct Pull {
     index: usize,
     began: Instant,
@@ -61,8 +62,8 @@ impl Machine {
         Self { behaviour, chance, fails, counts, images, whole, runs }
     }
 
-    /// When [`Self::advance`] is to be called next.
-    pub(super) fn next(&self) -> Option<Instant> {
+    /// When [`Self::advance`] must be called next.
+    pub(super) fn next_due(&self) -> Option<Instant> {
         let progress = self.behaviour.image_bytes > 0;
         let of_first = self.runs.front().and_then(|run| {
             let pull = run.pull.as_ref()?;
@@ -77,7 +78,7 @@ impl Machine {
         }
         self.runs.push_back(Run { work, pull: None });
         if self.runs.len() == 1 {
-            self.counts.works();
+            self.counts.begin_work();
         }
         self.advance(now, events);
     }
@@ -96,23 +97,23 @@ impl Machine {
         events: &mut VecDeque<AgentEvent>,
     ) {
         if let Some(place) = self.runs.iter().position(|run| run.work.task.id == *task) {
-            self.end(place, Some((TaskOutcome::Cancelled, reason)), events);
+            self.end_task(place, Some((TaskOutcome::Cancelled, reason)), events);
             self.advance(now, events);
         }
     }
 
-    /// The power is gone, and back: what was under way is forgotten, what is on the disk is not.
+    /// Simulates a power cut: forgets what was under way and keeps what would be on disk.
     pub(super) fn restart(&mut self) {
         if !self.runs.is_empty() {
-            self.counts.rests();
+            self.counts.end_work();
         }
         self.runs.clear();
     }
 
-    /// Does what is due.
+    /// Does what is due by now.
     pub(super) fn advance(&mut self, now: Instant, events: &mut VecDeque<AgentEvent>) {
         while let Some(late) = self.runs.iter().position(|run| run.work.terms.deadline <= now) {
-            self.end(late, Some((TaskOutcome::DeadlineExceeded, "the deadline passed")), events);
+            self.end_task(late, Some((TaskOutcome::DeadlineExceeded, "the deadline passed")), events);
         }
         while let Some(run) = self.runs.front_mut() {
             if let Some(pull) = run.pull.as_mut() {
@@ -125,16 +126,16 @@ impl Machine {
                 }
                 let (index, fails) = (pull.index, pull.fails);
                 run.pull = None;
-                self.pulled(index, fails, events);
+                self.end_pull(index, fails, events);
             } else if let Some(index) = run.work.done.iter().position(Option::is_none) {
                 self.begin(index, now, events);
             } else {
-                self.end(0, None, events);
+                self.end_task(0, None, events);
             }
         }
     }
 
-    /// Begins with an image of the first task: a pull, or the news that it is there.
+    /// Begins with an image of the first task: starts a pull, or ends the image if it is in the store.
     fn begin(&mut self, index: usize, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front_mut() else { return };
         let image = &run.work.task.images[index];
@@ -142,43 +143,48 @@ impl Machine {
         self.counts.twice.fetch_add(u64::from(again), Ordering::SeqCst);
         let there = self.images.contains(&hash(&image.reference));
         if image.policy != PullPolicy::Always && there {
-            return self.ended(index, result(ImageOutcome::Present, 0), events);
+            return self.end_image(index, result(ImageOutcome::Present, 0), events);
         }
         self.counts.pulls.fetch_add(1, Ordering::SeqCst);
         let fails = self.fails || self.chance.happens(self.behaviour.fail_rate);
         let ends = now + self.behaviour.pull.draw(&mut self.chance);
-        // Not all at the same moment of each second.
+        // Spread over the second, so that not all edges report at the same moment.
         let next_progress = now + self.chance.between(Duration::ZERO, PROGRESS_EVERY);
         run.pull = Some(Pull { index, began: now, ends, next_progress, fails });
     }
 
-    fn pulled(&mut self, index: usize, fails: bool, events: &mut VecDeque<AgentEvent>) {
+    fn end_pull(&mut self, index: usize, fails: bool, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front() else { return };
         let image = &run.work.task.images[index];
         if fails {
-            return self.ended(index, result(ImageOutcome::Failed, image.retries + 1), events);
+            return self.end_image(index, result(ImageOutcome::Failed, image.retries + 1), events);
         }
         self.counts.whole.fetch_add(1, Ordering::SeqCst);
         self.images.insert(hash(&image.reference));
         self.whole.insert((run.work.task.id.clone(), index));
         let bytes = self.behaviour.image_bytes;
         let bytes = (bytes > 0).then_some(Bytes { done: bytes, total: bytes });
-        self.ended(index, ImageResult { bytes, ..result(ImageOutcome::Pulled, 1) }, events);
+        self.end_image(index, ImageResult { bytes, ..result(ImageOutcome::Pulled, 1) }, events);
     }
 
-    fn ended(&mut self, index: usize, result: ImageResult, events: &mut VecDeque<AgentEvent>) {
+    fn end_image(&mut self, index: usize, result: ImageResult, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front_mut() else { return };
         run.work.done[index] = Some(result.clone());
         events.push_back(AgentEvent::ImageEnded { task: run.work.task.id.clone(), index, result });
     }
 
-    /// Ends a task: as its images did, or before its time.
-    fn end(&mut self, place: usize, early: Option<(TaskOutcome, &str)>, events: &mut VecDeque<AgentEvent>) {
+    /// Ends a task, with the outcome of its images unless it is ended early.
+    fn end_task(
+        &mut self,
+        place: usize,
+        early: Option<(TaskOutcome, &str)>,
+        events: &mut VecDeque<AgentEvent>,
+    ) {
         let Some(run) = self.runs.remove(place) else { return };
         if place == 0 {
-            self.counts.rests();
+            self.counts.end_work();
             if !self.runs.is_empty() {
-                self.counts.works();
+                self.counts.begin_work();
             }
         }
         self.counts.ended.fetch_add(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! A fleet to be: its nodes, its certificates, its sessions.
+//! Start of a fleet: nodes, certificates, sessions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,14 +21,14 @@ use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::place::file_limit;
 
-/// Requests to the API server at a time, while the nodes are made.
+/// Concurrent requests to the API server while Node objects are created.
 const AT_A_TIME: usize = 64;
-/// Files that this process has open beside the sockets of its edges, and a cloudcore beside its sessions.
+/// Files that this process has open in addition to the sockets of its edges, or a cloudcore to those of its sessions.
 const OTHER_FILES: usize = 200;
-/// Between two looks at the sessions that came up, for whoever watches.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval between two reports of how many sessions are up.
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a fleet that starts is at.
+/// A step of the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Node objects are created.
@@ -39,10 +39,10 @@ pub enum Step {
     Sessions,
 }
 
-/// Hears how far a start is.
+/// A function that is called with each step and the number of edges that it is done for.
 type Watcher = Arc<dyn Fn(Step, usize) + Send + Sync>;
 
-/// A fleet to be; `.await` starts it.
+/// A fleet that has not been started; `.await` starts it.
 pub struct Start<'a> {
     cluster: &'a Cluster,
     cloud: &'a Cloud,
@@ -58,35 +58,35 @@ impl<'a> Start<'a> {
         Self { cluster, cloud, size, behaviour, failing: 0, watcher }
     }
 
-    /// Each image takes this long. At once, unless told otherwise.
+    /// Sets the duration of each pull, which is 0 by default.
     #[must_use]
     pub fn pulls_take(mut self, pull: Duration) -> Self {
         self.behaviour.pull = PullTime::Fixed(pull);
         self
     }
 
-    /// On the first so many edges every image fails.
+    /// Makes every image fail on the first `edges` edges.
     #[must_use]
     pub fn the_first_fail(mut self, edges: usize) -> Self {
         self.failing = edges;
         self
     }
 
-    /// Like this.
+    /// Sets the behaviour of the edges.
     #[must_use]
     pub fn behaves(mut self, behaviour: Behaviour) -> Self {
         self.behaviour = behaviour;
         self
     }
 
-    /// Is told what is being done, and for how many edges it has been.
+    /// Sets a function that is called with each step and the number of edges that it is done for.
     #[must_use]
     pub fn watched_by(mut self, watcher: impl Fn(Step, usize) + Send + Sync + 'static) -> Self {
         self.watcher = Arc::new(watcher);
         self
     }
 
-    /// Makes the nodes and the certificates; nobody is connected yet.
+    /// Creates Node objects and certificates, without connecting.
     pub async fn prepare(self) -> Result<Prepared> {
         let Self { cluster, cloud, size, behaviour, failing, watcher } = self;
         let files = file_limit();
@@ -110,7 +110,7 @@ impl<'a> Start<'a> {
         let dir = cluster.place().new_dir("fleet")?;
         let identities = {
             let (names, watcher) = (names.clone(), Arc::clone(&watcher));
-            // Signatures, thousands of them.
+            // Thousands of signatures would block the runtime.
             let sign = move || authority.identities(&dir, &names, &|done| watcher(Step::Certificates, done));
             tokio::task::spawn_blocking(sign).await??
         };
@@ -119,7 +119,7 @@ impl<'a> Start<'a> {
     }
 }
 
-/// Edges that know who they are, and have not dialled yet.
+/// A fleet with nodes and certificates that has not connected.
 pub struct Prepared {
     names: Vec<String>,
     identities: Vec<Identity>,
@@ -130,7 +130,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// All dial at once. Returns when each has been connected.
+    /// Lets all edges dial at once. Returns when each of them has been connected.
     pub async fn connect(self) -> Result<Fleet> {
         let Self { names, identities, url, behaviour, failing, watcher } = self;
         let fleet = Fleet {
@@ -146,7 +146,7 @@ impl Prepared {
             shutdown: fleet.shutdown.clone(),
             tasks: fleet.tasks.clone(),
         });
-        fleet.call_the_roll();
+        fleet.start_roll_call();
         let runtime = background::runtime()?;
         for (number, identity) in identities.into_iter().enumerate() {
             let edge = Edge::new(Arc::clone(&shared), identity, number as u64, number < failing);
@@ -156,11 +156,11 @@ impl Prepared {
         let watch = async {
             loop {
                 watcher(Step::Sessions, fleet.connected());
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(REPORT_INTERVAL).await;
             }
         };
         tokio::select! {
-            came = fleet.all_came(CONNECT_LIMIT) => came?,
+            connected = fleet.all_have_connected(CONNECT_LIMIT) => connected?,
             never = watch => never,
         }
         Ok(fleet)

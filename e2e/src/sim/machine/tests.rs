@@ -6,7 +6,7 @@ use crate::sim::behaviour::PullTime;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A machine, its counts, and what it says.
+/// A machine with its counts and its events.
 struct Bench {
     machine: Machine,
     counts: Arc<Counts>,
@@ -29,14 +29,14 @@ impl Bench {
         self.machine.start(work, self.begun + at, &mut self.events);
     }
 
-    /// Lets the time pass, as the edge does: from one due moment to the next.
+    /// Lets time pass as the edge does, from one due moment to the next.
     fn until(&mut self, end: Duration) {
-        while let Some(next) = self.machine.next().filter(|next| *next <= self.begun + end) {
+        while let Some(next) = self.machine.next_due().filter(|next| *next <= self.begun + end) {
             self.machine.advance(next, &mut self.events);
         }
     }
 
-    /// The images that ended, and how, since the last question.
+    /// Images that have ended, each with its outcome.
     fn images(&self) -> Vec<(usize, ImageOutcome)> {
         let ended = self.events.iter().filter_map(|event| match event {
             AgentEvent::ImageEnded { index, result, .. } => Some((*index, result.outcome)),
@@ -56,7 +56,7 @@ impl Bench {
     }
 }
 
-/// A task of so many images, with a minute for it.
+/// A task of so many images, with a deadline of a minute.
 fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
     let image = |number: usize| ImageTask {
         image: format!("image-{number}"),
@@ -87,13 +87,13 @@ fn images_are_pulled_one_after_another() {
     assert_eq!(bench.ends(), []);
     bench.until(6 * SECOND);
     assert_eq!(bench.ends(), [(TaskOutcome::Succeeded, vec![Pulled; 3])]);
-    assert_eq!(bench.machine.next(), None);
+    assert_eq!(bench.machine.next_due(), None);
     let tally = bench.counts.tally();
     assert_eq!((tally.pulls, tally.whole, tally.pulled_twice, tally.running), (3, 3, 0, 0));
 }
 
 #[test]
-fn a_restart_loses_what_was_on_its_way_and_nothing_else() {
+fn a_restart_loses_only_the_pull_under_way() {
     let mut bench = Bench::pulling(2 * SECOND);
     let task = work(bench.begun, 1, 3);
     bench.start(Duration::ZERO, task.clone());
@@ -101,7 +101,7 @@ fn a_restart_loses_what_was_on_its_way_and_nothing_else() {
     bench.machine.restart();
     bench.until(10 * SECOND);
     assert_eq!(bench.images(), [(0, ImageOutcome::Pulled)]);
-    // The agent knows of the first.
+    // The agent's ledger has the first image.
     let mut rest = task;
     rest.done[0] = Some(result(ImageOutcome::Pulled, 1));
     bench.start(10 * SECOND, rest);
@@ -112,7 +112,7 @@ fn a_restart_loses_what_was_on_its_way_and_nothing_else() {
 }
 
 #[test]
-fn a_task_that_comes_again_is_noticed_and_a_later_attempt_finds_its_images() {
+fn a_repeated_task_counts_as_pulled_twice_and_a_later_attempt_does_not() {
     let mut bench = Bench::pulling(SECOND);
     bench.start(Duration::ZERO, work(bench.begun, 1, 2));
     bench.until(2 * SECOND);
@@ -124,7 +124,7 @@ fn a_task_that_comes_again_is_noticed_and_a_later_attempt_finds_its_images() {
 }
 
 #[test]
-fn whatever_ends_early_keeps_what_is_whole() {
+fn a_task_that_ends_early_keeps_its_complete_images() {
     use ImageOutcome::{Pulled, Stopped};
     let mut bench = Bench::pulling(40 * SECOND);
     bench.start(Duration::ZERO, work(bench.begun, 1, 2));
@@ -139,7 +139,7 @@ fn whatever_ends_early_keeps_what_is_whole() {
     bench.until(70 * SECOND);
     bench.machine.stop(&task.task.id, "enough", bench.begun + 70 * SECOND, &mut bench.events);
     assert_eq!(bench.ends(), [(TaskOutcome::Cancelled, vec![Pulled, Stopped])]);
-    assert_eq!((bench.machine.next(), bench.counts.tally().running), (None, 0));
+    assert_eq!((bench.machine.next_due(), bench.counts.tally().running), (None, 0));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn progress_comes_once_a_second_and_rises() {
 }
 
 #[test]
-fn so_many_fail_and_the_same_ones_with_the_same_seed() {
+fn the_fail_rate_is_kept_and_reproducible() {
     let run = |seed| {
         let behaviour = Behaviour { fail_rate: 0.25, seed, ..Behaviour::default() };
         let mut bench = Bench::new(behaviour);
