@@ -1,10 +1,10 @@
-//! Processes that end with the test that started them, however it ends.
+//! Child processes, which end with the test that started them, however it ends.
 //!
 //! - A test that returns or panics drops its [`Child`]ren: each is killed with its process group, and waited for.
-//! - A test process that is killed (Ctrl-C, SIGKILL, a runner's timeout) drops nothing. The [`reaper`] holds a list of
-//!   what was started and lives in a process group of its own: it reads our end of a pipe, and at its end, which the
-//!   kernel guarantees, kills what is on the list and removes the directories.
-//! - What outlives a test on purpose is on the list of another such script, which ends with the whole run.
+//! - A test process that is killed (Ctrl-C, SIGKILL, a runner's timeout) drops nothing. The [`reaper`] has a list of
+//!   what was started, and a process group of its own. It reads from a pipe that the kernel closes when the test process
+//!   ends; then it kills what is on the list and removes the directories.
+//! - What outlives a test on purpose is on the list of another reaper, which ends with the whole run.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
@@ -20,31 +20,31 @@ use crate::place::{Place, tail};
 use crate::reaper;
 use crate::usage::Usage;
 
-/// Between two looks at something that can only be looked at.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Interval between two attempts at something that can only be polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A thread stops when it next leaves the kernel: at once, but for a disk that hangs.
+/// Limit for a process to stop: each thread stops when it next leaves the kernel.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// A process that we started, the leader of a process group of its own.
+/// A child process, which is the leader of a process group of its own.
 #[derive(Debug)]
 pub struct Child {
     name: String,
     process: std::process::Child,
     pid: Pid,
     log: PathBuf,
-    /// Not to be killed when this is dropped.
+    /// Whether the process continues when this value is dropped.
     outlives_us: bool,
 }
 
 impl Child {
-    /// Starts a program. What it prints goes to the end of `<name>.log` in the place's log directory.
+    /// Starts a program. Its output is appended to `<name>.log` in the log directory of the place.
     pub fn spawn(place: &Place, name: &str, command: Command) -> Result<Self> {
         Self::start(place.log_file(name), name, command, reaper::watch_process)
     }
 
-    /// Starts a program that ends with the whole run at the latest: [`Self::outlive_us`]. What it prints goes to the
-    /// end of `<name>.log` in `logs`.
+    /// Starts a program that may outlive the test ([`Self::outlive_us`]) and ends with the whole run at the latest. Its
+    /// output is appended to `<name>.log` in `logs`.
     pub fn spawn_for_the_run(pool: &Path, logs: &Path, name: &str, command: Command) -> Result<Self> {
         let watch = |pid| reaper::watch_process_of_the_run(pool, pid);
         Self::start(logs.join(format!("{name}.log")), name, command, watch)
@@ -67,43 +67,43 @@ impl Child {
         Ok(child)
     }
 
-    /// It goes on when this is dropped.
+    /// Lets the process continue when this value is dropped.
     pub fn outlive_us(&mut self) {
         self.outlives_us = true;
     }
 
-    /// The name it was started under.
+    /// Name under which the process was started.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Of the process and of its group.
+    /// Id of the process, and of its group.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Everything that it has printed so far, over all its restarts under the same name.
+    /// Everything that was printed so far, over all processes of this name.
     pub fn log(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// Where its output goes.
+    /// File of the output.
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// Resident memory, in bytes.
+    /// Resident memory in bytes.
     pub fn memory(&self) -> Result<u64> {
         Ok(Usage::of(self.pid())?.rss)
     }
 
-    /// Whether it has not ended yet. A stopped process runs, too.
+    /// Whether the process has not ended yet. A frozen process is running as well.
     pub fn is_running(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// SIGSTOP: the process hangs, its connections stay open. It does when this returns: the signal itself takes
-    /// effect thread by thread, after it was sent.
+    /// Freezes the process with SIGSTOP; its connections stay open. Returns when all threads have stopped, which takes
+    /// effect one by one after the signal.
     pub fn stop(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
         let began = Instant::now();
@@ -118,17 +118,17 @@ impl Child {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
         threads.into_iter().flatten().flatten().all(|thread| {
             let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            // The state is the first field behind the name, which is in parentheses.
+            // The state is the first field after the name, which is in parentheses.
             stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
         })
     }
 
-    /// SIGCONT: it goes on.
+    /// Resumes the process with SIGCONT.
     pub fn cont(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// SIGKILL, and it is gone when this returns.
+    /// Kills the process with SIGKILL, and waits until it has ended.
     pub fn kill9(&mut self) -> Result<()> {
         if self.is_running() {
             self.signal(Signal::KILL)?;
@@ -137,29 +137,29 @@ impl Child {
         Ok(())
     }
 
-    /// SIGTERM, without waiting: see [`Self::wait`].
+    /// Sends SIGTERM without waiting for the end: see [`Self::wait`].
     pub fn terminate(&self) -> Result<()> {
         self.signal(Signal::TERM)
     }
 
-    /// Waits for the end.
+    /// Waits until the process ends by itself.
     pub async fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         while self.is_running() {
             if Instant::now() >= deadline {
                 bail!("{} (pid {}) still runs after {limit:?}", self.name, self.pid());
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(self.process.wait()?)
     }
 
-    /// Its end, if it has ended, as an error with what it printed last. For whoever waits for something of it.
+    /// Fails if the process has ended, with its last output. For use while waiting for the process to do something.
     pub fn check_running(&mut self) -> Result<()> {
         match self.process.try_wait()? {
             None => Ok(()),
             Some(status) => {
-                bail!("{} ended with {status}; its last words:\n{}", self.name, tail(&self.log(), 20))
+                bail!("{} ended with {status}; its last output:\n{}", self.name, tail(&self.log(), 20))
             }
         }
     }
@@ -175,14 +175,14 @@ impl Drop for Child {
         if keeping() || self.outlives_us {
             return;
         }
-        // The whole group, also where the leader has ended: its children may not have.
+        // The whole group, since children may outlive their leader.
         let _ = kill_process_group(self.pid, Signal::KILL);
         let _ = self.process.wait();
     }
 }
 
-/// Tries again, soon, until it works or the time is up; then the last error is the answer. For what can only be
-/// asked, such as a server that is starting; whatever can be watched is watched.
+/// Repeats an attempt until it succeeds or the limit has passed, and then returns its last error. For what can only be
+/// polled, such as a server that is starting; whatever can be watched is watched instead.
 pub async fn eventually<T, F>(what: &str, limit: Duration, mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
@@ -194,7 +194,7 @@ where
             Err(error) if Instant::now() >= deadline => {
                 return Err(error.context(format!("{what}: not within {limit:?}")));
             }
-            Err(_) => tokio::time::sleep(PAUSE).await,
+            Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }

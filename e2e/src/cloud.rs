@@ -1,4 +1,4 @@
-//! cloudcore-prepull, as its own ServiceAccount.
+//! cloudcore-prepull as a process, which runs as its own ServiceAccount.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,16 +23,16 @@ use crate::place::{Place, tail};
 use crate::plain_http;
 use crate::ports::Port;
 
-/// It is up in well under a second; the machine may be busy.
+/// Limit for the start, which takes less than a second on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// SIGTERM is graceful, and not endless.
+/// Limit for the end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const PROGRAM: &str = "cloudcore-prepull";
-/// Short, for tests wait for them, and long enough for a busy machine.
+/// Times of the leader election: short, since tests wait for them, and long enough for a busy machine.
 const ELECTION: [&str; 3] =
     ["--lease-duration=4s", "--lease-renew-deadline=3s", "--lease-retry-period=500ms"];
 
-/// The cloud side: a process, and what it takes to start it again in the same place.
+/// A cloudcore-prepull, with what is needed to restart it on the same ports.
 pub struct Cloud {
     place: Arc<Place>,
     name: String,
@@ -44,15 +44,15 @@ pub struct Cloud {
     front: Option<SocketAddr>,
     arguments: Vec<OsString>,
     standby: bool,
-    /// Where it runs, if not where we do, and the ways there.
+    /// Namespace of the process, if not that of the test, and the passages to and from it.
     space: Option<(Space, Vec<Passage>)>,
     process: Option<Child>,
-    /// Behind the process, which writes to it until it is gone.
+    /// Keeps the cluster. Dropped after the process, which writes to the cluster until it has ended.
     #[expect(dead_code, reason = "held until the end")]
     hold: Hold,
 }
 
-/// A cloud to be; `.await` starts it.
+/// A cloud that has not been started; `.await` starts it.
 pub struct Start<'a> {
     cluster: &'a Cluster,
     kubeconfig: PathBuf,
@@ -64,8 +64,8 @@ pub struct Start<'a> {
 }
 
 impl Cloud {
-    /// Under RBAC, with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`. It is the only one,
-    /// without an election, unless it is told to be [`Start::replica`].
+    /// Starts a cloud with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`. By default it runs
+    /// without leader election; see [`Start::replica`].
     pub fn start(cluster: &Cluster) -> Start<'_> {
         let kubeconfig = cluster.cloudcore_kubeconfig().to_owned();
         Start {
@@ -79,75 +79,75 @@ impl Cloud {
         }
     }
 
-    /// Where edges dial: what it listens on, or what stands [in front](Self::behind) of it.
+    /// Address for edges: that on which the cloud listens, or that of the [front](Self::behind).
     pub fn tunnel_addr(&self) -> SocketAddr {
         self.front.unwrap_or_else(|| self.tunnel_listen())
     }
 
-    /// Where it listens for edges while it leads.
+    /// Address on which the cloud listens for edges while it leads.
     pub fn tunnel_listen(&self) -> SocketAddr {
         self.tunnel.addr()
     }
 
-    /// This replica, for a [`Front`].
+    /// Addresses of this replica for a [`Front`].
     pub fn backend(&self) -> Backend {
         Backend { tunnel: self.tunnel_listen(), health: self.metrics_addr() }
     }
 
-    /// Edges that are started from now on dial the front.
+    /// Lets edges that are started from now on dial the front.
     pub fn behind(&mut self, front: &Front) {
         self.front = Some(front.addr());
     }
 
-    /// Where edges join.
+    /// Address at which edges join.
     pub fn enroll_addr(&self) -> SocketAddr {
         self.enroll.addr()
     }
 
-    /// Where /metrics, /healthz and /readyz are.
+    /// Address of /metrics, /healthz and /readyz.
     pub fn metrics_addr(&self) -> SocketAddr {
         self.metrics.addr()
     }
 
-    /// A token for this node, as an operator makes it: `cloudcore-prepull token create --node`.
+    /// Creates a token for a node with `cloudcore-prepull token create --node`.
     pub async fn token(&self, node: &str) -> Result<String> {
         self.command(&["token", "create", "--node", node]).await
     }
 
-    /// Runs another command of the program in the same cluster, and returns what it prints.
+    /// Runs a command of cloudcore-prepull against the cluster, and returns its output.
     pub async fn command(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.args(arguments).arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
         Ok(parts::output(command).await?.trim().to_owned())
     }
 
-    /// Runs `plan` against the cluster, with the rights of the cloud, and returns what it prints.
+    /// Runs `plan` against the cluster, with the rights of the cloud, and returns its output.
     pub async fn plan(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.arg("plan").args(arguments).arg("--kubeconfig").arg(&self.kubeconfig);
         parts::output(command).await
     }
 
-    /// The metrics, as they are now.
+    /// Reads the current metrics.
     pub async fn metrics(&self) -> Result<Metrics> {
         let (status, body) = plain_http::get(self.metrics_addr(), "/metrics").await?;
         ensure!(status == 200, "/metrics: {status} {body}");
         Ok(Metrics(body))
     }
 
-    /// Whether it says that it is ready.
+    /// Whether the cloud reports that it is ready.
     pub async fn is_ready(&self) -> Result<bool> {
         Ok(self.readiness().await?.0 == 200)
     }
 
-    /// What it says of its readiness: status and body.
+    /// Status and body of /readyz.
     pub async fn readiness(&self) -> Result<(u16, String)> {
         plain_http::get(self.metrics_addr(), "/readyz").await
     }
 
-    /// Waits until it is ready, so until it leads.
+    /// Waits until the cloud is ready, which it is when it leads.
     pub async fn leads(&self, limit: Duration) -> Result<()> {
-        eventually("it leads", limit, async || {
+        eventually("cloudcore-prepull leads", limit, async || {
             let (status, body) = self.readiness().await?;
             ensure!(status == 200, "{status} {body}");
             Ok(())
@@ -156,33 +156,33 @@ impl Cloud {
         .with_context(|| tail(&self.log(), 20))
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the cloud ends by itself.
     pub async fn ends(&mut self, limit: Duration) -> Result<ExitStatus> {
         let mut process = self.process.take().context("cloudcore-prepull is stopped")?;
         process.wait(limit).await
     }
 
-    /// What it logged, over all its restarts.
+    /// Log of the cloud, over all its restarts.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// Where it logs.
+    /// File of the log.
     pub fn log_path(&self) -> PathBuf {
         self.place.log_file(&self.name)
     }
 
-    /// The process.
+    /// Process of the cloud.
     pub fn process(&self) -> Result<&Child> {
         self.process.as_ref().context("cloudcore-prepull is stopped")
     }
 
-    /// SIGKILL.
+    /// Kills the cloud with SIGKILL.
     pub fn kill9(&mut self) -> Result<()> {
         self.process.take().map_or(Ok(()), |mut process| process.kill9())
     }
 
-    /// SIGTERM, and the wait for its end.
+    /// Ends the cloud with SIGTERM, and waits until it has ended.
     pub async fn terminate(&mut self) -> Result<()> {
         let mut process = self.process.take().context("cloudcore-prepull is stopped")?;
         process.terminate()?;
@@ -191,14 +191,14 @@ impl Cloud {
         Ok(())
     }
 
-    /// Kills it, if it runs, and starts it on the same ports. Everything else it has to find again.
+    /// Kills the cloud, if it runs, and starts it on the same ports, without any other state.
     pub async fn restart(&mut self) -> Result<()> {
         self.kill9()?;
         let ports_file = self.dir.join("ports.json");
         let _ = std::fs::remove_file(&ports_file);
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
-        // In a namespace of its own nobody else can get at it.
+        // In a network namespace of its own, only the edges of the test can reach the cloud.
         let tunnel = if self.space.is_some() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
         for (flag, address) in [
             ("--tunnel-listen", (tunnel, self.tunnel.number()).into()),
@@ -216,11 +216,11 @@ impl Cloud {
         let up = || {
             let (running, said) = (process.check_running(), standby || ports_file.exists());
             async move {
-                // The outer error is worth another try, the inner one is not.
+                // Only the outer error is retried.
                 if running.is_err() {
                     return Ok(running);
                 }
-                ensure!(said, "it has not said so");
+                ensure!(said, "it has not written its ports file");
                 if standby {
                     plain_http::get(health, "/healthz").await?;
                 }
@@ -232,7 +232,7 @@ impl Cloud {
         Ok(())
     }
 
-    /// Between where we are and where it runs: from us to its ports, and from it to the API server.
+    /// Opens passages from this namespace to the ports of the cloud, and from the cloud to the API server.
     fn passages(&self, space: &Space) -> Result<Vec<Passage>> {
         let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
         let cluster = kubeconfig.clusters.first().and_then(|named| named.cluster.as_ref());
@@ -246,68 +246,68 @@ impl Cloud {
         Ok(passages)
     }
 
-    /// SIGSTOP: its connections stay open and nothing answers.
+    /// Freezes the cloud with SIGSTOP: connections stay open and nothing is answered.
     pub fn pause(&self) -> Result<()> {
         self.process()?.stop()
     }
 
-    /// It goes on.
+    /// Resumes the cloud after [`Self::pause`].
     pub fn resume(&self) -> Result<()> {
         self.process()?.cont()
     }
 }
 
 impl Start<'_> {
-    /// One more flag of `run`.
+    /// Adds a flag of `run`.
     #[must_use]
     pub fn arg(mut self, argument: &str) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// Flags of `run`.
+    /// Adds flags of `run`.
     #[must_use]
     pub fn args(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(Into::into));
         self
     }
 
-    /// It reaches the API server through a proxy.
+    /// Connects to the API server through a proxy.
     #[must_use]
     pub fn through(mut self, api: &ApiProxy) -> Self {
         api.kubeconfig().clone_into(&mut self.kubeconfig);
         self
     }
 
-    /// It runs in the network's place for the cloud.
+    /// Runs the cloud in its namespace of the network.
     #[must_use]
     pub fn within(mut self, network: &Network) -> Self {
         self.space = Some(network.cloud().clone());
         self
     }
 
-    /// One of several, of which one leads. A leader that hangs is followed within seconds.
+    /// Runs the cloud with leader election, with times that replace a leader that hangs within seconds.
     #[must_use]
     pub fn replica(mut self) -> Self {
         self.replica = true;
         self
     }
 
-    /// A [`Self::replica`] that need not lead: it is up when it answers.
+    /// Starts a [`Self::replica`] that need not lead: it counts as started when /healthz answers.
     #[must_use]
     pub fn standby(mut self) -> Self {
         self.standby = true;
         self.replica()
     }
 
-    /// With this kubeconfig.
+    /// Sets the kubeconfig.
     #[must_use]
     pub fn kubeconfig(mut self, file: &Path) -> Self {
         file.clone_into(&mut self.kubeconfig);
         self
     }
 
-    /// Under another name: a second one beside the first. It is the name of its log.
+    /// Sets the name of the log, so that there can be a second cloud.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
@@ -362,7 +362,7 @@ impl<'a> IntoFuture for Start<'a> {
 impl Drop for Cloud {
     fn drop(&mut self) {
         let Some(process) = self.process.as_ref().filter(|_| !keeping()) else { return };
-        // It may be stopped, or hang: the log directory then has no metrics.
+        // If the cloud has ended or hangs, the log directory gets no metrics.
         let _ = process.cont();
         let (addr, file) = (self.metrics_addr(), self.place.log_file(&format!("{}-metrics", self.name)));
         let scrape = std::thread::spawn(move || -> Result<()> {
@@ -374,12 +374,12 @@ impl Drop for Cloud {
     }
 }
 
-/// Metrics in Prometheus' text format.
+/// Metrics in the text format of Prometheus.
 #[derive(Clone, Debug)]
 pub struct Metrics(pub String);
 
 impl Metrics {
-    /// The sum of the samples of that name which have all of these labels. 0 where there is none.
+    /// Sum of the samples with this name and all of these labels; 0 if there are none.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let samples = self.0.lines().filter(|line| !line.starts_with('#'));
         let fitting = samples.filter_map(|line| {

@@ -1,4 +1,4 @@
-//! A Kubernetes API for a test.
+//! The Kubernetes API of a test.
 
 mod apply;
 mod dump;
@@ -42,14 +42,14 @@ const RIGHTS: [&str; 2] =
 /// The names of the definitions of Kruise's image API.
 pub const KRUISE_DEFINITIONS: [&str; 3] =
     ["imagepulljobs.apps.kruise.io", "imagelistpulljobs.apps.kruise.io", "nodeimages.apps.kruise.io"];
-/// For what takes a moment: the API server's start, a new definition.
+/// Limit for what takes a moment, such as the start of the API server or a new definition.
 const SETTLE: Duration = Duration::from_secs(60);
 
-/// etcd and kube-apiserver, RBAC on, with our CRDs and cloudcore's rights. A start takes 3 s and 310 MB, which is why
-/// tests that do no harm to it take turns in using one: see [`Self::start`] and [`Self::own`].
+/// An etcd and a kube-apiserver with RBAC, our CRDs and cloudcore's rights. Its start takes 3 s and 310 MB, so that tests
+/// share clusters, one after the other, if they can: see [`Self::start`] and [`Self::own`].
 ///
-/// There is no kubelet, no scheduler and no controller-manager: nodes are what the test says, and objects are not
-/// garbage collected.
+/// There is no kubelet, no scheduler and no controller-manager: the test creates Node objects, and nothing is garbage
+/// collected.
 pub struct Cluster {
     place: Arc<Place>,
     serving: Arc<Serving>,
@@ -58,23 +58,23 @@ pub struct Cluster {
     cloudcore_kubeconfig: PathBuf,
 }
 
-/// Who serves the API.
+/// The servers behind a cluster.
 enum Serving {
-    /// Processes of ours.
+    /// Servers that only this test uses.
     Own(Box<Mutex<Server>>),
-    /// Processes that other tests of this run have used, and will.
+    /// Servers that the tests of a run share, one after the other.
     Shared(#[expect(dead_code, reason = "held until the end")] pool::Turn),
-    /// A cluster that was lent to us.
+    /// An existing cluster of the user.
     Lent(#[expect(dead_code, reason = "held until the end")] existing::Turn),
 }
 
-/// Held by whatever writes to a cluster: another test has it only when all of these are gone.
+/// Held by everything that writes to a cluster: the next test gets the cluster only when all holds are dropped.
 pub(crate) struct Hold(#[expect(dead_code, reason = "held until the end")] Arc<Serving>);
 
 impl Cluster {
-    /// One with everything in it that cloudcore-prepull expects and with nothing else: the one of
-    /// `PREPULL_E2E_KUBECONFIG`, or one of those that the tests of this run share (`PREPULL_E2E_POOL`), or a new one. It
-    /// cannot be stopped, and its definitions and rights are not to be changed: that takes [`Self::own`].
+    /// Returns a cluster that has only what cloudcore-prepull needs: that of `PREPULL_E2E_KUBECONFIG`, or one that the
+    /// tests of this run share (`PREPULL_E2E_POOL`), or a new one. A test that stops the API server, or changes
+    /// definitions or rights, needs [`Self::own`] instead.
     pub async fn start() -> Result<Self> {
         match std::env::var_os("PREPULL_E2E_POOL") {
             Some(pool) if lent().is_none() => Self::shared(Path::new(&pool)).await,
@@ -82,7 +82,7 @@ impl Cluster {
         }
     }
 
-    /// As [`Self::start`], and nobody else's: a new one. But for `PREPULL_E2E_KUBECONFIG`, if that is set.
+    /// Starts a cluster that no other test uses, unless `PREPULL_E2E_KUBECONFIG` names an existing one.
     pub async fn own() -> Result<Self> {
         if let Some(kubeconfig) = lent() {
             return Self::existing(Path::new(&kubeconfig)).await;
@@ -92,7 +92,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts one of the test's own, with nothing in it.
+    /// Starts a cluster of this test without definitions and rights.
     pub async fn start_empty() -> Result<Self> {
         let place = Place::here()?;
         let spawn = {
@@ -102,7 +102,7 @@ impl Cluster {
         Self::serve(Server::new(place.new_dir("cluster")?, ACCOUNT, spawn).await?).await
     }
 
-    /// Starts kube-apiserver.
+    /// Starts kube-apiserver, and waits until it is ready.
     async fn serve(mut server: Server) -> Result<Self> {
         install_crypto();
         server.start()?;
@@ -115,7 +115,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// One of the pool: see [`pool`].
+    /// Takes a cluster of the pool: see [`pool`].
     async fn shared(pool: &Path) -> Result<Self> {
         install_crypto();
         let place = Place::here()?;
@@ -131,8 +131,7 @@ impl Cluster {
         })
     }
 
-    /// One that runs already and is lent to the tests: see [`existing`] for what they do to it. It cannot be
-    /// stopped.
+    /// Uses an existing cluster, which cannot be stopped: see [`existing`] for what the tests do to it.
     pub async fn existing(kubeconfig: &Path) -> Result<Self> {
         install_crypto();
         let place = Place::here()?;
@@ -153,7 +152,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Definitions and rights, as an operator applies them.
+    /// Applies definitions and rights as an operator does.
     async fn install(&self) -> Result<()> {
         for file in apply::manifests(&parts::workspace().join("manifests/crds"))? {
             self.apply_file(&file).await?;
@@ -164,88 +163,88 @@ impl Cluster {
         self.definitions_are_established().await
     }
 
-    /// For what may write to the cluster after this is dropped.
+    /// Holds the cluster for something that may write to it after this value is dropped.
     pub(crate) fn hold(&self) -> Hold {
         Hold(Arc::clone(&self.serving))
     }
 
-    /// The test's place.
+    /// Place of the test.
     pub fn place(&self) -> &Arc<Place> {
         &self.place
     }
 
-    /// A client that may do everything.
+    /// A client with all rights.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// A client that may do what cloudcore-prepull may do.
+    /// A client with the rights of cloudcore-prepull.
     pub async fn cloudcore_client(&self) -> Result<Client> {
         client(&self.cloudcore_kubeconfig).await
     }
 
-    /// A kubeconfig file that may do everything.
+    /// A kubeconfig file with all rights.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// A kubeconfig file for the ServiceAccount of cloudcore-prepull.
+    /// A kubeconfig file with the rights of cloudcore-prepull.
     pub fn cloudcore_kubeconfig(&self) -> &Path {
         &self.cloudcore_kubeconfig
     }
 
-    /// Runs kubectl with every right, and returns what it prints.
+    /// Runs kubectl with all rights, and returns its output.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::kubectl());
         command.arg("--kubeconfig").arg(&self.kubeconfig).args(arguments);
-        // Its cache of what the server knows: not the user's, and not another cluster's.
+        // A cache of its own: that of the user may be of another cluster.
         command.arg("--cache-dir").arg(self.place.dir().join("kubectl-cache"));
         parts::output(command).await.with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
-    /// What serves the API: `Kubernetes v1.20.2`.
+    /// Version of the API server, such as `Kubernetes v1.20.2`.
     pub async fn version(&self) -> Result<String> {
         Ok(format!("Kubernetes {}", self.client.apiserver_version().await?.git_version))
     }
 
-    /// Kills kube-apiserver. What it has answered stays in etcd.
+    /// Kills kube-apiserver. etcd keeps what it has acknowledged.
     pub fn stop_api(&self) -> Result<()> {
         self.server()?.stop()
     }
 
-    /// Starts kube-apiserver again, on the same port and with the same data.
+    /// Restarts kube-apiserver on the same port and with the same data.
     pub async fn start_api(&self) -> Result<()> {
         self.server()?.start()?;
         self.is_ready().await
     }
 
-    /// SIGSTOP: kube-apiserver accepts connections and answers nothing.
+    /// Freezes kube-apiserver with SIGSTOP: connections are accepted and nothing is answered.
     pub fn pause_api(&self) -> Result<()> {
         self.server()?.apiserver()?.stop()
     }
 
-    /// It goes on.
+    /// Resumes kube-apiserver after [`Self::pause_api`].
     pub fn resume_api(&self) -> Result<()> {
         self.server()?.apiserver()?.cont()
     }
 
-    /// Kills etcd, which keeps its data: kube-apiserver answers errors, or nothing.
+    /// Kills etcd, which keeps its data. kube-apiserver then answers with errors or not at all.
     pub fn stop_etcd(&self) -> Result<()> {
         self.server()?.stop_etcd()
     }
 
-    /// Starts etcd again with its data, and waits until kube-apiserver has noticed.
+    /// Restarts etcd with its data, and waits until kube-apiserver is ready again.
     pub async fn start_etcd(&self) -> Result<()> {
         self.server()?.start_etcd()?;
         self.is_ready().await
     }
 
-    /// The processes, for whoever measures them. None where the cluster is not ours.
+    /// Processes of the cluster, to measure them. None if only other tests or the user may stop them.
     pub fn servers(&self) -> Option<Servers> {
         self.server().and_then(|server| server.processes()).ok()
     }
 
-    /// Writes jobs, reports, events and nodes into the log directory. Happens on drop as well.
+    /// Writes jobs, reports, events and nodes into the log directory, as does the drop.
     pub async fn dump(&self) -> Result<()> {
         dump::write(&self.client, self.place.logs()).await
     }
@@ -254,7 +253,7 @@ impl Cluster {
         eventually("kube-apiserver is ready", SETTLE, async || {
             let request = http::Request::get("/readyz").body(Vec::new())?;
             let answer = self.client.request_text(request).await;
-            // A process that has ended will not get ready.
+            // A process that has ended does not become ready.
             if let Err(error) = self.server()?.check_running() {
                 return Ok(Err(error));
             }
@@ -264,13 +263,13 @@ impl Cluster {
             }
         })
         .await??;
-        // A new one says that it is ready a moment before it has made its namespaces.
+        // A new API server reports that it is ready a moment before it has created its namespaces.
         let namespaces: Api<Namespace> = Api::all(self.client());
         settled("the namespace default is there", async || Ok(namespaces.get("default").await.map(drop)?))
             .await
     }
 
-    /// Waits until the server serves every kind that it has a definition of.
+    /// Waits until all definitions are established.
     pub async fn definitions_are_established(&self) -> Result<()> {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         for definition in api.list(&kube::api::ListParams::default()).await? {
@@ -306,12 +305,12 @@ impl Drop for Cluster {
             return;
         }
         let lent = self.is_lent();
-        // A paused one goes on, which does nothing to one that runs; a stopped one has nothing to say.
+        // A frozen API server must be resumed for the dump; a stopped one cannot be dumped.
         if matches!(*self.serving, Serving::Own(_)) && self.resume_api().is_err() {
             return;
         }
         let (kubeconfig, logs) = (self.kubeconfig.clone(), self.place.logs().to_owned());
-        // The test's runtime may not be blocked from here, and may be gone: a thread with one of its own.
+        // The runtime of the test must not be blocked here, and may be gone: a thread with a runtime of its own.
         let last = std::thread::spawn(move || -> Result<()> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
@@ -326,12 +325,12 @@ impl Drop for Cluster {
     }
 }
 
-/// The kubeconfig of a cluster that is lent to the tests.
+/// Kubeconfig of an existing cluster that the tests are to use.
 fn lent() -> Option<OsString> {
     std::env::var_os("PREPULL_E2E_KUBECONFIG")
 }
 
-/// The first provider wins, and all are the same.
+/// Installs the rustls provider. An error means that it is installed already.
 fn install_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
@@ -342,7 +341,7 @@ async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// Tries until it works, for as long as something may take to settle.
+/// Repeats an attempt until it succeeds, within [`SETTLE`].
 async fn settled<T, F: Future<Output = Result<T>>>(what: &str, attempt: impl FnMut() -> F) -> Result<T> {
     eventually(what, SETTLE, attempt).await
 }

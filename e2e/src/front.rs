@@ -1,6 +1,6 @@
-//! What a Service does for edges: carries their connections to the replica that is ready.
+//! A relay that forwards edges to the replica that is ready, as a Service does.
 //!
-//! It goes by readiness and not by who accepts: the kernel accepts for a process that hangs.
+//! Only readiness counts: the kernel accepts connections even for a process that hangs.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,28 +15,28 @@ use crate::background;
 use crate::plain_http;
 use crate::ports::Port;
 
-/// Between two questions whether a replica is ready: a kubelet asks every second, and tests wait for it.
-const PROBE: Duration = Duration::from_millis(100);
-/// Who does not answer for so long is not ready: the default of a probe.
+/// Interval of readiness probes, shorter than the second of a kubelet, since tests wait for it.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// Timeout of a probe, which is the default of Kubernetes.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// A relay. Ends when dropped. Connections that are open stay open, wherever they go.
+/// A relay in front of several replicas. Ends when dropped. Open connections are kept when another replica is ready.
 pub struct Front {
     port: Port,
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// One replica.
+/// The addresses of one replica.
 #[derive(Clone, Copy, Debug)]
 pub struct Backend {
-    /// Where it listens for edges.
+    /// Address for edges.
     pub tunnel: SocketAddr,
-    /// Where its `/readyz` is.
+    /// Address of `/readyz`.
     pub health: SocketAddr,
 }
 
 impl Front {
-    /// In front of these replicas, whether they run or not.
+    /// Starts a relay in front of these replicas, whether they are running or not.
     pub fn of(backends: &[Backend]) -> Result<Self> {
         let backends = backends.to_vec();
         let port = Port::reserve()?;
@@ -50,7 +50,7 @@ impl Front {
         Ok(Self { port, tasks })
     }
 
-    /// Where it listens.
+    /// Address on which the relay listens.
     pub fn addr(&self) -> SocketAddr {
         self.port.addr()
     }
@@ -70,17 +70,17 @@ async fn probe(backends: Vec<Backend>, ready: watch::Sender<Option<SocketAddr>>)
         });
         let found = futures::future::join_all(asked).await.into_iter().flatten().next();
         ready.send_replace(found);
-        tokio::time::sleep(PROBE).await;
+        tokio::time::sleep(PROBE_INTERVAL).await;
     }
 }
 
 async fn relay(listener: TcpListener, target: watch::Receiver<Option<SocketAddr>>) {
     while let Ok((mut client, _)) = listener.accept().await {
-        // As where a Service has no endpoint: the connection comes to nothing.
+        // Without a ready replica the connection is closed, as by a Service without endpoints.
         let Some(target) = *target.borrow() else { continue };
         tokio::spawn(async move {
             if let Ok(mut server) = TcpStream::connect(target).await {
-                // Either side may go at any time.
+                // Either side may close at any time.
                 let _ = copy_bidirectional(&mut client, &mut server).await;
             }
         });

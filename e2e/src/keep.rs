@@ -1,16 +1,16 @@
-//! The switch for `KEEP=1`, with which the demo leaves everything running.
+//! The switch behind `KEEP=1`, with which the demo leaves everything running.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set by [`keep_everything`].
+/// Whether [`keep_everything`] was called.
 static KEEP: AtomicBool = AtomicBool::new(false);
 
-/// From now on nothing is stopped or removed on drop.
+/// Stops and removes nothing on drop from now on.
 pub fn keep_everything() {
     KEEP.store(true, Ordering::SeqCst);
 }
 
-/// Whether [`keep_everything`] was called.
+/// Whether drops must stop and remove nothing.
 pub fn keeping() -> bool {
     KEEP.load(Ordering::SeqCst)
 }

@@ -1,31 +1,31 @@
-//! Where the real parts are.
+//! Paths of programs, scripts, logs and caches.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// What e2e/setup builds; a release of kube-apiserver more or less does not matter to the tests.
+/// Directory of the kube-apiserver that e2e/setup builds. The tests work with other releases as well.
 const APISERVER_CACHE: &str = "kube-apiserver-v1.20.2-2";
 
-/// The root of the workspace.
+/// Root directory of the workspace.
 pub fn workspace() -> &'static Path {
     // This crate is a directory of the workspace.
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     crate_dir.parent().unwrap_or(crate_dir)
 }
 
-/// The scripts, e2e/setup.
+/// Directory of the scripts, e2e/setup.
 pub fn setup_dir() -> PathBuf {
     workspace().join("e2e/setup")
 }
 
-/// Cargo's target directory.
+/// Target directory of Cargo.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
-/// `$PREPULL_E2E_LOGS`, or target/e2e-logs; exists.
+/// Directory of all logs: `$PREPULL_E2E_LOGS`, or target/e2e-logs. Creates it.
 pub fn logs_root() -> Result<PathBuf> {
     let root =
         std::env::var_os("PREPULL_E2E_LOGS").map_or_else(|| target_dir().join("e2e-logs"), PathBuf::from);
@@ -33,14 +33,14 @@ pub fn logs_root() -> Result<PathBuf> {
     Ok(root)
 }
 
-/// `${XDG_CACHE_HOME:-~/.cache}/prepull-e2e`.
+/// Cache directory, `${XDG_CACHE_HOME:-~/.cache}/prepull-e2e`.
 pub fn cache_dir() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_else(|| "/root".into())).join(".cache");
     cache.unwrap_or_else(home).join("prepull-e2e")
 }
 
-/// kube-apiserver: from `PREPULL_APISERVER_DIR`, or from the cache that `make setup` fills.
+/// Path of kube-apiserver: in `PREPULL_APISERVER_DIR`, or in the cache that `make setup` fills.
 pub fn kube_apiserver() -> Result<PathBuf> {
     let dir = std::env::var_os("PREPULL_APISERVER_DIR")
         .map_or_else(|| cache_dir().join(APISERVER_CACHE), PathBuf::from);
@@ -51,19 +51,19 @@ pub fn kube_apiserver() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// etcd: beside kube-apiserver (as envtest has it), or in PATH.
+/// Path of etcd: beside kube-apiserver, as in envtest, or in PATH.
 pub fn etcd() -> Result<PathBuf> {
     let beside = kube_apiserver()?.with_file_name("etcd");
     Ok(if beside.exists() { beside } else { PathBuf::from("etcd") })
 }
 
-/// kubectl: beside kube-apiserver, or in PATH.
+/// Path of kubectl: beside kube-apiserver, or in PATH.
 pub fn kubectl() -> PathBuf {
     let beside = kube_apiserver().map(|path| path.with_file_name("kubectl"));
     beside.ok().filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("kubectl"))
 }
 
-/// One of our two programs: from `PREPULL_BIN_DIR`, or from target/debug.
+/// Path of cloudcore-prepull or edgecore-prepull: in `PREPULL_BIN_DIR`, or in target/debug.
 pub fn program(name: &str) -> Result<PathBuf> {
     let dir = std::env::var_os("PREPULL_BIN_DIR").map_or_else(|| target_dir().join("debug"), PathBuf::from);
     let path = dir.join(name);
@@ -73,7 +73,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What gives a program another clock, of Debian's package `libfaketime`: for programs with threads.
+/// Path of the library of Debian's package `libfaketime` that gives a program with threads another clock.
 pub fn libfaketime() -> Result<PathBuf> {
     let library = |dir: PathBuf| dir.join("faketime/libfaketimeMT.so.1");
     let of_architectures = std::fs::read_dir("/usr/lib")?.flatten().map(|entry| library(entry.path()));
@@ -81,7 +81,7 @@ pub fn libfaketime() -> Result<PathBuf> {
     found.context("no /usr/lib/*/faketime/libfaketimeMT.so.1: run `make setup`")
 }
 
-/// Runs a helper program to its end, and returns what it printed; its errors are the error.
+/// Runs a program to its end and returns its output. If it fails, the error has what it printed.
 pub async fn output(command: Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut command = tokio::process::Command::from(command);

@@ -1,4 +1,4 @@
-//! Where one test lives: a temporary directory, a log directory, and what its parts share.
+//! The place of a test: its temporary directory, its log directory, and what its parts share.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -10,21 +10,21 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::keep::keeping;
 use crate::{parts, reaper};
 
-/// In every credential of the tests. No log may contain it, in any encoding: e2e/setup/search-secrets.sh looks.
+/// Text in every credential of the tests. No log may contain it in any encoding: see e2e/setup/search-secrets.sh.
 pub const CANARY: &str = "s3cr3t-canary-";
 
-/// A password for a user, with the [`CANARY`] in it.
+/// Password of a user, which contains the [`CANARY`].
 pub fn password(user: &str) -> String {
     format!("{CANARY}{user}")
 }
 
-/// The places of the tests that run in this process, by name.
+/// Places of the tests that run in this process, by name.
 static PLACES: LazyLock<Mutex<HashMap<String, Weak<Place>>>> = LazyLock::new(Mutex::default);
 
-/// The names of all places that this process has had.
+/// Names of all places that this process has had.
 static SEEN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
-/// A temporary directory and a log directory. The former goes with the last part that holds it.
+/// The directories of a test. The temporary one is removed with the last part that holds the place.
 #[derive(Debug)]
 pub struct Place {
     name: String,
@@ -33,23 +33,23 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place of the calling test, by the name of its thread: the same for all that one test starts.
+    /// The place of the calling test, found by the name of its thread, so that all parts of a test share one.
     pub fn here() -> Result<Arc<Self>> {
         Self::named(&current_test())
     }
 
-    /// The place of that name.
+    /// The place with this name.
     pub fn named(name: &str) -> Result<Arc<Self>> {
         let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = places.get(name).and_then(Weak::upgrade) {
             return Ok(place);
         }
         raise_file_limit();
-        // Short: the path of a unix socket has room for 107 bytes. Below /tmp: what the reaper removes.
+        // Short, since the path of a unix socket has at most 107 bytes. Below /tmp, where the reaper may remove it.
         let dir = tempfile::Builder::new().prefix("prepull-").tempdir_in("/tmp")?.keep();
         reaper::watch_directory(&dir)?;
         let logs = parts::logs_root()?.join(name);
-        // Those of an earlier run are not of this one.
+        // Logs of an earlier run are removed.
         if SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned()) && logs.exists() {
             std::fs::remove_dir_all(&logs).with_context(|| format!("cannot empty {}", logs.display()))?;
         }
@@ -61,38 +61,38 @@ impl Place {
         Ok(place)
     }
 
-    /// Of the test.
+    /// Name of the test.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The temporary directory.
+    /// Temporary directory of the test.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A new directory in the temporary directory; `name` is only a part of its name.
+    /// Creates a directory in the temporary directory, with `name` as the beginning of its name.
     pub fn new_dir(&self, name: &str) -> Result<PathBuf> {
         Ok(tempfile::Builder::new().prefix(&format!("{name}-")).rand_bytes(3).tempdir_in(&self.dir)?.keep())
     }
 
-    /// How each containerd of this test reaches registries: containerd's `config_path`, one directory with a
-    /// `hosts.toml` for each registry.
+    /// Directory of registry hosts for all containerds of this test: containerd's `config_path`, with a `hosts.toml` in
+    /// one directory for each registry.
     pub fn registry_hosts(&self) -> PathBuf {
         self.dir.join("certs.d")
     }
 
-    /// Where logs go. They stay.
+    /// Log directory of the test, which is kept.
     pub fn logs(&self) -> &Path {
         &self.logs
     }
 
-    /// The log of one part.
+    /// Log file of a part.
     pub fn log_file(&self, part: &str) -> PathBuf {
         self.logs.join(format!("{part}.log"))
     }
 
-    /// The last lines of each log, for a message of what went wrong.
+    /// The last lines of the logs of these parts, for error messages.
     pub fn log_tails(&self, parts: &[&str]) -> String {
         const LINES: usize = 25;
         let mut files: Vec<_> = std::fs::read_dir(&self.logs).into_iter().flatten().flatten().collect();
@@ -117,12 +117,12 @@ impl Drop for Place {
             return;
         }
         unmount_below(&self.dir);
-        // What cannot be removed now is the reaper's.
+        // The reaper removes what cannot be removed now.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
-/// A containerd that was killed while it unpacked leaves a mount behind.
+/// Unmounts everything below a directory: a containerd that was killed while it unpacked leaves a mount behind.
 fn unmount_below(dir: &Path) {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
@@ -132,16 +132,16 @@ fn unmount_below(dir: &Path) {
     }
 }
 
-/// The last lines of a text.
+/// Returns the last lines of a text.
 pub fn tail(text: &str, lines: usize) -> String {
     let all: Vec<_> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// As many open files as the system lets us have, for us and for whatever we start: a fleet and its cloud take
-/// one for each edge, and 1024 is the usual limit.
+/// Raises the limit of open files for this process and its children as far as possible: a fleet and its cloud need one
+/// for each edge, and the usual limit is 1024.
 fn raise_file_limit() {
-    /// Root may go beyond its hard limit: as far as any fleet on one machine can.
+    /// Root may exceed the hard limit; this is enough for any fleet on one machine.
     const PLENTY: u64 = 1 << 18;
     let limit = getrlimit(Resource::Nofile);
     let plenty = limit.maximum.map(|maximum| maximum.max(PLENTY));
@@ -150,17 +150,18 @@ fn raise_file_limit() {
     }
 }
 
-/// How many files a process of ours may have open.
+/// Number of files that this process may have open.
 pub(crate) fn file_limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// `<test binary>.<test>`: cargo runs each test on a thread with the test's name, except where it runs only one.
+/// Name of the calling test, `<test binary>.<test>`. The test harness runs each test on a thread with its name, unless
+/// it runs only one.
 fn current_test() -> String {
     let binary = std::env::current_exe().unwrap_or_default();
     let binary = binary.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    // Without the hash that cargo adds to tests.
+    // Cargo adds a hash to the names of test binaries.
     let binary = binary
         .rsplit_once('-')
         .filter(|(_, hash)| hash.len() == 16)
@@ -168,7 +169,7 @@ fn current_test() -> String {
     let thread = std::thread::current();
     let test = match thread.name() {
         Some(name) if name != "main" && !name.starts_with("tokio") => Some(name.to_owned()),
-        // One test of a process that runs no other: its name stands on the command line.
+        // The name of an only test is on the command line.
         _ => std::env::args().skip(1).find(|argument| !argument.starts_with('-')),
     };
     let name = test.map_or_else(|| binary.to_owned(), |test| format!("{binary}.{test}"));

@@ -1,5 +1,5 @@
-//! One helper process for each test process (e2e/setup/reaper.sh): it is told what was started, and cleans up at
-//! the end of its input, which comes when this process ends, whatever ended it.
+//! The reaper: a helper process of each test process (e2e/setup/reaper.sh) that is told what was started, and removes it
+//! at the end of its input, which comes when the test process ends for whatever reason.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -43,20 +43,20 @@ fn tell(line: &str) -> Result<()> {
     let mut reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
     let reaper = reaper.as_mut().map_err(|error| anyhow!("{error}"))?;
     let told = reaper.input.write_all(line.as_bytes()).and_then(|()| reaper.input.flush());
-    // Without it a killed test would leave its processes behind: better to stop at once.
+    // Without a reaper, a killed test would leave its processes behind; better to fail at once.
     told.context("the reaper is gone (see reaper-*.log in the log directory)")
 }
 
-/// The process, and its group and descendants, go when this process ends.
+/// Has a process, with its group and descendants, killed when this process ends.
 pub fn watch_process(pid: u32) -> Result<()> {
     tell(&line_of(pid)?)
 }
 
-/// The process, and its group and descendants, go when the run ends to which this pool belongs: with-parts.sh has
-/// started a reaper that reads the pipe `reaper` in it.
+/// Has a process, with its group and descendants, killed when the run of this pool ends. with-parts.sh has started a
+/// reaper for the run, which reads the pipe `reaper` in the pool.
 pub fn watch_process_of_the_run(pool: &Path, pid: u32) -> Result<()> {
     let pipe = pool.join("reaper");
-    // Without O_NONBLOCK this would wait for a reaper that is gone.
+    // Without O_NONBLOCK, this would wait for ever if the reaper has ended.
     let flags = i32::try_from(OFlags::NONBLOCK.bits())?;
     let opened = OpenOptions::new().write(true).custom_flags(flags).open(&pipe);
     let mut opened = opened.with_context(|| format!("the run of {} has ended", pipe.display()))?;
@@ -66,28 +66,28 @@ pub fn watch_process_of_the_run(pool: &Path, pid: u32) -> Result<()> {
 fn line_of(pid: u32) -> Result<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     let stat = stat.with_context(|| format!("process {pid} vanished while it was started"))?;
-    // Field 22, counted behind the name, which may itself hold blanks and parentheses: 2 fields end there.
+    // Field 22. The name, field 2, may contain blanks and parentheses: what follows its last one is field 3.
     let start_time = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(22 - 3));
     let start_time = start_time.with_context(|| format!("/proc/{pid}/stat has no field 22"))?;
     Ok(format!("pid {pid} {start_time}\n"))
 }
 
-/// The directory, with whatever is mounted below it, goes when this process ends.
+/// Has a directory unmounted and removed when this process ends.
 pub fn watch_directory(path: &Path) -> Result<()> {
     tell(&format!("dir {}\n", path.display()))
 }
 
-/// The network namespace goes when this process ends.
+/// Has a network namespace removed when this process ends.
 pub fn watch_netns(name: &str) -> Result<()> {
     tell(&format!("netns {name}\n"))
 }
 
-/// Hands the list to a process that outlives this one, and returns its PID: when that is killed, the reaper cleans
-/// up. For the demo with KEEP=1.
+/// Starts a process that keeps the reaper waiting after the end of this one, and returns its id. When it is killed, the
+/// reaper removes everything. For the demo with KEEP=1.
 pub fn outlive_us() -> Result<u32> {
     let reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
     let reaper = reaper.as_ref().map_err(|error| anyhow!("{error}"))?;
-    // It holds the pipe as its standard output, to which it never writes.
+    // The process holds the pipe open as its standard output, and never writes to it.
     let pipe = reaper.input.as_fd().try_clone_to_owned()?;
     let keeper = Command::new("sleep")
         .arg("infinity")
@@ -100,7 +100,7 @@ pub fn outlive_us() -> Result<u32> {
     Ok(keeper.id())
 }
 
-/// Of the reaper of this process, for the test of the reaper itself.
+/// Process id of the reaper, for the test of the reaper itself.
 pub fn pid() -> Result<u32> {
     let reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
     reaper.as_ref().map(|reaper| reaper.process.id()).map_err(|error| anyhow!("{error}"))

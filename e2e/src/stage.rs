@@ -1,4 +1,4 @@
-//! What most tests begin with.
+//! Set-up of most tests: a cluster, a cloud and edge nodes.
 
 use anyhow::{Context, Result};
 
@@ -6,33 +6,32 @@ use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::node::EdgeNode;
 
-/// A cluster, the cloud in it, and edge nodes that have joined: see [`Self::with_edges`]. The registries are the
-/// test's own.
+/// A cluster with its cloud, and edge nodes that have joined. The test starts its registries itself.
 pub struct Stage {
-    // In the order in which they stop.
+    // Fields are dropped in this order.
     edges: Vec<EdgeNode>,
-    /// The cloud side.
+    /// cloudcore-prepull of the stage.
     pub cloud: Cloud,
-    /// The cluster.
+    /// Cluster of the stage.
     pub cluster: Cluster,
 }
 
 impl Stage {
-    /// With these nodes: edge nodes that are Ready, each with an agent and a containerd.
+    /// Starts a stage with these edge nodes, which are Ready, each with an agent and a containerd.
     pub async fn with_edges(names: &[&str]) -> Result<Self> {
         let cluster = Cluster::start().await?;
         let cloud = Cloud::start(&cluster).await?;
         Self::around(cluster, cloud, names).await
     }
 
-    /// As [`Self::with_edges`], with Kruise's API.
+    /// Starts a stage like [`Self::with_edges`], with Kruise's API.
     pub async fn with_kruise(names: &[&str]) -> Result<Self> {
         let cluster = Cluster::with_kruise().await?;
         let cloud = Cloud::with_kruise(&cluster).await?;
         Self::around(cluster, cloud, names).await
     }
 
-    /// In this cluster, with this cloud.
+    /// Starts edge nodes for a cluster and a cloud that are running.
     pub async fn around(cluster: Cluster, cloud: Cloud, names: &[&str]) -> Result<Self> {
         cluster.edge_nodes(names).await?;
         let starts = names.iter().map(|name| EdgeNode::start(&cluster, &cloud, name).into_future());
@@ -40,12 +39,12 @@ impl Stage {
         Ok(Self { edges, cloud, cluster })
     }
 
-    /// One of the nodes.
+    /// The edge node with this name.
     pub fn edge(&self, name: &str) -> Result<&EdgeNode> {
         self.edges.iter().find(|edge| edge.name() == name).with_context(|| format!("no edge {name}"))
     }
 
-    /// All nodes, in the order of [`Self::with_edges`].
+    /// All edge nodes, in the order of [`Self::with_edges`].
     pub fn edges(&self) -> &[EdgeNode] {
         &self.edges
     }

@@ -1,4 +1,4 @@
-//! Applies YAML, several documents and Lists included.
+//! Applying of YAML, with several documents and Lists.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::{Cluster, settled};
 
 impl Cluster {
-    /// Applies YAML as `kubectl apply` does: creates what is not there, and merges into what is. Not server-side:
-    /// a server refuses there what it does not know, such as CEL rules before 1.25. An object without a namespace
-    /// goes to `default`.
+    /// Applies YAML like `kubectl apply`: creates objects that do not exist and merges into those that do. Not
+    /// server-side, since a server refuses unknown fields there, such as CEL rules before 1.25. An object without a
+    /// namespace goes to `default`.
     pub async fn apply(&self, yaml: &str) -> Result<()> {
         for object in documents(yaml)? {
             self.apply_object(object).await?;
@@ -50,7 +50,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The server takes a moment to serve a kind after its definition is established.
+    /// Waits until a kind is served, which takes a moment after its definition is established.
     async fn kind(&self, kind: &GroupVersionKind) -> Result<(ApiResource, Scope)> {
         let (resource, capabilities) =
             settled(&format!("{}/{} is served", kind.group, kind.kind), async || {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_string_is_no_null() {
+    fn an_empty_string_is_not_null() {
         let labels = &documents("labels: {edge: \"\", other: ''}\n").unwrap()[0]["labels"];
         assert_eq!(*labels, serde_json::json!({"edge": "", "other": ""}));
     }

@@ -1,4 +1,4 @@
-//! What the cluster looked like at the end of a test, for whoever reads its logs.
+//! Dump of the cluster at the end of a test, beside its logs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersion;
 use prepull_api::crd::kruise;
 
-/// Not to be waited for longer: the API server may be what the test has broken.
+/// Limit of the dump, since the API server may be what the test has broken.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Never secrets: the logs are searched for credentials.
+/// Kinds to dump. Not secrets: the logs are searched for credentials.
 const KINDS: [(&str, &str, &str, &str); 7] = [
     ("operations.kubeedge.io", "v1alpha2", "ImagePrePullJob", "imageprepulljobs"),
     ("operations.kubeedge.io", "v1alpha2", "ImagePrePullReport", "imageprepullreports"),
@@ -22,7 +22,7 @@ const KINDS: [(&str, &str, &str, &str); 7] = [
     ("", "v1", "Node", "nodes"),
 ];
 
-/// Writes `<plural>.yaml` for each kind of which there are objects.
+/// Writes `<plural>.yaml` for each kind that has objects.
 pub(super) async fn write(client: &Client, logs: &Path) -> Result<()> {
     tokio::time::timeout(LIMIT, async {
         for (group, version, kind, plural) in KINDS {
@@ -34,7 +34,7 @@ pub(super) async fn write(client: &Client, logs: &Path) -> Result<()> {
                 plural: plural.to_owned(),
             };
             let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-            // A kind that this server does not know has no objects.
+            // A kind that the server does not know has no objects.
             let Ok(mut list) = api.list(&ListParams::default()).await else { continue };
             for object in &mut list.items {
                 object.metadata.managed_fields = None;

@@ -1,6 +1,6 @@
-//! A cluster that the user lends to the tests (`PREPULL_E2E_KUBECONFIG`). One test at a time has it. What a test
-//! leaves in it is removed at its end and again before the next one: every ImagePrePullJob, every object and the
-//! definitions of Kruise's image API, every Secret of cloudcore's namespace, its Leases, and the nodes with [`MARK`].
+//! An existing cluster that the user lends to the tests (`PREPULL_E2E_KUBECONFIG`). One test at a time uses it. At the
+//! end of each test and before the next one, the tests delete all ImagePrePullJobs, all objects and definitions of
+//! Kruise's image API, all Secrets and Leases of cloudcore's namespace, and the nodes with [`MARK`].
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use prepull_api::crd::job::ImagePrePullJob;
 use super::{KRUISE_DEFINITIONS, settled};
 use crate::parts;
 
-/// The label of nodes that a test made.
+/// Label of nodes that a test has created.
 pub(super) const MARK: &str = "prepull-e2e";
-/// Longer than any test.
+/// Lifetime of a token, longer than any test.
 const TOKEN_SECONDS: i64 = 3600;
 
-/// The turn of one test. It ends when this is dropped, or the process ends.
+/// The turn of one test, which ends when this value is dropped or the process ends.
 pub(super) struct Turn(#[expect(dead_code, reason = "held for its lock")] File);
 
 impl Turn {
@@ -37,11 +37,11 @@ impl Turn {
     }
 }
 
-/// Removes what a test left.
+/// Deletes what a test has left.
 pub(super) async fn sweep(client: &Client, namespace: &str) -> Result<()> {
     let (now, all) = (DeleteParams::default(), ListParams::default());
     let jobs: Api<ImagePrePullJob> = Api::all(client.clone());
-    // Before the first test there is no such kind.
+    // Before the first test, the kind does not exist.
     if jobs.delete_collection(&now, &all).await.is_ok() {
         settled("the jobs are gone", async || {
             let left = jobs.list(&all).await?.items.len();
@@ -50,7 +50,7 @@ pub(super) async fn sweep(client: &Client, namespace: &str) -> Result<()> {
         })
         .await?;
     }
-    // The definitions take their objects along.
+    // Deleting a definition deletes its objects.
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     for name in KRUISE_DEFINITIONS {
         if definitions.delete(name, &now).await.is_ok() {
@@ -67,7 +67,7 @@ pub(super) async fn sweep(client: &Client, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes a kubeconfig for the ServiceAccount `namespace:name`, which is there already.
+/// Writes a kubeconfig for an existing ServiceAccount, `namespace:name`.
 pub(super) async fn account_kubeconfig(
     admin: &Path,
     client: &Client,
@@ -87,7 +87,7 @@ pub(super) async fn account_kubeconfig(
         user.auth_info = Some(AuthInfo::default());
     }
     let file = dir.join("cloudcore.kubeconfig");
-    // By way of a Value: kube's own type hides the token from whoever serialises it.
+    // Through a Value, since kube's own type does not serialise the token.
     let mut text = serde_json::to_value(&config)?;
     for user in text["users"].as_array_mut().into_iter().flatten() {
         user["user"]["token"] = token.clone().into();

@@ -1,4 +1,4 @@
-//! Nodes and secrets, as a test names them.
+//! Nodes, secrets and namespaces of a test.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::Cluster;
 use super::existing::MARK;
 
-/// A Node to be created. There is no kubelet: what a Node says is what the test wants it to say.
+/// A Node that has not been created. Without kubelets, the test sets the status of a Node.
 pub struct NodeBuilder<'a> {
     cluster: &'a Cluster,
     name: String,
@@ -24,14 +24,14 @@ pub struct NodeBuilder<'a> {
 }
 
 impl Cluster {
-    /// A Node that is not an edge node and not Ready, until told otherwise.
+    /// Builds a Node, which by default is not an edge node and not Ready.
     pub fn node(&self, name: &str) -> NodeBuilder<'_> {
         let node =
             NodeBuilder { cluster: self, name: name.to_owned(), labels: BTreeMap::new(), ready: false };
         if self.is_lent() { node.label(MARK, "true") } else { node }
     }
 
-    /// Edge nodes that are Ready.
+    /// Creates edge nodes that are Ready.
     pub async fn edge_nodes(&self, names: &[&str]) -> Result<()> {
         for name in names {
             self.node(name).edge().ready().create().await?;
@@ -39,7 +39,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sets the node's `Ready` condition, as its kubelet (or the node controller) would.
+    /// Sets the `Ready` condition of a Node, as its kubelet or the node controller would.
     pub async fn mark_ready(&self, node: &str, ready: bool) -> Result<()> {
         let patch = json!({"status": {"conditions": [ready_condition(ready)]}});
         let nodes: Api<Node> = Api::all(self.client());
@@ -50,21 +50,21 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sets or, with None, removes a label of a node.
+    /// Sets a label of a Node, or removes it with None.
     pub async fn label_node(&self, node: &str, key: &str, value: Option<&str>) -> Result<()> {
         let patch = json!({"metadata": {"labels": {key: value}}});
         Api::<Node>::all(self.client()).patch(node, &PatchParams::default(), &Patch::Merge(patch)).await?;
         Ok(())
     }
 
-    /// Removes the Node.
+    /// Deletes a Node.
     pub async fn delete_node(&self, node: &str) -> Result<()> {
         Api::<Node>::all(self.client()).delete(node, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// A `kubernetes.io/dockerconfigjson` secret with an entry (registry, user, password) for each registry, as
-    /// `kubectl create secret docker-registry` writes it.
+    /// Creates a `kubernetes.io/dockerconfigjson` secret with entries of registry, user and password, as
+    /// `kubectl create secret docker-registry` does.
     pub async fn registry_secret(
         &self,
         namespace: &str,
@@ -79,8 +79,8 @@ impl Cluster {
         self.docker_config_secret(namespace, name, &json!({"auths": auths})).await
     }
 
-    /// A `kubernetes.io/dockerconfigjson` secret with this configuration, whatever it holds: identity tokens,
-    /// unpadded `auth`, nothing.
+    /// Creates a `kubernetes.io/dockerconfigjson` secret with any configuration, such as identity tokens or an unpadded
+    /// `auth`.
     pub async fn docker_config_secret(&self, namespace: &str, name: &str, config: &Value) -> Result<()> {
         let data = config.to_string();
         self.secret(
@@ -92,14 +92,14 @@ impl Cluster {
         .await
     }
 
-    /// A `kubernetes.io/dockercfg` secret, the older form: the entries without `auths` around them.
+    /// Creates a `kubernetes.io/dockercfg` secret, the older form, whose entries are not in `auths`.
     pub async fn dockercfg_secret(&self, namespace: &str, name: &str, entries: &Value) -> Result<()> {
         let data = entries.to_string();
         self.secret(namespace, name, "kubernetes.io/dockercfg", &[(".dockercfg", data.as_bytes())]).await
     }
 
-    /// Any secret. Its namespace is made where there is none. The API server itself refuses some malformed ones:
-    /// a dockerconfigjson has to be JSON there.
+    /// Creates any secret, and its namespace if it does not exist. The API server itself refuses a dockerconfigjson that
+    /// is not JSON.
     pub async fn secret(
         &self,
         namespace: &str,
@@ -122,13 +122,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Removes a secret.
+    /// Deletes a secret.
     pub async fn delete_secret(&self, namespace: &str, name: &str) -> Result<()> {
         Api::<Secret>::namespaced(self.client(), namespace).delete(name, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// Makes a namespace where there is none.
+    /// Creates a namespace if it does not exist.
     pub async fn namespace(&self, name: &str) -> Result<()> {
         let namespace = Namespace {
             metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
@@ -143,31 +143,31 @@ impl Cluster {
 }
 
 impl NodeBuilder<'_> {
-    /// With the label of edge nodes.
+    /// Adds the label of edge nodes.
     #[must_use]
     pub fn edge(self) -> Self {
         self.label(EDGE_LABEL, "")
     }
 
-    /// With a `Ready` condition that is True.
+    /// Sets the `Ready` condition to True.
     #[must_use]
     pub fn ready(mut self) -> Self {
         self.ready = true;
         self
     }
 
-    /// With a label.
+    /// Adds a label.
     #[must_use]
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// Creates it.
+    /// Creates the Node.
     pub async fn create(self) -> Result<()> {
         let Self { cluster, name, labels, ready } = self;
         let metadata = ObjectMeta { name: Some(name.clone()), labels: Some(labels), ..ObjectMeta::default() };
-        // The API server lets a Node, and only a Node, bring its status along.
+        // Of the kinds in these tests, the API server accepts a status on creation only for Nodes.
         let status = NodeStatus { conditions: Some(vec![ready_condition(ready)]), ..NodeStatus::default() };
         let node = Node { metadata, status: Some(status), ..Node::default() };
         let created = Api::all(cluster.client()).create(&PostParams::default(), &node).await;

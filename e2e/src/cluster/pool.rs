@@ -1,16 +1,16 @@
-//! API servers that the tests of one run share, one test at a time. What a test leaves in one is [swept](super::sweep)
-//! away before the next one has it.
+//! The pool: API servers that the tests of one run share, one test at a time. What a test leaves is
+//! [deleted](super::sweep) before the next test gets the server.
 //!
 //! ```text
-//! $PREPULL_E2E_POOL/              made by with-parts.sh, which removes it when the run ends
-//!   reaper                        a pipe: whoever starts a process writes which, and it is killed when the run ends
-//!   0/, 1/, …                     as many as there were tests at a time
+//! $PREPULL_E2E_POOL/              created by with-parts.sh, and removed by it when the run ends
+//!   reaper                        a pipe for the ids of processes that are to be killed when the run ends
+//!   0/, 1/, …                     slots, as many as tests have run at the same time
 //!     lock                        locked by the test that has the server
-//!     idle                        there while no test has it: the path of the server's directory
+//!     idle                        exists while no test has the server: path of the server's directory
 //!     server-…/                   kubeconfigs, certificates, data
 //! ```
 //!
-//! A test that is killed leaves no `idle` behind, and nobody uses its server again: what it did is not known.
+//! A test that is killed leaves no `idle` behind, so that no other test uses its server, whose state is unknown.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::symlink;
@@ -24,39 +24,39 @@ use crate::cleanup::Child;
 use crate::keep::keeping;
 use crate::parts;
 
-/// Whose logs a test shows as if they were its own.
+/// Logs of the server that are linked into the log directory of the test.
 const LOGS: [&str; 2] = ["etcd.log", "kube-apiserver.log"];
 
-/// The turn of one test. It ends when this is dropped, or the process ends.
+/// The turn of one test, which ends when this value is dropped or the process ends.
 pub(super) struct Turn {
     slot: PathBuf,
-    /// Of the server.
+    /// Directory of the server.
     dir: PathBuf,
     logs: PathBuf,
-    /// Dropped last: by then it is known that the server may be used again.
+    /// Dropped last, after `idle` was written.
     #[expect(dead_code, reason = "held for its lock")]
     lock: File,
 }
 
 impl Turn {
-    /// With a server that nobody has and in which nothing is, or with a new one.
+    /// Takes an idle server, from which everything has been deleted, or starts a new one.
     pub(super) async fn take(pool: &Path) -> Result<Self> {
         let (number, slot, lock) = free_slot(pool)?;
         let logs = parts::logs_root()?.join(format!("shared-cluster-{number}"));
         std::fs::create_dir_all(&logs)?;
-        let dir = match idle(&slot, &logs).await? {
+        let dir = match take_idle(&slot, &logs).await? {
             Some(dir) => dir,
             None => start(pool, &slot, &logs).await?,
         };
         Ok(Self { slot, dir, logs, lock })
     }
 
-    /// For `admin` or `cloudcore`.
+    /// Kubeconfig for `admin` or `cloudcore`.
     pub(super) fn kubeconfig(&self, name: &str) -> PathBuf {
         kubeconfig(&self.dir, name)
     }
 
-    /// Makes the server's logs seen in a test's log directory.
+    /// Links the logs of the server into the log directory of a test.
     pub(super) fn link_logs(&self, logs: &Path) -> Result<()> {
         for name in LOGS {
             let link = logs.join(name);
@@ -71,13 +71,13 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if !keeping() {
-            // Without it the next test starts another one.
+            // If this fails, the next test starts another server.
             let _ = std::fs::write(self.slot.join("idle"), self.dir.as_os_str().as_encoded_bytes());
         }
     }
 }
 
-/// The first slot that no test has.
+/// Finds and locks the first slot that no test has.
 fn free_slot(pool: &Path) -> Result<(usize, PathBuf, File)> {
     for number in 0.. {
         let slot = pool.join(number.to_string());
@@ -92,11 +92,11 @@ fn free_slot(pool: &Path) -> Result<(usize, PathBuf, File)> {
     unreachable!("there is always another number")
 }
 
-/// The directory of the slot's server, once nothing is left in it.
-async fn idle(slot: &Path, logs: &Path) -> Result<Option<PathBuf>> {
+/// Takes the idle server of the slot, if there is one, deletes everything from it, and returns its directory.
+async fn take_idle(slot: &Path, logs: &Path) -> Result<Option<PathBuf>> {
     let mark = slot.join("idle");
     let Ok(dir) = std::fs::read_to_string(&mark) else { return Ok(None) };
-    // Whoever dies from here on leaves it unknown what there is.
+    // If this process dies from here on, the state of the server is unknown.
     std::fs::remove_file(&mark)?;
     let dir = PathBuf::from(dir);
     match sweep::everything(&client(&kubeconfig(&dir, "admin")).await?).await {

@@ -1,4 +1,4 @@
-//! etcd and kube-apiserver, with RBAC on.
+//! An etcd and a kube-apiserver with RBAC.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use crate::place::CANARY;
 use crate::plain_http;
 use crate::ports::Port;
 
-/// They take 2 s alone on the machine.
+/// Limit for the start, which takes 2 s on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// The name and the groups that kube-apiserver gives a ServiceAccount's token.
+/// Groups that kube-apiserver gives to the token of every ServiceAccount.
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts,system:authenticated";
 
-/// Starts a program under a name: what decides where its log is, and how long it may live.
+/// A function that starts a program under a name. It decides where the log is, and how long the program may live.
 pub(super) type Spawn = Box<dyn Fn(&str, Command) -> Result<Child> + Send>;
 
-/// Both servers, their data and the ways in.
+/// Both servers, their data, and the access to them.
 pub(super) struct Server {
     spawn: Spawn,
     etcd: Child,
@@ -32,33 +32,32 @@ pub(super) struct Server {
     etcd_port: Port,
     port: Port,
     tls: (PathBuf, PathBuf),
-    /// May do everything.
+    /// Access with all rights.
     pub(super) admin: Access,
-    /// Is the ServiceAccount of cloudcore-prepull, and may do what RBAC lets it.
+    /// Access with the rights of cloudcore-prepull's ServiceAccount.
     pub(super) cloudcore: Access,
 }
 
-/// What runs.
+/// The processes of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Servers {
-    /// The PID of kube-apiserver.
+    /// Process id of kube-apiserver.
     pub apiserver: u32,
-    /// The PID of etcd.
+    /// Process id of etcd.
     pub etcd: u32,
-    /// Where etcd has its /metrics.
+    /// Address of etcd's /metrics.
     pub etcd_addr: SocketAddr,
 }
 
-/// A way in.
+/// A token for the API server, and a kubeconfig with it.
 pub(super) struct Access {
     token: String,
-    /// A kubeconfig.
+    /// File of the kubeconfig.
     pub(super) kubeconfig: PathBuf,
 }
 
 impl Server {
-    /// Starts etcd, with nothing in it, and prepares the files of kube-apiserver in `dir`. `account` is
-    /// `namespace:name`.
+    /// Starts an empty etcd, and writes the files of kube-apiserver into `dir`. `account` is `namespace:name`.
     pub(super) async fn new(dir: PathBuf, account: &str, spawn: Spawn) -> Result<Self> {
         let (etcd_port, port) = (Port::reserve()?, Port::reserve()?);
         let etcd = start_etcd(&spawn, &dir, etcd_port.number()).await?;
@@ -101,17 +100,17 @@ impl Server {
             "--service-cluster-ip-range=10.0.0.0/24",
             "--bind-address=127.0.0.1",
             "--authorization-mode=RBAC",
-            // There is no controller-manager which would create the accounts that it asks for.
+            // There is no controller-manager that would create the accounts that this plugin requires.
             "--disable-admission-plugins=ServiceAccount",
             "--allow-privileged=true",
-            // One at a time takes seconds for what a fleet leaves.
+            // A single worker would take seconds to delete what a fleet leaves.
             "--delete-collection-workers=16",
         ]);
         self.apiserver = Some((self.spawn)("kube-apiserver", command)?);
         Ok(())
     }
 
-    /// Kills etcd. What it has answered is on the disk.
+    /// Kills etcd. What it has acknowledged is on disk.
     pub(super) fn stop_etcd(&mut self) -> Result<()> {
         self.etcd.kill9()
     }
@@ -122,7 +121,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends early where kube-apiserver has ended.
+    /// Fails if etcd or kube-apiserver has ended by itself.
     pub(super) fn check_running(&mut self) -> Result<()> {
         self.etcd.check_running()?;
         self.apiserver.as_mut().map_or(Ok(()), Child::check_running)
@@ -133,19 +132,19 @@ impl Server {
         self.apiserver.as_ref().ok_or_else(|| anyhow::anyhow!("kube-apiserver is stopped"))
     }
 
-    /// What runs now.
+    /// Ids of the running processes.
     pub(super) fn processes(&self) -> Result<Servers> {
         let apiserver = self.apiserver()?.pid();
         Ok(Servers { apiserver, etcd: self.etcd.pid(), etcd_addr: self.etcd_port.addr() })
     }
 
-    /// Both go on when this is dropped.
+    /// Lets both servers continue when this value is dropped.
     pub(super) fn outlive_us(&mut self) {
         self.etcd.outlive_us();
         self.apiserver.iter_mut().for_each(Child::outlive_us);
     }
 
-    /// Kills kube-apiserver; etcd keeps the data.
+    /// Kills kube-apiserver. etcd keeps the data.
     pub(super) fn stop(&mut self) -> Result<()> {
         self.apiserver.take().map_or(Ok(()), |mut apiserver| apiserver.kill9())
     }
@@ -169,7 +168,7 @@ fn spawn_etcd(spawn: &Spawn, dir: &Path, port: u16) -> Result<Child> {
     command.arg("--data-dir").arg(dir.join("etcd")).args(["--listen-client-urls", &url]).args([
         "--advertise-client-urls",
         &url,
-        // There is one member and nobody dials it: any port will do.
+        // There is only one member, so that any port will do.
         "--listen-peer-urls",
         "http://127.0.0.1:0",
         "--log-level",
@@ -178,14 +177,14 @@ fn spawn_etcd(spawn: &Spawn, dir: &Path, port: u16) -> Result<Child> {
     spawn("etcd", command)
 }
 
-/// The kubeconfig in a server's directory for `admin` or `cloudcore`.
+/// Path of the kubeconfig for `admin` or `cloudcore` in the directory of a server.
 pub(super) fn kubeconfig(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.kubeconfig"))
 }
 
 impl Access {
     fn new(dir: &Path, name: &str, port: u16, authority: &Authority) -> Result<Self> {
-        // With the canary: a kubeconfig's token is a credential, too.
+        // The token of a kubeconfig is a credential as well, so that it contains the canary.
         let token = format!("{CANARY}{name}-token");
         let config = serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "e2e",

@@ -1,7 +1,7 @@
-//! The removal of everything that a test may have left in an API server that is shared.
+//! Deletion of everything that a test may have left in a shared API server.
 //!
-//! Definitions and rights stay, but for Kruise's rights, which a test that goes without them must not have. So do
-//! namespaces, which are empty then: no controller is there that could remove one.
+//! Definitions and rights are kept, except for Kruise's rights, which some tests must not have. Empty namespaces are
+//! kept as well, since there is no controller that could delete one.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 
 use crate::cleanup::eventually;
 
-/// For one kind. Where it takes longer, something holds an object back.
+/// Limit for one kind. If it takes longer, something prevents the deletion of an object.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Where Kubernetes keeps what is its own.
+/// Namespace of Kubernetes itself, which is spared.
 const SYSTEM: &str = "kube-system";
-/// Names and namespaces are enough.
+/// Media type of lists that have only metadata.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-/// What tests make, or have made: the path of the group, and the plural.
+/// Kinds of objects that tests leave: path of the group, and plural.
 const KINDS: [(&str, &str); 10] = [
     ("/apis/operations.kubeedge.io/v1alpha2", "imageprepulljobs"),
     ("/apis/operations.kubeedge.io/v1alpha2", "imageprepullreports"),
@@ -35,13 +35,13 @@ const KINDS: [(&str, &str); 10] = [
     ("/apis/coordination.k8s.io/v1", "leases"),
     ("/api/v1", "events"),
 ];
-/// The name of Kruise's ClusterRole, and of its binding.
+/// Name of Kruise's ClusterRole and its binding.
 const KRUISE_RIGHTS: &str = "cloudcore-prepull-kruise";
 
-/// Removes it, and returns once also whoever reads from the API server's cache no longer sees it.
+/// Deletes everything, and returns when it is gone from the API server's cache as well.
 pub(super) async fn everything(client: &Client) -> Result<()> {
     let now = DeleteParams::default();
-    // Where there are none, nothing has to be done.
+    // They may not exist.
     let _ = Api::<ClusterRoleBinding>::all(client.clone()).delete(KRUISE_RIGHTS, &now).await;
     let _ = Api::<ClusterRole>::all(client.clone()).delete(KRUISE_RIGHTS, &now).await;
     for (group, plural) in KINDS {
@@ -50,7 +50,7 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
                 Some(namespace) => format!("{group}/namespaces/{namespace}/{plural}"),
                 None => format!("{group}/{plural}"),
             };
-            // A pod's node would have to agree otherwise.
+            // With a grace period, the kubelet of a pod would have to confirm the deletion.
             let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0});
             let request = Request::builder().method(Method::DELETE).uri(&path);
             let request =
@@ -60,7 +60,7 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
         let cached = format!("{group}/{plural}?resourceVersion=0");
         eventually(&format!("the {plural} are gone"), LIMIT, async || {
             let left = namespaces(client, &cached).await?;
-            ensure!(left.is_empty(), "there are some, namespaces {left:?}");
+            ensure!(left.is_empty(), "some are left in the namespaces {left:?}");
             Ok(())
         })
         .await?;
@@ -68,8 +68,8 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// The namespaces in which there are objects of a kind; None for those that are in none. A kind without a definition has
-/// no objects.
+/// Reads the namespaces that have objects of a kind; None stands for objects without a namespace. A kind without a
+/// definition has no objects.
 async fn namespaces(client: &Client, path: &str) -> Result<BTreeSet<Option<String>>> {
     let request = Request::get(path).header(ACCEPT, METADATA).body(Vec::new())?;
     let list = match client.request_text(request).await {
