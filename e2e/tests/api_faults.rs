@@ -1,22 +1,22 @@
-//! The Kubernetes API on its bad days. Each time two jobs are under way, one on simulated edges and one on real
-//! ones; each time both end right, nothing is pulled twice, and every result is acknowledged, which it is only
-//! when the API server has it.
+//! Faults of the Kubernetes API while two jobs are under way, one on simulated edges and one on real ones. Both must
+//! complete, nothing may be pulled twice, and every result must be acknowledged, which it is only when the API server
+//! has it.
 
 use std::time::Duration;
 
 use prepull_e2e::api_proxy::Verb;
 use prepull_e2e::prelude::*;
 
-/// Simulated edges: three rounds of the job's concurrency.
+/// Number of simulated edges, three times the job's concurrency.
 const SIMULATED: usize = 30;
 const AT_A_TIME: i64 = 10;
 const REAL: [&str; 2] = ["edge-1", "edge-2"];
-/// For a test that holds the API server back for longer than the usual limit leaves room for.
+/// Limit for a job whose test holds up the API server for longer than the default limit allows.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A site with simulated and with real edges, whose cloud reaches the API server through a proxy.
+/// A site with simulated and real edges, whose cloud reaches the API server through a proxy.
 struct Scene {
-    // In the order in which they stop.
+    // Fields are dropped in this order.
     fleet: Fleet,
     nodes: Vec<EdgeNode>,
     site: Site,
@@ -30,13 +30,13 @@ impl Scene {
         Self::within(Cluster::start().await?).await
     }
 
-    /// Whose API server may be stopped.
+    /// Starts a scene with an API server of its own, which the test may stop.
     async fn own() -> Result<Self> {
         Self::within(Cluster::own().await?).await
     }
 
     async fn within(cluster: Cluster) -> Result<Self> {
-        // Which of the requests meet a fault; any number would do.
+        // The seed decides which requests meet a fault; any number would do.
         const SEED: u64 = 3;
         let (site, api) = Site::with_api_proxy(cluster, &["--heartbeat", "1s"], SEED).await?;
         let mut nodes = Vec::new();
@@ -51,7 +51,7 @@ impl Scene {
         Ok(Self { fleet, nodes, site, api, image, reference })
     }
 
-    /// Both jobs: on the simulated edges, and on the real ones.
+    /// Applies a job on the simulated edges, and one on the real ones.
     async fn jobs(&self) -> Result<[Job; 2]> {
         let simulated =
             self.site.cluster.job("simulated").images(["harbor.example/a:v1"]).timeout_seconds(100);
@@ -61,7 +61,7 @@ impl Scene {
         Ok([simulated.within(LONG), real.within(LONG)])
     }
 
-    /// Waits until both jobs are in the middle of their work.
+    /// Waits until both jobs are under way.
     async fn are_under_way(&self, [simulated, _]: &[Job; 2]) -> Result<()> {
         simulated.until("some have ended", |status| status.summary.successful > 0).await?;
         for node in &self.nodes {
@@ -70,7 +70,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Both end as if nothing had happened.
+    /// Waits until both jobs complete, and checks that nothing was lost or repeated.
     async fn end_right(&self, [simulated, real]: &[Job; 2]) -> Result<()> {
         let status = simulated.completes().await?;
         assert_eq!((status.summary.desired, status.summary.successful), (30, 30));
@@ -93,10 +93,10 @@ impl Scene {
 #[tokio::test]
 async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> {
     let scene = Scene::start().await?;
-    // Time for what comes between.
+    // Faults delay the job.
     scene.site.link.throttle(Some(2 * MIB));
     let a_third = || {
-        // A tenth of all each: who is not struck by the first rule comes to the second.
+        // A tenth of all requests each: requests that the first rule spares are subject to the second.
         for (share, status) in [(0.1, 409), (0.1 / 0.9, 429), (0.1 / 0.8, 500)] {
             scene.api.inject(Requests::WRITES, share, Fault::Status(status));
         }
@@ -105,8 +105,8 @@ async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> 
     let jobs = scene.jobs().await?;
     scene.are_under_way(&jobs).await?;
 
-    // For a while all of them are: nobody is told that the API server has what it has not.
-    // 429 and 503 are tried again inside the client, with growing pauses; 500 comes back to cloudcore.
+    // While all writes are refused, no result may be acknowledged.
+    // The client itself retries after 429 and 503, with a backoff; a 500 is returned to cloudcore.
     let every = Fault::Status(500);
     scene.api.heal();
     scene.api.inject(Requests::WRITES, 1.0, every);
@@ -133,20 +133,20 @@ async fn a_third_of_the_writes_refused_delays_and_loses_nothing() -> Result<()> 
 }
 
 #[tokio::test]
-async fn every_answer_late_by_a_second_or_two_only_takes_longer() -> Result<()> {
+async fn responses_that_are_late_only_delay_the_jobs() -> Result<()> {
     let scene = Scene::start().await?;
     let late = Fault::Late(Duration::from_secs(1), Duration::from_secs(2));
     scene.api.inject(Requests::ALL, 1.0, late);
     let jobs = scene.jobs().await?;
     scene.end_right(&jobs).await?;
     let writes = scene.api.injected(Requests::WRITES.on("imageprepulljobs"), late);
-    // Each round is written twice at the least, and each write takes a second.
+    // Each round takes at least two writes, and each write a second.
     ensure!((6..=60).contains(&writes), "{writes} writes");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_write_whose_answer_is_lost_is_made_again_and_does_no_harm() -> Result<()> {
+async fn a_write_whose_response_is_lost_is_repeated_without_harm() -> Result<()> {
     let scene = Scene::start().await?;
     scene.api.inject(Requests::WRITES, 0.5, Fault::LostAnswer);
     let jobs = scene.jobs().await?;
@@ -158,7 +158,7 @@ async fn a_write_whose_answer_is_lost_is_made_again_and_does_no_harm() -> Result
 }
 
 #[tokio::test]
-async fn connections_that_are_cut_are_made_again() -> Result<()> {
+async fn cut_connections_are_reestablished() -> Result<()> {
     let scene = Scene::start().await?;
     scene.api.inject(Requests::ALL, 0.3, Fault::Cut);
     let jobs = scene.jobs().await?;
@@ -170,7 +170,7 @@ async fn connections_that_are_cut_are_made_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_happened_while_the_watches_had_expired_is_found() -> Result<()> {
+async fn changes_during_expired_watches_are_found() -> Result<()> {
     let scene = Scene::start().await?;
     let cluster = &scene.site.cluster;
     let jobs = scene.jobs().await?;
@@ -179,7 +179,7 @@ async fn what_happened_while_the_watches_had_expired_is_found() -> Result<()> {
         cluster.job("doomed").images(["harbor.example/b:v1"]).on(["nobody", "sim-0"]).apply().await?;
     doomed.until("it has begun", |status| status.phase != JobPhase::Init).await?;
 
-    // The watches end, are refused as too old, and what they would be made anew from cannot be listed.
+    // The watches end, are refused as too old, and the lists that would replace them fail.
     scene.api.inject(Requests::WATCHES, 1.0, Fault::Status(410));
     for kind in ["nodes", "imageprepulljobs"] {
         scene.api.inject(Requests::LISTS.on(kind), 1.0, Fault::Status(500));
@@ -200,7 +200,7 @@ async fn what_happened_while_the_watches_had_expired_is_found() -> Result<()> {
     cluster.mark_ready("sim-1", false).await?;
     let watched = scene.api.count(Requests::WATCHES.on("nodes"));
 
-    // Watches are refused twice more, with a list before each: as long as the server is still catching up.
+    // Watches are refused twice more, with a list before each, as by a server that is still catching up.
     scene.api.heal();
     scene.api.inject_next(2, Requests::WATCHES, Fault::Status(410));
     eventually("nodes are watched again", SOON, async || {
@@ -234,11 +234,11 @@ async fn an_api_server_that_hangs_for_forty_seconds_goes_on_where_it_was() -> Re
     scene.are_under_way(&jobs).await?;
     scene.site.cluster.pause_api()?;
     let paused = std::time::Instant::now();
-    // The work itself needs no API server.
+    // The edges work without the API server.
     for node in &scene.nodes {
         node.ends_a_task().await?;
     }
-    // Longer than cloudcore waits for a write, which is 30 s.
+    // Longer than the 30 s that cloudcore waits for a write.
     tokio::time::sleep(Duration::from_secs(40).saturating_sub(paused.elapsed())).await;
     assert_eq!(scene.fleet.connected(), SIMULATED, "the sessions have nothing to do with it");
     for node in &scene.nodes {
@@ -257,8 +257,8 @@ async fn etcd_killed_in_the_middle_of_a_job_loses_nothing() -> Result<()> {
     for node in &scene.nodes {
         node.ends_a_task().await?;
     }
-    // Requests that wait for etcd are given up by kube-apiserver only after a minute: the shorter way is the other
-    // one, in which it comes back under them.
+    // kube-apiserver gives up requests that wait for etcd only after a minute. It is faster to let etcd return while
+    // they wait.
     tokio::time::sleep(Duration::from_secs(3)).await;
     for node in &scene.nodes {
         assert_eq!(node.ledger()?.len(), 1, "{} was told that the API server has it", node.name());

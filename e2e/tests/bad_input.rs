@@ -1,4 +1,4 @@
-//! Whatever a job says, it gets an answer, and cloudcore goes on with the others.
+//! Invalid jobs: each is refused with its reason, and cloudcore continues with the others.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// A job as YAML, with this as its spec.
+/// A job with the given spec, as YAML.
 fn yaml(name: &str, spec: &serde_json::Value) -> String {
     json!({
         "apiVersion": "operations.kubeedge.io/v1alpha2",
@@ -18,14 +18,14 @@ fn yaml(name: &str, spec: &serde_json::Value) -> String {
     .to_string()
 }
 
-/// A template that would do, with one field changed.
+/// A valid template with one field changed.
 fn template(field: &str, value: serde_json::Value) -> serde_json::Value {
     let mut template = json!({"images": ["r.example/app:v1"], "nodeNames": ["edge-1"]});
     template[field] = value;
     json!({ "imagePrePullTemplate": template })
 }
 
-/// A good template with one overrider.
+/// A valid template with one overrider.
 fn overridden(label: &str, component: &str, operator: &str, value: &str) -> serde_json::Value {
     let mut spec = template("nodeNames", json!(["edge-1"]));
     let rule = json!({"component": component, "operator": operator, "value": value});
@@ -110,7 +110,7 @@ async fn a_job_that_makes_no_sense_is_refused_with_its_reason_and_the_next_one_r
 }
 
 #[tokio::test]
-async fn an_edit_gives_a_refused_job_another_chance() -> Result<()> {
+async fn an_edited_job_is_validated_again() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
@@ -118,7 +118,7 @@ async fn an_edit_gives_a_refused_job_another_chance() -> Result<()> {
     let job = stage.cluster.job("typo").images([reference.replace("team", "Team")]).on(["edge-1"]);
     let job = job.apply().await?;
     job.fails().await?;
-    // Another mistake is another answer.
+    // Another mistake gets another reason.
     job.patch(json!({"spec": {"imagePrePullTemplate": {"images": [reference], "nodeNames": ["edge-9"]}}}))
         .await?;
     let status = job.until("the edit was read", |status| status.observed_generation == Some(2)).await?;
@@ -161,7 +161,7 @@ async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_sma
     assert_eq!((status.summary.desired, status.summary.skipped), (1, 10_000));
     for job in ["none", "one"] {
         let mut object = stage.cluster.existing_job(job).get().await?;
-        // The list of names is the user's own.
+        // The list of names in the spec is the user's own.
         object.spec = ImagePrePullJobSpec::default();
         let size = serde_json::to_vec(&object)?.len();
         ensure!(size < 32 * 1024, "job {job} has grown by {size} bytes");
@@ -170,13 +170,13 @@ async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_sma
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_read_fails_alone_and_may_be_corrected() -> Result<()> {
+async fn an_unreadable_object_fails_alone_and_may_be_corrected() -> Result<()> {
     let registry = Registry::start().await?;
     let cluster = Cluster::own().await?; // its definition is changed
     let cloud = Cloud::start(&cluster).await?;
     let stage = Stage::around(cluster, cloud, &["edge-1"]).await?;
     let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
-    // As with an object that is older than its definition: this server takes anything for a spec.
+    // Such an object is older than its definition: without a schema, the server accepts any spec.
     let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     let patch: Vec<_> = (0..2)
         .map(|version| {
@@ -193,7 +193,7 @@ async fn an_object_that_cannot_be_read_fails_alone_and_may_be_corrected() -> Res
         stage.cluster.apply_job(&text).await
     })
     .await?;
-    // Nobody can read it as what it should be: kubectl shows what is in it.
+    // The object cannot be parsed as a job, so that kubectl is used to read it.
     let says = ["get", "ippj", "unreadable", "-o", "jsonpath={.status.phase}: {.status.reason}"];
     eventually("the status says why", Duration::from_secs(10), async || {
         let status = stage.cluster.kubectl(&says).await?;
@@ -217,7 +217,7 @@ async fn an_object_that_cannot_be_read_fails_alone_and_may_be_corrected() -> Res
 }
 
 #[tokio::test]
-async fn fields_of_the_wrong_kind_are_refused_by_the_api_server() -> Result<()> {
+async fn fields_of_the_wrong_type_are_refused_by_the_api_server() -> Result<()> {
     let cluster = Cluster::start().await?;
     for (name, field, value) in [
         ("images", "images", json!("nginx")),

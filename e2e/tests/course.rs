@@ -7,7 +7,7 @@ use std::time::Duration;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// What simulated edges are told to pull: nobody asks for it anywhere.
+/// Image for simulated edges, which never contact a registry.
 const IMAGE: &str = "harbor.example/app:v1";
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn a_large_job_has_every_node_in_a_report_and_outlives_its_cloud() -> Resu
         let owner = &report.metadata.owner_references.as_ref().context("no owner")?[0];
         assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("ImagePrePullJob", uid.as_str()));
     }
-    // The view in the job: those that need eyes first.
+    // The status of the job lists nodes that need attention first.
     assert_eq!(status.node_status.len(), 200);
     assert!(status.node_status[..3].iter().all(|node| node.phase == NodePhase::Failure));
     let shown = cluster.kubectl(&["get", "ippr", "-l", "operations.kubeedge.io/job-name=large"]).await?;
@@ -50,7 +50,7 @@ async fn a_large_job_has_every_node_in_a_report_and_outlives_its_cloud() -> Resu
 }
 
 #[tokio::test]
-async fn waves_follow_each_other_and_a_bad_one_is_the_last() -> Result<()> {
+async fn a_wave_with_too_many_failures_is_the_last() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 40).the_first_fail(1).await?;
@@ -84,7 +84,7 @@ async fn waves_follow_each_other_and_a_bad_one_is_the_last() -> Result<()> {
     assert_eq!(good.status().await?.phase, JobPhase::Completed);
     assert_eq!((fleet.pulls(), fleet.pulled_twice()), (39, 0));
 
-    // The first wave is two nodes, of which one fails: more than a fifth. It is the first two that are connected.
+    // Of the two nodes in the first wave one fails, which is more than a fifth. They are the first two to connect.
     fleet.all_connected().await?;
     let bad = job("bad").on(fleet.names()).waves(&["5%"], 0).fails().await?;
     assert_eq!((bad.summary.failure, bad.summary.successful, bad.summary.pending), (1, 1, 38));
@@ -93,7 +93,7 @@ async fn waves_follow_each_other_and_a_bad_one_is_the_last() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_is_suspended_and_goes_on() -> Result<()> {
+async fn a_suspended_job_starts_nothing_until_it_is_resumed() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 20).pulls_take(Duration::from_millis(300)).await?;
@@ -108,7 +108,7 @@ async fn a_job_is_suspended_and_goes_on() -> Result<()> {
         .await?;
     let pulls = fleet.pulls();
     ensure!(held.summary.pending > 0 && pulls == u64::from(held.summary.successful), "{held:?}");
-    // Also over a restart.
+    // The suspension survives a restart.
     cloud.restart().await?;
     fleet.all_connected().await?;
     job.event("Suspended").await?;
@@ -120,7 +120,7 @@ async fn a_job_is_suspended_and_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_beyond_its_deadline_stops_and_a_retry_brings_the_rest() -> Result<()> {
+async fn a_job_stops_at_its_deadline_and_a_retry_completes_it() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 6).pulls_take(Duration::from_secs(2)).await?;
@@ -143,7 +143,7 @@ async fn a_job_beyond_its_deadline_stops_and_a_retry_brings_the_rest() -> Result
 }
 
 #[tokio::test]
-async fn a_finished_job_goes_when_its_time_is_over() -> Result<()> {
+async fn a_finished_job_is_deleted_after_its_ttl() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 2).await?;
@@ -155,7 +155,7 @@ async fn a_finished_job_goes_when_its_time_is_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nodes_that_become_eligible_join() -> Result<()> {
+async fn nodes_that_become_eligible_join_the_job() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 4).pulls_take(Duration::from_secs(1)).await?;
@@ -191,7 +191,7 @@ async fn jobs_share_the_nodes_and_each_node_works_on_one_at_a_time() -> Result<(
     for job in &jobs {
         assert_eq!(job.completes().await?.summary.successful, 10);
     }
-    // Thirty tasks, and never two on one node.
+    // There are thirty tasks, and never two on one node at the same time.
     assert_eq!((fleet.pulls(), fleet.most_at_once()), (30, EDGES));
     let ended = |status: &prepull_api::crd::status::ImagePrePullJobStatus| status.completion_time.clone();
     let times: Vec<_> = futures::future::try_join_all(jobs.iter().map(Job::status)).await?;
@@ -200,7 +200,7 @@ async fn jobs_share_the_nodes_and_each_node_works_on_one_at_a_time() -> Result<(
 }
 
 #[tokio::test]
-async fn what_must_not_change_is_refused_and_what_may_takes_effect() -> Result<()> {
+async fn only_changes_of_mutable_fields_take_effect() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 6).pulls_take(Duration::from_secs(1)).await?;
@@ -218,13 +218,13 @@ async fn what_must_not_change_is_refused_and_what_may_takes_effect() -> Result<(
             valid(&status).is_some_and(|(_, message)| message.contains("create a new job")),
             "{status:?}"
         );
-        // Undone, it is valid again.
+        // When the change is undone, the job is valid again.
         let undo = json!({"images": [IMAGE], "imageSecrets": null});
         job.patch_spec(json!({"imagePrePullTemplate": undo})).await?;
         job.until("it is valid again", |status| valid(status).is_some_and(|(status, _)| status == "True"))
             .await?;
     }
-    // Changed while nobody looked: nothing further starts until it is undone.
+    // A change while cloudcore is down: no further node starts until it is undone.
     cloud.kill9()?;
     job.patch_spec(json!({"imagePrePullTemplate": {"images": ["harbor.example/other:v1"]}})).await?;
     cloud.restart().await?;

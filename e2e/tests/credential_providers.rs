@@ -1,5 +1,5 @@
-//! Credential providers of the kubelet on the edge: when a plugin is run, what its answer is used for, and what is said
-//! of one that does not answer.
+//! The kubelet's credential provider plugins on the edge: when a plugin is run, what its answer is used for, and how
+//! its failures are reported.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -12,10 +12,10 @@ use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// Of the plugin that hangs; the others have their minute.
+/// Timeout of the plugin that hangs. The others have a minute.
 const TIMEOUT: [&str; 2] = ["--image-credential-provider-timeout", "3s"];
 
-/// Plugins, their configuration, and what each run of one leaves behind.
+/// Plugins with their configuration and a trace of their runs.
 struct Plugins {
     _place: Arc<Place>,
     dir: PathBuf,
@@ -31,7 +31,8 @@ impl Plugins {
         Ok(Self { _place: place, dir, providers: Vec::new() })
     }
 
-    /// One that is a shell script; `$image` is what it is asked for. Each run leaves a line with its name and image.
+    /// Adds a plugin that is a shell script, in which `$image` is the requested image. Each run adds its name and image
+    /// to the trace.
     fn plugin(mut self, name: &str, match_image: &str, script: &str) -> Result<Self> {
         let path = self.dir.join("bin").join(name);
         let trace = self.trace();
@@ -70,7 +71,7 @@ impl Plugins {
         self.dir.join("trace")
     }
 
-    /// For either command.
+    /// Flags for `run` and for `pull`.
     fn flags(&self) -> Vec<String> {
         let path = |path: PathBuf| path.display().to_string();
         vec![
@@ -81,7 +82,7 @@ impl Plugins {
         ]
     }
 
-    /// Every run so far: name and image.
+    /// All runs so far: name of the plugin and image.
     fn runs(&self) -> Vec<String> {
         lines(&self.trace())
     }
@@ -91,7 +92,7 @@ fn lines(path: &Path) -> Vec<String> {
     std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-/// The end of a script that answers: the plugin's name is the user.
+/// The end of a script that returns the credential of a user.
 fn gives(user: &str, cache_key_type: &str) -> String {
     let response = json!({
         "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
@@ -100,13 +101,13 @@ fn gives(user: &str, cache_key_type: &str) -> String {
         "cacheDuration": "1h",
         "auth": {"*.*.*.*:PORT": {"username": user, "password": "PASSWORD"}},
     });
-    // The port of the image is what it must be for.
+    // The key of the credential needs the port of the image.
     format!(
         "registry=${{image%%/*}}\nsed \"s/PORT/${{registry##*:}}/; s/PASSWORD/$PLUGIN_PASSWORD/\" <<'END'\n{response}\nEND"
     )
 }
 
-/// A registry for one user.
+/// Starts a registry with one user.
 async fn registry_of(user: &str) -> Result<Registry> {
     Registry::start().user(user, &password(user)).await
 }
@@ -119,7 +120,7 @@ fn only(user: &str) -> BTreeSet<String> {
     BTreeSet::from([user.to_owned()])
 }
 
-/// One edge with these plugins.
+/// Starts a cluster, a cloud and an edge with these plugins.
 async fn site(plugins: &Plugins, flags: &[&str]) -> Result<(EdgeNode, Cloud, Cluster)> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
@@ -157,7 +158,7 @@ async fn a_plugin_serves_a_job_without_a_secret_and_is_not_run_where_a_secret_se
     let run = format!("vault {}", registry.image("team/by-plugin"));
     assert_eq!(plugins.runs(), [run.as_str()], "without the tag, as the kubelet asks");
 
-    // A secret that is refused comes first, and the plugin after it.
+    // A secret is tried first; if the registry refuses it, the plugin is run.
     cluster.job("refused").on(["edge-1"]).images([&refused]).secret("default/stale").completes().await?;
     assert_eq!(users(&registry, "team/refused"), only("vault"));
     assert_eq!(plugins.runs().len(), 2);
@@ -172,7 +173,7 @@ async fn a_plugin_serves_a_job_without_a_secret_and_is_not_run_where_a_secret_se
 }
 
 #[tokio::test]
-async fn an_answer_is_used_again_for_what_it_is_for() -> Result<()> {
+async fn an_answer_is_cached_for_the_scope_that_it_names() -> Result<()> {
     let (shared, each) = (registry_of("shared").await?, registry_of("each").await?);
     let plugins = Plugins::new()?.plugin("shared", shared.host(), &gives("shared", "Registry"))?.plugin(
         "each",
@@ -195,7 +196,7 @@ async fn an_answer_is_used_again_for_what_it_is_for() -> Result<()> {
         assert_eq!(runs[..2], of_each, "one for each repository");
         assert_eq!(runs.len(), 3);
     };
-    // Side by side, and once more when all is known.
+    // The images are pulled in parallel, and once more when every answer is in the cache.
     for name in ["first", "second"] {
         let job = cluster.job(name).on(["edge-1"]).images(&references).policy("Always");
         let status = job.completes().await?;
@@ -227,7 +228,7 @@ async fn a_plugin_that_hangs_is_killed_and_named_and_holds_up_nobody_else() -> R
     ensure!(edge.agent_log().contains(&expected.replace("credential provider hangs ", "")), "not in the log");
     all_are_gone(&pids, 1).await?;
 
-    // The agent's end is the plugin's end.
+    // The plugin ends with the agent.
     let _job = cluster.job("again").on(["edge-1"]).images([&needs_it]).retries(0).apply().await?;
     eventually("the plugin runs", SOON, async || {
         ensure!(lines(&pids).len() == 2, "{:?}", lines(&pids));
@@ -238,7 +239,7 @@ async fn a_plugin_that_hangs_is_killed_and_named_and_holds_up_nobody_else() -> R
     all_are_gone(&pids, 2).await
 }
 
-/// Of so many runs, nothing is left.
+/// Waits until no process of so many runs is left.
 async fn all_are_gone(pids: &Path, runs: usize) -> Result<()> {
     let runs_seen = lines(pids);
     assert_eq!(runs_seen.len(), runs);
@@ -254,7 +255,7 @@ async fn all_are_gone(pids: &Path, runs: usize) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_is_named_and_tried_again_and_its_words_stay_out_of_the_log() -> Result<()> {
+async fn a_plugin_that_fails_is_named_and_run_again_and_its_stderr_stays_out_of_the_log() -> Result<()> {
     let (flaky, broken, babbles) =
         (registry_of("flaky").await?, registry_of("broken").await?, registry_of("babbles").await?);
     let first_fails = format!("[ $(grep -c ^flaky TRACE) -gt 1 ] || exit 1\n{}", gives("flaky", "Image"));
@@ -288,7 +289,7 @@ async fn a_plugin_that_fails_is_named_and_tried_again_and_its_words_stay_out_of_
     Ok(())
 }
 
-/// `edgecore-prepull pull`, as a person calls it.
+/// Runs `edgecore-prepull pull`.
 async fn pull_by_hand(containerd: &Containerd, flags: &[String], image: &str) -> Result<Output> {
     let mut command = tokio::process::Command::new(parts::program("edgecore-prepull")?);
     command.args(["pull", "--retries", "0", "--runtime-endpoint", &containerd.endpoint()]);
@@ -297,7 +298,7 @@ async fn pull_by_hand(containerd: &Containerd, flags: &[String], image: &str) ->
 }
 
 #[tokio::test]
-async fn a_plugin_serves_a_pull_by_hand_and_shows_its_words_there() -> Result<()> {
+async fn the_pull_command_runs_plugins_and_shows_their_stderr() -> Result<()> {
     let (good, bad) = (registry_of("good").await?, registry_of("bad").await?);
     let plugins = Plugins::new()?.plugin("good", good.host(), &gives("good", "Global"))?.plugin(
         "bad",
@@ -320,7 +321,7 @@ async fn a_plugin_serves_a_pull_by_hand_and_shows_its_words_there() -> Result<()
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(said.contains("credential provider bad ended with exit status: 1"), "{said}");
 
-    // What cannot serve is refused before anything is pulled.
+    // An invalid configuration is refused before anything is pulled.
     let runs = plugins.runs().len();
     let output = pull_by_hand(&containerd, &plugins.flags()[..2], &served).await?;
     let shown = String::from_utf8_lossy(&output.stderr);

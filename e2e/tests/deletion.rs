@@ -1,10 +1,10 @@
-//! A job that is deleted goes at once, and so does its work on the edges.
+//! Deletion of jobs: the object is gone at once, and its work on the edges stops.
 
 use std::time::Duration;
 
 use prepull_e2e::prelude::*;
 
-/// A pull of this would take half a minute over a link of 2 MiB/s.
+/// Size of a layer whose pull takes half a minute over a link of 2 MiB/s.
 const LARGE: u64 = 64 * MIB;
 
 /// A site with one node that is in the middle of a long pull.
@@ -29,13 +29,13 @@ impl MidPull {
         Ok(Self { site, tunnel, node, job, reference })
     }
 
-    /// Deletes the job. Nothing on an edge can hold the object back.
+    /// Deletes the job, which no edge can delay.
     async fn delete(&self) -> Result<()> {
         self.job.delete().await?;
         self.job.clone().within(Duration::from_secs(2)).is_gone().await
     }
 
-    /// The pull has stopped for good, and what it had fetched is gone.
+    /// Waits until the pull has stopped for good, and checks that its content is gone.
     async fn pull_has_stopped(&self) -> Result<()> {
         self.node.forgets_all_tasks().await?;
         eventually("containerd forgets the half of a layer", SOON, async || {
@@ -54,7 +54,7 @@ impl MidPull {
         Ok(())
     }
 
-    /// The node is as good as new.
+    /// Checks that the node completes another job.
     async fn node_takes_another_job(&self) -> Result<()> {
         self.site.link.throttle(None);
         self.site.job("another").images([&self.reference]).on(["edge-1"]).completes().await?;
@@ -64,7 +64,7 @@ impl MidPull {
 }
 
 #[tokio::test]
-async fn deleting_a_job_stops_its_pulls_and_lets_the_object_go_at_once() -> Result<()> {
+async fn deleting_a_job_stops_its_pulls_and_removes_the_object_at_once() -> Result<()> {
     let mid = MidPull::start().await?;
     mid.delete().await?;
     mid.pull_has_stopped().await?;
@@ -76,7 +76,7 @@ async fn an_edge_that_was_offline_during_the_deletion_is_told_when_it_is_back() 
     let mid = MidPull::start().await?;
     mid.tunnel.refuse();
     mid.delete().await?;
-    // It does not know yet.
+    // The edge does not know of the deletion yet.
     mid.site.link_carries(MIB).await?;
     assert_eq!(mid.node.ledger()?.len(), 1);
 
@@ -107,7 +107,7 @@ async fn a_job_that_was_deleted_while_the_cloud_was_down_is_stopped_when_the_clo
 }
 
 #[tokio::test]
-async fn the_result_of_a_deleted_job_is_taken_and_forgotten() -> Result<()> {
+async fn the_result_of_a_deleted_job_is_acknowledged() -> Result<()> {
     let mid = MidPull::start().await?;
     mid.tunnel.refuse();
     mid.site.link.throttle(None);

@@ -1,12 +1,12 @@
-//! Faults of the edge itself: its disk, its clock, its certificate, its way to the cloud. The job ends right, and
-//! nothing that is whole is pulled twice.
+//! Faults of the edge itself: its disk, its clock, its certificate, its connection to the cloud. The job must complete,
+//! and no complete layer may be pulled twice.
 
 use std::time::{Duration, Instant};
 
 use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::prelude::*;
 
-/// What was fetched for each blob of an image is its size, and little more where a pull was interrupted.
+/// Checks that not much more than the size of each blob was fetched, however often the pull was interrupted.
 fn pulled_once(site: &Site, image: &Image) -> Result<()> {
     for blob in image.blobs() {
         let size = std::fs::metadata(image.blob_file(blob))?.len();
@@ -24,7 +24,7 @@ async fn a_disk_that_is_full_in_the_middle_of_a_pull_is_named_and_serves_again_o
     let (_, small) = site.image("small", &[MIB])?;
     let (_, large) = site.image("large", &[4 * MIB, 48 * MIB])?;
 
-    // The check finds an empty disk; that the image is larger shows only in the middle.
+    // The check finds enough free space; only in the middle of the pull does the disk turn out to be too small.
     let job = site.job("full").images([&small, &large]).on(["edge-1"]).retries(1).apply().await?;
     let status = job.fails().await?;
     let of_large = status.image("edge-1", &large).context("no image")?;
@@ -66,7 +66,7 @@ async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
         node.accepts_a_task().await?;
     }
     site.link_carries(2 * MIB).await?;
-    // Over a restart the deadline is known by the clock on the wall alone.
+    // After a restart, the agent knows the deadline only by its wall clock.
     behind.restart_agent()?;
     ahead.restart_agent()?;
     let status = job.completes().await?;
@@ -79,7 +79,7 @@ async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
     let fetched: u64 = image.blobs().iter().map(|blob| site.link.bytes_of(blob)).sum();
     ensure!(fetched < 2 * image.size() + 4 * MIB, "{fetched} bytes for two nodes, {} each", image.size());
 
-    // And a deadline that passes, passes when it should.
+    // A deadline also passes in time.
     let (_, endless) = site.image("endless", &[8 * MIB])?;
     site.link.throttle(Some(MIB / 8));
     let began = Instant::now();
@@ -90,7 +90,7 @@ async fn a_clock_five_minutes_off_changes_nothing() -> Result<()> {
     Ok(())
 }
 
-/// When its log begins, by its own clock.
+/// First second in the log of the agent, by the clock of the agent.
 fn first_second(node: &EdgeNode) -> Result<i64> {
     let log = node.agent_log();
     let stamp = log.split_whitespace().next().context("no log")?;
@@ -99,8 +99,8 @@ fn first_second(node: &EdgeNode) -> Result<i64> {
 
 #[tokio::test]
 async fn a_certificate_renewed_in_the_middle_of_a_job_disturbs_nothing() -> Result<()> {
-    // Ten minutes old by its backdating as soon as it is issued: due for renewal within a twentieth of its
-    // fifteen minutes, and then once a minute.
+    // A certificate is backdated by ten minutes: it is due for renewal within a twentieth of its fifteen minutes, and
+    // then once a minute.
     const DUE: Duration = Duration::from_secs(45 + 60 + 20);
     let site = Site::with_cloud_args(&["--edge-cert-ttl", "5m", "--heartbeat", "1s"]).await?;
     let node = site.node("edge-1").await?.await?;
@@ -109,7 +109,7 @@ async fn a_certificate_renewed_in_the_middle_of_a_job_disturbs_nothing() -> Resu
     let job = site.job("renewed").images([&reference]).on(["edge-1"]).timeout_seconds(300).apply().await?;
     site.link_carries(3 * MIB).await?;
     node.accepts_a_task().await?;
-    // Slow enough not to end before.
+    // Slow enough not to end before the renewal.
     site.link.throttle(Some(MIB / 64));
 
     let certificate = || std::fs::read(node.state_dir().join("pki/client.crt"));

@@ -1,4 +1,4 @@
-//! Many edges at once: simulated pulls, the real tunnel, the real agent, the real cloud.
+//! Many simulated edges with faults: only the pulls are simulated; tunnel, agent and cloud are real.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ async fn a_fleet_connects_works_and_comes_back() -> Result<()> {
     Ok(())
 }
 
-/// What is to be true of a job of three images over a fleet to which all this happened.
+/// Runs a job of three images over a fleet with this behaviour, and checks that nothing was lost or repeated.
 async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Cluster, u32)> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
@@ -63,7 +63,7 @@ async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Clus
     Ok((fleet, cluster, summary.failure))
 }
 
-/// Long enough for each edge to lose its link about twice.
+/// Duration of a pull, long enough for each edge to lose its connection about twice.
 const SLOW: PullTime = PullTime::Between(Duration::from_millis(200), Duration::from_secs(2));
 
 #[tokio::test]
@@ -72,14 +72,14 @@ async fn links_that_break_all_the_time_lose_and_repeat_nothing() -> Result<()> {
     let behaviour = Behaviour { pull: SLOW, disconnect_every, seed: 1, ..Behaviour::default() };
     let (fleet, _cluster, failed) = survives(behaviour, false).await?;
     let tally = fleet.tally();
-    // A pull goes on without a link.
+    // Pulls continue without a connection.
     assert_eq!((failed, tally.pulls, tally.whole), (0, 600, 600));
     ensure!(tally.cuts > 100 && tally.sessions > 300, "too little happened: {tally:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn edges_that_restart_all_the_time_pull_again_only_what_they_were_at() -> Result<()> {
+async fn edges_that_restart_all_the_time_pull_again_only_what_was_under_way() -> Result<()> {
     let restart_every = Some(Duration::from_secs(4));
     let behaviour = Behaviour { pull: SLOW, restart_every, seed: 2, ..Behaviour::default() };
     let (fleet, _cluster, failed) = survives(behaviour, false).await?;
@@ -91,7 +91,7 @@ async fn edges_that_restart_all_the_time_pull_again_only_what_they_were_at() -> 
 }
 
 #[tokio::test]
-async fn everything_at_once_and_the_cloud_killed_in_the_middle() -> Result<()> {
+async fn all_faults_together_and_a_killed_cloud_lose_and_repeat_nothing() -> Result<()> {
     let behaviour = Behaviour {
         pull: SLOW,
         fail_rate: 0.05,
@@ -103,7 +103,7 @@ async fn everything_at_once_and_the_cloud_killed_in_the_middle() -> Result<()> {
     };
     let (fleet, _cluster, failed) = survives(behaviour, true).await?;
     let tally = fleet.tally();
-    // 0.95³ of the nodes have all three images.
+    // The expected fraction of nodes with all three images is 0.95³.
     ensure!((10..60).contains(&failed), "{failed} nodes failed: {tally:?}");
     ensure!(tally.cuts > 30 && tally.restarts > 30, "too little happened: {tally:?}");
     Ok(())

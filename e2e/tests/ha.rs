@@ -1,5 +1,5 @@
-//! Two replicas of cloudcore-prepull: one leads, and when it goes, in whichever way, the other one goes on with its
-//! jobs. Nothing is lost, nothing is pulled twice, and who no longer leads writes nothing.
+//! Two replicas of cloudcore-prepull: one leads, and however it ends, the other one continues its jobs. Nothing is lost,
+//! nothing is pulled twice, and a replica that no longer leads writes nothing.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,22 +15,22 @@ use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 use tokio::net::TcpStream;
 
-/// The times that the harness gives to replicas: how long a standby waits, …
+/// Lease duration that the harness sets: how long a standby waits.
 const LEASE: Duration = Duration::from_secs(4);
-/// … when a leader that cannot renew ends, …
+/// Renew deadline that the harness sets: when a leader that cannot renew ends.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// … and how often the Lease is looked at.
+/// Retry period that the harness sets: how often the Lease is checked.
 const PERIOD: Duration = Duration::from_millis(500);
-/// For what follows at once on an idle machine: to read jobs and nodes and to listen, or to end.
+/// Limit for what an idle machine does at once: to read jobs and nodes and to listen, or to end.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// For a standby to lead that has to wait for the Lease to run out.
+/// Limit for a standby to lead if it has to wait for the Lease to expire.
 const FAILOVER: Duration = Duration::from_secs(10);
-/// A session that ends unnoticed is noticed after two of these.
+/// Heartbeat. A dead session is noticed after two of them.
 const FLAGS: [&str; 2] = ["--heartbeat", "1s"];
 
-/// A leader, a standby, and what edges dial.
+/// A leader, a standby, and the front that edges connect to.
 struct Pair {
-    // In the order in which they stop.
+    // Fields are dropped in this order.
     first: Cloud,
     second: Cloud,
     #[expect(dead_code, reason = "held until the end")]
@@ -45,7 +45,7 @@ impl Pair {
         Self::with(cluster, first).await
     }
 
-    /// The first leads, and the second knows it.
+    /// Starts the standby, and waits until it knows the leader.
     async fn with(cluster: Cluster, mut first: Cloud) -> Result<Self> {
         first.leads(SOON).await?;
         let mut second = second(&cluster).await?;
@@ -76,12 +76,12 @@ impl Pair {
         .await
     }
 
-    /// Simulated edges whose pulls take a while.
+    /// Starts simulated edges whose pulls take a while.
     async fn fleet(&self, edges: usize) -> Result<Fleet> {
         Fleet::start(&self.cluster, &self.first, edges).pulls_take(Duration::from_millis(200)).await
     }
 
-    /// A job over all of them that takes some seconds, once some are done.
+    /// Applies a job over all edges that takes some seconds, and waits until some nodes are done.
     async fn under_way(&self, fleet: &Fleet, name: &str) -> Result<Job> {
         let images = ["a", "b"].map(|image| format!("harbor.example/{name}/{image}:v1"));
         let job = self.cluster.job(name).images(images).on(fleet.names()).concurrency(5).apply().await?;
@@ -95,8 +95,8 @@ async fn second(cluster: &Cluster) -> Result<Cloud> {
     Cloud::start(cluster).named("cloudcore-prepull-2").standby().args(&FLAGS).await
 }
 
-/// On all nodes, at the first attempt, each image once, this being the fleet's nth job; and the edges have nothing left
-/// to say.
+/// Waits until the job completes, and checks that all nodes succeeded at the first attempt, that each image was pulled
+/// once over the `nth` jobs of the fleet, and that all results are acknowledged.
 async fn ends_right(job: &Job, fleet: &Fleet, nth: usize) -> Result<()> {
     let nodes = fleet.names().len();
     let status = job.completes().await?;
@@ -117,7 +117,7 @@ async fn gauges(cloud: &Cloud) -> Result<[String; 2]> {
         .map(|name| metrics.sum(&format!("cloudcore_prepull_{name}"), &[]).to_string()))
 }
 
-/// When the program logged that its leadership is lost.
+/// Time at which the program logged that it lost its leadership.
 fn lost_at(cloud: &Cloud) -> Result<Timestamp> {
     let log = cloud.log();
     let line = log.lines().find(|line| line.contains("leadership is lost")).context("it has said nothing")?;
@@ -125,7 +125,7 @@ fn lost_at(cloud: &Cloud) -> Result<Timestamp> {
 }
 
 #[tokio::test]
-async fn one_leads_and_hands_over_when_it_is_told_to_end() -> Result<()> {
+async fn a_leader_that_is_terminated_hands_over() -> Result<()> {
     let mut pair = Pair::start().await?;
     let leader = pair.holder().await?;
     for addr in [pair.second.tunnel_listen(), pair.second.enroll_addr()] {
@@ -150,10 +150,10 @@ async fn one_leads_and_hands_over_when_it_is_told_to_end() -> Result<()> {
     ensure!(lease.holder_identity.as_ref() != Some(&leader), "{lease:?}");
     assert_eq!(lease.lease_transitions, Some(1));
     assert_eq!(gauges(&pair.second).await?, ["1", "1"].map(String::from));
-    // The edges come back by themselves.
+    // The edges reconnect by themselves.
     ends_right(&job, &fleet, 1).await?;
 
-    // The first comes back and stands by. Who stands by has nothing to finish, and nothing to give back.
+    // The first one becomes the standby, which has nothing to finish and no Lease to release when it ends.
     pair.first.restart().await?;
     pair.knows_the_leader(&pair.first).await?;
     let began = Instant::now();
@@ -175,7 +175,7 @@ async fn a_leader_killed_in_the_middle_of_a_job_is_followed_when_its_lease_runs_
     pair.second.leads(FAILOVER).await?;
     let took = began.elapsed();
     eprintln!("the successor was ready {took:?} after SIGKILL");
-    // The last renewal was a period ago at most; before, nobody can know that the leader is gone.
+    // The last renewal was at most one period ago; until its lease expires nobody can know that the leader is gone.
     ensure!(took + 2 * PERIOD > LEASE, "{took:?}: the Lease was not respected");
     ends_right(&job, &fleet, 1).await
 }
@@ -187,7 +187,7 @@ async fn a_pull_goes_on_under_the_next_leader() -> Result<()> {
     site.cloud = Cloud::start(&site.cluster).standby().args(&FLAGS).await?;
     site.cloud.leads(SOON).await?;
     let second = second(&site.cluster).await?;
-    // It knows both, and nothing stands in between.
+    // The edge knows both replicas, without a front.
     let urls = [&site.cloud, &second].map(|cloud| format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_listen()));
     let flags = ["--tunnel-url", &urls.join(","), "--disk-min-free", "1%"];
     let node = site.node("edge-1").await?.args(&flags).await?;
@@ -219,17 +219,17 @@ async fn a_leader_that_was_frozen_ends_without_having_written_anything() -> Resu
     pair.second.leads(FAILOVER).await?;
     ends_right(&job, &fleet, 1).await?;
     let (version, events) = (job.get().await?.metadata.resource_version, job.events().await?);
-    // It goes on where it was: in the middle of the job, with results and writes in its hands.
+    // The first one continues in the middle of the job, with results and writes at hand.
     pair.first.resume()?;
     let status = pair.first.ends(AT_ONCE).await?;
     assert_eq!(status.code(), Some(1), "{status}");
     lost_at(&pair.first)?;
-    // For a request that it may have sent with its last breath.
+    // Time for a request that it may have sent at the very end.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(job.get().await?.metadata.resource_version, version, "it has written to the job");
     assert_eq!(job.events().await?, events);
 
-    // The other way round, and it goes on while the next leader is in the middle of the job.
+    // The other way round; this time the frozen one continues while the next leader is in the middle of the job.
     pair.first.restart().await?;
     pair.knows_the_leader(&pair.first).await?;
     let job = pair.under_way(&fleet, "frozen-again").await?;
@@ -259,7 +259,7 @@ async fn a_leader_without_the_api_server_ends_before_another_one_can_lead() -> R
     let fleet = pair.fleet(60).await?;
     let job = pair.under_way(&fleet, "cut-off").await?;
 
-    // The worse of two ways to be away: nothing is refused, nothing is answered.
+    // The worse of two outages: requests are neither refused nor answered.
     link.freeze();
     let began = Instant::now();
     let status = pair.first.ends(DEADLINE + AT_ONCE).await?;
@@ -272,7 +272,7 @@ async fn a_leader_without_the_api_server_ends_before_another_one_can_lead() -> R
 }
 
 #[tokio::test]
-async fn of_two_that_start_at_once_one_leads() -> Result<()> {
+async fn of_two_replicas_that_start_together_one_leads() -> Result<()> {
     let cluster = Cluster::start().await?;
     let start = Cloud::start(&cluster).standby().args(&FLAGS);
     let (mut one, mut other) = tokio::try_join!(start.into_future(), second(&cluster))?;
@@ -287,7 +287,7 @@ async fn of_two_that_start_at_once_one_leads() -> Result<()> {
     ensure!(!other.is_ready().await?, "both lead");
     let front = Front::of(&[one.backend(), other.backend()])?;
     one.behind(&front);
-    // The one made the CA, and the other one takes it: an edge trusts both.
+    // One replica created the CA and the other one adopted it, so that an edge trusts both.
     let fleet = Fleet::start(&cluster, &one, 5).await?;
     one.terminate().await?;
     other.leads(SOON).await?;
@@ -297,7 +297,7 @@ async fn of_two_that_start_at_once_one_leads() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_api_server_takes_the_manifests() -> Result<()> {
+async fn an_api_server_accepts_the_manifests() -> Result<()> {
     let cluster = Cluster::own().await?;
     for file in ["deployment", "service"] {
         cluster.apply_file(&workspace().join(format!("manifests/cloudcore-prepull/{file}.yaml"))).await?;
@@ -305,7 +305,7 @@ async fn an_api_server_takes_the_manifests() -> Result<()> {
     let api: Api<Deployment> = Api::namespaced(cluster.client(), NAMESPACE);
     let spec = api.get("cloudcore-prepull").await?.spec;
     let rolling = spec.strategy.and_then(|strategy| strategy.rolling_update).context("it does not roll")?;
-    // With less, the standbys that are never ready hold up every rollout: see the manifest.
+    // Standbys are never ready; with less, they would hold up every rollout: see the manifest.
     let all = || Some(IntOrString::String("100%".to_owned()));
     assert_eq!((spec.replicas, rolling.max_unavailable), (Some(2), all()));
     assert_eq!(spec.progress_deadline_seconds, Some(i32::MAX), "the largest means that there is none");

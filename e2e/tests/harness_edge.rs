@@ -1,4 +1,4 @@
-//! What the harness promises of edge nodes: each part can be stopped, cut off and brought back on its own.
+//! Tests of the harness: each part of an edge node can be stopped, cut off and restarted on its own.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 
 #[tokio::test]
-async fn an_edge_node_is_taken_apart_and_put_together() -> Result<()> {
+async fn every_part_of_an_edge_node_can_be_stopped_and_restarted() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).args(&["--heartbeat", "1s"]).await?;
     let registry = Registry::start().user("alice", &password("alice")).await?;
@@ -25,7 +25,7 @@ async fn an_edge_node_is_taken_apart_and_put_together() -> Result<()> {
     assert_eq!(pulled.digest.as_deref(), Some(image.digest()));
     assert_eq!(edge.images().await?.get(&reference).map(String::as_str), Some(image.digest()));
 
-    // Cut off: the cloud notices, and the agent comes back by itself.
+    // The cloud notices a cut, and the agent reconnects by itself.
     tunnel.refuse();
     let sessions = async |expected: f64| {
         eventually("the cloud sees it", Duration::from_secs(20), async || {
@@ -39,7 +39,7 @@ async fn an_edge_node_is_taken_apart_and_put_together() -> Result<()> {
     tunnel.accept()?;
     sessions(1.0).await?;
 
-    // Hanging, dead, and back: a job waits for it.
+    // A job waits for an agent that is frozen, killed and restarted.
     edge.stop_agent()?;
     let waiting = job("second").apply().await?;
     edge.cont_agent()?;
@@ -57,7 +57,7 @@ async fn an_edge_node_is_taken_apart_and_put_together() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_node_reaches_a_registry_another_way() -> Result<()> {
+async fn one_node_alone_can_reach_a_registry_through_a_proxy() -> Result<()> {
     let registry = Registry::start().await?;
     let proxy = Proxy::http(registry.addr())?;
     let (near, far) = tokio::try_join!(Containerd::start("near"), Containerd::start("far"))?;

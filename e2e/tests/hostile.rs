@@ -1,5 +1,5 @@
-//! A node with a good certificate that means ill, while other edges are in the middle of a job: they are done in
-//! time and right, keep their sessions, and the cloud keeps its memory.
+//! A hostile node with a valid certificate, while honest edges work on a job: the job must complete in time, the honest
+//! sessions must stay up, and the memory of the cloud must stay bounded.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -13,28 +13,27 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase
 use prepull_e2e::prelude::*;
 use tokio_tungstenite::tungstenite::Message;
 
-/// Honest edges: five rounds of the job's concurrency.
+/// Number of honest edges, five times the job's concurrency.
 const HONEST: usize = 25;
 const AT_A_TIME: i64 = 5;
-/// What the cloud may grow by under attack: 512 handshakes (TLS, with its certificates and buffers, takes some ten
-/// KiB), four connections of the attacker's node with at most 4 MiB each of what waits for it and 1 MiB of a message
-/// that comes in, and what the allocator keeps of it.
+/// Memory that the cloud may gain under attack: 512 handshakes of some ten KiB each, four connections of the attacker's
+/// node with up to 4 MiB of queued messages and 1 MiB of an incoming one each, and what the allocator keeps of it.
 const MEMORY: u64 = 64 * MIB;
-/// For the honest edges' job, which takes five seconds alone.
+/// Limit for the job of the honest edges, which takes five seconds without an attack.
 const IN_TIME: Duration = Duration::from_secs(30);
-/// A round of what has no end of its own.
+/// Duration of one round of an attack that would not end by itself.
 const BURST: Duration = Duration::from_secs(3);
-/// Messages of one session that the controller may get to see at once, and in a second: what a session is allowed (400,
-/// and 150 a second), and what the honest edges say meanwhile. Unbounded it would be ten thousands.
+/// Inputs that the controller may receive at once, and in each second: those that one session is allowed (400, and 150
+/// a second) and those of the honest edges. Without a limit there would be tens of thousands.
 const TAKEN_IN: (f64, f64) = (400.0 + 200.0, 150.0 + 150.0);
-/// Nearly twice as many as there are places for handshakes.
+/// Connections of an attack, nearly twice as many as the cloud allows to be in a handshake.
 const CONNECTIONS: usize = 1000;
-/// For a session that begins while others hold these: two turns of a second each, and a busy machine.
+/// Limit for a session that begins under attack: it waits for up to two turns of a second each.
 const LET_IN: Duration = Duration::from_secs(6);
 
-/// Honest edges that work on a job, and somebody else.
+/// Honest edges that work on a job, and a hostile node.
 struct Scene {
-    // In the order in which they stop.
+    // Fields are dropped in this order.
     fleet: Fleet,
     cloud: Cloud,
     cluster: Cluster,
@@ -49,14 +48,14 @@ impl Scene {
         let fleet = Fleet::start(&cluster, &cloud, HONEST).pulls_take(Duration::from_millis(500)).await?;
         cluster.edge_nodes(&["intruder"]).await?;
         let intruder = Intruder::of(&cluster, &cloud, "intruder").await?;
-        // The first job of a cloud warms up what is bounded by other means, such as its allocator.
+        // A first job warms up the allocator, so that its growth is not counted.
         let warm = cluster.job("warm").images(["harbor.example/warm:v1"]).on(fleet.names());
         warm.concurrency(25).completes().await?;
         let memory = cloud.process()?.memory()?;
         Ok(Self { fleet, cloud, cluster, intruder, memory })
     }
 
-    /// A session of another node begins, soon, although the attack goes on.
+    /// Checks that a session of another node can begin during the attack.
     async fn lets_in_somebody_else(&self) -> Result<()> {
         let honest = Intruder::of(&self.cluster, &self.cloud, "somebody-else").await?;
         let begin = Instant::now();
@@ -66,13 +65,12 @@ impl Scene {
         Ok(())
     }
 
-    /// Messages and the like that the controller has taken in so far.
-    async fn taken_in(&self) -> Result<f64> {
+    /// Reads the number of inputs that the controller has received so far.
+    async fn controller_inputs(&self) -> Result<f64> {
         Ok(self.cloud.metrics().await?.sum("cloudcore_prepull_controller_inputs_total", &[]))
     }
 
-    /// One round of the attack after the other, one at the least, for as long as the honest edges work. The attack is
-    /// told the UID of their job.
+    /// Repeats an attack, at least once, as long as the honest edges work. The attack gets the UID of their job.
     async fn under(&self, attack: impl AsyncFn(JobUid) -> Result<()>) -> Result<()> {
         let job = self.cluster.job("honest").images(["harbor.example/a:v1"]).on(self.fleet.names());
         let job = job.concurrency(AT_A_TIME).apply().await?.within(IN_TIME);
@@ -122,7 +120,7 @@ fn task(job: &JobUid, attempt: u32) -> TaskId {
     TaskId { job: job.clone(), attempt }
 }
 
-/// That it went well, or badly, with `images` images.
+/// A result with this outcome, for so many images.
 fn result(job: &JobUid, outcome: TaskOutcome, images: usize) -> EdgeMessage {
     let image = ImageResult {
         outcome: ImageOutcome::Failed,
@@ -154,7 +152,7 @@ fn progress(job: &JobUid, index: u32) -> EdgeMessage {
 }
 
 #[tokio::test]
-async fn garbage_ends_the_session_that_it_came_on_and_no_other() -> Result<()> {
+async fn garbage_ends_only_the_session_that_sent_it() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
         for frame in [
@@ -169,7 +167,7 @@ async fn garbage_ends_the_session_that_it_came_on_and_no_other() -> Result<()> {
             let mut wire = scene.intruder.open_session().await?;
             let _ = wire.send_frame(frame).await; // the cloud may hang up before the end of it
             let reason = wire.read_to_close().await?;
-            // A reason can be lost where the cloud hangs up on what is still on its way.
+            // The reason can be lost if the cloud closes the connection while data is still under way.
             let known = ["not a message", "text frames", "at most 1048576"];
             let is_known = reason.is_empty() || known.iter().any(|known| reason.contains(known));
             ensure!(is_known, "{what}: {reason:?}");
@@ -196,13 +194,13 @@ async fn forged_messages_change_nothing() -> Result<()> {
             ] {
                 wire.send_message(&message).await?;
             }
-            // Each result is taken off its hands.
+            // Every result is acknowledged.
             let mut acknowledged = 0;
             while acknowledged < 3 {
                 acknowledged += usize::from(matches!(wire.receive().await?, CloudMessage::ResultAck { .. }));
             }
         }
-        // No faster than an honest edge may: the flood is another test.
+        // Not faster than an honest edge may; another test floods.
         tokio::time::sleep(Duration::from_millis(200)).await;
         Ok(())
     };
@@ -232,7 +230,7 @@ async fn a_node_that_never_reads_costs_a_bounded_queue() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |job: JobUid| {
         let mut wire = scene.intruder.open_session().await?;
-        // Each is answered, and no answer is read.
+        // Every result is answered, and no answer is read.
         wire.send_repeatedly(&result(&job, TaskOutcome::Failed, 200), BURST).await;
         Ok(())
     };
@@ -244,9 +242,9 @@ async fn a_flood_is_held_back() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |job: JobUid| {
         for flood in [progress(&job, 0), result(&job, TaskOutcome::Failed, 1)] {
-            let (before, begin) = (scene.taken_in().await?, Instant::now());
+            let (before, begin) = (scene.controller_inputs().await?, Instant::now());
             scene.intruder.open_session().await?.send_repeatedly(&flood, BURST).await;
-            let (taken, took) = (scene.taken_in().await? - before, begin.elapsed());
+            let (taken, took) = (scene.controller_inputs().await? - before, begin.elapsed());
             eprintln!("{taken} messages in {took:?}");
             ensure!(taken < TAKEN_IN.0 + TAKEN_IN.1 * took.as_secs_f64(), "{taken} messages in {took:?}");
         }
@@ -272,7 +270,7 @@ async fn a_thousand_tls_connections_keep_nobody_out() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
         let honest = async {
-            // While they hold all the places: what stalls is cut in the end.
+            // The connections hold all handshakes until they are cut for stalling.
             eventually("others wait for the places of handshakes", SOON, async || {
                 let waiting = scene.cloud.metrics().await?.sum("cloudcore_prepull_waiting_connections", &[]);
                 ensure!(waiting > 0.5, "none waits: the attack is none");
@@ -294,7 +292,7 @@ async fn a_thousand_sessions_of_one_node_keep_nobody_out() -> Result<()> {
     let scene = Scene::start().await?;
     let attack = async |_| {
         let sessions = join_all((0..CONNECTIONS).map(|_| scene.intruder.open_session())).await;
-        // Of one node, four connections at a time; each new session replaces the one before.
+        // A node may have four connections, and each new session replaces the previous one.
         ensure!(sessions.iter().any(Result::is_ok), "none was welcomed: the attack is none");
         let refused =
             |entry: &Result<Wire>| entry.as_ref().is_err_and(|error| format!("{error:#}").contains("429"));

@@ -1,5 +1,5 @@
-//! Who a node is: tokens as Secrets of a real API server, certificates, and what a node may not do as another one.
-//! What needs no API server is tested in cloudcore-prepull/tests/tunnel.
+//! Identity of nodes: tokens in Secrets of a real API server, certificates, and attempts to act as another node. What
+//! needs no API server is tested in cloudcore-prepull/tests/tunnel.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 
-/// `edgecore-prepull join`, as a person calls it.
+/// Runs `edgecore-prepull join`.
 async fn join(cloud: &Cloud, token: &str, node: &str, state_dir: &Path) -> Result<String> {
     let mut command = Command::new(parts::program("edgecore-prepull")?);
     command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
@@ -47,15 +47,15 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
 
     let own = place.new_dir("own")?;
     join(&cloud, &token, "edge-1", &own).await?;
-    // Another key is another machine.
+    // A request with another key comes from another machine.
     refusal(join(&cloud, &token, "edge-1", &place.new_dir("again")?).await, "used with another key")?;
 
     let short = cloud.command(&["token", "create", "--ttl", "1s"]).await?;
-    // Nothing tells of the moment when it expires.
+    // Nothing reports the moment when the token expires.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     refusal(join(&cloud, &short, "edge-6", &place.new_dir("six")?).await, "expired")?;
 
-    // One for the fleet serves any node; a revoked one and an expired one serve none.
+    // A token without a node serves any node; a revoked or expired token serves none.
     let fleet = cloud.command(&["token", "create"]).await?;
     join(&cloud, &fleet, "edge-7", &place.new_dir("seven")?).await?;
     join(&cloud, &fleet, "edge-8", &place.new_dir("eight")?).await?;
@@ -100,7 +100,7 @@ async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Resul
     let image = Image::of_layers("slow", &[8 * MIB])?;
     let reference = registry.seed(&image, "team/slow:v1")?;
 
-    // The intruder has a certificate of its own, which is a good one.
+    // The intruder has a valid certificate of its own.
     let place = Place::here()?;
     let dir = place.new_dir("intruder")?;
     let token = stage.cloud.token("edge-2").await?;
@@ -137,7 +137,7 @@ async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Resul
         took: Duration::ZERO,
     };
     let answers = intruder.says(EdgeMessage::Result(forged)).await?;
-    // Its result is taken off its hands, and that is all.
+    // Its result is acknowledged and has no other effect.
     ensure!(answers.iter().all(|answer| matches!(answer, CloudMessage::ResultAck { .. })), "{answers:?}");
 
     link.throttle(None);
@@ -163,7 +163,7 @@ async fn the_ca_and_with_it_every_node_survives_a_restart_of_the_cloud() -> Resu
     Ok(())
 }
 
-/// A client with a node's certificate and a will of its own.
+/// A client with a node's certificate that sends any message.
 struct Intruder {
     link: Link,
     events: tokio::sync::Mutex<mpsc::Receiver<TunnelEvent>>,
@@ -181,7 +181,7 @@ impl Intruder {
         Ok(Self { link, events: tokio::sync::Mutex::new(events), _stop: stop.drop_guard() })
     }
 
-    /// Says it once connected, and returns what it is told within two seconds.
+    /// Sends a message once connected, and returns what arrives within two seconds.
     async fn says(&self, message: EdgeMessage) -> Result<Vec<CloudMessage>> {
         let mut events = self.events.lock().await;
         let mut answers = Vec::new();
@@ -196,7 +196,7 @@ impl Intruder {
             }
             Ok(())
         };
-        // What it must not be told cannot be waited for; the answer to its own message comes at once.
+        // The absence of a message cannot be waited for; an answer to its own message comes at once.
         if let Ok(ended) = tokio::time::timeout(Duration::from_secs(2), listen).await {
             ended?;
         }

@@ -1,4 +1,4 @@
-//! cloudcore killed again and again, at moments of chance, in the middle of a job with waves, rounds and failures.
+//! cloudcore killed repeatedly, at random moments, in the middle of a job with waves, retries and failures.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,15 +8,15 @@ use prepull_e2e::prelude::*;
 const EDGES: u32 = 64;
 const IMAGES: [&str; 2] = ["harbor.example/a:v1", "harbor.example/b:v1"];
 const AT_A_TIME: u8 = 8;
-/// What the job has to take at the least, lest it is over before the last of them.
+/// Number of kills, all of which the job must outlast.
 const KILLS: usize = 10;
-/// From one moment at which cloudcore listens to its end: from its first requests to well into the work, at which its
-/// edges are back.
+/// Shortest and longest time from the start of a cloudcore to its kill: from its first requests until long after its
+/// edges have reconnected.
 const LIFE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(1800));
-/// Begins a round of the kills that went wrong again; the moments are of the same length, and so nearly the same.
+/// Environment variable with the seed, to repeat a run that failed with nearly the same moments.
 const SEED: &str = "PREPULL_KILLS_SEED";
 
-/// Lengths of time by a seed (Knuth's MMIX generator): the same moments again, as far as a machine allows.
+/// Reproducible random durations (Knuth's MMIX generator).
 struct Moments(u64);
 
 impl Moments {
@@ -36,7 +36,7 @@ impl Moments {
 }
 
 #[tokio::test]
-async fn a_cloud_killed_ten_times_at_any_moment_ends_the_job_as_if_it_had_not_been() -> Result<()> {
+async fn a_job_survives_ten_kills_of_the_cloud_at_random_moments() -> Result<()> {
     let mut moments = Moments::new()?;
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
@@ -44,7 +44,7 @@ async fn a_cloud_killed_ten_times_at_any_moment_ends_the_job_as_if_it_had_not_be
         pull: PullTime::Between(Duration::from_millis(300), Duration::from_millis(1000)),
         fail_rate: 0.06,
         redial_within: Some(Duration::from_millis(500)),
-        // With it some nodes fail, and none does in each of the four rounds.
+        // With this seed some nodes fail, and none fails in all of the four rounds.
         seed: 7,
         ..Behaviour::default()
     };
@@ -68,14 +68,14 @@ async fn a_cloud_killed_ten_times_at_any_moment_ends_the_job_as_if_it_had_not_be
     fleet.all_acknowledged().await?;
 
     let tally = fleet.tally();
-    // A task is assigned once, and once more where it failed; an image is pulled until it is there, and never again.
+    // A task is assigned once, and again only if it failed; an image is pulled until it succeeds, and never again.
     ensure!(tally.failed > 0 && status.retry > 0, "nothing failed: {tally:?}");
     assert_eq!(tally.tasks, u64::from(EDGES) + tally.failed, "{tally:?}");
     assert_eq!((tally.whole, tally.pulled_twice), (u64::from(EDGES) * IMAGES.len() as u64, 0), "{tally:?}");
     ensure!(tally.most_at_once <= AT_A_TIME.into(), "{tally:?}");
     assert_eq!((tally.open, tally.running), (0, 0), "{tally:?}");
 
-    // And the reports say the same.
+    // The reports agree.
     let reports = job.reports().await?;
     let nodes: Vec<_> = reports.iter().flat_map(|report| &report.body.node_status).collect();
     assert_eq!(nodes.iter().map(|node| &node.node_name).collect::<BTreeSet<_>>().len(), EDGES as usize);

@@ -1,5 +1,5 @@
-//! The faults of `restarts`, `links` and `fleet`, with Kruise's API: either side is killed, the link is cut, a node is
-//! offline. Each time the job ends right, and nothing that is whole is pulled twice.
+//! The faults of `restarts`, `links` and `fleet` with Kruise's API: either side is killed, the link is cut, a node is
+//! offline. The job must complete, and no complete layer may be pulled twice.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ type MidPull = crate::mid_pull::MidPull<PullJob>;
 async fn mid_pull() -> Result<MidPull> {
     let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
     MidPull::start(site, "kruise-mid-pull", async |site, reference| {
-        // The waits between tries are drawn by lot: enough of them for a link that is away for some seconds.
+        // Waits between tries are random: enough tries for a link that is away for some seconds.
         site.pull_job("mid-pull", reference).on(["edge-1"]).limits(600, 8).apply().await
     })
     .await
 }
 
 impl MidPull {
-    /// The job ends as if nothing had happened, and the agent has nothing left to say.
+    /// Waits until the job completes, and checks that every result is acknowledged.
     async fn ends_right(&self) -> Result<()> {
         let status = self.job.completes().await?;
         assert_eq!((status.desired, status.succeeded, status.failed), (1, 1, 0), "{status:?}");
@@ -45,7 +45,7 @@ async fn a_cloud_killed_in_the_middle_of_a_pull_goes_on_with_it() -> Result<()> 
 async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
-    // Time for containerd to throw away what belongs to nobody.
+    // Time for containerd to remove content that is not in use.
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(mid.job.status().await?.completion_time, None);
     mid.node.restart_agent()?;
@@ -123,7 +123,7 @@ async fn an_entry_removed_while_the_cloud_was_down_is_stopped_when_it_is_back() 
 async fn an_offline_node_holds_no_slot() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("kruise-offline", &[SMALL])?;
-    // The first in the order of names: a Node, and no agent.
+    // The first node by name has a Node object and no agent.
     site.cluster.edge_nodes(&["edge-1"]).await?;
     site.cluster.node_image("edge-1").exists().await?;
     let _second = site.node("edge-2").await?.await?;
@@ -135,7 +135,7 @@ async fn an_offline_node_holds_no_slot() -> Result<()> {
     assert_eq!((one.desired, one.active, one.completion_time), (2, 0, None), "{:?}", one.message);
     assert_eq!(one.message, "job is running, progress 50.0%");
 
-    // It comes.
+    // The agent of the first node connects.
     let _first = EdgeNode::start(&site.cluster, &site.cloud, "edge-1").await?;
     let status = job.completes().await?;
     assert_eq!((status.desired, status.succeeded), (2, 2), "{status:?}");
@@ -151,7 +151,7 @@ async fn a_job_waits_for_offline_nodes_as_long_as_it_would_pull_and_no_longer() 
     for node in ["edge-1", "edge-2"] {
         site.cluster.node_image(node).exists().await?;
     }
-    // A minute in which a link may come back, and three tries of two seconds each.
+    // An offline node has a minute to reconnect, and three tries of two seconds each.
     let job = site.pull_job("patient", &reference).limits(2, 2).apply().await?;
     let status = job.clone().within(Duration::from_secs(120)).completes().await?;
     assert_eq!((status.desired, status.succeeded, status.failed), (2, 1, 1), "{status:?}");
@@ -165,16 +165,16 @@ async fn a_job_waits_for_offline_nodes_as_long_as_it_would_pull_and_no_longer() 
 }
 
 #[tokio::test]
-async fn the_link_is_cut_before_the_node_was_told() -> Result<()> {
+async fn a_task_sent_over_a_dead_link_is_sent_again() -> Result<()> {
     let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
     let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
     let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
     node.is_connected().await?;
     let (_, reference) = site.image("kruise-cut", &[SMALL])?;
-    // The cloud takes it for online, and nothing gets there.
+    // The cloud still takes the node for online, but nothing reaches it.
     tunnel.freeze();
     let job = site.pull_job("cut", &reference).on(["edge-1"]).apply().await?;
-    eventually("the task is said into the void", SOON, async || {
+    eventually("the task is sent", SOON, async || {
         let sent =
             site.cloud.metrics().await?.sum("cloudcore_prepull_dispatches_total", &[("outcome", "sent")]);
         ensure!(sent > 0.5, "it is not");
@@ -189,7 +189,7 @@ async fn the_link_is_cut_before_the_node_was_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_api_server_on_a_bad_day_delays_and_repeats_nothing() -> Result<()> {
+async fn a_faulty_api_server_delays_and_repeats_nothing() -> Result<()> {
     const EDGES: usize = 30;
     let cluster = Cluster::with_kruise().await?;
     let api = ApiProxy::start(&cluster, 4)?;

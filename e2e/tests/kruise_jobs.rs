@@ -1,4 +1,4 @@
-//! ImagePullJobs: which nodes, how many at a time, with which secrets, for how long, and what is said of it.
+//! ImagePullJobs: choice of nodes, parallelism, secrets, deadlines and status.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use prepull_api::crd::kruise::ImagePullJob;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// A pull of this takes some seconds over [`SLOW`].
+/// Size of a layer whose pull takes some seconds at [`SLOW`].
 const LARGE: u64 = 12 * MIB;
 const SLOW: Option<u64> = Some(3 * MIB);
 
 #[tokio::test]
-async fn parallelism_bounds_the_nodes_may_change_and_pauses_with_0() -> Result<()> {
+async fn parallelism_limits_the_nodes_may_change_and_pauses_at_0() -> Result<()> {
     const EDGES: usize = 24;
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;
@@ -33,7 +33,7 @@ async fn parallelism_bounds_the_nodes_may_change_and_pauses_with_0() -> Result<(
     let idle = |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.active == 0);
     job.until("is paused", idle).await?;
     let paused = job.status().await?;
-    // Several times what a node takes.
+    // The deadline is several times what a node takes.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let still = job.status().await?;
     assert_eq!((still.succeeded, still.active), (paused.succeeded, 0), "{still:?}");
@@ -53,7 +53,7 @@ async fn parallelism_bounds_the_nodes_may_change_and_pauses_with_0() -> Result<(
 }
 
 #[tokio::test]
-async fn a_job_ends_at_its_deadline_and_goes_when_its_time_is_over() -> Result<()> {
+async fn a_job_ends_at_its_deadline_and_is_deleted_after_its_ttl() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("late", &[LARGE])?;
     let node = site.node("edge-1").await?.await?;
@@ -76,7 +76,7 @@ async fn a_job_ends_at_its_deadline_and_goes_when_its_time_is_over() -> Result<(
 }
 
 #[tokio::test]
-async fn nodes_come_and_go_while_a_job_runs() -> Result<()> {
+async fn nodes_join_and_leave_a_running_job() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("moving", &[LARGE])?;
     let first = site.node("edge-1").await?.await?;
@@ -89,19 +89,19 @@ async fn nodes_come_and_go_while_a_job_runs() -> Result<()> {
     let job = site.pull_job("moving", &reference).apply().await?;
     let desired =
         |nodes: i32| move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.desired == nodes);
-    // In the order of their names, one at a time.
+    // Nodes start by name, one at a time.
     job.until("has all of them", desired(3)).await?;
     first.accepts_a_task().await?;
     job.until("has one at work", |job| job.status.as_ref().is_some_and(|s| s.active == 1)).await?;
 
-    // One that waits.
+    // A node that waits is deleted.
     site.cluster.delete_node("edge-3").await?;
     job.until("has two", desired(2)).await?;
-    // The one at work: its slot is free.
+    // The node at work is deleted, which frees its slot.
     site.cluster.delete_node("edge-1").await?;
     job.until("has one", desired(1)).await?;
     second.accepts_a_task().await?;
-    // And a new one.
+    // A new node joins.
     let fourth = site.node("edge-4").await?.await?;
     job.until("has two again", desired(2)).await?;
 
@@ -141,14 +141,14 @@ async fn a_pod_selector_follows_its_pods() -> Result<()> {
     job.until("has the node of the pod", desired(1, 0)).await?;
     nodes[0].accepts_a_task().await?;
 
-    // It moves.
+    // The pod is replaced by one on another node.
     site.cluster.delete_pod("default", "web-1").await?;
     job.until("has no node", desired(0, 0)).await?;
     site.cluster.pod("default", "web-2", "edge-2", &app).await?;
     job.until("is through with the other node", desired(1, 1)).await?;
     ensure!(nodes[1].has_image(&reference).await?);
     ensure!(!nodes[2].has_image(&reference).await?, "no such pod is active there");
-    // A second one there changes nothing; the last one that ends does.
+    // A second pod on the node changes nothing; when the last one ends, the node is no longer part of the job.
     site.cluster.pod("default", "web-3", "edge-2", &app).await?;
     site.cluster.delete_pod("default", "web-2").await?;
     assert_eq!(job.status().await?.desired, 1);
@@ -159,7 +159,7 @@ async fn a_pod_selector_follows_its_pods() -> Result<()> {
 }
 
 #[tokio::test]
-async fn secrets_are_those_of_the_jobs_namespace_and_stay_there() -> Result<()> {
+async fn a_job_uses_only_secrets_of_its_namespace() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let cluster = &stage.cluster;
@@ -176,7 +176,7 @@ async fn secrets_are_those_of_the_jobs_namespace_and_stay_there() -> Result<()> 
     let (good, elsewhere, locked) = (image("good")?, image("elsewhere")?, image("locked")?);
     let job = |name, image: &str| cluster.pull_job(name, image).on(["edge-1"]).limits(60, 3);
 
-    // The namespace is the job's; that of the other job has no such secret.
+    // The secret is looked up in the namespace of the job; that of the other job has no such secret.
     let there = job("private", &good).in_namespace("team").secrets(&["registry"]).apply().await?;
     assert_eq!(there.completes().await?.succeeded, 1);
     ensure!(stage.edge("edge-1")?.has_image(&good).await?);
@@ -190,21 +190,21 @@ async fn secrets_are_those_of_the_jobs_namespace_and_stay_there() -> Result<()> 
     let failed = node_image.image(&elsewhere).fails().await?;
     ensure!(failed.message.contains("other/registry"), "{failed:?}");
 
-    // A password that is wrong is wrong the second time, too.
+    // A wrong password is not retried.
     let wrong = job("locked", &locked).in_namespace("team").secrets(&["wrong"]).apply().await?;
     assert_eq!(wrong.completes().await?.failed, 1);
     let failed = node_image.image(&locked).fails().await?;
     ensure!(failed.message.contains("401") && !failed.message.contains(CANARY), "{failed:?}");
     let asked = registry.requests().of("team/locked").filter(|request| request.status == 401).len();
     ensure!(asked <= 6, "{asked} requests");
-    // An anonymous one works where nobody has to be known; here nobody is let in.
+    // An anonymous pull is refused by this registry.
     assert_eq!(registry.requests().of("team/good").users(), BTreeSet::from(["alice"]));
     assert_eq!(secrets().await?, before, "secrets were copied, or changed");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_wrong_image_is_not_tried_again_and_events_tell_of_it() -> Result<()> {
+async fn an_unknown_image_is_not_retried_and_events_report_it() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let good = registry.seed(&Image::small("good")?, "team/good:v1")?;
@@ -215,7 +215,7 @@ async fn a_wrong_image_is_not_tried_again_and_events_tell_of_it() -> Result<()> 
     let status = bad_job.completes().await?;
     assert_eq!((status.failed, status.failed_nodes.as_slice()), (1, &["edge-1".to_owned()][..]));
     let asked = registry.requests().filter(|request| request.path.ends_with("/manifests/v2")).len();
-    // containerd itself asks a few times before it gives up; four tries would be four times that.
+    // containerd itself asks a few times before it gives up; four tries would be four times as many.
     ensure!(asked <= 3, "{asked} requests for {bad}");
 
     let node_image = stage.cluster.node_image("edge-1");
@@ -231,7 +231,7 @@ async fn a_wrong_image_is_not_tried_again_and_events_tell_of_it() -> Result<()> 
 }
 
 #[tokio::test]
-async fn digests_and_tags_that_moved_are_what_they_say() -> Result<()> {
+async fn digests_are_pulled_as_given_and_moved_tags_by_policy() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let node = stage.edge("edge-1")?;
@@ -259,7 +259,7 @@ async fn digests_and_tags_that_moved_are_what_they_say() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_that_never_ends_takes_every_node_that_comes() -> Result<()> {
+async fn a_job_that_never_ends_pulls_on_every_new_node() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let reference = registry.seed(&Image::small("daily")?, "team/daily:v1")?;

@@ -1,4 +1,4 @@
-//! ImageListPullJobs: an ImagePullJob for each image, and one bound for all of them.
+//! ImageListPullJobs: an ImagePullJob for each image, and one limit of parallelism for all of them.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn a_list_has_a_child_for_each_image_and_says_which_failed() -> Result<()>
             (owner.api_version.split('/').next(), owner.controller),
             (Some("apps.kruise.io"), Some(true))
         );
-        // The list's time to live is for all of it.
+        // Only the list has a time to live, which applies to all of it.
         let policy = &child.spec.template.completion_policy;
         assert_eq!((policy.active_deadline_seconds, policy.ttl_seconds_after_finished), (Some(60), None));
         let status = child.status.clone().unwrap_or_default();
@@ -47,13 +47,13 @@ async fn a_list_has_a_child_for_each_image_and_says_which_failed() -> Result<()>
         }
     }
     ensure!(failed.message.contains(&failed.image_pull_job), "{failed:?}");
-    // It may be told afterwards when to go.
+    // The time to live may be set after the end.
     list.patch_spec(json!({"completionPolicy": {"ttlSecondsAfterFinished": 0}})).await?;
     list.is_gone().await
 }
 
 #[tokio::test]
-async fn parallelism_bounds_the_nodes_that_are_busy_with_any_image_of_the_list() -> Result<()> {
+async fn parallelism_limits_the_nodes_that_are_busy_with_any_image_of_the_list() -> Result<()> {
     const EDGES: usize = 8;
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;
@@ -73,7 +73,7 @@ async fn parallelism_bounds_the_nodes_that_are_busy_with_any_image_of_the_list()
 }
 
 #[tokio::test]
-async fn children_follow_the_list() -> Result<()> {
+async fn changes_of_the_list_reach_its_children() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 2).await?;
@@ -96,7 +96,7 @@ async fn children_follow_the_list() -> Result<()> {
     assert_eq!(after[0].metadata.uid, before[1].metadata.uid, "v2 is as it was");
     assert_eq!(fleet.pulls(), 2 * 4);
 
-    // A child that somebody deletes is made again.
+    // A child that somebody deletes is created again.
     let child: PullJob = cluster.applied("default", after[2].metadata.name.as_deref().unwrap_or_default());
     child.delete().await?;
     prepull_e2e::cleanup::eventually("it is there again", SOON, async || {
@@ -110,7 +110,7 @@ async fn children_follow_the_list() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_list_that_cannot_be_right_says_why() -> Result<()> {
+async fn an_invalid_list_is_refused_with_its_reason() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     let _cloud = Cloud::with_kruise(&cluster).await?;
     let image = |number: usize| format!("registry.example/many:v{number}");
@@ -128,7 +128,7 @@ async fn a_list_that_cannot_be_right_says_why() -> Result<()> {
                 assert_eq!(kind, "Warning");
                 ensure!(note.contains(words), "{note}");
             }
-            // From 1.25 on the API server says it.
+            // From Kubernetes 1.25 on, the API server refuses it.
             Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
         }
     }

@@ -1,4 +1,4 @@
-//! NodeImages: each comes and goes with its Node, and what is written into one by hand is pulled, followed, and
+//! NodeImages: each is created and deleted with its Node, and tags that are added by hand are pulled, reported, and
 //! removed again.
 
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ fn labels(object: &NodeImage) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn a_node_image_comes_with_its_node_has_its_labels_and_goes_with_it() -> Result<()> {
+async fn a_node_image_is_created_labelled_and_deleted_with_its_node() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     let _cloud = Cloud::with_kruise(&cluster).await?;
     cluster.node("late").edge().label("site", "factory").create().await?;
     cluster.node("virtual").edge().ready().label("type", "virtual-kubelet").create().await?;
     cluster.node("other").ready().create().await?;
-    // The last one: where this one is known, the others are.
+    // Nodes are processed in order: when this one has its NodeImage, the others have been processed.
     cluster.node("witness").edge().ready().create().await?;
     cluster.node_image("witness").exists().await?;
     for node in ["late", "virtual", "other"] {
@@ -34,7 +34,7 @@ async fn a_node_image_comes_with_its_node_has_its_labels_and_goes_with_it() -> R
     let made = late.until("has the labels of its Node", |object| labels(object) == expected).await?;
     assert_eq!(made.spec.images.len(), 0);
 
-    // Nor does it go while the Node is away.
+    // The NodeImage is kept while the Node is NotReady.
     cluster.mark_ready("late", false).await?;
     cluster.label_node("late", "site", Some("shop")).await?;
     late.until("follows", |object| labels(object).get("site").is_some_and(|site| site == "shop")).await?;
@@ -45,7 +45,7 @@ async fn a_node_image_comes_with_its_node_has_its_labels_and_goes_with_it() -> R
 
     cluster.delete_node("late").await?;
     late.is_gone().await?;
-    // One that somebody deletes is made again, and one that nobody has a Node for is removed.
+    // A deleted NodeImage is created again, and one without a Node is removed.
     let before = cluster.node_image("witness").uid().await?;
     cluster.node_image("witness").delete().await?;
     cluster
@@ -62,7 +62,7 @@ async fn a_node_image_comes_with_its_node_has_its_labels_and_goes_with_it() -> R
 }
 
 #[tokio::test]
-async fn every_node_has_one_where_the_selector_is_empty() -> Result<()> {
+async fn an_empty_selector_gives_every_node_a_node_image() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     cluster.node("plain").ready().create().await?;
     cluster.node("edge").edge().ready().create().await?;
@@ -73,7 +73,7 @@ async fn every_node_has_one_where_the_selector_is_empty() -> Result<()> {
     Ok(())
 }
 
-/// Some tags of an image of the site's registry, with its secret.
+/// Entry for an image of the site's registry, with these tags and the secret.
 fn images(name: &str, tags: &[Value]) -> Value {
     json!({"images": {name: {
         "pullSecrets": [{"namespace": "default", "name": "registry"}],
@@ -87,7 +87,7 @@ fn tag(tag: &str, ttl: i32, version: i64, policy: &str) -> Value {
 }
 
 #[tokio::test]
-async fn what_is_written_by_hand_is_pulled_followed_and_removed() -> Result<()> {
+async fn a_tag_added_by_hand_is_pulled_reported_and_removed_after_its_ttl() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (first, reference) = site.image("by-hand", &[MIB])?;
     let (name, _) = name_and_tag(&reference);
@@ -96,7 +96,7 @@ async fn what_is_written_by_hand_is_pulled_followed_and_removed() -> Result<()> 
     node_image.exists().await?;
     let (v1, v2) = (node_image.tag(name, "v1"), node_image.tag(name, "v2"));
 
-    // Added: one that is there, and one that is not.
+    // Two tags are added, of which one exists.
     let (one, two) = (tag("v1", 300, 0, "IfNotPresent"), tag("v2", 300, 0, "IfNotPresent"));
     node_image.patch_spec(images(name, &[one.clone(), two.clone()])).await?;
     let there = v1.succeeds().await?;
@@ -114,7 +114,7 @@ async fn what_is_written_by_hand_is_pulled_followed_and_removed() -> Result<()> 
     assert_eq!(counted.status.map(|status| (status.pulling, status.waiting)), Some((0, 0)));
     assert_eq!(node.images().await?.get(&reference).map(String::as_str), Some(first.digest()));
 
-    // Changed: a version more is a round more.
+    // A raised version pulls the tag again.
     let second = Image::of_layers("by-hand, rebuilt", &[MIB])?;
     site.registry.seed(&second, "team/by-hand:v1")?;
     let again = tag("v1", 300, 1, "Always");
@@ -125,12 +125,12 @@ async fn what_is_written_by_hand_is_pulled_followed_and_removed() -> Result<()> 
     assert_eq!(node.images().await?.get(&reference).map(String::as_str), Some(second.digest()));
     assert_eq!(v2.status().await?.map(|status| status.completion_time), Some(failed.completion_time));
 
-    // Removed by hand: what was pulled stays.
+    // Removing the entry does not remove the image.
     node_image.patch_spec(images(name, &[again])).await?;
     v2.is_gone().await?;
     assert_eq!(v1.status().await?.map(|status| status.phase), Some(PullPhase::Succeeded));
 
-    // Removed when its time is over.
+    // The entry is removed after its time to live.
     node_image.patch_spec(images(name, &[tag("v1", 1, 1, "Always")])).await?;
     v1.is_gone().await?;
     let empty = node_image.is_empty().await?.status.unwrap_or_default();
@@ -140,7 +140,7 @@ async fn what_is_written_by_hand_is_pulled_followed_and_removed() -> Result<()> 
 }
 
 #[tokio::test]
-async fn progress_is_that_of_the_bytes_and_removing_the_entry_stops_the_pull() -> Result<()> {
+async fn progress_counts_bytes_and_removing_the_entry_stops_the_pull() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("progress", &[LARGE])?;
     let (name, _) = name_and_tag(&reference);
@@ -174,7 +174,7 @@ async fn progress_is_that_of_the_bytes_and_removing_the_entry_stops_the_pull() -
 }
 
 #[tokio::test]
-async fn what_cannot_be_right_is_not_pulled_and_spares_the_rest() -> Result<()> {
+async fn an_invalid_entry_is_not_pulled_and_spares_the_others() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (_, reference) = site.image("right", &[MIB])?;
     let (name, _) = name_and_tag(&reference);
@@ -188,7 +188,7 @@ async fn what_cannot_be_right_is_not_pulled_and_spares_the_rest() -> Result<()> 
     let wrong = node_image.tag("No Image", "v1").fails().await?;
     ensure!(wrong.message.contains("No Image"), "{wrong:?}");
 
-    // Newer API servers refuse these themselves.
+    // Newer API servers refuse these entries themselves.
     for (field, words, tags) in [
         ("ttl", "pullPolicy.ttlSecondsAfterFinished", json!([{"tag": "v1", "pullPolicy": {}}])),
         ("version", "can not be less than 0", json!([tag("v1", 9, -1, "Always")])),
@@ -210,7 +210,7 @@ async fn what_cannot_be_right_is_not_pulled_and_spares_the_rest() -> Result<()> 
 }
 
 #[tokio::test]
-async fn two_jobs_that_ask_for_the_same_image_share_its_entry_and_both_end() -> Result<()> {
+async fn two_jobs_for_the_same_image_share_its_entry_and_both_end() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
     let (image, reference) = site.image("shared", &[12 * MIB])?;
     let node = site.node("edge-1").await?.await?;
@@ -225,7 +225,7 @@ async fn two_jobs_that_ask_for_the_same_image_share_its_entry_and_both_end() -> 
     ensure!(before.created_at.is_some(), "{before:?}");
     node.accepts_a_task().await?;
 
-    // While it is being pulled.
+    // A second job joins while the tag is being pulled.
     let second = site.pull_job("second", &reference).on(["edge-1"]).apply().await?;
     let (spec, _) = tag
         .until("has two owners", |spec, _| spec.is_some_and(|spec| spec.owner_references.len() == 2))
@@ -238,7 +238,7 @@ async fn two_jobs_that_ask_for_the_same_image_share_its_entry_and_both_end() -> 
     let done = tag.succeeds().await?;
     ensure!(done.version > before.version, "{done:?}");
 
-    // When it is there.
+    // A third job joins when the image is on the node.
     site.link.throttle(None);
     let third = site.pull_job("third", &reference).on(["edge-1"]).apply().await?;
     assert_eq!(third.completes().await?.succeeded, 1);
@@ -249,7 +249,7 @@ async fn two_jobs_that_ask_for_the_same_image_share_its_entry_and_both_end() -> 
     }
     node.forgets_all_tasks().await?;
 
-    // It goes with the last of its owners.
+    // The entry is removed with the last of its owners.
     for job in [&first, &second, &third] {
         ensure!(tag.spec().await?.is_some(), "{} is still an owner", job.name());
         job.delete().await?;

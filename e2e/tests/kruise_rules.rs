@@ -1,5 +1,4 @@
-//! What is refused, and by whom: jobs that cannot be right, objects that cannot be read, and clusters where the API
-//! is not ours to serve.
+//! Refusals: invalid jobs, unreadable objects, and clusters where another controller serves Kruise's API.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,11 +13,11 @@ use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
-/// A start that is refused takes a second.
+/// Limit for a start that is refused, which takes a second.
 const REFUSED_WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn a_job_that_cannot_be_right_says_why_in_kruises_words() -> Result<()> {
+async fn an_invalid_job_is_refused_in_kruises_words() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     let _cloud = Cloud::with_kruise(&cluster).await?;
     let image = json!("registry.example/app:v1");
@@ -73,7 +72,7 @@ async fn a_job_that_cannot_be_right_says_why_in_kruises_words() -> Result<()> {
                 let (kind, note) = job.event("Invalid").await?;
                 ensure!(kind == "Warning" && note.contains(words), "{kind} {note}");
             }
-            // From 1.25 on the API server says some of it.
+            // From Kubernetes 1.25 on, the API server refuses some of them.
             Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
         }
     }
@@ -81,7 +80,7 @@ async fn a_job_that_cannot_be_right_says_why_in_kruises_words() -> Result<()> {
 }
 
 #[tokio::test]
-async fn secrets_of_a_job_cannot_be_changed_later() -> Result<()> {
+async fn the_secrets_of_a_job_are_immutable() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let reference = registry.seed(&Image::small("secrets")?, "team/secrets:v1")?;
@@ -89,7 +88,7 @@ async fn secrets_of_a_job_cannot_be_changed_later() -> Result<()> {
     let job = stage.cluster.pull_job("secrets", &reference).secrets(&["right"]).never_ends().apply().await?;
     job.until("is through", |job| job.status.as_ref().is_some_and(|s| s.succeeded == 1)).await?;
     match job.patch_spec(json!({"pullSecrets": ["other"]})).await {
-        // Nobody but a CEL rule can say so: only the API server knows what was there before.
+        // Only a CEL rule can refuse this, since only the API server knows the previous value.
         Ok(_) => {
             let version = stage.cluster.version().await?;
             ensure!(version.contains(" v1.2") && version.as_str() < "Kubernetes v1.25", "{version}");
@@ -100,7 +99,7 @@ async fn secrets_of_a_job_cannot_be_changed_later() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_read_harms_nobody() -> Result<()> {
+async fn an_unreadable_object_harms_no_other() -> Result<()> {
     let registry = Registry::start().await?;
     let cluster = Cluster::own().await?; // its definitions are changed
     cluster.install_kruise().await?;
@@ -109,7 +108,7 @@ async fn an_object_that_cannot_be_read_harms_nobody() -> Result<()> {
     let cluster = &stage.cluster;
     let reference = registry.seed(&Image::small("readable")?, "team/readable:v1")?;
     cluster.node_image("edge-2").exists().await?;
-    // As where somebody has applied other definitions, which let anything in.
+    // Such an object is left from definitions of somebody else, which accepted anything.
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     for name in DEFINITIONS {
         let mut definition = definitions.get(name).await?;
@@ -138,7 +137,7 @@ async fn an_object_that_cannot_be_read_harms_nobody() -> Result<()> {
         })
         .await?;
     }
-    // A good one in its place.
+    // A valid object replaces it.
     let repaired = json!({"spec": {"images": null}});
     cluster.kubectl(&["patch", "nodeimage", "edge-2", "--type=merge", "-p", &repaired.to_string()]).await?;
     let job = cluster.pull_job("repaired", &reference).on(["edge-2"]).apply().await?;
@@ -147,26 +146,26 @@ async fn an_object_that_cannot_be_read_harms_nobody() -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_is_off_by_default() -> Result<()> {
+async fn the_api_is_disabled_by_default() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
     let job = cluster.pull_job("ignored", "nginx:1.9.1").apply().await?;
-    // What it would have noticed before this one has ended.
+    // When this job has ended, cloudcore would have processed the earlier one as well.
     let theirs = cluster.job("noticed").images(["nginx:1.9.1"]).on(["nobody"]).apply().await?;
     theirs.fails().await?;
     assert_eq!(job.get().await?.status, None);
     ensure!(!cluster.node_image("edge-1").exists_now().await?);
     cloud.terminate().await?;
 
-    // Switched on, it goes on from there.
+    // With the API enabled, the job is processed.
     let _cloud = Cloud::with_kruise(&cluster).named("switched-on").await?;
     cluster.node_image("edge-1").exists().await?;
     job.until("has begun", |job| job.status.as_ref().is_some_and(|status| status.desired == 1)).await?;
     Ok(())
 }
 
-/// Starts it where it must not start, and returns what it says. Ends with status 1.
+/// Starts a cloudcore that must refuse to start, checks its exit status 1, and returns its log.
 async fn says_no(cluster: &Cluster) -> Result<String> {
     let mut command = tokio::process::Command::new(parts::program("cloudcore-prepull")?);
     command.args(["run", "--leader-elect=false", FLAG, "--namespace", prepull_e2e::cluster::NAMESPACE]);
@@ -190,7 +189,7 @@ fn has_all(said: &str, words: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_does_not_start_without_definitions_or_with_somebody_elses() -> Result<()> {
+async fn cloudcore_refuses_to_start_without_the_definitions_or_with_foreign_ones() -> Result<()> {
     let cluster = Cluster::own().await?;
     cluster.apply_file(&parts::workspace().join("manifests/kruise/rbac.yaml")).await?;
     has_all(&says_no(&cluster).await?, &["imagepulljobs.apps.kruise.io", "manifests/kruise"])?;
@@ -217,7 +216,7 @@ async fn it_does_not_start_without_definitions_or_with_somebody_elses() -> Resul
 }
 
 #[tokio::test]
-async fn it_does_not_start_beside_kruises_own_controller() -> Result<()> {
+async fn cloudcore_refuses_to_start_beside_kruises_own_controller() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     cluster.namespace("kruise-system").await?;
     let leases: Api<Lease> = Api::namespaced(cluster.client(), "kruise-system");
@@ -236,14 +235,14 @@ async fn it_does_not_start_beside_kruises_own_controller() -> Result<()> {
     let said = says_no(&cluster).await?;
     has_all(&said, &["kruise-system/kruise-manager", "kruise-controller-manager-7d9c_1", FLAG])?;
 
-    // One that has been dead for long is no reason.
+    // A Lease that expired long ago is no reason to refuse.
     let stale = Patch::Merge(json!({"spec": renewed(3600)}));
     leases.patch("kruise-manager", &PatchParams::default(), &stale).await?;
     Cloud::with_kruise(&cluster).await?.terminate().await
 }
 
 #[tokio::test]
-async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
+async fn kubectl_explains_every_field_and_accepts_every_sample() -> Result<()> {
     let cluster = Cluster::own().await?;
     let folder = |name: &str| parts::workspace().join(name).display().to_string();
     let apply = async |name: &str| cluster.kubectl(&["apply", "--validate=false", "-k", &folder(name)]).await;
@@ -272,7 +271,7 @@ async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
         let (name, namespace) = (&job["metadata"]["name"], &job["metadata"]["namespace"]);
         let (name, namespace) = (name.as_str().unwrap_or_default(), namespace.as_str().unwrap_or_default());
         if job["kind"] == "ImagePullJob" {
-            // There is no node here: none of them is refused.
+            // The cluster has no nodes; a message that begins so shows that the job is accepted.
             let job: PullJob = cluster.applied(namespace, name);
             job.says("job ").await.context(name.to_owned())?;
         }

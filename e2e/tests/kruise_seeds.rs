@@ -1,5 +1,5 @@
-//! What Kruise's manual shows, as it stands there: its YAML, its commands, and what they print. The images are Docker
-//! Hub's, which the containerds of these tests find on loopback; even the nodes are called as in the manual.
+//! The examples of Kruise's manual, word for word: its YAML, its commands and their output. The images are those of
+//! Docker Hub, which the containerds of these tests find on loopback; the nodes have the names of the manual.
 
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 use prepull_e2e::cleanup::eventually;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 const BOTH: &str = "can not set both names and labelSelector in this spec.selector";
 const NGINX: &str = "docker.io/library/nginx:1.9.1";
 
-/// Docker Hub, with what the manual pulls.
+/// Starts a registry for docker.io, with the images of the manual.
 async fn hub() -> Result<Registry> {
     let hub = Registry::start().named("docker.io").await?;
     for image in ["nginx:1.9.1", "busybox:1.29.2", "ubuntu:latest"] {
@@ -22,7 +22,7 @@ async fn hub() -> Result<Registry> {
     Ok(hub)
 }
 
-/// Two nodes, of which the second has the manual's label.
+/// Starts two nodes, of which the second has the label of the manual.
 async fn stage() -> Result<Stage> {
     let stage = Stage::with_kruise(&["node-1", "node-2"]).await?;
     stage.cluster.label_node("node-2", "node-type", Some("xxx")).await?;
@@ -34,13 +34,13 @@ fn labelled(node: &prepull_api::crd::kruise::NodeImage) -> bool {
     node.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key("node-type"))
 }
 
-/// A text without a part that has to be there.
+/// Removes a part from a text, which must contain it.
 fn without(text: &str, part: &str) -> String {
     assert!(text.contains(part), "no {part:?} in {text}");
     text.replacen(part, "", 1)
 }
 
-/// Applies what is not allowed: the API server says why (from 1.25 on), or the status does.
+/// Applies an invalid job, which the API server refuses (from Kubernetes 1.25 on) or the status does.
 async fn is_refused<K: PullJobKind>(cluster: &Cluster, name: &str, yaml: &str, words: &str) -> Result<()> {
     match cluster.kubectl_apply(yaml).await {
         Ok(_) => {
@@ -103,7 +103,7 @@ async fn the_pod_selectors_of_both_manuals_choose_the_nodes_of_pods() -> Result<
         lines.collect::<Vec<_>>().join("\n")
     };
     let chinese = comment(JOB, "#", " ");
-    // In the manual the requirement is indented in a way that is no YAML.
+    // The indentation of the requirement in the manual is not valid YAML.
     let (wrong, right) = (
         "       operator: In\n         values:\n         - xxx",
         "      operator: In\n      values:\n      - xxx",
@@ -128,7 +128,7 @@ async fn the_pod_selectors_of_both_manuals_choose_the_nodes_of_pods() -> Result<
 }
 
 #[tokio::test]
-async fn the_list_runs_once_its_dots_and_one_of_its_selectors_are_gone() -> Result<()> {
+async fn the_list_runs_without_its_dots_and_with_one_of_its_selectors() -> Result<()> {
     let _hub = hub().await?;
     let stage = stage().await?;
     let refused = async |yaml: &str, words: &str| {
@@ -160,7 +160,7 @@ async fn the_list_runs_once_its_dots_and_one_of_its_selectors_are_gone() -> Resu
     Ok(())
 }
 
-/// A job of that name, with a fragment of the manual in it.
+/// A job with this name that contains a fragment of the manual.
 fn with_fragment(name: &str, fragment: &str) -> Result<String> {
     let mut job = json!({
         "apiVersion": "apps.kruise.io/v1alpha1",
@@ -168,7 +168,7 @@ fn with_fragment(name: &str, fragment: &str) -> Result<String> {
         "metadata": {"name": name},
         "spec": {"image": "nginx:1.9.1"},
     });
-    // The dots stand for what is left out.
+    // The dots stand for omitted fields.
     let fragment: Value = serde_saphyr::from_str(&fragment.replace("  ...\n", ""))?;
     for (key, value) in fragment["spec"].as_object().context("no spec")? {
         job["spec"][key] = value.clone();
@@ -192,7 +192,7 @@ async fn secrets_are_named_as_in_the_manual() -> Result<()> {
 }
 
 #[tokio::test]
-async fn metadata_reaches_the_runtime() -> Result<()> {
+async fn sandbox_metadata_reaches_the_runtime() -> Result<()> {
     let _hub = hub().await?;
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;
@@ -210,7 +210,7 @@ async fn metadata_reaches_the_runtime() -> Result<()> {
 }
 
 #[tokio::test]
-async fn either_image_pull_policy_is_taken() -> Result<()> {
+async fn both_image_pull_policies_work() -> Result<()> {
     let hub = hub().await?;
     let stage = Stage::with_kruise(&["node-1"]).await?;
     let asked = || hub.requests().of("library/nginx").filter(|r| r.is_manifest() && r.status == 200).len();
@@ -223,7 +223,7 @@ async fn either_image_pull_policy_is_taken() -> Result<()> {
         let job: PullJob = stage.cluster.apply_yaml(&yaml).await?;
         job.completes().await?;
         if policy == "IfNotPresent" {
-            // The tag moves, and whoever has the image does not ask.
+            // The tag moves, and a node that has the image does not ask the registry.
             hub.seed(&second, "library/nginx:1.9.1")?;
             let before = asked();
             let again = yaml.replace("ifnotpresent", "ifnotpresent-again");
@@ -235,7 +235,7 @@ async fn either_image_pull_policy_is_taken() -> Result<()> {
     Ok(())
 }
 
-/// Whether all that the manual shows is there, with its values but for times and for the words of a failure.
+/// Checks that everything in the manual is present, with the same values except for times and reasons of failures.
 fn shows(found: &Value, manual: &Value, path: &str) -> Result<()> {
     match manual {
         Value::Object(fields) => {
@@ -262,7 +262,7 @@ fn shows(found: &Value, manual: &Value, path: &str) -> Result<()> {
 
 #[tokio::test]
 async fn the_three_steps_of_the_faq_find_why_a_job_failed() -> Result<()> {
-    // There is no such image there.
+    // The registry has no such image.
     let _hub = Registry::start().named("docker.io").await?;
     let nodes = ["cn-hangzhou.x.125", "cn-hangzhou.x.126", "cn-hangzhou.x.127", "cn-hangzhou.x.128"];
     let stage = Stage::with_kruise(&nodes).await?;
@@ -280,7 +280,7 @@ async fn the_three_steps_of_the_faq_find_why_a_job_failed() -> Result<()> {
     let (found, manual) = (words(&stage.cluster.shell(command).await?), words(printed));
     assert_eq!(found.len(), 2, "{found:?}");
     for (found, manual) in found.iter().zip(&manual) {
-        // All but the age.
+        // All columns except for the age.
         let but_age = |row: &[String]| [row[..5].to_vec(), row[6..].to_vec()].concat();
         assert_eq!(but_age(found), but_age(manual));
     }
@@ -313,7 +313,7 @@ async fn a_node_image_is_edited_and_patched_as_in_the_manual() -> Result<()> {
             shows(&found[part], &manual[part], part)?;
         }
         assert_eq!(found["spec"], manual["spec"]);
-        // Of a new one there is nothing to say, and nothing is written.
+        // A new NodeImage may have no status yet.
         if !found["status"].is_null() {
             shows(&found["status"], &manual["status"], "status")?;
         }

@@ -1,5 +1,5 @@
-//! Bad registries and bad links: what may pass is tried again, what cannot pass is said, and no byte is fetched
-//! twice because a link was cut.
+//! Faulty registries and links: transient errors are retried, permanent ones are reported, and a cut does not make
+//! anything be fetched twice.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn a_busy_and_a_broken_registry_are_tried_again() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
     let (_, reference) = site.image("busy", &[MIB])?;
-    // containerd itself asks six times after a 429 before it gives up, and once after a 500.
+    // containerd itself retries six times after a 429 before it gives up, and once after a 500.
     site.link.fail_next_on("/manifests/", 6, 429);
     site.link.fail_next_on("/blobs/", 1, 500);
 
@@ -77,7 +77,7 @@ async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> R
         "no try can help: {of_missing:?}"
     );
     ensure!(of_missing.reason.contains("not found"), "{of_missing:?}");
-    // One image that fails takes no other with it.
+    // An image that fails does not affect the others.
     assert_eq!((of_fine.status, of_fine.attempts), (Tristate::True, 1), "{of_fine:?}");
     ensure!(node.has_image(&fine).await?);
 
@@ -102,7 +102,7 @@ async fn a_large_layer_goes_on_where_the_link_was_cut() -> Result<()> {
     site.link.refuse();
     let before = site.link.bytes_of(layer);
     ensure!(before < SIZE, "the link was cut too late");
-    // Long enough for containerd to give up, so that it is a try of ours that goes on.
+    // Long enough for containerd to give up, so that a retry of the agent resumes the pull.
     job.until("a try has failed", |status| {
         status.image("edge-1", &reference).is_some_and(|image| !image.reason.is_empty())
     })
@@ -136,7 +136,7 @@ async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes
     site.link_carries(MIB).await?;
     ensure!(has_session(&site).await?, "the cloud knows of no session");
 
-    // As a NAT that has forgotten the connection: nobody is told.
+    // Like a NAT that has forgotten the connection: neither end is told.
     let dialled = tunnel.connections();
     tunnel.freeze();
     eventually("the cloud ends the session", Duration::from_secs(6), async || {
@@ -149,7 +149,7 @@ async fn a_tunnel_that_is_silent_for_two_heartbeats_ends_on_both_sides_and_comes
         Ok(())
     })
     .await?;
-    // The pull needs no tunnel.
+    // The pull continues without the tunnel.
     node.ends_a_task().await?;
     let during = job.status().await?;
     assert_eq!((during.phase, during.summary.in_progress), (JobPhase::InProgress, 1), "{during:?}");

@@ -1,13 +1,13 @@
-//! One node in the middle of a pull, for the tests that kill a side or cut a link then.
+//! Set-up for tests that kill a side or cut a link: a site with one node in the middle of a pull.
 
 use prepull_e2e::prelude::*;
 
 pub(crate) const SMALL: u64 = MIB / 4;
 pub(crate) const LARGE: u64 = 12 * MIB;
-/// A pull takes some seconds with it.
+/// Rate of the link, at which a pull takes some seconds.
 pub(crate) const SLOW: Option<u64> = Some(4 * MIB);
 
-/// A site with one node that is in the middle of a pull: of the image's two layers one is whole, the other is not.
+/// A site with one node in the middle of a pull: one of the image's two layers is complete, the other one is not.
 pub(crate) struct MidPull<J> {
     pub(crate) site: Site,
     pub(crate) tunnel: Proxy,
@@ -18,7 +18,7 @@ pub(crate) struct MidPull<J> {
 }
 
 impl<J> MidPull<J> {
-    /// `apply` creates a job that pulls the image of that name on `edge-1`.
+    /// Starts the pull. `apply` creates a job that pulls the image of this name on `edge-1`.
     pub(crate) async fn start(
         site: Site,
         name: &str,
@@ -37,12 +37,12 @@ impl<J> MidPull<J> {
         Ok(Self { site, tunnel, node, job, image, reference })
     }
 
-    /// Of what was whole nothing was fetched again, and of the rest little.
+    /// Checks that nothing of the complete layer was fetched again, and little of the other one.
     pub(crate) fn nothing_was_pulled_twice(&self) -> Result<()> {
         for blob in self.image.blobs() {
             let size = std::fs::metadata(self.image.blob_file(blob))?.len();
             let fetched = self.site.link.bytes_of(blob);
-            // On the way, and not yet written, when the pull was interrupted: at most what sockets hold.
+            // What was under way and not yet written when the pull was interrupted, at most what sockets hold.
             let again = if size > SMALL * 2 { LARGE / 4 } else { 0 };
             ensure!(fetched <= size + again, "{fetched} bytes of {blob}, which has {size}");
         }

@@ -1,11 +1,11 @@
-//! Overriders: another registry, tag or secret for a group of nodes, and nothing new for the others.
+//! Overriders: another registry, tag or secret for a group of nodes, and no change for the others.
 
 use std::collections::BTreeSet;
 
 use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 
-/// Who was let in for this repository.
+/// Users that were authenticated for a repository.
 fn users(registry: &Registry, repository: &str) -> BTreeSet<String> {
     registry.requests().of(repository).users().into_iter().map(str::to_owned).collect()
 }
@@ -46,7 +46,7 @@ async fn one_group_of_nodes_pulls_from_its_own_registry_with_its_own_secret() ->
         let there: Vec<_> = stage.edge(node)?.images().await?.into_iter().collect();
         assert_eq!(there, [(pulled.clone(), image.digest().to_owned())], "on {node}");
     }
-    // One node each: nobody fetched anything for the other group.
+    // Each registry served only the nodes of its group.
     for (registry, user) in [(&central, "central-user"), (&hangzhou, "hz-user")] {
         assert_eq!(users(registry, "shop/web"), only(user));
         assert_eq!(registry.requests().of("shop/web").blob_fetches().len(), image.blobs().len(), "{user}");
@@ -55,7 +55,7 @@ async fn one_group_of_nodes_pulls_from_its_own_registry_with_its_own_secret() ->
 }
 
 #[tokio::test]
-async fn the_sample_of_the_proposal_does_what_it_says() -> Result<()> {
+async fn the_sample_of_kubeedges_proposal_works() -> Result<()> {
     let harbor = Registry::start().named("harbor.docker.hub").user("jili", &password("jili")).await?;
     let hangzhou = Registry::start().named("hangzhou.registry.io").user("hz", &password("hz")).await?;
     let stage = Stage::with_edges(&["node1", "node2"]).await?;
@@ -83,7 +83,7 @@ async fn the_sample_of_the_proposal_does_what_it_says() -> Result<()> {
 }
 
 #[tokio::test]
-async fn rules_apply_in_order_and_plan_tells_beforehand() -> Result<()> {
+async fn rules_apply_in_order_and_the_plan_command_predicts_the_result() -> Result<()> {
     let private = Registry::start().user("alice", &password("alice")).await?;
     let open = Registry::start().named("mirror.local").await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
@@ -93,7 +93,7 @@ async fn rules_apply_in_order_and_plan_tells_beforehand() -> Result<()> {
     let written = private.seed(&image, "team/app:v1")?;
     open.seed(&arm, "cache/team/app:v1-arm")?;
 
-    // Every entry that matches applies, each rule to the result of the one before; the last one matches nobody.
+    // All matching entries apply, each rule to the result of the previous one; the last entry matches no node.
     let job = stage
         .cluster
         .job("rules")

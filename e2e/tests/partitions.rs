@@ -1,19 +1,19 @@
-//! Networks that fail without a word: the cloud and real edges in network namespaces of their own, with cables whose
-//! packets vanish. The registry is reached another way: what a node pulls, it goes on pulling.
+//! Silent failures of the network: the cloud and real edges run in network namespaces, with cables that drop packets.
+//! The registry is not reached through the cables, so that pulls continue.
 
 use std::time::{Duration, Instant};
 
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_e2e::prelude::*;
 
-/// Of the tests that wait for silence to be noticed.
+/// Heartbeat of tests that wait until silence is noticed.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Beyond what is promised: a busy machine.
+/// Tolerance for a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
 
 /// A site in a network, with real edges at the ends of its cables.
 struct Scene {
-    // In the order in which they stop.
+    // Fields are dropped in this order.
     nodes: Vec<EdgeNode>,
     cables: Vec<Cable>,
     site: Site,
@@ -23,7 +23,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// With `edge-1` and so on. Each takes about two seconds to pull the image alone.
+    /// Starts a scene with edges `edge-1` and so on. A node alone takes about two seconds to pull the image.
     async fn start(edges: u8) -> Result<Self> {
         let (site, network) = Site::in_network(&["--heartbeat", "1s"], edges).await?;
         let (mut nodes, mut cables) = (Vec::new(), Vec::new());
@@ -39,7 +39,7 @@ impl Scene {
         Ok(scene)
     }
 
-    /// Waits until the cloud has that many sessions; how long it took.
+    /// Waits until the cloud has so many sessions, and returns how long that took.
     async fn has_sessions(&self, expected: u32) -> Result<Duration> {
         let begin = Instant::now();
         eventually(&format!("the cloud has {expected} sessions"), SOON, async || {
@@ -51,7 +51,7 @@ impl Scene {
         Ok(begin.elapsed())
     }
 
-    /// Waits until the edge knows that it has no session; how long it took.
+    /// Waits until the edge knows that it has no session, and returns how long that took.
     async fn is_alone(&self, edge: usize) -> Result<Duration> {
         let begin = Instant::now();
         eventually("the edge ends the session", SOON, async || {
@@ -63,7 +63,7 @@ impl Scene {
         Ok(begin.elapsed())
     }
 
-    /// No attempt but the first, no blob fetched twice, no result kept.
+    /// Checks that there was only one attempt, no blob was fetched twice, and every result is acknowledged.
     async fn done_at_the_first_attempt(&self, status: &ImagePrePullJobStatus) -> Result<()> {
         for node in &self.nodes {
             assert_eq!(status.node(node.name()).map(|node| node.attempt), Some(1));
@@ -92,7 +92,7 @@ async fn edges_cut_off_for_less_than_their_deadline_go_on_pulling_and_report_lat
     for node in &scene.nodes[..2] {
         node.ends_a_task().await?;
     }
-    // The one that is there has reported, the others are waited for.
+    // The connected edge has reported; the job waits for the others.
     job.until("edge-3 is done", |status| status.summary.successful == 1).await?;
     let during = job.status().await?;
     assert_eq!((during.summary.in_progress, during.summary.unknown), (2, 0));
@@ -105,13 +105,13 @@ async fn edges_cut_off_for_less_than_their_deadline_go_on_pulling_and_report_lat
 }
 
 #[tokio::test]
-async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_is_believed_when_it_is_back() -> Result<()> {
+async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_its_late_result_counts() -> Result<()> {
     let scene = Scene::start(2).await?;
     let job = scene.site.job("beyond").images([&scene.reference]).on(["edge-1", "edge-2"]);
     let job = job.concurrency(1).timeout_seconds(6).tolerate("0.5").apply().await?;
     scene.nodes[0].accepts_a_task().await?;
     scene.cables[0].cut().await?;
-    // It ends in time, and cannot say so.
+    // The pull ends in time, but the edge cannot report it.
     scene.nodes[0].ends_a_task().await?;
     assert_eq!(job.node_status("edge-2").await?.phase, NodePhase::Pending, "the slot is taken");
     let status = job
@@ -130,12 +130,12 @@ async fn an_edge_cut_off_beyond_its_deadline_frees_its_slot_and_is_believed_when
 }
 
 #[tokio::test]
-async fn a_job_completes_over_a_link_that_loses_a_third_and_takes_its_time() -> Result<()> {
+async fn a_job_completes_over_a_slow_link_that_loses_a_third_of_the_packets() -> Result<()> {
     const WAY: Duration = Duration::from_millis(150);
-    // The usual heartbeat: with it a session outlives a bad moment.
+    // The default heartbeat, with which a session survives short losses.
     let (site, network) = Site::in_network(&[], 1).await?;
     let cable = network.cable().await?;
-    // 30 % each way, by packets; 300 ms there and back.
+    // 30 % of the packets in each direction; 300 ms round trip.
     let (tunnel, _way) = cable.slow_way(site.cloud.tunnel_addr().port(), WAY)?;
     cable.lose(0.3).await?;
     let node = site.node("edge-1").await?.on(&cable).tunnel_at(tunnel).await?;
@@ -161,16 +161,16 @@ async fn a_connection_that_is_dead_both_ways_is_noticed_by_both_within_two_heart
 }
 
 #[tokio::test]
-async fn what_the_cloud_says_is_lost_and_the_edge_ends_the_session_for_both() -> Result<()> {
+async fn if_messages_from_the_cloud_are_lost_the_edge_ends_the_session() -> Result<()> {
     one_way(async |cable| cable.lose_from_cloud().await).await
 }
 
 #[tokio::test]
-async fn what_the_edge_says_is_lost_and_the_cloud_ends_the_session_for_both() -> Result<()> {
+async fn if_messages_from_the_edge_are_lost_the_cloud_ends_the_session() -> Result<()> {
     one_way(async |cable| cable.lose_from_edge().await).await
 }
 
-/// The cable breaks one way, in the middle of a pull.
+/// Breaks one direction of the cable in the middle of a pull.
 async fn one_way(breaks: impl AsyncFn(&Cable) -> Result<()>) -> Result<()> {
     let scene = Scene::start(1).await?;
     let job = scene.site.job("one-way").images([&scene.reference]).on(["edge-1"]).apply().await?;

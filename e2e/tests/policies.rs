@@ -1,4 +1,4 @@
-//! Pull policies, with the kubelet's meaning.
+//! Pull policies, which have the kubelet's meaning.
 
 use prepull_e2e::prelude::*;
 
@@ -33,7 +33,7 @@ async fn a_tag_that_moved_is_pulled_again_with_always_and_not_with_if_not_presen
     assert_eq!(pulled(&status, &reference)?, (digest(&after), Tristate::True, 1));
     assert_eq!(stage.edge("edge-1")?.images().await?.get(&reference), digest(&after).as_ref());
 
-    // Nothing moved: the registry is asked, and no blob is fetched again.
+    // The tag has not moved: the registry is asked, and no blob is fetched again.
     let before = (registry.requests().blob_fetches().len(), registry.requests().len());
     job("always-again").policy("Always").completes().await?;
     assert_eq!(registry.requests().blob_fetches().len(), before.0);
@@ -42,7 +42,7 @@ async fn a_tag_that_moved_is_pulled_again_with_always_and_not_with_if_not_presen
 }
 
 #[tokio::test]
-async fn never_takes_what_is_there_and_fails_clearly_where_nothing_is() -> Result<()> {
+async fn never_uses_a_present_image_and_fails_without_one() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let image = Image::small("never")?;

@@ -1,4 +1,4 @@
-//! Jobs that do what they say: images, digests, bytes, and what kubectl shows of it.
+//! Successful jobs: images, digests, bytes, and the output of kubectl.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -83,7 +83,7 @@ async fn three_nodes_pull_four_images_from_two_registries_with_a_secret_each() -
         assert_eq!(registry.requests().of(repository).users(), BTreeSet::from([*user]), "{repository}");
     }
 
-    // What a person sees of it.
+    // The output of kubectl.
     let columns = stage.cluster.kubectl(&["get", "ippj"]).await?;
     let rows: Vec<Vec<_>> = columns.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["NAME", "PHASE", "DESIRED", "SUCCESSFUL", "FAILED", "AGE"], "{columns}");
@@ -101,7 +101,7 @@ async fn three_nodes_pull_four_images_from_two_registries_with_a_secret_each() -
     Ok(())
 }
 
-/// As KubeEdge's users have it, word for word but for the names.
+/// A manifest of KubeEdge's documentation, word for word except for the names.
 fn kubeedge_manifest(version: &str, name: &str, image: &str) -> String {
     format!(
         r#"apiVersion: operations.kubeedge.io/{version}
@@ -128,7 +128,7 @@ spec:
     )
 }
 
-/// A status without what differs between two jobs that do the same.
+/// Removes from a status what differs between two equal jobs.
 fn comparable(mut status: ImagePrePullJobStatus, image: &str) -> serde_json::Value {
     (status.start_time, status.completion_time, status.active_since) = (None, None, None);
     status.spec_hash.clear();
@@ -142,7 +142,7 @@ fn comparable(mut status: ImagePrePullJobStatus, image: &str) -> serde_json::Val
 }
 
 #[tokio::test]
-async fn a_manifest_of_kubeedge_does_the_same_in_both_versions() -> Result<()> {
+async fn a_manifest_of_kubeedge_works_the_same_in_both_versions() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
     stage.cluster.registry_secret("default", "my-registry", &[registry.login("alice")?]).await?;
@@ -173,11 +173,11 @@ async fn a_manifest_of_kubeedge_does_the_same_in_both_versions() -> Result<()> {
 }
 
 #[tokio::test]
-async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
+async fn kubectl_explains_every_field_and_accepts_every_sample() -> Result<()> {
     let cluster = Cluster::start().await?;
     let samples = parts::workspace().join("manifests/samples");
     let files: Vec<_> = std::fs::read_dir(&samples)?.flatten().map(|file| file.path()).collect();
-    // Those of Kruise's API are for a cluster that has it.
+    // The samples of Kruise's API need its definitions.
     let ours = |path: &&PathBuf| !path.to_string_lossy().contains("/kruise-");
     let count = files.iter().filter(ours).count();
     for file in files.iter().filter(ours) {
@@ -185,7 +185,7 @@ async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
     }
     let jobs = cluster.kubectl(&["get", "ippj", "-o", "name"]).await?;
     assert_eq!(jobs.lines().count(), count, "a job in each file: {jobs}");
-    // The server publishes the schema of a new definition some seconds later.
+    // The API server publishes the schema of a new definition some seconds later.
     let explained = eventually("the schema is published", Duration::from_secs(30), async || {
         cluster.kubectl(&["explain", "imageprepulljob.spec.imagePrePullTemplate"]).await
     })
@@ -219,7 +219,7 @@ async fn kubectl_explains_every_field_and_takes_every_sample() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_cannot_work_is_not_tried_again_and_spares_the_other_images() -> Result<()> {
+async fn a_permanent_failure_is_not_retried_and_spares_the_other_images() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let host = registry.host();
@@ -251,11 +251,11 @@ async fn what_cannot_work_is_not_tried_again_and_spares_the_other_images() -> Re
     let says = "2 of 4 images failed";
     ensure!(node.reason.contains(says) && node.reason.contains(&unknown), "{}", node.reason);
     assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0 allows");
-    // containerd itself asks a few times before it gives up; four tries would be four times that.
+    // containerd itself asks a few times before it gives up; four tries would be four times as many.
     let asked = registry.requests().filter(|request| request.path.ends_with("/manifests/v2")).len();
     ensure!(asked <= 3, "{asked} requests for {unknown}");
 
-    // The same failures are no failure of a job that may have them.
+    // A job that tolerates these failures completes.
     let tolerant = job("tolerant").tolerate("1").apply().await?;
     let status = tolerant.completes().await?;
     assert_eq!(status.node("edge-1").map(|node| node.phase), Some(NodePhase::Failure));

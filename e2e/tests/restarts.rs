@@ -1,5 +1,5 @@
-//! Every part is killed, stopped or told to end in the middle of a job. Each time the job ends right, nothing that
-//! is whole is pulled twice, and no result is lost.
+//! Every part is killed, stopped or terminated in the middle of a job. The job must complete, no complete layer may be
+//! pulled twice, and no result may be lost.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ async fn mid_pull() -> Result<MidPull> {
 }
 
 impl MidPull {
-    /// The job ends as if nothing had happened, and the agent has nothing left to say.
+    /// Waits until the job completes, and checks that every result is acknowledged.
     async fn ends_right(&self) -> Result<()> {
         let status = self.job.completes().await?;
         let image = status.image("edge-1", &self.reference).context("no image")?;
@@ -35,7 +35,7 @@ async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Resul
     let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
     assert_eq!(mid.node.ledger()?.len(), 1);
-    // Time for containerd to throw away what belongs to nobody.
+    // Time for containerd to remove content that is not in use.
     tokio::time::sleep(Duration::from_secs(2)).await;
     mid.node.restart_agent()?;
     mid.ends_right().await?;
@@ -43,13 +43,13 @@ async fn an_agent_killed_in_the_middle_of_a_pull_goes_on_where_it_was() -> Resul
 }
 
 #[tokio::test]
-async fn an_agent_told_to_end_in_the_middle_of_a_pull_ends_at_once_and_goes_on_later() -> Result<()> {
+async fn an_agent_terminated_in_the_middle_of_a_pull_ends_at_once_and_resumes_it_later() -> Result<()> {
     let mut mid = mid_pull().await?;
     let began = Instant::now();
     mid.node.terminate_agent().await?;
     let took = began.elapsed();
     ensure!(took < Duration::from_secs(3), "it took {took:?}");
-    // It is no failure and no result: the work is only put off.
+    // The task has no result: the work is only postponed.
     assert_eq!(mid.node.ledger()?.iter().filter(|task| !task.ended).count(), 1);
     let before = mid.site.link.bytes();
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -88,11 +88,11 @@ async fn an_image_that_was_done_before_the_kill_is_not_touched_again() -> Result
 #[tokio::test]
 async fn a_result_outlives_a_kill_before_it_could_be_reported() -> Result<()> {
     let mut mid = mid_pull().await?;
-    // The agent says it into the void.
+    // The agent sends its result, which does not arrive.
     mid.tunnel.freeze();
     mid.node.ends_a_task().await?;
     mid.node.kill9_agent()?;
-    // What is still in the proxy must not get through after all.
+    // What is still in the proxy must not arrive later.
     mid.tunnel.refuse();
     assert!(mid.node.ledger()?.iter().all(|task| task.ended), "the result is on the disk");
     assert_eq!(mid.job.status().await?.phase, JobPhase::InProgress);
@@ -131,11 +131,11 @@ async fn a_cloud_killed_in_the_middle_of_a_job_goes_on_with_it() -> Result<()> {
     site.link.throttle(Some(6 * MIB));
     let job = site.job("killed").images([&reference]).on(["edge-1", "edge-2", "edge-3"]).apply().await?;
 
-    // While it waits for a result; back before there is one.
+    // The cloud is killed and restarted before there is a result.
     nodes[0].accepts_a_task().await?;
     site.link_carries(MIB).await?;
     site.cloud.restart().await?;
-    // While the result comes in; back when there is one.
+    // The cloud is killed again, and restarted when there is a result.
     job.until("edge-2 has begun", |status| {
         status.node("edge-2").is_some_and(|node| node.phase == NodePhase::InProgress)
     })
@@ -156,7 +156,7 @@ async fn a_cloud_killed_in_the_middle_of_a_job_goes_on_with_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_cloud_told_to_end_ends_at_once_and_its_edges_come_back() -> Result<()> {
+async fn a_cloud_that_is_terminated_ends_at_once_and_its_edges_reconnect() -> Result<()> {
     let mut mid = mid_pull().await?;
     let began = Instant::now();
     mid.site.cloud.terminate().await?;

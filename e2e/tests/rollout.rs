@@ -1,12 +1,12 @@
-//! Who pulls when: never more nodes than the concurrency allows, nobody waits for a node that is silent or offline,
-//! and nothing starts once too many have failed.
+//! Rollout of a job: concurrency is never exceeded, silent and offline nodes hold up no other, and no node starts once
+//! too many have failed.
 
 use std::time::Duration;
 
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_e2e::prelude::*;
 
-/// What simulated edges are told to pull: nobody asks for it anywhere.
+/// Image for simulated edges, which never contact a registry.
 const IMAGE: &str = "harbor.example/app:v1";
 
 #[tokio::test]
@@ -76,14 +76,14 @@ async fn one_of_two_hundred_and_one_may_not_fail_at_zero() -> Result<()> {
     let status = job.fails().await?;
     assert_eq!((status.summary.failure, status.summary.pending), (1, 200));
     nothing_else_starts(&fleet, 1).await?;
-    // Of more than 200 nodes, those that need eyes are shown.
+    // Of more than 200 nodes, those that need attention are listed.
     assert_eq!(status.node_status.len(), 200);
     assert_eq!(status.node_status[0].node_name, "sim-0");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_runs_when_the_tolerance_is_exceeded_may_end() -> Result<()> {
+async fn running_nodes_may_finish_after_the_tolerance_is_exceeded() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
     let fleet =
@@ -97,7 +97,7 @@ async fn what_runs_when_the_tolerance_is_exceeded_may_end() -> Result<()> {
     fleet.all_acknowledged().await
 }
 
-/// So many images were pulled, and it stays at that.
+/// Checks that so many images were pulled, and that no more are.
 async fn nothing_else_starts(fleet: &Fleet, pulled: u64) -> Result<()> {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(fleet.pulls(), pulled);
@@ -109,7 +109,7 @@ async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() 
     let site = Site::start().await?;
     let (silent, next) = (site.node("edge-1").await?.await?, site.node("edge-2").await?.await?);
     let (_, reference) = site.image("silent", &[MIB])?;
-    // The silent one has nothing to say before its deadline.
+    // The silent node reports nothing before its deadline.
     let its_link = Proxy::http(site.registry.addr())?;
     site.registry.route_node_through(silent.containerd(), &its_link)?;
     its_link.freeze();
@@ -141,7 +141,7 @@ async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() 
     ensure!((3.0..9.0).contains(&waited.as_secs_f64()), "the slot was free after {waited:?}");
     ensure!(next.has_image(&reference).await?);
 
-    // It wakes up, is told to stop, and says what it has done: nothing that changes the job.
+    // The node resumes, is told to stop, and reports its result, which does not change the job.
     its_link.thaw();
     silent.cont_agent()?;
     silent.forgets_all_tasks().await?;
@@ -208,7 +208,7 @@ async fn a_node_that_is_offline_takes_no_slot_and_gets_its_task_when_it_comes_ba
     for node in &others {
         ensure!(node.has_image(&reference).await?, "{}", node.name());
     }
-    // Its time counts from its start: it may be offline for longer than that.
+    // The deadline counts from the start of the node, which may be offline for longer before.
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(job.node_status("edge-1").await?.phase, NodePhase::Pending);
 
@@ -245,7 +245,7 @@ async fn a_node_that_goes_offline_in_the_middle_keeps_its_task_until_its_deadlin
     ensure!(of_lost.reason.contains("the node is offline"), "{of_lost:?}");
     ensure!(next.has_image(&reference).await?);
 
-    // Back after the end of the job: its task is over, and it is not pulled any more.
+    // The node returns after the end of the job: its task has ended, and nothing is pulled any more.
     lost.restart_agent()?;
     lost.forgets_all_tasks().await?;
     let after = job.status().await?;

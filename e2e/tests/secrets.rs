@@ -1,4 +1,4 @@
-//! Registry secrets: which one an image uses, every form that a secret may have, and what is said of a bad one.
+//! Registry secrets: which one an image uses, all forms of a secret, and the reasons for unusable ones.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use prepull_api::crd::job::ImageSource;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
-/// Who was let in for a repository.
+/// Users that were authenticated for a repository.
 fn users(registry: &Registry, repository: &str) -> BTreeSet<String> {
     registry.requests().of(repository).users().into_iter().map(str::to_owned).collect()
 }
@@ -17,7 +17,7 @@ fn only(user: &str) -> BTreeSet<String> {
     BTreeSet::from([user.to_owned()])
 }
 
-/// With these users, each with a password of its own.
+/// Starts a registry with these users, each with a password of its own.
 async fn registry(users: &[&str]) -> Result<Registry> {
     users.iter().fold(Registry::start(), |start, user| start.user(user, &password(user))).await
 }
@@ -75,7 +75,7 @@ async fn one_secret_may_hold_several_registries_and_all_that_match_are_tried() -
     let entries = [
         one.login("broad")?,
         two.login("bob")?,
-        // More specific, so tried first; of no use, so the one for the whole host is tried next.
+        // The more specific entry is tried first and refused; then the one for the whole host is tried.
         (&*team, "alice", &*password("changed-since")),
     ];
     stage.cluster.registry_secret("default", "several", &entries).await?;
@@ -104,7 +104,7 @@ async fn one_secret_may_hold_several_registries_and_all_that_match_are_tried() -
 }
 
 #[tokio::test]
-async fn every_form_of_an_entry_serves() -> Result<()> {
+async fn every_form_of_an_entry_authenticates() -> Result<()> {
     let registry = registry(&["dockercfg", "unpadded", "fields", "wildcard", "url"]).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let host = registry.host();
@@ -147,8 +147,8 @@ async fn every_form_of_an_entry_serves() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_short_name_is_docker_hub_whose_secrets_have_an_old_name() -> Result<()> {
-    // Its own name, and nobody else's address: the containerds of this test find it on loopback.
+async fn a_short_name_uses_docker_hubs_legacy_secret() -> Result<()> {
+    // The registry has the name docker.io; only the containerds of this test find it on loopback.
     let hub = Registry::start().named("docker.io").user("me", &password("me")).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let login = ("https://index.docker.io/v1/", "me", &*password("me"));
@@ -165,7 +165,7 @@ async fn a_short_name_is_docker_hub_whose_secrets_have_an_old_name() -> Result<(
         let of_image = status.image("edge-1", name).context("the status has the job's own name")?;
         assert_eq!(of_image.pulled_image, pulled);
         assert_eq!(of_image.digest.as_deref(), Some(image.digest()));
-        // As a pod with that short name looks for it.
+        // Under the name that a pod with the short name looks for.
         ensure!(stage.edge("edge-1")?.has_image(pulled).await?, "{pulled}");
     }
     assert_eq!((users(&hub, "library/nginx"), users(&hub, "me/private")), (only("me"), only("me")));
@@ -178,7 +178,7 @@ async fn an_identity_token_is_exchanged_for_an_access_token() -> Result<()> {
     let tokens = TokenServer::start("oauth-user", &refresh).await?;
     let registry = Registry::start().tokens_of(&tokens).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
-    // As `docker login` leaves it: the user in `auth`, without a password.
+    // As `docker login` stores it: the user in `auth`, without a password.
     let entry = json!({"auth": STANDARD_NO_PAD.encode("oauth-user:"), "identitytoken": refresh});
     let config = json!({"auths": {registry.host(): entry}});
     stage.cluster.docker_config_secret("default", "identity", &config).await?;
@@ -199,7 +199,7 @@ async fn an_identity_token_is_exchanged_for_an_access_token() -> Result<()> {
     );
     assert_eq!(grants[0].scope, "repository:team/good:pull");
 
-    // The same text is no password: the server tells them apart, so the first one was sent as what it is.
+    // The server does not accept the token as a password, so that the first job must have sent it as a token.
     let job = stage.cluster.job("as-password").images([&bad]).secret("default/as-password").on(["edge-1"]);
     let status = job.fails().await?;
     let reason = &status.image("edge-1", &bad).context("not in the status")?.reason;
@@ -209,7 +209,7 @@ async fn an_identity_token_is_exchanged_for_an_access_token() -> Result<()> {
 
 #[tokio::test]
 async fn a_bad_secret_fails_its_image_alone_and_nobody_is_asked_anonymously() -> Result<()> {
-    // Open to everybody: an anonymous pull would succeed.
+    // A registry without users, from which an anonymous pull would succeed.
     let open = Registry::start().await?;
     let locked = registry(&["alice"]).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
@@ -270,12 +270,12 @@ async fn a_bad_secret_fails_its_image_alone_and_nobody_is_asked_anonymously() ->
         ensure!(!image.reason.contains(CANARY), "{image:?}");
     }
     assert_eq!(open.requests().0, [], "somebody asked anonymously");
-    // The rest went on.
+    // The other images were pulled.
     let image = status.image("edge-1", &good).context("not in the status")?;
     assert_eq!(image.status, Tristate::True, "{image:?}");
     assert_eq!(users(&locked, "good"), only("alice"));
 
-    // Without any secret it is an anonymous pull, and that is fine.
+    // Without any secret the image is pulled anonymously.
     let anonymous = cluster.job("anonymous").on(["edge-1"]).images([open.image("missing:v1")]);
     anonymous.completes().await?;
     ensure!(!open.requests().of("missing").blob_fetches().is_empty());
@@ -295,7 +295,7 @@ async fn a_secret_is_read_when_a_node_starts_and_never_kept_on_the_edge() -> Res
     assert_eq!(reason, "secret default/later does not exist");
 
     stage.cluster.registry_secret("default", "later", &[registry.login("alice")?]).await?;
-    // What cloudcore knows of a secret is a few seconds old at the most.
+    // cloudcore keeps a secret for a few seconds at most.
     tokio::time::sleep(std::time::Duration::from_secs(6)).await;
     job("after").completes().await?;
     assert_eq!(users(&registry, "team/kept"), only("alice"));

@@ -1,4 +1,4 @@
-//! Which nodes a job takes, and what it says of the others.
+//! Selection of nodes: which nodes a job runs on, and why others are skipped.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ fn nodes(status: &ImagePrePullJobStatus) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn nodes_that_cannot_be_taken_are_listed_with_their_reason_and_count_for_nothing() -> Result<()> {
+async fn skipped_nodes_are_listed_with_their_reason_and_not_counted() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     stage.cluster.node("cloud-1").ready().create().await?;
@@ -33,7 +33,7 @@ async fn nodes_that_cannot_be_taken_are_listed_with_their_reason_and_count_for_n
 }
 
 #[tokio::test]
-async fn a_label_selector_takes_the_nodes_that_match_in_all_its_parts() -> Result<()> {
+async fn a_label_selector_selects_the_nodes_that_meet_all_requirements() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
     for (name, site) in [("edge-3", "factory"), ("edge-4", "farm"), ("edge-5", "factory")] {
@@ -74,7 +74,7 @@ spec:
 }
 
 #[tokio::test]
-async fn a_job_without_a_node_to_run_on_is_a_failure_that_says_why() -> Result<()> {
+async fn a_job_without_eligible_nodes_is_a_failure_with_its_reason() -> Result<()> {
     let cluster = Cluster::start().await?;
     let _cloud = Cloud::start(&cluster).await?;
     cluster.node("edge-1").edge().create().await?;

@@ -1,5 +1,5 @@
-//! What a task may ask of a pull beyond the image, on a real containerd: time for each try, metadata of a sandbox; and
-//! what it learns of the image.
+//! Options of a pull on a real containerd: the timeout of a try and the metadata of a sandbox; and the image id in its
+//! result.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn image(reference: &str, policy: PullPolicy) -> ImageTask {
     }
 }
 
-/// Carries out a task of one image.
+/// Runs a task with one image.
 async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
     let puller = Arc::new(CriPuller::new(containerd.endpoint().parse()?));
     let executor = Executor::new(puller, NonZeroUsize::MIN, Limits::default());
@@ -50,12 +50,12 @@ async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
 }
 
 #[tokio::test]
-async fn a_try_that_takes_too_long_is_dropped_and_the_next_one_goes_on_where_it_broke() -> Result<()> {
+async fn a_try_that_takes_too_long_is_dropped_and_the_next_one_resumes_it() -> Result<()> {
     let registry = Registry::start().await?;
     let proxy = Proxy::http(registry.addr())?;
     registry.route_through(&proxy)?;
     let containerd = Containerd::start("tries").await?;
-    // Six seconds of the link, in tries of three.
+    // The pull takes six seconds in all, and each try may take three.
     let layers = Image::of_layers("tries", &[12 * MIB])?;
     let reference = registry.seed(&layers, "team/app:v1")?;
     proxy.throttle(Some(2 * MIB));
@@ -78,14 +78,14 @@ async fn a_try_that_takes_too_long_is_dropped_and_the_next_one_goes_on_where_it_
     for blob in layers.blobs() {
         let size = std::fs::metadata(layers.blob_file(blob))?.len();
         let fetched = proxy.bytes_of(blob);
-        // What was on its way when a try was dropped is lost.
+        // What was under way when a try was dropped is fetched again.
         ensure!(fetched <= size + size / 4, "{fetched} bytes of {blob}, which has {size}");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn the_runtimes_own_id_is_told_of_an_image_that_was_pulled_or_was_there() -> Result<()> {
+async fn a_result_has_the_image_id_whether_it_was_pulled_or_present() -> Result<()> {
     let registry = Registry::start().await?;
     let containerd = Containerd::start("id").await?;
     let reference = registry.seed(&Image::small("id")?, "team/app:v1")?;

@@ -1,5 +1,5 @@
-//! Upgrades that were done by half: a definition or a right that this version needs is missing. What is missing is
-//! named, with the remedy; it is not said again and again; and once it is there the work goes on by itself.
+//! Incomplete upgrades: a definition or a right that this version needs is missing. cloudcore names what is missing and
+//! the remedy, once, and continues by itself when it is there.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ const REPORTS: &str = "imageprepullreports.operations.kubeedge.io";
 const ROLE: &str = "manifests/cloudcore-prepull/rbac.yaml";
 const DEFINITION: &str = "manifests/crds/operations.kubeedge.io_imageprepullreports.yaml";
 const EDGES: usize = 20;
-/// cloudcore tries again every 2 s before its work begins, and up to every 5 s later.
+/// Time for several retries of cloudcore, which come every 2 s before its work begins, and at least every 5 s later.
 const SEVERAL_TRIES: Duration = Duration::from_secs(7);
 
 async fn remove_definition(cluster: &Cluster) -> Result<()> {
     cluster.kubectl(&["delete", "crd", REPORTS, "--timeout=30s"]).await.map(drop)
 }
 
-/// As another version's role has them, or none.
+/// Gives the role of cloudcore these verbs on reports, or no rule for them, as in the role of another version.
 async fn rights_to_reports(cluster: &Cluster, verbs: &[&str]) -> Result<()> {
     let role = cluster.kubectl(&["get", "clusterrole", "cloudcore-prepull", "-o", "json"]).await?;
     let mut role: serde_json::Value = serde_json::from_str(&role)?;
@@ -39,13 +39,13 @@ async fn apply(cluster: &Cluster, manifest: &str) -> Result<()> {
     cluster.apply_file(&prepull_e2e::parts::workspace().join(manifest)).await
 }
 
-/// How many lines of the log say all of this.
+/// Number of lines in the log that contain all of these words.
 fn lines(cloud: &Cloud, words: &[&str]) -> usize {
     cloud.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
 }
 
-/// A cloudcore that cannot begin says what is missing, once; begins when it is there; and then works.
-async fn begins_once_it_is_there(cluster: &Cluster, says: &[&str], remedy: &str) -> Result<()> {
+/// Checks that a cloudcore that cannot start names what is missing once, and works when it is there.
+async fn starts_after_the_repair(cluster: &Cluster, says: &[&str], remedy: &str) -> Result<()> {
     let cloud = Cloud::start(cluster).standby().await?;
     eventually("/readyz says what is missing", SOON, async || {
         let (status, body) = cloud.readiness().await?;
@@ -70,7 +70,7 @@ async fn a_definition_that_is_missing_at_the_start_is_named() -> Result<()> {
     let cluster = Cluster::own().await?;
     remove_definition(&cluster).await?;
     let says = [&format!("the definition {REPORTS} is missing"), "kubectl apply -f manifests/crds"];
-    begins_once_it_is_there(&cluster, &says, DEFINITION).await
+    starts_after_the_repair(&cluster, &says, DEFINITION).await
 }
 
 #[tokio::test]
@@ -83,10 +83,11 @@ async fn a_right_that_is_missing_at_the_start_is_named() -> Result<()> {
         "cannot list resource ",
         "kubectl apply -f manifests/cloudcore-prepull/rbac.yaml",
     ];
-    begins_once_it_is_there(&cluster, &says, ROLE).await
+    starts_after_the_repair(&cluster, &says, ROLE).await
 }
 
-/// A job that cannot go on says why, on itself; the log says it once; and when it can, it ends right.
+/// Checks that a job that cannot continue has the reason in its status, that the log has it once, and that the job
+/// completes after the repair.
 async fn waits_for(cluster: &Cluster, cloud: &Cloud, says: &[&str], remedy: &str) -> Result<()> {
     let fleet = Fleet::start(cluster, cloud, EDGES).await?;
     let job = cluster.job("waits").images(["harbor.example/a:v1"]).on(fleet.names()).concurrency(5);
