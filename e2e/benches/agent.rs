@@ -1,7 +1,7 @@
-//! `make bench`: what the agent adds to a pull, what both programs take of memory, and how fast a job begins.
+//! `make bench`: the overhead of the agent in a pull, the memory of both programs, and the duration of a small job.
 //!
-//! Times are compared as ratios within one run, in pairs that alternate: these machines are noisy. A bar that is
-//! missed is said, and is no failure of the program: only what could not be measured is.
+//! Times are compared as ratios within one run, in alternating pairs, since the machines are noisy. A bar that is missed
+//! is reported and does not fail the program; only a failed measurement does.
 
 #![allow(clippy::print_stdout)]
 
@@ -25,20 +25,19 @@ use prepull_e2e::usage::Usage;
 
 type Cri = ImageServiceClient<tonic::transport::Channel>;
 
-/// Pairs of pulls. The median of the ratios leaves out the ones that the machine disturbed.
+/// Number of pairs of pulls. The median of their ratios ignores pairs that the machine disturbed.
 const PAIRS: usize = 10;
-/// Of each image, in layers of 16 MiB: a small application.
+/// Sizes of the layers of each image, which are those of a small application.
 const LAYERS: [u64; 3] = [16 * MIB; 3];
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    // `cargo bench` passes flags of the standard harness.
     let _ = rustls::crypto::ring::default_provider().install_default();
     overhead().await?;
     real_nodes().await
 }
 
-/// One image through the agent's executor against the same CRI call made directly.
+/// Compares pulls through the agent's executor with direct CRI calls.
 async fn overhead() -> Result<()> {
     println!(
         "\nOne image of {} MiB, {PAIRS} pairs: PullImage directly, and through the agent",
@@ -61,27 +60,27 @@ async fn overhead() -> Result<()> {
     });
     let mut ratios = Vec::new();
     let (mut direct, mut agent) = (Vec::new(), Vec::new());
-    // Every pull is of content that the machine has not seen; all of it is made before the first.
+    // Every pull needs new content, which is generated before the first pull.
     let mut references = Vec::new();
     for number in 0..2 * PAIRS + 2 {
         let image = Image::of_layers(&format!("bench-{number}"), &LAYERS)?;
         references.push(registry.seed(&image, &format!("bench/image:{number}"))?);
     }
     let mut references = references.into_iter();
-    // Connections are made before the clock runs, on both sides.
+    // Both sides connect before the measurement.
     let mut cri = containerd.cri().await?;
-    directly(&mut cri, &references.next().context("no image")?, user, secret).await?;
-    through(&executor, &references.next().context("no image")?, &key).await?;
+    pull_directly(&mut cri, &references.next().context("no image")?, user, secret).await?;
+    pull_through_agent(&executor, &references.next().context("no image")?, &key).await?;
     for pair in 0..PAIRS {
         let (first, second) =
             (references.next().context("no image")?, references.next().context("no image")?);
-        // Who goes first has the quieter disk.
+        // The first pull of a pair has the quieter disk, so that the order alternates.
         let (by_hand, by_agent) = if pair % 2 == 0 {
-            let by_hand = directly(&mut cri, &first, user, secret).await?;
-            (by_hand, through(&executor, &second, &key).await?)
+            let by_hand = pull_directly(&mut cri, &first, user, secret).await?;
+            (by_hand, pull_through_agent(&executor, &second, &key).await?)
         } else {
-            let by_agent = through(&executor, &first, &key).await?;
-            (directly(&mut cri, &second, user, secret).await?, by_agent)
+            let by_agent = pull_through_agent(&executor, &first, &key).await?;
+            (pull_directly(&mut cri, &second, user, secret).await?, by_agent)
         };
         direct.push(by_hand.as_secs_f64());
         agent.push(by_agent.as_secs_f64());
@@ -95,7 +94,7 @@ async fn overhead() -> Result<()> {
     Ok(())
 }
 
-async fn directly(cri: &mut Cri, reference: &str, user: &str, secret: &str) -> Result<Duration> {
+async fn pull_directly(cri: &mut Cri, reference: &str, user: &str, secret: &str) -> Result<Duration> {
     let auth = AuthConfig { username: user.to_owned(), password: secret.to_owned(), ..AuthConfig::default() };
     let image = Some(ImageSpec { image: reference.to_owned(), ..ImageSpec::default() });
     let begun = Instant::now();
@@ -103,7 +102,11 @@ async fn directly(cri: &mut Cri, reference: &str, user: &str, secret: &str) -> R
     Ok(begun.elapsed())
 }
 
-async fn through(executor: &Executor<CriPuller>, reference: &str, key: &Arc<Key>) -> Result<Duration> {
+async fn pull_through_agent(
+    executor: &Executor<CriPuller>,
+    reference: &str,
+    key: &Arc<Key>,
+) -> Result<Duration> {
     let image = ImageTask {
         image: reference.to_owned(),
         reference: reference.to_owned(),
@@ -131,7 +134,7 @@ async fn through(executor: &Executor<CriPuller>, reference: &str, key: &Arc<Key>
     Ok(took)
 }
 
-/// Memory of both programs, idle and busy, with real nodes; and how long a job takes to begin and to end.
+/// Measures the memory of both programs with real nodes, idle and busy, and the duration of a job.
 async fn real_nodes() -> Result<()> {
     println!("\nThree real nodes, one job of four images");
     let registry = Registry::start().user("alice", &password("alice")).await?;
@@ -183,9 +186,9 @@ async fn real_nodes() -> Result<()> {
     Ok(())
 }
 
-/// Resident memory in MiB.
+/// Resident memory of a process in MiB.
 fn resident(pid: u32) -> Result<f64> {
-    // Far below what a float counts exactly.
+    // Far below the integers that a float represents exactly.
     #[allow(clippy::cast_precision_loss)]
     let bytes = Usage::of(pid)?.rss as f64;
     Ok(bytes / 1024.0 / 1024.0)
@@ -205,6 +208,7 @@ fn median(values: &mut [f64]) -> f64 {
     }
 }
 
+/// Prints a value with its bar, and whether the bar is met.
 fn bar(what: &str, value: f64, limit: f64, unit: &str) {
     let verdict = if value <= limit { "ok" } else { "MISSED" };
     println!("  {what}: {value:.2}{unit} (bar {limit}{unit}) {verdict}");

@@ -1,7 +1,7 @@
-//! `make bench`: what one job over a fleet takes, what idle sessions cost, and how a fleet comes back when cloudcore
-//! is killed. The same code as `make fleet`. A bar that is missed is said, and is no failure of the program.
+//! `make bench`: the cost of one job over a fleet and of idle sessions, and the recovery of a fleet when cloudcore is
+//! killed, with the code of `make fleet`. A bar that is missed is reported and does not fail the program.
 //!
-//! `NODES` in the environment takes another size than 10,000; the smaller fleets stay as they are.
+//! `NODES` in the environment sets another size than 10,000 for the largest fleet.
 
 #![allow(clippy::print_stdout)]
 
@@ -11,13 +11,13 @@ use prepull_e2e::fleet::{Connect, Figures, Idle, JobFigures, Kill, Options, Tell
 use prepull_e2e::prelude::*;
 use prepull_e2e::sim::PullTime;
 
-/// The fleet that the bars are for.
+/// Size of the fleet that the bars are for.
 const NODES: usize = 10_000;
-/// peers.md: the case that KubeEdge was measured with.
+/// Duration of a pull in the case that KubeEdge was measured with.
 const PEERS_PULL: Duration = Duration::from_millis(100);
-/// Four heartbeats.
+/// Duration of the measurement of idle sessions, four heartbeats.
 const IDLE: Duration = Duration::from_secs(60);
-/// Long enough for a kill in the middle.
+/// Durations of pulls, long enough for a kill in the middle.
 const SLOW: PullTime = PullTime::Between(Duration::from_secs(2), Duration::from_secs(20));
 const MIB_F: f64 = 1024.0 * 1024.0;
 
@@ -59,7 +59,7 @@ async fn large(options: &Options, teller: &Teller) -> Result<(Figures, Idle)> {
     Ok((figures, idle))
 }
 
-/// A line for each size of fleet.
+/// Prints a line for each size of fleet.
 fn growth(jobs: &[Figures]) {
     println!(
         "   nodes   first task    last task    Completed   writes   job object   reports      CPU   memory"
@@ -102,6 +102,7 @@ fn bars(jobs: &[Figures], peers: &Figures, connect: &Connect, idle: &Idle, kille
     }
 }
 
+/// Prints a value with its bar, and whether the bar is met.
 fn bar(what: &str, value: f64, limit: f64, unit: &str) {
     let verdict = if value <= limit { "ok" } else { "MISSED" };
     println!("  {what}: {value:.1}{unit} (bar {limit}{unit}) {verdict}");
@@ -111,7 +112,7 @@ fn kib(bytes: u64) -> f64 {
     number(bytes) / 1024.0
 }
 
-/// Far below 2^52, where a float would lose digits.
+/// Converts a count, which is far below the 2^53 where a float loses digits.
 #[allow(clippy::cast_precision_loss)]
 fn number(count: u64) -> f64 {
     count as f64

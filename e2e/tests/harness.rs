@@ -1,5 +1,4 @@
-//! What the harness itself promises, on real parts. Where one of these fails, look here first: every other test
-//! stands on them.
+//! Tests of the harness itself, on real parts. If many tests fail, look here first: all others depend on the harness.
 
 #![allow(clippy::expect_used, clippy::print_stdout)]
 
@@ -59,19 +58,19 @@ async fn the_cluster_refuses_what_the_role_of_cloudcore_lacks() -> Result<()> {
             bail!("cloudcore may write ConfigMaps in kube-system, or something else happened: {other:?}")
         }
     }
-    // The CRDs are there, with the names of KubeEdge.
+    // The CRDs are installed, with the names of KubeEdge.
     assert_eq!(cluster.kubectl(&["get", "ippj", "--no-headers"]).await?, "");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_lent_is_returned_as_it_was() -> Result<()> {
+async fn an_existing_cluster_is_left_as_it_was() -> Result<()> {
     let own = Cluster::start_empty().await?;
     own.node("theirs").create().await?;
     let lent = Cluster::existing(own.kubeconfig()).await?;
     lent.edge_nodes(&["ours"]).await?;
     let job = lent.job("ours").images(["nginx:1.25"]).on(["ours"]).apply().await?;
-    // With the rights of the ServiceAccount, by a token of the API server's own.
+    // The client has the rights of the ServiceAccount, by a token of the API server itself.
     let nodes = Api::<Node>::all(lent.cloudcore_client().await?).list(&ListParams::default()).await?;
     assert_eq!(nodes.items.len(), 2);
     ensure!(lent.stop_api().is_err(), "it is not ours to stop");
@@ -82,7 +81,7 @@ async fn a_cluster_that_is_lent_is_returned_as_it_was() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_registry_lets_in_who_has_the_password() -> Result<()> {
+async fn a_registry_serves_only_users_with_the_right_password() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let containerd = Containerd::start("edge-1").await?;
     let image = Image::small("one")?;
@@ -116,7 +115,7 @@ async fn a_registry_with_tls_and_a_name_is_pushed_to_and_pulled_from() -> Result
     let registry =
         Registry::start().named("harbor.example").user("bob", &password("bob")).tls(&authority).await?;
     let image = Image::multi_arch("app")?;
-    // With skopeo, through the API: the registry agrees that the image is what its digests say.
+    // The push with skopeo goes through the API, in which the registry verifies the digests.
     let reference = registry.push(&image, "team/app:v1", "bob").await?;
     assert_eq!(reference, "harbor.example/team/app:v1");
     let containerd = Containerd::start("edge-1").await?;
@@ -126,7 +125,7 @@ async fn a_registry_with_tls_and_a_name_is_pushed_to_and_pulled_from() -> Result
 }
 
 #[tokio::test]
-async fn parts_come_back_where_they_were() -> Result<()> {
+async fn restarted_parts_keep_address_and_data() -> Result<()> {
     let mut registry = Registry::start().await?;
     let mut containerd = Containerd::start("edge-1").await?;
     let first = registry.seed(&Image::small("one")?, "team/one:v1")?;
@@ -142,7 +141,7 @@ async fn parts_come_back_where_they_were() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_proxy_cuts_and_injects_and_records() -> Result<()> {
+async fn a_proxy_cuts_connections_injects_errors_and_records_requests() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let proxy = Proxy::http(registry.addr())?;
     registry.route_through(&proxy)?;
@@ -159,7 +158,7 @@ async fn a_proxy_cuts_and_injects_and_records() -> Result<()> {
     ensure!(containerd.pull(&reference, login).await.is_err(), "the proxy refuses");
     proxy.accept()?;
 
-    // Within the layer. containerd itself goes on where it was, with a Range.
+    // The cut is within the layer, and containerd itself resumes it with a Range.
     proxy.cut_after(1024 * 1024);
     containerd.pull(&reference, login).await?;
     let records = proxy.records();
@@ -175,7 +174,7 @@ async fn a_proxy_cuts_and_injects_and_records() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_proxy_slows_and_freezes() -> Result<()> {
+async fn a_proxy_throttles_and_freezes_connections() -> Result<()> {
     let registry = Registry::start().await?;
     let proxy = Proxy::tcp(registry.addr())?;
     registry.route_through(&proxy)?;
@@ -195,7 +194,7 @@ async fn a_proxy_slows_and_freezes() -> Result<()> {
     Ok(())
 }
 
-/// The part of the next test that is killed: starts what a test starts, says what, and hangs.
+/// The process that the next test kills: it starts the parts of a test, prints their ids, and hangs.
 #[tokio::test]
 #[ignore = "run by sigkill_leaves_nothing_behind"]
 async fn victim() -> Result<()> {
@@ -241,7 +240,7 @@ async fn sigkill_leaves_nothing_behind() -> Result<()> {
     Ok(())
 }
 
-/// PID and command line of the processes whose command line contains this.
+/// Id and command line of the processes whose command line contains a text.
 fn processes_with(text: &str) -> Result<Vec<String>> {
     let output = Command::new("ps").args(["-ww", "-eo", "pid,args"]).stdin(Stdio::null()).output()?;
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();

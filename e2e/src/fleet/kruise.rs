@@ -176,7 +176,7 @@ impl Scene {
         }
     }
 
-    /// What a list that is deleted takes along, in a cluster with a garbage collector.
+    /// Deletes the list with its children, as the garbage collector of a real cluster would.
     async fn delete_children(&self) -> Result<()> {
         let list: ListJob = self.cluster.applied("default", "fleet");
         let children = list.children().await?;

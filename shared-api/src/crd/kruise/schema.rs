@@ -60,10 +60,10 @@ const JOB_RULES: &[(&str, &str)] = &[
 ];
 
 /// A default of a definition: path in the schema, and value.
-type Default = (&'static [&'static str], fn() -> Value);
+type SchemaDefault = (&'static [&'static str], fn() -> Value);
 
 /// The defaults that Kruise's webhook sets.
-const DEFAULTS: &[Default] = &[
+const DEFAULTS: &[SchemaDefault] = &[
     (&["spec", "completionPolicy"], || json!({})),
     (&["spec", "completionPolicy", "type"], || json!("Always")),
     (&["spec", "pullPolicy"], || json!({})),
