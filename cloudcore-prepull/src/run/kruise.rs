@@ -10,7 +10,7 @@ use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use tokio::sync::Semaphore;
 use tracing::{Instrument, info, info_span};
 
-use super::{Core, caught};
+use super::core::{Core, caught};
 use crate::edges::dispatch;
 use crate::kube_api::kruise_watch;
 use crate::kube_api::kruise_writer::Writer;

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span};
 
-use super::Core;
+use super::core::Core;
 use crate::commands::args::RunArgs;
 use crate::edges::enroll;
 use crate::edges::pki::{Authority, ServerIdentity};

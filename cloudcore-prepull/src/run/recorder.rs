@@ -11,7 +11,7 @@ use anyhow::Context;
 use jiff::Timestamp;
 use prepull_engine::engine::{Action, Input};
 use prepull_engine::recording::{Entry, count};
-use tracing::error;
+use tracing::{error, info};
 
 /// Lines that wait for the disk: a few seconds of the busiest fleet. The engine never waits for a recording.
 const LINES: usize = 16_384;
@@ -52,6 +52,7 @@ impl Recorder {
         recorder.push(b"\n".to_vec());
         let version = env!("CARGO_PKG_VERSION").to_owned();
         recorder.record(&Entry::Begin { version, kruise_node_selector });
+        info!(file = %path.display(), "recording what the engine takes in");
         Ok(recorder)
     }
 

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 use hyper::{Request, Response};
+use kube::Client;
 use kube::client::Body;
 use prepull_api::task::JobUid;
 use prepull_engine::prepull::controller::{Content, Object};

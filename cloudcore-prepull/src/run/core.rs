@@ -1,0 +1,202 @@
+//! The one task that owns the engine: inputs go in, actions are carried out.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt as _;
+use jiff::Timestamp;
+use prepull_engine::engine::{Action, Engine, Input, Listed};
+use prepull_engine::prepull::controller;
+use prepull_engine::shared::outcomes::WriteOutcome;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, error, info, info_span};
+
+use crate::edges::dispatch;
+use crate::edges::tunnel::Sessions;
+use crate::kube_api::events::Events;
+use crate::kube_api::leader::Leadership;
+use crate::kube_api::secrets::Secrets;
+use crate::kube_api::status_writer::Writer;
+use crate::run::kruise::KruiseWrites;
+use crate::run::metrics::Metrics;
+use crate::run::recorder::Recorder;
+use crate::run::vital::Vital;
+
+/// Inputs of one batch: the writes and decisions that follow are made once for all of them.
+const BATCH: usize = 1024;
+/// Dispatches under way: each may ask the API server for secrets.
+pub(super) const DISPATCHES: usize = 64;
+
+/// Wall-clock time that does not jump: the clock of the start, and what a monotonic clock adds.
+pub(super) struct Clock {
+    wall: Timestamp,
+    monotonic: Instant,
+}
+
+impl Clock {
+    pub(super) fn start() -> Self {
+        Self { wall: Timestamp::now(), monotonic: Instant::now() }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.wall.checked_add(self.monotonic.elapsed()).unwrap_or(Timestamp::MAX)
+    }
+}
+
+/// The one task that owns the engine.
+pub(super) struct Core {
+    pub(super) engine: Engine,
+    /// With `--record`.
+    pub(super) recorder: Option<Recorder>,
+    pub(super) kruise: KruiseWrites,
+    pub(super) clock: Clock,
+    /// Its client is fenced: see [`crate::kube_api::leader::Fence`].
+    pub(super) writer: Writer,
+    pub(super) leadership: Leadership,
+    pub(super) sessions: Sessions,
+    pub(super) secrets: Secrets,
+    pub(super) events: Events,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) inputs: mpsc::Sender<Input>,
+    pub(super) permits: Arc<Semaphore>,
+    pub(super) work: JoinSet<()>,
+    pub(super) vital: Vital,
+}
+
+impl Core {
+    /// Carries inputs in and actions out, until so much is listed. Fails where a vital task has ended.
+    pub(super) async fn until(
+        &mut self,
+        inbox: &mut mpsc::Receiver<Input>,
+        enough: impl Fn(Listed) -> bool,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            let now = self.clock.now();
+            let wakeup = self.engine.next_wakeup();
+            let wakeup = wakeup.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
+            let sleep = tokio::time::sleep(wakeup.unwrap_or(Duration::from_secs(3600)));
+            tokio::select! {
+                () = shutdown.cancelled() => return Ok(()),
+                // At the shutdown they end as well.
+                ended = self.vital.wait_for_end() => {
+                    if shutdown.is_cancelled() { return Ok(()) }
+                    error!(%ended, "this replica cannot go on");
+                    return Err(ended.into());
+                }
+                received = inbox.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
+                () = sleep => batch.push(Input::TICK),
+                // Reaps what ended; a panic is logged, and its job is picked up by its deadline.
+                Some(ended) = self.work.join_next(), if !self.work.is_empty() => {
+                    if let Err(error) = ended { error!(%error, "a task died"); }
+                    continue;
+                }
+            }
+            let now = self.clock.now();
+            for input in batch.drain(..) {
+                self.handle(input, now);
+            }
+            let actions = self.engine.flush(now);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.flush(&actions, now);
+            }
+            for action in actions {
+                self.act(action);
+            }
+            self.metrics.set_levels(self.engine.phases(), self.sessions.len());
+            if enough(self.engine.listed()) {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) fn handle(&mut self, input: Input, now: Timestamp) {
+        use controller::Input as Prepull;
+        match &input {
+            Input::Prepull(input) => {
+                self.metrics.count_input(input);
+                match input {
+                    Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.note_job(job),
+                    Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.note_job(job)),
+                    _ => {}
+                }
+            }
+            Input::Kruise(input) => self.metrics.count_kruise_input(input),
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.input(&input, now);
+        }
+        self.engine.handle(input, now);
+    }
+
+    fn act(&mut self, action: Action) {
+        // Another replica's term may have begun, and it finds out by itself what is to be done.
+        if !self.leadership.is_leader() {
+            return;
+        }
+        match action {
+            Action::Prepull(action) => self.act_for_job(action),
+            Action::Kruise(action) => self.act_for_kruise(action),
+        }
+    }
+
+    fn act_for_job(&mut self, action: controller::Action) {
+        use controller::{Action, Input};
+        match action {
+            // A message that finds no session is not lost: the node's next Hello brings the matter up again.
+            Action::Send(node, message) => _ = self.sessions.send(&node, message),
+            Action::Event(event) => self.events.send(event),
+            Action::Write { job, name, version, content } => {
+                let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
+                self.work.spawn(async move {
+                    // The engine waits for the outcome, and writes nothing more of the object before it.
+                    let outcome = caught(writer.write(&job, &name, &content)).await;
+                    let outcome = outcome.unwrap_or(WriteOutcome::Failed);
+                    let object = content.object();
+                    let _ = inputs.send(Input::Written { job, object, version, outcome }.into()).await;
+                });
+            }
+            Action::Delete { job, name } => {
+                let writer = self.writer.clone();
+                self.work.spawn(async move { writer.delete(&job, &name).await });
+            }
+            Action::Forget(job) => self.writer.forget(&job),
+            Action::Recall { job, name } => {
+                let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
+                self.work.spawn(async move {
+                    let reports = writer.read_reports_of(&job).await;
+                    let object = writer.read_job(&job, &name).await;
+                    let _ = inputs.send(Input::Recalled(job, reports, object.map(Ok)).into()).await;
+                });
+            }
+            Action::Dispatch(order) => {
+                let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
+                let (permits, inputs) = (self.permits.clone(), self.inputs.clone());
+                let span = info_span!("dispatch", job = order.job.name, node = %order.node);
+                let work = async move {
+                    // The semaphore is never closed.
+                    let _permit = permits.acquire().await;
+                    let outcome = dispatch::dispatch_job_task(&order, &secrets, &sessions).await;
+                    info!(?outcome, images = order.plan.images.len(), "dispatched");
+                    let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
+                    let _ = inputs.send(Input::Dispatched { job, node, attempt, outcome }.into()).await;
+                };
+                self.work.spawn(work.instrument(span));
+            }
+        }
+    }
+}
+
+/// None where it panics; the panic's message and place are printed by the hook.
+pub(super) async fn caught<T>(work: impl Future<Output = T>) -> Option<T> {
+    let outcome = AssertUnwindSafe(work).catch_unwind().await;
+    outcome.inspect_err(|_| error!("a task panicked")).ok()
+}
+
+#[cfg(test)]
+mod tests;
