@@ -16,20 +16,21 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::task::{JobUid, NodeName, TaskId};
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
+use prepull_api::wire::CloudMessage;
 
 use crate::shared::node_view::NodeView;
-use crate::shared::session::{SessionEvent, SessionId};
+use crate::shared::session::SessionId;
 
 mod io;
 mod job;
 mod parked;
 mod places;
+mod sessions;
 #[cfg(test)]
 mod tests;
 
 use crate::shared::agenda::Agenda;
-use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
+use crate::shared::outcomes::WriteOutcome;
 use crate::shared::slots::Slots;
 pub use io::{Action, Content, Dispatch, Input, JobObject, Object};
 use job::Job;
@@ -56,8 +57,13 @@ pub struct Controller {
     freed: Vec<NodeName>,
     /// Nodes in a report, where the rule of [`crate::prepull::aggregate::nodes_in_report`] would allow more.
     report_capacity: Option<usize>,
+    /// The time of the current [`Self::handle`] or [`Self::flush`].
+    now: Timestamp,
     actions: Vec<Action>,
 }
+
+/// What a step of a job has at hand: the time, and where the actions go that follow from it.
+type Effects<'a> = crate::shared::effects::Effects<'a, Action>;
 
 impl Controller {
     /// One that puts no more nodes into a report than this: for tests of jobs with several reports, which else take
@@ -69,19 +75,20 @@ impl Controller {
     /// Takes in what happened. What follows from it comes out of [`Self::flush`], so that a burst of inputs
     /// makes one write.
     pub fn handle(&mut self, input: Input, now: Timestamp) {
+        self.now = now;
         match input {
             Input::Nodes(nodes) => {
                 let listed: HashSet<&NodeName> = nodes.iter().map(|node| &node.name).collect();
                 let gone: Vec<_> = self.nodes.keys().filter(|name| !listed.contains(name)).cloned().collect();
                 for name in gone {
-                    self.node_gone(&name);
+                    self.remove_node(&name);
                 }
                 for node in nodes {
-                    self.node(node, now);
+                    self.apply_node(node);
                 }
             }
-            Input::Node(node) => self.node(node, now),
-            Input::NodeGone(name) => self.node_gone(&name),
+            Input::Node(node) => self.apply_node(node),
+            Input::NodeGone(name) => self.remove_node(&name),
             Input::Reports(reports) => self.take_reports(reports),
             Input::Recalled(uid, reports, object) => {
                 // Where it is gone the watch says so, or has.
@@ -89,7 +96,7 @@ impl Controller {
                     && self.parked.remove(&uid).is_some()
                 {
                     self.agenda.remove(&uid);
-                    self.load(&uid, object, reports.into_iter().map(|report| report.body).collect(), now);
+                    self.load(&uid, object, reports.into_iter().map(|report| report.body).collect());
                 }
             }
             Input::Jobs(jobs) => {
@@ -97,32 +104,33 @@ impl Controller {
                 let known = self.jobs.keys().chain(self.parked.keys());
                 let gone: Vec<_> = known.filter(|uid| !listed.contains(uid)).cloned().collect();
                 for uid in gone {
-                    self.job_gone(&uid);
+                    self.remove_job(&uid);
                 }
                 for job in jobs {
-                    self.job(job, now);
+                    self.apply_job(job);
                 }
                 self.gone.retain(|uid| listed.contains(uid));
                 // Those that are left are of jobs that were deleted; the API server collects them.
                 self.reports = HashMap::new();
             }
-            Input::Job(job) => self.job(job, now),
+            Input::Job(job) => self.apply_job(job),
             Input::JobGone(uid) => {
                 self.gone.remove(&uid);
-                self.job_gone(&uid);
+                self.remove_job(&uid);
             }
-            Input::Session(event) => self.session(event, now),
+            Input::Session(event) => self.apply_session(event),
             Input::Dispatched { job, node, attempt, outcome } => {
-                self.dispatched(&job, &node, attempt, &outcome, now);
+                self.finish_dispatch(&job, &node, attempt, &outcome);
             }
             Input::Written { job, object, version, outcome } => match (object, outcome) {
                 (Object::Status, WriteOutcome::Gone) => {
-                    self.job_gone(&job);
+                    self.remove_job(&job);
                     self.gone.insert(job);
                 }
                 (_, outcome) => {
                     let done = outcome == WriteOutcome::Done;
-                    if !self.with(&job, |job, actions| job.written(object, version, done, now, actions)) {
+                    if !self.change_job(&job, |job, effects| job.finish_write(object, version, done, effects))
+                    {
                         // It was under way when the job went.
                         self.actions.push(Action::Forget(job));
                     }
@@ -134,22 +142,24 @@ impl Controller {
 
     /// Lets every job go on as far as it can, and returns what is to be done.
     pub fn flush(&mut self, now: Timestamp) -> Vec<Action> {
+        self.now = now;
         // The older job first: where two want the same node, it is served first. A node that is given back lets
         // others start, so that it may take another turn.
         self.agenda.wake_up(now);
         while let Some(uid) = self.agenda.next() {
             let Some(job) = self.jobs.get_mut(&uid) else {
-                self.delete_parked(&uid, now);
+                self.delete_parked(&uid);
                 continue;
             };
             if let Some(parked) = job.park(now) {
-                self.park(&uid, parked, now);
+                self.park(&uid, parked);
                 continue;
             }
-            job.advance(&self.nodes, now, &mut self.actions);
-            job.write_if_due(now, &mut self.actions);
+            let mut effects = Effects::new(now, &mut self.actions);
+            job.advance(&self.nodes, &mut effects);
+            job.write_if_due(&mut effects);
             let (wakeup, is_over) = (job.next_wakeup(), job.is_over());
-            self.moved(&uid);
+            self.apply_moves(&uid);
             self.agenda.wake(&uid, wakeup);
             if is_over && self.attached.remove(&uid) {
                 self.slots.detach(&uid);
@@ -177,17 +187,17 @@ impl Controller {
         }
     }
 
-    fn park(&mut self, uid: &JobUid, parked: Parked, now: Timestamp) {
+    fn park(&mut self, uid: &JobUid, parked: Parked) {
         self.jobs.remove(uid);
         self.actions.push(Action::Forget(uid.clone()));
         self.parked.insert(uid.clone(), parked);
-        self.delete_parked(uid, now);
+        self.delete_parked(uid);
     }
 
-    fn delete_parked(&mut self, uid: &JobUid, now: Timestamp) {
+    fn delete_parked(&mut self, uid: &JobUid) {
         let Some(parked) = self.parked.get_mut(uid) else { return };
-        if parked.delete_at.is_some_and(|due| due <= now) {
-            parked.delete_at = now.checked_add(DELETE_RETRY).ok();
+        if parked.delete_at.is_some_and(|due| due <= self.now) {
+            parked.delete_at = self.now.checked_add(DELETE_RETRY).ok();
             self.actions.push(Action::Delete { job: uid.clone(), name: parked.name.clone() });
         }
         let due = parked.delete_at;
@@ -195,63 +205,63 @@ impl Controller {
     }
 
     /// Something happens to a job, which then is looked at by the next flush.
-    fn with(&mut self, uid: &JobUid, act: impl FnOnce(&mut Job, &mut Vec<Action>)) -> bool {
+    fn change_job(&mut self, uid: &JobUid, change: impl FnOnce(&mut Job, &mut Effects<'_>)) -> bool {
         let Some(job) = self.jobs.get_mut(uid) else { return false };
-        act(job, &mut self.actions);
+        change(job, &mut Effects::new(self.now, &mut self.actions));
         self.agenda.mark(uid);
-        self.moved(uid);
+        self.apply_moves(uid);
         true
     }
 
     /// Nodes have taken or given back a slot: the other jobs are told where that concerns them.
-    fn moved(&mut self, uid: &JobUid) {
+    fn apply_moves(&mut self, uid: &JobUid) {
         let moves = self.jobs.get_mut(uid).map(Job::take_moves).unwrap_or_default();
         for (node, took) in moves {
             if let Some(busy) = self.slots.moved(&node, took) {
-                self.tell_busy(&node, busy);
+                self.announce_busy(&node, busy);
             }
         }
     }
 
-    fn tell_busy(&mut self, node: &NodeName, busy: bool) {
+    fn announce_busy(&mut self, node: &NodeName, busy: bool) {
         if !busy {
             self.freed.push(node.clone());
         }
         for uid in self.slots.jobs(node) {
             if let Some(job) = self.jobs.get_mut(&uid) {
-                job.busy(node, busy);
+                job.set_busy(node, busy);
                 self.agenda.mark(&uid);
             }
         }
     }
 
-    fn node(&mut self, node: NodeView, now: Timestamp) {
+    fn apply_node(&mut self, node: NodeView) {
         let joined: Vec<JobUid> = self
             .jobs
             .iter_mut()
-            .filter_map(|(uid, job)| job.node_changed(&node).then(|| uid.clone()))
+            .filter_map(|(uid, job)| job.add_if_chosen(&node).then(|| uid.clone()))
             .collect();
         let name = node.name.clone();
         self.nodes.insert(name.clone(), node);
         for uid in joined {
-            self.attach(&uid, &name, now);
+            self.attach(&uid, &name);
         }
     }
 
-    fn node_gone(&mut self, name: &NodeName) {
+    fn remove_node(&mut self, name: &NodeName) {
         self.nodes.remove(name);
         for uid in self.slots.jobs(name) {
-            self.with(&uid, |job, _| job.node_deleted(name));
+            self.change_job(&uid, |job, _| job.remove_node(name));
         }
     }
 
-    fn job(&mut self, object: JobObject, now: Timestamp) {
+    fn apply_job(&mut self, object: JobObject) {
         let uid = job::uid_of(&object);
         if self.gone.contains(&uid) {
             return;
         }
         if is_being_deleted(&object) {
-            return self.job_gone(&uid);
+            return self.remove_job(&uid);
         }
         if let Some(parked) = self.parked.get_mut(&uid) {
             // What the watch tells of may be behind the status that this job ended with.
@@ -261,165 +271,79 @@ impl Controller {
             return;
         }
         if let Some(known) = self.jobs.get_mut(&uid) {
-            if known.changed(object, &self.nodes, now, &mut self.actions) {
+            if known.apply_change(object, &self.nodes, &mut Effects::new(self.now, &mut self.actions)) {
                 self.agenda.mark(&uid);
-                self.attach_all(&uid, now);
+                self.attach_all(&uid);
             }
             return;
         }
         let reports = self.reports.remove(&uid).unwrap_or_default();
         let readable = object.as_deref().ok();
-        if let Some(parked) = readable.and_then(|job| Parked::settled(job, now)) {
-            self.agenda.add(&uid, created(&object, now));
-            self.park(&uid, parked, now);
+        if let Some(parked) = readable.and_then(|job| Parked::settled(job, self.now)) {
+            self.agenda.add(&uid, created(&object, self.now));
+            self.park(&uid, parked);
         } else if let Some(parked) = readable.and_then(|job| Parked::without_reports(job, &reports)) {
             let name = parked.name.clone();
-            self.agenda.add(&uid, created(&object, now));
+            self.agenda.add(&uid, created(&object, self.now));
             self.parked.insert(uid.clone(), Parked { recalled: true, ..parked });
             self.actions.push(Action::Recall { job: uid, name });
         } else {
-            self.load(&uid, object, reports, now);
+            self.load(&uid, object, reports);
         }
     }
 
     /// A job that is not in memory, with all the reports that there are of it.
-    fn load(&mut self, uid: &JobUid, object: JobObject, reports: Vec<ReportBody>, now: Timestamp) {
-        self.agenda.add(uid, created(&object, now));
+    fn load(&mut self, uid: &JobUid, object: JobObject, reports: Vec<ReportBody>) {
+        self.agenda.add(uid, created(&object, self.now));
         let capacity = self.report_capacity.unwrap_or(usize::MAX);
-        let job = Job::load(object, reports, &self.nodes, capacity, now, &mut self.actions);
+        let mut effects = Effects::new(self.now, &mut self.actions);
+        let job = Job::load(object, reports, &self.nodes, capacity, &mut effects);
         self.jobs.insert(uid.clone(), job);
-        self.attach_all(uid, now);
+        self.attach_all(uid);
     }
 
     /// The nodes of a job belong to it.
-    fn attach_all(&mut self, uid: &JobUid, now: Timestamp) {
+    fn attach_all(&mut self, uid: &JobUid) {
         let nodes: Vec<NodeName> = self.jobs.get(uid).map(|job| job.nodes().collect()).unwrap_or_default();
         for node in nodes {
-            self.attach(uid, &node, now);
+            self.attach(uid, &node);
         }
-        self.moved(uid);
+        self.apply_moves(uid);
     }
 
     /// A node belongs to a job, which learns how the node stands.
-    fn attach(&mut self, uid: &JobUid, node: &NodeName, now: Timestamp) {
+    fn attach(&mut self, uid: &JobUid, node: &NodeName) {
         self.attached.insert(uid.clone());
         if !self.slots.attach(node, uid) {
             return;
         }
         let (session, busy) = (self.sessions.get(node).copied(), self.slots.is_busy(node));
-        self.with(uid, |job, actions| {
-            job.busy(node, busy);
+        self.change_job(uid, |job, effects| {
+            job.set_busy(node, busy);
             if let Some(session) = session {
                 // No task of this job can be open on a session that is older than the job's arrival here.
-                job.online(node, session, None, now, actions);
+                job.mark_online(node, session, None, effects);
             }
         });
     }
 
-    fn job_gone(&mut self, uid: &JobUid) {
+    fn remove_job(&mut self, uid: &JobUid) {
         if self.parked.remove(uid).is_some() {
             self.agenda.remove(uid);
             self.actions.push(Action::Forget(uid.clone()));
         }
         let Some(mut job) = self.jobs.remove(uid) else { return };
-        job.abandon(&mut self.actions);
+        job.abandon(&mut Effects::new(self.now, &mut self.actions));
         self.actions.push(Action::Forget(uid.clone()));
         self.agenda.remove(uid);
         if self.attached.remove(uid) {
             self.slots.detach(uid);
         }
-        for (node, attempt) in job.running() {
+        for (node, attempt) in job.tasks_in_progress() {
             self.actions.push(cancel(&node, TaskId { job: uid.clone(), attempt }, DELETED));
             if let Some(busy) = self.slots.moved(&node, false) {
-                self.tell_busy(&node, busy);
+                self.announce_busy(&node, busy);
             }
-        }
-    }
-
-    fn session(&mut self, event: SessionEvent, now: Timestamp) {
-        match event {
-            SessionEvent::Up { node, session, hello } => self.up(&node, session, &hello, now),
-            SessionEvent::Down { node, session } => {
-                if self.sessions.get(&node) == Some(&session) {
-                    self.sessions.remove(&node);
-                    for uid in self.slots.jobs(&node) {
-                        self.with(&uid, |job, _| job.offline(&node, session));
-                    }
-                }
-            }
-            SessionEvent::Message { node, session: _, message } => self.message(&node, message, now),
-        }
-    }
-
-    fn up(&mut self, node: &NodeName, session: SessionId, hello: &Hello, now: Timestamp) {
-        if self.sessions.get(node).is_some_and(|current| *current > session) {
-            return;
-        }
-        self.sessions.insert(node.clone(), session);
-        if let Some(busy) = self.slots.limit(node, hello.max_tasks.unwrap_or(1)) {
-            self.tell_busy(node, busy);
-        }
-        // Those that count on the node, and those that it has a task of.
-        let mut concerned = self.slots.jobs(node);
-        concerned.extend(hello.open.iter().map(|open| open.task.job.clone()));
-        concerned.sort_unstable();
-        concerned.dedup();
-        for uid in concerned {
-            // The latest attempt is the one that counts; an earlier one is told to stop below.
-            let of_job = hello.open.iter().filter(|open| open.task.job == uid);
-            let open =
-                of_job.max_by_key(|open| open.task.attempt).map(|open| (open.task.attempt, open.phase));
-            self.with(&uid, |job, actions| job.online(node, session, open, now, actions));
-        }
-        for open in hello.open.iter().filter(|open| open.phase != OpenPhase::Finished) {
-            let job = self.jobs.get(&open.task.job);
-            if !job.is_some_and(|job| job.wants(node, open.task.attempt)) {
-                let reason = if job.is_some() { OVER } else { DELETED };
-                self.actions.push(cancel(node, open.task.clone(), reason));
-            }
-        }
-    }
-
-    fn message(&mut self, node: &NodeName, message: EdgeMessage, now: Timestamp) {
-        match message {
-            // The session layer takes the Hello and refuses a second one.
-            EdgeMessage::Hello(_) => {}
-            EdgeMessage::Accepted { task } => {
-                let mut wanted = false;
-                let known = self.with(&task.job.clone(), |job, _| {
-                    wanted = job.accepted(node, task.attempt);
-                });
-                if !wanted {
-                    self.actions.push(cancel(node, task, if known { OVER } else { DELETED }));
-                }
-            }
-            EdgeMessage::Progress(progress) => {
-                if !self.with(&progress.task.job, |job, _| job.progress(node, &progress, now)) {
-                    self.actions.push(cancel(node, progress.task, DELETED));
-                }
-            }
-            EdgeMessage::Result(result) => {
-                if !self.with(&result.task.job, |job, actions| job.result(node, &result, now, actions)) {
-                    // Nobody is left to tell: the job was deleted, or has been over for long.
-                    let ack = CloudMessage::ResultAck { task: result.task };
-                    self.actions.push(Action::Send(node.clone(), ack));
-                }
-            }
-        }
-    }
-
-    fn dispatched(
-        &mut self,
-        uid: &JobUid,
-        node: &NodeName,
-        attempt: u32,
-        outcome: &DispatchOutcome,
-        now: Timestamp,
-    ) {
-        let known = self.with(uid, |job, actions| job.dispatched(node, attempt, outcome, now, actions));
-        if !known && matches!(outcome, DispatchOutcome::Sent(_)) {
-            // Deleted while the keys were being resolved.
-            self.actions.push(cancel(node, TaskId { job: uid.clone(), attempt }, DELETED));
         }
     }
 }

@@ -74,12 +74,12 @@ pub struct ValidatedJob {
     /// For each image, after the first try.
     pub retries: u32,
     /// When and in which waves nodes start.
-    pub pace: Pace,
+    pub policy: RunPolicy,
 }
 
 /// What of a job is about its course alone. All of it may change while the job runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pace {
+pub struct RunPolicy {
     /// Nothing starts.
     pub suspend: bool,
     /// For the whole job.
@@ -185,13 +185,13 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
             seconds => Duration::from_secs(seconds.into()),
         },
         retries: bounded("retryTimes", *retry_times, MAX_RETRIES)?,
-        pace: pace(&job.spec)?,
+        policy: run_policy(&job.spec)?,
     })
 }
 
 const TEMPLATE: &str = "spec.imagePrePullTemplate";
 
-fn pace(spec: &ImagePrePullJobSpec) -> Result<Pace, Refusal> {
+fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
     // With all fields, so that none is forgotten here.
     let ImagePrePullJobSpec {
         image_pre_pull_template: _,
@@ -231,7 +231,7 @@ fn pace(spec: &ImagePrePullJobSpec) -> Result<Pace, Refusal> {
     let retry = u32::try_from(*retry).map_err(|_| {
         Refusal::new("spec.retry", format!("{retry} is not allowed: write 0 to {}", u32::MAX))
     })?;
-    Ok(Pace {
+    Ok(RunPolicy {
         suspend: *suspend,
         active_deadline: active_deadline_seconds
             .map(|value| seconds("activeDeadlineSeconds", value, 1))

@@ -1,98 +1,58 @@
-//! One job: its rollout, what waits for a write, and what people are told.
+//! One job: what it takes in from nodes, edges and writes.
+//!
+//! ```text
+//!            ┌ spec: what was asked for, and what the job began with
+//!            ├ course: phase, times, rounds ◀────────┐ judge
+//!  Job ─────▶├ members: rollout and plans ───────────┘
+//!            ├ output: status and reports, and what waits for their writes
+//!            └ events: what people are told
+//! ```
+//!
+//! Each part has a state of its own that only it can touch. This module and `start` (load, begin, edit) and `lifecycle`
+//! (advance, end, retry, delete) tie them together.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use prepull_api::crd::job::ImagePrePullJobSpec;
-use prepull_api::crd::status::{JobPhase, NodePhase, NodeStatus, SkippedNode};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase};
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenPhase, Progress};
 
-use super::{Action, Dispatch, JobObject, cancel};
-use crate::prepull::plan::{self, NodePlan};
-use crate::prepull::rollout::{Reattach, Rollout};
-use crate::prepull::validate::{self, ValidatedJob};
+use super::{Action, Content, Effects, JobObject, Object, cancel};
+use crate::prepull::aggregate::{self, Parts};
+use crate::prepull::rollout::Reattach;
 use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::reasons;
 use crate::shared::session::SessionId;
-use crate::shared::writes::{Deferred, Pace, Writes};
+use crate::shared::writes::{Deferred, Pace};
 
 mod course;
+mod events;
+mod lifecycle;
+mod members;
 mod output;
 mod shards;
+mod spec;
 mod start;
 mod stored;
 
-use shards::Shards;
+use course::Course;
+use events::JobEvents;
+use members::{Members, Prepared};
+use output::Output;
+use spec::SpecState;
 
-/// The nodes that there are.
+/// All nodes that there are.
 type Nodes = BTreeMap<NodeName, NodeView>;
-
-/// A job with nodes.
-#[derive(Debug)]
-struct Run {
-    /// None for a job that was over before this life of cloudcore: nothing starts in it any more.
-    job: Option<Arc<ValidatedJob>>,
-    plans: HashMap<NodeName, Arc<NodePlan>>,
-    rollout: Rollout,
-    shards: Shards,
-    start_time: Timestamp,
-    /// From when activeDeadlineSeconds counts.
-    active_since: Timestamp,
-    completion_time: Option<Timestamp>,
-    /// Rounds of spec.retry that have begun.
-    retry: u32,
-    /// Of what must not change, as it was at the start.
-    spec_hash: String,
-    /// What must not change, as it was at the start: see [`stored::fixed_part`].
-    started: ImagePrePullJobSpec,
-    /// The spec is another one by now; the job goes on with `started`.
-    diverged: bool,
-    /// It was changed while no cloudcore ran: what the job began with is not known any more.
-    held: bool,
-}
-
-impl Run {
-    fn is_over(&self) -> bool {
-        self.completion_time.is_some()
-    }
-
-    /// Whether the status may be written. It says that a job has begun when there is a report of every node, and
-    /// that it is over when the reports say how each of them ended.
-    fn status_may_follow(&self) -> bool {
-        if self.is_over() { self.shards.all_written() } else { self.shards.all_exist() }
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Job {
-    name: String,
-    uid: JobUid,
-    generation: i64,
-    /// As the spec has it, for people.
-    tolerate: String,
-    pace: validate::Pace,
-    phase: JobPhase,
-    reason: String,
-    /// Why a Failure is one, for the condition.
-    ended_as: Option<&'static str>,
-    /// Why the spec, or its last change, was not taken over.
-    refusal: Option<String>,
-    run: Option<Run>,
-    skipped: Vec<SkippedNode>,
-    /// May be more than `skipped` holds after a restart.
-    skipped_total: u32,
-    conditions: Vec<Condition>,
-    node_events: u32,
-    /// Nodes in a report, at most.
-    report_capacity: usize,
-    /// Of the status.
-    writes: Writes,
-    /// When the deletion was asked for, and is asked for again.
-    delete_at: Option<Timestamp>,
+    spec: SpecState,
+    course: Course,
+    members: Members,
+    output: Output,
+    events: JobEvents,
 }
 
 pub(super) fn uid_of(object: &JobObject) -> JobUid {
@@ -103,199 +63,268 @@ pub(super) fn uid_of(object: &JobObject) -> JobUid {
 }
 
 impl Job {
-    /// Whether nothing of the job is left to do but what it is asked anew.
+    pub(super) fn phase(&self) -> JobPhase {
+        self.course.phase()
+    }
+
+    /// Whether nothing of the job is left to do unless a person asks for more.
     pub(super) fn is_over(&self) -> bool {
-        self.run.as_ref().is_none_or(Run::is_over)
+        !self.course.is_running()
     }
 
     /// The nodes that this job may still start or is waiting for.
     pub(super) fn nodes(&self) -> impl Iterator<Item = NodeName> {
-        let run = self.run.iter().filter(|run| !run.is_over());
-        run.flat_map(|run| run.rollout.records().map(|record| NodeName(record.node_name.clone())))
+        let records = self.course.is_running().then(|| self.members.rollout().records());
+        records.into_iter().flatten().map(|record| NodeName(record.node_name.clone()))
+    }
+
+    /// The nodes in progress, each with its attempt.
+    pub(super) fn tasks_in_progress(&self) -> Vec<(NodeName, u32)> {
+        self.members.rollout().running().collect()
+    }
+
+    /// Whether the edge is to go on with this task.
+    pub(super) fn is_in_progress(&self, node: &NodeName, attempt: u32) -> bool {
+        self.members.is_in_progress(node, attempt)
     }
 
     /// Nodes that took (`true`) or gave back a slot since the last call.
     pub(super) fn take_moves(&mut self) -> Vec<(NodeName, bool)> {
-        self.run.as_mut().map(|run| run.rollout.take_moves()).unwrap_or_default()
+        self.members.rollout_mut().take_moves()
     }
 
-    /// The node works on as many tasks of other jobs as it can, or has room again.
-    pub(super) fn busy(&mut self, node: &NodeName, busy: bool) {
-        let run = self.run.as_mut().filter(|run| !run.is_over());
-        if run.is_some_and(|run| run.rollout.busy(node, busy)) {
-            self.writes.touch(Pace::Slow);
+    /// Notes whether the node works on as many tasks as it can.
+    pub(super) fn set_busy(&mut self, node: &NodeName, busy: bool) {
+        if self.course.is_running() && self.members.rollout_mut().busy(node, busy) {
+            self.output.touch_status(Pace::Slow);
         }
     }
 
-    pub(super) fn online(
+    /// The node has a session. `open`: what its `Hello` says of this job's task, if anything.
+    pub(super) fn mark_online(
         &mut self,
         node: &NodeName,
         session: SessionId,
         open: Option<(u32, OpenPhase)>,
-        now: Timestamp,
-        actions: &mut Vec<Action>,
+        effects: &mut Effects<'_>,
     ) {
-        let Some(run) = &mut self.run else { return };
-        let Some(before) = run.rollout.record(node).map(|record| record.phase) else { return };
-        let (reattach, over) = (run.rollout.online(node, session, open, now), run.is_over());
-        if reattach == Reattach::Dispatch {
-            self.dispatch(node, now, actions);
+        let Some(before) = self.members.phase_of(node) else { return };
+        let is_running = self.course.is_running();
+        if self.members.rollout_mut().online(node, session, open, effects.now) == Reattach::Dispatch {
+            self.dispatch(node, effects);
         }
-        if before == NodePhase::Pending && !over {
-            self.writes.touch(Pace::Slow);
+        if before == NodePhase::Pending && is_running {
+            self.output.touch_status(Pace::Slow);
         }
-        self.collect();
+        self.collect_changes();
     }
 
-    /// Whether the edge is to go on with this task.
-    pub(super) fn wants(&self, node: &NodeName, attempt: u32) -> bool {
-        let record = self.run.as_ref().and_then(|run| run.rollout.record(node));
-        record.is_some_and(|record| record.phase == NodePhase::InProgress && record.attempt == attempt)
-    }
-
-    pub(super) fn offline(&mut self, node: &NodeName, session: SessionId) {
-        let Some(run) = &mut self.run else { return };
-        run.rollout.offline(node, session);
-        if run.rollout.record(node).is_some_and(|record| record.phase == NodePhase::Pending) && !run.is_over()
-        {
-            self.writes.touch(Pace::Slow);
+    pub(super) fn mark_offline(&mut self, node: &NodeName, session: SessionId) {
+        self.members.rollout_mut().offline(node, session);
+        if self.course.is_running() && self.members.phase_of(node) == Some(NodePhase::Pending) {
+            self.output.touch_status(Pace::Slow);
         }
     }
 
-    pub(super) fn node_deleted(&mut self, node: &NodeName) {
-        if let Some(run) = self.run.as_mut().filter(|run| !run.is_over()) {
-            run.rollout.deleted(node);
-            self.collect();
+    /// The Node object is gone.
+    pub(super) fn remove_node(&mut self, node: &NodeName) {
+        if self.course.is_running() {
+            self.members.rollout_mut().deleted(node);
+            self.collect_changes();
         }
     }
 
-    /// A node is new or changed: it joins where the job wants that. Says whether it did.
-    pub(super) fn node_changed(&mut self, node: &NodeView) -> bool {
-        let Some(run) = self.run.as_mut().filter(|run| !run.is_over() && !run.held) else { return false };
-        let Some(job) = run.job.as_ref().filter(|_| self.pace.follow_nodes) else { return false };
-        if run.rollout.position(&node.name).is_some() || !plan::chooses(job, node) {
-            return false;
+    /// A node is new or changed: it joins if the job wants that. Returns whether it did.
+    pub(super) fn add_if_chosen(&mut self, node: &NodeView) -> bool {
+        let may_join = self.course.is_running()
+            && self.course.policy().follow_nodes
+            && !self.spec.is_beginning_unknown();
+        let joins = may_join && self.members.add_if_chosen(node);
+        if joins {
+            self.output.grow(self.members.rollout().len());
+            self.output.touch_status(Pace::Soon);
         }
-        // What an overrider makes impossible for this node does not concern the others.
-        let Ok(plan) = plan::plan_one(job, node) else { return false };
-        run.rollout.add(fresh_record(&node.name));
-        run.plans.insert(node.name.clone(), plan);
-        run.shards.grow(run.rollout.len());
-        let skipped = self.skipped.len();
-        self.skipped.retain(|skipped| skipped.node_name != node.name.0);
-        self.skipped_total = self.skipped_total.saturating_sub(u32::from(self.skipped.len() < skipped));
-        self.writes.touch(Pace::Soon);
-        true
+        joins
     }
 
-    /// The edge has the task. Says whether it is to go on with it.
-    pub(super) fn accepted(&mut self, node: &NodeName, attempt: u32) -> bool {
-        if let Some(run) = &mut self.run {
-            run.rollout.accepted(node, attempt);
-        }
-        self.wants(node, attempt)
+    /// The edge has the task. Returns whether it is to go on with it.
+    pub(super) fn mark_accepted(&mut self, node: &NodeName, attempt: u32) -> bool {
+        self.members.rollout_mut().accepted(node, attempt);
+        self.is_in_progress(node, attempt)
     }
 
-    pub(super) fn progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {
-        let Some(run) = &mut self.run else { return };
-        if let Some(plan) = run.plans.get(node).cloned() {
-            run.rollout.progress(node, &plan, progress, now);
-            self.collect();
-        }
+    pub(super) fn record_progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {
+        self.members.record_progress(node, progress, now);
+        self.collect_changes();
     }
 
-    pub(super) fn result(
-        &mut self,
-        node: &NodeName,
-        result: &TaskResult,
-        now: Timestamp,
-        actions: &mut Vec<Action>,
-    ) {
-        if let Some(run) = &mut self.run {
-            let plan = run.plans.get(node).cloned();
-            if run.rollout.result(node, plan.as_deref(), result, now) {
-                let failed = run.rollout.record(node).filter(|record| record.phase == NodePhase::Failure);
-                if let Some(note) = failed.map(|record| format!("{node}: {}", record.reason)) {
-                    self.node_event(actions, reasons::NODE_FAILED, &note);
-                }
-                self.collect();
+    pub(super) fn record_result(&mut self, node: &NodeName, result: &TaskResult, effects: &mut Effects<'_>) {
+        if self.members.record_result(node, result, effects.now) {
+            let record = self.members.rollout().record(node);
+            let failed = record.filter(|record| record.phase == NodePhase::Failure);
+            if let Some(note) = failed.map(|record| format!("{node}: {}", record.reason)) {
+                self.events.emit_node_warning(reasons::NODE_FAILED, &note, effects);
             }
+            self.collect_changes();
         }
         // Also for a result that changed nothing: it may be in memory and not yet in the API server.
-        self.after_write(node, Deferred::Ack(node.clone(), result.task.clone()), now, actions);
+        self.after_write(node, Deferred::Ack(node.clone(), result.task.clone()), effects);
     }
 
-    pub(super) fn dispatched(
+    /// A dispatch has ended.
+    pub(super) fn finish_dispatch(
         &mut self,
         node: &NodeName,
         attempt: u32,
         outcome: &DispatchOutcome,
-        now: Timestamp,
-        actions: &mut Vec<Action>,
+        effects: &mut Effects<'_>,
     ) {
-        let current = self.wants(node, attempt);
-        let Some(run) = &mut self.run else { return };
+        if !self.course.has_begun() {
+            return;
+        }
+        let is_current = self.is_in_progress(node, attempt);
         match outcome {
-            // Its time ran out in between.
-            DispatchOutcome::Sent(_) if !current => {
-                let task = TaskId { job: self.uid.clone(), attempt };
-                actions.push(cancel(node, task, super::OVER));
+            // The node's time ran out in between.
+            DispatchOutcome::Sent(_) if !is_current => {
+                let task = TaskId { job: self.events.uid().clone(), attempt };
+                effects.emit(cancel(node, task, super::OVER));
             }
-            // Of an attempt that is over.
-            _ if !current => {}
+            // The attempt is over.
+            _ if !is_current => {}
             DispatchOutcome::Sent(session) => {
-                if run.rollout.sent(node, *session) == Reattach::Dispatch {
-                    self.dispatch(node, now, actions);
+                if self.members.rollout_mut().sent(node, *session) == Reattach::Dispatch {
+                    self.dispatch(node, effects);
                 }
             }
             DispatchOutcome::Offline => {
-                if run.rollout.not_sent(node) == Reattach::Dispatch {
-                    self.dispatch(node, now, actions);
+                if self.members.rollout_mut().not_sent(node) == Reattach::Dispatch {
+                    self.dispatch(node, effects);
                 }
             }
             DispatchOutcome::Unsendable(reason) => {
-                run.rollout.refused(node, reason, now);
-                self.node_event(actions, reasons::NODE_FAILED, &format!("{node}: {reason}"));
+                self.members.rollout_mut().refused(node, reason, effects.now);
+                let note = format!("{node}: {reason}");
+                self.events.emit_node_warning(reasons::NODE_FAILED, &note, effects);
             }
         }
-        self.collect();
+        self.collect_changes();
     }
 
-    pub(super) fn running(&self) -> Vec<(NodeName, u32)> {
-        self.run.as_ref().map(|run| run.rollout.running().collect()).unwrap_or_default()
-    }
-
-    pub(super) fn phase(&self) -> JobPhase {
-        self.phase
-    }
-
-    fn attempt(&self, node: &NodeName) -> u32 {
-        let record = self.run.as_ref().and_then(|run| run.rollout.record(node));
-        record.map_or(1, |record| record.attempt)
-    }
-
-    fn dispatch(&mut self, node: &NodeName, now: Timestamp, actions: &mut Vec<Action>) {
-        let attempt = self.attempt(node);
-        let Some(run) = &mut self.run else { return };
-        let (Some(job), Some(plan)) = (&run.job, run.plans.get(node)) else {
-            if run.job.is_some() && !run.held {
-                let reason =
-                    "there is nothing to send: the Node is gone, or its overriders have become impossible";
-                run.rollout.lost(node, reason, now);
-                actions.push(cancel(node, TaskId { job: self.uid.clone(), attempt }, reason));
-                self.collect();
-            }
+    /// Begins the writes that are due.
+    pub(super) fn write_if_due(&mut self, effects: &mut Effects<'_>) {
+        self.collect_changes();
+        let rollout = self.members.rollout();
+        for report in self.output.begin_reports(effects.now, |places| rollout.any_in_progress(places)) {
+            let body = aggregate::report(self.events.name(), report.index, rollout.records_of(report.nodes));
+            let write = self.write(report.version, Content::Report(Box::new(body)));
+            effects.emit(write);
+        }
+        let status_due = self.output.next_status(self.course.ended().is_some());
+        if status_due.is_none_or(|due| due > effects.now) {
             return;
-        };
-        let Some(remaining) = run.rollout.dispatching(node, now) else { return };
-        let there = if attempt > 1 { run.rollout.there(node) } else { Vec::new() };
-        let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
-        actions.push(Action::Dispatch(Dispatch { job, node, attempt, plan, there, remaining }));
+        }
+        let status = self.status(effects.now);
+        let version = self.output.begin_status(&status.conditions, effects.now);
+        effects.emit(self.write(version, Content::Status(Box::new(status))));
     }
-}
 
-fn fresh_record(node: &NodeName) -> NodeStatus {
-    NodeStatus { node_name: node.0.clone(), ..NodeStatus::default() }
+    fn write(&self, version: u64, content: Content) -> Action {
+        let (job, name) = (self.events.uid().clone(), self.events.name().to_owned());
+        Action::Write { job, name, version, content }
+    }
+
+    /// A write ended; what waited for it goes out.
+    pub(super) fn finish_write(
+        &mut self,
+        object: Object,
+        version: u64,
+        done: bool,
+        effects: &mut Effects<'_>,
+    ) {
+        for deferred in self.output.finish_write(object, version, done, effects.now) {
+            self.release(deferred, effects);
+        }
+    }
+
+    /// The job is gone: results that were to be written concern nobody any more, and may be forgotten.
+    pub(super) fn abandon(&mut self, effects: &mut Effects<'_>) {
+        for deferred in self.output.abandon() {
+            if let Deferred::Ack(node, task) = deferred {
+                effects.emit(ack(node, task));
+            }
+        }
+    }
+
+    /// Notes the records that changed: their reports and the status are to be written.
+    fn collect_changes(&mut self) {
+        let touched = self.members.rollout_mut().take_touched();
+        self.output.touch_records(&touched);
+    }
+
+    /// Does what was deferred once the node's record is written as it is now.
+    fn after_write(&mut self, node: &NodeName, deferred: Deferred, effects: &mut Effects<'_>) {
+        let ready = match self.members.rollout().position(node) {
+            Some(place) => self.output.defer(place, deferred),
+            // A node that the job does not know: nothing will ever be written of it.
+            None => Some(deferred),
+        };
+        if let Some(deferred) = ready {
+            self.release(deferred, effects);
+        }
+    }
+
+    fn release(&mut self, deferred: Deferred, effects: &mut Effects<'_>) {
+        match deferred {
+            Deferred::Ack(node, task) => effects.emit(ack(node, task)),
+            Deferred::Dispatch(node, attempt) if attempt == self.members.attempt(&node) => {
+                self.dispatch(&node, effects);
+            }
+            // What was written is an attempt that ended in the meantime. Another one waits for its turn.
+            Deferred::Dispatch(..) => {}
+        }
+    }
+
+    fn dispatch(&mut self, node: &NodeName, effects: &mut Effects<'_>) {
+        let attempt = self.members.attempt(node);
+        match self.members.prepare_dispatch(node, self.spec.is_beginning_unknown(), effects.now) {
+            Prepared::Dispatch(dispatch) => effects.emit(Action::Dispatch(dispatch)),
+            Prepared::Nothing => {}
+            Prepared::Impossible(reason) => {
+                effects.emit(cancel(node, TaskId { job: self.events.uid().clone(), attempt }, reason));
+                self.collect_changes();
+            }
+        }
+    }
+
+    fn status(&self, now: Timestamp) -> ImagePrePullJobStatus {
+        let (course, rollout) = (&self.course, self.members.rollout());
+        let mut summary = rollout.summary().clone();
+        summary.skipped = self.members.skipped_total();
+        let parts = Parts {
+            generation: Some(self.spec.generation()),
+            phase: course.phase(),
+            reason: course.reason().to_owned(),
+            start_time: course.started(),
+            completion_time: course.ended(),
+            active_since: course.active_since(),
+            rollout: rollout.waves(),
+            retry: course.rounds(),
+            spec_hash: self.spec.hash(),
+            started_spec: self.spec.started(),
+            summary,
+            conditions: self.output.conditions(),
+            facts: aggregate::facts(
+                course.phase(),
+                course.has_begun(),
+                course.policy().suspend,
+                course.failed_as(),
+                self.spec.refusal(),
+                course.reason(),
+            ),
+            skipped: self.members.skipped(),
+        };
+        aggregate::status(parts, rollout.records(), now)
+    }
 }
 
 /// What an edge is sent when its result has been written.

@@ -17,7 +17,7 @@ impl Controller {
     /// A place on the node was taken, free or not, or given back.
     pub fn place_moved(&mut self, node: &NodeName, took: bool) {
         if let Some(busy) = self.slots.moved(node, took) {
-            self.tell_busy(node, busy);
+            self.announce_busy(node, busy);
         }
     }
 

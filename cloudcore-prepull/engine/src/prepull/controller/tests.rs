@@ -1,13 +1,13 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
-use prepull_api::wire::OpenTask;
-use prepull_api::wire::Progress;
+use prepull_api::wire::{EdgeMessage, Hello, OpenPhase, OpenTask, Progress};
 use serde_json::json;
 
 use super::*;
 use crate::shared::objects::{ObjectId, Unreadable};
 use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::session::SessionEvent;
 
 mod course;
 

@@ -56,7 +56,7 @@ fn a_bare_job_gets_the_documented_defaults() {
             concurrency: NonZeroU32::MIN,
             timeout: Duration::from_secs(300),
             retries: 0,
-            pace: Pace::default(),
+            policy: RunPolicy::default(),
         }
     );
 }
@@ -131,7 +131,7 @@ fn every_field_is_taken_over() {
             concurrency: NonZeroU32::new(7).unwrap(),
             timeout: Duration::from_secs(60),
             retries: 3,
-            pace: Pace::default(),
+            policy: RunPolicy::default(),
         }
     );
 }
@@ -425,14 +425,14 @@ fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
         });
         object["spec"]["imagePrePullTemplate"] = json!({"images": ["nginx:1.25"], "nodeNames": ["edge-1"]});
         validate(&serde_json::from_value(object).unwrap())
-            .map(|job| job.pace)
+            .map(|job| job.policy)
             .map_err(|refusal| refusal.field)
     };
     let all = json!({
         "suspend": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "followNodes": true,
         "rollout": {"steps": ["5%", "25%", "100%"], "pauseSeconds": 10},
     });
-    let expected = Pace {
+    let expected = RunPolicy {
         suspend: true,
         active_deadline: Some(Duration::from_secs(60)),
         ttl: Some(Duration::ZERO),
@@ -442,7 +442,7 @@ fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
         follow_nodes: true,
     };
     assert_eq!(course(all), Ok(expected));
-    assert_eq!(course(json!({})), Ok(Pace::default()));
+    assert_eq!(course(json!({})), Ok(RunPolicy::default()));
     for (spec, field) in [
         (json!({"activeDeadlineSeconds": 0}), "spec.activeDeadlineSeconds"),
         (json!({"activeDeadlineSeconds": -1}), "spec.activeDeadlineSeconds"),

@@ -1,231 +1,288 @@
-//! The course of a job: starts, deadlines, waves, its end, further rounds, its deletion.
+//! The course of a job: its phase, its times and rounds, its end and its deletion.
 
 use jiff::Timestamp;
-use prepull_api::crd::status::{JobPhase, Summary};
-use prepull_api::task::TaskId;
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, RolloutStatus, Summary};
 
-use super::super::parked::{Parked, parks_at};
-use super::super::{Action, DELETE_RETRY, cancel};
-use super::start::plans;
-use super::{Job, Nodes};
-use crate::prepull::rollout::{Decision, Verdict};
-use crate::shared::effects::Effects;
+use super::super::DELETE_RETRY;
+use crate::prepull::aggregate;
+use crate::prepull::rollout::Verdict;
+use crate::prepull::validate::{RunPolicy, ValidatedJob};
 use crate::shared::reasons;
-use crate::shared::writes::{Deferred, Pace};
 
-impl Job {
-    /// Expires, starts, and ends the job where it is over.
-    pub(in crate::prepull::controller) fn advance(
-        &mut self,
-        nodes: &Nodes,
-        now: Timestamp,
-        actions: &mut Vec<Action>,
-    ) {
-        let deadline = self.active_deadline();
-        let Some(run) = self.run.as_mut().filter(|run| !run.is_over()) else {
-            return self.delete_if_due(&mut Effects::new(now, actions));
-        };
-        let waves = run.rollout.waves();
-        let out_of_time = deadline.is_some_and(|deadline| deadline <= now);
-        let decisions = if out_of_time {
-            let seconds = self.pace.active_deadline.unwrap_or_default().as_secs();
-            run.rollout
-                .expire_all(&format!("stopped: activeDeadlineSeconds ({seconds}) of the job is over"), now)
+/// Where a job is on its way.
+#[derive(Debug)]
+pub(super) struct Course {
+    phase: JobPhase,
+    /// One sentence for a person: what the job waits for, or why it failed.
+    reason: String,
+    /// The reason of the condition Failed, where it is not the usual one.
+    failed_as: Option<&'static str>,
+    policy: RunPolicy,
+    /// `failureTolerate` as the spec has it, for messages.
+    tolerance: String,
+    /// `None` before the job has begun.
+    times: Option<Times>,
+    /// Rounds of `spec.retry` that have begun.
+    rounds: u32,
+    /// When a deletion that had no effect is asked for again.
+    delete_again_at: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    started: Timestamp,
+    /// From when activeDeadlineSeconds counts.
+    active_since: Timestamp,
+    ended: Option<Timestamp>,
+}
+
+/// What the state of the nodes means for the job.
+#[derive(Debug)]
+pub(super) enum Outlook {
+    /// Nodes pull, or wait to begin.
+    Running,
+    /// Too many nodes have failed, as this sentence says; those that pull may end.
+    Draining(String),
+    /// The job is over.
+    Ended(Ending),
+}
+
+/// How a job ends.
+#[derive(Debug)]
+pub(super) struct Ending {
+    pub(super) phase: JobPhase,
+    /// The reason of the event.
+    pub(super) reason: &'static str,
+    /// One sentence, or nothing where every node succeeded.
+    pub(super) note: String,
+}
+
+impl Ending {
+    /// Why the nodes that never started did not.
+    pub(super) fn why_not_started(&self) -> &'static str {
+        if self.is_deadline() {
+            "not started: the time of the job was over"
         } else {
-            run.rollout.advance(now)
-        };
-        let waves_now = run.rollout.waves();
-        self.collect();
-        for decision in decisions {
-            match decision {
-                Decision::Start(node) => {
-                    if let Some(run) = &mut self.run
-                        && let Some(plan) = run.plans.get(&node)
-                    {
-                        run.rollout.name_images(&node, plan);
-                    }
-                    let attempt = self.attempt(&node);
-                    self.after_write(&node, Deferred::Dispatch(node.clone(), attempt), now, actions);
-                }
-                Decision::Expire(node) => {
-                    let record = self.run.as_ref().and_then(|run| run.rollout.record(&node));
-                    let (attempt, reason) = record.map(|r| (r.attempt, r.reason.clone())).unwrap_or_default();
-                    actions.push(cancel(&node, TaskId { job: self.uid.clone(), attempt }, &reason));
-                    self.node_event(actions, reasons::NODE_UNKNOWN, &format!("{node}: {reason}"));
-                }
-            }
+            "not started: more nodes failed than failureTolerate allows"
         }
-        if let Some(now) = waves_now.filter(|now| waves.as_ref() != Some(now)) {
-            let note = match &now.paused_until {
-                Some(until) => {
-                    format!("wave {} of {} has ended; the next begins at {}", now.step, now.steps, until.0)
-                }
-                None => format!("wave {} of {}: up to {} nodes", now.step, now.steps, now.nodes),
-            };
-            self.event(
-                actions,
-                false,
-                if now.paused_until.is_some() { reasons::WAVE_ENDED } else { reasons::WAVE_STARTED },
-                &note,
-            );
-            self.writes.touch(Pace::Now);
+    }
+
+    fn is_deadline(&self) -> bool {
+        self.reason == reasons::DEADLINE_EXCEEDED
+    }
+}
+
+impl Course {
+    pub(super) fn new() -> Self {
+        Self {
+            phase: JobPhase::Init,
+            reason: String::new(),
+            failed_as: None,
+            policy: RunPolicy::default(),
+            tolerance: String::new(),
+            times: None,
+            rounds: 0,
+            delete_again_at: None,
         }
-        self.conclude(out_of_time, nodes, now, actions);
     }
 
-    /// When [`Self::advance`] or a write may have something to do although nothing happened.
-    pub(in crate::prepull::controller) fn next_wakeup(&self) -> Option<Timestamp> {
-        let running = self.run.as_ref().filter(|run| !run.is_over());
-        let deadline = running.and_then(|run| run.rollout.next_deadline());
-        let active = running.and_then(|_| self.active_deadline());
-        [deadline, active, self.next_write(), self.delete_due(), self.park_due()].into_iter().flatten().min()
+    pub(super) fn phase(&self) -> JobPhase {
+        self.phase
     }
 
-    fn active_deadline(&self) -> Option<Timestamp> {
-        let run = self.run.as_ref().filter(|run| !run.is_over() && !self.pace.suspend)?;
-        run.active_since.checked_add(self.pace.active_deadline?).ok()
+    pub(super) fn reason(&self) -> &str {
+        &self.reason
     }
 
-    fn conclude(&mut self, out_of_time: bool, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
-        let Some(run) = &mut self.run else { return };
-        let summary = run.rollout.summary().clone();
-        let bad = summary.failure + summary.unknown;
-        let tolerate = &self.tolerate;
-        let waves = run.rollout.waves().filter(|waves| waves.nodes < summary.desired);
+    pub(super) fn failed_as(&self) -> Option<&'static str> {
+        self.failed_as
+    }
+
+    pub(super) fn policy(&self) -> &RunPolicy {
+        &self.policy
+    }
+
+    pub(super) fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    pub(super) fn started(&self) -> Option<Timestamp> {
+        self.times.map(|times| times.started)
+    }
+
+    pub(super) fn active_since(&self) -> Option<Timestamp> {
+        self.times.map(|times| times.active_since)
+    }
+
+    pub(super) fn ended(&self) -> Option<Timestamp> {
+        self.times?.ended
+    }
+
+    /// Whether nodes were chosen, at any time.
+    pub(super) fn has_begun(&self) -> bool {
+        self.times.is_some()
+    }
+
+    /// Whether nodes are pulling, or are still to begin.
+    pub(super) fn is_running(&self) -> bool {
+        self.times.is_some_and(|times| times.ended.is_none())
+    }
+
+    /// Takes over what the spec says of the course. Returns what it said before.
+    pub(super) fn configure(&mut self, job: &ValidatedJob) -> RunPolicy {
+        self.tolerance = job.tolerance.to_string();
+        std::mem::replace(&mut self.policy, job.policy.clone())
+    }
+
+    /// The job has never begun, and is over for this reason.
+    pub(super) fn refuse(&mut self, phase: JobPhase, reason: String) {
+        (self.phase, self.reason) = (phase, reason);
+    }
+
+    /// Nodes were chosen.
+    pub(super) fn begin(&mut self, now: Timestamp) {
+        self.phase = JobPhase::InProgress;
+        self.reason.clear();
+        self.rounds = 0;
+        self.times = Some(Times { started: now, active_since: now, ended: None });
+    }
+
+    /// The job began before this run of cloudcore. `is_over`: and it ended. `has_further_round`: a round was begun that
+    /// the status does not count.
+    pub(super) fn restore(
+        &mut self,
+        status: &ImagePrePullJobStatus,
+        is_over: bool,
+        has_further_round: bool,
+        now: Timestamp,
+    ) {
+        let mut conditions = status.conditions.iter();
+        let was_suspended = conditions.any(|c| c.type_ == aggregate::SUSPENDED && c.status == "True");
+        let started = status.start_time.as_ref().map_or(now, |time| time.0);
+        self.times = Some(Times {
+            started,
+            active_since: if was_suspended && !self.policy.suspend {
+                now
+            } else {
+                status.active_since.as_ref().map_or(started, |time| time.0)
+            },
+            ended: status.completion_time.as_ref().filter(|_| is_over).map(|time| time.0),
+        });
+        self.rounds = status.retry + u32::from(has_further_round);
+        self.phase = if is_over { status.phase } else { JobPhase::InProgress };
+        self.reason.clone_from(&status.reason);
+        let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);
+        self.failed_as = failed
+            .filter(|condition| condition.reason == reasons::DEADLINE_EXCEEDED)
+            .map(|_| reasons::DEADLINE_EXCEEDED);
+    }
+
+    /// When activeDeadlineSeconds have passed. They do not pass while the job is suspended.
+    pub(super) fn active_deadline(&self) -> Option<Timestamp> {
+        let times = self.times.filter(|times| times.ended.is_none() && !self.policy.suspend)?;
+        times.active_since.checked_add(self.policy.active_deadline?).ok()
+    }
+
+    /// activeDeadlineSeconds count from now on.
+    pub(super) fn restart_active_time(&mut self, now: Timestamp) {
+        if let Some(times) = &mut self.times {
+            times.active_since = now;
+        }
+    }
+
+    /// Why nodes are stopped when activeDeadlineSeconds have passed.
+    pub(super) fn deadline_reason(&self) -> String {
+        format!("stopped: activeDeadlineSeconds ({}) of the job is over", self.active_deadline_seconds())
+    }
+
+    fn active_deadline_seconds(&self) -> u64 {
+        self.policy.active_deadline.unwrap_or_default().as_secs()
+    }
+
+    /// What the state of the nodes means for the job.
+    pub(super) fn judge(
+        &self,
+        verdict: Verdict,
+        summary: &Summary,
+        waves: Option<&RolloutStatus>,
+        is_out_of_time: bool,
+    ) -> Outlook {
+        let (bad, tolerance) = (summary.failure + summary.unknown, &self.tolerance);
         let excess = || {
-            let nodes = match &waves {
+            let nodes = match waves.filter(|waves| waves.nodes < summary.desired) {
                 Some(waves) => format!("the {} nodes of wave {}", waves.nodes, waves.step),
                 None => format!("{} nodes", summary.desired),
             };
-            format!("{bad} of {nodes} failed, more than failureTolerate {tolerate} allows")
+            format!("{bad} of {nodes} failed, more than failureTolerate {tolerance} allows")
         };
-        let seconds = self.pace.active_deadline.unwrap_or_default().as_secs();
-        let (phase, reason, note) = match run.rollout.verdict() {
-            _ if out_of_time => {
-                let note = format!(
-                    "activeDeadlineSeconds ({seconds}) is over; {} nodes did not end, {} were not started",
-                    summary.unknown, summary.pending
-                );
-                (JobPhase::Failure, reasons::DEADLINE_EXCEEDED, note)
-            }
-            Verdict::Running => return self.explain_waiting(&summary),
-            Verdict::Draining => {
-                let excess = excess();
-                if self.reason != excess {
-                    self.reason.clone_from(&excess);
-                    let note = format!("{excess}; no further node starts");
-                    self.event(actions, true, reasons::TOLERANCE_EXCEEDED, &note);
-                    self.writes.touch(Pace::Now);
-                }
-                return;
-            }
-            Verdict::Completed if bad == 0 => (JobPhase::Completed, reasons::COMPLETED, String::new()),
-            Verdict::Completed => (
-                JobPhase::Completed,
-                reasons::COMPLETED,
-                format!("{bad} of {} nodes failed, within failureTolerate {tolerate}", summary.desired),
+        let failure = |reason, note| Outlook::Ended(Ending { phase: JobPhase::Failure, reason, note });
+        let completed =
+            |note| Outlook::Ended(Ending { phase: JobPhase::Completed, reason: reasons::COMPLETED, note });
+        match verdict {
+            _ if is_out_of_time => failure(
+                reasons::DEADLINE_EXCEEDED,
+                format!(
+                    "activeDeadlineSeconds ({}) is over; {} nodes did not end, {} were not started",
+                    self.active_deadline_seconds(),
+                    summary.unknown,
+                    summary.pending
+                ),
             ),
+            Verdict::Running => Outlook::Running,
+            Verdict::Draining => Outlook::Draining(excess()),
+            Verdict::Completed if bad == 0 => completed(String::new()),
+            Verdict::Completed => completed(format!(
+                "{bad} of {} nodes failed, within failureTolerate {tolerance}",
+                summary.desired
+            )),
             Verdict::Failed if summary.pending > 0 => {
-                let note = format!("{}; {} nodes were not started", excess(), summary.pending);
-                (JobPhase::Failure, reasons::FAILED, note)
+                failure(reasons::FAILED, format!("{}; {} nodes were not started", excess(), summary.pending))
             }
-            Verdict::Failed => (JobPhase::Failure, reasons::FAILED, excess()),
-        };
-        if self.pace.retry > run.retry && bad + summary.pending > 0 && !out_of_time {
-            return self.retry(nodes, now, actions);
-        }
-        run.rollout.close(match reason {
-            reasons::DEADLINE_EXCEEDED => "not started: the time of the job was over",
-            _ => "not started: more nodes failed than failureTolerate allows",
-        });
-        run.completion_time = Some(now);
-        self.phase = phase;
-        self.ended_as = (reason == reasons::DEADLINE_EXCEEDED).then_some(reason);
-        self.reason.clone_from(&note);
-        let counted = format!(
-            "{} successful, {} failed, {} unknown",
-            summary.successful, summary.failure, summary.unknown
-        );
-        let note = if note.is_empty() { counted } else { format!("{note} ({counted})") };
-        self.event(actions, phase == JobPhase::Failure, reason, &note);
-        self.collect();
-        if let Some(run) = &mut self.run {
-            run.shards.hurry();
-        }
-        self.writes.touch(Pace::Now);
-    }
-
-    /// What a job waits for, where that is not obvious.
-    fn explain_waiting(&mut self, summary: &Summary) {
-        let Some(run) = &self.run else { return };
-        let offline = run.rollout.waiting_offline();
-        let reason = if self.pace.suspend {
-            format!("suspended: {} nodes go on, {} wait", summary.in_progress, summary.pending)
-        } else if offline > 0 && summary.in_progress == 0 && summary.pending as usize == offline {
-            format!("waiting for {offline} nodes that are offline")
-        } else {
-            String::new()
-        };
-        if self.reason != reason {
-            self.reason = reason;
-            self.writes.touch(Pace::Slow);
+            Verdict::Failed => failure(reasons::FAILED, excess()),
         }
     }
 
-    /// A further round for the nodes that did not make it.
-    pub(super) fn retry(&mut self, nodes: &Nodes, now: Timestamp, actions: &mut Vec<Action>) {
-        let Some(run) = &mut self.run else { return };
-        let again = run.rollout.retry();
-        run.rollout.without(nodes);
-        if let Some(job) = &run.job {
-            // Also for nodes that were gone, and are there again.
-            run.plans = plans(job, run.rollout.records(), nodes);
+    /// Says what the job waits for, or that it is about to fail. Returns whether that is new.
+    pub(super) fn explain(&mut self, reason: String) -> bool {
+        let is_new = self.reason != reason;
+        self.reason = reason;
+        is_new
+    }
+
+    pub(super) fn end(&mut self, ending: &Ending, now: Timestamp) {
+        if let Some(times) = &mut self.times {
+            times.ended = Some(now);
         }
-        run.retry += 1;
-        run.completion_time = None;
-        run.active_since = now;
-        let note = format!("round {} of {}: {again} nodes are tried again", run.retry, self.pace.retry);
+        self.phase = ending.phase;
+        self.failed_as = ending.is_deadline().then_some(ending.reason);
+        self.reason.clone_from(&ending.note);
+    }
+
+    /// Whether the spec asks for more rounds than have begun.
+    pub(super) fn wants_round(&self) -> bool {
+        self.policy.retry > self.rounds
+    }
+
+    /// A further round begins.
+    pub(super) fn begin_round(&mut self, now: Timestamp) {
+        self.rounds += 1;
+        if let Some(times) = &mut self.times {
+            (times.active_since, times.ended) = (now, None);
+        }
         self.phase = JobPhase::InProgress;
         self.reason.clear();
-        self.ended_as = None;
-        self.delete_at = None;
-        self.event(actions, false, reasons::RETRYING, &note);
-        self.collect();
-        self.writes.touch(Pace::Now);
+        self.failed_as = None;
+        self.delete_again_at = None;
     }
 
-    /// What is kept of the job once it is over for long.
-    pub(in crate::prepull::controller) fn park(&self, now: Timestamp) -> Option<Parked> {
-        self.park_due().filter(|due| *due <= now)?;
-        Some(Parked {
-            name: self.name.clone(),
-            generation: self.generation,
-            phase: self.phase,
-            delete_at: self.delete_due(),
-            recalled: false,
-        })
+    /// When the job is to be deleted, by ttlSecondsAfterFinished.
+    pub(super) fn delete_due(&self, ended: Timestamp) -> Option<Timestamp> {
+        let due = ended.checked_add(self.policy.ttl?).ok()?;
+        Some(self.delete_again_at.unwrap_or(due).max(due))
     }
 
-    /// When the job ended, once that is written: nobody who watches is to miss it.
-    fn ended(&self) -> Option<Timestamp> {
-        let run = self.run.as_ref().filter(|run| run.shards.all_written() && self.writes.is_clean())?;
-        run.completion_time
-    }
-
-    fn park_due(&self) -> Option<Timestamp> {
-        self.ended().map(parks_at)
-    }
-
-    /// When the job is to be deleted.
-    fn delete_due(&self) -> Option<Timestamp> {
-        let due = self.ended()?.checked_add(self.pace.ttl?).ok()?;
-        Some(self.delete_at.unwrap_or(due).max(due))
-    }
-
-    fn delete_if_due(&mut self, effects: &mut Effects<'_, Action>) {
-        if self.delete_due().is_some_and(|due| due <= effects.now) {
-            self.delete_at = effects.now.checked_add(DELETE_RETRY).ok();
-            effects.emit(Action::Delete { job: self.uid.clone(), name: self.name.clone() });
-        }
+    /// The deletion is asked for now.
+    pub(super) fn note_deletion(&mut self, now: Timestamp) {
+        self.delete_again_at = now.checked_add(DELETE_RETRY).ok();
     }
 }

@@ -1,176 +1,140 @@
-//! What leaves a job: writes, when they are due; what waited for them; events.
+//! What the API server has of a job, its status and its reports: when each is written, and what waits for that.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::crd::status::ImagePrePullJobStatus;
-use prepull_api::task::NodeName;
-use prepull_api::wire::truncate_reason;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use prepull_api::crd::report::MAX_NODES_IN_REPORT;
 
-use super::super::{Action, Content, Object};
-use super::{Job, Run, ack};
-use crate::prepull::aggregate::{self, Parts};
-use crate::shared::events::{ObjectEvent, ObjectKind};
-use crate::shared::objects::ObjectId;
-use crate::shared::writes::{Deferred, Pace};
+use super::super::Object;
+use super::shards::{Report, Shards};
+use crate::prepull::aggregate;
+use crate::prepull::rollout::Touched;
+use crate::prepull::validate::ValidatedJob;
+use crate::shared::writes::{Deferred, Pace, Writes};
 
-/// Events about single nodes, per job and life of cloudcore: the reports name them all, the events are for the
-/// one who watches, and a fleet that fails as a whole must not flood the API server.
-const NODE_EVENTS: u32 = 20;
+/// The writes of a job.
+#[derive(Debug)]
+pub(super) struct Output {
+    status: Writes,
+    /// As they were written last, so that a transition time changes only with its status.
+    conditions: Vec<Condition>,
+    shards: Shards,
+    /// Nodes in a report, where the rule of [`aggregate::nodes_in_report`] would allow more.
+    report_capacity: usize,
+}
 
-impl Job {
-    /// Emits the writes that are due.
-    pub(in crate::prepull::controller) fn write_if_due(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        self.collect();
-        if let Some(run) = &mut self.run {
-            let rollout = &run.rollout;
-            for report in run.shards.begin(now, |places| rollout.any_in_progress(places)) {
-                let body = aggregate::report(&self.name, report.index, rollout.records_of(report.nodes));
-                let content = Content::Report(Box::new(body));
-                let (job, name) = (self.uid.clone(), self.name.clone());
-                actions.push(Action::Write { job, name, version: report.version, content });
-            }
-        }
-        if self.next_status().is_none_or(|due| due > now) {
-            return;
-        }
-        let status = self.status(now);
-        self.conditions.clone_from(&status.conditions);
-        let version = self.writes.begin(now);
-        let (job, name) = (self.uid.clone(), self.name.clone());
-        actions.push(Action::Write { job, name, version, content: Content::Status(Box::new(status)) });
+impl Output {
+    pub(super) fn new(report_capacity: usize) -> Self {
+        let shards = Shards::stored(&[], MAX_NODES_IN_REPORT);
+        Self { status: Writes::default(), conditions: Vec::new(), shards, report_capacity }
     }
 
-    /// A write ended; what waited for it goes out.
-    pub(in crate::prepull::controller) fn written(
+    pub(super) fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+
+    pub(super) fn set_conditions(&mut self, conditions: &[Condition]) {
+        self.conditions = conditions.to_vec();
+    }
+
+    /// The API server has these reports, by index and length; `job`: what decides how many nodes a further one holds.
+    pub(super) fn restore_reports(&mut self, reports: &[(u32, usize)], job: Option<&ValidatedJob>) {
+        let capacity = job.map_or(MAX_NODES_IN_REPORT, |job| {
+            let images = job.images.iter().map(|image| image.image.as_str());
+            aggregate::nodes_in_report(images).min(self.report_capacity)
+        });
+        self.shards = Shards::stored(reports, capacity);
+    }
+
+    /// The API server has the status as it is in memory.
+    pub(super) fn restore_status(&mut self) {
+        self.status = Writes::stored();
+    }
+
+    /// The job has this many nodes now.
+    pub(super) fn grow(&mut self, nodes: usize) {
+        self.shards.grow(nodes);
+    }
+
+    /// The status changed.
+    pub(super) fn touch_status(&mut self, pace: Pace) {
+        self.status.touch(pace);
+    }
+
+    /// These records changed; the status tells of them as well.
+    pub(super) fn touch_records(&mut self, touched: &[Touched]) {
+        for touched in touched {
+            self.shards.touch(touched.at, if touched.phase { Pace::Soon } else { Pace::Slow });
+        }
+        if !touched.is_empty() {
+            self.status.touch(Pace::Slow);
+        }
+    }
+
+    /// Writes all reports as soon as possible: the job is over.
+    pub(super) fn hurry_reports(&mut self) {
+        self.shards.hurry();
+    }
+
+    /// Holds back until the record at this place is written as it is now. Returns what need not wait.
+    pub(super) fn defer(&mut self, place: usize, deferred: Deferred) -> Option<Deferred> {
+        self.shards.after(place, deferred)
+    }
+
+    /// Begins the writes of reports that are due.
+    pub(super) fn begin_reports(
+        &mut self,
+        now: Timestamp,
+        any_in_progress: impl Fn(Range<usize>) -> bool,
+    ) -> Vec<Report> {
+        self.shards.begin(now, any_in_progress)
+    }
+
+    /// Begins a write of the status. Returns its version.
+    pub(super) fn begin_status(&mut self, conditions: &[Condition], now: Timestamp) -> u64 {
+        self.set_conditions(conditions);
+        self.status.begin(now)
+    }
+
+    /// A write ended. Returns what waited for it.
+    pub(super) fn finish_write(
         &mut self,
         object: Object,
         version: u64,
         done: bool,
         now: Timestamp,
-        actions: &mut Vec<Action>,
-    ) {
-        let ready = match (object, &mut self.run) {
-            (Object::Status, _) if done => self.writes.done(version),
-            (Object::Status, _) => {
-                self.writes.failed(now);
-                return;
+    ) -> Vec<Deferred> {
+        match object {
+            Object::Status if done => self.status.done(version),
+            Object::Status => {
+                self.status.failed(now);
+                Vec::new()
             }
-            (Object::Report(index), Some(run)) => run.shards.written(index, version, done, now),
-            (Object::Report(_), None) => return,
-        };
-        for deferred in ready {
-            self.release(deferred, now, actions);
+            Object::Report(index) => self.shards.written(index, version, done, now),
         }
     }
 
-    /// When [`Self::write_if_due`] may have something to do although nothing happened.
-    pub(super) fn next_write(&self) -> Option<Timestamp> {
-        let reports = self.run.as_ref().and_then(|run| run.shards.due());
-        reports.into_iter().chain(self.next_status()).min()
+    /// When a write is due. `is_over`: whether the job is.
+    pub(super) fn next_write(&self, is_over: bool) -> Option<Timestamp> {
+        self.shards.due().into_iter().chain(self.next_status(is_over)).min()
     }
 
-    fn next_status(&self) -> Option<Timestamp> {
-        let may = self.run.as_ref().is_none_or(Run::status_may_follow);
-        self.writes.due((Duration::ZERO, Duration::ZERO)).filter(|_| may)
+    /// When the status is due. It says that a job has begun when there is a report of every node, and that it is over when
+    /// the reports say how each of them ended.
+    pub(super) fn next_status(&self, is_over: bool) -> Option<Timestamp> {
+        let may_follow = if is_over { self.shards.all_written() } else { self.shards.all_exist() };
+        self.status.due((Duration::ZERO, Duration::ZERO)).filter(|_| may_follow)
     }
 
-    /// Takes note of the records that changed: their reports, and the status, are to be written.
-    pub(super) fn collect(&mut self) {
-        let Some(run) = &mut self.run else { return };
-        let touched = run.rollout.take_touched();
-        for touched in &touched {
-            run.shards.touch(touched.at, if touched.phase { Pace::Soon } else { Pace::Slow });
-        }
-        if !touched.is_empty() {
-            self.writes.touch(Pace::Slow);
-        }
+    /// Whether the API server has everything as it is in memory.
+    pub(super) fn is_settled(&self) -> bool {
+        self.shards.all_written() && self.status.is_clean()
     }
 
-    /// The job is gone: results that were to be written concern nobody any more, and may be forgotten.
-    pub(in crate::prepull::controller) fn abandon(&mut self, actions: &mut Vec<Action>) {
-        let waiting = self.run.iter_mut().flat_map(|run| run.shards.abandon());
-        actions.extend(waiting.filter_map(|deferred| match deferred {
-            Deferred::Ack(node, task) => Some(ack(node, task)),
-            Deferred::Dispatch(..) => None,
-        }));
-    }
-
-    pub(super) fn after_write(
-        &mut self,
-        node: &NodeName,
-        deferred: Deferred,
-        now: Timestamp,
-        actions: &mut Vec<Action>,
-    ) {
-        let ready = match &mut self.run {
-            Some(run) => match run.rollout.position(node) {
-                Some(place) => run.shards.after(place, deferred),
-                // A node that the job does not know: nothing will ever be written of it.
-                None => Some(deferred),
-            },
-            None => Some(deferred),
-        };
-        if let Some(deferred) = ready {
-            self.release(deferred, now, actions);
-        }
-    }
-
-    fn release(&mut self, deferred: Deferred, now: Timestamp, actions: &mut Vec<Action>) {
-        match deferred {
-            Deferred::Ack(node, task) => actions.push(ack(node, task)),
-            // What is written may be an attempt that ended in the meantime, and another one waits for its turn.
-            Deferred::Dispatch(node, attempt) if attempt == self.attempt(&node) => {
-                self.dispatch(&node, now, actions);
-            }
-            Deferred::Dispatch(..) => {}
-        }
-    }
-
-    fn status(&self, now: Timestamp) -> ImagePrePullJobStatus {
-        let run = self.run.as_ref();
-        let mut summary = run.map(|run| run.rollout.summary().clone()).unwrap_or_default();
-        summary.skipped = self.skipped_total;
-        let parts = Parts {
-            generation: Some(self.generation),
-            phase: self.phase,
-            reason: self.reason.clone(),
-            start_time: run.map(|run| run.start_time),
-            completion_time: run.and_then(|run| run.completion_time),
-            active_since: run.map(|run| run.active_since),
-            rollout: run.and_then(|run| run.rollout.waves()),
-            retry: run.map(|run| run.retry).unwrap_or_default(),
-            spec_hash: run.map(|run| run.spec_hash.as_str()).unwrap_or_default(),
-            started_spec: run.filter(|run| run.diverged && !run.held).map(|run| &run.started),
-            summary,
-            conditions: &self.conditions,
-            facts: aggregate::facts(
-                self.phase,
-                run.is_some(),
-                self.pace.suspend,
-                self.ended_as,
-                self.refusal.as_deref(),
-                &self.reason,
-            ),
-            skipped: &self.skipped,
-        };
-        aggregate::status(parts, run.iter().flat_map(|run| run.rollout.records()), now)
-    }
-
-    pub(super) fn event(&self, actions: &mut Vec<Action>, warning: bool, reason: &'static str, note: &str) {
-        actions.push(Action::Event(ObjectEvent {
-            kind: ObjectKind::ImagePrePullJob,
-            object: ObjectId { namespace: String::new(), name: self.name.clone(), uid: self.uid.clone() },
-            warning,
-            reason,
-            note: truncate_reason(note),
-        }));
-    }
-
-    pub(super) fn node_event(&mut self, actions: &mut Vec<Action>, reason: &'static str, note: &str) {
-        if self.node_events < NODE_EVENTS {
-            self.node_events += 1;
-            self.event(actions, true, reason, note);
-        }
+    /// Nothing will be written any more. Returns what waited.
+    pub(super) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
+        self.shards.abandon()
     }
 }

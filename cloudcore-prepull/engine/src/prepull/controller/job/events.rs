@@ -1,0 +1,59 @@
+//! The Kubernetes events about one job.
+
+use prepull_api::task::JobUid;
+use prepull_api::wire::truncate_reason;
+
+use super::super::{Action, Effects};
+use crate::shared::events::{ObjectEvent, ObjectKind};
+use crate::shared::objects::ObjectId;
+
+/// The most events about single nodes, per job and run of cloudcore: the reports name every node, the events are for a
+/// person who watches, and a fleet that fails as a whole must not flood the API server.
+const MAX_NODE_EVENTS: u32 = 20;
+
+/// Emits the events about a job.
+#[derive(Debug)]
+pub(super) struct JobEvents {
+    job: ObjectId,
+    node_events: u32,
+}
+
+impl JobEvents {
+    pub(super) fn new(job: ObjectId) -> Self {
+        Self { job, node_events: 0 }
+    }
+
+    pub(super) fn uid(&self) -> &JobUid {
+        &self.job.uid
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.job.name
+    }
+
+    pub(super) fn emit_normal(&self, reason: &'static str, note: &str, effects: &mut Effects<'_>) {
+        self.emit(false, reason, note, effects);
+    }
+
+    pub(super) fn emit_warning(&self, reason: &'static str, note: &str, effects: &mut Effects<'_>) {
+        self.emit(true, reason, note, effects);
+    }
+
+    /// Emits a warning about a single node, unless there have been [too many](MAX_NODE_EVENTS).
+    pub(super) fn emit_node_warning(&mut self, reason: &'static str, note: &str, effects: &mut Effects<'_>) {
+        if self.node_events < MAX_NODE_EVENTS {
+            self.node_events += 1;
+            self.emit_warning(reason, note, effects);
+        }
+    }
+
+    fn emit(&self, warning: bool, reason: &'static str, note: &str, effects: &mut Effects<'_>) {
+        effects.emit(Action::Event(ObjectEvent {
+            kind: ObjectKind::ImagePrePullJob,
+            object: self.job.clone(),
+            warning,
+            reason,
+            note: truncate_reason(note),
+        }));
+    }
+}

@@ -1,0 +1,177 @@
+//! The steps of a job's course: starts, deadlines, waves, its end, further rounds, its deletion.
+
+use jiff::Timestamp;
+use prepull_api::crd::status::{JobPhase, RolloutStatus};
+use prepull_api::task::TaskId;
+
+use super::super::parked::{Parked, parks_at};
+use super::super::{Action, Effects, cancel};
+use super::course::{Ending, Outlook};
+use super::{Job, Nodes};
+use crate::prepull::rollout::Decision;
+use crate::shared::reasons;
+use crate::shared::writes::{Deferred, Pace};
+
+impl Job {
+    /// Ends nodes whose time is over, starts further ones, and ends the job where it is over.
+    pub(in crate::prepull::controller) fn advance(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+        if self.is_over() {
+            return self.delete_if_due(effects);
+        }
+        let is_out_of_time = self.course.active_deadline().is_some_and(|deadline| deadline <= effects.now);
+        let rollout = self.members.rollout_mut();
+        let waves_before = rollout.waves();
+        let decisions = if is_out_of_time {
+            rollout.expire_all(&self.course.deadline_reason(), effects.now)
+        } else {
+            rollout.advance(effects.now)
+        };
+        let waves = rollout.waves();
+        self.collect_changes();
+        for decision in decisions {
+            self.carry_out(decision, effects);
+        }
+        if let Some(waves) = waves.filter(|waves| waves_before.as_ref() != Some(waves)) {
+            self.announce_wave(&waves, effects);
+        }
+        self.conclude(is_out_of_time, nodes, effects);
+    }
+
+    fn carry_out(&mut self, decision: Decision, effects: &mut Effects<'_>) {
+        match decision {
+            Decision::Start(node) => {
+                self.members.name_images(&node);
+                let attempt = self.members.attempt(&node);
+                self.after_write(&node, Deferred::Dispatch(node.clone(), attempt), effects);
+            }
+            Decision::Expire(node) => {
+                let record = self.members.rollout().record(&node);
+                let (attempt, reason) = record.map(|r| (r.attempt, r.reason.clone())).unwrap_or_default();
+                effects.emit(cancel(&node, TaskId { job: self.events.uid().clone(), attempt }, &reason));
+                let note = format!("{node}: {reason}");
+                self.events.emit_node_warning(reasons::NODE_UNKNOWN, &note, effects);
+            }
+        }
+    }
+
+    fn announce_wave(&mut self, waves: &RolloutStatus, effects: &mut Effects<'_>) {
+        let RolloutStatus { step, steps, nodes, paused_until } = waves;
+        if let Some(until) = paused_until {
+            let note = format!("wave {step} of {steps} has ended; the next begins at {}", until.0);
+            self.events.emit_normal(reasons::WAVE_ENDED, &note, effects);
+        } else {
+            let note = format!("wave {step} of {steps}: up to {nodes} nodes");
+            self.events.emit_normal(reasons::WAVE_STARTED, &note, effects);
+        }
+        self.output.touch_status(Pace::Now);
+    }
+
+    /// When [`Self::advance`] or a write may have something to do although nothing happened.
+    pub(in crate::prepull::controller) fn next_wakeup(&self) -> Option<Timestamp> {
+        let deadline = self.course.is_running().then(|| self.members.rollout().next_deadline()).flatten();
+        let active = self.course.active_deadline();
+        let write = self.output.next_write(self.course.ended().is_some());
+        [deadline, active, write, self.delete_due(), self.park_due()].into_iter().flatten().min()
+    }
+
+    fn conclude(&mut self, is_out_of_time: bool, nodes: &Nodes, effects: &mut Effects<'_>) {
+        let rollout = self.members.rollout();
+        let (summary, waves) = (rollout.summary(), rollout.waves());
+        let has_unsuccessful = summary.failure + summary.unknown + summary.pending > 0;
+        match self.course.judge(rollout.verdict(), summary, waves.as_ref(), is_out_of_time) {
+            Outlook::Running => self.explain_waiting(),
+            Outlook::Draining(excess) => {
+                let note = format!("{excess}; no further node starts");
+                if self.course.explain(excess) {
+                    self.events.emit_warning(reasons::TOLERANCE_EXCEEDED, &note, effects);
+                    self.output.touch_status(Pace::Now);
+                }
+            }
+            Outlook::Ended(_) if self.course.wants_round() && has_unsuccessful && !is_out_of_time => {
+                self.begin_round(nodes, effects);
+            }
+            Outlook::Ended(ending) => self.end(&ending, effects),
+        }
+    }
+
+    fn end(&mut self, ending: &Ending, effects: &mut Effects<'_>) {
+        self.members.rollout_mut().close(ending.why_not_started());
+        self.course.end(ending, effects.now);
+        let summary = self.members.rollout().summary();
+        let counted = format!(
+            "{} successful, {} failed, {} unknown",
+            summary.successful, summary.failure, summary.unknown
+        );
+        let note = if ending.note.is_empty() { counted } else { format!("{} ({counted})", ending.note) };
+        if ending.phase == JobPhase::Failure {
+            self.events.emit_warning(ending.reason, &note, effects);
+        } else {
+            self.events.emit_normal(ending.reason, &note, effects);
+        }
+        self.collect_changes();
+        self.output.hurry_reports();
+        self.output.touch_status(Pace::Now);
+    }
+
+    /// Says what the job waits for, where that is not obvious.
+    fn explain_waiting(&mut self) {
+        let rollout = self.members.rollout();
+        let (summary, offline) = (rollout.summary(), rollout.waiting_offline());
+        let reason = if self.course.policy().suspend {
+            format!("suspended: {} nodes go on, {} wait", summary.in_progress, summary.pending)
+        } else if offline > 0 && summary.in_progress == 0 && summary.pending as usize == offline {
+            format!("waiting for {offline} nodes that are offline")
+        } else {
+            String::new()
+        };
+        if self.course.explain(reason) {
+            self.output.touch_status(Pace::Slow);
+        }
+    }
+
+    /// Begins a further round for the nodes that did not succeed.
+    pub(super) fn begin_round(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+        let again = self.members.rollout_mut().retry();
+        self.members.rollout_mut().without(nodes);
+        self.members.refresh_plans(nodes);
+        self.course.begin_round(effects.now);
+        let (round, rounds) = (self.course.rounds(), self.course.policy().retry);
+        let note = format!("round {round} of {rounds}: {again} nodes are tried again");
+        self.events.emit_normal(reasons::RETRYING, &note, effects);
+        self.collect_changes();
+        self.output.touch_status(Pace::Now);
+    }
+
+    /// What is kept of the job if it has been over for long.
+    pub(in crate::prepull::controller) fn park(&self, now: Timestamp) -> Option<Parked> {
+        self.park_due().filter(|due| *due <= now)?;
+        Some(Parked {
+            name: self.events.name().to_owned(),
+            generation: self.spec.generation(),
+            phase: self.course.phase(),
+            delete_at: self.delete_due(),
+            recalled: false,
+        })
+    }
+
+    /// When the job ended, once that is written: no watcher may miss it.
+    fn written_end(&self) -> Option<Timestamp> {
+        self.course.ended().filter(|_| self.output.is_settled())
+    }
+
+    fn park_due(&self) -> Option<Timestamp> {
+        self.written_end().map(parks_at)
+    }
+
+    fn delete_due(&self) -> Option<Timestamp> {
+        self.course.delete_due(self.written_end()?)
+    }
+
+    fn delete_if_due(&mut self, effects: &mut Effects<'_>) {
+        if self.delete_due().is_some_and(|due| due <= effects.now) {
+            self.course.note_deletion(effects.now);
+            let (job, name) = (self.events.uid().clone(), self.events.name().to_owned());
+            effects.emit(Action::Delete { job, name });
+        }
+    }
+}

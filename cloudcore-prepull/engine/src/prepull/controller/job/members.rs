@@ -1,0 +1,198 @@
+//! The nodes of a job: how each of them fares, and what it is to pull.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use prepull_api::crd::status::{NodePhase, NodeStatus, SkippedNode};
+use prepull_api::task::{NodeName, TaskResult};
+use prepull_api::wire::Progress;
+
+use super::super::Dispatch;
+use super::Nodes;
+use crate::prepull::plan::{self, NodePlan};
+use crate::prepull::rollout::{Rollout, Settings};
+use crate::prepull::validate::ValidatedJob;
+use crate::shared::node_view::NodeView;
+
+const NOTHING_TO_SEND: &str =
+    "there is nothing to send: the Node is gone, or its overriders have become impossible";
+
+/// The nodes that a job has chosen, and those that it has left out.
+#[derive(Debug)]
+pub(super) struct Members {
+    /// What is carried out. `None` before the job begins, for a job that ended before this run of cloudcore, and for one
+    /// whose spec makes no sense any more: nothing starts.
+    job: Option<Arc<ValidatedJob>>,
+    /// What each node pulls. A node that is gone, or for which the overriders have become impossible, has no plan.
+    plans: HashMap<NodeName, Arc<NodePlan>>,
+    rollout: Rollout,
+    skipped: Vec<SkippedNode>,
+    /// All nodes that were left out: after a restart more than `skipped` holds.
+    skipped_total: u32,
+}
+
+/// What comes of an attempt to dispatch the task of a node.
+#[derive(Debug)]
+pub(super) enum Prepared {
+    /// The task is to go out.
+    Dispatch(Dispatch),
+    /// There is no time left for it, or nothing is known of it now.
+    Nothing,
+    /// The task cannot be made any more, for this reason; the node has ended.
+    Impossible(&'static str),
+}
+
+impl Members {
+    /// No node: the job has not begun.
+    pub(super) fn none() -> Self {
+        Self {
+            job: None,
+            plans: HashMap::new(),
+            rollout: Rollout::new(Settings::default(), Vec::new()),
+            skipped: Vec::new(),
+            skipped_total: 0,
+        }
+    }
+
+    /// Nodes are chosen, or known from an earlier run of cloudcore.
+    pub(super) fn begin(
+        &mut self,
+        job: Option<Arc<ValidatedJob>>,
+        plans: HashMap<NodeName, Arc<NodePlan>>,
+        rollout: Rollout,
+    ) {
+        (self.job, self.plans, self.rollout) = (job, plans, rollout);
+    }
+
+    /// These nodes were left out; `total` may be more than are named.
+    pub(super) fn set_skipped(&mut self, skipped: Vec<SkippedNode>, total: u32) {
+        (self.skipped, self.skipped_total) = (skipped, total);
+    }
+
+    pub(super) fn skipped(&self) -> &[SkippedNode] {
+        &self.skipped
+    }
+
+    pub(super) fn skipped_total(&self) -> u32 {
+        self.skipped_total
+    }
+
+    pub(super) fn rollout(&self) -> &Rollout {
+        &self.rollout
+    }
+
+    pub(super) fn rollout_mut(&mut self) -> &mut Rollout {
+        &mut self.rollout
+    }
+
+    pub(super) fn phase_of(&self, node: &NodeName) -> Option<NodePhase> {
+        self.rollout.record(node).map(|record| record.phase)
+    }
+
+    /// The attempt that the node makes, or would make first.
+    pub(super) fn attempt(&self, node: &NodeName) -> u32 {
+        self.rollout.record(node).map_or(1, |record| record.attempt)
+    }
+
+    /// Whether the node is to go on with this attempt.
+    pub(super) fn is_in_progress(&self, node: &NodeName, attempt: u32) -> bool {
+        let record = self.rollout.record(node);
+        record.is_some_and(|record| record.phase == NodePhase::InProgress && record.attempt == attempt)
+    }
+
+    /// Changes what is carried out, and plans anew.
+    pub(super) fn replan(&mut self, job: Arc<ValidatedJob>, nodes: &Nodes) {
+        self.plans = plans(&job, self.rollout.records(), nodes);
+        self.job = Some(job);
+    }
+
+    /// Plans anew, also for nodes that were gone and are there again.
+    pub(super) fn refresh_plans(&mut self, nodes: &Nodes) {
+        if let Some(job) = &self.job {
+            self.plans = plans(job, self.rollout.records(), nodes);
+        }
+    }
+
+    /// Changes what is carried out, and leaves the plans as they are.
+    pub(super) fn set_job(&mut self, job: Arc<ValidatedJob>) {
+        self.job = Some(job);
+    }
+
+    /// Adds the node if the job chooses it and can plan for it. Returns whether it was added.
+    pub(super) fn add_if_chosen(&mut self, node: &NodeView) -> bool {
+        let Some(job) = &self.job else { return false };
+        if self.rollout.position(&node.name).is_some() || !plan::chooses(job, node) {
+            return false;
+        }
+        // What an overrider makes impossible for this node does not concern the others.
+        let Ok(plan) = plan::plan_one(job, node) else { return false };
+        self.rollout.add(fresh_record(&node.name));
+        self.plans.insert(node.name.clone(), plan);
+        let skipped = self.skipped.len();
+        self.skipped.retain(|skipped| skipped.node_name != node.name.0);
+        self.skipped_total = self.skipped_total.saturating_sub(u32::from(self.skipped.len() < skipped));
+        true
+    }
+
+    /// Names the images of a node that starts in its record.
+    pub(super) fn name_images(&mut self, node: &NodeName) {
+        if let Some(plan) = self.plans.get(node) {
+            self.rollout.name_images(node, plan);
+        }
+    }
+
+    pub(super) fn record_progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {
+        if let Some(plan) = self.plans.get(node) {
+            self.rollout.progress(node, plan, progress, now);
+        }
+    }
+
+    /// Returns whether the result changed anything.
+    pub(super) fn record_result(&mut self, node: &NodeName, result: &TaskResult, now: Timestamp) -> bool {
+        self.rollout.result(node, self.plans.get(node).map(Arc::as_ref), result, now)
+    }
+
+    /// Makes the task of a node whose start is recorded. `is_beginning_unknown`: a task that cannot be made is not lost
+    /// yet, since the edit of the spec may be undone.
+    pub(super) fn prepare_dispatch(
+        &mut self,
+        node: &NodeName,
+        is_beginning_unknown: bool,
+        now: Timestamp,
+    ) -> Prepared {
+        let attempt = self.attempt(node);
+        let (Some(job), Some(plan)) = (&self.job, self.plans.get(node)) else {
+            if self.job.is_none() || is_beginning_unknown {
+                return Prepared::Nothing;
+            }
+            self.rollout.lost(node, NOTHING_TO_SEND, now);
+            return Prepared::Impossible(NOTHING_TO_SEND);
+        };
+        let Some(remaining) = self.rollout.dispatching(node, now) else { return Prepared::Nothing };
+        let there = if attempt > 1 { self.rollout.there(node) } else { Vec::new() };
+        let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
+        Prepared::Dispatch(Dispatch { job, node, attempt, plan, there, remaining })
+    }
+}
+
+/// The record of a node that has not started.
+pub(super) fn fresh_record(node: &NodeName) -> NodeStatus {
+    NodeStatus { node_name: node.0.clone(), ..NodeStatus::default() }
+}
+
+/// What each node pulls. A node that is gone, or for which the overriders have become impossible, gets no plan: nothing
+/// is sent to it any more.
+pub(super) fn plans<'a>(
+    job: &ValidatedJob,
+    records: impl IntoIterator<Item = &'a NodeStatus>,
+    nodes: &Nodes,
+) -> HashMap<NodeName, Arc<NodePlan>> {
+    let mut shared = plan::Shared::default();
+    let plan = |record: &NodeStatus| {
+        let name = NodeName(record.node_name.clone());
+        let plan = shared.plan_one(job, nodes.get(&name)?).ok()?;
+        Some((name, plan))
+    };
+    records.into_iter().filter_map(plan).collect()
+}

@@ -1,0 +1,101 @@
+//! What edges say, and what becomes of the tasks that were sent to them.
+
+use prepull_api::task::{JobUid, NodeName, TaskId};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
+
+use super::{Action, Controller, DELETED, OVER, cancel};
+use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::session::{SessionEvent, SessionId};
+
+impl Controller {
+    pub(super) fn apply_session(&mut self, event: SessionEvent) {
+        match event {
+            SessionEvent::Up { node, session, hello } => self.start_session(&node, session, &hello),
+            SessionEvent::Down { node, session } => {
+                if self.sessions.get(&node) == Some(&session) {
+                    self.sessions.remove(&node);
+                    for uid in self.slots.jobs(&node) {
+                        self.change_job(&uid, |job, _| job.mark_offline(&node, session));
+                    }
+                }
+            }
+            SessionEvent::Message { node, session: _, message } => self.apply_message(&node, message),
+        }
+    }
+
+    fn start_session(&mut self, node: &NodeName, session: SessionId, hello: &Hello) {
+        if self.sessions.get(node).is_some_and(|current| *current > session) {
+            return;
+        }
+        self.sessions.insert(node.clone(), session);
+        if let Some(busy) = self.slots.limit(node, hello.max_tasks.unwrap_or(1)) {
+            self.announce_busy(node, busy);
+        }
+        // Those that count on the node, and those that it has a task of.
+        let mut concerned = self.slots.jobs(node);
+        concerned.extend(hello.open.iter().map(|open| open.task.job.clone()));
+        concerned.sort_unstable();
+        concerned.dedup();
+        for uid in concerned {
+            // The latest attempt is the one that counts; an earlier one is told to stop below.
+            let of_job = hello.open.iter().filter(|open| open.task.job == uid);
+            let open =
+                of_job.max_by_key(|open| open.task.attempt).map(|open| (open.task.attempt, open.phase));
+            self.change_job(&uid, |job, effects| job.mark_online(node, session, open, effects));
+        }
+        for open in hello.open.iter().filter(|open| open.phase != OpenPhase::Finished) {
+            let job = self.jobs.get(&open.task.job);
+            if !job.is_some_and(|job| job.is_in_progress(node, open.task.attempt)) {
+                let reason = if job.is_some() { OVER } else { DELETED };
+                self.actions.push(cancel(node, open.task.clone(), reason));
+            }
+        }
+    }
+
+    fn apply_message(&mut self, node: &NodeName, message: EdgeMessage) {
+        match message {
+            // The session layer takes the Hello and refuses a second one.
+            EdgeMessage::Hello(_) => {}
+            EdgeMessage::Accepted { task } => {
+                let mut wanted = false;
+                let known = self.change_job(&task.job.clone(), |job, _| {
+                    wanted = job.mark_accepted(node, task.attempt);
+                });
+                if !wanted {
+                    self.actions.push(cancel(node, task, if known { OVER } else { DELETED }));
+                }
+            }
+            EdgeMessage::Progress(progress) => {
+                if !self.change_job(&progress.task.job, |job, effects| {
+                    job.record_progress(node, &progress, effects.now);
+                }) {
+                    self.actions.push(cancel(node, progress.task, DELETED));
+                }
+            }
+            EdgeMessage::Result(result) => {
+                if !self
+                    .change_job(&result.task.job, |job, effects| job.record_result(node, &result, effects))
+                {
+                    // Nobody is left to tell: the job was deleted, or has been over for long.
+                    let ack = CloudMessage::ResultAck { task: result.task };
+                    self.actions.push(Action::Send(node.clone(), ack));
+                }
+            }
+        }
+    }
+
+    /// A dispatch has ended.
+    pub(super) fn finish_dispatch(
+        &mut self,
+        uid: &JobUid,
+        node: &NodeName,
+        attempt: u32,
+        outcome: &DispatchOutcome,
+    ) {
+        let known = self.change_job(uid, |job, effects| job.finish_dispatch(node, attempt, outcome, effects));
+        if !known && matches!(outcome, DispatchOutcome::Sent(_)) {
+            // Deleted while the keys were being resolved.
+            self.actions.push(cancel(node, TaskId { job: uid.clone(), attempt }, DELETED));
+        }
+    }
+}
