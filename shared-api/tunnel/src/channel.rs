@@ -13,12 +13,12 @@ use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message, Utf8Bytes};
 
-use crate::{CloseCode, Metered, truncate_close_reason};
+use crate::{CloseCode, CountingStream, truncate_close_reason};
 
 /// The bytes per second of the slowest link that is served. A write may take the grace plus its size at this rate.
 const SLOWEST_LINK: u64 = 8 * 1024;
-/// How long a close may take. Meanwhile incoming data is read and discarded: otherwise the kernel would answer it with a
-/// reset, and the peer would lose the close frame with the reason.
+/// How long a close may take. Meanwhile incoming data is read and discarded: otherwise the kernel would answer it with
+/// a reset, and the peer would lose the close frame with the reason.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// The timing of a session.
@@ -32,7 +32,7 @@ pub struct Terms {
 
 /// What [`Channel::next`] returns.
 #[derive(Debug)]
-pub enum Event {
+pub enum ChannelEvent {
     /// A message arrived.
     Text(Utf8Bytes),
     /// A ping or a pong arrived.
@@ -43,7 +43,7 @@ pub enum Event {
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
-pub enum Ended {
+pub enum ChannelEnd {
     /// The peer closed the session.
     #[error("closed by the peer: {reason} ({code})")]
     ByPeer {
@@ -77,7 +77,7 @@ pub enum Ended {
     Io(#[source] std::io::Error),
 }
 
-impl Ended {
+impl ChannelEnd {
     /// The close code for the peer; `None` if it can no longer be told.
     pub fn close_code(&self) -> Option<CloseCode> {
         match self {
@@ -89,7 +89,7 @@ impl Ended {
     }
 }
 
-impl From<Error> for Ended {
+impl From<Error> for ChannelEnd {
     fn from(error: Error) -> Self {
         match error {
             Error::ConnectionClosed
@@ -109,7 +109,7 @@ impl From<Error> for Ended {
 #[derive(Debug)]
 pub struct Channel<S> {
     // Boxed: with TLS it takes several KiB, and every future that a channel moves through would reserve space for it.
-    socket: Box<WebSocketStream<Metered<S>>>,
+    socket: Box<WebSocketStream<CountingStream<S>>>,
     terms: Terms,
     last_received: Instant,
     next_ping: Instant,
@@ -131,7 +131,7 @@ enum Io {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     /// Wraps a websocket whose handshake is done.
-    pub fn new(socket: WebSocketStream<Metered<S>>, terms: Terms) -> Self {
+    pub fn new(socket: WebSocketStream<CountingStream<S>>, terms: Terms) -> Self {
         let now = Instant::now();
         Self {
             socket: Box::new(socket),
@@ -155,18 +155,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         self.socket.get_ref().get_ref()
     }
 
-    /// Whether [`Self::start_send`] may be called now. If not, [`Event::Writable`] tells when.
+    /// Whether [`Self::start_send`] may be called now. If not, [`ChannelEvent::Writable`] tells when.
     pub fn is_writable(&self) -> bool {
         self.pending_write.is_none()
     }
 
     /// Starts to write a message. [`Self::next`] completes the write while it keeps reading, so that two peers that
     /// write at once do not block each other. Only call this if [`Self::is_writable`].
-    pub fn start_send(&mut self, text: Utf8Bytes) -> Result<(), Ended> {
+    pub fn start_send(&mut self, text: Utf8Bytes) -> Result<(), ChannelEnd> {
         self.start_write(Message::Text(text))
     }
 
-    fn start_write(&mut self, message: Message) -> Result<(), Ended> {
+    fn start_write(&mut self, message: Message) -> Result<(), ChannelEnd> {
         let at_slowest = Duration::from_secs(message.len() as u64 / SLOWEST_LINK);
         let timeout = self.terms.write_grace + at_slowest;
         self.pending_write = Some(PendingWrite { timeout, deadline: Instant::now() + timeout });
@@ -175,7 +175,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 
     /// Waits for the next event. With `read` false nothing is read, for a caller without room for a message: TCP then
     /// slows the peer down, and its silence does not end the session.
-    pub async fn next(&mut self, read: bool) -> Result<Event, Ended> {
+    pub async fn next(&mut self, read: bool) -> Result<ChannelEvent, ChannelEnd> {
         loop {
             if !read {
                 self.last_received = Instant::now();
@@ -194,7 +194,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
                 io = poll_fn(|cx| self.poll_io(cx, read)) => match io {
                     Io::Written(done) => {
                         done?;
-                        return Ok(Event::Writable);
+                        return Ok(ChannelEvent::Writable);
                     }
                     Io::Read(Some(Ok(message))) => {
                         if let Some(event) = interpret(message)? {
@@ -202,24 +202,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
                         }
                     }
                     Io::Read(Some(Err(error))) => return Err(error.into()),
-                    Io::Read(None) => return Err(Ended::Cut),
+                    Io::Read(None) => return Err(ChannelEnd::Cut),
                 },
                 () = sleep_until(wake) => self.check_clock(read)?,
             }
         }
     }
 
-    fn check_clock(&mut self, read: bool) -> Result<(), Ended> {
+    fn check_clock(&mut self, read: bool) -> Result<(), ChannelEnd> {
         let now = Instant::now();
         if let Some(write) = self.pending_write
             && write.deadline <= now
         {
-            return Err(Ended::Stalled(write.timeout));
+            return Err(ChannelEnd::Stalled(write.timeout));
         }
         let silence = 2 * self.terms.heartbeat;
         // Computed anew, because `last_received` moves with every byte.
         if read && self.last_received + silence <= now {
-            return Err(Ended::Silent(silence));
+            return Err(ChannelEnd::Silent(silence));
         }
         if self.next_ping <= now {
             self.next_ping = now + self.terms.heartbeat;
@@ -274,18 +274,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 }
 
 /// Translates a websocket message into an event.
-fn interpret(message: Message) -> Result<Option<Event>, Ended> {
+fn interpret(message: Message) -> Result<Option<ChannelEvent>, ChannelEnd> {
     match message {
-        Message::Text(text) => Ok(Some(Event::Text(text))),
-        Message::Ping(_) | Message::Pong(_) => Ok(Some(Event::Control)),
+        Message::Text(text) => Ok(Some(ChannelEvent::Text(text))),
+        Message::Ping(_) | Message::Pong(_) => Ok(Some(ChannelEvent::Control)),
         Message::Binary(_) => {
-            Err(Ended::Protocol("messages are text frames, and this one is binary".to_owned()))
+            Err(ChannelEnd::Protocol("messages are text frames, and this one is binary".to_owned()))
         }
         Message::Close(Some(frame)) => {
-            Err(Ended::ByPeer { code: frame.code.into(), reason: printable(&frame.reason) })
+            Err(ChannelEnd::ByPeer { code: frame.code.into(), reason: printable(&frame.reason) })
         }
         Message::Close(None) => {
-            Err(Ended::ByPeer { code: CloseCode::Status.into(), reason: "no reason".to_owned() })
+            Err(ChannelEnd::ByPeer { code: CloseCode::Status.into(), reason: "no reason".to_owned() })
         }
         // Never read: raw frames are only for writing.
         Message::Frame(_) => Ok(None),

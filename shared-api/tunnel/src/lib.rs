@@ -1,9 +1,9 @@
 //! The websocket channel that both ends of the tunnel share.
 //!
 //! ```text
-//!  messages ──▶ Channel::start_send ─┐                     ┌─▶ TLS, TCP
-//!                                    ├─ WebSocket ─ Metered┤
-//!  messages ◀── Channel::next ───────┘                     └─◀ TLS, TCP
+//!  messages ──▶ Channel::start_send ─┐                              ┌─▶ TLS, TCP
+//!                                    ├─ WebSocket ─ CountingStream ─┤
+//!  messages ◀── Channel::next ───────┘                              └─◀ TLS, TCP
 //!                  └─ pings, silence, write deadline
 //! ```
 //!
@@ -11,10 +11,10 @@
 //! its own, so that ten thousand idle channels are cheap.
 
 mod channel;
-mod metered;
+mod counting_stream;
 
-pub use channel::{Channel, Ended, Event, Terms};
-pub use metered::Metered;
+pub use channel::{Channel, ChannelEnd, ChannelEvent, Terms};
+pub use counting_stream::CountingStream;
 pub use tokio_tungstenite::tungstenite::Utf8Bytes;
 pub use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 

@@ -53,7 +53,8 @@ impl From<PkiError> for Denial {
         match error {
             PkiError::Csr(_) => Self::new(StatusCode::BAD_REQUEST, error),
             error => {
-                tracing::error!(%error, cause = error.source().map(ToString::to_string), "a certificate was not signed");
+                let cause = error.source().map(ToString::to_string);
+                tracing::error!(%error, cause, "a certificate was not signed");
                 Self::new(
                     StatusCode::INTERNAL_SERVER_ERROR,
                     "cloudcore could not sign the certificate: see cloudcore's log",
@@ -141,7 +142,8 @@ impl Routes {
                 return Err(Denial::new(status, refusal));
             }
             Err(error) => {
-                tracing::error!(%node, %error, cause = error.source().map(ToString::to_string), "a token was not redeemed");
+                let cause = error.source().map(ToString::to_string);
+                tracing::error!(%node, %error, cause, "a token was not redeemed");
                 let error = "cloudcore could not check the token at the API server: try again, or see cloudcore's log";
                 return Err(Denial::new(StatusCode::SERVICE_UNAVAILABLE, error));
             }

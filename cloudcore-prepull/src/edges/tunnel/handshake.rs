@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
-use prepull_tunnel::{Channel, Metered, Terms, websocket_config};
+use prepull_tunnel::{Channel, CountingStream, Terms, websocket_config};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -67,7 +67,7 @@ impl Handshaker {
             None => negotiate_subprotocol(request, response),
         };
         let accepted =
-            accept_hdr_async_with_config(Metered::new(stream), check, Some(websocket_config())).await;
+            accept_hdr_async_with_config(CountingStream::new(stream), check, Some(websocket_config())).await;
         let (peer, open) = admitted?;
         let socket = accepted.map_err(Refusal::WebSocket)?;
         Ok(Connected { channel: Channel::new(socket, self.terms), peer, open })

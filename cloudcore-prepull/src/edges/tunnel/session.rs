@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use prepull_api::task::NodeName;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, decode, encode};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
-use prepull_tunnel::{Channel, Event};
+use prepull_tunnel::{Channel, ChannelEvent};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -98,7 +98,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     loop {
-        let Event::Text(text) = channel.next(true).await? else { continue };
+        let ChannelEvent::Text(text) = channel.next(true).await? else { continue };
         return match decode(&text)? {
             EdgeMessage::Hello(hello) if hello.open.len() > MAX_OPEN_TASKS => {
                 Err(SessionEnd::TooManyTasks(hello.open.len()))
@@ -142,7 +142,7 @@ impl SessionContext<'_> {
                     Outgoing::Close(close) => return Err(SessionEnd::Closed(close)),
                 },
                 event = channel.next(paused_until.is_none()) => match event? {
-                    Event::Writable => {}
+                    ChannelEvent::Writable => {}
                     event => paused_until = self.handle_incoming(event, outbox.id, &mut limit).await?,
                 },
                 () = sleep_until(paused_until.unwrap_or(expires)), if paused_until.is_some() => {
@@ -156,14 +156,14 @@ impl SessionContext<'_> {
     /// Forwards a message to the controller. Returns until when to pause reading, if the node sends too much.
     async fn handle_incoming(
         &self,
-        event: Event,
+        event: ChannelEvent,
         session: SessionId,
         limit: &mut InboundLimit,
     ) -> Result<Option<Instant>, SessionEnd> {
         let (message, bytes) = match event {
-            Event::Writable => return Ok(None),
-            Event::Control => (None, 0),
-            Event::Text(text) => (Some(decode::<EdgeMessage>(&text)?), text.len()),
+            ChannelEvent::Writable => return Ok(None),
+            ChannelEvent::Control => (None, 0),
+            ChannelEvent::Text(text) => (Some(decode::<EdgeMessage>(&text)?), text.len()),
         };
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
         match message {

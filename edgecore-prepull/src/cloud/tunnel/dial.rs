@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, Welcome, decode, encode};
-use prepull_tunnel::{Channel, Event, Metered, Terms, websocket_config};
+use prepull_tunnel::{Channel, ChannelEvent, CountingStream, Terms, websocket_config};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
@@ -225,7 +225,7 @@ impl Dial {
             let stream = TlsConnector::from(tls).connect(name, stream).await.map_err(unreachable)?;
             let (socket, _) = client_async_with_config(
                 upgrade_request(endpoint)?,
-                Metered::new(stream),
+                CountingStream::new(stream),
                 Some(websocket_config()),
             )
             .await
@@ -246,7 +246,7 @@ impl Dial {
             channel.start_send(encode(&EdgeMessage::Hello(hello))?.into())?;
             loop {
                 match channel.next(true).await? {
-                    Event::Text(text) => {
+                    ChannelEvent::Text(text) => {
                         return match decode(&text)? {
                             CloudMessage::Welcome(welcome) => Ok(welcome),
                             CloudMessage::Goaway { after, reason } => {
@@ -255,7 +255,7 @@ impl Dial {
                             _ => Err(End::NotWelcome),
                         };
                     }
-                    Event::Control | Event::Writable => {}
+                    ChannelEvent::Control | ChannelEvent::Writable => {}
                 }
             }
         };
@@ -297,7 +297,7 @@ impl Dial {
                     }
                 }
                 event = channel.next(room.is_some()) => {
-                    let Event::Text(text) = event? else { continue };
+                    let ChannelEvent::Text(text) = event? else { continue };
                     match decode(&text)? {
                         CloudMessage::Goaway { after, reason } => {
                             return Err(End::Goaway { after, reason: printable(&reason) });

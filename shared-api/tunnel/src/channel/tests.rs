@@ -9,7 +9,8 @@ use crate::websocket_config;
 const TERMS: Terms = Terms { heartbeat: Duration::from_secs(15), write_grace: Duration::from_secs(10) };
 
 async fn channel(stream: DuplexStream, role: Role) -> Channel<DuplexStream> {
-    let socket = WebSocketStream::from_raw_socket(Metered::new(stream), role, Some(websocket_config())).await;
+    let socket =
+        WebSocketStream::from_raw_socket(CountingStream::new(stream), role, Some(websocket_config())).await;
     Channel::new(socket, TERMS)
 }
 
@@ -25,15 +26,15 @@ async fn server_and_client(room: usize) -> (Channel<DuplexStream>, Channel<Duple
     (channel(ours, Role::Server).await, channel(theirs, Role::Client).await)
 }
 
-async fn until_text(channel: &mut Channel<DuplexStream>) -> Result<Utf8Bytes, Ended> {
+async fn until_text(channel: &mut Channel<DuplexStream>) -> Result<Utf8Bytes, ChannelEnd> {
     loop {
-        if let Event::Text(text) = channel.next(true).await? {
+        if let ChannelEvent::Text(text) = channel.next(true).await? {
             return Ok(text);
         }
     }
 }
 
-async fn until_end(channel: &mut Channel<DuplexStream>, read: bool) -> Ended {
+async fn until_end(channel: &mut Channel<DuplexStream>, read: bool) -> ChannelEnd {
     loop {
         if let Err(ended) = channel.next(read).await {
             return ended;
@@ -63,7 +64,7 @@ async fn silence_ends_the_session_after_two_heartbeats() {
     let (mut channel, mut peer) = server_and_stream(1024).await;
     peer.write_all(&[0x8a, 0x80, 0, 0, 0, 0]).await.unwrap(); // a pong, and then nothing
     let start = Instant::now();
-    assert!(matches!(until_end(&mut channel, true).await, Ended::Silent(_)));
+    assert!(matches!(until_end(&mut channel, true).await, ChannelEnd::Silent(_)));
     assert_eq!(start.elapsed().as_secs(), 30);
 }
 
@@ -94,7 +95,7 @@ async fn a_write_deadline_grows_with_the_size_of_the_message() {
         channel.start_send("x".repeat(size).into()).unwrap();
         assert!(!channel.is_writable());
         let ended = until_end(&mut channel, false).await;
-        assert!(matches!(ended, Ended::Stalled(_)), "{ended}");
+        assert!(matches!(ended, ChannelEnd::Stalled(_)), "{ended}");
         assert_eq!(start.elapsed().as_secs(), seconds);
     }
 }
@@ -115,9 +116,9 @@ async fn two_peers_that_write_at_once_do_not_block_each_other() {
             let (mut came, mut went) = (0, false);
             while came == 0 || !went {
                 match channel.next(true).await.unwrap() {
-                    Event::Text(text) => came = text.len(),
-                    Event::Writable => went = true,
-                    Event::Control => {}
+                    ChannelEvent::Text(text) => came = text.len(),
+                    ChannelEvent::Writable => went = true,
+                    ChannelEvent::Control => {}
                 }
             }
             came
@@ -162,7 +163,7 @@ async fn too_large_binary_and_unmasked_frames_end_the_session_with_a_reason() {
 async fn control_characters_in_the_peers_reason_are_replaced() {
     let (mut a, b) = server_and_client(1024).await;
     let (ended, ()) = tokio::join!(until_end(&mut a, true), b.close(CloseCode::Away, "line\nbreak"));
-    let Ended::ByPeer { code, reason } = ended else { panic!("{ended}") };
+    let ChannelEnd::ByPeer { code, reason } = ended else { panic!("{ended}") };
     assert_eq!((code, reason.as_str()), (1001, "line break"));
 }
 
@@ -178,5 +179,5 @@ async fn closing_takes_at_most_two_seconds() {
 async fn a_connection_that_ends_without_a_close_frame_is_cut() {
     let (mut channel, peer) = server_and_stream(1).await;
     drop(peer);
-    assert!(matches!(until_end(&mut channel, true).await, Ended::Cut));
+    assert!(matches!(until_end(&mut channel, true).await, ChannelEnd::Cut));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prepull_api::wire::{DecodeError, MAX_OPEN_TASKS};
-use prepull_tunnel::{CloseCode, Ended};
+use prepull_tunnel::{ChannelEnd, CloseCode};
 
 use crate::edges::tunnel::outbox::Close;
 use crate::edges::tunnel::overload::OverloadReason;
@@ -12,7 +12,7 @@ use crate::edges::tunnel::overload::OverloadReason;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionEnd {
     #[error("{0}")]
-    Connection(#[from] Ended),
+    Connection(#[from] ChannelEnd),
     #[error("{0}")]
     Decode(#[from] DecodeError),
     #[error("no Hello within {0:?}")]
@@ -53,9 +53,13 @@ impl SessionEnd {
     /// Whether an operator may have to act on it.
     pub(super) fn is_fault(&self) -> bool {
         match self {
-            Self::Connection(Ended::ByPeer { .. } | Ended::Cut | Ended::Io(_) | Ended::Silent(_))
+            Self::Connection(
+                ChannelEnd::ByPeer { .. } | ChannelEnd::Cut | ChannelEnd::Io(_) | ChannelEnd::Silent(_),
+            )
             | Self::Closed(_) => false,
-            Self::Connection(Ended::Stalled(_) | Ended::TooLarge { .. } | Ended::Protocol(_))
+            Self::Connection(
+                ChannelEnd::Stalled(_) | ChannelEnd::TooLarge { .. } | ChannelEnd::Protocol(_),
+            )
             | Self::Decode(_)
             | Self::NoHello(_)
             | Self::NotHello

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prepull_api::wire::DecodeError;
-use prepull_tunnel::{CloseCode, Ended};
+use prepull_tunnel::{ChannelEnd, CloseCode};
 use tokio_tungstenite::tungstenite::Error as WsError;
 
 use crate::cloud::endpoint::{Trouble, printable};
@@ -27,7 +27,7 @@ pub(super) enum End {
     #[error("{0}")]
     Connection(Trouble),
     #[error("{0}")]
-    Channel(Ended),
+    Channel(ChannelEnd),
     #[error("{0}")]
     Decode(#[from] DecodeError),
     #[error("the server asks to come back later: {reason}")]
@@ -38,11 +38,11 @@ pub(super) enum End {
     Shutdown,
 }
 
-impl From<Ended> for End {
-    fn from(ended: Ended) -> Self {
+impl From<ChannelEnd> for End {
+    fn from(ended: ChannelEnd) -> Self {
         match ended {
             // With TLS 1.3 the server's refusal of our certificate arrives only after the handshake.
-            Ended::Io(error) => Self::Connection(error.into()),
+            ChannelEnd::Io(error) => Self::Connection(error.into()),
             ended => Self::Channel(ended),
         }
     }
@@ -56,9 +56,9 @@ impl End {
             Self::Goaway { after, .. } => route::Ended::Goaway { after: *after },
             Self::Renewed => route::Ended::Renewed,
             _ if !had_session => route::Ended::Failed,
-            Self::Channel(Ended::Silent(_) | Ended::Stalled(_)) => route::Ended::Gone,
+            Self::Channel(ChannelEnd::Silent(_) | ChannelEnd::Stalled(_)) => route::Ended::Gone,
             // The server's queue had no room for a `Goaway`.
-            Self::Channel(Ended::ByPeer { code, .. }) if *code == u16::from(CloseCode::Away) => {
+            Self::Channel(ChannelEnd::ByPeer { code, .. }) if *code == u16::from(CloseCode::Away) => {
                 route::Ended::Gone
             }
             _ => route::Ended::Lost,

@@ -9,12 +9,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// A stream that counts the bytes read from it. On a slow link, a large message takes longer than the silence that ends
 /// a session; the count shows that it is arriving.
 #[derive(Debug)]
-pub struct Metered<S> {
+pub struct CountingStream<S> {
     stream: S,
     received: u64,
 }
 
-impl<S> Metered<S> {
+impl<S> CountingStream<S> {
     /// Wraps a stream, with a count of zero.
     pub fn new(stream: S) -> Self {
         Self { stream, received: 0 }
@@ -31,7 +31,7 @@ impl<S> Metered<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for CountingStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -44,7 +44,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for CountingStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
