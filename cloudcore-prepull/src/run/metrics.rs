@@ -48,7 +48,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// What is counted where the inputs of the engines pass.
+    /// The counters and gauges of the engines' inputs, of the sessions and of the election.
     struct Counted {
         /// ImagePrePullJobs by phase
         jobs: Family<PhaseLabel, Gauge>,

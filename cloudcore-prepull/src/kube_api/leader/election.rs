@@ -6,7 +6,10 @@ use jiff::{Timestamp, ToSpan};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
-use super::{LEASE, Timing};
+use super::timing::Timing;
+
+/// The name of the Lease, in the namespace of cloudcore-prepull.
+pub(super) const LEASE: &str = "cloudcore-prepull";
 
 /// The duration of a released Lease. It must not be zero, and nobody waits for a Lease without a holder.
 const RELEASED_SECONDS: i32 = 1;

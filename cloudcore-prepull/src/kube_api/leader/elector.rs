@@ -11,8 +11,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span, warn};
 
-use super::election::{Election, Step};
-use super::{LEASE, Leadership, Timing, new_identity, watchdog};
+use super::election::{Election, LEASE, Step};
+use super::identity::new_identity;
+use super::leadership::Leadership;
+use super::timing::Timing;
+use super::watchdog;
 use crate::kube_api::refusal::{explain, with_causes};
 
 /// The limit for releasing the Lease. If that fails, the successor waits until the Lease expires.

@@ -9,7 +9,7 @@ use futures::future::Either;
 use kube::client::Body;
 use tower::{BoxError, Layer, Service};
 
-use super::Leadership;
+use super::leadership::Leadership;
 
 /// The layer for the client of the leader's work. The Lease itself goes through another client.
 #[derive(Clone, Debug)]

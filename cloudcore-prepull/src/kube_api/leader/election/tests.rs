@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use proptest::prelude::*;
 
-use super::super::Leadership;
+use super::super::leadership::Leadership;
 use super::*;
 
 const DURATION: Duration = Duration::from_secs(15);
