@@ -121,7 +121,7 @@ impl Engine {
             let freed = self.prepull.take_freed();
             let Some(kruise) = &mut self.kruise else { break };
             for node in freed {
-                kruise.handle(kruise::Input::Node(node_images::Input::Free(node)), now);
+                kruise.handle(kruise::Input::Node(node_images::Input::SlotFreed(node)), now);
             }
             let prepull = &mut self.prepull;
             let more = kruise.flush(now, &mut |node| prepull.take_place(node));
@@ -175,7 +175,7 @@ impl Engine {
 
     /// Tells the jobs which slots of nodes the NodeImages have taken or given back.
     fn move_slots(&mut self) {
-        let moves = self.kruise.as_mut().map(Kruise::take_moves).unwrap_or_default();
+        let moves = self.kruise.as_mut().map(Kruise::take_slot_changes).unwrap_or_default();
         for (node, taken) in moves {
             self.prepull.place_moved(&node, taken);
         }

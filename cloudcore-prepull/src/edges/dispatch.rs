@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageTask, NodeName, PullPolicy, Task, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Key};
-use prepull_engine::kruise::node_images::Order;
+use prepull_engine::kruise::node_images::TagDispatch;
 use prepull_engine::prepull::controller::Dispatch;
 use prepull_engine::prepull::plan::{self, PlannedImage, SecretLookup};
 use prepull_engine::shared::outcomes::DispatchOutcome;
@@ -37,7 +37,7 @@ pub(crate) async fn dispatch_job_task(
 
 /// Does the same as [`dispatch_job_task`] for a task of a NodeImage.
 pub(crate) async fn dispatch_node_image_task(
-    order: Order,
+    order: TagDispatch,
     secrets: &Secrets,
     sessions: &Sessions,
 ) -> DispatchOutcome {

@@ -1,4 +1,4 @@
-//! Kruise's objects and the pods, as the API server tells of them, turned into the engine's inputs.
+//! The watches of Kruise's objects and of pods, whose events are turned into the engine's inputs.
 
 use std::fmt::Debug;
 
@@ -11,9 +11,8 @@ use kube::{Client, Resource};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
 use prepull_api::task::NodeName;
 use prepull_engine::engine;
-use prepull_engine::kruise::engine::Input;
 use prepull_engine::kruise::jobs::{self, Pod};
-use prepull_engine::kruise::node_images;
+use prepull_engine::kruise::{Input, node_images};
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -59,7 +58,7 @@ pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input
     follow(Api::<DeserializeGuard<ImageListPullJob>>::all(client), all(), inputs, readable, watched).await;
 }
 
-/// The pods that a podSelector may be about; one that is so no more is told of as gone.
+/// A field selector for the pods that a podSelector may select. The watch delivers a pod that leaves it as deleted.
 const SCHEDULED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
 /// Watches all pods for ever. Of each only what a podSelector needs is read.
@@ -104,8 +103,8 @@ struct PodState {
 
 fn pod(view: PodView) -> Pod {
     let PodView { metadata, spec, status } = view;
-    let is_over = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-    let counts = !is_over && metadata.deletion_timestamp.is_none();
+    let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let counts = !has_ended && metadata.deletion_timestamp.is_none();
     Pod {
         namespace: metadata.namespace.unwrap_or_default(),
         name: metadata.name.unwrap_or_default(),

@@ -11,7 +11,7 @@ use kube::api::{Api, PostParams};
 use kube::{Client, Error, Resource, ResourceExt};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImagePullJobSpec, NodeImage, NodeImageSpec};
 use prepull_api::task::NodeName;
-use prepull_engine::kruise::jobs::{Action, Object};
+use prepull_engine::kruise::jobs::{JobWrite, WriteTarget};
 use prepull_engine::kruise::node_images::{Write, Written};
 use prepull_engine::shared::objects::ObjectId;
 use prepull_engine::shared::outcomes::WriteOutcome;
@@ -85,48 +85,49 @@ impl Writer {
         Ok(Written::Refused(api.get_opt(name).await?.map(Box::new)))
     }
 
-    /// Makes the write of a job.
-    pub(crate) async fn write_job(&self, action: Action) -> WriteOutcome {
-        let object = action.written_object();
-        match object_write::in_time(self.try_job(action)).await {
+    /// Writes a job, or a child of a list.
+    pub(crate) async fn write_job(&self, write: JobWrite) -> WriteOutcome {
+        let target = write.target();
+        match object_write::in_time(self.try_job(write)).await {
             Ok(outcome) => outcome,
             Err(error) => {
-                let (operation, problem) = match object {
-                    Some(Object::ListJob(_)) => {
+                let (operation, problem) = match target {
+                    WriteTarget::ListJob(_) => {
                         ("write an ImageListPullJob", error.explain::<ImageListPullJob>())
                     }
-                    _ => ("write an ImagePullJob", error.explain::<ImagePullJob>()),
+                    WriteTarget::PullJob(_) | WriteTarget::Child(..) => {
+                        ("write an ImagePullJob", error.explain::<ImagePullJob>())
+                    }
                 };
-                self.log.record(operation, &format!("{object:?}"), problem.as_deref(), &error);
+                self.log.record(operation, &format!("{target:?}"), problem.as_deref(), &error);
                 WriteOutcome::Failed
             }
         }
     }
 
-    async fn try_job(&self, action: Action) -> Result<WriteOutcome, Error> {
-        match action {
-            Action::PullJobStatus(id, status) => {
+    async fn try_job(&self, write: JobWrite) -> Result<WriteOutcome, Error> {
+        match write {
+            JobWrite::PullJobStatus(id, status) => {
                 let values = [("/status", json!(status))];
                 replace(&self.namespaced::<ImagePullJob>(&id), &id, Endpoint::Status, values).await
             }
-            Action::ListJobStatus(id, status) => {
+            JobWrite::ListJobStatus(id, status) => {
                 let values = [("/status", json!(status))];
                 replace(&self.namespaced::<ImageListPullJob>(&id), &id, Endpoint::Status, values).await
             }
-            Action::ChangeChild { list: _, child: id, spec } => {
+            JobWrite::UpdateChild { list: _, child: id, spec } => {
                 let values = [("/spec", json!(spec))];
                 replace(&self.namespaced::<ImagePullJob>(&id), &id, Endpoint::Object, values).await
             }
-            Action::DeletePullJob(id) | Action::DeleteChild { child: id, .. } => {
+            JobWrite::DeletePullJob(id) | JobWrite::DeleteChild { child: id, .. } => {
                 let api = self.namespaced::<ImagePullJob>(&id);
                 object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| WriteOutcome::Done)
             }
-            Action::DeleteListJob(id) => {
+            JobWrite::DeleteListJob(id) => {
                 let api = self.namespaced::<ImageListPullJob>(&id);
                 object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| WriteOutcome::Done)
             }
-            Action::MakeChild { list, name, spec } => self.create_child(&list, &name, *spec).await,
-            Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => Ok(WriteOutcome::Done),
+            JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec).await,
         }
     }
 

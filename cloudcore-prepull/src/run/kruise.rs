@@ -1,4 +1,4 @@
-//! Kruise's objects: their watches, and what the engine wants done for them.
+//! Kruise's objects: their watches, and the actions that the engine asks for.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use tokio::sync::Semaphore;
 use tracing::{Instrument, info, info_span};
 
 use super::core::{Core, caught};
-use crate::edges::dispatch;
+use crate::edges::dispatch::dispatch_node_image_task;
 use crate::kube_api::kruise_watch;
 use crate::kube_api::kruise_writer::Writer;
 
-/// Writes under way. More would wait in the API server, which has its own bounds (400 in all by default).
+/// Writes at a time. More would wait in the API server, which has its own bounds (400 in all by default).
 const WRITES: usize = 64;
 
 /// The writes of Kruise's objects.
@@ -52,16 +52,15 @@ impl Core {
         match action {
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
             Action::Event(event) => self.events.send(event),
-            Action::Dispatch(order) => {
+            Action::Dispatch(dispatch) => {
                 let (secrets, sessions, permits) =
                     (self.secrets.clone(), self.sessions.clone(), self.permits.clone());
-                let span = info_span!("dispatch", task = order.task.title, node = %order.node);
+                let span = info_span!("dispatch", task = dispatch.task.title, node = %dispatch.node);
                 let work = async move {
                     // The semaphore is never closed.
                     let _permit = permits.acquire().await;
-                    let (node, task) = (order.node.clone(), order.task.id.clone());
-                    let dispatched =
-                        caught(dispatch::dispatch_node_image_task(*order, &secrets, &sessions)).await;
+                    let (node, task) = (dispatch.node.clone(), dispatch.task.id.clone());
+                    let dispatched = caught(dispatch_node_image_task(*dispatch, &secrets, &sessions)).await;
                     let outcome = dispatched.unwrap_or(DispatchOutcome::Offline);
                     info!(?outcome, "dispatched");
                     let dispatched = node_images::Input::Dispatched { node, task, outcome };
@@ -78,15 +77,13 @@ impl Core {
                     let _ = inputs.send(Input::Node(node_images::Input::Written(node, written)).into()).await;
                 });
             }
-            Action::Job(action) => {
+            Action::Job(write) => {
                 let (writer, permits) = (self.kruise.writer.clone(), self.kruise.permits.clone());
                 self.work.spawn(async move {
                     let _permit = permits.acquire().await;
-                    let Some(object) = action.written_object() else {
-                        return;
-                    };
-                    let outcome = caught(writer.write_job(action)).await.unwrap_or(WriteOutcome::Failed);
-                    let _ = inputs.send(Input::Job(jobs::Input::Written { object, outcome }).into()).await;
+                    let target = write.target();
+                    let outcome = caught(writer.write_job(write)).await.unwrap_or(WriteOutcome::Failed);
+                    let _ = inputs.send(Input::Job(jobs::Input::Written { target, outcome }).into()).await;
                 });
             }
         }

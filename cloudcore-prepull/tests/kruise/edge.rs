@@ -1,4 +1,4 @@
-//! An edge as the tunnel knows it: a ledger, and tasks that take their time. (Its insides are the agent's own model.)
+//! An edge as the tunnel sees it: a ledger, and tasks that take their time. (Its insides are the agent's own model.)
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use prepull_api::task::{ImageOutcome, ImageResult, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{CloudMessage, EdgeMessage, OpenPhase, OpenTask};
 
-pub(crate) enum Held {
+/// How far a task in the ledger is.
+pub(crate) enum TaskState {
     Running,
     NeedsKeys,
     Finished(TaskResult),
@@ -14,21 +15,21 @@ pub(crate) enum Held {
 
 #[derive(Default)]
 pub(crate) struct Edge {
-    pub(crate) ledger: BTreeMap<TaskId, Held>,
+    pub(crate) ledger: BTreeMap<TaskId, TaskState>,
     pub(crate) session: Option<u64>,
-    /// On their way, in this session.
+    /// Messages to the edge that are in flight, in this session.
     pub(crate) downward: VecDeque<CloudMessage>,
     pub(crate) upward: VecDeque<EdgeMessage>,
 }
 
 impl Edge {
     pub(crate) fn open(&self) -> Vec<OpenTask> {
-        let phase = |held: &Held| match held {
-            Held::Running => OpenPhase::Running,
-            Held::NeedsKeys => OpenPhase::NeedsKeys,
-            Held::Finished(_) => OpenPhase::Finished,
+        let phase = |state: &TaskState| match state {
+            TaskState::Running => OpenPhase::Running,
+            TaskState::NeedsKeys => OpenPhase::NeedsKeys,
+            TaskState::Finished(_) => OpenPhase::Finished,
         };
-        self.ledger.iter().map(|(task, held)| OpenTask { task: task.clone(), phase: phase(held) }).collect()
+        self.ledger.iter().map(|(task, state)| OpenTask { task: task.clone(), phase: phase(state) }).collect()
     }
 
     pub(crate) fn cut(&mut self) {
@@ -43,8 +44,8 @@ impl Edge {
         let results: Vec<_> = self
             .ledger
             .values()
-            .filter_map(|held| match held {
-                Held::Finished(result) => Some(EdgeMessage::Result(result.clone())),
+            .filter_map(|state| match state {
+                TaskState::Finished(result) => Some(EdgeMessage::Result(result.clone())),
                 _ => None,
             })
             .collect();
@@ -53,15 +54,15 @@ impl Edge {
 
     pub(crate) fn restart(&mut self) {
         self.cut();
-        for held in self.ledger.values_mut() {
-            if matches!(held, Held::Running) {
-                *held = Held::NeedsKeys;
+        for state in self.ledger.values_mut() {
+            if matches!(state, TaskState::Running) {
+                *state = TaskState::NeedsKeys;
             }
         }
     }
 
     pub(crate) fn running(&self) -> Vec<TaskId> {
-        let running = self.ledger.iter().filter(|(_, held)| matches!(held, Held::Running));
+        let running = self.ledger.iter().filter(|(_, state)| matches!(state, TaskState::Running));
         running.map(|(task, _)| task.clone()).collect()
     }
 
@@ -85,25 +86,25 @@ impl Edge {
             }],
             took: Duration::from_secs(1),
         };
-        self.ledger.insert(task.clone(), Held::Finished(result.clone()));
-        self.say(EdgeMessage::Result(result));
+        self.ledger.insert(task.clone(), TaskState::Finished(result.clone()));
+        self.send(EdgeMessage::Result(result));
     }
 
-    fn say(&mut self, message: EdgeMessage) {
+    fn send(&mut self, message: EdgeMessage) {
         if self.session.is_some() {
             self.upward.push_back(message);
         }
     }
 
-    pub(crate) fn takes(&mut self, message: CloudMessage) {
+    pub(crate) fn receive(&mut self, message: CloudMessage) {
         match message {
             CloudMessage::Assign(assign) => {
                 let id = assign.task.id;
                 match self.ledger.get(&id) {
-                    Some(Held::Finished(result)) => self.say(EdgeMessage::Result(result.clone())),
+                    Some(TaskState::Finished(result)) => self.send(EdgeMessage::Result(result.clone())),
                     Some(_) => {
-                        self.ledger.insert(id.clone(), Held::Running);
-                        self.say(EdgeMessage::Accepted { task: id });
+                        self.ledger.insert(id.clone(), TaskState::Running);
+                        self.send(EdgeMessage::Accepted { task: id });
                     }
                     None => {
                         let earlier: Vec<_> =
@@ -117,22 +118,22 @@ impl Edge {
                             return;
                         }
                         for task in earlier {
-                            if !matches!(self.ledger.get(&task), Some(Held::Finished(_))) {
+                            if !matches!(self.ledger.get(&task), Some(TaskState::Finished(_))) {
                                 self.end(&task, ImageOutcome::Stopped);
                             }
                         }
-                        self.ledger.insert(id.clone(), Held::Running);
-                        self.say(EdgeMessage::Accepted { task: id });
+                        self.ledger.insert(id.clone(), TaskState::Running);
+                        self.send(EdgeMessage::Accepted { task: id });
                     }
                 }
             }
             CloudMessage::Cancel { task, .. } => match self.ledger.get(&task) {
-                Some(Held::Finished(result)) => self.say(EdgeMessage::Result(result.clone())),
+                Some(TaskState::Finished(result)) => self.send(EdgeMessage::Result(result.clone())),
                 Some(_) => self.end(&task, ImageOutcome::Stopped),
                 None => {}
             },
             CloudMessage::ResultAck { task } => {
-                if matches!(self.ledger.get(&task), Some(Held::Finished(_))) {
+                if matches!(self.ledger.get(&task), Some(TaskState::Finished(_))) {
                     self.ledger.remove(&task);
                 }
             }

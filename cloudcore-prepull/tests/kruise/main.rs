@@ -1,6 +1,6 @@
-//! Kruise's engine in a world that does its worst: watches are late, writes are refused, fail or land unheard, links are
-//! cut, both sides are killed between any two steps, and people edit what they like. After every step some things must
-//! hold; when the faults stop, everything has to come to its end.
+//! Kruise's engine under random faults: watches are late, writes are refused, fail, or succeed without an answer, links
+//! are cut, both sides are killed between any two steps, and people edit everything. Invariants hold after every step;
+//! once the faults stop, every job and every tag must end.
 //!
 //! ```text
 //!  user ─▶ Api ─watch─▶ Kruise ─Assign─▶ Edge
@@ -29,12 +29,12 @@ use serde_json::json;
 
 use world::{NODES, World};
 
-/// Runs, where nothing else is asked for.
+/// Runs, unless `PREPULL_KRUISE_RUNS` is set.
 const RUNS: u64 = 500;
 /// Seeds that failed once.
 const REGRESSIONS: &[u64] = &[];
 
-/// Plays a run; what broke, and the trace.
+/// Plays a run. Returns what failed, and the trace.
 fn play(seed: u64, trace: bool) -> Result<(), (String, Vec<String>)> {
     let mut world = World::new(seed, trace);
     let played = catch_unwind(AssertUnwindSafe(|| {
@@ -57,8 +57,8 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn everything_comes_to_its_end_whatever_happens() {
-    // The panics of the runs are caught and told below.
+fn every_job_and_tag_ends_whatever_faults_happen() {
+    // The panics of the runs are caught and reported below.
     std::panic::set_hook(Box::new(|_| {}));
     let seeds: Vec<u64> = match number("PREPULL_KRUISE_SEED") {
         Some(seed) => vec![seed],
@@ -68,8 +68,8 @@ fn everything_comes_to_its_end_whatever_happens() {
     let failed: Vec<(u64, String)> =
         seeds.iter().filter_map(|&seed| Some((seed, play(seed, false).err()?.0))).collect();
     let trace = failed.iter().min_by_key(|(seed, _)| seed % 4).map(|&(seed, _)| {
-        let told = play(seed, true).err().map(|(_, trace)| trace).unwrap_or_default();
-        format!("seed {seed}:\n{}", told.join("\n"))
+        let trace = play(seed, true).err().map(|(_, trace)| trace).unwrap_or_default();
+        format!("seed {seed}:\n{}", trace.join("\n"))
     });
     let _ = std::panic::take_hook();
     println!("{} runs in {:?}", seeds.len(), begun.elapsed());
@@ -85,10 +85,10 @@ fn a_never_job_pulls_on_each_of_three_days() {
     let mut world = World::new(1, false);
     world.calm = true;
     let spec = json!({"image": "nginx:1", "parallelism": 2, "completionPolicy": {"type": "Never"}});
-    world.make_job(ImagePullJob::new("daily", serde_json::from_value(spec).unwrap()));
+    world.create_job(ImagePullJob::new("daily", serde_json::from_value(spec).unwrap()));
     let mut ended: BTreeMap<(String, i64), Timestamp> = BTreeMap::new();
     for minute in 0..3 * 24 * 60 + 90 {
-        world.turns(1, Duration::from_secs(60));
+        world.settle_for(1, Duration::from_secs(60));
         if minute == 30 * 60 {
             world.kill();
             world.start();
@@ -108,7 +108,7 @@ fn a_never_job_pulls_on_each_of_three_days() {
             (0..4).filter_map(|round| ended.get(&(name.to_owned(), round)).copied()).collect();
         assert_eq!(rounds.len(), 4, "{name}: at once, and on each of three days");
         for day in rounds.windows(2) {
-            // A day, ten minutes sooner or later by lot, and some for the other nodes, whose turn may come first.
+            // A day with a jitter of ten minutes, and some minutes for the other nodes, which may go first.
             let passed = day[1].duration_since(day[0]).as_mins();
             assert!((24 * 60 - 10..24 * 60 + 30).contains(&passed), "{name}: {passed} minutes");
         }

@@ -1,4 +1,4 @@
-//! What must hold at any moment, and in the end.
+//! The invariants: what must hold after each step, and at the end.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use prepull_api::task::{ImageOutcome, NodeName, TaskId, TaskOutcome};
 use prepull_engine::kruise::Input;
 use prepull_engine::kruise::node_images::Input as To;
 
-use crate::edge::Held;
+use crate::edge::TaskState;
 use crate::world::{Pending, World};
 
-/// Writes that a quiet hour may take, over four nodes and a handful of jobs.
-const QUIET: usize = 60;
+/// Writes that an hour without events may take, over four nodes and a handful of jobs.
+const QUIET_WRITES: usize = 60;
 
 impl World {
-    /// After every step.
+    /// What must hold after every step.
     pub(crate) fn check(&self) {
-        for (node, taken) in &self.taken {
-            assert!(*taken >= 0, "{node} has {taken} places taken");
+        for (node, taken) in &self.slots {
+            assert!(*taken >= 0, "{node} has {taken} slots taken");
         }
         let mut under_way: Vec<&NodeName> = self
             .pending
@@ -35,7 +35,7 @@ impl World {
         assert_eq!(count, under_way.len(), "two writes of one NodeImage are under way");
     }
 
-    /// A result is acknowledged once the API server has it, or nobody asks for it.
+    /// A result is acknowledged only if the API server has it, or the spec does not ask for it any more.
     pub(crate) fn check_ack(&self, node: &NodeName, task: &TaskId) {
         let (uid, _) = task.job.0.split_once('.').expect("a task of a NodeImage");
         let Some(object) =
@@ -43,12 +43,12 @@ impl World {
         else {
             return;
         };
-        // What it has not been told of it may be wrong about: taken out by hand, say, and put in again.
-        let untold = self.watch.iter().any(|input| {
+        // The engine cannot know about changes that the watch has not delivered, such as a tag that was removed and added again.
+        let is_behind = self.watch.iter().any(|input| {
             matches!(input,
             Input::Node(To::NodeImage(Ok(object))) if object.name_any() == node.0)
         });
-        let Some((image, asked)) = self.orders.get(task).filter(|_| !untold) else { return };
+        let Some((image, asked)) = self.dispatched.get(task).filter(|_| !is_behind) else { return };
         let tags = object.spec.images.get(image).map(|image| image.tags.clone()).unwrap_or_default();
         let wanted = tags.iter().find(|tag| tag.tag == asked.tag).is_some_and(|tag| {
             let limits = |tag: &ImageTagSpec| {
@@ -64,8 +64,8 @@ impl World {
             .iter()
             .flat_map(|image| &image.tags)
             .any(|tag| tag.tag == asked.tag && tag.has_ended(asked.version));
-        // A failure of a task that an earlier cloudcore had sent is not believed: it is tried once more.
-        let was_done = matches!(self.edges[node].ledger.get(task), Some(Held::Finished(result))
+        // A failure of an inherited task does not count: the task is retried.
+        let was_done = matches!(self.edges[node].ledger.get(task), Some(TaskState::Finished(result))
             if result.outcome == TaskOutcome::Succeeded);
         assert!(
             !wanted || has_ended || !was_done,
@@ -73,14 +73,14 @@ impl World {
         );
     }
 
-    /// The faults stop: everything ends.
+    /// Stops the faults, and checks that everything ends.
     pub(crate) fn settle(&mut self) {
-        self.tell(|| "the faults stop".to_owned());
+        self.log(|| "the faults stop".to_owned());
         self.calm = true;
         if self.cloud.is_none() {
             self.start();
         }
-        // Whoever paused a job lets it go on.
+        // Paused jobs are resumed.
         let paused: Vec<_> = self.pull_jobs.keys().cloned().collect();
         for name in paused {
             let version = self.new_version();
@@ -99,46 +99,46 @@ impl World {
             list.metadata.resource_version = Some(version);
             self.list_changed(&name, None);
         }
-        self.turns(200, Duration::from_secs(1));
-        self.turns(90, Duration::from_secs(30));
+        self.settle_for(200, Duration::from_secs(1));
+        self.settle_for(90, Duration::from_secs(30));
         self.check_ends();
-        // Whatever is due within an hour has been done: from here on it is quiet.
+        // Whatever is due within an hour has been done.
         self.writes = 0;
-        self.turns(90, Duration::from_secs(40));
+        self.settle_for(90, Duration::from_secs(40));
         let writes = self.writes;
-        assert!(writes <= QUIET, "{writes} writes in an hour in which nothing happens");
+        assert!(writes <= QUIET_WRITES, "{writes} writes in an hour in which nothing happens");
         self.check_ends();
     }
 
-    pub(crate) fn turns(&mut self, count: usize, between: Duration) {
+    pub(crate) fn settle_for(&mut self, count: usize, between: Duration) {
         for _ in 0..count {
-            self.turn();
-            self.pass(between);
+            self.settle_once();
+            self.advance_time(between);
         }
-        self.turn();
+        self.settle_once();
     }
 
-    fn turn(&mut self) {
-        self.collect();
+    fn settle_once(&mut self) {
+        self.collect_orphans();
         for node in self.edges.keys().cloned().collect::<Vec<_>>() {
             if self.edges[&node].session.is_none() {
-                self.up(&node);
+                self.connect(&node);
             }
             while let Some(message) = self.edges.get_mut(&node).unwrap().downward.pop_front() {
-                self.edges.get_mut(&node).unwrap().takes(message);
+                self.edges.get_mut(&node).unwrap().receive(message);
             }
             for task in self.edges[&node].running() {
                 self.edges.get_mut(&node).unwrap().end(&task, ImageOutcome::Pulled);
             }
         }
         for _ in 0..12 {
-            self.messages();
+            self.deliver_messages();
         }
         while !self.watch.is_empty() {
             self.deliver();
         }
         for _ in 0..self.pending.len() {
-            self.do_pending();
+            self.end_pending();
         }
     }
 
@@ -179,7 +179,7 @@ impl World {
         for (node, edge) in &self.edges {
             assert!(edge.ledger.is_empty(), "{node} still has {:?}", edge.open());
         }
-        assert!(self.taken.values().all(|taken| *taken == 0), "places are still taken: {:?}", self.taken);
+        assert!(self.slots.values().all(|taken| *taken == 0), "slots are still taken: {:?}", self.slots);
         assert!(self.pending.is_empty(), "writes are still under way");
     }
 }

@@ -1,4 +1,4 @@
-//! What people do.
+//! What people do with the objects.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
@@ -13,15 +13,15 @@ use crate::world::{NODES, World, view};
 const IMAGES: [&str; 3] = ["nginx:1", "nginx:2", "app:1"];
 
 impl World {
-    pub(crate) fn user(&mut self) {
+    pub(crate) fn act_as_user(&mut self) {
         match self.rng.below(20) {
             0..4 if self.pull_jobs.len() < 6 => {
                 let spec =
                     ImagePullJobSpec { image: self.rng.pick(&IMAGES).to_owned(), template: self.template() };
                 let name = format!("job-{}", self.rng.below(4));
                 if !self.pull_jobs.contains_key(&name) {
-                    self.tell(|| format!("{name} is made: {spec:?}"));
-                    self.make_job(ImagePullJob::new(&name, spec));
+                    self.log(|| format!("{name} is made: {spec:?}"));
+                    self.create_job(ImagePullJob::new(&name, spec));
                 }
             }
             4..6 if self.list_jobs.len() < 2 => {
@@ -30,7 +30,7 @@ impl World {
                 let spec = ImageListPullJobSpec { images, template: self.template() };
                 let name = format!("list-{}", self.rng.below(2));
                 if !self.list_jobs.contains_key(&name) {
-                    self.tell(|| format!("{name} is made: {spec:?}"));
+                    self.log(|| format!("{name} is made: {spec:?}"));
                     let mut list = ImageListPullJob::new(&name, spec);
                     list.metadata.uid = Some(self.new_uid());
                     list.metadata.namespace = Some("shop".to_owned());
@@ -43,13 +43,13 @@ impl World {
                 let names: Vec<_> = self.pull_jobs.keys().cloned().collect();
                 if !names.is_empty() {
                     let name = names[self.rng.below(names.len())].clone();
-                    self.tell(|| format!("{name} is deleted"));
+                    self.log(|| format!("{name} is deleted"));
                     self.delete_job(&name, None);
                 }
             }
             8 => {
                 let name = format!("list-{}", self.rng.below(2));
-                self.tell(|| format!("{name} is deleted"));
+                self.log(|| format!("{name} is deleted"));
                 self.delete_list(&name, None);
             }
             9..12 => self.edit_job(),
@@ -57,16 +57,16 @@ impl World {
             13..17 => self.edit_node_image(),
             17 => {
                 let name = self.node().0;
-                self.tell(|| format!("NodeImage {name} is deleted by hand"));
+                self.log(|| format!("NodeImage {name} is deleted by hand"));
                 self.delete_node_image(&name);
             }
             _ => {
                 let node = self.node();
                 if self.nodes.remove(&node).is_some() {
-                    self.tell(|| format!("Node {node} is deleted"));
+                    self.log(|| format!("Node {node} is deleted"));
                     self.watch.push_back(Input::Node(node_images::Input::NodeGone(node)));
                 } else {
-                    self.tell(|| format!("Node {node} is made"));
+                    self.log(|| format!("Node {node} is made"));
                     self.nodes.insert(node.clone(), view(&node.0));
                     self.watch.push_back(Input::Node(node_images::Input::Node(view(&node.0))));
                 }
@@ -118,7 +118,7 @@ impl World {
         }
         job.metadata.resource_version = Some(version);
         let spec = job.spec.clone();
-        self.tell(|| format!("{name} is edited: {spec:?}"));
+        self.log(|| format!("{name} is edited: {spec:?}"));
         self.job_changed(&name, None);
     }
 
@@ -131,7 +131,7 @@ impl World {
         list.spec.template.parallelism = Some(IntOrString::Int(parallelism));
         list.metadata.resource_version = Some(version);
         let spec = list.spec.clone();
-        self.tell(|| format!("{name} is edited: {spec:?}"));
+        self.log(|| format!("{name} is edited: {spec:?}"));
         self.list_changed(&name, None);
     }
 
@@ -159,7 +159,7 @@ impl World {
         object.spec.images.retain(|_, image| !image.tags.is_empty());
         object.metadata.resource_version = Some(version);
         let spec = object.spec.clone();
-        self.tell(|| format!("NodeImage {name} is edited by hand: {spec:?}"));
+        self.log(|| format!("NodeImage {name} is edited by hand: {spec:?}"));
         self.node_image_changed(&name);
     }
 }

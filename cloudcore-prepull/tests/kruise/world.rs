@@ -1,4 +1,4 @@
-//! The API server, the nodes, and what is on its way between them.
+//! The API server, the nodes, and what is in flight between them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImageTagSpec, Nod
 use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, PullPolicy, TaskId};
 use prepull_api::wire::CloudMessage;
-use prepull_engine::kruise::jobs::{self, Object};
-use prepull_engine::kruise::node_images::{self, Order, Write, Written};
+use prepull_engine::kruise::jobs::{self, JobWrite};
+use prepull_engine::kruise::node_images::{self, TagDispatch, Write, Written};
 use prepull_engine::kruise::{Action, Input, Kruise};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::WriteOutcome;
@@ -19,20 +19,21 @@ use prepull_engine::shared::outcomes::WriteOutcome;
 use crate::edge::Edge;
 use crate::rng::Rng;
 
-/// Something that the cloud does and that takes its time.
+/// Something that the cloud has begun.
 pub(crate) enum Pending {
     NodeImage(NodeName, Write),
-    Job(jobs::Action),
-    Dispatch(Box<Order>),
+    Job(JobWrite),
+    Dispatch(Box<TagDispatch>),
 }
 
 pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) now: Timestamp,
     pub(crate) cloud: Option<Kruise>,
-    pub(crate) taken: BTreeMap<NodeName, i64>,
+    /// Task slots that are taken.
+    pub(crate) slots: BTreeMap<NodeName, i64>,
     pub(crate) pending: Vec<Pending>,
-    /// What the watch has not told yet.
+    /// What the watch has not delivered yet.
     pub(crate) watch: VecDeque<Input>,
     pub(crate) version: u64,
     pub(crate) uid: u64,
@@ -43,7 +44,7 @@ pub(crate) struct World {
     pub(crate) list_jobs: BTreeMap<String, ImageListPullJob>,
     pub(crate) edges: BTreeMap<NodeName, Edge>,
     /// What a task was dispatched for: the image, and its tag as it was then.
-    pub(crate) orders: BTreeMap<TaskId, (String, ImageTagSpec)>,
+    pub(crate) dispatched: BTreeMap<TaskId, (String, ImageTagSpec)>,
     /// Whether faults happen.
     pub(crate) calm: bool,
     pub(crate) writes: usize,
@@ -59,7 +60,7 @@ impl World {
             rng: Rng::new(seed),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             cloud: None,
-            taken: BTreeMap::new(),
+            slots: BTreeMap::new(),
             pending: Vec::new(),
             watch: VecDeque::new(),
             version: 0,
@@ -70,7 +71,7 @@ impl World {
             pull_jobs: BTreeMap::new(),
             list_jobs: BTreeMap::new(),
             edges: NODES.iter().map(|name| (NodeName::from(*name), Edge::default())).collect(),
-            orders: BTreeMap::new(),
+            dispatched: BTreeMap::new(),
             calm: false,
             writes: 0,
             traced,
@@ -83,7 +84,7 @@ impl World {
         world
     }
 
-    pub(crate) fn tell(&mut self, what: impl FnOnce() -> String) {
+    pub(crate) fn log(&mut self, what: impl FnOnce() -> String) {
         if self.traced {
             self.trace.push(format!("{:>7} {}", self.now.as_second() - 1_800_000_000, what()));
         }
@@ -99,33 +100,33 @@ impl World {
         format!("uid-{}", self.uid)
     }
 
-    /// The cloud is killed.
+    /// Kills cloudcore: what it has begun is lost.
     pub(crate) fn kill(&mut self) {
-        self.tell(|| "cloudcore is killed".to_owned());
+        self.log(|| "cloudcore is killed".to_owned());
         self.cloud = None;
         self.pending.clear();
         self.watch.clear();
-        self.taken.clear();
+        self.slots.clear();
         self.edges.values_mut().for_each(Edge::cut);
     }
 
-    /// The cloud starts, and lists what there is.
+    /// Starts cloudcore, which lists what exists.
     pub(crate) fn start(&mut self) {
-        self.tell(|| "cloudcore starts".to_owned());
+        self.log(|| "cloudcore starts".to_owned());
         self.cloud = Some(Kruise::new(Selector::default()));
         let nodes = self.nodes.values().cloned().collect();
-        self.hear(Input::Node(node_images::Input::Nodes(nodes)));
+        self.input(Input::Node(node_images::Input::Nodes(nodes)));
         let jobs = self.pull_jobs.values().cloned().map(|job| Ok(Box::new(job))).collect();
-        self.hear(Input::Job(jobs::Input::PullJobs(jobs)));
+        self.input(Input::Job(jobs::Input::PullJobs(jobs)));
         let lists = self.list_jobs.values().cloned().map(|job| Ok(Box::new(job))).collect();
-        self.hear(Input::Job(jobs::Input::ListJobs(lists)));
-        self.hear(Input::Job(jobs::Input::Pods(Vec::new())));
+        self.input(Input::Job(jobs::Input::ListJobs(lists)));
+        self.input(Input::Job(jobs::Input::Pods(Vec::new())));
         let images = self.node_images.values().cloned().map(|image| Ok(Box::new(image))).collect();
-        self.hear(Input::Node(node_images::Input::NodeImages(images)));
+        self.input(Input::Node(node_images::Input::NodeImages(images)));
     }
 
-    /// The cloud takes something in, and goes on as far as it can.
-    pub(crate) fn hear(&mut self, input: Input) {
+    /// The cloud takes an input in, and reconciles.
+    pub(crate) fn input(&mut self, input: Input) {
         let Some(cloud) = &mut self.cloud else { return };
         cloud.handle(input, self.now);
         self.flush();
@@ -135,65 +136,65 @@ impl World {
         for turn in 0.. {
             assert!(turn < 50, "the engine does not come to rest");
             let Some(cloud) = &mut self.cloud else { return };
-            let moves = cloud.take_moves();
+            let slot_changes = cloud.take_slot_changes();
             let mut freed = Vec::new();
-            for (node, took) in moves {
-                let taken = self.taken.entry(node.clone()).or_default();
-                *taken += if took { 1 } else { -1 };
-                assert!(*taken >= 0, "a place on {node} was given back twice");
-                if !took {
+            for (node, taken) in slot_changes {
+                let slots = self.slots.entry(node.clone()).or_default();
+                *slots += if taken { 1 } else { -1 };
+                assert!(*slots >= 0, "a slot of {node} was freed twice");
+                if !taken {
                     freed.push(node);
                 }
             }
             let has_freed = !freed.is_empty();
             for node in freed {
-                cloud.handle(Input::Node(node_images::Input::Free(node)), self.now);
+                cloud.handle(Input::Node(node_images::Input::SlotFreed(node)), self.now);
             }
-            let taken = &mut self.taken;
+            let slots = &mut self.slots;
             let actions = cloud.flush(self.now, &mut |node: &NodeName| {
-                let taken = taken.entry(node.clone()).or_default();
-                let free = *taken < 1;
-                *taken += i64::from(free);
-                free
+                let taken = slots.entry(node.clone()).or_default();
+                let is_free = *taken < 1;
+                *taken += i64::from(is_free);
+                is_free
             });
             if actions.is_empty() && !has_freed {
                 return;
             }
             for action in actions {
                 match action {
-                    Action::Dispatch(order) => {
-                        self.note(&order);
-                        self.pending.push(Pending::Dispatch(order));
+                    Action::Dispatch(dispatch) => {
+                        self.record_dispatch(&dispatch);
+                        self.pending.push(Pending::Dispatch(dispatch));
                     }
                     Action::NodeImage(node, write) => self.pending.push(Pending::NodeImage(node, write)),
-                    Action::Job(action) => self.pending.push(Pending::Job(action)),
+                    Action::Job(write) => self.pending.push(Pending::Job(write)),
                     Action::Send(node, message) => self.send(&node, message),
                     Action::Event(event) => {
-                        self.tell(|| format!("event {} {}: {}", event.object, event.reason, event.note));
+                        self.log(|| format!("event {} {}: {}", event.object, event.reason, event.note));
                     }
                 }
             }
         }
     }
 
-    fn note(&mut self, order: &Order) {
-        let Some((image, tag)) = order.task.images[0].image.rsplit_once(':') else { return };
-        let spec = self.node_images.get(&order.node.0).and_then(|object| object.spec.images.get(image));
+    fn record_dispatch(&mut self, dispatch: &TagDispatch) {
+        let Some((image, tag)) = dispatch.task.images[0].image.rsplit_once(':') else { return };
+        let spec = self.node_images.get(&dispatch.node.0).and_then(|object| object.spec.images.get(image));
         if let Some(tag) = spec.and_then(|image| image.tags.iter().find(|known| known.tag == tag)) {
-            // Somebody may have changed it meanwhile: then it is not what was ordered.
-            let ordered = &order.task.images[0];
+            // Somebody may have changed the tag meanwhile: then it is not what was dispatched.
+            let image_task = &dispatch.task.images[0];
             let limits = tag.pull_policy.clone().unwrap_or_default();
             let seconds = u64::try_from(limits.timeout_seconds.unwrap_or(600)).unwrap();
             let retries = u32::try_from(limits.backoff_limit.unwrap_or(3)).unwrap();
             let always = tag.image_pull_policy.as_deref() == Some("Always");
-            if ordered.timeout != Some(Duration::from_secs(seconds))
-                || ordered.retries != retries
-                || (ordered.policy == PullPolicy::Always) != always
+            if image_task.timeout != Some(Duration::from_secs(seconds))
+                || image_task.retries != retries
+                || (image_task.policy == PullPolicy::Always) != always
             {
                 return;
             }
-            let tag = ImageTagSpec { version: i64::from(order.task.id.attempt) - 1, ..tag.clone() };
-            self.orders.insert(order.task.id.clone(), (image.to_owned(), tag));
+            let tag = ImageTagSpec { version: i64::from(dispatch.task.id.attempt) - 1, ..tag.clone() };
+            self.dispatched.insert(dispatch.task.id.clone(), (image.to_owned(), tag));
         }
     }
 
@@ -201,7 +202,7 @@ impl World {
         if let CloudMessage::ResultAck { task } = &message {
             self.check_ack(node, task);
         }
-        self.tell(|| format!("to {node}: {message:?}"));
+        self.log(|| format!("to {node}: {message:?}"));
         if let Some(edge) = self.edges.get_mut(node).filter(|edge| edge.session.is_some()) {
             edge.downward.push_back(message);
         }
@@ -241,7 +242,7 @@ impl World {
         self.watch.push_back(Input::Job(input));
     }
 
-    /// Makes a write as the API server does.
+    /// Makes a write of a NodeImage as the API server does.
     pub(crate) fn write_node_image(&mut self, node: &NodeName, write: Write) -> Written {
         self.writes += 1;
         let name = node.0.clone();
@@ -291,13 +292,11 @@ impl World {
     }
 
     /// Makes a job's write as the API server does.
-    pub(crate) fn write_job(&mut self, action: jobs::Action) -> (Object, WriteOutcome) {
-        use jobs::Action as A;
+    pub(crate) fn write_job(&mut self, write: JobWrite) -> WriteOutcome {
         self.writes += 1;
-        let object = action.written_object().unwrap();
         let version = self.new_version();
-        let outcome = match action {
-            A::PullJobStatus(id, status) => match self.pull_jobs.get_mut(&id.name) {
+        match write {
+            JobWrite::PullJobStatus(id, status) => match self.pull_jobs.get_mut(&id.name) {
                 Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
                     job.status = Some(*status);
                     job.metadata.resource_version = Some(version);
@@ -306,7 +305,7 @@ impl World {
                 }
                 _ => WriteOutcome::Gone,
             },
-            A::ListJobStatus(id, status) => match self.list_jobs.get_mut(&id.name) {
+            JobWrite::ListJobStatus(id, status) => match self.list_jobs.get_mut(&id.name) {
                 Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
                     job.status = Some(*status);
                     job.metadata.resource_version = Some(version);
@@ -315,18 +314,18 @@ impl World {
                 }
                 _ => WriteOutcome::Gone,
             },
-            A::DeletePullJob(id) | A::DeleteChild { child: id, .. } => {
+            JobWrite::DeletePullJob(id) | JobWrite::DeleteChild { child: id, .. } => {
                 self.delete_job(&id.name, Some(&id.uid.0));
                 WriteOutcome::Done
             }
-            A::DeleteListJob(id) => {
+            JobWrite::DeleteListJob(id) => {
                 self.delete_list(&id.name, Some(&id.uid.0));
                 WriteOutcome::Done
             }
-            A::MakeChild { list, name, spec } => {
+            JobWrite::CreateChild { list, name, spec } => {
                 if let Some(found) = self.pull_jobs.get(&name) {
                     let ours = found.owner_references().iter().any(|owner| owner.uid == list.uid.0);
-                    return (object, if ours { WriteOutcome::Done } else { WriteOutcome::Gone });
+                    return if ours { WriteOutcome::Done } else { WriteOutcome::Gone };
                 }
                 let mut child = ImagePullJob::new(&name, *spec);
                 child.metadata.owner_references = Some(vec![OwnerReference {
@@ -337,10 +336,10 @@ impl World {
                     controller: Some(true),
                     block_owner_deletion: None,
                 }]);
-                self.make_job(child);
+                self.create_job(child);
                 WriteOutcome::Done
             }
-            A::ChangeChild { child, spec, .. } => match self.pull_jobs.get_mut(&child.name) {
+            JobWrite::UpdateChild { child, spec, .. } => match self.pull_jobs.get_mut(&child.name) {
                 Some(job) if job.uid().as_ref() == Some(&child.uid.0) => {
                     job.spec = *spec;
                     job.metadata.resource_version = Some(version);
@@ -349,12 +348,10 @@ impl World {
                 }
                 _ => WriteOutcome::Gone,
             },
-            A::Ask { .. } | A::Event(_) | A::Liveness(_) => unreachable!("no write"),
-        };
-        (object, outcome)
+        }
     }
 
-    pub(crate) fn make_job(&mut self, mut job: ImagePullJob) {
+    pub(crate) fn create_job(&mut self, mut job: ImagePullJob) {
         let name = job.name_any();
         job.metadata.uid = Some(self.new_uid());
         job.metadata.namespace = Some("shop".to_owned());
@@ -371,8 +368,8 @@ impl World {
         }
     }
 
-    /// The garbage collector: a child that was made while its list was being deleted.
-    pub(crate) fn collect(&mut self) {
+    /// The garbage collector: deletes a child that was created while its list was being deleted.
+    pub(crate) fn collect_orphans(&mut self) {
         let lists: Vec<_> = self.list_jobs.values().filter_map(ResourceExt::uid).collect();
         let is_orphan =
             |job: &ImagePullJob| job.owner_references().iter().any(|owner| !lists.contains(&owner.uid));
@@ -383,7 +380,7 @@ impl World {
         }
     }
 
-    /// With the children, as the garbage collector does.
+    /// Deletes a list, and with it the children as the garbage collector does.
     pub(crate) fn delete_list(&mut self, name: &str, uid: Option<&str>) {
         let found = self.list_jobs.get(name).and_then(ResourceExt::uid);
         let Some(found) = found.filter(|found| uid.is_none_or(|uid| uid == found)) else { return };
@@ -397,7 +394,7 @@ impl World {
         }
     }
 
-    pub(crate) fn pass(&mut self, time: Duration) {
+    pub(crate) fn advance_time(&mut self, time: Duration) {
         self.now = self.now.checked_add(time).unwrap();
         self.flush();
     }

@@ -11,7 +11,7 @@ use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId, TaskOutcome
 use prepull_api::wire::{EdgeMessage, Hello};
 use prepull_engine::engine::{Action, Engine, Input};
 use prepull_engine::kruise;
-use prepull_engine::kruise::jobs::{self, Object};
+use prepull_engine::kruise::jobs::{self, JobWrite, WriteTarget};
 use prepull_engine::kruise::node_images::{self, Write, Written};
 use prepull_engine::prepull::controller::{self, Content};
 use prepull_engine::recording::{Entry, count};
@@ -308,7 +308,7 @@ impl World {
                 let written = node_images::Input::Written(node, Written::Done(object));
                 self.happens_after(WRITE, Input::Node(written).into());
             }
-            kruise::Action::Job(jobs::Action::PullJobStatus(id, status)) => {
+            kruise::Action::Job(JobWrite::PullJobStatus(id, status)) => {
                 self.figures.writes += 1;
                 if status.completion_time.is_some() {
                     self.ended.insert(id.name.clone());
@@ -316,8 +316,8 @@ impl World {
                 let known = self.pull_jobs.get_mut(&id.name).expect("a job that was made");
                 known.status = Some(*status);
                 self.pull_job_changed(&id.name);
-                let written =
-                    jobs::Input::Written { object: Object::PullJob(id.uid), outcome: WriteOutcome::Done };
+                let target = WriteTarget::PullJob(id.uid);
+                let written = jobs::Input::Written { target, outcome: WriteOutcome::Done };
                 self.happens_after(WRITE, Input::Job(written).into());
             }
             kruise::Action::Job(other) => unreachable!("{other:?} of a job without TTL and list"),

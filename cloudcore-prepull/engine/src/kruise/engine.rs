@@ -1,4 +1,4 @@
-//! The two halves put together. Pure.
+//! The two halves put together: jobs, and the NodeImages that they write into. Pure.
 
 use jiff::Timestamp;
 use prepull_api::selector::Selector;
@@ -7,36 +7,36 @@ use prepull_api::wire::CloudMessage;
 use serde::{Deserialize, Serialize};
 
 use super::jobs::{self, Jobs};
-use super::node_images::{self, NodeImages, Order, Write};
+use super::node_images::{self, NodeImages, TagDispatch, Write};
 use crate::shared::events::ObjectEvent;
 
-/// What happened, to either half.
+/// An input of either half.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
-    /// To nodes and NodeImages.
+    /// About nodes and NodeImages.
     Node(node_images::Input),
-    /// To jobs and pods.
+    /// About jobs and pods.
     Job(jobs::Input),
 }
 
-/// What is to be done.
+/// What the engine asks its shell to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Resolve the key, and send the task.
-    Dispatch(Box<Order>),
-    /// Hand a message to a node's session, if there is one.
+    /// Resolve the credentials, and send the task.
+    Dispatch(Box<TagDispatch>),
+    /// Send a message to a node if it has a session.
     Send(NodeName, CloudMessage),
     /// Write a NodeImage.
     NodeImage(NodeName, Write),
-    /// Write a job, or a child of one.
-    Job(jobs::Action),
-    /// Tell people.
+    /// Write a job, or a child of a list.
+    Job(jobs::JobWrite),
+    /// Publish a Kubernetes event.
     Event(ObjectEvent),
 }
 
-/// Which of the first lists have come.
+/// Which kinds have been listed since the start.
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(clippy::struct_excessive_bools, reason = "one for each list")]
+#[allow(clippy::struct_excessive_bools, reason = "one for each kind")]
 struct Listed {
     nodes: bool,
     node_images: bool,
@@ -52,33 +52,33 @@ impl Listed {
     }
 }
 
-/// See the module.
+/// The engine of Kruise's API.
 #[derive(Debug)]
 pub struct Kruise {
     node_images: NodeImages,
     jobs: Jobs,
     listed: Listed,
-    /// Whether every node that is to have a NodeImage has had one, or could not get it. Before that a job would take a
-    /// part of the nodes, or none, for all.
-    is_made: bool,
+    /// Whether each node that should have a NodeImage has had one since the start, or its creation has failed. Jobs do
+    /// not begin before: they would take some of the nodes, or none, for all.
+    has_created_all: bool,
 }
 
-/// Turns that the halves take with each other in one flush. An ask makes a write, and no news before that has come
-/// back, so that two are enough; what is left over waits for the next flush.
-const TURNS: usize = 4;
+/// How often the halves may answer each other in one flush. A request for a tag makes a write, and no update follows
+/// before the write has ended, so that two rounds suffice; anything more waits for the next flush.
+const ROUNDS: usize = 4;
 
 impl Kruise {
-    /// With NodeImages for the nodes that the selector selects.
+    /// An engine that creates NodeImages for the nodes that the selector selects.
     pub fn new(selector: Selector) -> Self {
         Self {
             node_images: NodeImages::new(selector),
             jobs: Jobs::default(),
             listed: Listed::default(),
-            is_made: false,
+            has_created_all: false,
         }
     }
 
-    /// Takes in what happened. What follows from it comes out of [`Self::flush`].
+    /// Takes an input in. The actions that follow from it come out of [`Self::flush`].
     pub fn handle(&mut self, input: Input, now: Timestamp) {
         match &input {
             Input::Node(node_images::Input::Nodes(_)) => self.listed.nodes = true,
@@ -94,60 +94,62 @@ impl Kruise {
         }
     }
 
-    /// Whether all is known that there is. Before that nothing is done.
+    /// Whether every kind has been listed. Before that there are no actions.
     pub fn is_ready(&self) -> bool {
         self.listed.all()
     }
 
-    /// Lets everything go on as far as it can. `take` takes a place on a node, if one is free.
-    pub fn flush(&mut self, now: Timestamp, take: &mut dyn FnMut(&NodeName) -> bool) -> Vec<Action> {
+    /// Reconciles whatever an input or the time has changed. `take_slot` takes a task slot of a node, if one is free.
+    pub fn flush(&mut self, now: Timestamp, take_slot: &mut dyn FnMut(&NodeName) -> bool) -> Vec<Action> {
         let mut actions = Vec::new();
         if !self.is_ready() {
             return actions;
         }
-        for _ in 0..TURNS {
+        for _ in 0..ROUNDS {
             let jobs = &self.jobs;
-            for action in self.node_images.flush(now, &|job| jobs.liveness(job), take) {
+            for action in self.node_images.flush(now, &|job| jobs.liveness(job), take_slot) {
                 match action {
-                    node_images::Action::News(news) => self.jobs.handle(jobs::Input::News(news), now),
-                    node_images::Action::Dispatch(order) => actions.push(Action::Dispatch(order)),
+                    node_images::Action::NotifyJobs(update) => {
+                        self.jobs.handle(jobs::Input::NodeImage(update), now);
+                    }
+                    node_images::Action::Dispatch(dispatch) => actions.push(Action::Dispatch(dispatch)),
                     node_images::Action::Send(node, message) => actions.push(Action::Send(node, message)),
                     node_images::Action::Write(node, write) => actions.push(Action::NodeImage(node, write)),
                     node_images::Action::Event(event) => actions.push(Action::Event(event)),
                 }
             }
-            self.is_made = self.is_made || self.node_images.are_made();
-            if !self.is_made {
+            self.has_created_all = self.has_created_all || self.node_images.has_created_all();
+            if !self.has_created_all {
                 break;
             }
-            let mut asked = false;
+            let mut has_changed = false;
             for action in self.jobs.flush(now) {
                 match action {
-                    jobs::Action::Ask { node, wish, again } => {
-                        self.node_images.ask(&node, wish, again);
-                        asked = true;
+                    jobs::Action::RequestTag { node, request, new_round } => {
+                        self.node_images.request_tag(&node, request, new_round);
+                        has_changed = true;
                     }
-                    jobs::Action::Liveness(job) => {
-                        self.node_images.handle(node_images::Input::Liveness(job), now);
-                        asked = true;
+                    jobs::Action::LivenessChanged(job) => {
+                        self.node_images.handle(node_images::Input::LivenessChanged(job), now);
+                        has_changed = true;
                     }
                     jobs::Action::Event(event) => actions.push(Action::Event(event)),
-                    write => actions.push(Action::Job(write)),
+                    jobs::Action::Write(write) => actions.push(Action::Job(write)),
                 }
             }
-            if !asked {
+            if !has_changed {
                 break;
             }
         }
         actions
     }
 
-    /// Places that were taken (true) or given back on nodes, since this was asked last.
-    pub fn take_moves(&mut self) -> Vec<(NodeName, bool)> {
-        self.node_images.take_moves()
+    /// The task slots that nodes have taken (`true`) or freed since the last call.
+    pub fn take_slot_changes(&mut self) -> Vec<(NodeName, bool)> {
+        self.node_images.take_slot_changes()
     }
 
-    /// When [`Self::flush`] is to be called although nothing happened.
+    /// When [`Self::flush`] is to be called even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         if !self.is_ready() {
             return None;

@@ -1,6 +1,7 @@
-//! What the halves say to each other.
+//! What the two halves exchange: requests for tags, their states, and the liveness of jobs.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -8,76 +9,97 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use prepull_api::crd::kruise::{ImageTagPullPolicy, SandboxConfig, SecretObject};
 use prepull_api::task::{JobUid, NodeName};
 
-/// What an ImagePullJob wants in the NodeImage of each of its nodes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Wish {
-    /// The job, as it stands in a tag's ownerReferences.
-    pub owner: ObjectReference,
+/// One tag of one image, as a NodeImage names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TagKey {
     /// The key in `spec.images`: the familiar name, `nginx` and not `docker.io/library/nginx`.
     pub image: String,
     /// The tag, or the digest where the reference has one.
     pub tag: String,
+}
+
+impl TagKey {
+    /// The tag of the image.
+    pub fn new(image: &str, tag: &str) -> Self {
+        Self { image: image.to_owned(), tag: tag.to_owned() }
+    }
+}
+
+impl fmt::Display for TagKey {
+    /// `name:tag`, or `name@digest`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // No tag has a colon, every digest has one.
+        let separator = if self.tag.contains(':') { '@' } else { ':' };
+        write!(f, "{}{separator}{}", self.image, self.tag)
+    }
+}
+
+/// The entry that an ImagePullJob wants in the NodeImage of each of its nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TagRequest {
+    /// The job, as the tag's ownerReferences name it.
+    pub owner: ObjectReference,
+    /// The image and its tag.
+    pub key: TagKey,
     /// `pullPolicy` of the tag.
     pub limits: ImageTagPullPolicy,
     /// `imagePullPolicy` of the tag.
     pub image_pull_policy: Option<String>,
-    /// In the job's namespace.
+    /// `pullSecrets` that the image needs: they are in the job's namespace.
     pub secrets: Vec<SecretObject>,
     /// `sandboxConfig` of the image.
     pub sandbox: Option<SandboxConfig>,
 }
 
-/// What the NodeImages tell the jobs. About a node in this order: [`News::Node`], then the others.
+/// What has changed of a NodeImage, for the jobs. Of each node [`NodeImageUpdate::Exists`] comes first.
 #[derive(Clone, Debug, PartialEq)]
-pub enum News {
-    /// The node has a NodeImage, with these labels.
-    Node {
-        /// Which.
+pub enum NodeImageUpdate {
+    /// The node has a NodeImage.
+    Exists {
+        /// The node.
         node: NodeName,
-        /// Of the NodeImage, which are those of the Node.
+        /// Labels of the NodeImage, which are those of its Node.
         labels: Arc<BTreeMap<String, String>>,
     },
     /// The node has no NodeImage any more.
-    NodeGone(NodeName),
-    /// Whether the node has a session. Offline, before anything else was said.
+    Deleted(NodeName),
+    /// The node has a session (`true`), or has lost it. A node is offline until this says otherwise.
     Online(NodeName, bool),
-    /// How the wish of a job stands on a node. Told whenever it changes, for every tag that has the job as an owner
-    /// when the NodeImage is first seen, and once in answer to each [`super::jobs::Action::Ask`], also where that
-    /// changed nothing; [`Standing::Absent`] only where something else was told before.
-    Standing {
-        /// The owner.
+    /// The state of a tag for one of the jobs that own it. Sent for every tag when the NodeImage is first seen, whenever
+    /// a state changes, and once in answer to each [`super::jobs::Action::RequestTag`] even where nothing changed.
+    /// [`TagState::Absent`] is sent only after another state.
+    Tag {
+        /// The job.
         job: JobUid,
-        /// Where.
+        /// The node.
         node: NodeName,
-        /// The key in `spec.images`. A job whose image was changed is not misled by tags of the old one.
-        image: String,
-        /// The tag, or the digest.
-        tag: String,
-        /// How.
-        standing: Standing,
+        /// The image and its tag: a job whose image was changed ignores the tags of the old one.
+        key: TagKey,
+        /// The state.
+        state: TagState,
     },
 }
 
-/// How the wish of a job stands on a node.
+/// The state of a job's tag in a NodeImage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// The NodeImage has no tag that the job owns: not yet, or somebody removed it.
+pub enum TagState {
+    /// The NodeImage has no such tag that the job owns: it is not written yet, or somebody removed it.
     Absent,
-    /// Wanted, and neither succeeded nor failed.
-    Open,
-    /// The image is there, since this moment.
+    /// In the spec, and neither succeeded nor failed.
+    Pending,
+    /// The image is on the node since this moment.
     Succeeded(Timestamp),
-    /// It failed, at this moment.
+    /// The pull failed at this moment.
     Failed(Timestamp),
 }
 
-/// Whether a tag is to stay for the sake of one of its owners.
+/// What a job means for the tags that it owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Liveness {
-    /// There is no such job: the tag loses this owner.
-    Gone,
-    /// The job is over: the tag is removed when its time to live is.
-    Over,
-    /// The job counts on the tag, which stays, whatever its time to live says.
+pub(crate) enum Liveness {
+    /// There is no such job: its tags lose this owner.
+    Deleted,
+    /// The job has finished: its tags are removed once their time to live has passed.
+    Finished,
+    /// The job is running: its tags stay, even beyond their time to live.
     Active,
 }

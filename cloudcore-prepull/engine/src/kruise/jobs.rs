@@ -1,398 +1,385 @@
-//! ImagePullJobs and ImageListPullJobs: which nodes are asked when, and what the status says. Pure.
+//! ImagePullJobs and ImageListPullJobs: which nodes get which tag when, and what the statuses say. Pure.
 
 use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
+use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 use prepull_api::task::{JobUid, NodeName};
 
-use super::{Liveness, News, Standing};
-use crate::shared::agenda::Agenda;
-use crate::shared::outcomes::WriteOutcome;
+use super::{Liveness, NodeImageUpdate, TagKey, TagState};
 
+mod finished;
 mod fleet;
-mod group;
 mod io;
+mod kind;
+mod lifecycle;
 mod lists;
-mod objects;
-mod over;
+mod metadata;
 mod pods;
-mod pull;
+mod pull_job;
+mod registry;
 mod roster;
+mod slot_group;
 mod status;
+mod status_writes;
+mod tag_requests;
+mod tally;
 #[cfg(test)]
 mod tests;
-mod wishes;
-mod writing;
 
 use fleet::{Fleet, Presence};
-use group::Group;
-pub use io::{Action, Input, Object, Pod};
+pub use io::{Action, Input, JobWrite, Pod, WriteTarget};
+use kind::Object;
 use lists::Lists;
-use objects::{ListJobObject, PullJobObject};
-use over::Over;
 use pods::Pods;
-use pull::{Early, Job};
+use pull_job::{EarlyTagStates, PullJob};
+use registry::{Registry, Removed, Verdict};
+use slot_group::SlotGroup;
 
-/// See the module.
+type Effects<'a> = crate::shared::effects::Effects<'a, Action>;
+
+/// All jobs, and what they know of nodes and pods.
 #[derive(Debug, Default)]
 pub struct Jobs {
     fleet: Fleet,
     pods: Pods,
-    /// Those that are not over.
-    running: HashMap<JobUid, Job>,
-    /// Never in `running` as well.
-    over: HashMap<JobUid, Over>,
-    /// By a list, or by the job itself.
-    groups: HashMap<JobUid, Group>,
+    /// The ImagePullJobs.
+    registry: Registry<PullJob>,
     lists: Lists,
-    /// Of jobs that have not come yet.
-    early: HashMap<JobUid, Early>,
-    /// Jobs that a write did not find. The watch may still tell of their last changes.
-    gone: HashSet<JobUid>,
-    agenda: Agenda,
+    /// By list, or by the ImagePullJob itself.
+    slot_groups: HashMap<JobUid, SlotGroup>,
+    /// States of tags whose ImagePullJob the watch has not delivered yet.
+    early_states: HashMap<JobUid, EarlyTagStates>,
     actions: Vec<Action>,
 }
 
 impl Jobs {
-    /// Takes in what happened. What follows from it comes out of [`Self::flush`].
+    /// Takes an input in. The actions that follow from it come out of [`Self::flush`].
     pub fn handle(&mut self, input: Input, now: Timestamp) {
-        match input {
-            Input::News(news) => self.news(news, now),
-            Input::PullJobs(jobs) => {
-                let listed: HashSet<JobUid> = jobs.iter().map(|job| objects::pull_job_id(job).uid).collect();
-                let known = self.running.keys().chain(self.over.keys()).chain(self.lists.children());
-                let gone: Vec<JobUid> = known.filter(|uid| !listed.contains(uid)).cloned().collect();
-                for uid in gone {
-                    self.pull_job_gone(&uid);
-                }
-                for job in jobs {
-                    self.pull_job(job, now);
-                }
-                self.gone.retain(|uid| listed.contains(uid));
-                self.early.retain(|uid, _| listed.contains(uid));
-            }
-            Input::PullJob(job) => self.pull_job(job, now),
-            Input::PullJobGone(uid) => {
-                self.gone.remove(&uid);
-                self.pull_job_gone(&uid);
-            }
-            Input::ListJobs(lists) => {
-                for uid in self.lists.not_among(&lists) {
-                    self.lists.gone(&uid);
-                }
-                for list in lists {
-                    self.list_job(list, now);
-                }
-            }
-            Input::ListJob(list) => self.list_job(list, now),
-            Input::ListJobGone(uid) => self.lists.gone(&uid),
-            Input::Pods(pods) => {
-                for (namespace, name) in self.pods.others(&pods) {
-                    self.pod_gone(&namespace, &name);
-                }
-                for pod in pods {
-                    self.pod(&pod);
-                }
-            }
-            Input::Pod(pod) => self.pod(&pod),
-            Input::PodGone { namespace, name } => self.pod_gone(&namespace, &name),
-            Input::Written { object: Object::PullJob(uid), outcome } => self.written(&uid, outcome, now),
-            Input::Written { object: Object::ListJob(uid), outcome } => {
-                self.lists.written(&uid, outcome, now);
-            }
-            Input::Written { object: Object::Child(list, image), outcome } => {
-                self.lists.child_written(&list, &image, outcome, now, &mut self.actions);
-            }
-        }
+        self.with_effects(now, |jobs, fx| jobs.react(input, fx));
     }
 
-    /// Lets every job go on as far as it can. Not called before all lists have come: nodes, NodeImages, pods, jobs.
+    /// Reconciles the jobs that an input or the time has changed. Not to be called before nodes, NodeImages, pods and jobs
+    /// have all been listed.
     pub fn flush(&mut self, now: Timestamp) -> Vec<Action> {
-        while let Some(node) = self.fleet.next_away(now) {
-            self.presence(&node, Presence::Away);
-        }
-        self.lists.flush(now, &mut self.actions);
-        self.agenda.wake_up(now);
-        while let Some(uid) = self.agenda.next() {
-            let Some(job) = self.running.get_mut(&uid) else {
-                self.delete(&uid, now);
-                continue;
-            };
-            let id = job.group.clone();
-            let Some(group) = self.groups.get_mut(&id) else { continue };
-            let parallelism = parallelism(&self.lists, &self.running, &id, group);
-            let Some(job) = self.running.get_mut(&uid) else { continue };
-            job.advance(group, parallelism == 0, now, &mut self.actions);
-            self.ask(&id, parallelism);
-            if let Some(job) = self.running.get_mut(&uid) {
-                job.write_if_due(now, &mut self.actions);
-                self.agenda.wake(&uid, job.next_wakeup());
+        self.with_effects(now, |jobs, fx| {
+            while let Some(node) = jobs.fleet.pop_offline(now) {
+                jobs.set_presence(&node, Presence::Offline);
             }
-        }
+            jobs.lists.flush(fx);
+            jobs.registry.agenda.wake_up(now);
+            while let Some(uid) = jobs.registry.agenda.next() {
+                jobs.reconcile(&uid, fx);
+            }
+        });
         std::mem::take(&mut self.actions)
     }
 
-    /// When [`Self::flush`] is to be called although nothing happened.
+    /// When [`Self::flush`] is to be called even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        [self.agenda.wakeup(), self.lists.wakeup(), self.fleet.wakeup()].into_iter().flatten().min()
+        let jobs = self.registry.agenda.wakeup();
+        [jobs, self.lists.next_wakeup(), self.fleet.next_wakeup()].into_iter().flatten().min()
     }
 
-    /// Whether tags stay for the sake of this job. Not asked before all ImagePullJobs have come.
-    pub fn liveness(&self, job: &JobUid) -> Liveness {
-        match () {
-            () if self.running.contains_key(job) => Liveness::Active,
-            () if self.over.contains_key(job) => Liveness::Over,
-            () => Liveness::Gone,
+    /// What the job means for the tags that it owns. Not to be called before all ImagePullJobs have been listed.
+    pub(crate) fn liveness(&self, job: &JobUid) -> Liveness {
+        if self.registry.running.contains_key(job) {
+            Liveness::Active
+        } else if self.registry.is_finished(job) {
+            Liveness::Finished
+        } else {
+            Liveness::Deleted
         }
     }
 
-    /// Fills the slots of a group.
-    fn ask(&mut self, id: &JobUid, parallelism: u32) {
-        let Some(group) = self.groups.get_mut(id) else { return };
+    fn with_effects(&mut self, now: Timestamp, act: impl FnOnce(&mut Self, &mut Effects<'_>)) {
+        let mut actions = std::mem::take(&mut self.actions);
+        act(self, &mut Effects::new(now, &mut actions));
+        self.actions = actions;
+    }
+
+    fn react(&mut self, input: Input, fx: &mut Effects<'_>) {
+        match input {
+            Input::NodeImage(update) => self.observe_node_image(update, fx.now),
+            Input::PullJobs(jobs) => self.replace_pull_jobs(jobs, fx),
+            Input::PullJob(job) => self.observe_pull_job(job, fx),
+            Input::PullJobGone(uid) => {
+                self.registry.forget_deleted(&uid);
+                self.lists.remove_child(&uid);
+                self.remove_pull_job(&uid, fx);
+            }
+            Input::ListJobs(lists) => {
+                let uids: Vec<JobUid> = lists.iter().map(|list| kind::id_of(list).uid).collect();
+                self.lists.replace(lists, fx);
+                for uid in &uids {
+                    self.mark_group(uid);
+                }
+            }
+            Input::ListJob(list) => self.observe_list(list, fx),
+            Input::ListJobGone(uid) => self.lists.remove(&uid),
+            Input::Pods(pods) => {
+                for (namespace, name) in self.pods.missing_from(&pods) {
+                    self.remove_pod(&namespace, &name);
+                }
+                for pod in &pods {
+                    self.observe_pod(pod);
+                }
+            }
+            Input::Pod(pod) => self.observe_pod(&pod),
+            Input::PodGone { namespace, name } => self.remove_pod(&namespace, &name),
+            Input::Written { target: WriteTarget::PullJob(uid), outcome } => {
+                let verdict = self.registry.end_write(&uid, outcome, fx.now);
+                self.execute(&uid, verdict, fx);
+            }
+            Input::Written { target: WriteTarget::ListJob(uid), outcome } => {
+                self.lists.end_write(&uid, outcome, fx.now);
+            }
+            Input::Written { target: WriteTarget::Child(list, image), outcome } => {
+                self.lists.end_child_write(&list, &image, outcome, fx);
+            }
+        }
+    }
+
+    fn reconcile(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {
+        let Some(job) = self.registry.running.get_mut(uid) else {
+            return self.registry.delete_if_due(uid, fx);
+        };
+        let id = job.group.clone();
+        let parallelism = self.parallelism(&id);
+        let Some(group) = self.slot_groups.get_mut(&id) else { return };
+        let Some(job) = self.registry.running.get_mut(uid) else { return };
+        job.advance(group, parallelism == 0, fx);
+        self.fill_slots(&id, parallelism, fx);
+        if let Some(job) = self.registry.running.get_mut(uid) {
+            job.write_status_if_due(fx);
+            self.registry.agenda.wake(uid, job.next_wakeup());
+        }
+    }
+
+    /// How many nodes the jobs of a group may keep busy: the list's `parallelism`, or the least of the jobs' own while
+    /// the list is unknown.
+    fn parallelism(&self, id: &JobUid) -> u32 {
+        let members = || self.slot_groups.get(id).into_iter().flat_map(|group| &group.members);
+        let own = || members().filter_map(|uid| self.registry.running.get(uid)?.parallelism()).min();
+        self.lists.parallelism(id).or_else(own).unwrap_or_default()
+    }
+
+    /// Has the jobs of a group request their tags as long as slots are free.
+    fn fill_slots(&mut self, id: &JobUid, parallelism: u32, fx: &mut Effects<'_>) {
+        let Some(group) = self.slot_groups.get_mut(id) else { return };
         let mut members = Vec::new();
-        while let Some(node) = group.next(parallelism) {
+        while let Some(node) = group.next_node(parallelism) {
             if members.is_empty() {
                 members = group.members.iter().cloned().collect();
             }
-            let mut asked = false;
+            let mut has_requested = false;
             for uid in &members {
-                if self.running.get_mut(uid).is_some_and(|job| job.ask(&node, group, &mut self.actions)) {
-                    asked = true;
-                    self.agenda.mark(uid);
+                let job = self.registry.running.get_mut(uid);
+                if job.is_some_and(|job| job.request_tag(&node, group, fx)) {
+                    has_requested = true;
+                    self.registry.agenda.mark(uid);
                 }
             }
-            debug_assert!(asked, "{node} is wanted by nobody");
-            if !asked {
+            debug_assert!(has_requested, "{node} is wanted by nobody");
+            if !has_requested {
                 return;
             }
         }
     }
 
-    fn news(&mut self, news: News, now: Timestamp) {
-        match news {
-            News::Node { node, labels } => {
-                let known = self.fleet.add(&node, labels, now);
-                for (uid, job) in &mut self.running {
-                    let group = self.groups.entry(job.group.clone()).or_default();
-                    if job.node(known, group) {
-                        self.agenda.mark(uid);
+    fn observe_node_image(&mut self, update: NodeImageUpdate, now: Timestamp) {
+        match update {
+            NodeImageUpdate::Exists { node, labels } => {
+                let node = self.fleet.put(&node, labels, now);
+                for (uid, job) in &mut self.registry.running {
+                    let group = self.slot_groups.entry(job.group.clone()).or_default();
+                    if job.observe_node(node, group) {
+                        self.registry.agenda.mark(uid);
                     }
                 }
             }
-            News::NodeGone(node) => {
+            NodeImageUpdate::Deleted(node) => {
                 self.fleet.remove(&node);
-                self.early.values_mut().for_each(|early| early.retain(|(known, ..), _| *known != node));
-                for (uid, job) in &mut self.running {
-                    let group = self.groups.entry(job.group.clone()).or_default();
-                    if job.node_gone(&node, group) {
-                        self.agenda.mark(uid);
+                for states in self.early_states.values_mut() {
+                    states.retain(|(known, _), _| *known != node);
+                }
+                for (uid, job) in &mut self.registry.running {
+                    let group = self.slot_groups.entry(job.group.clone()).or_default();
+                    if job.remove_node(&node, group) {
+                        self.registry.agenda.mark(uid);
                     }
                 }
             }
-            News::Online(node, online) => {
-                if let Some(presence) = self.fleet.online(&node, online, now) {
-                    self.presence(&node, presence);
+            NodeImageUpdate::Online(node, online) => {
+                if let Some(presence) = self.fleet.set_online(&node, online, now) {
+                    self.set_presence(&node, presence);
                 }
             }
-            News::Standing { job: uid, node, image, tag, standing } => {
-                if let Some(job) = self.running.get_mut(&uid) {
-                    let Some(known) = self.fleet.get(&node) else { return };
-                    let group = self.groups.entry(job.group.clone()).or_default();
-                    if job.standing(known, standing, (image, tag), group) {
-                        self.agenda.mark(&uid);
-                    }
-                } else if standing == Standing::Absent {
-                    // The last that is heard of a job that was deleted.
-                    let Some(early) = self.early.get_mut(&uid) else { return };
-                    early.remove(&(node, image, tag));
-                    if early.is_empty() {
-                        self.early.remove(&uid);
-                    }
-                } else if !self.over.contains_key(&uid) && !self.gone.contains(&uid) {
-                    let early = self.early.entry(uid.clone()).or_default();
-                    early.insert((node, image, tag), standing);
-                }
+            NodeImageUpdate::Tag { job, node, key, state } => self.set_tag_state(&job, node, key, state),
+        }
+    }
+
+    fn set_presence(&mut self, node: &NodeName, presence: Presence) {
+        for (uid, job) in &mut self.registry.running {
+            let group = self.slot_groups.entry(job.group.clone()).or_default();
+            if job.set_presence(node, presence, group) {
+                self.registry.agenda.mark(uid);
             }
         }
     }
 
-    fn presence(&mut self, node: &NodeName, presence: Presence) {
-        for (uid, job) in &mut self.running {
-            let group = self.groups.entry(job.group.clone()).or_default();
-            if job.presence(node, presence, group) {
-                self.agenda.mark(uid);
+    fn set_tag_state(&mut self, uid: &JobUid, node: NodeName, key: TagKey, state: TagState) {
+        if let Some(job) = self.registry.running.get_mut(uid) {
+            let Some(known) = self.fleet.get(&node) else { return };
+            let group = self.slot_groups.entry(job.group.clone()).or_default();
+            if job.set_tag_state(known, key, state, group) {
+                self.registry.agenda.mark(uid);
             }
+        } else if state == TagState::Absent {
+            // The last update about a job that was deleted.
+            let Some(states) = self.early_states.get_mut(uid) else { return };
+            states.remove(&(node, key));
+            if states.is_empty() {
+                self.early_states.remove(uid);
+            }
+        } else if !self.registry.is_finished(uid) && !self.registry.is_deleted(uid) {
+            self.early_states.entry(uid.clone()).or_default().insert((node, key), state);
         }
     }
 
-    fn pod(&mut self, pod: &Pod) {
+    fn observe_pod(&mut self, pod: &Pod) {
         let old = self.pods.put(pod.clone());
-        self.pod_changed(&pod.namespace, old.as_ref(), Some(pod));
+        self.propagate_pod(&pod.namespace, old.as_ref(), Some(pod));
     }
 
-    fn pod_gone(&mut self, namespace: &str, name: &str) {
+    fn remove_pod(&mut self, namespace: &str, name: &str) {
         let old = self.pods.remove(namespace, name);
-        self.pod_changed(namespace, old.as_ref(), None);
+        self.propagate_pod(namespace, old.as_ref(), None);
     }
 
-    fn pod_changed(&mut self, namespace: &str, old: Option<&Pod>, new: Option<&Pod>) {
+    fn propagate_pod(&mut self, namespace: &str, old: Option<&Pod>, new: Option<&Pod>) {
         if old == new {
             return;
         }
-        for (uid, job) in self.running.iter_mut().filter(|(_, job)| job.id.namespace == namespace) {
-            let group = self.groups.entry(job.group.clone()).or_default();
-            if job.pod(old, new, &self.fleet, group) {
-                self.agenda.mark(uid);
+        let jobs = self.registry.running.iter_mut();
+        for (uid, job) in jobs.filter(|(_, job)| job.id().namespace == namespace) {
+            let group = self.slot_groups.entry(job.group.clone()).or_default();
+            if job.observe_pod(old, new, &self.fleet, group) {
+                self.registry.agenda.mark(uid);
             }
         }
     }
 
-    fn pull_job(&mut self, object: PullJobObject, now: Timestamp) {
-        let uid = objects::pull_job_id(&object).uid;
+    fn replace_pull_jobs(&mut self, jobs: Vec<Object<ImagePullJob>>, fx: &mut Effects<'_>) {
+        let existing: HashSet<JobUid> = jobs.iter().map(|job| kind::id_of(job).uid).collect();
+        let known = self.registry.known().chain(self.lists.children());
+        let gone: Vec<JobUid> = known.filter(|uid| !existing.contains(uid)).cloned().collect();
+        for uid in gone {
+            self.lists.remove_child(&uid);
+            self.remove_pull_job(&uid, fx);
+        }
+        for job in jobs {
+            self.observe_pull_job(job, fx);
+        }
+        self.registry.retain_deleted(&existing);
+        self.early_states.retain(|uid, _| existing.contains(uid));
+    }
+
+    fn observe_pull_job(&mut self, object: Object<ImagePullJob>, fx: &mut Effects<'_>) {
         if let Ok(job) = &object {
-            self.lists.child(job);
+            self.lists.observe_child(job);
         }
-        if self.gone.contains(&uid) {
-            return;
+        let uid = kind::id_of(&object).uid;
+        let verdict = self.registry.observe(&object, fx.now);
+        if matches!(verdict, Verdict::Run) {
+            self.run(&uid, object, fx);
         }
-        if object.as_ref().is_ok_and(|job| objects::is_being_deleted(&job.metadata)) {
-            return self.forget(&uid);
-        }
-        let ended = object.as_ref().ok().and_then(|job| Over::of(job));
-        if let Some(over) = self.over.get_mut(&uid) {
-            if let Ok(job) = &object {
-                over.keep_for(job.spec.template.completion_policy.ttl_seconds_after_finished);
-                self.agenda.mark(&uid);
-            }
-            return;
-        }
-        let new = !self.running.contains_key(&uid);
-        if new {
-            let metadata = object.as_ref().ok().map(|job| &job.metadata);
-            self.agenda.add(&uid, objects::created(metadata, now));
-        }
-        if let Some(over) = ended {
-            self.early.remove(&uid);
-            return if new { self.keep(uid, over) } else { self.park(&uid, over) };
-        }
-        if new {
-            let early = self.early.remove(&uid).unwrap_or_default();
-            let job = Job::new(&object, early);
-            self.groups.entry(job.group.clone()).or_default().members.insert(uid.clone());
-            self.running.insert(uid.clone(), job);
+        self.execute(&uid, verdict, fx);
+    }
+
+    fn run(&mut self, uid: &JobUid, object: Object<ImagePullJob>, fx: &mut Effects<'_>) {
+        if !self.registry.running.contains_key(uid) {
+            let job = PullJob::new(&object, self.early_states.remove(uid).unwrap_or_default());
+            self.slot_groups.entry(job.group.clone()).or_default().members.insert(uid.clone());
+            self.registry.running.insert(uid.clone(), job);
         }
         if object.is_ok() {
-            self.regroup(&uid, objects::group(&object));
+            self.move_to_group(uid, metadata::slot_group_of(&object));
         }
-        let Some(job) = self.running.get_mut(&uid) else { return };
-        let group = self.groups.entry(job.group.clone()).or_default();
-        if job.changed(object, &self.fleet, &self.pods, group, &mut self.actions) {
-            self.agenda.mark(&uid);
+        let Some(job) = self.registry.running.get_mut(uid) else { return };
+        let group = self.slot_groups.entry(job.group.clone()).or_default();
+        if job.observe(object, &self.fleet, &self.pods, group, fx) {
+            self.registry.agenda.mark(uid);
         }
     }
 
-    /// The job shares its slots with others than before.
-    fn regroup(&mut self, uid: &JobUid, id: JobUid) {
-        let Some(job) = self.running.get_mut(uid).filter(|job| job.group != id) else { return };
+    fn execute(&mut self, uid: &JobUid, verdict: Verdict, fx: &mut Effects<'_>) {
+        match verdict {
+            Verdict::Ignore | Verdict::Run => {}
+            Verdict::Remove => self.remove_pull_job(uid, fx),
+            Verdict::Finish(finished) => {
+                self.early_states.remove(uid);
+                if let Some(job) = self.registry.finish(uid, finished) {
+                    self.leave_slot_group(uid, job);
+                    fx.emit(Action::LivenessChanged(uid.clone()));
+                }
+            }
+        }
+    }
+
+    fn remove_pull_job(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {
+        self.early_states.remove(uid);
+        let removed = self.registry.remove(uid);
+        if removed.is_some() {
+            fx.emit(Action::LivenessChanged(uid.clone()));
+        }
+        if let Some(Removed::Running(job)) = removed {
+            self.leave_slot_group(uid, job);
+        }
+    }
+
+    /// Moves a running job to a group, whose slots it shares from now on.
+    fn move_to_group(&mut self, uid: &JobUid, id: JobUid) {
+        let Some(job) = self.registry.running.get_mut(uid).filter(|job| job.group != id) else { return };
         let old = std::mem::replace(&mut job.group, id.clone());
-        if let Some(group) = self.groups.get_mut(&old) {
+        if let Some(group) = self.slot_groups.get_mut(&old) {
             job.leave(group);
         }
-        let group = self.groups.entry(id).or_default();
+        let group = self.slot_groups.entry(id).or_default();
         group.members.insert(uid.clone());
         job.join(group);
-        self.leave_group(uid, &old);
-        self.agenda.mark(uid);
+        self.remove_member(uid, &old);
+        self.registry.agenda.mark(uid);
     }
 
-    fn leave_group(&mut self, uid: &JobUid, id: &JobUid) {
-        let Some(group) = self.groups.get_mut(id) else { return };
+    /// Gives back the slots of a job that does not run any more.
+    fn leave_slot_group(&mut self, uid: &JobUid, mut job: PullJob) {
+        if let Some(group) = self.slot_groups.get_mut(&job.group) {
+            job.leave(group);
+        }
+        self.remove_member(uid, &job.group);
+    }
+
+    fn remove_member(&mut self, uid: &JobUid, id: &JobUid) {
+        let Some(group) = self.slot_groups.get_mut(id) else { return };
         group.members.remove(uid);
         if group.members.is_empty() {
-            self.groups.remove(id);
-            return;
+            self.slot_groups.remove(id);
         }
         // The slots that it gives back are the others'.
-        group.members.iter().for_each(|member| self.agenda.mark(member));
+        self.mark_group(id);
     }
 
-    fn list_job(&mut self, object: ListJobObject, now: Timestamp) {
-        let uid = objects::list_job_id(&object).uid;
-        self.lists.changed(object, now, &mut self.actions);
-        // Its parallelism is that of its jobs.
-        for member in self.groups.get(&uid).into_iter().flat_map(|group| &group.members) {
-            self.agenda.mark(member);
+    fn mark_group(&mut self, id: &JobUid) {
+        for member in self.slot_groups.get(id).into_iter().flat_map(|group| &group.members) {
+            self.registry.agenda.mark(member);
         }
     }
 
-    fn written(&mut self, uid: &JobUid, outcome: WriteOutcome, now: Timestamp) {
-        if outcome == WriteOutcome::Gone {
-            // Where the watch has told of it, it will not tell again.
-            if self.running.contains_key(uid) || self.over.contains_key(uid) {
-                self.gone.insert(uid.clone());
-            }
-            return self.forget(uid);
-        }
-        self.agenda.mark(uid);
-        if let Some(over) = self.over.get_mut(uid) {
-            over.written();
-        } else if let Some(over) = self.running.get_mut(uid).and_then(|job| job.written(outcome, now)) {
-            self.park(uid, over);
-        }
+    fn observe_list(&mut self, object: Object<ImageListPullJob>, fx: &mut Effects<'_>) {
+        let uid = kind::id_of(&object).uid;
+        self.lists.observe(object, fx);
+        // The parallelism of a list is that of its jobs.
+        self.mark_group(&uid);
     }
-
-    /// The job is over, and the API server knows.
-    fn park(&mut self, uid: &JobUid, mut over: Over) {
-        if let Some(mut job) = self.running.remove(uid) {
-            if job.is_being_written() {
-                over.wait_for_status();
-            }
-            if let Some(group) = self.groups.get_mut(&job.group) {
-                job.leave(group);
-            }
-            self.leave_group(uid, &job.group);
-            self.actions.push(Action::Liveness(uid.clone()));
-        }
-        self.keep(uid.clone(), over);
-    }
-
-    fn keep(&mut self, uid: JobUid, over: Over) {
-        self.agenda.mark(&uid);
-        self.over.insert(uid, over);
-    }
-
-    fn delete(&mut self, uid: &JobUid, now: Timestamp) {
-        let Some(over) = self.over.get_mut(uid) else { return };
-        if over.delete(now) {
-            self.actions.push(Action::DeletePullJob(over.id.clone()));
-        }
-        self.agenda.wake(uid, over.due());
-    }
-
-    fn pull_job_gone(&mut self, uid: &JobUid) {
-        self.lists.child_gone(uid);
-        self.forget(uid);
-    }
-
-    fn forget(&mut self, uid: &JobUid) {
-        self.early.remove(uid);
-        self.agenda.remove(uid);
-        let was_over = self.over.remove(uid).is_some();
-        let job = self.running.remove(uid);
-        if was_over || job.is_some() {
-            self.actions.push(Action::Liveness(uid.clone()));
-        }
-        if let Some(mut job) = job {
-            if let Some(group) = self.groups.get_mut(&job.group) {
-                job.leave(group);
-            }
-            self.leave_group(uid, &job.group);
-        }
-    }
-}
-
-/// Nodes at a time, of jobs that share it: their list's word, or the least of theirs where the list is not known.
-fn parallelism(lists: &Lists, jobs: &HashMap<JobUid, Job>, id: &JobUid, group: &Group) -> u32 {
-    let own = || group.members.iter().filter_map(|uid| jobs.get(uid)?.parallelism()).min();
-    lists.parallelism(id).or_else(own).unwrap_or_default()
 }

@@ -1,165 +1,58 @@
-//! The NodeImages: made for nodes, filled by jobs and by hand, carried out over the tunnel. Pure.
+//! The NodeImages: created for nodes, written by jobs and by hand, carried out over the tunnel. Pure.
 //!
 //! ```text
-//!  Node ─▶ made, labelled, deleted                       session, free place
-//!  Wish ─▶ edit ─▶ spec (written) ─▶ observed ─▶ work: Waiting ──────▶ Sent ─▶ Ended ─▶ status (written) ─▶ ack, News
-//!  TTL, owner gone ─▶ edit                              ▲─── lost, restarted ──┘
+//!  Node ─▶ Create, labels, Delete                         session, free slot
+//!  TagRequest ─▶ spec_edit ─▶ spec (written) ─▶ observed ─▶ TagPull: Waiting ───▶ OnNode ─▶ Ended ─▶ status (written)
+//!  TTL passed, owner deleted ─▶ spec_edit                            ▲── lost ──┘                 ─▶ ack, NodeImageUpdate
 //! ```
 //!
 //! The order that makes a crash harmless: only what the API server has in a spec is sent to a node, and a result is
 //! acknowledged once the API server has it in the status.
 
-mod edit;
-mod held;
+mod effects;
+mod events;
+mod io;
+mod node;
+mod object;
+mod pulls;
+mod reported;
+mod requests;
+mod spec_edit;
 mod status;
+mod tag_pull;
 #[cfg(test)]
 mod tests;
-mod work;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::crd::kruise::{NodeImage, NodeImageSpec, NodeImageStatus};
-use prepull_api::image::NormalizedReference;
-use prepull_api::overriders::SecretRef;
+use prepull_api::crd::kruise::NodeImage;
 use prepull_api::selector::Selector;
-use prepull_api::task::{JobUid, NodeName, Task, TaskId};
+use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{CloudMessage, EdgeMessage};
-use serde::{Deserialize, Serialize};
 
-use super::{Liveness, News, Wish};
+use super::{Liveness, TagRequest};
 use crate::shared::delay_queue::DelayQueue;
-use crate::shared::events::ObjectEvent;
 use crate::shared::node_view::NodeView;
 use crate::shared::objects::Unreadable;
-use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::pacing::TokenBucket;
 use crate::shared::session::SessionEvent;
-use held::Held;
-pub use work::{full_name, is_of_node_image};
+use effects::NodeEffects;
+pub use io::{Action, Input, TagDispatch, Write, Written};
+use node::TrackedNode;
+pub use tag_pull::is_of_node_image;
 
-/// What happened.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Input {
-    /// All nodes that there are.
-    Nodes(Vec<NodeView>),
-    /// A node is new or changed.
-    Node(NodeView),
-    /// A node is gone.
-    NodeGone(NodeName),
-    /// All NodeImages that there are.
-    NodeImages(Vec<Result<Box<NodeImage>, Unreadable>>),
-    /// One is new or changed.
-    NodeImage(Result<Box<NodeImage>, Unreadable>),
-    /// One is gone.
-    NodeImageGone {
-        /// metadata.name
-        name: NodeName,
-        /// metadata.uid
-        uid: String,
-    },
-    /// A session came, spoke of one of our tasks, or went.
-    Session(SessionEvent),
-    /// A dispatch ended.
-    Dispatched {
-        /// To this node,
-        node: NodeName,
-        /// of this task:
-        task: TaskId,
-        /// how.
-        outcome: DispatchOutcome,
-    },
-    /// A write ended.
-    Written(NodeName, Written),
-    /// A place on the node is free again.
-    Free(NodeName),
-    /// A job is over, or gone.
-    Liveness(JobUid),
-}
-
-/// How a write ended.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Written {
-    /// It was made; this is the object now, or there is none.
-    Done(Option<Box<NodeImage>>),
-    /// It was not, for this is the object now, or there is none.
-    Refused(Option<Box<NodeImage>>),
-    /// Not now: to be tried again, with whatever is true then.
-    Failed,
-}
-
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Resolve the key, and send the task.
-    Dispatch(Box<Order>),
-    /// Hand a message to a node's session, if there is one.
-    Send(NodeName, CloudMessage),
-    /// Write. At most one write of each NodeImage is under way.
-    Write(NodeName, Write),
-    /// Tell the jobs.
-    News(News),
-    /// Tell people.
-    Event(ObjectEvent),
-}
-
-/// A task that is to go out.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Order {
-    /// To this node,
-    pub node: NodeName,
-    /// all but the key,
-    pub task: Task,
-    /// for this reference,
-    pub reference: NormalizedReference,
-    /// whose key is in one of these,
-    pub secrets: Vec<SecretRef>,
-    /// within this time.
-    pub remaining: Duration,
-}
-
-/// What is written of a NodeImage.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Write {
-    /// Make it, empty.
-    Create(Arc<BTreeMap<String, String>>),
-    /// Delete it, and no other one of its name.
-    Delete {
-        /// metadata.uid
-        uid: String,
-    },
-    /// Replace labels and spec of this version.
-    Spec {
-        /// metadata.uid
-        uid: String,
-        /// metadata.resourceVersion
-        version: String,
-        /// All labels.
-        labels: Arc<BTreeMap<String, String>>,
-        /// The whole spec.
-        spec: Box<NodeImageSpec>,
-    },
-    /// Replace the status of this version.
-    Status {
-        /// metadata.uid
-        uid: String,
-        /// metadata.resourceVersion
-        version: String,
-        /// The whole status.
-        status: Box<NodeImageStatus>,
-    },
-}
-
-/// What a settlement is made with.
-pub(crate) struct Around<'a> {
-    /// The time.
-    pub now: Timestamp,
-    /// Whether tags stay for the sake of a job.
-    pub liveness: &'a dyn Fn(&JobUid) -> Liveness,
-    /// Takes a place on the node, if one is free.
-    pub take: &'a mut dyn FnMut(&NodeName) -> bool,
+/// What is outside of a node when it is reconciled.
+struct Context<'a> {
+    /// The nodes that get a NodeImage.
+    selector: &'a Selector,
+    /// What a job means for the tags that it owns.
+    liveness: &'a dyn Fn(&JobUid) -> Liveness,
+    /// Takes a task slot of the node, if one is free.
+    take_slot: &'a mut dyn FnMut(&NodeName) -> bool,
+    /// See [`progress_budget`].
+    progress_budget: &'a mut TokenBucket<Timestamp>,
 }
 
 /// Writes of statuses that tell of nothing but progress, over all nodes: 20 a second. Ten thousand nodes that pull at
@@ -168,176 +61,185 @@ fn progress_budget() -> TokenBucket<Timestamp> {
     TokenBucket::new(20.0, 20.0)
 }
 
-/// See the module.
+/// All nodes with their NodeImages.
 #[derive(Debug)]
 pub struct NodeImages {
-    /// The nodes that get one.
+    /// The nodes that get a NodeImage.
     selector: Selector,
-    held: BTreeMap<NodeName, Held>,
+    nodes: BTreeMap<NodeName, TrackedNode>,
+    /// The nodes whose NodeImages have tags of each job.
     owned: HashMap<JobUid, BTreeSet<NodeName>>,
+    /// The nodes that are to be reconciled.
     dirty: BTreeSet<NodeName>,
-    /// When a node is to be looked at again although nothing happened to it.
+    /// When a node is to be reconciled even without an input.
     wakeups: DelayQueue<NodeName>,
     /// See [`progress_budget`].
     progress_budget: TokenBucket<Timestamp>,
     actions: Vec<Action>,
-    moves: Vec<(NodeName, bool)>,
+    slot_changes: Vec<(NodeName, bool)>,
 }
 
 impl NodeImages {
-    /// For the nodes that the selector selects.
-    pub fn new(selector: Selector) -> Self {
+    /// Creates NodeImages for the nodes that the selector selects.
+    pub(crate) fn new(selector: Selector) -> Self {
         Self {
             selector,
-            held: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             owned: HashMap::new(),
             dirty: BTreeSet::new(),
             wakeups: DelayQueue::default(),
             progress_budget: progress_budget(),
             actions: Vec::new(),
-            moves: Vec::new(),
+            slot_changes: Vec::new(),
         }
     }
 
-    /// Takes in what happened. What follows from it comes out of [`Self::flush`].
-    pub fn handle(&mut self, input: Input, now: Timestamp) {
+    /// Takes an input in. The actions that follow from it come out of [`Self::flush`].
+    pub(crate) fn handle(&mut self, input: Input, now: Timestamp) {
         match input {
-            Input::Nodes(nodes) => {
-                let listed: BTreeSet<NodeName> = nodes.iter().map(|node| node.name.clone()).collect();
-                let gone =
-                    self.held.iter().filter(|(name, held)| held.node.is_some() && !listed.contains(*name));
-                let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
-                for name in gone {
-                    self.node_gone(&name);
-                }
-                for node in nodes {
-                    self.node(node);
-                }
-            }
-            Input::Node(node) => self.node(node),
-            Input::NodeGone(name) => self.node_gone(&name),
-            Input::NodeImages(objects) => {
-                let name = |object: &Result<Box<NodeImage>, Unreadable>| match object {
-                    Ok(object) => NodeName(object.metadata.name.clone().unwrap_or_default()),
-                    Err(unreadable) => NodeName(unreadable.id.name.clone()),
-                };
-                let listed: BTreeSet<NodeName> = objects.iter().map(name).collect();
-                let gone: Vec<_> = self.held.keys().filter(|name| !listed.contains(name)).cloned().collect();
-                for name in gone {
-                    self.observe(&name, None);
-                }
-                for object in objects {
-                    self.object(object);
-                }
-            }
-            Input::NodeImage(object) => self.object(object),
+            Input::Nodes(nodes) => self.replace_nodes(nodes, now),
+            Input::Node(node) => self.observe_node(node),
+            Input::NodeGone(name) => self.remove_node(&name, now),
+            Input::NodeImages(objects) => self.replace_node_images(objects, now),
+            Input::NodeImage(object) => self.observe_object(object, now),
             Input::NodeImageGone { name, uid } => {
-                if self.held.get(&name).is_some_and(|held| held.is(&uid)) {
-                    self.observe(&name, None);
+                if self.nodes.get(&name).is_some_and(|node| node.may_be(&uid)) {
+                    self.observe(&name, None, now);
                 }
             }
-            Input::Session(event) => self.session(event, now),
+            Input::Session(event) => self.observe_session(event, now),
             Input::Dispatched { node, task, outcome } => {
-                self.with(&node, |held, out| held.dispatched(&task, outcome, now, out));
+                self.update(&node, now, |node, fx| node.end_dispatch(&task, outcome, fx));
             }
             Input::Written(node, written) => {
-                self.with(&node, |held, _| held.written(&written, now));
+                self.update(&node, now, |node, _| node.end_write(&written, now));
                 match written {
-                    Written::Done(object) | Written::Refused(object) => self.observe(&node, object),
+                    Written::Done(object) | Written::Refused(object) => self.observe(&node, object, now),
                     Written::Failed => {}
                 }
             }
-            Input::Free(node) => {
-                if self.held.get(&node).is_some_and(Held::has_waiting) {
+            Input::SlotFreed(node) => {
+                if self.nodes.get(&node).is_some_and(TrackedNode::has_waiting_pull) {
                     self.dirty.insert(node);
                 }
             }
-            Input::Liveness(job) => {
+            Input::LivenessChanged(job) => {
                 self.dirty.extend(self.owned.get(&job).into_iter().flatten().cloned());
             }
         }
     }
 
-    /// A job wants something on a node.
-    pub fn ask(&mut self, node: &NodeName, wish: Arc<Wish>, again: bool) {
-        self.with(node, |held, _| held.ask(wish, again));
+    /// A job requests a tag on a node. With `new_round` a tag that has ended is pulled once more.
+    pub(crate) fn request_tag(&mut self, node: &NodeName, request: Arc<TagRequest>, new_round: bool) {
+        if let Some(tracked) = self.nodes.get_mut(node) {
+            tracked.request_tag(request, new_round);
+            self.dirty.insert(node.clone());
+        }
     }
 
-    /// Lets every node go on as far as it can.
-    pub fn flush(
+    /// Reconciles the nodes that an input or the time has changed.
+    pub(crate) fn flush(
         &mut self,
         now: Timestamp,
         liveness: &dyn Fn(&JobUid) -> Liveness,
-        take: &mut dyn FnMut(&NodeName) -> bool,
+        take_slot: &mut dyn FnMut(&NodeName) -> bool,
     ) -> Vec<Action> {
-        self.dirty.extend(std::iter::from_fn(|| self.wakeups.pop_due(now)));
-        let mut around = Around { now, liveness, take };
+        while let Some(name) = self.wakeups.pop_due(now) {
+            self.dirty.insert(name);
+        }
+        let mut context = Context {
+            selector: &self.selector,
+            liveness,
+            take_slot,
+            progress_budget: &mut self.progress_budget,
+        };
         for name in std::mem::take(&mut self.dirty) {
-            let Some(held) = self.held.get_mut(&name) else { continue };
-            let mut out = Out::new(&name, &mut self.actions, &mut self.moves);
-            let wakeup = held.settle(&self.selector, &mut self.progress_budget, &mut around, &mut out);
-            self.wakeups.set(&name, wakeup);
-            if held.is_empty() {
-                self.held.remove(&name);
+            let Some(node) = self.nodes.get_mut(&name) else { continue };
+            let mut fx = NodeEffects::new(&name, now, &mut self.actions, &mut self.slot_changes);
+            node.reconcile(&mut context, &mut fx);
+            self.wakeups.set(&name, fx.wakeup());
+            if node.is_empty() {
+                self.nodes.remove(&name);
             }
         }
         std::mem::take(&mut self.actions)
     }
 
-    /// Places that were taken (true) or given back on nodes, since this was asked last.
-    pub fn take_moves(&mut self) -> Vec<(NodeName, bool)> {
-        std::mem::take(&mut self.moves)
+    /// The task slots that nodes have taken (`true`) or freed since the last call.
+    pub(crate) fn take_slot_changes(&mut self) -> Vec<(NodeName, bool)> {
+        std::mem::take(&mut self.slot_changes)
     }
 
-    /// When [`Self::flush`] is to be called although nothing happened.
-    pub fn next_wakeup(&self) -> Option<Timestamp> {
+    /// When [`Self::flush`] is to be called even without an input.
+    pub(crate) fn next_wakeup(&self) -> Option<Timestamp> {
         self.wakeups.next_due()
     }
 
-    /// Whether every node that is to have a NodeImage has one, or could not get it.
-    pub(crate) fn are_made(&self) -> bool {
-        !self.held.values().any(|held| held.is_to_be_made(&self.selector) && !held.has_tried())
+    /// Whether each node that should have a NodeImage has one, or its creation has failed.
+    pub(crate) fn has_created_all(&self) -> bool {
+        !self.nodes.values().any(|node| node.needs_creation(&self.selector) && !node.has_failed_writes())
     }
 
-    fn node(&mut self, node: NodeView) {
+    fn replace_nodes(&mut self, nodes: Vec<NodeView>, now: Timestamp) {
+        let existing: BTreeSet<NodeName> = nodes.iter().map(|node| node.name.clone()).collect();
+        let known = self.nodes.iter().filter(|(_, node)| node.node().is_some());
+        let gone = known.map(|(name, _)| name).filter(|name| !existing.contains(*name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.remove_node(&name, now);
+        }
+        for node in nodes {
+            self.observe_node(node);
+        }
+    }
+
+    fn observe_node(&mut self, node: NodeView) {
         let name = node.name.clone();
-        // Of a node that changes nothing but its heartbeat there is nothing to do.
-        if self.held.get(&name).and_then(|held| held.node.as_ref()) == Some(&node) {
+        let known = self.nodes.get(&name).and_then(TrackedNode::node);
+        // Most changes of a Node are heartbeats.
+        if known == Some(&node) {
             return;
         }
-        self.held.entry(name.clone()).or_insert_with(|| Held::new(&name)).node = Some(node);
+        self.nodes.entry(name.clone()).or_default().set_node(Some(node));
         self.dirty.insert(name);
     }
 
-    fn node_gone(&mut self, name: &NodeName) {
-        self.with(name, |held, _| held.node = None);
+    fn remove_node(&mut self, name: &NodeName, now: Timestamp) {
+        self.update(name, now, |node, _| node.set_node(None));
     }
 
-    fn object(&mut self, object: Result<Box<NodeImage>, Unreadable>) {
+    fn replace_node_images(&mut self, objects: Vec<Result<Box<NodeImage>, Unreadable>>, now: Timestamp) {
+        let existing: BTreeSet<NodeName> = objects.iter().map(name_of).collect();
+        let gone: Vec<_> = self.nodes.keys().filter(|name| !existing.contains(name)).cloned().collect();
+        for name in gone {
+            self.observe(&name, None, now);
+        }
+        for object in objects {
+            self.observe_object(object, now);
+        }
+    }
+
+    fn observe_object(&mut self, object: Result<Box<NodeImage>, Unreadable>, now: Timestamp) {
+        let name = name_of(&object);
         match object {
-            Ok(object) => {
-                let name = NodeName(object.metadata.name.clone().unwrap_or_default());
-                self.observe(&name, Some(object));
-            }
+            Ok(object) => self.observe(&name, Some(object), now),
             Err(unreadable) => {
-                let name = NodeName(unreadable.id.name.clone());
-                self.observe(&name, None);
-                self.held.entry(name.clone()).or_insert_with(|| Held::new(&name));
-                self.with(&name, |held, out| held.unreadable(unreadable, out));
+                self.observe(&name, None, now);
+                self.nodes.entry(name.clone()).or_default();
+                self.update(&name, now, |node, fx| node.observe_unreadable(unreadable, fx));
             }
         }
     }
 
-    /// The API server has this now.
-    fn observe(&mut self, name: &NodeName, object: Option<Box<NodeImage>>) {
+    /// The API server has this NodeImage for the node, or none.
+    fn observe(&mut self, name: &NodeName, object: Option<Box<NodeImage>>, now: Timestamp) {
         if object.is_some() {
-            self.held.entry(name.clone()).or_insert_with(|| Held::new(name));
+            self.nodes.entry(name.clone()).or_default();
         }
-        let Some(held) = self.held.get_mut(name) else { return };
-        let mut out = Out::new(name, &mut self.actions, &mut self.moves);
-        let before = held.owners();
-        held.observe(object, &mut out);
-        let after = held.owners();
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        let mut fx = NodeEffects::new(name, now, &mut self.actions, &mut self.slot_changes);
+        let before = node.owners();
+        node.observe(object, &mut fx);
+        let after = node.owners();
         for gone in before.difference(&after) {
             if let Some(nodes) = self.owned.get_mut(gone) {
                 nodes.remove(name);
@@ -352,75 +254,50 @@ impl NodeImages {
         self.dirty.insert(name.clone());
     }
 
-    fn with(&mut self, name: &NodeName, act: impl FnOnce(&mut Held, &mut Out<'_>)) {
-        let Some(held) = self.held.get_mut(name) else { return };
-        act(held, &mut Out::new(name, &mut self.actions, &mut self.moves));
+    /// Changes a node that is known, and has it reconciled.
+    fn update(
+        &mut self,
+        name: &NodeName,
+        now: Timestamp,
+        change: impl FnOnce(&mut TrackedNode, &mut NodeEffects<'_>),
+    ) {
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        change(node, &mut NodeEffects::new(name, now, &mut self.actions, &mut self.slot_changes));
         self.dirty.insert(name.clone());
     }
 
-    fn session(&mut self, event: SessionEvent, now: Timestamp) {
+    fn observe_session(&mut self, event: SessionEvent, now: Timestamp) {
         match event {
             SessionEvent::Up { node, session, hello } => {
-                self.held.entry(node.clone()).or_insert_with(|| Held::new(&node));
-                self.with(&node, |held, out| held.up(session, &hello.open, now, out));
+                self.nodes.entry(node.clone()).or_default();
+                self.update(&node, now, |node, fx| node.connect(session, &hello.open, fx));
             }
-            SessionEvent::Down { node, session } => self.with(&node, |held, out| held.down(session, out)),
+            SessionEvent::Down { node, session } => {
+                self.update(&node, now, |node, fx| node.disconnect(session, fx));
+            }
             SessionEvent::Message { node, session: _, message } => match message {
                 EdgeMessage::Hello(_) => {}
-                EdgeMessage::Accepted { task } => self.with(&node, |held, out| held.accepted(&task, out)),
-                EdgeMessage::Progress(progress) => {
-                    self.with(&node, |held, out| held.progress(&progress, now, out));
+                EdgeMessage::Accepted { task } => {
+                    self.update(&node, now, |node, fx| node.accept_task(&task, fx));
                 }
+                EdgeMessage::Progress(progress) => {
+                    self.update(&node, now, |node, fx| node.progress(&progress, fx));
+                }
+                EdgeMessage::Result(result) if self.nodes.contains_key(&node) => {
+                    self.update(&node, now, |node, fx| node.end_task(&result, fx));
+                }
+                // Nothing is known of the node: it must not keep the result for ever.
                 EdgeMessage::Result(result) => {
-                    if self.held.contains_key(&node) {
-                        self.with(&node, |held, out| held.result(&result, now, out));
-                    } else {
-                        let ack = CloudMessage::ResultAck { task: result.task };
-                        self.actions.push(Action::Send(node, ack));
-                    }
+                    self.actions.push(Action::Send(node, CloudMessage::ResultAck { task: result.task }));
                 }
             },
         }
     }
 }
 
-/// Where what follows goes.
-struct Out<'a> {
-    name: &'a NodeName,
-    actions: &'a mut Vec<Action>,
-    moves: &'a mut Vec<(NodeName, bool)>,
-}
-
-impl<'a> Out<'a> {
-    fn new(name: &'a NodeName, actions: &'a mut Vec<Action>, moves: &'a mut Vec<(NodeName, bool)>) -> Self {
-        Self { name, actions, moves }
-    }
-
-    fn act(&mut self, action: Action) {
-        self.actions.push(action);
-    }
-
-    fn send(&mut self, message: CloudMessage) {
-        self.actions.push(Action::Send(self.name.clone(), message));
-    }
-
-    fn cancel(&mut self, task: TaskId, reason: &str) {
-        self.send(CloudMessage::Cancel { task, reason: reason.to_owned() });
-    }
-
-    fn ack(&mut self, task: TaskId) {
-        self.send(CloudMessage::ResultAck { task });
-    }
-
-    fn write(&mut self, write: Write) {
-        self.actions.push(Action::Write(self.name.clone(), write));
-    }
-
-    fn gave(&mut self) {
-        self.moves.push((self.name.clone(), false));
-    }
-
-    fn took(&mut self) {
-        self.moves.push((self.name.clone(), true));
+fn name_of(object: &Result<Box<NodeImage>, Unreadable>) -> NodeName {
+    match object {
+        Ok(object) => NodeName(object.metadata.name.clone().unwrap_or_default()),
+        Err(unreadable) => NodeName(unreadable.id.name.clone()),
     }
 }

@@ -1,6 +1,6 @@
-//! What is allowed, in Kruise's words. Parsed once: what is done later works on the validated forms.
+//! The rules of Kruise's objects, which are refused in Kruise's words: each is parsed once, into a validated form.
 //!
-//! Where Kruise's webhook says nothing and its controller stumbles, the words are ours.
+//! What Kruise's webhook accepts although its controller cannot carry it out is refused in our words.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -16,96 +16,100 @@ use prepull_api::overriders::SecretRef;
 use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, PullPolicy};
 
+use super::TagKey;
+
 mod node_image;
 #[cfg(test)]
 mod tests;
 
-pub use node_image::{ValidTag, image_rules, tag_rules};
+#[cfg(test)]
+use node_image::tag_rules;
+pub(super) use node_image::{ValidTag, image_rules};
 
-/// Seconds for one try.
-pub const DEFAULT_TIMEOUT: u32 = 600;
-/// Tries after the first that failed.
-pub const DEFAULT_BACKOFF_LIMIT: u32 = 3;
-/// Nodes at a time.
-pub const DEFAULT_PARALLELISM: u32 = 1;
+/// `timeoutSeconds` unless it is set: for each try.
+pub(super) const DEFAULT_TIMEOUT: u32 = 600;
+/// `backoffLimit` unless it is set: tries after the first one.
+pub(super) const DEFAULT_BACKOFF_LIMIT: u32 = 3;
+/// `parallelism` unless it is set: nodes at a time.
+pub(super) const DEFAULT_PARALLELISM: u32 = 1;
 
 /// An ImagePullJob that can be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ValidPullJob {
-    /// The familiar name of the image, and its tag or digest.
-    pub image: (String, String),
-    /// The rest.
-    pub template: ValidTemplate,
+pub(super) struct ValidPullJob {
+    /// The image, as NodeImages name it.
+    pub(super) image: TagKey,
+    /// What it has in common with an ImageListPullJob.
+    pub(super) template: ValidTemplate,
 }
 
 /// An ImageListPullJob that can be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ValidListJob {
-    /// As they are written, each once; never empty.
-    pub images: Vec<String>,
-    /// Of each of them.
-    pub template: ValidTemplate,
+pub(super) struct ValidListJob {
+    /// The images as the spec writes them, in its order. There is at least one, and none is there twice.
+    pub(super) images: Vec<String>,
+    /// What it has in common with an ImagePullJob, for each of its images.
+    pub(super) template: ValidTemplate,
 }
 
 /// What ImagePullJob and ImageListPullJob have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ValidTemplate {
-    /// Where.
-    pub nodes: NodeChoice,
-    /// Nodes at a time; 0 pauses.
-    pub parallelism: u32,
+pub(super) struct ValidTemplate {
+    /// The nodes that pull.
+    pub(super) nodes: NodeChoice,
+    /// How many nodes may pull at a time; 0 pauses the job.
+    pub(super) parallelism: u32,
     /// Seconds for one try, at least 1.
-    pub timeout: u32,
-    /// Tries after the first that failed.
-    pub backoff_limit: u32,
-    /// When it is over.
-    pub completion: Completion,
-    /// Always or IfNotPresent.
-    pub policy: PullPolicy,
-    /// Names in the job's namespace, in order.
-    pub secrets: Vec<String>,
-    /// For the container runtime.
-    pub sandbox: Option<SandboxConfig>,
+    pub(super) timeout: u32,
+    /// Tries after the first one.
+    pub(super) backoff_limit: u32,
+    /// When the job ends.
+    pub(super) completion: Completion,
+    /// Whether an image that is on the node is pulled all the same.
+    pub(super) policy: PullPolicy,
+    /// Names of secrets in the job's namespace, in the order in which they are tried.
+    pub(super) secrets: Vec<String>,
+    /// Labels and annotations for the container runtime.
+    pub(super) sandbox: Option<SandboxConfig>,
 }
 
-/// The nodes of a job: of those that have a NodeImage.
+/// The nodes of a job, among those that have a NodeImage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodeChoice {
-    /// All.
+pub(super) enum NodeChoice {
+    /// All of them.
     All,
-    /// These.
+    /// Those with these names.
     Names(BTreeSet<NodeName>),
     /// Those with these labels.
     Labels(Selector),
-    /// Those where active pods of the job's namespace with these labels run.
+    /// Those on which active pods of the job's namespace with these labels run.
     Pods(Selector),
 }
 
-/// When a job is over.
+/// When a job ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Completion {
+pub(super) enum Completion {
     /// Once each node has succeeded or failed.
     Always {
-        /// From the start to the end, at most; not shorter than one try.
+        /// How long the job may take; not shorter than one try.
         deadline: Option<Duration>,
-        /// From the end to the deletion.
+        /// How long the job is kept after its end; for ever if `None`.
         ttl: Option<Duration>,
     },
     /// Each node pulls again every day.
     Never,
 }
 
-/// The rules of an ImagePullJob.
-pub fn pull_job(spec: &ImagePullJobSpec) -> Result<ValidPullJob, String> {
+/// Validates an ImagePullJob.
+pub(super) fn pull_job(spec: &ImagePullJobSpec) -> Result<ValidPullJob, String> {
     let ImagePullJobSpec { image, template } = spec;
     let nodes = nodes(template)?;
     let image = image_of(image)?;
-    Ok(ValidPullJob { image, template: rest(template, nodes)? })
+    Ok(ValidPullJob { image, template: validate_template(template, nodes)? })
 }
 
-/// The rules of an ImageListPullJob. Its template has to suit an ImagePullJob, which Kruise finds out only when it
-/// makes one.
-pub fn list_job(spec: &ImageListPullJobSpec) -> Result<ValidListJob, String> {
+/// Validates an ImageListPullJob. Its template must be valid for an ImagePullJob too, which Kruise finds out only when it
+/// creates one.
+pub(super) fn list_job(spec: &ImageListPullJobSpec) -> Result<ValidListJob, String> {
     let ImageListPullJobSpec { images, template } = spec;
     let nodes = nodes(template)?;
     if images.is_empty() {
@@ -121,17 +125,18 @@ pub fn list_job(spec: &ImageListPullJobSpec) -> Result<ValidListJob, String> {
     for image in images {
         image_of(image)?;
     }
-    Ok(ValidListJob { images: images.clone(), template: rest(template, nodes)? })
+    Ok(ValidListJob { images: images.clone(), template: validate_template(template, nodes)? })
 }
 
 const EMPTY_IMAGE: &str = "image can not be empty";
 
-fn image_of(image: &str) -> Result<(String, String), String> {
+fn image_of(image: &str) -> Result<TagKey, String> {
     if image.is_empty() {
         return Err(EMPTY_IMAGE.to_owned());
     }
     let reference = Reference::parse(image).map_err(|error| format!("invalid image {image}: {error}"))?;
-    Ok(reference.normalized().familiar_name_and_tag())
+    let (image, tag) = reference.normalized().familiar_name_and_tag();
+    Ok(TagKey { image, tag })
 }
 
 fn nodes(template: &PullJobTemplate) -> Result<NodeChoice, String> {
@@ -189,9 +194,9 @@ fn pod_selector(selector: &PodSelector) -> Result<Selector, String> {
     Selector::try_from(&selector).map_err(|error| format!("invalid podSelector: {error}"))
 }
 
-/// In the order of Kruise's webhook, so that the first words are its first words.
-fn rest(template: &PullJobTemplate, nodes: NodeChoice) -> Result<ValidTemplate, String> {
-    // With all fields, so that none is forgotten here.
+/// Validates in the order of Kruise's webhook, so that of several errors the same is reported.
+fn validate_template(template: &PullJobTemplate, nodes: NodeChoice) -> Result<ValidTemplate, String> {
+    // All fields are named, so that none is forgotten here.
     let PullJobTemplate {
         pull_secrets,
         selector: _,
@@ -243,7 +248,7 @@ fn timeout_of(seconds: Option<i32>, field: &str) -> Result<u32, String> {
     }
 }
 
-/// A negative one is none, as for Kruise's daemon.
+/// A negative limit counts as not set, as for Kruise's daemon.
 fn backoff_limit_of(limit: Option<i32>) -> u32 {
     limit.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(DEFAULT_BACKOFF_LIMIT)
 }
@@ -252,10 +257,10 @@ fn completion(policy: &CompletionPolicy, timeout: u32) -> Result<Completion, Str
     let CompletionPolicy { type_, active_deadline_seconds, ttl_seconds_after_finished } = policy;
     match type_.as_deref().unwrap_or_default() {
         "" | "Always" => {
-            // Equal is allowed, as in Kruise; whatever is not less than a timeout is positive.
+            // Equal is allowed, as in Kruise. What is not less than a timeout is positive.
             if active_deadline_seconds.is_some_and(|deadline| i64::from(timeout) > deadline) {
-                let words = "completionPolicy.activeDeadlineSeconds must be greater than pullPolicy.timeoutSeconds(default 600)";
-                return Err(words.to_owned());
+                let reason = "completionPolicy.activeDeadlineSeconds must be greater than pullPolicy.timeoutSeconds(default 600)";
+                return Err(reason.to_owned());
             }
             let deadline =
                 active_deadline_seconds.map(|deadline| Duration::from_secs(deadline.unsigned_abs()));
@@ -265,8 +270,8 @@ fn completion(policy: &CompletionPolicy, timeout: u32) -> Result<Completion, Str
             Ok(Completion::Always { deadline, ttl })
         }
         "Never" if active_deadline_seconds.is_some() || ttl_seconds_after_finished.is_some() => {
-            let words = "activeDeadlineSeconds and ttlSecondsAfterFinished can only work with Always CompletionPolicyType";
-            Err(words.to_owned())
+            let reason = "activeDeadlineSeconds and ttlSecondsAfterFinished can only work with Always CompletionPolicyType";
+            Err(reason.to_owned())
         }
         "Never" => Ok(Completion::Never),
         other => Err(format!("unknown type of completionPolicy: {other}")),
@@ -286,7 +291,7 @@ fn policy_of(text: Option<&str>, field: &str) -> Result<PullPolicy, String> {
     }
 }
 
-/// A name becomes a part of a path at the API server: what is none must not come that far.
+/// Validates the name of a secret: it becomes a part of a URL path, so nothing else may pass.
 fn secret(index: usize, name: &str) -> Result<String, String> {
     SecretRef::new("default", name)
         .map(|secret| secret.name().to_owned())

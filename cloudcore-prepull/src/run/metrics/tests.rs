@@ -43,7 +43,7 @@ fn node_image_written(written: Written) -> kruise::Input {
 }
 
 fn kruise_job_written(outcome: WriteOutcome) -> kruise::Input {
-    kruise::Input::Job(jobs::Input::Written { object: jobs::Object::PullJob(job()), outcome })
+    kruise::Input::Job(jobs::Input::Written { target: jobs::WriteTarget::PullJob(job()), outcome })
 }
 
 /// The samples of one metric, which come in no order, in alphabetical order.

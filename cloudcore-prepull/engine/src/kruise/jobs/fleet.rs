@@ -9,12 +9,12 @@ use prepull_api::task::NodeName;
 
 use crate::shared::delay_queue::DelayQueue;
 
-/// So long an offline node keeps its slots: the longest wait of an edge before it connects again. After a start of
-/// cloudcore no node is online, and those that are at work are not to be joined by as many others.
+/// How long an offline node keeps its slots: the longest wait of an edge before it connects again. After a start of
+/// cloudcore no node is online yet; without this grace as many others would begin beside those that are at work.
 pub(super) const OFFLINE_GRACE: Duration = Duration::from_secs(60);
 
-/// Shared by all jobs that count on the node.
-pub(super) type Node = Arc<NodeName>;
+/// A node's name, shared by all jobs that have the node.
+pub(super) type SharedName = Arc<NodeName>;
 type Labels = BTreeMap<String, String>;
 
 /// Whether a node can be reached.
@@ -22,41 +22,41 @@ type Labels = BTreeMap<String, String>;
 pub(super) enum Presence {
     /// It has a session.
     Online,
-    /// Not, for less than [`OFFLINE_GRACE`].
-    Fading,
-    /// Not for longer.
-    Away,
+    /// It has had no session for less than [`OFFLINE_GRACE`].
+    RecentlyOffline,
+    /// It has had no session for longer.
+    Offline,
 }
 
 #[derive(Debug)]
-pub(super) struct Known {
-    pub(super) name: Node,
+pub(super) struct FleetNode {
+    pub(super) name: SharedName,
     pub(super) labels: Arc<Labels>,
     pub(super) presence: Presence,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
-    nodes: HashMap<NodeName, Known>,
-    /// When a node that is offline is away.
-    fading: DelayQueue<Node>,
+    nodes: HashMap<NodeName, FleetNode>,
+    /// When the grace of each recently offline node ends.
+    grace_ends: DelayQueue<SharedName>,
 }
 
 impl Fleet {
-    pub(super) fn get(&self, node: &NodeName) -> Option<&Known> {
+    pub(super) fn get(&self, node: &NodeName) -> Option<&FleetNode> {
         self.nodes.get(node)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Known> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &FleetNode> {
         self.nodes.values()
     }
 
-    /// It is there, with these labels.
-    pub(super) fn add(&mut self, node: &NodeName, labels: Arc<Labels>, now: Timestamp) -> &Known {
+    /// Adds a node, or replaces its labels.
+    pub(super) fn put(&mut self, node: &NodeName, labels: Arc<Labels>, now: Timestamp) -> &FleetNode {
         let known = self.nodes.entry(node.clone()).or_insert_with(|| {
             let name = Arc::new(node.clone());
-            self.fading.set(&name, Some(away_at(now)));
-            Known { name, labels: Arc::default(), presence: Presence::Fading }
+            self.grace_ends.set(&name, Some(grace_end(now)));
+            FleetNode { name, labels: Arc::default(), presence: Presence::RecentlyOffline }
         });
         known.labels = labels;
         known
@@ -64,36 +64,36 @@ impl Fleet {
 
     pub(super) fn remove(&mut self, node: &NodeName) {
         if let Some(known) = self.nodes.remove(node) {
-            self.fading.set(&known.name, None);
+            self.grace_ends.set(&known.name, None);
         }
     }
 
-    /// It has a session, or none. Its presence, where that has changed.
-    pub(super) fn online(&mut self, node: &NodeName, online: bool, now: Timestamp) -> Option<Presence> {
+    /// Sets whether the node has a session. Returns its presence if that has changed.
+    pub(super) fn set_online(&mut self, node: &NodeName, online: bool, now: Timestamp) -> Option<Presence> {
         let known = self.nodes.get_mut(node)?;
         if online == (known.presence == Presence::Online) {
             return None;
         }
-        known.presence = if online { Presence::Online } else { Presence::Fading };
-        self.fading.set(&known.name, (!online).then(|| away_at(now)));
+        known.presence = if online { Presence::Online } else { Presence::RecentlyOffline };
+        self.grace_ends.set(&known.name, (!online).then(|| grace_end(now)));
         Some(known.presence)
     }
 
-    /// A node that is away by now.
-    pub(super) fn next_away(&mut self, now: Timestamp) -> Option<Node> {
-        let node = self.fading.pop_due(now)?;
+    /// Takes the next node whose grace has ended: it is [`Presence::Offline`] from now on.
+    pub(super) fn pop_offline(&mut self, now: Timestamp) -> Option<SharedName> {
+        let node = self.grace_ends.pop_due(now)?;
         if let Some(known) = self.nodes.get_mut(&*node) {
-            known.presence = Presence::Away;
+            known.presence = Presence::Offline;
         }
         Some(node)
     }
 
-    /// When [`Self::next_away`] has one.
-    pub(super) fn wakeup(&self) -> Option<Timestamp> {
-        self.fading.next_due()
+    /// When [`Self::pop_offline`] has a node to take.
+    pub(super) fn next_wakeup(&self) -> Option<Timestamp> {
+        self.grace_ends.next_due()
     }
 }
 
-fn away_at(since: Timestamp) -> Timestamp {
+fn grace_end(since: Timestamp) -> Timestamp {
     since.checked_add(OFFLINE_GRACE).unwrap_or(Timestamp::MAX)
 }

@@ -1,4 +1,4 @@
-//! What goes in and out of the jobs.
+//! Inputs and actions of the jobs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,138 +9,144 @@ use prepull_api::crd::kruise::{
 use prepull_api::task::{JobUid, NodeName};
 use serde::{Deserialize, Serialize};
 
-use crate::kruise::{News, Wish};
+use crate::kruise::{NodeImageUpdate, TagRequest};
 use crate::shared::events::ObjectEvent;
 use crate::shared::objects::{ObjectId, Unreadable};
 use crate::shared::outcomes::WriteOutcome;
 
-/// What happened.
+/// What the jobs react to.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
-    /// From the NodeImages. Not recorded: it comes from within the engine.
+    /// A NodeImage has changed. Not recorded: it comes from within the engine.
     #[serde(skip)]
-    News(News),
-    /// All ImagePullJobs that there are.
+    NodeImage(NodeImageUpdate),
+    /// All ImagePullJobs that exist.
     PullJobs(Vec<Result<Box<ImagePullJob>, Unreadable>>),
-    /// One is new or changed.
+    /// An ImagePullJob is new or has changed.
     PullJob(Result<Box<ImagePullJob>, Unreadable>),
-    /// One is gone.
+    /// An ImagePullJob does not exist any more.
     PullJobGone(JobUid),
-    /// All ImageListPullJobs that there are.
+    /// All ImageListPullJobs that exist.
     ListJobs(Vec<Result<Box<ImageListPullJob>, Unreadable>>),
-    /// One is new or changed.
+    /// An ImageListPullJob is new or has changed.
     ListJob(Result<Box<ImageListPullJob>, Unreadable>),
-    /// One is gone.
+    /// An ImageListPullJob does not exist any more.
     ListJobGone(JobUid),
-    /// All pods that there are.
+    /// All pods that exist.
     Pods(Vec<Pod>),
-    /// One is new or changed.
+    /// A pod is new or has changed.
     Pod(Pod),
-    /// One is gone.
+    /// A pod does not exist any more.
     PodGone {
         /// metadata.namespace
         namespace: String,
         /// metadata.name
         name: String,
     },
-    /// A write ended.
+    /// A write has ended.
     Written {
-        /// Of this object:
-        object: Object,
-        /// how. Of a child that was to be made `Gone` says that somebody else's object has its name.
+        /// What was written.
+        target: WriteTarget,
+        /// How the write ended. `Gone` for a child that was to be created: an object that is not the list's has its name.
         outcome: WriteOutcome,
     },
 }
 
-/// What a podSelector needs to know of a Pod.
+/// The part of a Pod that a podSelector needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pod {
     /// metadata.namespace
     pub namespace: String,
     /// metadata.name
     pub name: String,
-    /// Its labels.
+    /// metadata.labels
     pub labels: BTreeMap<String, String>,
-    /// Where it runs; none where it is not scheduled, has ended (phase Succeeded or Failed), or is being deleted.
+    /// The node that it runs on; `None` if it is not scheduled, has ended (phase Succeeded or Failed), or is being
+    /// deleted.
     pub node: Option<NodeName>,
 }
 
-/// What is written. At most one write of each is under way.
+/// What a write is about. There is at most one write of each at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Object {
+pub enum WriteTarget {
     /// The status of an ImagePullJob, or its deletion.
     PullJob(JobUid),
     /// The status of an ImageListPullJob, or its deletion.
     ListJob(JobUid),
-    /// The ImagePullJob of this list for this image: made, changed or deleted.
+    /// The ImagePullJob of a list for one image: its creation, its spec, or its deletion.
     Child(JobUid, String),
 }
 
-/// What is to be done.
+/// What the jobs ask for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Write the wish into the node's NodeImage. Idempotent; a changed wish changes what stands there as long as it
-    /// is open. With `again` a further round is begun where the tag has ended.
-    Ask {
-        /// Where.
+    /// Write a tag into a node's NodeImage. Idempotent; a changed request changes the tag until the tag has ended.
+    RequestTag {
+        /// The node.
         node: NodeName,
-        /// What.
-        wish: Arc<Wish>,
-        /// Whether what has ended is to be done once more.
-        again: bool,
+        /// The tag.
+        request: Arc<TagRequest>,
+        /// Whether a tag that has ended is pulled once more.
+        new_round: bool,
     },
-    /// Replace the whole status.
+    /// Write a job, or a child of a list.
+    Write(JobWrite),
+    /// Publish a Kubernetes event.
+    Event(ObjectEvent),
+    /// [`super::Jobs::liveness`] of the job has changed: its tags may be removed.
+    LivenessChanged(JobUid),
+}
+
+/// A write of a job, or of a child of a list.
+#[derive(Clone, Debug, PartialEq)]
+pub enum JobWrite {
+    /// Replace the whole status of an ImagePullJob.
     PullJobStatus(ObjectId, Box<ImagePullJobStatus>),
-    /// Replace the whole status.
+    /// Replace the whole status of an ImageListPullJob.
     ListJobStatus(ObjectId, Box<ImageListPullJobStatus>),
-    /// Delete it: its time is over.
+    /// Delete an ImagePullJob whose `ttlSecondsAfterFinished` have passed.
     DeletePullJob(ObjectId),
-    /// Delete it: its time is over.
+    /// Delete an ImageListPullJob whose `ttlSecondsAfterFinished` have passed.
     DeleteListJob(ObjectId),
-    /// Make an ImagePullJob, owned by the list.
-    MakeChild {
-        /// Its list.
+    /// Create an ImagePullJob that the list owns.
+    CreateChild {
+        /// The list.
         list: ObjectId,
-        /// The child's name.
+        /// metadata.name of the child.
         name: String,
-        /// What it says.
+        /// The child's spec.
         spec: Box<ImagePullJobSpec>,
     },
     /// Replace the spec of a child.
-    ChangeChild {
-        /// Its list.
+    UpdateChild {
+        /// The list.
         list: ObjectId,
-        /// Which.
+        /// The child.
         child: ObjectId,
-        /// What it is to say.
+        /// The new spec.
         spec: Box<ImagePullJobSpec>,
     },
-    /// Delete a child: the list does not have its image any more.
+    /// Delete a child: the list does not have its image any more, or it is to be created anew.
     DeleteChild {
-        /// Its list.
+        /// The list.
         list: ObjectId,
-        /// Which.
+        /// The child.
         child: ObjectId,
-        /// Its image.
+        /// The child's image.
         image: String,
     },
-    /// Tell people.
-    Event(ObjectEvent),
-    /// The job is over, or gone: the tags that it owns may go. Told once for each change of [`super::Jobs::liveness`].
-    Liveness(JobUid),
 }
 
-impl Action {
-    /// The object that the action writes, `None` if it writes nothing.
-    pub fn written_object(&self) -> Option<Object> {
-        Some(match self {
-            Self::PullJobStatus(id, _) | Self::DeletePullJob(id) => Object::PullJob(id.uid.clone()),
-            Self::ListJobStatus(id, _) | Self::DeleteListJob(id) => Object::ListJob(id.uid.clone()),
-            Self::MakeChild { list, spec, .. } | Self::ChangeChild { list, spec, .. } => {
-                Object::Child(list.uid.clone(), spec.image.clone())
+impl JobWrite {
+    /// What is written.
+    pub fn target(&self) -> WriteTarget {
+        match self {
+            Self::PullJobStatus(id, _) | Self::DeletePullJob(id) => WriteTarget::PullJob(id.uid.clone()),
+            Self::ListJobStatus(id, _) | Self::DeleteListJob(id) => WriteTarget::ListJob(id.uid.clone()),
+            Self::CreateChild { list, spec, .. } | Self::UpdateChild { list, spec, .. } => {
+                WriteTarget::Child(list.uid.clone(), spec.image.clone())
             }
-            Self::DeleteChild { list, image, .. } => Object::Child(list.uid.clone(), image.clone()),
-            Self::Ask { .. } | Self::Event(_) | Self::Liveness(_) => return None,
-        })
+            Self::DeleteChild { list, image, .. } => WriteTarget::Child(list.uid.clone(), image.clone()),
+        }
     }
 }

@@ -6,9 +6,9 @@ use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 
 use super::Pod;
-use super::group::count;
+use super::tally::count;
 
-/// How many matching pods run on a node; none is not kept.
+/// How many matching pods run on each node that has any.
 #[derive(Debug, Default)]
 pub(super) struct PodCounts(HashMap<NodeName, u32>);
 
@@ -17,22 +17,22 @@ impl PodCounts {
         self.0.contains_key(node)
     }
 
-    /// A pod of the node matches (`true`), or does not any more.
-    pub(super) fn change(&mut self, node: &NodeName, matches: bool) {
+    /// One more pod of the node matches (`add`), or one less.
+    pub(super) fn change(&mut self, node: &NodeName, add: bool) {
         let number = self.0.entry(node.clone()).or_default();
-        count(number, matches);
+        count(number, add);
         if *number == 0 {
             self.0.remove(node);
         }
     }
 }
 
-/// Those that run somewhere, by namespace and name.
+/// The pods that run somewhere, by namespace and name.
 #[derive(Debug, Default)]
 pub(super) struct Pods(HashMap<String, BTreeMap<String, Pod>>);
 
 impl Pods {
-    /// The pod as it is now. What it was.
+    /// Adds or replaces a pod. Returns what it was before.
     pub(super) fn put(&mut self, pod: Pod) -> Option<Pod> {
         if pod.node.is_none() {
             return self.remove(&pod.namespace, &pod.name);
@@ -49,19 +49,19 @@ impl Pods {
         pod
     }
 
-    /// Those that are not among these.
-    pub(super) fn others(&self, pods: &[Pod]) -> Vec<(String, String)> {
-        let listed: HashSet<(&str, &str)> = pods.iter().map(|p| (&*p.namespace, &*p.name)).collect();
+    /// Namespace and name of the pods that are not among those that exist.
+    pub(super) fn missing_from(&self, existing: &[Pod]) -> Vec<(String, String)> {
+        let existing: HashSet<(&str, &str)> = existing.iter().map(|p| (&*p.namespace, &*p.name)).collect();
         let all = self.0.values().flat_map(BTreeMap::values);
-        all.filter(|pod| !listed.contains(&(&*pod.namespace, &*pod.name)))
+        all.filter(|pod| !existing.contains(&(&*pod.namespace, &*pod.name)))
             .map(|pod| (pod.namespace.clone(), pod.name.clone()))
             .collect()
     }
 
-    pub(super) fn counts(&self, namespace: &str, selector: &Selector) -> PodCounts {
+    pub(super) fn count_matching(&self, namespace: &str, selector: &Selector) -> PodCounts {
         let mut counts = PodCounts::default();
         for pod in self.0.get(namespace).into_iter().flat_map(BTreeMap::values) {
-            if let Some(node) = matching(pod, selector) {
+            if let Some(node) = matching_node(pod, selector) {
                 counts.change(node, true);
             }
         }
@@ -69,7 +69,7 @@ impl Pods {
     }
 }
 
-/// Where the pod runs, if it matches.
-pub(super) fn matching<'a>(pod: &'a Pod, selector: &Selector) -> Option<&'a NodeName> {
+/// The node on which the pod runs, if the pod matches.
+pub(super) fn matching_node<'a>(pod: &'a Pod, selector: &Selector) -> Option<&'a NodeName> {
     pod.node.as_ref().filter(|_| selector.matches(&pod.labels))
 }

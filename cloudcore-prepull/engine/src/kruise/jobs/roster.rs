@@ -1,84 +1,88 @@
-//! The nodes of one job: how each stands, and how many stand how. The counts follow each change.
+//! The nodes of one job with their states, and totals that follow each change.
 
 use std::collections::{BTreeSet, HashMap};
 
 use jiff::Timestamp;
 use prepull_api::task::{JobUid, NodeName};
 
-use super::fleet::{Known, Node, Presence};
-use super::group::{Group, count};
-use super::wishes;
-use crate::kruise::Standing;
+use super::fleet::{FleetNode, Presence, SharedName};
+use super::slot_group::SlotGroup;
+use super::tag_requests;
+use super::tally::{count, put};
+use crate::kruise::TagState;
 
-/// How a node stands.
+/// The state of a node for one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Not asked.
+    /// The job has not requested its tag of this node.
     Waiting {
-        /// Whether what stands there already is of no account: the job's image was changed.
-        anew: bool,
+        /// The job's image was changed: a tag that the NodeImage has for it already is from earlier and does not count.
+        ignore_existing: bool,
     },
-    /// Asked, and neither succeeded nor failed.
-    Open {
-        /// The end of the round before, until this one is known to have begun: what ended then does not end it.
-        beyond: Option<Timestamp>,
-        /// What stands there may be of another wish.
-        stale: bool,
+    /// The tag is requested, and has neither succeeded nor failed.
+    Pending {
+        /// When the round before ended, until this one is known to have begun: that end is not this round's.
+        previous_end: Option<Timestamp>,
+        /// The NodeImage may have an earlier request of the job, which is to be replaced.
+        is_outdated: bool,
     },
-    /// Over with it.
+    /// The tag has succeeded or failed.
     Ended {
         succeeded: bool,
         at: Timestamp,
-        /// A further round is to begin.
-        due: bool,
+        /// The job is a Never job, and the next round is to begin.
+        is_round_due: bool,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
-    /// Of those that are not, only the state is kept.
-    selected: bool,
+    /// Whether the job selects the node. An entry that is not selected is kept for its state alone.
+    is_selected: bool,
     presence: Presence,
     state: State,
 }
 
 impl Entry {
     fn holds_slot(&self) -> bool {
-        matches!(self.state, State::Open { .. }) && self.presence != Presence::Away
+        matches!(self.state, State::Pending { .. }) && self.presence != Presence::Offline
     }
 
-    fn is_wanted(&self, presence: Presence) -> bool {
-        let open = matches!(self.state, State::Waiting { .. } | State::Ended { due: true, .. });
-        open && self.presence == presence
+    /// Whether the job would ask the node if it were online.
+    fn is_wanted(&self) -> bool {
+        matches!(self.state, State::Waiting { .. } | State::Ended { is_round_due: true, .. })
     }
 }
 
-/// How many nodes stand how.
+/// Totals of the selected nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
+    /// All of them.
     pub(super) desired: u32,
-    /// Open, and hold a slot.
+    /// Pending ones that hold a slot.
     pub(super) active: u32,
     pub(super) succeeded: u32,
     pub(super) failed: u32,
-    /// Would be asked if there were slots.
+    /// Online ones that would be asked if there were slots.
     pub(super) wanted: u32,
-    /// Would be asked, and have been offline for a short time only.
-    pub(super) fading: u32,
+    /// Recently offline ones that would be asked.
+    pub(super) wanted_offline: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct Roster {
     job: JobUid,
-    entries: HashMap<Node, Entry>,
-    /// Whether what has ended begins again each day, and is not over until the job is.
-    never: bool,
-    /// Whether the nodes count: not while the job is refused.
-    live: bool,
+    entries: HashMap<SharedName, Entry>,
+    /// Whether the job is a Never job: a node's end is not final, and its rounds repeat daily.
+    is_never: bool,
+    /// Whether the nodes are counted: not while the job is refused.
+    is_counting: bool,
     counts: Counts,
-    failed: BTreeSet<Node>,
-    stale: BTreeSet<Node>,
-    rounds: BTreeSet<(Timestamp, Node)>,
+    failed: BTreeSet<SharedName>,
+    /// Online nodes whose pending request is outdated.
+    outdated: BTreeSet<SharedName>,
+    /// When the next round of each ended node of a Never job begins.
+    rounds: BTreeSet<(Timestamp, SharedName)>,
 }
 
 impl Roster {
@@ -86,11 +90,11 @@ impl Roster {
         Self {
             job,
             entries: HashMap::new(),
-            never: false,
-            live: false,
+            is_never: false,
+            is_counting: false,
             counts: Counts::default(),
             failed: BTreeSet::new(),
-            stale: BTreeSet::new(),
+            outdated: BTreeSet::new(),
             rounds: BTreeSet::new(),
         }
     }
@@ -99,154 +103,166 @@ impl Roster {
         self.counts
     }
 
-    /// By name.
+    /// The nodes that have failed, by name.
     pub(super) fn failed(&self) -> impl Iterator<Item = &NodeName> {
         self.failed.iter().map(|node| &**node)
     }
 
     /// The selected nodes that have not ended, by name.
-    pub(super) fn open(&self) -> BTreeSet<&NodeName> {
-        let open = self.entries.iter().filter(|(_, e)| e.selected && !matches!(e.state, State::Ended { .. }));
-        open.map(|(node, _)| &**node).collect()
+    pub(super) fn unfinished(&self) -> BTreeSet<&NodeName> {
+        let is_unfinished = |entry: &Entry| entry.is_selected && !matches!(entry.state, State::Ended { .. });
+        let unfinished = self.entries.iter().filter(|(_, entry)| is_unfinished(entry));
+        unfinished.map(|(node, _)| &**node).collect()
     }
 
-    /// The nodes count from now on.
-    pub(super) fn go_live(&mut self, never: bool, group: &mut Group) {
-        self.halt(group);
-        (self.live, self.never) = (true, never);
+    /// Counts the nodes from now on, in the totals and in the group's.
+    pub(super) fn start_counting(&mut self, is_never: bool, group: &mut SlotGroup) {
+        self.stop_counting(group);
+        (self.is_counting, self.is_never) = (true, is_never);
         for (node, entry) in self.snapshot() {
-            self.count(&node, entry, true, group);
+            self.tally(&node, entry, true, group);
         }
     }
 
-    /// The nodes do not count any more.
-    pub(super) fn halt(&mut self, group: &mut Group) {
+    /// Takes the nodes out of all totals.
+    pub(super) fn stop_counting(&mut self, group: &mut SlotGroup) {
         for (node, entry) in self.snapshot() {
-            self.count(&node, entry, false, group);
+            self.tally(&node, entry, false, group);
         }
-        self.live = false;
+        self.is_counting = false;
     }
 
-    fn snapshot(&self) -> Vec<(Node, Entry)> {
+    fn snapshot(&self) -> Vec<(SharedName, Entry)> {
         self.entries.iter().map(|(node, entry)| (node.clone(), *entry)).collect()
     }
 
-    /// Whether the node is one of the job's. Says whether that is new.
-    pub(super) fn select(&mut self, known: &Known, selected: bool, group: &mut Group) -> bool {
-        if !self.entries.contains_key(&known.name) {
-            if !selected {
+    /// Sets whether the job selects the node. Returns whether that is a change.
+    pub(super) fn select(&mut self, node: &FleetNode, is_selected: bool, group: &mut SlotGroup) -> bool {
+        if !self.entries.contains_key(&node.name) {
+            if !is_selected {
                 return false;
             }
-            self.insert(&known.name, known.presence);
+            self.insert(&node.name, node.presence);
         }
-        let changed = self.change(&known.name, group, |entry| entry.selected = selected);
-        self.prune(&known.name);
+        let changed = self.change(&node.name, group, |entry| entry.is_selected = is_selected);
+        self.prune(&node.name);
         changed
     }
 
-    /// Forgets a node of which there is nothing to know.
+    /// Forgets a node that is not selected and has no state to be kept.
     fn prune(&mut self, node: &NodeName) {
-        let nothing = |e: &Entry| !e.selected && e.state == State::Waiting { anew: false };
-        if self.entries.get(node).is_some_and(nothing) {
+        let is_void = |e: &Entry| !e.is_selected && e.state == State::Waiting { ignore_existing: false };
+        if self.entries.get(node).is_some_and(is_void) {
             self.entries.remove(node);
         }
     }
 
-    fn insert(&mut self, node: &Node, presence: Presence) {
-        let entry = Entry { selected: false, presence, state: State::Waiting { anew: false } };
-        self.entries.insert(node.clone(), entry);
+    fn insert(&mut self, node: &SharedName, presence: Presence) {
+        let state = State::Waiting { ignore_existing: false };
+        self.entries.insert(node.clone(), Entry { is_selected: false, presence, state });
     }
 
-    /// The node is gone. Says whether it counted.
-    pub(super) fn remove(&mut self, node: &NodeName, group: &mut Group) -> bool {
-        let changed = self.change(node, group, |entry| entry.selected = false);
+    /// Removes a node. Returns whether it was counted.
+    pub(super) fn remove(&mut self, node: &NodeName, group: &mut SlotGroup) -> bool {
+        let changed = self.change(node, group, |entry| entry.is_selected = false);
         self.entries.remove(node);
         changed
     }
 
-    pub(super) fn presence(&mut self, node: &NodeName, presence: Presence, group: &mut Group) -> bool {
+    pub(super) fn set_presence(
+        &mut self,
+        node: &NodeName,
+        presence: Presence,
+        group: &mut SlotGroup,
+    ) -> bool {
         self.change(node, group, |entry| entry.presence = presence)
     }
 
-    /// How the present image stands on the node.
-    pub(super) fn standing(&mut self, known: &Known, standing: Standing, group: &mut Group) -> bool {
-        if !self.entries.contains_key(&known.name) {
-            self.insert(&known.name, known.presence);
+    /// Takes over what the node's NodeImage says about the job's tag.
+    pub(super) fn set_tag_state(
+        &mut self,
+        node: &FleetNode,
+        tag_state: TagState,
+        group: &mut SlotGroup,
+    ) -> bool {
+        if !self.entries.contains_key(&node.name) {
+            self.insert(&node.name, node.presence);
         }
-        let never = self.never;
-        let changed =
-            self.change(&known.name, group, |entry| entry.state = follow(entry.state, standing, never));
-        self.prune(&known.name);
+        let is_never = self.is_never;
+        let changed = self.change(&node.name, group, |entry| {
+            entry.state = next_state(entry.state, tag_state, is_never);
+        });
+        self.prune(&node.name);
         changed
     }
 
-    /// The image is another one: nothing that was counts.
-    pub(super) fn begin_anew(&mut self, group: &mut Group) {
+    /// The job's image has changed: each node begins anew.
+    pub(super) fn reset(&mut self, group: &mut SlotGroup) {
         for (node, _) in self.snapshot() {
-            self.change(&node, group, |entry| entry.state = State::Waiting { anew: true });
+            self.change(&node, group, |entry| entry.state = State::Waiting { ignore_existing: true });
         }
     }
 
-    /// The wish is another one: what is open is to hear of it.
-    pub(super) fn wish_changed(&mut self, group: &mut Group) {
+    /// The job's request has changed: the nodes that are pending get the new one.
+    pub(super) fn mark_requests_outdated(&mut self, group: &mut SlotGroup) {
         for (node, _) in self.snapshot() {
-            self.change(&node, group, |entry| {
-                if let State::Open { stale, .. } = &mut entry.state {
-                    *stale = true;
-                }
-            });
+            self.set_outdated(&node, true, group);
         }
     }
 
-    /// Whether the job would ask the node.
-    pub(super) fn wants(&self, node: &NodeName) -> bool {
-        self.live
-            && self.entries.get(node).is_some_and(|entry| entry.selected && entry.is_wanted(Presence::Online))
-    }
-
-    /// The node is asked. Whether for a further round.
-    pub(super) fn ask(&mut self, node: &NodeName, group: &mut Group) -> bool {
-        let mut again = false;
+    fn set_outdated(&mut self, node: &NodeName, value: bool, group: &mut SlotGroup) {
         self.change(node, group, |entry| {
-            let beyond = match entry.state {
+            if let State::Pending { is_outdated, .. } = &mut entry.state {
+                *is_outdated = value;
+            }
+        });
+    }
+
+    /// Whether the job would ask the node now.
+    pub(super) fn wants(&self, node: &NodeName) -> bool {
+        let is_ready = |e: &Entry| e.is_selected && e.is_wanted() && e.presence == Presence::Online;
+        self.is_counting && self.entries.get(node).is_some_and(is_ready)
+    }
+
+    /// Marks the node as asked. Returns whether a tag that has ended is to be pulled once more.
+    pub(super) fn mark_requested(&mut self, node: &NodeName, group: &mut SlotGroup) -> bool {
+        let mut new_round = false;
+        self.change(node, group, |entry| {
+            let previous_end = match entry.state {
                 State::Ended { at, .. } => Some(at),
                 _ => None,
             };
-            again = beyond.is_some() || entry.state == State::Waiting { anew: true };
-            entry.state = State::Open { beyond, stale: false };
+            new_round = previous_end.is_some() || entry.state == State::Waiting { ignore_existing: true };
+            entry.state = State::Pending { previous_end, is_outdated: false };
         });
-        again
+        new_round
     }
 
-    /// An open node that is online and has not heard of the wish as it is. It counts as asked.
-    pub(super) fn next_stale(&mut self, group: &mut Group) -> Option<NodeName> {
-        let node = self.stale.first().cloned()?;
-        self.change(&node, group, |entry| {
-            if let State::Open { stale, .. } = &mut entry.state {
-                *stale = false;
-            }
-        });
+    /// Takes the next online node whose pending request is outdated; it counts as asked again.
+    pub(super) fn pop_outdated(&mut self, group: &mut SlotGroup) -> Option<NodeName> {
+        let node = self.outdated.first().cloned()?;
+        self.set_outdated(&node, false, group);
         Some((*node).clone())
     }
 
-    /// Has the rounds begin whose time has come.
-    pub(super) fn begin_rounds(&mut self, now: Timestamp, group: &mut Group) {
+    /// Marks the nodes whose next round is due.
+    pub(super) fn begin_rounds(&mut self, now: Timestamp, group: &mut SlotGroup) {
         while let Some((_, node)) = self.rounds.first().filter(|(at, _)| *at <= now).cloned() {
             self.change(&node, group, |entry| {
-                if let State::Ended { due, .. } = &mut entry.state {
-                    *due = true;
+                if let State::Ended { is_round_due, .. } = &mut entry.state {
+                    *is_round_due = true;
                 }
             });
         }
     }
 
-    /// When [`Self::begin_rounds`] has one to begin.
+    /// When [`Self::begin_rounds`] has a node to mark.
     pub(super) fn next_round(&self) -> Option<Timestamp> {
         self.rounds.first().map(|(at, _)| *at)
     }
 
-    /// Whether the entry is another one now.
-    fn change(&mut self, node: &NodeName, group: &mut Group, change: impl FnOnce(&mut Entry)) -> bool {
+    /// Changes an entry, and the totals with it. Returns whether the entry is another one now.
+    fn change(&mut self, node: &NodeName, group: &mut SlotGroup, change: impl FnOnce(&mut Entry)) -> bool {
         let Some((node, before)) = self.entries.get_key_value(node).map(|(node, e)| (node.clone(), *e))
         else {
             return false;
@@ -256,82 +272,80 @@ impl Roster {
         if before == after {
             return false;
         }
-        self.count(&node, before, false, group);
+        self.tally(&node, before, false, group);
         self.entries.insert(node.clone(), after);
-        self.count(&node, after, true, group);
+        self.tally(&node, after, true, group);
         true
     }
 
-    /// Adds an entry to the counts, or takes it out.
-    fn count(&mut self, node: &Node, entry: Entry, add: bool, group: &mut Group) {
-        if !self.live || !entry.selected {
+    /// Adds an entry to the totals (`add`), or takes it out.
+    fn tally(&mut self, node: &SharedName, entry: Entry, add: bool, group: &mut SlotGroup) {
+        if !self.is_counting || !entry.is_selected {
             return;
         }
         let counts = &mut self.counts;
         count(&mut counts.desired, add);
         if entry.holds_slot() {
             count(&mut counts.active, add);
-            group.busy(node, add);
+            group.count_busy(node, add);
         }
-        if entry.is_wanted(Presence::Online) {
-            count(&mut counts.wanted, add);
-            group.wanted(node, add);
-        }
-        if entry.is_wanted(Presence::Fading) {
-            count(&mut counts.fading, add);
+        match entry.presence {
+            Presence::Online if entry.is_wanted() => {
+                count(&mut counts.wanted, add);
+                group.count_wanted(node, add);
+            }
+            Presence::RecentlyOffline if entry.is_wanted() => count(&mut counts.wanted_offline, add),
+            _ => {}
         }
         match entry.state {
-            State::Waiting { .. } | State::Open { stale: false, .. } => {}
-            State::Open { .. } if entry.presence != Presence::Online => {}
-            State::Open { .. } => put(&mut self.stale, node.clone(), add),
-            State::Ended { succeeded, at, due } => {
+            State::Pending { is_outdated: true, .. } if entry.presence == Presence::Online => {
+                put(&mut self.outdated, node.clone(), add);
+            }
+            State::Waiting { .. } | State::Pending { .. } => {}
+            State::Ended { succeeded, at, is_round_due } => {
                 if succeeded {
                     count(&mut counts.succeeded, add);
                 } else {
                     count(&mut counts.failed, add);
                     put(&mut self.failed, node.clone(), add);
                 }
-                if self.never && !due {
-                    put(&mut self.rounds, (wishes::next_round(&self.job, node, at), node.clone()), add);
+                if self.is_never && !is_round_due {
+                    let round = (tag_requests::next_round(&self.job, node, at), node.clone());
+                    put(&mut self.rounds, round, add);
                 }
             }
         }
     }
 }
 
-fn put<T: Ord>(set: &mut BTreeSet<T>, item: T, add: bool) {
-    if add {
-        set.insert(item)
-    } else {
-        set.remove(&item)
-    };
-}
-
-/// What a node's state becomes by what its NodeImage says.
-fn follow(state: State, standing: Standing, never: bool) -> State {
+/// The state of a node after its NodeImage has said something about the job's tag.
+fn next_state(state: State, tag_state: TagState, is_never: bool) -> State {
     let ended = |succeeded, at| match state {
-        State::Ended { succeeded: was, at: then, .. } if was == succeeded && then == at => state,
-        State::Open { beyond: Some(beyond), .. } if at <= beyond => state,
-        _ => State::Ended { succeeded, at, due: false },
+        State::Ended { succeeded: before, at: then, .. } if before == succeeded && then == at => state,
+        State::Pending { previous_end: Some(previous), .. } if at <= previous => state,
+        _ => State::Ended { succeeded, at, is_round_due: false },
     };
-    match (state, standing) {
-        (State::Waiting { anew: true }, _) => state,
-        // A node that is over with it stays so, whatever others do with the tag. That the image is there after all
-        // is good to know.
-        (State::Ended { .. }, Standing::Absent | Standing::Open)
-        | (State::Ended { succeeded: true, .. }, Standing::Failed(_))
-            if !never =>
+    match (state, tag_state) {
+        (State::Waiting { ignore_existing: true }, _) => state,
+        // A finished node stays finished if the tag vanishes or reopens; a failure may still become a success.
+        (State::Ended { .. }, TagState::Absent | TagState::Pending)
+        | (State::Ended { succeeded: true, .. }, TagState::Failed(_))
+            if !is_never =>
         {
             state
         }
-        (_, Standing::Absent) => State::Waiting { anew: false },
-        // Nobody of this life has asked for it.
-        (State::Waiting { .. }, Standing::Open) => State::Open { beyond: None, stale: true },
+        (_, TagState::Absent) => State::Waiting { ignore_existing: false },
+        // Requested before a restart of cloudcore, perhaps for an earlier spec.
+        (State::Waiting { .. }, TagState::Pending) => {
+            State::Pending { previous_end: None, is_outdated: true }
+        }
         // The round has begun: whatever ends from now on is of this round.
-        (State::Open { stale, .. }, Standing::Open) => State::Open { beyond: None, stale },
-        // Another job asked, or a person.
-        (State::Ended { .. }, Standing::Open) => State::Open { beyond: None, stale: false },
-        (_, Standing::Succeeded(at)) => ended(true, at),
-        (_, Standing::Failed(at)) => ended(false, at),
+        (State::Pending { is_outdated, .. }, TagState::Pending) => {
+            State::Pending { previous_end: None, is_outdated }
+        }
+        // Another job of the tag, or a person, has begun a round.
+        (State::Ended { .. }, TagState::Pending) => State::Pending { previous_end: None, is_outdated: false },
+        (_, TagState::Succeeded(at)) => ended(true, at),
+        (_, TagState::Failed(at)) => ended(false, at),
     }
 }

@@ -1,4 +1,4 @@
-//! What people are told: statuses in Kruise's words, and events.
+//! Statuses of ImagePullJobs in Kruise's words, and the events of both kinds of jobs.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,22 +11,23 @@ use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
 
-/// Bytes of an event's note, and of the words why a spec is refused: what an event may have.
+/// Bytes of an event's note, which the API server limits, and of a status' message.
 const LONGEST_NOTE: usize = 1024;
 /// Nodes that an event names.
-const NAMED: usize = 5;
+const NAMED_NODES: usize = 5;
 
-/// How a job ends.
+/// Why an ImagePullJob ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Each node has succeeded or failed.
     Completed,
-    /// activeDeadlineSeconds have passed.
+    /// `activeDeadlineSeconds` have passed.
     Deadline,
-    /// Those that are left have been offline for too long.
+    /// The nodes that are left have been offline for too long.
     Unresponsive,
 }
 
+/// The status of a running ImagePullJob.
 pub(super) fn running(roster: &Roster, start: Option<Time>) -> ImagePullJobStatus {
     let counts = roster.counts();
     let message = if counts.desired == 0 {
@@ -47,10 +48,10 @@ pub(super) fn running(roster: &Roster, start: Option<Time>) -> ImagePullJobStatu
     }
 }
 
-/// Whatever has not ended has failed.
-pub(super) fn ended(roster: &Roster, start: Timestamp, ended: Time, end: End) -> ImagePullJobStatus {
+/// The final status of an ImagePullJob: the nodes that have not ended count as failed.
+pub(super) fn ended(roster: &Roster, start: Timestamp, completed: Time, end: End) -> ImagePullJobStatus {
     let counts = roster.counts();
-    let mut failed_nodes = names(roster.failed().chain(roster.open()));
+    let mut failed_nodes = names(roster.failed().chain(roster.unfinished()));
     failed_nodes.sort_unstable();
     let message = match end {
         End::Completed | End::Unresponsive => "job has completed",
@@ -58,7 +59,7 @@ pub(super) fn ended(roster: &Roster, start: Timestamp, ended: Time, end: End) ->
     };
     ImagePullJobStatus {
         start_time: Some(Time(start)),
-        completion_time: Some(ended),
+        completion_time: Some(completed),
         desired: int(counts.desired),
         active: 0,
         succeeded: int(counts.succeeded),
@@ -68,48 +69,51 @@ pub(super) fn ended(roster: &Roster, start: Timestamp, ended: Time, end: End) ->
     }
 }
 
-pub(super) fn refused(start: Option<Time>, words: &str) -> ImagePullJobStatus {
-    ImagePullJobStatus { start_time: start, message: words.to_owned(), ..ImagePullJobStatus::default() }
-}
-
-/// Of a job that ended so.
-pub(super) fn ended_events(
+/// The events of an ImagePullJob that ends with this status.
+pub(super) fn end_events(
     id: &ObjectId,
     status: &ImagePullJobStatus,
     roster: &Roster,
     end: End,
 ) -> impl Iterator<Item = Action> {
-    let silent = (end == End::Unresponsive).then(|| {
-        let open = roster.open();
-        let first: Vec<&str> = open.iter().take(NAMED).map(|node| node.as_str()).collect();
-        let more = if open.len() > NAMED { ", …" } else { "" };
+    let unresponsive = (end == End::Unresponsive).then(|| {
+        let nodes = roster.unfinished();
+        let first: Vec<&str> = nodes.iter().take(NAMED_NODES).map(|node| node.as_str()).collect();
+        let more = if nodes.len() > NAMED_NODES { ", …" } else { "" };
         let note = format!(
             "{} of {} nodes did not respond for a long time and count as failed: {}{more}",
-            open.len(),
+            nodes.len(),
             status.desired,
             first.join(", ")
         );
-        event(ObjectKind::ImagePullJob, id, reasons::UNRESPONSIVE, note)
+        warning(ObjectKind::ImagePullJob, id, reasons::UNRESPONSIVE, note)
     });
-    let failed = status.failed > 0;
     let note = format!("{}: {} of {} nodes succeeded", status.message, status.succeeded, status.desired);
-    let over =
-        event(ObjectKind::ImagePullJob, id, if failed { reasons::FAILED } else { reasons::COMPLETED }, note);
-    let over = ObjectEvent { warning: failed, ..over };
-    silent.into_iter().chain([over]).map(Action::Event)
+    let end = end_event(ObjectKind::ImagePullJob, id, status.failed == 0, note);
+    unresponsive.into_iter().chain([end])
 }
 
-/// A spec is refused.
-pub(super) fn invalid(kind: ObjectKind, id: &ObjectId, words: &str) -> Action {
-    Action::Event(event(kind, id, reasons::INVALID, words.to_owned()))
+/// The event of a job that has ended.
+pub(super) fn end_event(kind: ObjectKind, id: &ObjectId, is_success: bool, note: String) -> Action {
+    let reason = if is_success { reasons::COMPLETED } else { reasons::FAILED };
+    event(kind, id, !is_success, reason, note)
 }
 
-/// A warning.
-pub(super) fn event(kind: ObjectKind, id: &ObjectId, reason: &'static str, note: String) -> ObjectEvent {
-    ObjectEvent { kind, object: id.clone(), warning: true, reason, note: cut(note) }
+/// The event of a job whose spec is refused.
+pub(super) fn invalid_event(kind: ObjectKind, id: &ObjectId, reason: &str) -> Action {
+    warning(kind, id, reasons::INVALID, reason.to_owned())
 }
 
-/// As much of a text as an event takes.
+/// An event of type Warning.
+pub(super) fn warning(kind: ObjectKind, id: &ObjectId, reason: &'static str, note: String) -> Action {
+    event(kind, id, true, reason, note)
+}
+
+fn event(kind: ObjectKind, id: &ObjectId, warning: bool, reason: &'static str, note: String) -> Action {
+    Action::Event(ObjectEvent { kind, object: id.clone(), warning, reason, note: cut(note) })
+}
+
+/// Cuts a text to the length of an event's note.
 pub(super) fn cut(mut text: String) -> String {
     if text.len() > LONGEST_NOTE {
         let end =
@@ -124,6 +128,7 @@ fn names<'a>(nodes: impl Iterator<Item = &'a NodeName>) -> Vec<String> {
     nodes.map(|node| node.0.clone()).collect()
 }
 
+/// A number as statuses have it.
 pub(super) fn int(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }

@@ -4,4 +4,4 @@ mod driver;
 mod lists;
 mod model;
 mod pull;
-mod wishes;
+mod tag_requests;

@@ -1,75 +1,86 @@
-//! What a NodeImage's status is to be, and how much it matters that it is not.
+//! The status that a NodeImage should have, and how urgent its difference from the stored one is.
 
+use jiff::Timestamp;
 use prepull_api::crd::kruise::{
     ImageStatus, ImageTagSpec, ImageTagStatus, NodeImageSpec, NodeImageStatus, PullPhase,
 };
 
-/// How a status that is to be written differs from what the API server has, the most urgent first.
+use crate::kruise::TagKey;
+
+/// How the status that should be stored differs from the one that is, the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Difference {
     /// A tag has ended: its edge waits for the acknowledgement, and its jobs for a free slot.
     Ended,
-    /// Tags are not in the spec any more, or the status was never written.
-    Gone,
-    /// A tag is on its way: it will change again.
+    /// Tags have been removed from the spec, or the status was never written.
+    Removed,
+    /// The progress of a tag has changed, and will change again.
     Progress,
 }
 
-/// The status of a spec, where `live` tells of the tags that have not ended in what the API server has.
-pub(super) fn desired(
+/// The status for a spec. `current` is the status of a tag that has not ended in the stored one.
+pub(super) fn desired_status(
     spec: &NodeImageSpec,
-    observed: &NodeImageStatus,
-    live: impl Fn(&str, &ImageTagSpec) -> Option<ImageTagStatus>,
+    stored: &NodeImageStatus,
+    current: impl Fn(&TagKey, &ImageTagSpec) -> Option<ImageTagStatus>,
 ) -> NodeImageStatus {
-    let mut status = NodeImageStatus::default();
+    let mut desired = NodeImageStatus::default();
     for (name, image) in &spec.images {
         let mut tags = Vec::with_capacity(image.tags.len());
         for tag in &image.tags {
             if tags.iter().any(|known: &ImageTagStatus| known.tag == tag.tag) {
                 continue;
             }
-            let known =
-                super::edit::find(observed, name, &tag.tag).filter(|known| known.has_ended(tag.version));
-            let of_tag = known.cloned().or_else(|| live(name, tag)).unwrap_or_else(|| ImageTagStatus {
+            let key = TagKey::new(name, &tag.tag);
+            let ended = find(stored, &key).filter(|known| known.has_ended(tag.version));
+            let status = ended.cloned().or_else(|| current(&key, tag)).unwrap_or_else(|| ImageTagStatus {
                 tag: tag.tag.clone(),
                 version: tag.version,
                 ..ImageTagStatus::default()
             });
-            match of_tag.phase {
-                PullPhase::Waiting => status.waiting += 1,
-                PullPhase::Pulling => status.pulling += 1,
-                PullPhase::Succeeded => status.succeeded += 1,
-                PullPhase::Failed => status.failed += 1,
+            match status.phase {
+                PullPhase::Waiting => desired.waiting += 1,
+                PullPhase::Pulling => desired.pulling += 1,
+                PullPhase::Succeeded => desired.succeeded += 1,
+                PullPhase::Failed => desired.failed += 1,
             }
-            status.desired += 1;
-            tags.push(of_tag);
+            desired.desired += 1;
+            tags.push(status);
         }
         if !tags.is_empty() {
-            status.image_statuses.insert(name.clone(), ImageStatus { tags });
+            desired.image_statuses.insert(name.clone(), ImageStatus { tags });
         }
     }
-    status
+    desired
 }
 
 /// How the two differ, if they do.
-pub(super) fn difference(
-    desired: &NodeImageStatus,
-    observed: Option<&NodeImageStatus>,
-) -> Option<Difference> {
-    let Some(observed) = observed else { return Some(Difference::Gone) };
-    if desired == observed {
+pub(super) fn difference(desired: &NodeImageStatus, stored: Option<&NodeImageStatus>) -> Option<Difference> {
+    let Some(stored) = stored else { return Some(Difference::Removed) };
+    if desired == stored {
         return None;
     }
-    let news = desired.image_statuses.iter().any(|(name, image)| {
-        image.tags.iter().any(|tag| {
-            tag.completion_time.is_some() && super::edit::find(observed, name, &tag.tag) != Some(tag)
-        })
-    });
-    if news {
+    let has_ended =
+        |key: &TagKey, tag: &ImageTagStatus| tag.completion_time.is_some() && find(stored, key) != Some(tag);
+    if any_tag(desired, has_ended) {
         return Some(Difference::Ended);
     }
-    let gone = observed.image_statuses.iter().any(|(name, image)| {
-        image.tags.iter().any(|tag| super::edit::find(desired, name, &tag.tag).is_none())
-    });
-    Some(if gone { Difference::Gone } else { Difference::Progress })
+    let has_removed = any_tag(stored, |key, _| find(desired, key).is_none());
+    Some(if has_removed { Difference::Removed } else { Difference::Progress })
+}
+
+fn any_tag(status: &NodeImageStatus, is: impl Fn(&TagKey, &ImageTagStatus) -> bool) -> bool {
+    let mut images = status.image_statuses.iter();
+    images.any(|(name, image)| image.tags.iter().any(|tag| is(&TagKey::new(name, &tag.tag), tag)))
+}
+
+/// When a tag succeeded or failed in this version.
+pub(super) fn ended_at(status: &NodeImageStatus, key: &TagKey, version: i64) -> Option<Timestamp> {
+    let found = find(status, key).filter(|found| found.has_ended(version))?;
+    found.completion_time.as_ref().map(|time| time.0)
+}
+
+/// The status of a tag, of whatever version.
+pub(super) fn find<'a>(status: &'a NodeImageStatus, key: &TagKey) -> Option<&'a ImageTagStatus> {
+    status.image_statuses.get(&key.image)?.tags.iter().find(|found| found.tag == key.tag)
 }

@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used)]
-//! Stories of one node, `edge-1`, and its NodeImage. The API server is played here: it takes each write at once, with
-//! a version that rises.
+//! One node, `edge-1`, and its NodeImage. The API server is simulated: it makes each write at once, with a version that
+//! rises.
 
-mod edits;
+mod spec_edits;
 mod tasks;
 mod writes;
 
@@ -22,8 +22,9 @@ use prepull_api::task::{
 };
 use prepull_api::wire::{Hello, OpenPhase, OpenTask, Progress};
 
-use super::super::Standing;
 use super::*;
+use crate::kruise::{NodeImageUpdate, TagKey, TagState};
+use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionId;
 
 pub(super) const UID: &str = "0f7c3a51-8a5c-4a3e-9d0b-111111111111";
@@ -36,13 +37,13 @@ pub(super) struct World {
     pub(super) object: Option<NodeImage>,
     versions: u64,
     session: u64,
-    /// Places on the node.
-    pub(super) places: i64,
+    /// Free task slots of the node.
+    pub(super) slots: i64,
     pub(super) jobs: RefCell<HashMap<JobUid, Liveness>>,
-    /// All that was to be done, but for writes.
+    /// All actions but writes.
     pub(super) done: Vec<Action>,
     pub(super) writes: Vec<Write>,
-    /// Whether the API server answers.
+    /// Whether the API server is available.
     pub(super) api: bool,
 }
 
@@ -64,7 +65,7 @@ impl World {
             object: None,
             versions: 0,
             session: 0,
-            places: 1,
+            slots: 1,
             jobs: RefCell::default(),
             done: Vec::new(),
             writes: Vec::new(),
@@ -77,8 +78,8 @@ impl World {
     /// A node with an empty NodeImage, online.
     pub(super) fn new() -> Self {
         let mut world = Self::bare();
-        world.tell(Input::Nodes(vec![view(&[("edge", "")])]));
-        world.up(&[]);
+        world.input(Input::Nodes(vec![view(&[("edge", "")])]));
+        world.connect(&[]);
         // The first status has been written, and another may follow at once.
         world.pass(Duration::from_secs(1));
         world.writes.clear();
@@ -86,7 +87,7 @@ impl World {
         world
     }
 
-    /// Another cloudcore, which has been told what the API server has, and has not done anything yet.
+    /// Another cloudcore, which has listed what the API server has, and has not reconciled yet.
     pub(super) fn restarted(&self) -> Self {
         let mut world = Self::bare();
         (world.versions, world.now) = (self.versions, self.now);
@@ -97,13 +98,13 @@ impl World {
         world
     }
 
-    pub(super) fn tell(&mut self, input: Input) {
+    pub(super) fn input(&mut self, input: Input) {
         self.images.handle(input, self.now);
         self.settle();
     }
 
-    pub(super) fn ask(&mut self, wish: &Arc<Wish>, again: bool) {
-        self.images.ask(&node(), wish.clone(), again);
+    pub(super) fn request(&mut self, request: &Arc<TagRequest>, new_round: bool) {
+        self.images.request_tag(&node(), request.clone(), new_round);
         self.settle();
     }
 
@@ -120,21 +121,20 @@ impl World {
 
     pub(super) fn settle(&mut self) {
         for _ in 0..20 {
-            let moves = self.images.take_moves();
+            let moves = self.images.take_slot_changes();
             let has_moved = !moves.is_empty();
             for (node, took) in moves {
-                self.places += if took { -1 } else { 1 };
+                self.slots += if took { -1 } else { 1 };
                 if !took {
-                    self.images.handle(Input::Free(node), self.now);
+                    self.images.handle(Input::SlotFreed(node), self.now);
                 }
             }
-            let (jobs, places) = (&self.jobs, RefCell::new(&mut self.places));
-            let liveness = |job: &JobUid| jobs.borrow().get(job).copied().unwrap_or(Liveness::Gone);
+            let (jobs, slots) = (&self.jobs, &mut self.slots);
+            let liveness = |job: &JobUid| jobs.borrow().get(job).copied().unwrap_or(Liveness::Deleted);
             let mut take = |_: &NodeName| {
-                let mut places = places.borrow_mut();
-                let free = **places > 0;
-                **places -= i64::from(free);
-                free
+                let is_free = *slots > 0;
+                *slots -= i64::from(is_free);
+                is_free
             };
             let actions = self.images.flush(self.now, &liveness, &mut take);
             if actions.is_empty() && !has_moved {
@@ -147,10 +147,10 @@ impl World {
                         self.writes.push(write);
                         self.images.handle(Input::Written(node(), written), self.now);
                     }
-                    Action::Dispatch(order) => {
+                    Action::Dispatch(dispatch) => {
                         let outcome = DispatchOutcome::Sent(SessionId(self.session));
-                        let task = order.task.id.clone();
-                        self.done.push(Action::Dispatch(order));
+                        let task = dispatch.task.id.clone();
+                        self.done.push(Action::Dispatch(dispatch));
                         self.images.handle(Input::Dispatched { node: node(), task, outcome }, self.now);
                     }
                     other => self.done.push(other),
@@ -199,14 +199,14 @@ impl World {
         Written::Done(self.object.clone().map(Box::new))
     }
 
-    /// Somebody edits the NodeImage by hand; the watch tells of it.
+    /// Edits the NodeImage by hand, and has the watch deliver it.
     pub(super) fn edit(&mut self, edit: impl FnOnce(&mut NodeImageSpec)) {
         self.edit_unseen(edit);
         let object = self.object.clone().map(Box::new).unwrap();
-        self.tell(Input::NodeImage(Ok(object)));
+        self.input(Input::NodeImage(Ok(object)));
     }
 
-    /// The watch has not told of it yet.
+    /// Edits the NodeImage by hand; the watch has not delivered it yet.
     pub(super) fn edit_unseen(&mut self, edit: impl FnOnce(&mut NodeImageSpec)) {
         self.versions += 1;
         let object = self.object.as_mut().unwrap();
@@ -214,29 +214,33 @@ impl World {
         object.metadata.resource_version = Some(self.versions.to_string());
     }
 
-    pub(super) fn up(&mut self, open: &[(TaskId, OpenPhase)]) {
+    pub(super) fn connect(&mut self, open: &[(TaskId, OpenPhase)]) {
         self.session += 1;
         let open = open.iter().map(|(task, phase)| OpenTask { task: task.clone(), phase: *phase }).collect();
         let hello = Hello { open, ..Hello::default() };
-        self.tell(Input::Session(SessionEvent::Up { node: node(), session: SessionId(self.session), hello }));
+        self.input(Input::Session(SessionEvent::Up {
+            node: node(),
+            session: SessionId(self.session),
+            hello,
+        }));
     }
 
-    pub(super) fn down(&mut self) {
-        self.tell(Input::Session(SessionEvent::Down { node: node(), session: SessionId(self.session) }));
+    pub(super) fn disconnect(&mut self) {
+        self.input(Input::Session(SessionEvent::Down { node: node(), session: SessionId(self.session) }));
     }
 
-    pub(super) fn say(&mut self, message: EdgeMessage) {
+    pub(super) fn receive(&mut self, message: EdgeMessage) {
         let session = SessionId(self.session);
-        self.tell(Input::Session(SessionEvent::Message { node: node(), session, message }));
+        self.input(Input::Session(SessionEvent::Message { node: node(), session, message }));
     }
 
-    pub(super) fn ends(&mut self, task: &TaskId, image: ImageResult) {
+    pub(super) fn end_task(&mut self, task: &TaskId, image: ImageResult) {
         let outcome = match image.outcome {
             ImageOutcome::Pulled | ImageOutcome::Present => TaskOutcome::Succeeded,
             ImageOutcome::Failed => TaskOutcome::Failed,
             ImageOutcome::Stopped => TaskOutcome::Cancelled,
         };
-        self.say(EdgeMessage::Result(TaskResult {
+        self.receive(EdgeMessage::Result(TaskResult {
             task: task.clone(),
             outcome,
             reason: String::new(),
@@ -244,11 +248,11 @@ impl World {
             images: vec![image],
             took: Duration::from_secs(1),
         }));
-        // What ends soon after is told with it.
+        // The status is written after a gap, with what else ends meanwhile.
         self.pass(Duration::from_secs(1));
     }
 
-    pub(super) fn advances(&mut self, task: &TaskId, done: u64, total: u64) {
+    pub(super) fn report_progress(&mut self, task: &TaskId, done: u64, total: u64) {
         let image = ImageProgress {
             index: 0,
             phase: ImagePhase::Pulling,
@@ -256,20 +260,20 @@ impl World {
             attempts: 1,
             reason: String::new(),
         };
-        self.say(EdgeMessage::Progress(Progress { task: task.clone(), images: vec![image] }));
+        self.receive(EdgeMessage::Progress(Progress { task: task.clone(), images: vec![image] }));
     }
 
-    /// The tasks that were sent, since this was asked last.
-    pub(super) fn sent(&mut self) -> Vec<Order> {
+    /// Takes the tasks that were dispatched since the last call.
+    pub(super) fn take_dispatched(&mut self) -> Vec<TagDispatch> {
         let (sent, rest) =
             std::mem::take(&mut self.done).into_iter().partition(|a| matches!(a, Action::Dispatch(_)));
         self.done = rest;
-        let order = |action| if let Action::Dispatch(order) = action { Some(*order) } else { None };
-        Vec::into_iter(sent).filter_map(order).collect()
+        let dispatch = |action| if let Action::Dispatch(dispatch) = action { Some(*dispatch) } else { None };
+        Vec::into_iter(sent).filter_map(dispatch).collect()
     }
 
-    /// What was acknowledged and cancelled, in the order of it, since this was asked last.
-    pub(super) fn said(&mut self) -> Vec<CloudMessage> {
+    /// What was acknowledged and cancelled, in the dispatch of it, since this was asked last.
+    pub(super) fn take_sent(&mut self) -> Vec<CloudMessage> {
         let (said, rest) =
             std::mem::take(&mut self.done).into_iter().partition(|a| matches!(a, Action::Send(..)));
         self.done = rest;
@@ -277,17 +281,17 @@ impl World {
         Vec::into_iter(said).filter_map(message).collect()
     }
 
-    /// The standings that were told, since this was asked last.
-    pub(super) fn standings(&mut self) -> Vec<(String, Standing)> {
+    /// The tag_states that were told, since this was asked last.
+    pub(super) fn take_tag_states(&mut self) -> Vec<(String, TagState)> {
         let (told, rest) = std::mem::take(&mut self.done)
             .into_iter()
-            .partition(|action| matches!(action, Action::News(News::Standing { .. })));
+            .partition(|action| matches!(action, Action::NotifyJobs(NodeImageUpdate::Tag { .. })));
         self.done = rest;
-        let standing = |action| match action {
-            Action::News(News::Standing { job, standing, .. }) => Some((job.0, standing)),
+        let state = |action| match action {
+            Action::NotifyJobs(NodeImageUpdate::Tag { job, state, .. }) => Some((job.0, state)),
             _ => None,
         };
-        Vec::into_iter(told).filter_map(standing).collect()
+        Vec::into_iter(told).filter_map(state).collect()
     }
 
     pub(super) fn status(&self) -> NodeImageStatus {
@@ -295,7 +299,7 @@ impl World {
     }
 
     pub(super) fn tag(&self, image: &str, tag: &str) -> Option<ImageTagStatus> {
-        super::edit::find(&self.status(), image, tag).cloned()
+        super::status::find(&self.status(), &TagKey::new(image, tag)).cloned()
     }
 
     pub(super) fn spec_tag(&self, image: &str, tag: &str) -> Option<ImageTagSpec> {
@@ -303,8 +307,8 @@ impl World {
         spec.images.get(image)?.tags.iter().find(|known| known.tag == tag).cloned()
     }
 
-    /// How many writes there were of spec and of status, since this was asked last.
-    pub(super) fn counts(&mut self) -> (usize, usize) {
+    /// Takes how many writes of spec and of status there were since the last call.
+    pub(super) fn take_write_counts(&mut self) -> (usize, usize) {
         let writes = std::mem::take(&mut self.writes);
         let specs = writes.iter().filter(|write| matches!(write, Write::Spec { .. })).count();
         let statuses = writes.iter().filter(|write| matches!(write, Write::Status { .. })).count();
@@ -312,17 +316,17 @@ impl World {
     }
 }
 
-/// By hand: one tag, kept for 300 s after it ended.
-pub(super) fn by_hand(spec: &mut NodeImageSpec, image: &str, tag: &str) {
+/// Adds a tag as a person would, with a time to live of 300 s.
+pub(super) fn add_manual_tag(spec: &mut NodeImageSpec, image: &str, tag: &str) {
     let limits =
         ImageTagPullPolicy { ttl_seconds_after_finished: Some(300), ..ImageTagPullPolicy::default() };
     let tag = ImageTagSpec { tag: tag.to_owned(), pull_policy: Some(limits), ..ImageTagSpec::default() };
     spec.images.entry(image.to_owned()).or_default().tags.push(tag);
 }
 
-/// What the job wants: nginx:1.25.
-pub(super) fn wish(job: &str) -> Wish {
-    Wish {
+/// The request of a job for nginx:1.25.
+pub(super) fn request(job: &str) -> TagRequest {
+    TagRequest {
         owner: ObjectReference {
             api_version: Some("apps.kruise.io/v1beta1".to_owned()),
             kind: Some("ImagePullJob".to_owned()),
@@ -331,8 +335,7 @@ pub(super) fn wish(job: &str) -> Wish {
             uid: Some(job.to_owned()),
             ..ObjectReference::default()
         },
-        image: "nginx".to_owned(),
-        tag: "1.25".to_owned(),
+        key: TagKey::new("nginx", "1.25"),
         limits: ImageTagPullPolicy {
             ttl_seconds_after_finished: Some(600),
             timeout_seconds: Some(600),

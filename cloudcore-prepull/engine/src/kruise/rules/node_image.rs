@@ -1,4 +1,4 @@
-//! What a NodeImage may say. One tag that breaks a rule does not keep the others from being pulled.
+//! The rules of a NodeImage's tags. A tag that breaks one does not keep the others from being pulled.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,26 +11,25 @@ use super::{backoff_limit_of, duration, policy_of, timeout_of};
 
 /// A tag that can be pulled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ValidTag {
-    /// With the tag, or with the digest where the tag is one.
-    pub reference: NormalizedReference,
-    /// Always or IfNotPresent.
-    pub policy: PullPolicy,
-    /// Of a task for this version: one more than the version.
-    pub attempt: u32,
-    /// For one try.
-    pub timeout: Duration,
-    /// Tries after the first that failed.
-    pub retries: u32,
-    /// For all tries together.
-    pub active_deadline: Option<Duration>,
+pub(in crate::kruise) struct ValidTag {
+    /// The image with its tag, or with its digest if the tag is one.
+    pub(in crate::kruise) reference: NormalizedReference,
+    /// Whether an image that is on the node is pulled all the same.
+    pub(in crate::kruise) policy: PullPolicy,
+    /// `attempt` of the task for this version: one more than the version.
+    pub(in crate::kruise) attempt: u32,
+    /// How long one try may take.
+    pub(in crate::kruise) timeout: Duration,
+    /// Tries after the first one.
+    pub(in crate::kruise) retries: u32,
+    /// How long all tries together may take; not limited if `None`.
+    pub(in crate::kruise) active_deadline: Option<Duration>,
     /// From its end to its removal.
-    pub ttl: Duration,
+    pub(in crate::kruise) ttl: Duration,
 }
 
-/// The rules of the tags of one image, in their order. Of two that are the same neither is pulled: they may ask for
-/// different things.
-pub fn image_rules(image_name: &str, spec: &ImageSpec) -> Vec<Result<ValidTag, String>> {
+/// Validates the tags of one image, in their order. Of two tags with the same name neither is valid: their terms may differ.
+pub(in crate::kruise) fn image_rules(image_name: &str, spec: &ImageSpec) -> Vec<Result<ValidTag, String>> {
     let mut seen = HashSet::new();
     let twice: HashSet<&str> =
         spec.tags.iter().map(|tag| tag.tag.as_str()).filter(|tag| !seen.insert(*tag)).collect();
@@ -43,9 +42,9 @@ pub fn image_rules(image_name: &str, spec: &ImageSpec) -> Vec<Result<ValidTag, S
     spec.tags.iter().map(of_tag).collect()
 }
 
-/// The rules of one tag.
-pub fn tag_rules(image_name: &str, spec: &ImageTagSpec) -> Result<ValidTag, String> {
-    // With all fields, so that none is forgotten here.
+/// Validates one tag.
+pub(super) fn tag_rules(image_name: &str, spec: &ImageTagSpec) -> Result<ValidTag, String> {
+    // All fields are named, so that none is forgotten here.
     let ImageTagSpec { tag, created_at: _, pull_policy, owner_references: _, version, image_pull_policy } =
         spec;
     if image_name.is_empty() {
@@ -91,13 +90,13 @@ pub fn tag_rules(image_name: &str, spec: &ImageTagSpec) -> Result<ValidTag, Stri
     })
 }
 
-/// No tag has a colon, every digest has one.
 fn reference(image_name: &str, tag: &str) -> Result<NormalizedReference, String> {
     let invalid = |error: String| format!("invalid image {image_name}: {error}");
     let name = Reference::parse(image_name).map_err(|error| invalid(error.to_string()))?;
     if name.tag().is_some() || name.digest().is_some() {
         return Err(invalid("it has a tag of its own: write the name here, and the tag in tags".to_owned()));
     }
+    // No tag has a colon, every digest has one.
     let (tag, digest) = if tag.contains(':') { (None, Some(tag)) } else { (Some(tag), None) };
     Reference::from_parts(name.registry(), name.repository(), tag, digest)
         .map(|reference| reference.normalized())

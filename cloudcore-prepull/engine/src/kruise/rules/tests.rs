@@ -22,7 +22,7 @@ fn list(changes: &Value) -> Result<ValidListJob, String> {
 }
 
 #[test]
-fn a_job_that_says_nothing_has_kruises_defaults() {
+fn a_job_without_optional_fields_has_kruises_defaults() {
     let template = ValidTemplate {
         nodes: NodeChoice::All,
         parallelism: 1,
@@ -33,14 +33,14 @@ fn a_job_that_says_nothing_has_kruises_defaults() {
         secrets: vec![],
         sandbox: None,
     };
-    let image = ("nginx".to_owned(), "1.9.1".to_owned());
+    let image = TagKey::new("nginx", "1.9.1");
     assert_eq!(pull(&json!({})).unwrap(), ValidPullJob { image, template: template.clone() });
     let images = vec!["nginx:1.9.1".to_owned(), "redis".to_owned()];
     assert_eq!(list(&json!({})).unwrap(), ValidListJob { images, template });
 }
 
 #[test]
-fn everything_that_can_be_said_is_understood() {
+fn every_field_is_parsed() {
     let said = json!({
         "image": format!("r.io/app:1@{SHA}"),
         "pullSecrets": ["one", "two"],
@@ -52,7 +52,7 @@ fn everything_that_can_be_said_is_understood() {
         "imagePullPolicy": "Always",
     });
     let expected = ValidPullJob {
-        image: ("r.io/app".to_owned(), SHA.to_owned()),
+        image: TagKey::new("r.io/app", SHA),
         template: ValidTemplate {
             nodes: NodeChoice::Names(["a", "b"].map(NodeName::from).into()),
             parallelism: 10,
@@ -74,7 +74,7 @@ fn everything_that_can_be_said_is_understood() {
 }
 
 #[test]
-fn what_is_empty_or_absurd_but_allowed_has_a_meaning() {
+fn values_that_kruise_allows_although_they_are_empty_or_negative_are_valid() {
     let template = |changes: Value| pull(&changes).unwrap().template;
     assert_eq!(template(json!({"selector": {}})).nodes, NodeChoice::All);
     assert_eq!(template(json!({"selector": {"matchLabels": {}}})).nodes, NodeChoice::All);
@@ -89,7 +89,7 @@ fn what_is_empty_or_absurd_but_allowed_has_a_meaning() {
 }
 
 #[test]
-fn labels_of_nodes_and_of_pods_select() {
+fn node_and_pod_selectors_are_parsed() {
     let labels = |text: &str| -> BTreeMap<String, String> {
         text.split(',').filter_map(|p| p.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
     };
@@ -120,7 +120,7 @@ const DEADLINE: &str =
     "completionPolicy.activeDeadlineSeconds must be greater than pullPolicy.timeoutSeconds(default 600)";
 
 #[test]
-fn what_is_not_allowed_is_said_in_kruises_words() {
+fn an_invalid_job_is_refused_in_kruises_words() {
     let both = [
         (
             json!({"selector": {"names": [], "matchLabels": {}}}),
@@ -192,7 +192,7 @@ fn tag_spec(changes: &Value) -> ImageTagSpec {
 }
 
 #[test]
-fn a_tag_is_parsed() {
+fn a_valid_tag_is_parsed() {
     let reference = |text: &str| Reference::parse(text).unwrap().normalized();
     let plain = ValidTag {
         reference: reference("nginx:1"),
@@ -224,7 +224,7 @@ fn a_tag_is_parsed() {
 }
 
 #[test]
-fn a_tag_that_cannot_be_pulled_says_why() {
+fn an_invalid_tag_is_refused_with_the_reason() {
     let digest = "invalid image nginx: digest \"sha256:12\" in image \"nginx@sha256:12\" is malformed: write sha256: and 64 lowercase hexadecimal digits, or sha384: with 96, or sha512: with 128";
     let ttl = |ttl: i32| json!({"pullPolicy": {"ttlSecondsAfterFinished": ttl}});
     for (name, changes, words) in [
@@ -267,7 +267,7 @@ fn a_tag_that_cannot_be_pulled_says_why() {
 }
 
 #[test]
-fn of_two_tags_that_are_the_same_neither_is_pulled() {
+fn duplicate_tags_are_refused() {
     let tags = ["1", "2", "1", "", ""].map(|tag| tag_spec(&json!({"tag": tag}))).to_vec();
     let rules = image_rules("nginx", &ImageSpec { tags, ..ImageSpec::default() });
     let words: Vec<_> =

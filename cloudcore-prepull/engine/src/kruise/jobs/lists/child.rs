@@ -1,4 +1,4 @@
-//! What a list keeps of its ImagePullJobs.
+//! The children of a list: what it keeps of its ImagePullJobs.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -7,20 +7,20 @@ use std::hash::{Hash, Hasher};
 use prepull_api::crd::kruise::{ImagePullJob, PullJobTemplate};
 use prepull_api::task::{JobUid, PullPolicy};
 
-use crate::kruise::jobs::objects;
+use crate::kruise::jobs::metadata;
 use crate::kruise::rules::{self, Completion, DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT};
 use crate::shared::objects::ObjectId;
 
-/// What a template says, in few bytes: a list of nodes may be long, and each child has it.
+/// Hashes of a template. A template may name thousands of nodes, and each child has one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     pub(super) whole: u64,
-    /// Of the part that cannot be changed.
+    /// Hash of `pullSecrets`, which cannot be changed.
     pub(super) secrets: u64,
 }
 
 impl Fingerprint {
-    /// Of a template, with the defaults that an API server may have filled in.
+    /// The fingerprint of a template, the same whether or not the API server has filled in its defaults.
     pub(super) fn of(template: &PullJobTemplate) -> Self {
         let mut full = template.clone();
         full.completion_policy.type_.get_or_insert_with(|| "Always".to_owned());
@@ -40,43 +40,50 @@ fn hash(value: &impl Hash) -> u64 {
 }
 
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools)] // Kruise's four counts, and these overlap
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "what Kruise's status counts; a child may be several of these"
+)]
 pub(super) struct Child {
-    pub(in super::super) id: ObjectId,
-    pub(in super::super) image: String,
+    pub(super) id: ObjectId,
+    pub(super) image: String,
     pub(super) template: Fingerprint,
-    pub(super) deleting: bool,
-    pub(super) active: bool,
-    pub(super) completed: bool,
-    /// Nothing moves it any more.
-    pub(super) over: bool,
-    pub(super) succeeded: bool,
-    pub(super) failed: bool,
+    pub(super) is_being_deleted: bool,
+    /// Counts as active in the list's status: nodes are pulling.
+    pub(super) is_active: bool,
+    /// Counts as completed: each node has succeeded or failed. A Never job that is completed goes on the next day.
+    pub(super) is_completed: bool,
+    /// It has a completion time.
+    pub(super) has_finished: bool,
+    /// Counts as succeeded: each node has succeeded.
+    pub(super) is_succeeded: bool,
+    /// Counts as failed: a node has failed.
+    pub(super) is_failed: bool,
 }
 
 impl Child {
-    /// Judged as Kruise judges it. A job that is refused after it began has not ended, whatever its numbers are.
-    pub(in super::super) fn of(job: &ImagePullJob) -> Self {
+    /// Reads a child's status as Kruise does. A job that is refused after its start has not ended, whatever its numbers.
+    pub(super) fn of(job: &ImagePullJob) -> Self {
         let status = job.status.clone().unwrap_or_default();
-        let never =
+        let is_never =
             matches!(rules::pull_job(&job.spec), Ok(job) if job.template.completion == Completion::Never);
         let started = status.start_time.is_some();
-        let counts = started && (status.completion_time.is_some() || never);
+        let counts = started && (status.completion_time.is_some() || is_never);
         Self {
-            id: objects::id(&job.metadata),
+            id: metadata::object_id(&job.metadata),
             image: job.spec.image.clone(),
             template: Fingerprint::of(&job.spec.template),
-            deleting: objects::is_being_deleted(&job.metadata),
-            active: started && status.active > 0,
-            over: status.completion_time.is_some(),
-            completed: counts && status.desired == status.succeeded.saturating_add(status.failed),
-            succeeded: counts && status.desired == status.succeeded,
-            failed: started && status.failed > 0,
+            is_being_deleted: metadata::is_being_deleted(&job.metadata),
+            is_active: started && status.active > 0,
+            has_finished: status.completion_time.is_some(),
+            is_completed: counts && status.desired == status.succeeded.saturating_add(status.failed),
+            is_succeeded: counts && status.desired == status.succeeded,
+            is_failed: started && status.failed > 0,
         }
     }
 }
 
-/// Those of one list.
+/// The children of one list, by UID.
 #[derive(Debug, Default)]
 pub(super) struct Children(BTreeMap<JobUid, Child>);
 

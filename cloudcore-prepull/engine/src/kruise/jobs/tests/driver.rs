@@ -1,4 +1,4 @@
-//! An API server that takes every write at once, and a hand to turn the clock.
+//! An API server that makes every write at once, and a clock that the test turns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use prepull_api::task::{JobUid, NodeName};
 use serde_json::Value;
 
 use super::super::*;
-use crate::kruise::{News, Standing};
+use crate::shared::outcomes::WriteOutcome;
+
 use crate::shared::events::ObjectEvent;
 use crate::shared::objects::ObjectId;
 
@@ -22,9 +23,9 @@ pub(super) struct Driver {
     pub(super) now: Timestamp,
     pub(super) api: BTreeMap<String, ImagePullJob>,
     pub(super) lists: BTreeMap<String, ImageListPullJob>,
-    /// What was done since somebody looked.
+    /// The actions since somebody looked.
     pub(super) log: Vec<Action>,
-    /// How the next writes of statuses and deletions of jobs end; done, if nothing is said.
+    /// How the next writes of statuses and deletions of jobs end; `Done` once there are none left.
     pub(super) outcomes: Vec<WriteOutcome>,
     /// The same for children.
     pub(super) child_outcomes: Vec<WriteOutcome>,
@@ -65,11 +66,11 @@ impl Driver {
 
     pub(super) fn node(&mut self, node: &str, labels: &[(&str, &str)]) {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        self.input(Input::News(News::Node { node: node.into(), labels: Arc::new(labels) }));
+        self.input(Input::NodeImage(NodeImageUpdate::Exists { node: node.into(), labels: Arc::new(labels) }));
     }
 
     pub(super) fn online(&mut self, node: &str, online: bool) {
-        self.input(Input::News(News::Online(node.into(), online)));
+        self.input(Input::NodeImage(NodeImageUpdate::Online(node.into(), online)));
     }
 
     pub(super) fn pod(&mut self, name: &str, labels: &[(&str, &str)], node: Option<&str>) {
@@ -87,7 +88,7 @@ impl Driver {
         }
     }
 
-    /// Makes an ImagePullJob, or changes it.
+    /// Creates or changes an ImagePullJob.
     pub(super) fn job(&mut self, name: &str, spec: Value) {
         let spec: ImagePullJobSpec = serde_json::from_value(spec).unwrap();
         let known = self.api.get(name).cloned();
@@ -101,7 +102,7 @@ impl Driver {
         self.settle();
     }
 
-    /// Makes an ImageListPullJob, or changes it.
+    /// Creates or changes an ImageListPullJob.
     pub(super) fn list(&mut self, name: &str, spec: Value) {
         let spec = serde_json::from_value(spec).unwrap();
         let status = self.lists.get(name).and_then(|list| list.status.clone());
@@ -111,38 +112,39 @@ impl Driver {
         self.settle();
     }
 
-    /// How the present image of a job stands on a node.
-    pub(super) fn stands(&mut self, job: &str, node: &str, standing: Standing) {
+    /// The tag of a job's present image has this state on a node.
+    pub(super) fn set_state(&mut self, job: &str, node: &str, state: TagState) {
         let spec = crate::kruise::rules::pull_job(&self.api[job].spec).unwrap();
-        self.stands_for(job, node, (&spec.image.0, &spec.image.1), standing);
+        self.set_state_of(job, node, (&spec.image.image, &spec.image.tag), state);
         self.settle();
     }
 
-    pub(super) fn stands_for(
+    /// The same for a tag that need not be the job's present one.
+    pub(super) fn set_state_of(
         &mut self,
         job: &str,
         node: &str,
         (image, tag): (&str, &str),
-        standing: Standing,
+        state: TagState,
     ) {
         let job = JobUid(self.api[job].metadata.uid.clone().unwrap());
-        let (node, image, tag) = (node.into(), image.to_owned(), tag.to_owned());
-        self.input(Input::News(News::Standing { job, node, image, tag, standing }));
+        let (node, key) = (node.into(), TagKey::new(image, tag));
+        self.input(Input::NodeImage(NodeImageUpdate::Tag { job, node, key, state }));
     }
 
     pub(super) fn succeeds(&mut self, job: &str, nodes: &[&str]) {
         for node in nodes {
-            self.stands(job, node, Standing::Succeeded(self.now));
+            self.set_state(job, node, TagState::Succeeded(self.now));
         }
     }
 
     pub(super) fn fails(&mut self, job: &str, nodes: &[&str]) {
         for node in nodes {
-            self.stands(job, node, Standing::Failed(self.now));
+            self.set_state(job, node, TagState::Failed(self.now));
         }
     }
 
-    /// Cloudcore starts anew, and is told everything again.
+    /// Cloudcore restarts and lists everything again.
     pub(super) fn restart(&mut self, nodes: &[&str]) {
         self.jobs = Jobs::default();
         for node in nodes {
@@ -155,79 +157,59 @@ impl Driver {
         self.input(Input::Pods(Vec::new()));
     }
 
-    /// Lets everything happen that can happen now.
+    /// Reconciles and makes the writes until nothing is left to do now.
     pub(super) fn settle(&mut self) {
         for round in 0.. {
-            assert!(round < 1000, "it never settles: {:?}", self.log.last());
+            assert!(round < 1000, "it does not come to rest: {:?}", self.log.last());
             let actions = self.jobs.flush(self.now);
             if actions.is_empty() {
                 return;
             }
             for action in actions {
                 self.log.push(action.clone());
-                self.carry_out(action);
+                if let Action::Write(write) = action {
+                    self.carry_out(write);
+                }
             }
         }
     }
 
-    fn carry_out(&mut self, action: Action) {
-        let outcomes = match action {
-            Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => return,
-            Action::MakeChild { .. } | Action::ChangeChild { .. } | Action::DeleteChild { .. } => {
-                &mut self.child_outcomes
-            }
-            _ => &mut self.outcomes,
-        };
+    fn carry_out(&mut self, write: JobWrite) {
+        let target = write.target();
+        let is_child = matches!(target, WriteTarget::Child(..));
+        let outcomes = if is_child { &mut self.child_outcomes } else { &mut self.outcomes };
         let outcome = if outcomes.is_empty() { WriteOutcome::Done } else { outcomes.remove(0) };
-        let done = outcome == WriteOutcome::Done;
-        let object = match action {
-            Action::PullJobStatus(id, status) => {
-                if done && let Some(job) = self.api.get_mut(&id.name) {
+        if outcome == WriteOutcome::Done {
+            self.apply(write);
+        }
+        self.input(Input::Written { target, outcome });
+    }
+
+    fn apply(&mut self, write: JobWrite) {
+        match write {
+            JobWrite::PullJobStatus(id, status) => {
+                if let Some(job) = self.api.get_mut(&id.name) {
                     job.status = Some(*status);
                     let job = Box::new(job.clone());
                     self.input(Input::PullJob(Ok(job)));
                 }
-                Object::PullJob(id.uid)
             }
-            Action::ListJobStatus(id, status) => {
-                if done && let Some(list) = self.lists.get_mut(&id.name) {
+            JobWrite::ListJobStatus(id, status) => {
+                if let Some(list) = self.lists.get_mut(&id.name) {
                     list.status = Some(*status);
                 }
-                Object::ListJob(id.uid)
             }
-            Action::DeletePullJob(id) => {
-                if done {
-                    self.delete(&id.name);
-                }
-                Object::PullJob(id.uid)
+            JobWrite::DeletePullJob(id) => self.delete(&id.name),
+            JobWrite::DeleteListJob(_) => {}
+            JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec),
+            JobWrite::UpdateChild { child, spec, .. } => {
+                let job = self.api.get_mut(&child.name).unwrap();
+                job.spec = *spec;
+                let job = Box::new(job.clone());
+                self.input(Input::PullJob(Ok(job)));
             }
-            Action::DeleteListJob(id) => Object::ListJob(id.uid),
-            Action::MakeChild { list, name, spec } => {
-                let image = spec.image.clone();
-                if done {
-                    self.make_child(&list, &name, *spec);
-                }
-                Object::Child(list.uid, image)
-            }
-            Action::ChangeChild { list, child, spec } => {
-                let image = spec.image.clone();
-                if done {
-                    let job = self.api.get_mut(&child.name).unwrap();
-                    job.spec = *spec;
-                    let job = Box::new(job.clone());
-                    self.input(Input::PullJob(Ok(job)));
-                }
-                Object::Child(list.uid, image)
-            }
-            Action::DeleteChild { list, child, image } => {
-                if done {
-                    self.delete(&child.name);
-                }
-                Object::Child(list.uid, image)
-            }
-            Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => return,
-        };
-        self.input(Input::Written { object, outcome });
+            JobWrite::DeleteChild { child, .. } => self.delete(&child.name),
+        }
     }
 
     pub(super) fn delete(&mut self, name: &str) {
@@ -236,7 +218,7 @@ impl Driver {
         }
     }
 
-    fn make_child(&mut self, list: &ObjectId, name: &str, spec: ImagePullJobSpec) {
+    fn create_child(&mut self, list: &ObjectId, name: &str, spec: ImagePullJobSpec) {
         self.uids += 1;
         let mut job = ImagePullJob::new(name, spec);
         job.metadata = ObjectMeta {
@@ -252,7 +234,7 @@ impl Driver {
         self.pass_for(Duration::from_secs(seconds));
     }
 
-    /// Time goes by, with everything that it brings.
+    /// Lets time pass, with everything that is due meanwhile.
     pub(super) fn pass_for(&mut self, time: Duration) {
         let until = self.now.checked_add(time).unwrap();
         for round in 0.. {
@@ -265,10 +247,12 @@ impl Driver {
         self.settle();
     }
 
-    /// The nodes that were asked since somebody looked, with `again` as a star.
-    pub(super) fn asked(&mut self) -> Vec<String> {
+    /// The nodes that were asked since the last look at the log, with a star for a new round.
+    pub(super) fn take_asked(&mut self) -> Vec<String> {
         let asked = self.log.iter().filter_map(|action| match action {
-            Action::Ask { node, again, .. } => Some(format!("{node}{}", if *again { "*" } else { "" })),
+            Action::RequestTag { node, new_round, .. } => {
+                Some(format!("{node}{}", if *new_round { "*" } else { "" }))
+            }
             _ => None,
         });
         let asked = asked.collect();
@@ -276,8 +260,8 @@ impl Driver {
         asked
     }
 
-    /// The events since somebody looked: reason and note.
-    pub(super) fn events(&mut self) -> Vec<String> {
+    /// Type, reason and note of the events since the last look at the log.
+    pub(super) fn take_events(&mut self) -> Vec<String> {
         let events = self.log.iter().filter_map(|action| match action {
             Action::Event(ObjectEvent { warning, reason, note, .. }) => {
                 Some(format!("{} {reason}: {note}", if *warning { "Warning" } else { "Normal" }))
@@ -304,7 +288,7 @@ impl Driver {
         [status.desired, status.active, status.succeeded, status.failed]
     }
 
-    pub(super) fn is_over(&self, job: &str) -> bool {
+    pub(super) fn has_finished(&self, job: &str) -> bool {
         self.status(job).completion_time.is_some()
     }
 }

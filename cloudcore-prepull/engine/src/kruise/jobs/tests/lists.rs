@@ -1,10 +1,11 @@
 use serde_json::{Value, json};
 
-use super::super::wishes::child_name;
+use super::super::tag_requests::child_name;
 use super::super::*;
 use super::driver::{Driver, uid};
-use crate::kruise::Standing;
+use crate::kruise::TagState;
 use crate::shared::events::ObjectKind;
+use crate::shared::outcomes::WriteOutcome;
 
 const THREE: &[&str] = &["a", "b", "c"];
 
@@ -23,10 +24,10 @@ fn redis() -> String {
     child_name("list", "redis:2")
 }
 
-/// The nodes that were asked since somebody looked, each with the image.
-fn asked(d: &mut Driver) -> Vec<String> {
+/// The nodes that were asked since the last look at the log, each with the image.
+fn take_asked(d: &mut Driver) -> Vec<String> {
     let asked = d.log.iter().filter_map(|action| match action {
-        Action::Ask { node, wish, .. } => Some(format!("{node} {}", wish.image)),
+        Action::RequestTag { node, request, .. } => Some(format!("{node} {}", request.key.image)),
         _ => None,
     });
     let mut asked: Vec<String> = asked.collect();
@@ -35,21 +36,21 @@ fn asked(d: &mut Driver) -> Vec<String> {
     asked
 }
 
-/// What was done to children since somebody looked.
-fn deeds(d: &mut Driver) -> Vec<String> {
-    let deeds = d.log.iter().filter_map(|action| match action {
-        Action::MakeChild { spec, .. } => Some(format!("make {}", spec.image)),
-        Action::ChangeChild { spec, .. } => Some(format!("change {}", spec.image)),
-        Action::DeleteChild { image, .. } => Some(format!("delete {image}")),
+/// The writes of children since the last look at the log.
+fn take_child_writes(d: &mut Driver) -> Vec<String> {
+    let writes = d.log.iter().filter_map(|action| match action {
+        Action::Write(JobWrite::CreateChild { spec, .. }) => Some(format!("make {}", spec.image)),
+        Action::Write(JobWrite::UpdateChild { spec, .. }) => Some(format!("change {}", spec.image)),
+        Action::Write(JobWrite::DeleteChild { image, .. }) => Some(format!("delete {image}")),
         _ => None,
     });
-    let deeds = deeds.collect();
+    let writes = writes.collect();
     d.log.clear();
-    deeds
+    writes
 }
 
 #[test]
-fn a_name_for_each_image_is_the_same_each_time_and_valid() {
+fn the_name_of_a_child_is_valid_and_depends_on_list_and_image_only() {
     assert_eq!(nginx(), "list-ea996a051a");
     assert_ne!(nginx(), redis());
     let long = child_name(&format!("{}.{}", "a".repeat(241), "b".repeat(11)), "nginx");
@@ -58,7 +59,7 @@ fn a_name_for_each_image_is_the_same_each_time_and_valid() {
 }
 
 #[test]
-fn a_list_has_a_job_for_each_image_and_is_over_when_they_are() {
+fn a_list_has_a_child_per_image_and_ends_when_they_have_ended() {
     let mut d = Driver::with(THREE);
     d.list(
         "list",
@@ -100,48 +101,55 @@ fn a_list_has_a_job_for_each_image_and_is_over_when_they_are() {
     d.pass(59);
     assert!(d.log.is_empty());
     d.pass(31);
-    assert!(matches!(d.log[..], [Action::DeleteListJob(_), Action::DeleteListJob(_)]), "{:?}", d.log);
+    assert!(
+        matches!(
+            d.log[..],
+            [Action::Write(JobWrite::DeleteListJob(_)), Action::Write(JobWrite::DeleteListJob(_))]
+        ),
+        "{:?}",
+        d.log
+    );
     d.input(Input::ListJobGone(uid("list")));
     d.pass(1000);
     assert_eq!(d.log.len(), 2);
 }
 
 #[test]
-fn the_parallelism_of_a_list_bounds_the_nodes_that_are_busy_with_any_image() {
+fn the_parallelism_of_a_list_bounds_the_nodes_of_all_its_images() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"parallelism": 1})));
-    assert_eq!(asked(&mut d), ["a nginx", "a redis"]);
+    assert_eq!(take_asked(&mut d), ["a nginx", "a redis"]);
     d.succeeds(&nginx(), &["a"]);
-    assert_eq!(asked(&mut d), Vec::<String>::new());
+    assert_eq!(take_asked(&mut d), Vec::<String>::new());
     d.succeeds(&redis(), &["a"]);
-    assert_eq!(asked(&mut d), ["b nginx", "b redis"]);
+    assert_eq!(take_asked(&mut d), ["b nginx", "b redis"]);
     d.list("list", spec(&json!({"parallelism": 2})));
-    assert_eq!(asked(&mut d), ["c nginx", "c redis"]);
+    assert_eq!(take_asked(&mut d), ["c nginx", "c redis"]);
     d.list("list", spec(&json!({"parallelism": 0, "images": ["nginx:1", "redis:2", "busybox"]})));
-    assert_eq!(asked(&mut d), Vec::<String>::new());
+    assert_eq!(take_asked(&mut d), Vec::<String>::new());
     d.list("list", spec(&json!({"parallelism": 1, "images": ["nginx:1", "redis:2", "busybox"]})));
     // Both are busy anyway.
-    assert_eq!(asked(&mut d), ["b busybox", "c busybox"]);
+    assert_eq!(take_asked(&mut d), ["b busybox", "c busybox"]);
     d.succeeds(&nginx(), &["b", "c"]);
     d.succeeds(&redis(), &["b", "c"]);
     let busybox = child_name("list", "busybox");
     d.succeeds(&busybox, &["b", "c"]);
-    assert!(d.is_over(&nginx()) && d.is_over(&redis()));
-    assert_eq!(asked(&mut d), ["a busybox"]);
+    assert!(d.has_finished(&nginx()) && d.has_finished(&redis()));
+    assert_eq!(take_asked(&mut d), ["a busybox"]);
     d.delete(&nginx());
     d.settle();
-    assert_eq!(asked(&mut d), ["a nginx"]);
+    assert_eq!(take_asked(&mut d), ["a nginx"]);
     // One that is over gives its slots to the others.
     d.succeeds(&busybox, &["a"]);
     d.succeeds(&nginx(), &["a"]);
-    assert_eq!(asked(&mut d), ["b nginx"]);
+    assert_eq!(take_asked(&mut d), ["b nginx"]);
 }
 
 #[test]
-fn a_changed_template_reaches_the_children() {
+fn a_changed_template_updates_or_replaces_the_children() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));
-    assert_eq!(deeds(&mut d), ["make nginx:1", "make redis:2"]);
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1", "make redis:2"]);
     // What an API server fills in is no change.
     for name in [nginx(), redis()] {
         let mut spec = serde_json::to_value(&d.api[&name].spec).unwrap();
@@ -151,32 +159,35 @@ fn a_changed_template_reaches_the_children() {
         d.job(&name, spec);
     }
     d.pass(1000);
-    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
     d.list("list", spec(&json!({"pullPolicy": {"timeoutSeconds": 30}})));
-    assert_eq!(deeds(&mut d), ["change nginx:1", "change redis:2"]);
+    assert_eq!(take_child_writes(&mut d), ["change nginx:1", "change redis:2"]);
     let timeout = |d: &Driver| d.api[&redis()].spec.template.pull_policy.clone().unwrap().timeout_seconds;
     assert_eq!(timeout(&d), Some(30));
     // Secrets cannot be changed: the jobs are made anew.
     d.list("list", spec(&json!({"pullPolicy": {"timeoutSeconds": 30}, "pullSecrets": ["s"]})));
-    assert_eq!(deeds(&mut d), ["delete nginx:1", "delete redis:2", "make nginx:1", "make redis:2"]);
+    assert_eq!(
+        take_child_writes(&mut d),
+        ["delete nginx:1", "delete redis:2", "make nginx:1", "make redis:2"]
+    );
     assert_eq!(d.api[&redis()].spec.template.pull_secrets, ["s"]);
     // A time to live is the list's alone.
     let ttl = json!({"pullPolicy": {"timeoutSeconds": 30}, "pullSecrets": ["s"], "completionPolicy": {"ttlSecondsAfterFinished": 5}});
     d.list("list", spec(&ttl));
-    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
     // One that somebody changed is changed back; where that has no effect, not all the time.
     d.job(&nginx(), json!({"image": "nginx:1", "pullSecrets": ["s"], "parallelism": 7}));
     d.pass(0);
-    assert_eq!(deeds(&mut d), ["change nginx:1"]);
+    assert_eq!(take_child_writes(&mut d), ["change nginx:1"]);
     d.job(&nginx(), json!({"image": "nginx:1", "pullSecrets": ["s"], "parallelism": 7}));
     d.pass(29);
-    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
     d.pass(1);
-    assert_eq!(deeds(&mut d), ["change nginx:1"]);
+    assert_eq!(take_child_writes(&mut d), ["change nginx:1"]);
 }
 
 #[test]
-fn images_come_and_go() {
+fn children_follow_the_images_of_their_list() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));
     d.succeeds(&nginx(), THREE);
@@ -184,18 +195,18 @@ fn images_come_and_go() {
     // Only the one that is through is left, but the other one is to go first.
     d.child_outcomes = vec![WriteOutcome::Failed];
     d.list("list", spec(&json!({"images": ["nginx:1"]})));
-    assert_eq!(deeds(&mut d), ["delete redis:2"]);
+    assert_eq!(take_child_writes(&mut d), ["delete redis:2"]);
     assert!(d.list_status("list").completion_time.is_none());
     d.pass(1);
-    assert_eq!(deeds(&mut d), ["delete redis:2"]);
+    assert_eq!(take_child_writes(&mut d), ["delete redis:2"]);
     assert!(d.list_status("list").completion_time.is_some() && !d.api.contains_key(&redis()));
     d.list("list", spec(&json!({"images": ["nginx:1", "busybox"]})));
     d.pass(100);
-    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
 }
 
 #[test]
-fn a_child_that_is_deleted_is_made_again_when_its_name_is_free() {
+fn a_deleted_child_is_created_again_once_its_name_is_free() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));
     d.log.clear();
@@ -204,21 +215,21 @@ fn a_child_that_is_deleted_is_made_again_when_its_name_is_free() {
     d.input(Input::PullJob(Ok(Box::new(leaving))));
     d.pass(100);
     assert_eq!(d.list_status("list").desired, 2);
-    assert_eq!(deeds(&mut d), Vec::<String>::new());
+    assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
     d.delete(&nginx());
     d.settle();
-    assert_eq!(deeds(&mut d), ["make nginx:1"]);
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
     // Failed writes are made again, sooner at first.
     d.child_outcomes = vec![WriteOutcome::Failed; 3];
     d.delete(&nginx());
     d.settle();
     d.pass_for(std::time::Duration::from_millis(1750));
-    assert_eq!(deeds(&mut d).len(), 4);
+    assert_eq!(take_child_writes(&mut d).len(), 4);
     assert!(d.api.contains_key(&nginx()));
 }
 
 #[test]
-fn a_name_that_somebody_else_has_is_said_and_tried_again() {
+fn a_name_that_is_taken_is_reported_and_tried_again() {
     let mut d = Driver::with(THREE);
     d.child_outcomes = vec![WriteOutcome::Gone];
     d.list("list", spec(&json!({})));
@@ -226,7 +237,7 @@ fn a_name_that_somebody_else_has_is_said_and_tried_again() {
         "image nginx:1 waits: its ImagePullJob is to be named {}, and one of this name is there that does not belong to the list; delete that one",
         nginx()
     );
-    assert_eq!(d.events(), [format!("Warning NameTaken: {note}")]);
+    assert_eq!(d.take_events(), [format!("Warning NameTaken: {note}")]);
     d.pass(2);
     assert_eq!(d.list_status("list").message, note);
     d.log.clear();
@@ -234,24 +245,24 @@ fn a_name_that_somebody_else_has_is_said_and_tried_again() {
     d.pass(28);
     assert_eq!(d.list_status("list").message, note);
     let again = std::mem::take(&mut d.log);
-    assert!(matches!(again[..], [Action::MakeChild { .. }]), "{again:?}");
+    assert!(matches!(again[..], [Action::Write(JobWrite::CreateChild { .. })]), "{again:?}");
     d.pass(31);
-    assert_eq!((deeds(&mut d).len(), d.list_status("list").message), (1, String::new()));
+    assert_eq!((take_child_writes(&mut d).len(), d.list_status("list").message), (1, String::new()));
 }
 
 #[test]
-fn a_refused_list_says_why_and_its_children_go_on() {
+fn a_refused_list_reports_the_reason_and_its_children_continue() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"parallelism": 2})));
     d.log.clear();
     d.list("list", spec(&json!({"parallelism": 2, "images": []})));
-    assert_eq!(d.events(), ["Warning Invalid: image can not be empty"]);
+    assert_eq!(d.take_events(), ["Warning Invalid: image can not be empty"]);
     d.pass(2);
     let status = d.list_status("list");
     assert_eq!((status.message.as_str(), status.desired), ("image can not be empty", 0));
     d.succeeds(&nginx(), &["a", "b"]);
     d.succeeds(&redis(), &["a"]);
-    assert_eq!(asked(&mut d), ["c nginx", "c redis"]);
+    assert_eq!(take_asked(&mut d), ["c nginx", "c redis"]);
     assert!(d.list_status("list").completion_time.is_none());
     d.list("list", spec(&json!({"parallelism": 2})));
     d.pass(2);
@@ -261,7 +272,7 @@ fn a_refused_list_says_why_and_its_children_go_on() {
 }
 
 #[test]
-fn a_list_goes_on_after_a_restart_and_one_that_never_ends_does_not_end() {
+fn a_never_list_continues_after_a_restart_and_does_not_end() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"completionPolicy": {"type": "Never"}, "parallelism": 9})));
     d.succeeds(&nginx(), THREE);
@@ -271,8 +282,8 @@ fn a_list_goes_on_after_a_restart_and_one_that_never_ends_does_not_end() {
     assert_eq!((status.completed, status.succeeded), (2, 2));
     d.restart(THREE);
     for node in THREE {
-        d.stands_for(&nginx(), node, ("nginx", "1"), Standing::Succeeded(d.now));
-        d.stands_for(&redis(), node, ("redis", "2"), Standing::Succeeded(d.now));
+        d.set_state_of(&nginx(), node, ("nginx", "1"), TagState::Succeeded(d.now));
+        d.set_state_of(&redis(), node, ("redis", "2"), TagState::Succeeded(d.now));
     }
     d.log.clear();
     d.pass(100);

@@ -1,17 +1,17 @@
-//! Thousands of short lives of a small fleet, by lot: after each step the laws hold, and each life comes to its end.
+//! Thousands of short random runs of a small fleet: the invariants hold after each step, and every job ends.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-mod book;
-mod laws;
+mod expected;
+mod invariants;
 mod steps;
 mod world;
 
 use world::World;
 
-/// SplitMix64: each seed is a life that can be lived again.
+/// SplitMix64: each seed is a run that can be repeated.
 pub(super) struct Rng(u64);
 
 impl Rng {
@@ -40,7 +40,7 @@ impl Rng {
 pub(super) const NODES: &[&str] = &["n1", "n2", "n3", "n4", "n5"];
 pub(super) const IMAGES: &[&str] = &["nginx:1", "redis:2", "r.io/app:3"];
 
-/// What a job may say besides its image; one time in ten it is refused.
+/// A random template; one in ten is refused.
 pub(super) fn template(rng: &mut Rng) -> Value {
     let mut spec = json!({
         "parallelism": rng.below(4),
@@ -64,8 +64,8 @@ pub(super) fn template(rng: &mut Rng) -> Value {
     spec
 }
 
-/// A life: its steps, and then everything answers. `interrupted`: cloudcore starts anew in between.
-fn live(seed: u64, interrupted: bool, trace: bool) -> World {
+/// Plays a run: random steps, then every node answers. `interrupted`: cloudcore restarts before that.
+fn play(seed: u64, interrupted: bool, trace: bool) -> World {
     let mut world = World::new(Rng(seed), trace);
     for _ in 0..60 {
         world.step();
@@ -80,20 +80,20 @@ fn live(seed: u64, interrupted: bool, trace: bool) -> World {
         world.restart(false);
     }
     world.settle();
-    world.has_ended();
+    world.check_all_ended();
     world
 }
 
-/// `PREPULL_MODEL_SEED=7` lives one life, and says what was done in it.
+/// `PREPULL_MODEL_SEED=7` plays one run, and prints its actions.
 #[test]
-fn every_life_keeps_the_laws_and_comes_to_its_end() {
+fn the_invariants_hold_in_random_runs_and_every_job_ends() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let one = number("PREPULL_MODEL_SEED");
     let seeds = one.map_or(0..number("PREPULL_MODEL_RUNS").unwrap_or(1000), |seed| seed..seed + 1);
     for seed in seeds {
         let ends = [false, true].map(|interrupted| {
-            let life = std::panic::catch_unwind(|| live(seed, interrupted, one.is_some()).ends());
-            life.unwrap_or_else(|_| panic!("seed {seed}, interrupted: {interrupted}"))
+            let run = std::panic::catch_unwind(|| play(seed, interrupted, one.is_some()).ends());
+            run.unwrap_or_else(|_| panic!("seed {seed}, interrupted: {interrupted}"))
         });
         for (job, end) in &ends[0] {
             if let Some(other) = ends[1].get(job) {

@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use super::super::*;
 use super::driver::{Driver, uid};
-use crate::kruise::Standing;
+use crate::kruise::TagState;
 use crate::shared::objects::{ObjectId, Unreadable};
+use crate::shared::outcomes::WriteOutcome;
 
 const THREE: &[&str] = &["a", "b", "c"];
 
@@ -18,27 +19,27 @@ fn spec(more: &Value) -> Value {
 }
 
 #[test]
-fn nodes_are_asked_by_name_within_the_parallelism_and_the_status_counts_them() {
+fn nodes_are_asked_by_name_up_to_the_parallelism_and_counted_in_the_status() {
     let mut d = Driver::with(&["c", "a", "b"]);
     let started = d.now;
     d.job("job", spec(&json!({"parallelism": 2})));
-    assert_eq!(d.asked(), ["a", "b"]);
+    assert_eq!(d.take_asked(), ["a", "b"]);
     let status = d.status("job");
     assert_eq!(status.start_time.as_ref().map(|time| time.0), Some(started));
     assert_eq!((status.message.as_str(), d.numbers("job")), ("job is running, progress 0.0%", [3, 2, 0, 0]));
-    d.stands("job", "a", Standing::Open);
+    d.set_state("job", "a", TagState::Pending);
     d.fails("job", &["b"]);
-    assert_eq!(d.asked(), ["c"]);
+    assert_eq!(d.take_asked(), ["c"]);
     assert_eq!(d.numbers("job"), [3, 2, 0, 1]);
     assert_eq!(d.status("job").message, "job is running, progress 33.3%");
     d.succeeds("job", &["a"]);
     d.log.clear();
     d.fails("job", &["c"]);
-    assert_eq!(d.events(), ["Warning Failed: job has completed: 1 of 3 nodes succeeded"]);
+    assert_eq!(d.take_events(), ["Warning Failed: job has completed: 1 of 3 nodes succeeded"]);
     let status = d.status("job");
     assert_eq!(status.failed_nodes, ["b", "c"]);
     assert_eq!((status.message.as_str(), d.numbers("job")), ("job has completed", [3, 0, 1, 2]));
-    assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Over);
+    assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Finished);
     // Nothing moves it any more.
     d.node("d", &[]);
     d.online("d", true);
@@ -48,130 +49,130 @@ fn nodes_are_asked_by_name_within_the_parallelism_and_the_status_counts_them() {
 }
 
 #[test]
-fn a_good_end_is_an_event_and_frees_the_tags() {
+fn a_job_that_succeeds_publishes_an_event_and_releases_its_tags() {
     let mut d = Driver::with(&["a"]);
     d.job("job", spec(&json!({})));
     assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Active);
-    assert_eq!(d.jobs.liveness(&uid("other")), Liveness::Gone);
+    assert_eq!(d.jobs.liveness(&uid("other")), Liveness::Deleted);
     d.succeeds("job", &["a"]);
-    assert!(d.log.contains(&Action::Liveness(uid("job"))));
-    assert_eq!(d.events(), ["Normal Completed: job has completed: 1 of 1 nodes succeeded"]);
+    assert!(d.log.contains(&Action::LivenessChanged(uid("job"))));
+    assert_eq!(d.take_events(), ["Normal Completed: job has completed: 1 of 1 nodes succeeded"]);
     d.delete("job");
     d.settle();
-    assert_eq!(d.log, [Action::Liveness(uid("job"))]);
-    assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Gone);
+    assert_eq!(d.log, [Action::LivenessChanged(uid("job"))]);
+    assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Deleted);
 }
 
 #[test]
-fn a_job_without_nodes_is_over_at_once_and_one_that_waits_for_slots_says_so() {
+fn an_always_job_without_nodes_ends_at_once_and_a_never_job_does_not() {
     let mut d = Driver::with(THREE);
     d.job("none", spec(&json!({"selector": {"names": ["x"]}})));
     assert_eq!((d.numbers("none"), d.status("none").message.as_str()), ([0; 4], "job has completed"));
     d.job("never", spec(&json!({"selector": {"names": []}, "completionPolicy": {"type": "Never"}})));
-    assert!(!d.is_over("never"));
+    assert!(!d.has_finished("never"));
     assert_eq!(d.status("never").message, "job is running, no progress");
 }
 
 #[test]
-fn parallelism_zero_pauses_and_a_change_counts_from_then_on() {
+fn parallelism_zero_pauses_a_job_and_a_change_takes_effect_at_once() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": 0})));
-    assert_eq!((d.asked(), d.numbers("job")), (vec![], [3, 0, 0, 0]));
+    assert_eq!((d.take_asked(), d.numbers("job")), (vec![], [3, 0, 0, 0]));
     d.job("job", spec(&json!({"parallelism": "2"})));
-    assert_eq!(d.asked(), ["a", "b"]);
+    assert_eq!(d.take_asked(), ["a", "b"]);
     d.job("job", spec(&json!({"parallelism": 1})));
     d.succeeds("job", &["a"]);
-    assert_eq!(d.asked(), Vec::<String>::new());
+    assert_eq!(d.take_asked(), Vec::<String>::new());
     d.succeeds("job", &["b"]);
-    assert_eq!(d.asked(), ["c"]);
+    assert_eq!(d.take_asked(), ["c"]);
 }
 
 #[test]
-fn only_nodes_that_are_online_are_asked() {
+fn only_online_nodes_are_asked() {
     let mut d = Driver::with(&["b"]);
     d.node("a", &[]);
     d.job("job", spec(&json!({"parallelism": 5})));
-    assert_eq!(d.asked(), ["b"]);
+    assert_eq!(d.take_asked(), ["b"]);
     d.online("a", true);
     d.settle();
-    assert_eq!(d.asked(), ["a"]);
+    assert_eq!(d.take_asked(), ["a"]);
 }
 
 #[test]
-fn an_offline_node_keeps_its_slot_for_a_minute() {
+fn a_node_that_goes_offline_keeps_its_slot_for_a_minute() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({})));
-    assert_eq!(d.asked(), ["a"]);
+    assert_eq!(d.take_asked(), ["a"]);
     d.online("a", false);
     d.pass(59);
-    assert_eq!((d.asked(), d.status("job").active), (vec![], 1));
+    assert_eq!((d.take_asked(), d.status("job").active), (vec![], 1));
     d.pass(1);
-    assert_eq!(d.asked(), ["b"]);
+    assert_eq!(d.take_asked(), ["b"]);
     // Back again it is active, beside the other one.
     d.online("a", true);
     assert_eq!(d.numbers("job"), [3, 2, 0, 0]);
     d.succeeds("job", &["b"]);
-    assert_eq!(d.asked(), Vec::<String>::new());
+    assert_eq!(d.take_asked(), Vec::<String>::new());
     d.succeeds("job", &["a"]);
-    assert_eq!(d.asked(), ["c"]);
+    assert_eq!(d.take_asked(), ["c"]);
 }
 
 #[test]
-fn after_a_start_nodes_at_work_keep_their_slots_until_they_are_back() {
+fn after_a_restart_pending_nodes_keep_their_slots_until_they_connect() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({})));
     d.restart(THREE);
-    d.stands("job", "a", Standing::Open);
+    d.set_state("job", "a", TagState::Pending);
     d.log.clear();
     d.online("b", true);
     d.pass(59);
-    assert_eq!(d.asked(), Vec::<String>::new());
+    assert_eq!(d.take_asked(), Vec::<String>::new());
     // What it was asked by the last life may not be what the job says now.
     d.online("a", true);
     d.pass(600);
-    assert_eq!(d.asked(), ["a"]);
+    assert_eq!(d.take_asked(), ["a"]);
     d.succeeds("job", &["a"]);
-    assert_eq!(d.asked(), ["b"]);
+    assert_eq!(d.take_asked(), ["b"]);
 }
 
 #[test]
-fn nodes_come_and_go_with_their_labels() {
+fn the_nodes_of_a_job_follow_their_labels() {
     let mut d = Driver::with(&[]);
     for node in THREE {
         d.node(node, &[("zone", "x")]);
         d.online(node, true);
     }
     d.job("job", spec(&json!({"selector": {"matchLabels": {"zone": "x"}}})));
-    d.stands("job", "a", Standing::Open);
+    d.set_state("job", "a", TagState::Pending);
     d.succeeds("job", &["a"]);
     assert_eq!(d.numbers("job"), [3, 1, 1, 0]);
     // One that has ended, one that is at work, one that waits.
     d.node("a", &[("zone", "y")]);
     d.node("b", &[]);
     assert_eq!(d.numbers("job"), [1, 1, 0, 0]);
-    assert_eq!(d.asked(), ["a", "b", "c"]);
+    assert_eq!(d.take_asked(), ["a", "b", "c"]);
     d.node("d", &[("zone", "x")]);
     assert_eq!(d.numbers("job"), [2, 1, 0, 0]);
     // What had ended is known still.
     d.node("a", &[("zone", "x")]);
     assert_eq!(d.numbers("job"), [3, 1, 1, 0]);
-    d.input(Input::News(News::NodeGone("c".into())));
+    d.input(Input::NodeImage(NodeImageUpdate::Deleted("c".into())));
     assert_eq!(d.numbers("job"), [2, 0, 1, 0]);
-    d.input(Input::News(News::NodeGone("d".into())));
+    d.input(Input::NodeImage(NodeImageUpdate::Deleted("d".into())));
     d.settle();
-    assert!(d.is_over("job"));
-    assert_eq!(d.asked(), Vec::<String>::new());
+    assert!(d.has_finished("job"));
+    assert_eq!(d.take_asked(), Vec::<String>::new());
 }
 
 #[test]
-fn pods_choose_their_nodes() {
+fn the_nodes_of_a_job_follow_its_pods() {
     let mut d = Driver::with(THREE);
     d.pod("web-1", &[("app", "web")], Some("a"));
     d.pod("web-2", &[("app", "web")], Some("a"));
     d.pod("db", &[("app", "db")], Some("b"));
     d.pod("lost", &[("app", "web")], Some("x"));
     d.job("job", spec(&json!({"podSelector": {"app": "web"}})));
-    assert_eq!((d.asked(), d.numbers("job")), (vec!["a".to_owned()], [1, 1, 0, 0]));
+    assert_eq!((d.take_asked(), d.numbers("job")), (vec!["a".to_owned()], [1, 1, 0, 0]));
     d.pod("web-1", &[("app", "web")], Some("c"));
     assert_eq!(d.numbers("job"), [2, 1, 0, 0]);
     d.pod("db", &[("app", "web")], Some("b"));
@@ -188,18 +189,18 @@ fn pods_choose_their_nodes() {
     };
     d.input(Input::Pods(vec![pod("team", "b"), pod("other", "a")]));
     assert_eq!(d.numbers("job"), [1, 1, 0, 0]);
-    assert_eq!(d.asked(), ["c", "b"]);
+    assert_eq!(d.take_asked(), ["c", "b"]);
 }
 
 #[test]
-fn what_has_ended_stays_so_in_an_always_job() {
+fn a_finished_node_of_an_always_job_stays_finished_unless_a_failure_succeeds() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": 3})));
     d.succeeds("job", &["a"]);
     d.fails("job", &["b"]);
-    for standing in [Standing::Open, Standing::Absent] {
-        d.stands("job", "a", standing);
-        d.stands("job", "b", standing);
+    for tag_state in [TagState::Pending, TagState::Absent] {
+        d.set_state("job", "a", tag_state);
+        d.set_state("job", "b", tag_state);
         assert_eq!(d.numbers("job"), [3, 1, 1, 1]);
     }
     d.fails("job", &["a"]);
@@ -207,77 +208,77 @@ fn what_has_ended_stays_so_in_an_always_job() {
     assert_eq!(d.numbers("job"), [3, 1, 2, 0]);
     // What is open and removed by somebody is asked for once more.
     d.log.clear();
-    d.stands("job", "c", Standing::Open);
-    d.stands("job", "c", Standing::Absent);
-    assert_eq!(d.asked(), ["c"]);
+    d.set_state("job", "c", TagState::Pending);
+    d.set_state("job", "c", TagState::Absent);
+    assert_eq!(d.take_asked(), ["c"]);
 }
 
 #[test]
-fn a_changed_policy_reaches_the_nodes_that_are_open() {
+fn a_changed_policy_is_requested_of_pending_nodes() {
     let mut d = Driver::with(&["a", "b", "c", "d"]);
     d.job("job", spec(&json!({"parallelism": 3})));
     d.succeeds("job", &["a"]);
     d.online("c", false);
     d.log.clear();
     d.job("job", spec(&json!({"parallelism": 3, "pullPolicy": {"timeoutSeconds": 7}})));
-    let wishes: Vec<_> = d
+    let tag_requests: Vec<_> = d
         .log
         .iter()
         .filter_map(|action| match action {
-            Action::Ask { node, wish, again } => {
-                Some((node.0.as_str(), wish.limits.timeout_seconds.unwrap(), *again))
+            Action::RequestTag { node, request, new_round } => {
+                Some((node.0.as_str(), request.limits.timeout_seconds.unwrap(), *new_round))
             }
             _ => None,
         })
         .collect();
-    assert_eq!(wishes, [("b", 7, false), ("d", 7, false)]);
+    assert_eq!(tag_requests, [("b", 7, false), ("d", 7, false)]);
     d.log.clear();
     d.online("c", true);
     d.settle();
-    assert_eq!(d.asked(), ["c"]);
+    assert_eq!(d.take_asked(), ["c"]);
     d.job("job", spec(&json!({"parallelism": 2, "pullPolicy": {"timeoutSeconds": 7}})));
-    assert_eq!(d.asked(), Vec::<String>::new());
+    assert_eq!(d.take_asked(), Vec::<String>::new());
 }
 
 #[test]
-fn a_changed_image_begins_anew() {
+fn a_changed_image_restarts_every_node() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": 2})));
     d.succeeds("job", &["a"]);
     d.log.clear();
     d.job("job", json!({"image": "nginx:2", "parallelism": 1}));
-    assert_eq!(d.asked(), ["a*"]);
+    assert_eq!(d.take_asked(), ["a*"]);
     assert_eq!(d.numbers("job"), [3, 1, 0, 0]);
     // Of the image before.
-    d.stands_for("job", "a", ("nginx", "1.9.1"), Standing::Succeeded(d.now));
-    d.stands_for("job", "b", ("nginx", "1.9.1"), Standing::Failed(d.now));
+    d.set_state_of("job", "a", ("nginx", "1.9.1"), TagState::Succeeded(d.now));
+    d.set_state_of("job", "b", ("nginx", "1.9.1"), TagState::Failed(d.now));
     assert_eq!(d.numbers("job"), [3, 1, 0, 0]);
     // c was not asked yet: what stands there may be of an earlier time.
     d.succeeds("job", &["c"]);
     assert_eq!(d.numbers("job"), [3, 1, 0, 0]);
     d.succeeds("job", THREE);
-    assert!(d.is_over("job"));
+    assert!(d.has_finished("job"));
     assert_eq!(d.status("job").succeeded, 3);
 }
 
 #[test]
-fn a_refused_job_says_why_and_begins_when_it_is_mended() {
+fn a_refused_job_reports_the_reason_and_starts_once_it_is_corrected() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"parallelism": "10%"})));
     let words = "parallelism does not support percentage value";
-    assert_eq!(d.events(), [format!("Warning Invalid: {words}")]);
+    assert_eq!(d.take_events(), [format!("Warning Invalid: {words}")]);
     let refused = ImagePullJobStatus { message: words.to_owned(), ..ImagePullJobStatus::default() };
     assert_eq!(d.status("job"), refused);
     // The same after a restart, without another event.
     d.restart(THREE);
-    d.stands_for("job", "a", ("nginx", "1.9.1"), Standing::Succeeded(d.now));
+    d.set_state_of("job", "a", ("nginx", "1.9.1"), TagState::Succeeded(d.now));
     d.pass(10);
     assert!(d.log.is_empty(), "{:?}", d.log);
     d.online("b", true);
     d.job("job", spec(&json!({})));
-    assert_eq!((d.asked(), d.numbers("job")), (vec!["b".to_owned()], [3, 1, 1, 0]));
+    assert_eq!((d.take_asked(), d.numbers("job")), (vec!["b".to_owned()], [3, 1, 1, 0]));
     d.job("job", spec(&json!({"image": ""})));
-    assert_eq!(d.events(), ["Warning Invalid: image can not be empty"]);
+    assert_eq!(d.take_events(), ["Warning Invalid: image can not be empty"]);
     assert_eq!(d.numbers("job"), [0; 4]);
     assert!(d.status("job").start_time.is_some());
     d.job("job", spec(&json!({})));
@@ -292,7 +293,7 @@ fn a_refused_job_says_why_and_begins_when_it_is_mended() {
 }
 
 #[test]
-fn the_deadline_ends_a_job_also_after_a_restart() {
+fn the_deadline_ends_a_job_even_after_a_restart() {
     let mut d = Driver::with(THREE);
     let limits =
         json!({"pullPolicy": {"timeoutSeconds": 10}, "completionPolicy": {"activeDeadlineSeconds": 100}});
@@ -300,21 +301,24 @@ fn the_deadline_ends_a_job_also_after_a_restart() {
     d.pass(50);
     d.succeeds("job", &["a"]);
     d.restart(THREE);
-    d.stands("job", "a", Standing::Succeeded(d.now));
-    d.stands("job", "b", Standing::Open);
+    d.set_state("job", "a", TagState::Succeeded(d.now));
+    d.set_state("job", "b", TagState::Pending);
     d.log.clear();
     d.pass_for(Duration::from_millis(49_900));
-    assert!(!d.is_over("job"));
+    assert!(!d.has_finished("job"));
     d.pass(1);
     let status = d.status("job");
     assert_eq!(status.message, "job exceeds activeDeadlineSeconds");
     assert_eq!((status.succeeded, status.failed, status.active), (1, 2, 0));
     assert_eq!((status.desired, status.failed_nodes), (3, vec!["b".to_owned(), "c".to_owned()]));
-    assert_eq!(d.events(), ["Warning Failed: job exceeds activeDeadlineSeconds: 1 of 3 nodes succeeded"]);
+    assert_eq!(
+        d.take_events(),
+        ["Warning Failed: job exceeds activeDeadlineSeconds: 1 of 3 nodes succeeded"]
+    );
 }
 
 #[test]
-fn nodes_that_never_come_back_are_waited_for_as_long_as_their_tries_take() {
+fn offline_nodes_count_as_failed_after_the_time_that_their_tries_could_take() {
     let nodes: Vec<String> = (0..8).map(|i| format!("n{i}")).collect();
     let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
     let mut d = Driver::with(&names[..1]);
@@ -323,7 +327,7 @@ fn nodes_that_never_come_back_are_waited_for_as_long_as_their_tries_take() {
     }
     d.job("job", spec(&json!({"pullPolicy": {"timeoutSeconds": 10, "backoffLimit": 1}})));
     d.pass(1000);
-    assert!(!d.is_over("job"));
+    assert!(!d.has_finished("job"));
     d.succeeds("job", &["n0"]);
     d.pass(19);
     // One of them comes and goes: the time begins anew when it has been away for a minute.
@@ -331,11 +335,11 @@ fn nodes_that_never_come_back_are_waited_for_as_long_as_their_tries_take() {
     d.settle();
     d.online("n3", false);
     d.pass(79);
-    assert!(!d.is_over("job"));
+    assert!(!d.has_finished("job"));
     d.log.clear();
     d.pass(1);
     assert_eq!(
-        d.events(),
+        d.take_events(),
         [
             "Warning Unresponsive: 7 of 8 nodes did not respond for a long time and count as failed: n1, n2, n3, n4, n5, …",
             "Warning Failed: job has completed: 1 of 8 nodes succeeded"
@@ -349,22 +353,22 @@ fn nodes_that_never_come_back_are_waited_for_as_long_as_their_tries_take() {
 }
 
 #[test]
-fn after_a_start_nodes_have_time_to_come_back_and_a_pause_is_no_silence() {
+fn after_a_restart_offline_nodes_have_their_grace_and_a_paused_job_does_not_end() {
     let mut d = Driver::with(THREE);
     d.job("job", spec(&json!({"pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
     d.restart(THREE);
     d.settle();
     d.pass(60);
-    assert!(!d.is_over("job"));
+    assert!(!d.has_finished("job"));
     d.pass(1);
-    assert!(d.is_over("job"));
+    assert!(d.has_finished("job"));
     d.job("paused", spec(&json!({"parallelism": 0, "pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}})));
     d.pass(10_000);
-    assert!(!d.is_over("paused"));
+    assert!(!d.has_finished("paused"));
 }
 
 #[test]
-fn a_job_is_deleted_when_its_time_to_live_is_over() {
+fn a_finished_job_is_deleted_when_its_time_to_live_has_passed() {
     let mut d = Driver::with(&["a"]);
     d.job("job", spec(&json!({"completionPolicy": {"ttlSecondsAfterFinished": 100}})));
     d.succeeds("job", &["a"]);
@@ -375,7 +379,7 @@ fn a_job_is_deleted_when_its_time_to_live_is_over() {
     d.log.clear();
     d.outcomes = vec![WriteOutcome::Failed, WriteOutcome::Failed];
     d.pass(1);
-    assert!(matches!(d.log[..], [Action::DeletePullJob(_)]), "{:?}", d.log);
+    assert!(matches!(d.log[..], [Action::Write(JobWrite::DeletePullJob(_))]), "{:?}", d.log);
     d.pass(30);
     assert_eq!(d.log.len(), 2);
     d.pass(30);
@@ -396,39 +400,39 @@ fn a_never_job_asks_each_node_once_a_day() {
     d.job("job", spec(&json!({"parallelism": 2, "completionPolicy": {"type": "Never"}})));
     d.succeeds("job", &["a", "b"]);
     d.fails("job", &["c"]);
-    assert_eq!(d.asked(), THREE);
+    assert_eq!(d.take_asked(), THREE);
     let ended = d.now;
     assert_eq!(d.numbers("job"), [3, 0, 2, 1]);
     assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Active);
     // A day, give or take ten minutes; a restart changes nothing.
     d.pass(23 * 3600);
     d.restart(THREE);
-    for (node, standing) in
-        [("a", Standing::Succeeded(ended)), ("b", Standing::Succeeded(ended)), ("c", Standing::Failed(ended))]
+    for (node, tag_state) in
+        [("a", TagState::Succeeded(ended)), ("b", TagState::Succeeded(ended)), ("c", TagState::Failed(ended))]
     {
-        d.stands("job", node, standing);
+        d.set_state("job", node, tag_state);
         d.online(node, true);
     }
     d.online("b", false);
     d.pass(3000 - 10);
-    assert_eq!((d.asked(), d.numbers("job")), (vec![], [3, 0, 2, 1]));
+    assert_eq!((d.take_asked(), d.numbers("job")), (vec![], [3, 0, 2, 1]));
     d.pass(1200);
     assert_eq!(d.numbers("job"), [3, 2, 1, 0]);
-    let mut asked = d.asked();
+    let mut asked = d.take_asked();
     asked.sort_unstable();
     assert_eq!(asked, ["a*", "c*"]);
     // An answer of the round before is none.
-    d.stands("job", "a", Standing::Succeeded(ended));
-    d.stands("job", "a", Standing::Open);
+    d.set_state("job", "a", TagState::Succeeded(ended));
+    d.set_state("job", "a", TagState::Pending);
     assert_eq!(d.numbers("job"), [3, 2, 1, 0]);
     d.succeeds("job", &["a"]);
     d.online("b", true);
     d.settle();
-    assert_eq!(d.asked(), ["b*"]);
+    assert_eq!(d.take_asked(), ["b*"]);
 }
 
 #[test]
-fn writes_of_a_status_are_paced_and_repeated() {
+fn writes_of_a_status_are_paced_and_retried() {
     let nodes: Vec<String> = (0..40).map(|i| format!("n{i:02}")).collect();
     let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
     let mut d = Driver::with(&names);
@@ -437,8 +441,9 @@ fn writes_of_a_status_are_paced_and_repeated() {
         d.succeeds("job", &[node]);
         d.pass_for(Duration::from_millis(200));
     }
-    let writes =
-        |d: &Driver| d.log.iter().filter(|action| matches!(action, Action::PullJobStatus(..))).count();
+    let writes = |d: &Driver| {
+        d.log.iter().filter(|action| matches!(action, Action::Write(JobWrite::PullJobStatus(..)))).count()
+    };
     // Eight seconds: a burst of ten, what comes back of it, and then one a second.
     let count = writes(&d);
     assert!((14..=20).contains(&count), "{count}");
@@ -446,13 +451,13 @@ fn writes_of_a_status_are_paced_and_repeated() {
     d.outcomes = vec![WriteOutcome::Failed; 3];
     d.log.clear();
     d.succeeds("job", &["n39"]);
-    assert!(writes(&d) == 1 && !d.is_over("job"));
+    assert!(writes(&d) == 1 && !d.has_finished("job"));
     assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Active);
     d.pass_for(Duration::from_millis(250 + 500 + 999));
     assert_eq!(writes(&d), 3);
     d.pass_for(Duration::from_millis(1));
-    assert!(d.is_over("job"));
-    assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Over);
+    assert!(d.has_finished("job"));
+    assert_eq!(d.jobs.liveness(&uid("job")), Liveness::Finished);
     // A job that is gone is not written any more.
     d.job("gone", spec(&json!({"selector": {"names": ["n01", "n02"]}})));
     d.outcomes = vec![WriteOutcome::Gone];
@@ -461,5 +466,5 @@ fn writes_of_a_status_are_paced_and_repeated() {
     d.pass(1);
     d.log.clear();
     d.job("gone", spec(&json!({"parallelism": 3})));
-    assert!(d.log.is_empty() && d.jobs.liveness(&uid("gone")) == Liveness::Gone, "{:?}", d.log);
+    assert!(d.log.is_empty() && d.jobs.liveness(&uid("gone")) == Liveness::Deleted, "{:?}", d.log);
 }

@@ -1,4 +1,4 @@
-//! What happens by lot, and how everything answers in the end.
+//! The random steps, and how everything ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::super::super::*;
 use super::world::{Node, World, group};
 use super::{IMAGES, NODES, template};
-use crate::kruise::Standing;
+use crate::kruise::TagState;
 use crate::kruise::rules;
 
 impl World {
@@ -25,9 +25,9 @@ impl World {
             36..42 => self.pod(&node),
             42..62 => self.answer(),
             62..64 => self.meddle(),
-            64..74 if !self.asks.is_empty() => {
-                let index = self.rng.below(self.asks.len() as u64);
-                self.land_ask(usize::try_from(index).unwrap());
+            64..74 if !self.requests.is_empty() => {
+                let index = self.rng.below(self.requests.len() as u64);
+                self.land_request(usize::try_from(index).unwrap());
             }
             74..88 if !self.writes.is_empty() => {
                 let index = usize::try_from(self.rng.below(self.writes.len() as u64)).unwrap();
@@ -43,25 +43,25 @@ impl World {
         }
     }
 
-    /// A NodeImage comes, goes, or has other labels.
+    /// A NodeImage is created, deleted, or gets other labels.
     fn node(&mut self, name: &str) {
         let known = self.nodes.get(name).copied();
         if known.is_some() && self.rng.chance(30) {
             self.nodes.remove(name);
             self.tags.retain(|(_, node), _| node != name);
-            self.asks.retain(|(node, ..)| node != name);
-            for book in self.books.values_mut() {
-                book.marks.remove(name);
-                book.early.retain(|(node, _), _| node != name);
+            self.requests.retain(|(node, ..)| node != name);
+            for job_state in self.expected.values_mut() {
+                job_state.states.remove(name);
+                job_state.early_states.retain(|(node, _), _| node != name);
             }
-            return self.input(Input::News(News::NodeGone(name.into())));
+            return self.input(Input::NodeImage(NodeImageUpdate::Deleted(name.into())));
         }
         let zone = if self.rng.chance(60) { 'x' } else { 'y' };
         let since = known.map_or(self.now, |known| known.since);
         let online = known.is_some_and(|known| known.online);
         self.nodes.insert(name.to_owned(), Node { zone, online, since });
         let labels = Arc::new(self.labels(name));
-        self.input(Input::News(News::Node { node: name.into(), labels }));
+        self.input(Input::NodeImage(NodeImageUpdate::Exists { node: name.into(), labels }));
     }
 
     fn turn(&mut self, name: &str) {
@@ -75,7 +75,7 @@ impl World {
             node.since = self.now;
         }
         node.online = online;
-        self.input(Input::News(News::Online(name.into(), online)));
+        self.input(Input::NodeImage(NodeImageUpdate::Online(name.into(), online)));
     }
 
     fn pod(&mut self, node: &str) {
@@ -136,11 +136,11 @@ impl World {
     fn tell_list(&mut self, uid: &JobUid) {
         let list = self.lists[uid].clone();
         let ended = list.status.as_ref().is_some_and(|status| status.completion_time.is_some());
-        let book = self.list_books.entry(uid.clone()).or_default();
+        let expected = self.expected_lists.entry(uid.clone()).or_default();
         if let Ok(valid) = rules::list_job(&list.spec)
             && !ended
         {
-            *book = Some(valid);
+            *expected = Some(valid);
         }
         self.input(Input::ListJob(Ok(Box::new(list))));
     }
@@ -175,7 +175,7 @@ impl World {
         {
             self.lists.remove(&uid);
             self.input(Input::ListJobGone(uid.clone()));
-            self.list_books.remove(&uid);
+            self.expected_lists.remove(&uid);
             return self.collect(&uid);
         }
         if let Some(uid) = self.rng.pick(&jobs).cloned() {
@@ -183,24 +183,24 @@ impl World {
         }
     }
 
-    /// A node is through with an image: the same way each time.
+    /// A node ends a pull, of the same image in the same way each time.
     fn end(&mut self, job: &JobUid, node: &str) {
         let tag = self.tags.get_mut(&(job.clone(), node.to_owned())).unwrap();
-        let bad = (node.len() + tag.key.0.len() + usize::from(node.as_bytes()[1])).is_multiple_of(3);
-        tag.standing = if bad { Standing::Failed(self.now) } else { Standing::Succeeded(self.now) };
-        let (key, standing) = (tag.key.clone(), tag.standing);
-        self.tell(job, node, &key, standing);
+        let bad = (node.len() + tag.key.image.len() + usize::from(node.as_bytes()[1])).is_multiple_of(3);
+        tag.state = if bad { TagState::Failed(self.now) } else { TagState::Succeeded(self.now) };
+        let (key, state) = (tag.key.clone(), tag.state);
+        self.tell(job, node, &key, state);
     }
 
-    fn open(&self) -> Vec<(JobUid, String)> {
+    fn pending(&self) -> Vec<(JobUid, String)> {
         let open = self.tags.iter().filter(|((_, node), tag)| {
-            tag.standing == Standing::Open && self.nodes.get(node).is_some_and(|node| node.online)
+            tag.state == TagState::Pending && self.nodes.get(node).is_some_and(|node| node.online)
         });
         open.map(|(of, _)| of.clone()).collect()
     }
 
     fn answer(&mut self) {
-        if let Some((job, node)) = self.rng.pick(&self.open()).cloned() {
+        if let Some((job, node)) = self.rng.pick(&self.pending()).cloned() {
             self.end(&job, &node);
         }
     }
@@ -212,15 +212,15 @@ impl World {
         let key = self.tags[&of].key.clone();
         if self.rng.chance(50) {
             self.tags.remove(&of);
-            return self.tell(&of.0, &of.1, &key, Standing::Absent);
+            return self.tell(&of.0, &of.1, &key, TagState::Absent);
         }
-        self.tags.get_mut(&of).unwrap().standing = Standing::Open;
-        self.tell(&of.0, &of.1, &key, Standing::Open);
+        self.tags.get_mut(&of).unwrap().state = TagState::Pending;
+        self.tell(&of.0, &of.1, &key, TagState::Pending);
     }
 
-    /// Whatever is refused or paused is mended, and everything answers, until nothing is left.
+    /// Corrects what is refused or paused, and has every node answer until nothing is left.
     pub(super) fn settle(&mut self) {
-        let mend = |parallelism: &mut Option<_>, refused: bool| {
+        let correct = |parallelism: &mut Option<_>, refused: bool| {
             let paused = serde_json::to_value(&*parallelism).unwrap() == 0;
             if refused || paused {
                 *parallelism = Some(serde_json::from_value(json!(2)).unwrap());
@@ -229,14 +229,14 @@ impl World {
         for uid in self.lists.keys().cloned().collect::<Vec<_>>() {
             let spec = &mut self.lists.get_mut(&uid).unwrap().spec;
             let refused = rules::list_job(spec).is_err();
-            mend(&mut spec.template.parallelism, refused);
+            correct(&mut spec.template.parallelism, refused);
             self.tell_list(&uid);
         }
         for uid in self.api.keys().cloned().collect::<Vec<_>>() {
             let job = self.api.get_mut(&uid).unwrap();
             let refused = rules::pull_job(&job.spec).is_err();
             if group(job) == uid {
-                mend(&mut job.spec.template.parallelism, refused);
+                correct(&mut job.spec.template.parallelism, refused);
                 self.tell_job(&uid);
             }
         }
@@ -246,7 +246,7 @@ impl World {
         let until = self.now.checked_add(Duration::from_secs(3600)).unwrap();
         while self.now < until {
             self.land_all();
-            let open = self.open();
+            let open = self.pending();
             for (job, node) in &open {
                 self.end(job, node);
             }
@@ -257,12 +257,12 @@ impl World {
         }
     }
 
-    /// Everything that is on its way arrives.
+    /// Everything that is in flight arrives.
     pub(super) fn land_all(&mut self) {
         self.flush();
-        while !(self.asks.is_empty() && self.writes.is_empty()) {
-            while !self.asks.is_empty() {
-                self.land_ask(0);
+        while !(self.requests.is_empty() && self.writes.is_empty()) {
+            while !self.requests.is_empty() {
+                self.land_request(0);
             }
             while !self.writes.is_empty() {
                 self.land_write(0, true, true);

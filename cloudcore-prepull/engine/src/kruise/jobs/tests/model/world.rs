@@ -1,4 +1,4 @@
-//! The API server, the nodes, and what is on its way between them and the jobs.
+//! The API server, the nodes, and what is in flight between them and the jobs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -10,24 +10,25 @@ use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 use super::super::super::*;
 use super::super::driver::owner;
 use super::Rng;
-use super::book::{Book, Mark};
+use super::expected::{ExpectedJob, ExpectedState};
 use crate::kruise::rules::{self, ValidListJob};
-use crate::kruise::{Standing, Wish};
+use crate::kruise::{TagRequest, TagState};
 use crate::shared::events::ObjectKind;
+use crate::shared::outcomes::WriteOutcome;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     pub(super) zone: char,
     pub(super) online: bool,
-    /// When it went offline, or was made.
+    /// When the node went offline, or was created.
     pub(super) since: Timestamp,
 }
 
-/// What a NodeImage has of a job.
+/// The tag of a job in a NodeImage.
 #[derive(Clone, Debug)]
 pub(super) struct Tag {
-    pub(super) key: (String, String),
-    pub(super) standing: Standing,
+    pub(super) key: TagKey,
+    pub(super) state: TagState,
 }
 
 pub(super) struct World {
@@ -39,35 +40,22 @@ pub(super) struct World {
     pub(super) api: BTreeMap<JobUid, ImagePullJob>,
     pub(super) lists: BTreeMap<JobUid, ImageListPullJob>,
     pub(super) tags: BTreeMap<(JobUid, String), Tag>,
-    /// On their way to the API server.
-    pub(super) asks: Vec<(String, Arc<Wish>, bool)>,
-    pub(super) writes: Vec<Action>,
-    /// What was written is not known to the jobs for sure.
-    pub(super) unsure: HashSet<Object>,
-    pub(super) books: BTreeMap<JobUid, Book>,
-    /// The last of each that was not refused.
-    pub(super) list_books: BTreeMap<JobUid, Option<ValidListJob>>,
+    /// Requests that are not written into a NodeImage yet: node, request, whether for a new round.
+    pub(super) requests: Vec<(String, Arc<TagRequest>, bool)>,
+    pub(super) writes: Vec<JobWrite>,
+    /// Objects whose last write failed, though it may have been made: the jobs may write the same again.
+    pub(super) unsure: HashSet<WriteTarget>,
+    pub(super) expected: BTreeMap<JobUid, ExpectedJob>,
+    /// The last valid spec of each list.
+    pub(super) expected_lists: BTreeMap<JobUid, Option<ValidListJob>>,
     pub(super) made: u32,
     pub(super) trace: bool,
 }
 
-/// With which others a job shares its slots.
+/// The slot group of a job.
 pub(super) fn group(job: &ImagePullJob) -> JobUid {
     let owner = job.metadata.owner_references.iter().flatten().next();
     JobUid(owner.map_or_else(|| job.metadata.uid.clone().unwrap(), |owner| owner.uid.clone()))
-}
-
-/// Of which object a write is.
-fn object(action: &Action) -> Object {
-    match action {
-        Action::PullJobStatus(id, _) | Action::DeletePullJob(id) => Object::PullJob(id.uid.clone()),
-        Action::ListJobStatus(id, _) | Action::DeleteListJob(id) => Object::ListJob(id.uid.clone()),
-        Action::MakeChild { list, spec, .. } | Action::ChangeChild { list, spec, .. } => {
-            Object::Child(list.uid.clone(), spec.image.clone())
-        }
-        Action::DeleteChild { list, image, .. } => Object::Child(list.uid.clone(), image.clone()),
-        Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => panic!("{action:?} is no write"),
-    }
 }
 
 impl World {
@@ -81,11 +69,11 @@ impl World {
             api: BTreeMap::new(),
             lists: BTreeMap::new(),
             tags: BTreeMap::new(),
-            asks: Vec::new(),
+            requests: Vec::new(),
             writes: Vec::new(),
             unsure: HashSet::new(),
-            books: BTreeMap::new(),
-            list_books: BTreeMap::new(),
+            expected: BTreeMap::new(),
+            expected_lists: BTreeMap::new(),
             made: 0,
             trace,
         }
@@ -109,21 +97,20 @@ impl World {
         }
     }
 
-    /// Tells the jobs how a tag stands.
-    pub(super) fn tell(&mut self, job: &JobUid, node: &str, key: &(String, String), standing: Standing) {
-        if let Some(book) = self.books.get_mut(job) {
-            book.told(node, key, standing);
+    /// Tells the jobs the state of a tag.
+    pub(super) fn tell(&mut self, job: &JobUid, node: &str, key: &TagKey, state: TagState) {
+        if let Some(job_state) = self.expected.get_mut(job) {
+            job_state.observe(node, key, state);
         }
-        let (image, tag) = key.clone();
-        let news = News::Standing { job: job.clone(), node: node.into(), image, tag, standing };
-        self.input(Input::News(news));
+        let (job, key) = (job.clone(), key.clone());
+        self.input(Input::NodeImage(NodeImageUpdate::Tag { job, node: node.into(), key, state }));
     }
 
     /// Tells the jobs of an ImagePullJob.
     pub(super) fn tell_job(&mut self, uid: &JobUid) {
         let job = self.api[uid].clone();
         self.sync();
-        self.books.entry(uid.clone()).or_default().told_spec(&job.spec);
+        self.expected.entry(uid.clone()).or_default().observe_spec(&job.spec);
         self.input(Input::PullJob(Ok(Box::new(job))));
     }
 
@@ -132,7 +119,7 @@ impl World {
         self.input(Input::PullJobGone(uid.clone()));
     }
 
-    /// One flush, with the laws; and nothing is left for another one.
+    /// Flushes once, checks each action, and checks that nothing is left for a second flush.
     pub(super) fn flush(&mut self) {
         self.sync();
         for action in self.jobs.flush(self.now) {
@@ -140,34 +127,40 @@ impl World {
                 eprintln!("{} {action:?}", self.now);
             }
             match action {
-                Action::Ask { node, wish, again } => {
-                    self.may_ask(&node.0, &wish, again);
-                    let job = JobUid(wish.owner.uid.clone().unwrap());
-                    self.books.get_mut(&job).unwrap().marks.insert(node.0.clone(), Mark::Open);
-                    // The later one replaces the earlier one.
-                    self.asks.retain(|(at, other, _)| *at != node.0 || other.owner.uid != wish.owner.uid);
-                    self.asks.push((node.0, wish, again));
+                Action::RequestTag { node, request, new_round } => {
+                    self.check_request(&node.0, &request, new_round);
+                    let job = JobUid(request.owner.uid.clone().unwrap());
+                    self.expected
+                        .get_mut(&job)
+                        .unwrap()
+                        .states
+                        .insert(node.0.clone(), ExpectedState::Pending);
+                    // A later request replaces an earlier one.
+                    self.requests
+                        .retain(|(at, other, _)| *at != node.0 || other.owner.uid != request.owner.uid);
+                    self.requests.push((node.0, request, new_round));
                 }
                 Action::Event(event) if event.kind == ObjectKind::ImagePullJob => {
-                    let book = self.books.get_mut(&event.object.uid).unwrap();
+                    let job_state = self.expected.get_mut(&event.object.uid).unwrap();
                     match event.reason {
-                        "Unresponsive" => book.gave_up = true,
+                        "Unresponsive" => job_state.gave_up = true,
                         "Completed" | "Failed" => {
-                            self.may_end(&event);
-                            self.books.get_mut(&event.object.uid).unwrap().ended = true;
+                            self.check_end(&event);
+                            self.expected.get_mut(&event.object.uid).unwrap().ended = true;
                         }
                         _ => {}
                     }
                 }
-                Action::Event(_) | Action::Liveness(_) => {}
-                write => {
-                    if let Action::PullJobStatus(id, status) = &write
+                Action::Event(_) | Action::LivenessChanged(_) => {}
+                Action::Write(write) => {
+                    if let JobWrite::PullJobStatus(id, status) = &write
                         && self.api.contains_key(&id.uid)
                     {
-                        self.may_say(&id.uid, status);
+                        self.check_status(&id.uid, status);
                     }
-                    let of = object(&write);
-                    assert!(self.writes.iter().all(|other| object(other) != of), "two writes of {of:?}");
+                    let target = write.target();
+                    let is_other = |other: &JobWrite| other.target() != target;
+                    assert!(self.writes.iter().all(is_other), "two writes of {target:?}");
                     self.writes.push(write);
                 }
             }
@@ -178,64 +171,64 @@ impl World {
     }
 
     /// A NodeImage is written.
-    pub(super) fn land_ask(&mut self, index: usize) {
-        let (node, wish, again) = self.asks.remove(index);
-        let job = JobUid(wish.owner.uid.clone().unwrap());
+    pub(super) fn land_request(&mut self, index: usize) {
+        let (node, request, new_round) = self.requests.remove(index);
+        let job = JobUid(request.owner.uid.clone().unwrap());
         if !self.nodes.contains_key(&node) {
             return;
         }
-        let key = (wish.image.clone(), wish.tag.clone());
-        let known = self.tags.get(&(job.clone(), node.clone())).filter(|tag| tag.key == key && !again);
-        let standing = known.map_or(Standing::Open, |tag| tag.standing);
-        self.tags.insert((job.clone(), node.clone()), Tag { key: key.clone(), standing });
-        self.tell(&job, &node, &key, standing);
+        let key = request.key.clone();
+        let known = self.tags.get(&(job.clone(), node.clone())).filter(|tag| tag.key == key && !new_round);
+        let state = known.map_or(TagState::Pending, |tag| tag.state);
+        self.tags.insert((job.clone(), node.clone()), Tag { key: key.clone(), state });
+        self.tell(&job, &node, &key, state);
     }
 
-    /// A write ends: it is made, or fails, made or not.
+    /// Ends a write: it is made, or it fails, in which case it may have been made (`landed`) or not.
     pub(super) fn land_write(&mut self, index: usize, done: bool, landed: bool) {
         let write = self.writes.remove(index);
-        let object = object(&write);
+        let target = write.target();
         let outcome = match (done, landed && self.apply(write)) {
             (false, _) => WriteOutcome::Failed,
             (true, true) => WriteOutcome::Done,
             (true, false) => WriteOutcome::Gone,
         };
         if outcome == WriteOutcome::Done {
-            self.unsure.remove(&object)
+            self.unsure.remove(&target)
         } else {
-            self.unsure.insert(object.clone())
+            self.unsure.insert(target.clone())
         };
-        self.input(Input::Written { object, outcome });
+        self.input(Input::Written { target, outcome });
     }
 
-    /// What a write does. Says whether it found its object.
-    pub(super) fn apply(&mut self, write: Action) -> bool {
+    /// Makes a write. Returns whether it found its object.
+    pub(super) fn apply(&mut self, write: JobWrite) -> bool {
         match write {
-            Action::PullJobStatus(id, status) => {
+            JobWrite::PullJobStatus(id, status) => {
                 let Some(job) = self.api.get_mut(&id.uid) else { return false };
                 job.status = Some(*status);
                 self.tell_job(&id.uid);
             }
-            Action::ListJobStatus(id, status) => {
+            JobWrite::ListJobStatus(id, status) => {
                 let Some(list) = self.lists.get_mut(&id.uid) else { return false };
                 list.status = Some(*status);
             }
-            Action::DeletePullJob(id) => {
+            JobWrite::DeletePullJob(id) => {
                 if !self.api.contains_key(&id.uid) {
                     return false;
                 }
                 self.delete_job(&id.uid);
             }
-            Action::DeleteListJob(id) => {
+            JobWrite::DeleteListJob(id) => {
                 if self.lists.remove(&id.uid).is_none() {
                     return false;
                 }
                 self.input(Input::ListJobGone(id.uid.clone()));
                 self.collect(&id.uid);
             }
-            // The API server would collect it at once.
-            Action::MakeChild { list, .. } if !self.lists.contains_key(&list.uid) => return false,
-            Action::MakeChild { list, name, spec } => {
+            // The garbage collector would delete the child at once.
+            JobWrite::CreateChild { list, .. } if !self.lists.contains_key(&list.uid) => return false,
+            JobWrite::CreateChild { list, name, spec } => {
                 if self.api.values().any(|job| job.metadata.name.as_ref() == Some(&name)) {
                     return self
                         .api
@@ -249,23 +242,22 @@ impl World {
                 self.api.insert(uid.clone(), job);
                 self.tell_job(&uid);
             }
-            Action::ChangeChild { child, spec, .. } => {
+            JobWrite::UpdateChild { child, spec, .. } => {
                 let Some(job) = self.api.get_mut(&child.uid) else { return false };
                 job.spec = *spec;
                 self.tell_job(&child.uid);
             }
-            Action::DeleteChild { child, .. } => {
+            JobWrite::DeleteChild { child, .. } => {
                 if !self.api.contains_key(&child.uid) {
                     return false;
                 }
                 self.delete_job(&child.uid);
             }
-            Action::Ask { .. } | Action::Event(_) | Action::Liveness(_) => {}
         }
         true
     }
 
-    /// The children of a list that is gone go, too.
+    /// The garbage collector: deletes the children of a deleted list.
     pub(super) fn collect(&mut self, list: &JobUid) {
         let children = self.api.iter().filter(|(uid, job)| group(job) == *list && *uid != list);
         let children: Vec<JobUid> = children.map(|(uid, _)| uid.clone()).collect();
@@ -274,7 +266,7 @@ impl World {
         }
     }
 
-    /// Time goes by, with everything that it brings.
+    /// Lets time pass, with everything that is due meanwhile.
     pub(super) fn pass(&mut self, time: Duration) {
         let until = self.now.checked_add(time).unwrap();
         while let Some(at) = self.jobs.next_wakeup().filter(|at| *at <= until) {
@@ -285,49 +277,52 @@ impl World {
         self.flush();
     }
 
-    /// Cloudcore starts anew: what was on its way may have arrived or not.
-    pub(super) fn restart(&mut self, by_lot: bool) {
+    /// Restarts cloudcore: of what was in flight some has arrived, at random or all of it.
+    pub(super) fn restart(&mut self, at_random: bool) {
         self.jobs = Jobs::default();
-        let lot = |rng: &mut Rng| !by_lot || rng.chance(50);
-        for (node, wish, again) in std::mem::take(&mut self.asks) {
-            if lot(&mut self.rng) {
-                self.asks.push((node, wish, again));
-                self.land_ask(0);
+        let arrives = |rng: &mut Rng| !at_random || rng.chance(50);
+        for (node, request, new_round) in std::mem::take(&mut self.requests) {
+            if arrives(&mut self.rng) {
+                self.requests.push((node, request, new_round));
+                self.land_request(0);
             }
         }
         for write in std::mem::take(&mut self.writes) {
-            if lot(&mut self.rng) {
+            if arrives(&mut self.rng) {
                 self.apply(write);
             }
         }
         self.jobs = Jobs::default();
         self.unsure.clear();
-        self.books.clear();
-        // A list that is refused or over has no word in the new life.
-        self.list_books.clear();
+        self.expected.clear();
+        // After a restart a list that is refused or has finished does not bound its children.
+        self.expected_lists.clear();
         for (uid, list) in &self.lists {
             let ended = list.status.as_ref().is_some_and(|status| status.completion_time.is_some());
             let valid = rules::list_job(&list.spec).ok().filter(|_| !ended);
-            self.list_books.insert(uid.clone(), valid);
+            self.expected_lists.insert(uid.clone(), valid);
         }
         for uid in self.api.keys().cloned().collect::<Vec<_>>() {
             let job = &self.api[&uid];
             let ended = job.status.as_ref().is_some_and(|status| status.completion_time.is_some());
-            let mut book = Book { ended, ..Book::default() };
-            book.told_spec(&job.spec);
-            self.books.insert(uid, book);
+            let mut job_state = ExpectedJob { ended, ..ExpectedJob::default() };
+            job_state.observe_spec(&job.spec);
+            self.expected.insert(uid, job_state);
         }
-        let jobs_first = by_lot && self.rng.chance(50);
+        let jobs_first = at_random && self.rng.chance(50);
         if jobs_first {
             self.tell_all_jobs();
         }
         for (name, node) in &mut self.nodes {
             (node.online, node.since) = (false, self.now);
             let labels = Arc::new([("zone".to_owned(), node.zone.to_string())].into());
-            self.jobs.handle(Input::News(News::Node { node: NodeName(name.clone()), labels }), self.now);
+            self.jobs.handle(
+                Input::NodeImage(NodeImageUpdate::Exists { node: NodeName(name.clone()), labels }),
+                self.now,
+            );
         }
         for ((job, node), tag) in self.tags.clone() {
-            self.tell(&job, &node, &tag.key, tag.standing);
+            self.tell(&job, &node, &tag.key, tag.state);
         }
         self.input(Input::Pods(self.pods.values().cloned().collect()));
         if !jobs_first {

@@ -1,41 +1,41 @@
 use serde_json::{Value, json};
 
-use super::super::wishes::{next_round, wish};
+use super::super::tag_requests::{next_round, tag_request};
 use super::super::*;
-use crate::kruise::{Wish, rules};
+use crate::kruise::{TagRequest, rules};
 use crate::shared::objects::ObjectId;
 
-fn wish_of(spec: Value, job: &str) -> Wish {
+fn request_of(spec: Value, job: &str) -> TagRequest {
     let uid = JobUid(job.to_owned());
     let id = ObjectId { namespace: "team".to_owned(), name: "job".to_owned(), uid };
-    wish(&id, &rules::pull_job(&serde_json::from_value(spec).unwrap()).unwrap())
+    tag_request(&id, &rules::pull_job(&serde_json::from_value(spec).unwrap()).unwrap())
 }
 
 #[test]
-fn a_wish_says_what_the_job_says() {
-    let wish = wish_of(
+fn a_tag_request_has_the_terms_of_its_job() {
+    let request = request_of(
         json!({
             "image": "docker.io/library/nginx:1", "pullSecrets": ["a", "b"], "imagePullPolicy": "Always",
             "pullPolicy": {"timeoutSeconds": 7, "backoffLimit": 2}, "sandboxConfig": {"labels": {"x": "y"}},
         }),
         "u",
     );
-    let limits = &wish.limits;
-    assert_eq!((wish.image.as_str(), wish.tag.as_str()), ("nginx", "1"));
+    let limits = &request.limits;
+    assert_eq!((request.key.image.as_str(), request.key.tag.as_str()), ("nginx", "1"));
     assert_eq!((limits.timeout_seconds, limits.backoff_limit), (Some(7), Some(2)));
-    assert_eq!(wish.image_pull_policy.as_deref(), Some("Always"));
-    let secrets: Vec<_> = wish.secrets.iter().map(|s| format!("{}/{}", s.namespace, s.name)).collect();
+    assert_eq!(request.image_pull_policy.as_deref(), Some("Always"));
+    let secrets: Vec<_> = request.secrets.iter().map(|s| format!("{}/{}", s.namespace, s.name)).collect();
     assert_eq!(secrets, ["team/a", "team/b"]);
-    assert_eq!(serde_json::to_value(&wish.sandbox).unwrap(), json!({"labels": {"x": "y"}}));
+    assert_eq!(serde_json::to_value(&request.sandbox).unwrap(), json!({"labels": {"x": "y"}}));
     let owner = json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "name": "job", "namespace": "team", "uid": "u"});
-    assert_eq!(serde_json::to_value(&wish.owner).unwrap(), owner);
+    assert_eq!(serde_json::to_value(&request.owner).unwrap(), owner);
 }
 
-/// A policy, the time to live without its lot, and the deadline of a tag.
+/// A policy, the time to live without its jitter, and the deadline of a tag.
 type Limits = (Value, i32, Option<i64>);
 
 #[test]
-fn tags_live_beyond_their_jobs_and_not_all_to_the_same_second() {
+fn tags_outlive_their_jobs_with_a_jitter_that_depends_on_the_job() {
     let cases: [Limits; 8] = [
         (json!({}), 600 * 3, None),
         (json!({"pullPolicy": {"timeoutSeconds": 10, "backoffLimit": 0}}), 0, None),
@@ -59,20 +59,20 @@ fn tags_live_beyond_their_jobs_and_not_all_to_the_same_second() {
         let never = spec["completionPolicy"]["type"] == "Never";
         let mut ttls = HashSet::new();
         for job in 0..200 {
-            let limits = wish_of(spec.clone(), &job.to_string()).limits;
+            let limits = request_of(spec.clone(), &job.to_string()).limits;
             assert_eq!(limits.active_deadline_seconds, deadline, "{spec}");
             let ttl = limits.ttl_seconds_after_finished.unwrap();
-            let lot = ttl.checked_sub(base + 600).unwrap();
-            assert!((0..=if never { 1200 } else { 300 }).contains(&lot), "{spec}: {ttl}");
+            let jitter = ttl.checked_sub(base + 600).unwrap();
+            assert!((0..=if never { 1200 } else { 300 }).contains(&jitter), "{spec}: {ttl}");
             ttls.insert(ttl);
         }
         assert!(ttls.len() > 50 || base > 1_000_000, "{spec}: {ttls:?}");
-        assert_eq!(wish_of(spec.clone(), "u"), wish_of(spec.clone(), "u"));
+        assert_eq!(request_of(spec.clone(), "u"), request_of(spec.clone(), "u"));
     }
 }
 
 #[test]
-fn rounds_are_a_day_apart_give_or_take_ten_minutes() {
+fn rounds_are_a_day_apart_with_a_jitter_of_ten_minutes() {
     let ended = Timestamp::from_second(1_800_000_000).unwrap();
     let (job, other) = (JobUid("u".to_owned()), JobUid("v".to_owned()));
     let mut waits = HashSet::new();

@@ -1,0 +1,74 @@
+//! A finished job, until its time to live has passed and it is deleted. Finished jobs pile up in a cluster, so little
+//! is kept of each.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::kind::{self, JobKind};
+use super::metadata;
+use crate::shared::objects::ObjectId;
+
+/// Before a deletion that had no effect is requested again.
+const DELETE_RETRY: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(super) struct Finished {
+    id: ObjectId,
+    /// `status.completionTime`
+    completed: Timestamp,
+    /// `ttlSecondsAfterFinished`
+    ttl: Option<i32>,
+    /// When the deletion was last requested.
+    delete_requested: Option<Timestamp>,
+    /// Whether the deletion is in flight, or the last write of the status is.
+    in_flight: bool,
+}
+
+impl Finished {
+    pub(super) fn new(id: ObjectId, completed: Timestamp, ttl: Option<i32>) -> Self {
+        Self { id, completed, ttl, delete_requested: None, in_flight: false }
+    }
+
+    /// The job, if its status has a completion time.
+    pub(super) fn from_object<K: JobKind>(job: &K) -> Option<Self> {
+        let completed = K::completion_time(job.status()?)?.0;
+        Some(Self::new(metadata::object_id(job.metadata()), completed, kind::ttl::<K>(job.spec())))
+    }
+
+    /// Takes over `ttlSecondsAfterFinished`, which may be changed after the end.
+    pub(super) fn set_ttl(&mut self, ttl: Option<i32>) {
+        self.ttl = ttl;
+    }
+
+    /// When the job is to be deleted, if it is and nothing is in flight.
+    pub(super) fn delete_due(&self) -> Option<Timestamp> {
+        if self.in_flight {
+            return None;
+        }
+        // A running job with a negative one is refused; one that is written after the end is ignored.
+        let ttl = self.ttl.and_then(|ttl| u64::try_from(ttl).ok()).map(Duration::from_secs)?;
+        let due = self.completed.checked_add(ttl).ok()?;
+        let retry = self.delete_requested.and_then(|requested| requested.checked_add(DELETE_RETRY).ok());
+        Some(retry.map_or(due, |retry| retry.max(due)))
+    }
+
+    /// Begins the deletion if it is due. Returns what to delete.
+    pub(super) fn begin_delete_if_due(&mut self, now: Timestamp) -> Option<&ObjectId> {
+        if self.delete_due().is_none_or(|due| due > now) {
+            return None;
+        }
+        (self.delete_requested, self.in_flight) = (Some(now), true);
+        Some(&self.id)
+    }
+
+    /// Holds the deletion back until the write of the status that is in flight has ended.
+    pub(super) fn wait_for_status_write(&mut self) {
+        self.in_flight = true;
+    }
+
+    /// The write that was in flight has ended.
+    pub(super) fn end_write(&mut self) {
+        self.in_flight = false;
+    }
+}

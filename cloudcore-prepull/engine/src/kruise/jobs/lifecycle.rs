@@ -1,0 +1,137 @@
+//! The life cycle of a job of either kind: from the first sight of its object to the write of its final status.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::finished::Finished;
+use super::kind::{self, JobKind, Object};
+use super::status_writes::StatusWrites;
+use super::{Effects, metadata, status};
+use crate::shared::objects::ObjectId;
+use crate::shared::outcomes::WriteOutcome;
+use crate::shared::writes::Pace;
+
+#[derive(Debug)]
+pub(super) struct Lifecycle<K: JobKind> {
+    id: ObjectId,
+    /// The last spec; `None` while the object is unreadable.
+    spec: Option<K::Spec>,
+    /// Why the last spec is refused, cut to the length of an event's note; `None` if it is valid.
+    refusal: Option<String>,
+    /// `status.startTime`
+    start: Option<Timestamp>,
+    /// The final status, once the job has ended.
+    end: Option<K::Status>,
+    writes: StatusWrites<K::Status>,
+}
+
+impl<K: JobKind> Lifecycle<K> {
+    pub(super) fn new(object: &Object<K>) -> Self {
+        let status = object.as_ref().ok().and_then(|job| job.status().cloned());
+        Self {
+            id: kind::id_of(object),
+            spec: None,
+            refusal: None,
+            start: status.as_ref().and_then(K::start_time).map(|time| time.0),
+            end: None,
+            writes: StatusWrites::new(status),
+        }
+    }
+
+    pub(super) fn id(&self) -> &ObjectId {
+        &self.id
+    }
+
+    pub(super) fn start_time(&self) -> Option<Timestamp> {
+        self.start
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        self.refusal.is_some()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Takes over the object. Returns its spec, or why it cannot be read, if the job has to react: not if the spec is
+    /// the same as before, and not once the job has ended.
+    pub(super) fn observe(&mut self, object: Object<K>) -> Option<Result<&K::Spec, String>> {
+        if self.end.is_some() {
+            // The time to live may still be changed.
+            if let Ok(job) = object {
+                self.spec = Some(job.into_spec());
+            }
+            return None;
+        }
+        match object {
+            Ok(job) if self.spec.as_ref() == Some(job.spec()) => None,
+            Ok(job) => Some(Ok(self.spec.insert(job.into_spec()))),
+            Err(unreadable) => {
+                self.spec = None;
+                Some(Err(unreadable.error))
+            }
+        }
+    }
+
+    /// The spec is valid.
+    pub(super) fn accept(&mut self) {
+        self.refusal = None;
+    }
+
+    /// The spec is refused: the status says why, and so does an event unless the status did before.
+    pub(super) fn refuse(&mut self, reason: String, fx: &mut Effects<'_>) {
+        let reason = status::cut(reason);
+        let known = self.refusal.as_deref().or(self.writes.stored().map(K::message));
+        if known != Some(&*reason) {
+            fx.emit(status::invalid_event(K::KIND, &self.id, &reason));
+        }
+        self.refusal = Some(reason);
+    }
+
+    /// Starts the job unless it was started before. Returns its start time.
+    pub(super) fn start(&mut self, now: Timestamp) -> Timestamp {
+        *self.start.get_or_insert_with(|| metadata::whole_seconds(now))
+    }
+
+    /// Ends the job with this status.
+    pub(super) fn end(&mut self, status: K::Status) {
+        self.end = Some(status);
+    }
+
+    /// The status of a job that has ended or is refused, which does not depend on its nodes.
+    pub(super) fn fixed_status(&self) -> Option<K::Status> {
+        let refused = || Some(K::refused(self.start.map(Time), self.refusal.as_ref()?));
+        self.end.clone().or_else(refused)
+    }
+
+    /// Whether the status may be written now, if it has changed. The end of a job is written without delay.
+    pub(super) fn is_write_due(&mut self, now: Timestamp) -> bool {
+        self.writes.touch(if self.end.is_some() { Pace::AtOnce } else { Pace::Now });
+        self.writes.due().is_some_and(|due| due <= now)
+    }
+
+    /// Writes the status if the API server has another one. To be called when [`Self::is_write_due`].
+    pub(super) fn write(&mut self, status: K::Status, fx: &mut Effects<'_>) {
+        if let Some(status) = self.writes.begin(status, fx.now) {
+            fx.emit(K::write_status(&self.id, status));
+        }
+    }
+
+    /// Ends a write of the status. Returns what is left of the job once its final status is written.
+    pub(super) fn end_write(&mut self, outcome: WriteOutcome, now: Timestamp) -> Option<Finished> {
+        self.writes.end(outcome == WriteOutcome::Done, now);
+        let end = self.end.as_ref().filter(|end| self.writes.stored() == Some(*end))?;
+        let completed = K::completion_time(end)?.0;
+        Some(Finished::new(self.id.clone(), completed, self.spec.as_ref().and_then(kind::ttl::<K>)))
+    }
+
+    pub(super) fn is_write_in_flight(&self) -> bool {
+        self.writes.is_in_flight()
+    }
+
+    /// When the status may be written next.
+    pub(super) fn write_due(&self) -> Option<Timestamp> {
+        self.writes.due()
+    }
+}

@@ -1,0 +1,90 @@
+//! The writes of a list's child for one image: one at a time, and none that had no effect in quick succession.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::shared::outcomes::WriteOutcome;
+use crate::shared::pacing::Backoff;
+
+/// Before a write that had no effect is repeated, or a name is tried that another object had.
+const REPEAT: Duration = Duration::from_secs(30);
+/// The waits after writes that failed, as for statuses.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChildWrite {
+    Create,
+    /// Replace the spec; the list's template has this fingerprint.
+    Update(u64),
+    Delete,
+}
+
+#[derive(Debug)]
+pub(super) struct ChildWrites {
+    last: Option<ChildWrite>,
+    in_flight: bool,
+    /// Before this the last write is not repeated; another one may be made.
+    not_before: Option<Timestamp>,
+    backoff: Backoff,
+    /// Whether an object that does not belong to the list has the child's name.
+    is_name_taken: bool,
+}
+
+impl Default for ChildWrites {
+    fn default() -> Self {
+        Self { last: None, in_flight: false, not_before: None, backoff: RETRY, is_name_taken: false }
+    }
+}
+
+impl ChildWrites {
+    /// When the write may be made; `None` while one is in flight.
+    pub(super) fn due(&self, write: ChildWrite) -> Option<Timestamp> {
+        if self.in_flight {
+            return None;
+        }
+        let wait = self.not_before.filter(|_| self.last == Some(write));
+        Some(wait.unwrap_or(Timestamp::MIN))
+    }
+
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.in_flight
+    }
+
+    pub(super) fn is_name_taken(&self) -> bool {
+        self.is_name_taken
+    }
+
+    pub(super) fn begin(&mut self, write: ChildWrite) {
+        (self.last, self.in_flight) = (Some(write), true);
+    }
+
+    /// Ends the write that is in flight. Returns whether the child's name turns out to be taken.
+    pub(super) fn end(&mut self, outcome: WriteOutcome, now: Timestamp) -> bool {
+        self.in_flight = false;
+        let wait = if outcome == WriteOutcome::Failed {
+            self.backoff.next_wait()
+        } else {
+            self.backoff.reset();
+            REPEAT
+        };
+        self.not_before = now.checked_add(wait).ok();
+        let was_taken = self.is_name_taken;
+        match outcome {
+            WriteOutcome::Done => self.is_name_taken = false,
+            WriteOutcome::Gone => self.is_name_taken = self.last == Some(ChildWrite::Create),
+            WriteOutcome::Failed => {}
+        }
+        self.is_name_taken && !was_taken
+    }
+
+    /// The child has come or gone: the write had its effect, and may be repeated at once.
+    pub(super) fn confirm(&mut self, write: ChildWrite) {
+        if self.last == Some(write) && !self.in_flight {
+            self.last = None;
+        }
+        if write == ChildWrite::Create {
+            self.is_name_taken = false;
+        }
+    }
+}

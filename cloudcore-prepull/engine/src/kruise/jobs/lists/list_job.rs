@@ -1,0 +1,256 @@
+//! One ImageListPullJob that has not finished, or whose final status is not written yet.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::kruise::{
+    FailedImageStatus, ImageListPullJob, ImageListPullJobStatus, ImagePullJobSpec, PullJobTemplate,
+};
+
+use super::child::{Child, Children, Fingerprint};
+use super::child_writes::{ChildWrite, ChildWrites};
+use crate::kruise::jobs::kind::Object;
+use crate::kruise::jobs::lifecycle::Lifecycle;
+use crate::kruise::jobs::registry::Running;
+use crate::kruise::jobs::tag_requests::child_name;
+use crate::kruise::jobs::{Action, Effects, JobWrite, metadata, status};
+use crate::kruise::rules::{self, Completion, ValidListJob};
+use crate::shared::events::ObjectKind;
+use crate::shared::objects::ObjectId;
+use crate::shared::outcomes::WriteOutcome;
+use crate::shared::reasons;
+
+const KIND: ObjectKind = ObjectKind::ImageListPullJob;
+
+/// What follows from a valid spec.
+#[derive(Debug)]
+struct Plan {
+    list: ValidListJob,
+    /// The template of the children.
+    template: PullJobTemplate,
+    fingerprint: Fingerprint,
+}
+
+#[derive(Debug)]
+pub(super) struct ListJob {
+    lifecycle: Lifecycle<ImageListPullJob>,
+    /// The plan of the last valid spec.
+    plan: Option<Plan>,
+    /// The writes of the children, by image.
+    writes: BTreeMap<String, ChildWrites>,
+    /// Whether a child is to be deleted. The list does not end before: children that are to be created anew have not
+    /// finished, and those of images that the list does not have any more go first.
+    has_children_to_delete: bool,
+    /// When a child may be written next.
+    child_write_due: Option<Timestamp>,
+}
+
+impl Running for ListJob {
+    type Kind = ImageListPullJob;
+
+    fn lifecycle(&mut self) -> &mut Lifecycle<ImageListPullJob> {
+        &mut self.lifecycle
+    }
+}
+
+impl ListJob {
+    pub(super) fn new(object: &Object<ImageListPullJob>) -> Self {
+        Self {
+            lifecycle: Lifecycle::new(object),
+            plan: None,
+            writes: BTreeMap::new(),
+            has_children_to_delete: false,
+            child_write_due: None,
+        }
+    }
+
+    /// Takes over the object. Returns whether the list has to react.
+    pub(super) fn observe(&mut self, object: Object<ImageListPullJob>, fx: &mut Effects<'_>) -> bool {
+        let Some(spec) = self.lifecycle.observe(object) else { return false };
+        match spec.and_then(|spec| rules::list_job(spec).map(|list| (list, spec.template.clone()))) {
+            Ok((list, mut template)) => {
+                // The children have no time to live of their own: they are deleted with the list.
+                template.completion_policy.ttl_seconds_after_finished = None;
+                let fingerprint = Fingerprint::of(&template);
+                self.lifecycle.accept();
+                self.plan = Some(Plan { list, template, fingerprint });
+            }
+            // Unlike those of a job that is refused, the children go on by the last valid spec.
+            Err(reason) => self.lifecycle.refuse(reason, fx),
+        }
+        true
+    }
+
+    /// `parallelism` of the last valid spec.
+    pub(super) fn parallelism(&self) -> Option<u32> {
+        self.plan.as_ref().map(|plan| plan.list.template.parallelism)
+    }
+
+    /// The child of the image exists now (`Create`), or not any more (`Delete`).
+    pub(super) fn confirm_child_write(&mut self, image: &str, write: ChildWrite) {
+        if let Some(writes) = self.writes.get_mut(image) {
+            writes.confirm(write);
+        }
+    }
+
+    pub(super) fn end_child_write(&mut self, image: &str, outcome: WriteOutcome, fx: &mut Effects<'_>) {
+        let Some(writes) = self.writes.get_mut(image) else { return };
+        if writes.end(outcome, fx.now) {
+            let id = self.lifecycle.id();
+            fx.emit(status::warning(KIND, id, reasons::NAME_TAKEN, name_taken(id, image)));
+        }
+    }
+
+    /// Writes the children and the status where that is due, and ends the list.
+    pub(super) fn advance(&mut self, children: &Children, fx: &mut Effects<'_>) {
+        self.child_write_due = None;
+        if !self.lifecycle.has_ended() && !self.lifecycle.is_refused() && self.plan.is_some() {
+            self.lifecycle.start(fx.now);
+            self.write_children(children, fx);
+        }
+        let mut status = self.status(children);
+        if !self.lifecycle.has_ended() && self.is_complete(children) {
+            status.completion_time = Some(Time(metadata::whole_seconds(fx.now)));
+            let (succeeded, desired) = (status.succeeded, status.desired);
+            let note = format!("job has completed: {succeeded} of {desired} images are on all nodes");
+            fx.emit(status::end_event(KIND, self.lifecycle.id(), succeeded == desired, note));
+            self.lifecycle.end(status.clone());
+        }
+        if self.lifecycle.is_write_due(fx.now) {
+            self.lifecycle.write(status, fx);
+        }
+    }
+
+    fn is_complete(&self, children: &Children) -> bool {
+        let Some(plan) = self.plan.as_ref().filter(|_| !self.lifecycle.is_refused()) else { return false };
+        let by_image = self.by_image(children);
+        let has_finished =
+            |image: &String| by_image.get(image.as_str()).is_some_and(|child| child.has_finished);
+        // A child that is being created for an image that the list does not have any more is still to be deleted.
+        let is_writing = self.has_children_to_delete || self.writes.values().any(ChildWrites::is_in_flight);
+        let is_never = plan.list.template.completion == Completion::Never;
+        !is_writing && !is_never && plan.list.images.iter().all(has_finished)
+    }
+
+    /// The writes that bring the children in line with the list: those of its images in their order, then the deletions.
+    fn wanted_writes<'a>(
+        plan: &'a Plan,
+        list: &str,
+        children: &'a Children,
+        by_image: &HashMap<&'a str, &'a Child>,
+    ) -> Vec<(&'a str, ChildWrite, Option<&'a ObjectId>)> {
+        let is_in_use =
+            |name: &str| children.all().any(|child| child.is_being_deleted && child.id.name == name);
+        let mut writes = Vec::new();
+        for image in &plan.list.images {
+            match by_image.get(image.as_str()) {
+                // A child that is being deleted still has the name.
+                None if is_in_use(&child_name(list, image)) => {}
+                None => writes.push((image.as_str(), ChildWrite::Create, None)),
+                Some(child) if child.template.secrets != plan.fingerprint.secrets => {
+                    writes.push((image, ChildWrite::Delete, Some(&child.id)));
+                }
+                Some(child) if child.template.whole != plan.fingerprint.whole => {
+                    writes.push((image, ChildWrite::Update(plan.fingerprint.whole), Some(&child.id)));
+                }
+                Some(_) => {}
+            }
+        }
+        let removed = by_image.values().filter(|child| !plan.list.images.contains(&child.image));
+        let mut removed: Vec<_> =
+            removed.map(|child| (child.image.as_str(), ChildWrite::Delete, Some(&child.id))).collect();
+        removed.sort_unstable_by_key(|(image, ..)| *image);
+        writes.extend(removed);
+        writes
+    }
+
+    fn write_children(&mut self, children: &Children, fx: &mut Effects<'_>) {
+        let Some(plan) = &self.plan else { return };
+        let list = self.lifecycle.id();
+        let by_image = self.by_image(children);
+        let wanted = Self::wanted_writes(plan, &list.name, children, &by_image);
+        self.writes.retain(|image, writes| {
+            let is_known = plan.list.images.contains(image) || by_image.contains_key(image.as_str());
+            is_known || writes.is_in_flight()
+        });
+        self.has_children_to_delete = wanted.iter().any(|(_, write, _)| *write == ChildWrite::Delete);
+        for (image, write, child) in wanted {
+            let writes = self.writes.entry(image.to_owned()).or_default();
+            let Some(due) = writes.due(write) else { continue };
+            if due > fx.now {
+                self.child_write_due = Some(self.child_write_due.map_or(due, |known| known.min(due)));
+                continue;
+            }
+            writes.begin(write);
+            let (list, image) = (list.clone(), image.to_owned());
+            let spec =
+                || Box::new(ImagePullJobSpec { image: image.clone(), template: plan.template.clone() });
+            fx.emit(Action::Write(match (write, child.cloned()) {
+                (ChildWrite::Delete, Some(child)) => JobWrite::DeleteChild { list, child, image },
+                (_, Some(child)) => JobWrite::UpdateChild { list, child, spec: spec() },
+                (_, None) => {
+                    JobWrite::CreateChild { name: child_name(&list.name, &image), list, spec: spec() }
+                }
+            }));
+        }
+    }
+
+    /// The child of each image; of several the one whose name this list would give it.
+    fn by_image<'a>(&self, children: &'a Children) -> HashMap<&'a str, &'a Child> {
+        let list = &self.lifecycle.id().name;
+        let mut by_image: HashMap<&str, &Child> = HashMap::new();
+        for child in children.all().filter(|child| !child.is_being_deleted) {
+            let known = by_image.entry(&child.image).or_insert(child);
+            if known.id.name != child_name(list, &child.image) {
+                *known = child;
+            }
+        }
+        by_image
+    }
+
+    /// The status that the API server should have.
+    fn status(&self, children: &Children) -> ImageListPullJobStatus {
+        if let Some(fixed) = self.lifecycle.fixed_status() {
+            return fixed;
+        }
+        let Some(plan) = &self.plan else { return ImageListPullJobStatus::default() };
+        let by_image = self.by_image(children);
+        let known = || plan.list.images.iter().filter_map(|image| by_image.get(image.as_str()));
+        let count = |is_counted: fn(&Child) -> bool| {
+            status::int(u32::try_from(known().filter(|child| is_counted(child)).count()).unwrap_or(u32::MAX))
+        };
+        let failed = known().filter(|child| child.is_failed).map(|child| FailedImageStatus {
+            image_pull_job: child.id.name.clone(),
+            name: child.image.clone(),
+            message: format!(
+                "for the nodes that failed: kubectl get imagepulljob {} -n {} -o yaml",
+                child.id.name, child.id.namespace
+            ),
+        });
+        let is_name_taken = |image: &&String| self.writes.get(*image).is_some_and(ChildWrites::is_name_taken);
+        let waiting = plan.list.images.iter().find(is_name_taken);
+        ImageListPullJobStatus {
+            start_time: self.lifecycle.start_time().map(Time),
+            completion_time: None,
+            desired: status::int(u32::try_from(plan.list.images.len()).unwrap_or(u32::MAX)),
+            active: count(|child| child.is_active),
+            completed: count(|child| child.is_completed),
+            succeeded: count(|child| child.is_succeeded),
+            message: waiting.map(|image| name_taken(self.lifecycle.id(), image)).unwrap_or_default(),
+            failed_image_statuses: failed.collect(),
+        }
+    }
+
+    pub(super) fn next_wakeup(&self) -> Option<Timestamp> {
+        [self.child_write_due, self.lifecycle.write_due()].into_iter().flatten().min()
+    }
+}
+
+/// Why an image of the list waits.
+fn name_taken(list: &ObjectId, image: &str) -> String {
+    format!(
+        "image {image} waits: its ImagePullJob is to be named {}, and one of this name is there that does not belong to the list; delete that one",
+        child_name(&list.name, image)
+    )
+}

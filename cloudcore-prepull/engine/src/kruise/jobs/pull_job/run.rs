@@ -1,0 +1,213 @@
+//! The nodes and deadlines of an ImagePullJob whose spec has been valid.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use prepull_api::task::NodeName;
+
+use super::{Action, EarlyTagStates, Effects};
+use crate::kruise::jobs::fleet::{Fleet, FleetNode, Presence};
+use crate::kruise::jobs::pods::{self, PodCounts, Pods};
+use crate::kruise::jobs::roster::Roster;
+use crate::kruise::jobs::slot_group::SlotGroup;
+use crate::kruise::jobs::status::End;
+use crate::kruise::jobs::{Pod, tag_requests};
+use crate::kruise::rules::{Completion, NodeChoice, ValidPullJob};
+use crate::kruise::{TagKey, TagRequest, TagState};
+use crate::shared::objects::ObjectId;
+
+#[derive(Debug)]
+pub(super) struct Run {
+    /// The last valid spec.
+    job: ValidPullJob,
+    request: Arc<TagRequest>,
+    roster: Roster,
+    /// Where matching pods run; empty without a podSelector.
+    pods: PodCounts,
+    /// Since when only nodes are left that are [`Presence::Offline`].
+    stalled: Option<Timestamp>,
+}
+
+impl Run {
+    pub(super) fn new(id: &ObjectId, job: ValidPullJob) -> Self {
+        Self {
+            request: Arc::new(tag_requests::tag_request(id, &job)),
+            job,
+            roster: Roster::new(id.uid.clone()),
+            pods: PodCounts::default(),
+            stalled: None,
+        }
+    }
+
+    /// Takes over a changed spec.
+    pub(super) fn change_job(&mut self, id: &ObjectId, job: ValidPullJob, group: &mut SlotGroup) {
+        let request = tag_requests::tag_request(id, &job);
+        if self.request.key != request.key {
+            self.roster.reset(group);
+        } else if *self.request != request {
+            self.roster.mark_requests_outdated(group);
+        }
+        if *self.request != request {
+            self.request = Arc::new(request);
+        }
+        (self.job, self.stalled) = (job, None);
+    }
+
+    /// Selects the nodes anew, takes over the states of tags that arrived before the spec was valid, and counts.
+    pub(super) fn restart(
+        &mut self,
+        namespace: &str,
+        fleet: &Fleet,
+        pods: &Pods,
+        early_states: EarlyTagStates,
+        group: &mut SlotGroup,
+    ) {
+        self.roster.stop_counting(group);
+        self.pods = match &self.job.template.nodes {
+            NodeChoice::Pods(selector) => pods.count_matching(namespace, selector),
+            _ => PodCounts::default(),
+        };
+        for node in fleet.all() {
+            self.roster.select(node, self.selects(node), group);
+        }
+        for ((node, key), state) in early_states {
+            if let Some(node) = fleet.get(&node) {
+                self.set_tag_state(node, &key, state, group);
+            }
+        }
+        self.start_counting(group);
+    }
+
+    pub(super) fn start_counting(&mut self, group: &mut SlotGroup) {
+        self.roster.start_counting(self.job.template.completion == Completion::Never, group);
+    }
+
+    pub(super) fn stop_counting(&mut self, group: &mut SlotGroup) {
+        self.roster.stop_counting(group);
+    }
+
+    pub(super) fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    pub(super) fn parallelism(&self) -> u32 {
+        self.job.template.parallelism
+    }
+
+    fn selects(&self, node: &FleetNode) -> bool {
+        match &self.job.template.nodes {
+            NodeChoice::All => true,
+            NodeChoice::Names(names) => names.contains(&*node.name),
+            NodeChoice::Labels(selector) => selector.matches(&node.labels),
+            NodeChoice::Pods(_) => self.pods.contains(&node.name),
+        }
+    }
+
+    /// Reacts to a node that is new, or has other labels or pods. Returns whether that changes something.
+    pub(super) fn observe_node(&mut self, node: &FleetNode, group: &mut SlotGroup) -> bool {
+        let is_selected = self.selects(node);
+        self.roster.select(node, is_selected, group)
+    }
+
+    pub(super) fn remove_node(&mut self, node: &NodeName, group: &mut SlotGroup) -> bool {
+        self.roster.remove(node, group)
+    }
+
+    pub(super) fn set_presence(
+        &mut self,
+        node: &NodeName,
+        presence: Presence,
+        group: &mut SlotGroup,
+    ) -> bool {
+        self.roster.set_presence(node, presence, group)
+    }
+
+    pub(super) fn observe_pod(
+        &mut self,
+        old: Option<&Pod>,
+        new: Option<&Pod>,
+        fleet: &Fleet,
+        group: &mut SlotGroup,
+    ) -> bool {
+        let NodeChoice::Pods(selector) = &self.job.template.nodes else { return false };
+        let [old, new] = [old, new].map(|pod| pod.and_then(|pod| pods::matching_node(pod, selector)));
+        if old == new {
+            return false;
+        }
+        let mut has_changed = false;
+        for (node, matches) in [(old, false), (new, true)] {
+            let Some(node) = node else { continue };
+            self.pods.change(node, matches);
+            has_changed |= fleet.get(node).is_some_and(|node| self.observe_node(node, group));
+        }
+        has_changed
+    }
+
+    pub(super) fn set_tag_state(
+        &mut self,
+        node: &FleetNode,
+        key: &TagKey,
+        state: TagState,
+        group: &mut SlotGroup,
+    ) -> bool {
+        *key == self.request.key && self.roster.set_tag_state(node, state, group)
+    }
+
+    /// Requests the tag of the node if the job wants to. Returns whether it did.
+    pub(super) fn request_tag(
+        &mut self,
+        node: &NodeName,
+        group: &mut SlotGroup,
+        fx: &mut Effects<'_>,
+    ) -> bool {
+        let wants = self.roster.wants(node);
+        if wants {
+            let new_round = self.roster.mark_requested(node, group);
+            fx.emit(Action::RequestTag { node: node.clone(), request: self.request.clone(), new_round });
+        }
+        wants
+    }
+
+    /// Begins the rounds that are due, and replaces the requests that are outdated.
+    pub(super) fn advance(&mut self, group: &mut SlotGroup, fx: &mut Effects<'_>) {
+        self.roster.begin_rounds(fx.now, group);
+        while let Some(node) = self.roster.pop_outdated(group) {
+            fx.emit(Action::RequestTag { node, request: self.request.clone(), new_round: false });
+        }
+    }
+
+    /// Why the job ends now, if it does.
+    pub(super) fn check_end(&mut self, start: Timestamp, is_paused: bool, now: Timestamp) -> Option<End> {
+        let Completion::Always { .. } = self.job.template.completion else { return None };
+        let counts = self.roster.counts();
+        if counts.succeeded + counts.failed == counts.desired {
+            return Some(End::Completed);
+        }
+        if self.deadline(start).is_some_and(|at| at <= now) {
+            return Some(End::Deadline);
+        }
+        let is_stalled = counts.active + counts.wanted + counts.wanted_offline == 0 && !is_paused;
+        self.stalled = is_stalled.then(|| self.stalled.unwrap_or(now));
+        self.offline_deadline().is_some_and(|at| at <= now).then_some(End::Unresponsive)
+    }
+
+    fn deadline(&self, start: Timestamp) -> Option<Timestamp> {
+        match self.job.template.completion {
+            Completion::Always { deadline: Some(deadline), .. } => start.checked_add(deadline).ok(),
+            _ => None,
+        }
+    }
+
+    /// When the job stops waiting for offline nodes: after the time that their own tries could take.
+    fn offline_deadline(&self) -> Option<Timestamp> {
+        let template = &self.job.template;
+        let tries = u64::from(template.backoff_limit) + 1;
+        let patience = Duration::from_secs(u64::from(template.timeout) * tries);
+        self.stalled.and_then(|since| since.checked_add(patience).ok())
+    }
+
+    pub(super) fn next_wakeup(&self, start: Timestamp) -> Option<Timestamp> {
+        [self.deadline(start), self.offline_deadline(), self.roster.next_round()].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,156 @@
+//! The jobs of one kind: those that run, those that have finished, and which of them need attention when.
+
+use std::collections::{HashMap, HashSet};
+
+use jiff::Timestamp;
+use prepull_api::task::JobUid;
+
+use super::Effects;
+use super::finished::Finished;
+use super::kind::{self, JobKind, Object};
+use super::lifecycle::Lifecycle;
+use super::metadata;
+use crate::shared::agenda::Agenda;
+use crate::shared::outcomes::WriteOutcome;
+
+/// A job that has not finished, or whose final status is not written yet.
+pub(super) trait Running {
+    type Kind: JobKind;
+
+    fn lifecycle(&mut self) -> &mut Lifecycle<Self::Kind>;
+}
+
+#[derive(Debug)]
+pub(super) struct Registry<R> {
+    pub(super) running: HashMap<JobUid, R>,
+    /// Never in `running` as well.
+    finished: HashMap<JobUid, Finished>,
+    /// Jobs that a write found deleted, until the watch says so too: before that it may still deliver earlier changes.
+    deleted: HashSet<JobUid>,
+    pub(super) agenda: Agenda,
+}
+
+impl<R> Default for Registry<R> {
+    fn default() -> Self {
+        Self {
+            running: HashMap::new(),
+            finished: HashMap::new(),
+            deleted: HashSet::new(),
+            agenda: Agenda::default(),
+        }
+    }
+}
+
+/// What has to be done about a job after the watch has delivered it, or a write of it has ended.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// Nothing.
+    Ignore,
+    /// It is deleted, or about to be: [`Registry::remove`] it.
+    Remove,
+    /// It has finished, and the API server knows: [`Registry::finish`] it.
+    Finish(Finished),
+    /// It is running: it takes over the object.
+    Run,
+}
+
+/// What was known of a job that is removed.
+#[derive(Debug)]
+pub(super) enum Removed<R> {
+    Running(R),
+    Finished,
+}
+
+impl<R: Running> Registry<R> {
+    pub(super) fn is_finished(&self, uid: &JobUid) -> bool {
+        self.finished.contains_key(uid)
+    }
+
+    pub(super) fn is_deleted(&self, uid: &JobUid) -> bool {
+        self.deleted.contains(uid)
+    }
+
+    /// The known jobs that are not among those that exist. A new list is the last word about those that are deleted.
+    pub(super) fn retain_deleted(&mut self, existing: &HashSet<JobUid>) {
+        self.deleted.retain(|uid| existing.contains(uid));
+    }
+
+    /// All running and finished jobs.
+    pub(super) fn known(&self) -> impl Iterator<Item = &JobUid> {
+        self.running.keys().chain(self.finished.keys())
+    }
+
+    /// Judges an object of the watch.
+    pub(super) fn observe(&mut self, object: &Object<R::Kind>, now: Timestamp) -> Verdict {
+        let uid = kind::id_of(object).uid;
+        let readable = object.as_ref().ok();
+        if self.deleted.contains(&uid) {
+            return Verdict::Ignore;
+        }
+        if readable.is_some_and(|job| metadata::is_being_deleted(job.metadata())) {
+            return Verdict::Remove;
+        }
+        if let Some(finished) = self.finished.get_mut(&uid) {
+            if let Some(job) = readable {
+                finished.set_ttl(kind::ttl::<R::Kind>(job.spec()));
+                self.agenda.mark(&uid);
+            }
+            return Verdict::Ignore;
+        }
+        if !self.running.contains_key(&uid) {
+            self.agenda.add(&uid, metadata::creation_time(readable.map(|job| job.metadata()), now));
+        }
+        readable.and_then(|job| Finished::from_object(&**job)).map_or(Verdict::Run, Verdict::Finish)
+    }
+
+    /// Ends a write of a job's status, or its deletion.
+    pub(super) fn end_write(&mut self, uid: &JobUid, outcome: WriteOutcome, now: Timestamp) -> Verdict {
+        if outcome == WriteOutcome::Gone {
+            // Once the watch has said so, it does not deliver the job again.
+            if self.running.contains_key(uid) || self.finished.contains_key(uid) {
+                self.deleted.insert(uid.clone());
+            }
+            return Verdict::Remove;
+        }
+        self.agenda.mark(uid);
+        if let Some(finished) = self.finished.get_mut(uid) {
+            finished.end_write();
+            return Verdict::Ignore;
+        }
+        let running = self.running.get_mut(uid);
+        let finished = running.and_then(|job| job.lifecycle().end_write(outcome, now));
+        finished.map_or(Verdict::Ignore, Verdict::Finish)
+    }
+
+    /// Keeps of a job no more than its end. Returns the job if it was running.
+    pub(super) fn finish(&mut self, uid: &JobUid, mut finished: Finished) -> Option<R> {
+        let mut running = self.running.remove(uid);
+        if running.as_mut().is_some_and(|job| job.lifecycle().is_write_in_flight()) {
+            finished.wait_for_status_write();
+        }
+        self.agenda.mark(uid);
+        self.finished.insert(uid.clone(), finished);
+        running
+    }
+
+    /// Forgets a job.
+    pub(super) fn remove(&mut self, uid: &JobUid) -> Option<Removed<R>> {
+        self.agenda.remove(uid);
+        let finished = self.finished.remove(uid).map(|_| Removed::Finished);
+        self.running.remove(uid).map(Removed::Running).or(finished)
+    }
+
+    /// The watch says that the job is deleted, which is the last that it says of it.
+    pub(super) fn forget_deleted(&mut self, uid: &JobUid) {
+        self.deleted.remove(uid);
+    }
+
+    /// Deletes a finished job if its time to live has passed.
+    pub(super) fn delete_if_due(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {
+        let Some(finished) = self.finished.get_mut(uid) else { return };
+        if let Some(id) = finished.begin_delete_if_due(fx.now) {
+            fx.emit(R::Kind::delete(id));
+        }
+        self.agenda.wake(uid, finished.delete_due());
+    }
+}

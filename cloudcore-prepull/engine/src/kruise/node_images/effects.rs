@@ -1,0 +1,83 @@
+//! What a step of one node has at hand: the time, and where its actions, slot changes and wake-up go.
+
+use jiff::Timestamp;
+use prepull_api::task::{NodeName, TaskId};
+use prepull_api::wire::{CloudMessage, truncate_reason};
+
+use super::{Action, Write};
+use crate::kruise::NodeImageUpdate;
+use crate::shared::effects::Effects;
+use crate::shared::events::{ObjectEvent, ObjectKind};
+use crate::shared::objects::ObjectId;
+
+pub(super) struct NodeEffects<'a> {
+    /// The node that the step is about.
+    pub(super) node: &'a NodeName,
+    /// The time of the step.
+    pub(super) now: Timestamp,
+    effects: Effects<'a, Action>,
+    slot_changes: &'a mut Vec<(NodeName, bool)>,
+    wakeup: Option<Timestamp>,
+}
+
+impl<'a> NodeEffects<'a> {
+    pub(super) fn new(
+        node: &'a NodeName,
+        now: Timestamp,
+        actions: &'a mut Vec<Action>,
+        slot_changes: &'a mut Vec<(NodeName, bool)>,
+    ) -> Self {
+        Self { node, now, effects: Effects::new(now, actions), slot_changes, wakeup: None }
+    }
+
+    pub(super) fn emit(&mut self, action: Action) {
+        self.effects.emit(action);
+    }
+
+    pub(super) fn cancel(&mut self, task: TaskId, reason: &str) {
+        self.send(CloudMessage::Cancel { task, reason: reason.to_owned() });
+    }
+
+    pub(super) fn acknowledge(&mut self, task: TaskId) {
+        self.send(CloudMessage::ResultAck { task });
+    }
+
+    fn send(&mut self, message: CloudMessage) {
+        self.emit(Action::Send(self.node.clone(), message));
+    }
+
+    pub(super) fn write(&mut self, write: Write) {
+        self.emit(Action::Write(self.node.clone(), write));
+    }
+
+    pub(super) fn notify_jobs(&mut self, update: NodeImageUpdate) {
+        self.emit(Action::NotifyJobs(update));
+    }
+
+    pub(super) fn event(
+        &mut self,
+        kind: ObjectKind,
+        object: ObjectId,
+        warning: bool,
+        reason: &'static str,
+        note: &str,
+    ) {
+        let note = truncate_reason(note);
+        self.emit(Action::Event(ObjectEvent { kind, object, warning, reason, note }));
+    }
+
+    /// A task slot of the node is taken (`true`) or freed.
+    pub(super) fn change_slot(&mut self, taken: bool) {
+        self.slot_changes.push((self.node.clone(), taken));
+    }
+
+    /// Has the node reconciled at this time even without an input.
+    pub(super) fn wake_at(&mut self, at: Timestamp) {
+        self.wakeup = Some(self.wakeup.map_or(at, |known| known.min(at)));
+    }
+
+    /// The earliest time of [`Self::wake_at`].
+    pub(super) fn wakeup(&self) -> Option<Timestamp> {
+        self.wakeup
+    }
+}

@@ -1,0 +1,54 @@
+//! Events about tags that have ended, on the NodeImage and on the jobs.
+
+use prepull_api::crd::kruise::{ImageTagSpec, ImageTagStatus, PullPhase};
+use prepull_api::task::{JobUid, NodeName};
+
+use super::effects::NodeEffects;
+use super::spec_edit::is_job;
+use crate::kruise::TagKey;
+use crate::shared::events::ObjectKind;
+use crate::shared::objects::ObjectId;
+use crate::shared::reasons;
+
+/// Publishes how a tag ended: on the NodeImage, and if it failed on its jobs too.
+pub(super) fn end_events(
+    uid: &str,
+    key: &TagKey,
+    tag: &ImageTagSpec,
+    status: &ImageTagStatus,
+    fx: &mut NodeEffects<'_>,
+) {
+    let node_image = node_image_id(fx.node, uid);
+    if status.phase == PullPhase::Succeeded {
+        let took = status.start_time.as_ref().zip(status.completion_time.as_ref());
+        let took = took.map_or(0, |(start, end)| end.0.duration_since(start.0).as_secs());
+        let note = format!("image {key} is on the node, after {took} s");
+        fx.event(ObjectKind::NodeImage, node_image, false, reasons::PULL_IMAGE_SUCCEED, &note);
+        return;
+    }
+    let message = &status.message;
+    failure(ObjectKind::NodeImage, node_image, &format!("image {key}: {message}"), fx);
+    for owner in tag.owner_references.iter().filter(|owner| is_job(owner)) {
+        let job = ObjectId {
+            namespace: owner.namespace.clone().unwrap_or_default(),
+            name: owner.name.clone().unwrap_or_default(),
+            uid: JobUid(owner.uid.clone().unwrap_or_default()),
+        };
+        let note = format!("image {key} on node {}: {message}", fx.node);
+        failure(ObjectKind::ImagePullJob, job, &note, fx);
+    }
+}
+
+/// Publishes that the NodeImage has no room for a tag that a job requests.
+pub(super) fn full_event(uid: &str, image: &str, fx: &mut NodeEffects<'_>) {
+    let note = format!("image {image}: the NodeImage has as many images as it may have");
+    failure(ObjectKind::NodeImage, node_image_id(fx.node, uid), &note, fx);
+}
+
+fn failure(kind: ObjectKind, object: ObjectId, note: &str, fx: &mut NodeEffects<'_>) {
+    fx.event(kind, object, true, reasons::PULL_IMAGE_FAILED, note);
+}
+
+fn node_image_id(node: &NodeName, uid: &str) -> ObjectId {
+    ObjectId { namespace: String::new(), name: node.0.clone(), uid: JobUid(uid.to_owned()) }
+}

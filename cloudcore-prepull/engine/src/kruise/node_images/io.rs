@@ -1,0 +1,132 @@
+//! Inputs and actions of the NodeImages.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prepull_api::crd::kruise::{NodeImage, NodeImageSpec, NodeImageStatus};
+use prepull_api::image::NormalizedReference;
+use prepull_api::overriders::SecretRef;
+use prepull_api::task::{JobUid, NodeName, Task, TaskId};
+use prepull_api::wire::CloudMessage;
+use serde::{Deserialize, Serialize};
+
+use crate::kruise::NodeImageUpdate;
+use crate::shared::events::ObjectEvent;
+use crate::shared::node_view::NodeView;
+use crate::shared::objects::Unreadable;
+use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::session::SessionEvent;
+
+/// What the NodeImages react to.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Input {
+    /// All Nodes that exist.
+    Nodes(Vec<NodeView>),
+    /// A Node is new or has changed.
+    Node(NodeView),
+    /// A Node does not exist any more.
+    NodeGone(NodeName),
+    /// All NodeImages that exist.
+    NodeImages(Vec<Result<Box<NodeImage>, Unreadable>>),
+    /// A NodeImage is new or has changed.
+    NodeImage(Result<Box<NodeImage>, Unreadable>),
+    /// A NodeImage does not exist any more.
+    NodeImageGone {
+        /// metadata.name
+        name: NodeName,
+        /// metadata.uid
+        uid: String,
+    },
+    /// A session has begun or ended, or has sent a message about a task of a NodeImage.
+    Session(SessionEvent),
+    /// A dispatch has ended.
+    Dispatched {
+        /// The node.
+        node: NodeName,
+        /// The task that was dispatched.
+        task: TaskId,
+        /// How the dispatch ended.
+        outcome: DispatchOutcome,
+    },
+    /// A write of the node's NodeImage has ended.
+    Written(NodeName, Written),
+    /// The node has a free task slot again.
+    SlotFreed(NodeName),
+    /// The liveness of a job has changed: it has finished, or is deleted.
+    LivenessChanged(JobUid),
+}
+
+/// How a write of a NodeImage ended.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Written {
+    /// It was made. With the object as it is now; `None` if it was deleted.
+    Done(Option<Box<NodeImage>>),
+    /// It was refused, since the object is another one than the write expected. With the object as it is now, if there is
+    /// one.
+    Refused(Option<Box<NodeImage>>),
+    /// It was not made, or not known to be: to be tried again with whatever is true then.
+    Failed,
+}
+
+/// What the NodeImages ask for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Resolve the credentials, and send the task.
+    Dispatch(Box<TagDispatch>),
+    /// Send a message to the node if it has a session.
+    Send(NodeName, CloudMessage),
+    /// Write the node's NodeImage. There is at most one write of each at a time.
+    Write(NodeName, Write),
+    /// Tell the jobs what has changed.
+    NotifyJobs(NodeImageUpdate),
+    /// Publish a Kubernetes event.
+    Event(ObjectEvent),
+}
+
+/// A task that is to be sent to a node for a tag.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TagDispatch {
+    /// The node.
+    pub node: NodeName,
+    /// The task. Its image's key is to be set once the credentials are known.
+    pub task: Task,
+    /// What is pulled: entries of secrets are matched with this reference.
+    pub reference: NormalizedReference,
+    /// The secrets that may have an entry for the reference, in order.
+    pub secrets: Vec<SecretRef>,
+    /// How long the task may take from now on.
+    pub remaining: Duration,
+}
+
+/// A write of a NodeImage.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// Create it, empty, with these labels.
+    Create(Arc<BTreeMap<String, String>>),
+    /// Delete this object, and no other one of its name.
+    Delete {
+        /// metadata.uid
+        uid: String,
+    },
+    /// Replace labels and spec of this version of the object.
+    Spec {
+        /// metadata.uid
+        uid: String,
+        /// metadata.resourceVersion
+        version: String,
+        /// All labels.
+        labels: Arc<BTreeMap<String, String>>,
+        /// The whole spec.
+        spec: Box<NodeImageSpec>,
+    },
+    /// Replace the status of this version of the object.
+    Status {
+        /// metadata.uid
+        uid: String,
+        /// metadata.resourceVersion
+        version: String,
+        /// The whole status.
+        status: Box<NodeImageStatus>,
+    },
+}

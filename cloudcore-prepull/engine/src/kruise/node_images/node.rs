@@ -1,0 +1,228 @@
+//! One node with its NodeImage: what is known of both, and the order in which they are reconciled.
+
+mod write;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use prepull_api::crd::kruise::NodeImage;
+use prepull_api::selector::Selector;
+use prepull_api::task::{JobUid, TaskId, TaskResult};
+use prepull_api::wire::{OpenTask, Progress};
+
+use super::effects::NodeEffects;
+use super::object::{ObjectState, Observed};
+use super::pulls::Pulls;
+use super::reported::ReportedStates;
+use super::requests::RequestQueue;
+use super::{Context, Written};
+use crate::kruise::{NodeImageUpdate, TagRequest};
+use crate::shared::events::ObjectKind;
+use crate::shared::node_view::NodeView;
+use crate::shared::objects::Unreadable;
+use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::reasons;
+use crate::shared::session::SessionId;
+use write::Writes;
+
+/// The label of nodes that get no NodeImage, as in Kruise.
+const VIRTUAL: (&str, &str) = ("type", "virtual-kubelet");
+
+#[derive(Debug)]
+pub(super) struct TrackedNode {
+    /// The Node; `None` if there is none.
+    node: Option<NodeView>,
+    object: ObjectState,
+    /// The node's session; `None` while the node is offline.
+    session: Option<SessionId>,
+    pulls: Pulls,
+    requests: RequestQueue,
+    reported: ReportedStates,
+    writes: Writes,
+}
+
+impl Default for TrackedNode {
+    fn default() -> Self {
+        Self {
+            node: None,
+            object: ObjectState::Absent,
+            session: None,
+            pulls: Pulls::default(),
+            requests: RequestQueue::default(),
+            reported: ReportedStates::default(),
+            writes: Writes::default(),
+        }
+    }
+}
+
+impl TrackedNode {
+    pub(super) fn node(&self) -> Option<&NodeView> {
+        self.node.as_ref()
+    }
+
+    pub(super) fn set_node(&mut self, node: Option<NodeView>) {
+        self.node = node;
+    }
+
+    /// Whether there is no NodeImage although the node should have one.
+    pub(super) fn needs_creation(&self, selector: &Selector) -> bool {
+        let should_have = |node: &NodeView| {
+            let is_virtual = node.labels.get(VIRTUAL.0).is_some_and(|kind| kind == VIRTUAL.1);
+            node.ready && !is_virtual && selector.matches(&node.labels)
+        };
+        matches!(self.object, ObjectState::Absent) && self.node.as_ref().is_some_and(should_have)
+    }
+
+    /// Whether no write has succeeded since the last one that failed.
+    pub(super) fn has_failed_writes(&self) -> bool {
+        self.writes.have_failed()
+    }
+
+    /// Whether nothing is known of the node any more.
+    pub(super) fn is_empty(&self) -> bool {
+        self.node.is_none()
+            && matches!(self.object, ObjectState::Absent)
+            && self.session.is_none()
+            && !self.writes.is_in_flight()
+    }
+
+    /// Whether a pull waits for a free slot.
+    pub(super) fn has_waiting_pull(&self) -> bool {
+        self.pulls.has_waiting()
+    }
+
+    /// The jobs that own tags.
+    pub(super) fn owners(&self) -> BTreeSet<JobUid> {
+        self.object.owners()
+    }
+
+    pub(super) fn request_tag(&mut self, request: Arc<TagRequest>, new_round: bool) {
+        self.requests.push(request, new_round);
+    }
+
+    /// Whether the NodeImage has this UID, or there is none.
+    pub(super) fn may_be(&self, uid: &str) -> bool {
+        self.object.present().is_none_or(|object| object.uid == uid)
+    }
+
+    /// The API server has a NodeImage that cannot be read.
+    pub(super) fn observe_unreadable(&mut self, unreadable: Unreadable, fx: &mut NodeEffects<'_>) {
+        self.forget_object(fx);
+        self.object = ObjectState::Unreadable;
+        let note = format!("the NodeImage cannot be read, nothing is done for it: {}", unreadable.error);
+        fx.event(ObjectKind::NodeImage, unreadable.id, true, reasons::INVALID, &note);
+    }
+
+    /// The API server has this NodeImage, or none.
+    pub(super) fn observe(&mut self, object: Option<Box<NodeImage>>, fx: &mut NodeEffects<'_>) {
+        match object {
+            None => self.forget_object(fx),
+            Some(object) if object.metadata.deletion_timestamp.is_some() => {
+                self.forget_object(fx);
+                self.object = ObjectState::Terminating;
+            }
+            Some(object) => self.observe_present(Observed::new(*object), fx),
+        }
+    }
+
+    fn forget_object(&mut self, fx: &mut NodeEffects<'_>) {
+        let before = std::mem::replace(&mut self.object, ObjectState::Absent);
+        if let ObjectState::Present(_) = before {
+            self.requests.clear();
+            self.pulls.clear(fx);
+            self.reported.clear();
+            fx.notify_jobs(NodeImageUpdate::Deleted(fx.node.clone()));
+        }
+    }
+
+    fn observe_present(&mut self, new: Observed, fx: &mut NodeEffects<'_>) {
+        if let Some(known) = self.object.present().filter(|known| new.is_older_than(known)) {
+            // A write that ended with an older version may have answered requests: by the newer one, then.
+            return self.reported.report(known, fx);
+        }
+        let before = self.object.present();
+        let is_new = before.is_none_or(|before| before.uid != new.uid);
+        if is_new || before.is_some_and(|before| before.labels != new.labels) {
+            let (node, labels) = (fx.node.clone(), new.labels.clone());
+            fx.notify_jobs(NodeImageUpdate::Exists { node, labels });
+        }
+        if is_new && self.session.is_some() {
+            fx.notify_jobs(NodeImageUpdate::Online(fx.node.clone(), true));
+        }
+        self.reported.report(&new, fx);
+        self.object = ObjectState::Present(new);
+    }
+
+    /// The node has connected, and its ledger has these tasks.
+    pub(super) fn connect(&mut self, session: SessionId, open: &[OpenTask], fx: &mut NodeEffects<'_>) {
+        if self.session.is_some_and(|current| current > session) {
+            return;
+        }
+        // The spec may ask for these tasks since a moment ago: they are not to be cancelled.
+        self.sync_pulls(fx);
+        let was_online = self.session.replace(session).is_some();
+        if self.object.present().is_some() && !was_online {
+            fx.notify_jobs(NodeImageUpdate::Online(fx.node.clone(), true));
+        }
+        self.pulls.reconnect(open, fx);
+    }
+
+    /// A session of the node has ended.
+    pub(super) fn disconnect(&mut self, session: SessionId, fx: &mut NodeEffects<'_>) {
+        if self.session != Some(session) {
+            return;
+        }
+        self.session = None;
+        if self.object.present().is_some() {
+            fx.notify_jobs(NodeImageUpdate::Online(fx.node.clone(), false));
+        }
+        self.pulls.disconnect(fx);
+    }
+
+    /// A dispatch has ended.
+    pub(super) fn end_dispatch(&mut self, task: &TaskId, outcome: DispatchOutcome, fx: &mut NodeEffects<'_>) {
+        self.pulls.end_dispatch(task, outcome, self.session, self.object.present(), fx);
+    }
+
+    /// The node has accepted a task.
+    pub(super) fn accept_task(&mut self, task: &TaskId, fx: &mut NodeEffects<'_>) {
+        self.pulls.accept(task, fx);
+    }
+
+    /// The node has made progress with a task.
+    pub(super) fn progress(&mut self, progress: &Progress, fx: &mut NodeEffects<'_>) {
+        self.pulls.progress(progress, fx);
+    }
+
+    /// The node has ended a task.
+    pub(super) fn end_task(&mut self, result: &TaskResult, fx: &mut NodeEffects<'_>) {
+        self.pulls.end_task(result, self.writes.is_in_flight(), self.object.present(), fx);
+    }
+
+    /// A write of the NodeImage has ended; the object that it returned is observed next.
+    pub(super) fn end_write(&mut self, written: &Written, now: Timestamp) {
+        for written in self.requests.end_write(matches!(written, Written::Done(_))) {
+            self.reported.forget(&written.request);
+        }
+        self.writes.end(written, now);
+    }
+
+    /// Drives the node towards its NodeImage's spec, and the NodeImage towards what the node and the jobs want.
+    pub(super) fn reconcile(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
+        self.sync_pulls(fx);
+        if let Some(object) = self.object.present() {
+            self.pulls.give_up(object, context, fx);
+            if self.session.is_some() {
+                self.pulls.dispatch(object, context, fx);
+            }
+        }
+        self.write(context, fx);
+    }
+
+    fn sync_pulls(&mut self, fx: &mut NodeEffects<'_>) {
+        if let Some(object) = self.object.present() {
+            self.pulls.sync(object, fx);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The write that a node's NodeImage needs: at most one at a time, and the most urgent one first.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use prepull_api::crd::kruise::NodeImageStatus;
+
+use super::TrackedNode;
+use crate::kruise::Liveness;
+use crate::kruise::node_images::effects::NodeEffects;
+use crate::kruise::node_images::events::full_event;
+use crate::kruise::node_images::object::{ObjectState, Observed};
+use crate::kruise::node_images::reported::ReportedStates;
+use crate::kruise::node_images::requests::QueuedRequest;
+use crate::kruise::node_images::spec_edit::{self, Edit};
+use crate::kruise::node_images::status::{Difference, desired_status, difference};
+use crate::kruise::node_images::{Context, Write, Written};
+use crate::shared::pacing::{Backoff, Moment};
+
+/// The wait after a write that failed, or had no effect.
+const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+/// Between two writes of one status when tags have ended: those that end at the same time share a write.
+const END_GAP: Duration = Duration::from_millis(300);
+/// Between two writes of one status for progress.
+const PROGRESS_GAP: Duration = Duration::from_secs(5);
+/// Before the first of them: a pull that ends before needs one write less.
+const PROGRESS_DELAY: Duration = Duration::from_secs(3);
+/// Before a write for progress is tried again that the fleet's [budget](super::super::progress_budget) did not allow.
+const PROGRESS_RETRY: Duration = Duration::from_secs(1);
+
+/// The course of the writes of one NodeImage.
+#[derive(Debug)]
+pub(super) struct Writes {
+    in_flight: Option<InFlight>,
+    backoff: Backoff,
+    not_before: Option<Timestamp>,
+    /// When the status was written last.
+    status_written: Option<Timestamp>,
+    /// Since when there is progress that is not written.
+    progress_since: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    /// metadata.resourceVersion of the object that the write replaces; `None` for a creation.
+    replaces: Option<String>,
+}
+
+impl Default for Writes {
+    fn default() -> Self {
+        Self {
+            in_flight: None,
+            backoff: WRITE_RETRY,
+            not_before: None,
+            status_written: None,
+            progress_since: None,
+        }
+    }
+}
+
+impl Writes {
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// Whether no write has succeeded since the last one that failed.
+    pub(super) fn have_failed(&self) -> bool {
+        self.backoff.has_failed()
+    }
+
+    fn begin(&mut self, object: Option<&Observed>) {
+        self.in_flight = Some(InFlight { replaces: object.map(|object| object.version.clone()) });
+    }
+
+    pub(super) fn end(&mut self, written: &Written, now: Timestamp) {
+        let replaced = self.in_flight.take().and_then(|write| write.replaces);
+        let object = match written {
+            Written::Done(object) | Written::Refused(object) => object.as_ref(),
+            Written::Failed => return self.back_off(now),
+        };
+        // A write that changes nothing would be repeated at once, for ever.
+        let version = object.and_then(|object| object.metadata.resource_version.clone());
+        let is_refused = matches!(written, Written::Refused(_));
+        if version == replaced && (version.is_some() || is_refused) {
+            self.back_off(now);
+        } else {
+            self.backoff.reset();
+            self.not_before = None;
+        }
+    }
+
+    fn back_off(&mut self, now: Timestamp) {
+        self.not_before = now.checked_add(self.backoff.next_wait()).ok();
+    }
+}
+
+impl TrackedNode {
+    /// Makes the write that the NodeImage needs, if there is one and none is in flight.
+    pub(super) fn write(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
+        if self.writes.is_in_flight() {
+            return;
+        }
+        if let ObjectState::Unreadable | ObjectState::Terminating = self.object {
+            return;
+        }
+        if let Some(not_before) = self.writes.not_before.filter(|not_before| *not_before > fx.now) {
+            return fx.wake_at(not_before);
+        }
+        match (&self.node, self.object.present()) {
+            (Some(_), Some(_)) => self.write_present(context, fx),
+            (None, Some(object)) => {
+                fx.write(Write::Delete { uid: object.uid.clone() });
+                self.writes.begin(Some(object));
+            }
+            (Some(node), None) if self.needs_creation(context.selector) => {
+                fx.write(Write::Create(Arc::new(node.labels.clone())));
+                self.writes.begin(None);
+            }
+            (_, None) => {}
+        }
+    }
+
+    /// Writes labels and spec if they have to change, or else the status.
+    fn write_present(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
+        let (Some(node), Some(object)) = (&self.node, self.object.present()) else { return };
+        let none = NodeImageStatus::default();
+        let status = object.status.as_ref().unwrap_or(&none);
+        let mut spec = object.spec.clone();
+        let (mut has_changed, next_expiry) = spec_edit::prune(&mut spec, status, context.liveness, fx.now);
+        if let Some(next_expiry) = next_expiry {
+            fx.wake_at(next_expiry);
+        }
+        let (mut carried, mut unchanged, mut full) = (Vec::new(), Vec::new(), Vec::new());
+        for queued in self.requests.take() {
+            // A job may have finished, or been deleted, before its request could be written.
+            if !is_active(&queued, context) {
+                continue;
+            }
+            match spec_edit::apply(&mut spec, status, &queued.request, queued.new_round, fx.now) {
+                Edit::Changed => carried.push(queued),
+                Edit::Unchanged => unchanged.push(queued),
+                Edit::Full { has_disowned } => {
+                    has_changed |= has_disowned;
+                    full.push(queued);
+                }
+            }
+        }
+        has_changed |= !carried.is_empty();
+        let uid = object.uid.clone();
+        if has_changed || *object.labels != node.labels {
+            let (version, labels) = (object.version.clone(), Arc::new(node.labels.clone()));
+            fx.write(Write::Spec { uid: uid.clone(), version, labels, spec: Box::new(spec) });
+            self.writes.begin(Some(object));
+            self.requests.begin_write(carried);
+        } else {
+            self.write_status(context, fx);
+        }
+        for queued in unchanged {
+            self.reported.answer(&queued.request, fx);
+        }
+        for queued in full {
+            // The job must not wait for room that may never come.
+            full_event(&uid, &queued.request.key.image, fx);
+            ReportedStates::answer_failed(&queued.request, fx);
+        }
+    }
+
+    fn write_status(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
+        let Some(object) = self.object.present() else { return };
+        let none = NodeImageStatus::default();
+        let stored = object.status.as_ref();
+        let current = |key: &_, tag: &_| self.pulls.status_of(key, tag);
+        let status = desired_status(&object.spec, stored.unwrap_or(&none), current);
+        let Some(difference) = difference(&status, stored) else {
+            self.writes.progress_since = None;
+            return;
+        };
+        let after = |since: Option<Timestamp>, gap: Duration| {
+            since.and_then(|since| since.checked_add(gap).ok()).unwrap_or(Timestamp::MIN)
+        };
+        let last = self.writes.status_written;
+        let due = match difference {
+            Difference::Ended | Difference::Removed => after(last, END_GAP),
+            Difference::Progress => {
+                let since = *self.writes.progress_since.get_or_insert(fx.now);
+                after(last, PROGRESS_GAP).max(after(Some(since), PROGRESS_DELAY))
+            }
+        };
+        if due > fx.now {
+            return fx.wake_at(due);
+        }
+        if difference == Difference::Progress && context.progress_budget.try_take(1.0, fx.now).is_err() {
+            return fx.wake_at(fx.now.after(PROGRESS_RETRY));
+        }
+        let (uid, version) = (object.uid.clone(), object.version.clone());
+        fx.write(Write::Status { uid, version, status: Box::new(status) });
+        self.writes.begin(Some(object));
+        (self.writes.status_written, self.writes.progress_since) = (Some(fx.now), None);
+    }
+}
+
+fn is_active(queued: &QueuedRequest, context: &Context<'_>) -> bool {
+    queued.job().is_some_and(|job| (context.liveness)(&job) == Liveness::Active)
+}

@@ -1,0 +1,209 @@
+//! The tags of one NodeImage that have not ended in its stored status: their pulls, and those that the rules refuse.
+
+mod session;
+
+use std::collections::{BTreeMap, HashSet};
+
+use jiff::Timestamp;
+use prepull_api::crd::kruise::{ImageTagSpec, ImageTagStatus};
+
+use super::Context;
+use super::effects::NodeEffects;
+use super::events::end_events;
+use super::object::Observed;
+use super::spec_edit;
+use super::status::{ended_at, find};
+use super::tag_pull::{State, TagPull, refused_status, task_id};
+use crate::kruise::TagKey;
+use crate::kruise::node_images::Action;
+use crate::kruise::rules::{self, ValidTag};
+
+/// Tasks of NodeImages in a node's ledger, those that wait for their acknowledgement included: half of its capacity
+/// ([`prepull_api::wire::MAX_OPEN_TASKS`]), the other half is for ImagePrePullJobs. A ledger that is full would answer with
+/// a failure, though nothing is wrong but that the API server is slow.
+const LEDGER_SHARE: usize = prepull_api::wire::MAX_OPEN_TASKS / 2;
+
+#[derive(Debug, Default)]
+pub(super) struct Pulls {
+    pulls: BTreeMap<TagKey, TagPull>,
+    /// The statuses of tags that the rules refuse: they have failed without a task.
+    refused: BTreeMap<TagKey, ImageTagStatus>,
+}
+
+impl Pulls {
+    /// Whether a pull waits for a free slot.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.pulls.values().any(|pull| matches!(pull.state(), State::Waiting))
+    }
+
+    /// The status of a tag that has not ended in the stored status.
+    pub(super) fn status_of(&self, key: &TagKey, tag: &ImageTagSpec) -> Option<ImageTagStatus> {
+        let refused = self.refused.get(key).cloned();
+        refused.or_else(|| self.pulls.get(key).map(|pull| pull.status(tag)))
+    }
+
+    /// Brings the pulls in line with the spec. A tag that has ended in the stored status needs none any more, which is when
+    /// the node's result is acknowledged.
+    pub(super) fn sync(&mut self, object: &Observed, fx: &mut NodeEffects<'_>) {
+        let mut wanted: HashSet<TagKey> = HashSet::new();
+        for (name, image) in &object.spec.images {
+            let has_ended = |tag: &ImageTagSpec| {
+                let ended_at = |status| ended_at(status, &TagKey::new(name, &tag.tag), tag.version);
+                object.status.as_ref().and_then(ended_at).is_some()
+            };
+            // True of most images of most nodes, and cheaper than their rules.
+            if image.tags.iter().all(has_ended) {
+                continue;
+            }
+            for (tag, valid) in image.tags.iter().zip(rules::image_rules(name, image)) {
+                let key = TagKey::new(name, &tag.tag);
+                if has_ended(tag) || !wanted.insert(key.clone()) {
+                    continue;
+                }
+                match valid {
+                    Ok(valid) => {
+                        self.refused.remove(&key);
+                        self.sync_pull(object, key, tag, valid, fx);
+                    }
+                    Err(reason) => self.refuse(object, key, tag, reason, fx),
+                }
+            }
+        }
+        self.refused.retain(|key, _| wanted.contains(key));
+        self.retain(|key| wanted.contains(key), fx);
+    }
+
+    fn sync_pull(
+        &mut self,
+        object: &Observed,
+        key: TagKey,
+        tag: &ImageTagSpec,
+        valid: ValidTag,
+        fx: &mut NodeEffects<'_>,
+    ) {
+        let task = task_id(&object.uid, &key, &valid);
+        let new = |valid| TagPull::new(key.clone(), task.clone(), tag.version, valid);
+        match self.pulls.get_mut(&key) {
+            Some(pull) if pull.task == task => {}
+            // A new round of the very same: the node goes on to the end of the earlier one, and what that fetches need not
+            // be fetched again.
+            Some(pull) if pull.task.job == task.job && pull.is_sent() => {
+                (pull.task, pull.version) = (task, tag.version);
+            }
+            Some(pull) => {
+                pull.abandon(fx);
+                *pull = new(valid);
+            }
+            None => {
+                let stored = object.status.as_ref().and_then(|status| find(status, &key));
+                let pull = new(valid).resume(stored);
+                self.pulls.insert(key, pull);
+            }
+        }
+    }
+
+    fn refuse(
+        &mut self,
+        object: &Observed,
+        key: TagKey,
+        tag: &ImageTagSpec,
+        reason: String,
+        fx: &mut NodeEffects<'_>,
+    ) {
+        if let Some(mut pull) = self.pulls.remove(&key) {
+            pull.abandon(fx);
+        }
+        let known = self.refused.get(&key);
+        if known.is_none_or(|known| known.version != tag.version || known.message != reason) {
+            let status = refused_status(tag, reason, fx.now);
+            end_events(&object.uid, &key, tag, &status, fx);
+            self.refused.insert(key, status);
+        }
+    }
+
+    /// Gives up all pulls: there is no NodeImage any more.
+    pub(super) fn clear(&mut self, fx: &mut NodeEffects<'_>) {
+        self.retain(|_| false, fx);
+    }
+
+    fn retain(&mut self, is_wanted: impl Fn(&TagKey) -> bool, fx: &mut NodeEffects<'_>) {
+        self.pulls.retain(|key, pull| {
+            let is_wanted = is_wanted(key);
+            if !is_wanted {
+                pull.abandon(fx);
+            }
+            is_wanted
+        });
+    }
+
+    /// Ends the pulls whose time has passed, or for which no job waits any more, whatever the node does.
+    pub(super) fn give_up(&mut self, object: &Observed, context: &Context<'_>, fx: &mut NodeEffects<'_>) {
+        let mut given_up: Vec<(TagKey, &'static str)> = Vec::new();
+        for (key, pull) in &self.pulls {
+            if matches!(pull.state(), State::Ended { .. }) {
+                continue;
+            }
+            let tag = object.tag(key).map(|(_, tag)| tag);
+            if !tag.is_some_and(|tag| spec_edit::is_abandoned(tag, context.liveness)) {
+                let Some(due) = pull.give_up_due() else { continue };
+                if due > fx.now {
+                    fx.wake_at(due);
+                    continue;
+                }
+            }
+            if pull.is_sent() {
+                fx.cancel(pull.sent.clone(), pull.give_up_reason());
+            }
+            given_up.push((key.clone(), pull.give_up_reason()));
+        }
+        for (key, reason) in given_up {
+            self.fail(object, &key, reason.to_owned(), fx);
+        }
+    }
+
+    /// Dispatches the pulls that wait, the oldest tag first, as long as the node has slots.
+    pub(super) fn dispatch(
+        &mut self,
+        object: &Observed,
+        context: &mut Context<'_>,
+        fx: &mut NodeEffects<'_>,
+    ) {
+        let in_ledger = self.pulls.values().filter(|pull| pull.is_in_ledger()).count();
+        let mut room = LEDGER_SHARE.saturating_sub(in_ledger);
+        let mut waiting: Vec<(Option<Timestamp>, TagKey)> = Vec::new();
+        for (key, pull) in self.pulls.iter().filter(|(_, pull)| matches!(pull.state(), State::Waiting)) {
+            if let Some(not_before) = pull.not_before.filter(|not_before| *not_before > fx.now) {
+                fx.wake_at(not_before);
+                continue;
+            }
+            let created = object.tag(key).and_then(|(_, tag)| tag.created_at.as_ref());
+            waiting.push((created.map(|time| time.0), key.clone()));
+        }
+        waiting.sort_unstable();
+        for (_, key) in waiting {
+            let Some((image, tag)) = object.tag(&key) else { continue };
+            let Some(pull) = self.pulls.get_mut(&key) else { continue };
+            if room == 0 || !(context.take_slot)(fx.node) {
+                return;
+            }
+            room -= 1;
+            pull.begin_dispatch();
+            let dispatch = pull.dispatch(image, tag, fx);
+            fx.emit(Action::Dispatch(Box::new(dispatch)));
+        }
+    }
+
+    /// Ends a pull as failed without a result of the node.
+    fn fail(&mut self, object: &Observed, key: &TagKey, message: String, fx: &mut NodeEffects<'_>) {
+        let Some(pull) = self.pulls.get_mut(key) else { return };
+        pull.fail(message, fx);
+        publish_end(object, pull, fx);
+    }
+}
+
+/// Publishes the events of a pull that has ended.
+fn publish_end(object: &Observed, pull: &TagPull, fx: &mut NodeEffects<'_>) {
+    if let (Some((_, tag)), State::Ended { status, .. }) = (object.tag(&pull.key), pull.state()) {
+        end_events(&object.uid, &pull.key, tag, status, fx);
+    }
+}

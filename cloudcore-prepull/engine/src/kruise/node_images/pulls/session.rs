@@ -1,0 +1,166 @@
+//! What the node's session says about its tasks.
+
+use prepull_api::task::{TaskId, TaskOutcome, TaskResult};
+use prepull_api::wire::{OpenPhase, OpenTask, Progress, truncate_reason};
+
+use super::{Pulls, publish_end};
+use crate::kruise::node_images::effects::NodeEffects;
+use crate::kruise::node_images::object::Observed;
+use crate::kruise::node_images::tag_pull::{State, TagPull, UNWANTED, is_of_node_image};
+use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::session::SessionId;
+
+impl Pulls {
+    /// The node has connected, and its ledger has these tasks.
+    pub(in super::super) fn reconnect(&mut self, open: &[OpenTask], fx: &mut NodeEffects<'_>) {
+        let open: Vec<_> = open.iter().filter(|open| is_of_node_image(&open.task)).collect();
+        for pull in self.pulls.values_mut() {
+            // Whatever kept the task from the node, a new session may not.
+            (pull.needs_keys, pull.not_before) = (false, None);
+            if matches!(pull.state(), State::OnNode | State::OnOfflineNode) {
+                match open.iter().find(|open| open.task == pull.sent).map(|open| open.phase) {
+                    Some(OpenPhase::Running | OpenPhase::Finished) => pull.mark_on_node(fx),
+                    Some(OpenPhase::NeedsKeys) | None => pull.wait(fx),
+                }
+            }
+        }
+        for open in open {
+            let known = self.pulls.values_mut().find(|pull| pull.task.job == open.task.job);
+            match known {
+                Some(pull) if matches!(pull.state(), State::OnNode) && pull.sent == open.task => {}
+                // It is sent again, with its keys.
+                Some(pull) if open.phase == OpenPhase::NeedsKeys && pull.task == open.task => {
+                    pull.needs_keys = true;
+                }
+                Some(pull)
+                    if matches!(pull.state(), State::Waiting | State::Dispatching)
+                        && open.phase != OpenPhase::NeedsKeys =>
+                {
+                    pull.inherit(&open.task, fx);
+                }
+                // Its result follows, and is acknowledged then.
+                _ if open.phase == OpenPhase::Finished => {}
+                _ => fx.cancel(open.task.clone(), UNWANTED),
+            }
+        }
+    }
+
+    /// The node has disconnected.
+    pub(in super::super) fn disconnect(&mut self, fx: &mut NodeEffects<'_>) {
+        for pull in self.pulls.values_mut().filter(|pull| matches!(pull.state(), State::OnNode)) {
+            pull.mark_offline(fx);
+        }
+    }
+
+    /// A dispatch has ended, and this is the node's session now.
+    pub(in super::super) fn end_dispatch(
+        &mut self,
+        task: &TaskId,
+        outcome: DispatchOutcome,
+        current: Option<SessionId>,
+        object: Option<&Observed>,
+        fx: &mut NodeEffects<'_>,
+    ) {
+        let is_dispatching =
+            |pull: &&mut TagPull| pull.sent == *task && matches!(pull.state(), State::Dispatching);
+        let Some(pull) = self.pulls.values_mut().find(is_dispatching) else {
+            // Unless Hello already confirmed the task: do not cancel it.
+            if matches!(outcome, DispatchOutcome::Sent(_)) {
+                self.cancel_unless_wanted(task, fx);
+            }
+            return;
+        };
+        match outcome {
+            DispatchOutcome::Sent(session) => {
+                pull.started = pull.started.or(Some(fx.now));
+                pull.last_heard = Some(fx.now);
+                match current {
+                    Some(current) if current == session => pull.mark_on_node(fx),
+                    // The node has connected anew since, and its Hello did not name the task.
+                    Some(current) if current > session => pull.wait(fx),
+                    _ => pull.mark_offline(fx),
+                }
+            }
+            DispatchOutcome::Offline => pull.wait_to_resend(fx),
+            DispatchOutcome::Unsendable(reason) => {
+                pull.fail(truncate_reason(&reason), fx);
+                if let Some(object) = object {
+                    publish_end(object, pull, fx);
+                }
+            }
+        }
+    }
+
+    /// The node has accepted a task.
+    pub(in super::super) fn accept(&mut self, task: &TaskId, fx: &mut NodeEffects<'_>) {
+        self.cancel_unless_wanted(task, fx);
+    }
+
+    fn cancel_unless_wanted(&self, task: &TaskId, fx: &mut NodeEffects<'_>) {
+        if !self.pulls.values().any(|pull| pull.sent == *task && pull.is_sent()) {
+            fx.cancel(task.clone(), UNWANTED);
+        }
+    }
+
+    /// The node has made progress with a task.
+    pub(in super::super) fn progress(&mut self, progress: &Progress, fx: &mut NodeEffects<'_>) {
+        let is_meant = |pull: &&mut TagPull| pull.sent == progress.task && pull.is_sent();
+        let Some(pull) = self.pulls.values_mut().find(is_meant) else {
+            return fx.cancel(progress.task.clone(), UNWANTED);
+        };
+        pull.last_heard = Some(fx.now);
+        let Some(image) = progress.images.first() else { return };
+        if let Some(bytes) = image.bytes.filter(|bytes| bytes.total > 0) {
+            let percent = u128::from(bytes.done.min(bytes.total)) * 100 / u128::from(bytes.total);
+            // 100 is for an image that is on the node: unpacking takes its time, too.
+            pull.progress = i32::try_from(percent).unwrap_or(0).min(99);
+        }
+        pull.message = truncate_reason(&image.reason);
+    }
+
+    /// The node has ended a task. `is_writing`: a write of the NodeImage is in flight.
+    pub(in super::super) fn end_task(
+        &mut self,
+        result: &TaskResult,
+        is_writing: bool,
+        object: Option<&Observed>,
+        fx: &mut NodeEffects<'_>,
+    ) {
+        let Some(pull) = self.pulls.values_mut().find(|pull| pull.sent == result.task) else {
+            return fx.acknowledge(result.task.clone());
+        };
+        match pull.state() {
+            // Sent again: the acknowledgement waits for the write of the status.
+            State::Ended { unacknowledged: Some(_), .. } => return,
+            State::Ended { unacknowledged: None, .. } => {
+                // The task was given up. Its success is still in time as long as no write says that it failed.
+                if result.outcome == TaskOutcome::Succeeded && !is_writing {
+                    pull.end(result, fx);
+                } else {
+                    pull.await_acknowledgement(&result.task);
+                }
+                return;
+            }
+            _ => {}
+        }
+        let is_earlier_round = pull.task != pull.sent;
+        // It may have failed for want of something that is there by now, such as a corrected secret.
+        let is_doubtful = pull.is_inherited && result.outcome != TaskOutcome::Succeeded;
+        if is_earlier_round || is_doubtful || result.outcome == TaskOutcome::Cancelled {
+            fx.acknowledge(result.task.clone());
+            if is_earlier_round {
+                pull.wait(fx);
+            } else if is_doubtful {
+                pull.is_inherited = false;
+                pull.wait(fx);
+            } else {
+                pull.wait_to_resend(fx);
+            }
+            return;
+        }
+        pull.end(result, fx);
+        if let Some(object) = object {
+            publish_end(object, pull, fx);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The jobs' requests for tags that are not in the NodeImage's spec yet.
+
+use std::sync::Arc;
+
+use prepull_api::task::JobUid;
+
+use super::spec_edit::job_of;
+use crate::kruise::TagRequest;
+
+#[derive(Clone, Debug)]
+pub(super) struct QueuedRequest {
+    pub(super) request: Arc<TagRequest>,
+    /// Whether a tag that has ended is to be pulled once more.
+    pub(super) new_round: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RequestQueue {
+    /// In the order in which they came; those in flight come first.
+    queue: Vec<QueuedRequest>,
+    /// How many of them are in the write of the spec that is in flight.
+    in_flight: usize,
+}
+
+impl RequestQueue {
+    /// Adds a request. It replaces an earlier one of the same job unless that is being written.
+    pub(super) fn push(&mut self, request: Arc<TagRequest>, new_round: bool) {
+        let waiting = self.queue.iter_mut().skip(self.in_flight);
+        match waiting.into_iter().find(|queued| queued.request.owner.uid == request.owner.uid) {
+            Some(queued) => *queued = QueuedRequest { request, new_round: new_round || queued.new_round },
+            None => self.queue.push(QueuedRequest { request, new_round }),
+        }
+    }
+
+    /// Takes all requests out, to be applied to a spec.
+    pub(super) fn take(&mut self) -> Vec<QueuedRequest> {
+        std::mem::take(&mut self.queue)
+    }
+
+    /// Puts the requests back that a write carries which begins now.
+    pub(super) fn begin_write(&mut self, carried: Vec<QueuedRequest>) {
+        self.in_flight = carried.len();
+        self.queue = carried;
+    }
+
+    /// Ends the write that carries requests. Returns those that are in the spec now; after a write that failed all of them
+    /// wait for the next one.
+    pub(super) fn end_write(&mut self, succeeded: bool) -> Vec<QueuedRequest> {
+        let carried = std::mem::take(&mut self.in_flight).min(self.queue.len());
+        self.queue.drain(..if succeeded { carried } else { 0 }).collect()
+    }
+
+    /// Drops all requests: there is no NodeImage any more.
+    pub(super) fn clear(&mut self) {
+        // The end of the write that is in flight must not take out requests that come after this.
+        *self = Self::default();
+    }
+}
+
+impl QueuedRequest {
+    pub(super) fn job(&self) -> Option<JobUid> {
+        job_of(&self.request.owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kruise::node_images::tests::request;
+
+    #[test]
+    fn a_write_from_before_a_deletion_does_not_take_out_later_requests() {
+        let mut queue = RequestQueue::default();
+        queue.push(Arc::new(request("one")), false);
+        let carried = queue.take();
+        queue.begin_write(carried);
+        queue.clear();
+        queue.push(Arc::new(request("two")), false);
+        assert_eq!(queue.end_write(true).len(), 0);
+        assert_eq!(queue.take().len(), 1);
+    }
+}

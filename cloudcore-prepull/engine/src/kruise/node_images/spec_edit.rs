@@ -1,0 +1,205 @@
+//! Edits of a NodeImage's spec: tags that jobs request are added, and tags that have served their time are removed.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::kruise::{
+    GROUP, ImageSpec, ImageTagSpec, MAX_IMAGES, MAX_TAGS, NodeImageSpec, NodeImageStatus,
+};
+use prepull_api::task::JobUid;
+
+use super::status::{ended_at, find};
+use crate::kruise::{Liveness, TagKey, TagRequest};
+use crate::shared::events::ObjectKind;
+
+/// What a request does to a spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Edit {
+    /// The spec has what is requested.
+    Unchanged,
+    /// The spec was changed.
+    Changed,
+    /// The NodeImage has no room for the tag.
+    Full {
+        /// Whether the tags that the job requested before were removed all the same.
+        has_disowned: bool,
+    },
+}
+
+/// Writes a request into a spec.
+pub(super) fn apply(
+    spec: &mut NodeImageSpec,
+    status: &NodeImageStatus,
+    request: &TagRequest,
+    new_round: bool,
+    now: Timestamp,
+) -> Edit {
+    let has_disowned = disown_others(spec, request);
+    let full = Edit::Full { has_disowned };
+    let key = &request.key;
+    if !spec.images.contains_key(&key.image) && spec.images.len() >= MAX_IMAGES {
+        return full;
+    }
+    let image = spec.images.entry(key.image.clone()).or_default();
+    let has_room = image.tags.len() < MAX_TAGS;
+    match image.tags.iter_mut().find(|tag| tag.tag == key.tag) {
+        Some(tag) if owns(tag, &request.owner) => {
+            let has_ended = ended_at(status, key, tag.version).is_some();
+            if has_ended && new_round {
+                begin_round(tag, request, now);
+                set_image_terms(image, request);
+                return Edit::Changed;
+            }
+            // A tag that has ended is not changed any more, and of several jobs the last one's terms are in force.
+            let is_last = tag.owner_references.last().is_some_and(|last| last.uid == request.owner.uid);
+            let has_changed =
+                !has_ended && is_last && (set_tag_terms(tag, request) | set_image_terms(image, request));
+            if has_changed || has_disowned { Edit::Changed } else { Edit::Unchanged }
+        }
+        Some(tag) => {
+            // A new round for the new owner: what was pulled before may have been pulled on other terms.
+            tag.owner_references.push(request.owner.clone());
+            begin_round(tag, request, now);
+            set_image_terms(image, request);
+            Edit::Changed
+        }
+        None if !has_room => full,
+        None => {
+            // Above the version of a removed tag of this name whose status has not been cleared yet.
+            let before = find(status, key).map(|tag| tag.version);
+            let mut tag = ImageTagSpec {
+                tag: key.tag.clone(),
+                created_at: Some(Time(now)),
+                owner_references: vec![request.owner.clone()],
+                version: before.map_or(0, |version| version.saturating_add(1)),
+                ..ImageTagSpec::default()
+            };
+            set_tag_terms(&mut tag, request);
+            image.tags.push(tag);
+            image.tags.sort_by(|a, b| a.tag.cmp(&b.tag));
+            set_image_terms(image, request);
+            Edit::Changed
+        }
+    }
+}
+
+/// Has the tag pulled once more.
+fn begin_round(tag: &mut ImageTagSpec, request: &TagRequest, now: Timestamp) {
+    tag.version = tag.version.saturating_add(1);
+    tag.created_at = Some(Time(now));
+    set_tag_terms(tag, request);
+}
+
+fn set_tag_terms(tag: &mut ImageTagSpec, request: &TagRequest) -> bool {
+    let differs = tag.pull_policy.as_ref() != Some(&request.limits)
+        || tag.image_pull_policy != request.image_pull_policy;
+    if differs {
+        tag.pull_policy = Some(request.limits.clone());
+        tag.image_pull_policy.clone_from(&request.image_pull_policy);
+    }
+    differs
+}
+
+fn set_image_terms(image: &mut ImageSpec, request: &TagRequest) -> bool {
+    let missing = |secret: &&_| !image.pull_secrets.contains(secret);
+    let new: Vec<_> = request.secrets.iter().filter(missing).cloned().collect();
+    let differs = !new.is_empty() || image.sandbox_config != request.sandbox;
+    image.pull_secrets.extend(new);
+    image.sandbox_config.clone_from(&request.sandbox);
+    differs
+}
+
+/// Removes the job as an owner of all other tags: a job has one tag, and its image may have been changed. Returns whether
+/// there were any.
+fn disown_others(spec: &mut NodeImageSpec, request: &TagRequest) -> bool {
+    let mut has_changed = false;
+    for (name, image) in &mut spec.images {
+        image.tags.retain_mut(|tag| {
+            let is_requested = *name == request.key.image && tag.tag == request.key.tag;
+            if is_requested || !owns(tag, &request.owner) {
+                return true;
+            }
+            has_changed = true;
+            tag.owner_references.retain(|owner| owner.uid != request.owner.uid);
+            !tag.owner_references.is_empty()
+        });
+    }
+    spec.images.retain(|_, image| !image.tags.is_empty());
+    has_changed
+}
+
+/// Removes owners that are deleted, tags that have lost all owners, and tags whose time to live has passed. Returns whether
+/// there were any, and when the next time to live passes; a job that finishes may bring that forward.
+pub(super) fn prune(
+    spec: &mut NodeImageSpec,
+    status: &NodeImageStatus,
+    liveness: &dyn Fn(&JobUid) -> Liveness,
+    now: Timestamp,
+) -> (bool, Option<Timestamp>) {
+    let (mut has_changed, mut next) = (false, None::<Timestamp>);
+    for (name, image) in &mut spec.images {
+        image.tags.retain_mut(|tag| {
+            let before = tag.owner_references.len();
+            tag.owner_references.retain(|owner| {
+                !is_job(owner) || job_of(owner).is_some_and(|job| liveness(&job) != Liveness::Deleted)
+            });
+            let left = tag.owner_references.len();
+            has_changed |= left != before;
+            if left == 0 && before > 0 {
+                return false;
+            }
+            if jobs_of(tag).any(|job| liveness(&job) == Liveness::Active) {
+                return true;
+            }
+            let Some(due) = expiry(name, tag, status) else { return true };
+            if due <= now {
+                has_changed = true;
+                return false;
+            }
+            next = Some(next.map_or(due, |next| next.min(due)));
+            true
+        });
+    }
+    if has_changed {
+        spec.images.retain(|_, image| !image.tags.is_empty());
+    }
+    (has_changed, next)
+}
+
+/// Whether nobody waits for a tag any more: it belongs to jobs, and all of them have finished.
+pub(super) fn is_abandoned(tag: &ImageTagSpec, liveness: &dyn Fn(&JobUid) -> Liveness) -> bool {
+    let has_finished = |owner: &ObjectReference| {
+        is_job(owner) && job_of(owner).is_some_and(|job| liveness(&job) == Liveness::Finished)
+    };
+    !tag.owner_references.is_empty() && tag.owner_references.iter().all(has_finished)
+}
+
+/// When the time to live of a tag that has ended passes.
+fn expiry(name: &str, tag: &ImageTagSpec, status: &NodeImageStatus) -> Option<Timestamp> {
+    let ttl = tag.pull_policy.as_ref()?.ttl_seconds_after_finished?;
+    let ended = ended_at(status, &TagKey::new(name, &tag.tag), tag.version)?;
+    ended.checked_add(Duration::from_secs(u64::try_from(ttl).unwrap_or(0))).ok()
+}
+
+fn owns(tag: &ImageTagSpec, owner: &ObjectReference) -> bool {
+    tag.owner_references.iter().any(|known| known.uid == owner.uid)
+}
+
+/// Whether an owner is an ImagePullJob. Owners of other kinds are not ours to judge, and stay.
+pub(super) fn is_job(owner: &ObjectReference) -> bool {
+    let group =
+        owner.api_version.as_deref().and_then(|version| version.split_once('/')).map(|(group, _)| group);
+    group == Some(GROUP) && owner.kind.as_deref() == Some(ObjectKind::ImagePullJob.as_str())
+}
+
+/// The job that an owner is.
+pub(super) fn job_of(owner: &ObjectReference) -> Option<JobUid> {
+    owner.uid.clone().map(JobUid)
+}
+
+/// The jobs that own a tag.
+pub(super) fn jobs_of(tag: &ImageTagSpec) -> impl Iterator<Item = JobUid> {
+    tag.owner_references.iter().filter(|owner| is_job(owner)).filter_map(job_of)
+}

@@ -1,0 +1,389 @@
+//! One tag that has not ended: its task, and how far the task is.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, ImageTagStatus, PullPhase};
+use prepull_api::overriders::SecretRef;
+use prepull_api::task::{
+    CheckItem, ImageTask, JobUid, SandboxMetadata, Task, TaskId, TaskOutcome, TaskResult,
+};
+use prepull_api::wire::truncate_reason;
+
+use super::TagDispatch;
+use super::effects::NodeEffects;
+use super::spec_edit::is_job;
+use crate::kruise::TagKey;
+use crate::kruise::rules::ValidTag;
+
+/// What a task may take beyond all of its tries and the waits between them: for the check of the disk, and for a node that
+/// is about to work on something else.
+const SLACK: Duration = Duration::from_secs(60);
+/// Seconds of the longest wait between two tries, as the edge does it.
+const LONGEST_WAIT: u64 = 30;
+/// How long an online node may be silent beyond its time, before it is given up.
+const SILENCE: Duration = Duration::from_secs(120);
+/// The wait before a task that the node did not take, or gave back, is sent once more.
+pub(super) const RESEND: Duration = Duration::from_secs(5);
+
+/// Job ids of NodeImage tasks are `<uid>.<hash>`; Kubernetes UIDs contain no dot.
+const SEPARATOR: char = '.';
+
+/// Whether a task is for a tag of a NodeImage, and not for an ImagePrePullJob.
+pub fn is_of_node_image(task: &TaskId) -> bool {
+    task.job.0.contains(SEPARATOR)
+}
+
+/// A tag that has not ended.
+#[derive(Debug)]
+pub(super) struct TagPull {
+    pub(super) key: TagKey,
+    /// The task for what the spec says.
+    pub(super) task: TaskId,
+    /// The task that the node has or is to get: `task`, or an earlier round of the very same, which is not interrupted.
+    pub(super) sent: TaskId,
+    /// `version` of the tag.
+    pub(super) version: i64,
+    pub(super) tag: ValidTag,
+    state: State,
+    /// When the task was sent for the first time.
+    pub(super) started: Option<Timestamp>,
+    /// When the node last said something about the task.
+    pub(super) last_heard: Option<Timestamp>,
+    /// Percent.
+    pub(super) progress: i32,
+    pub(super) message: String,
+    /// Whether the node said when it connected that its ledger has the task without its keys. It is sent again with them.
+    pub(super) needs_keys: bool,
+    /// Whether an earlier cloudcore sent the task, or it was sent for a tag that was removed since and added again: with
+    /// credentials that may be out of date, so that a failure does not count.
+    pub(super) is_inherited: bool,
+    /// Before this the task is not sent.
+    pub(super) not_before: Option<Timestamp>,
+}
+
+/// How far a task is.
+#[derive(Debug)]
+pub(super) enum State {
+    /// It waits for the node to be online and to have a free slot.
+    Waiting,
+    /// It holds a slot, and its credentials are being resolved.
+    Dispatching,
+    /// It holds a slot, and the node has it.
+    OnNode,
+    /// The node has it, and is offline.
+    OnOfflineNode,
+    /// It has ended, and the API server does not have its status yet.
+    Ended {
+        status: Box<ImageTagStatus>,
+        /// The task whose result the node keeps until it is acknowledged. `None` if the task ended without the node.
+        unacknowledged: Option<TaskId>,
+    },
+}
+
+impl State {
+    /// Whether the task takes one of the node's slots.
+    fn holds_slot(&self) -> bool {
+        matches!(self, Self::Dispatching | Self::OnNode)
+    }
+}
+
+impl TagPull {
+    pub(super) fn new(key: TagKey, task: TaskId, version: i64, tag: ValidTag) -> Self {
+        Self {
+            key,
+            sent: task.clone(),
+            task,
+            version,
+            tag,
+            state: State::Waiting,
+            started: None,
+            last_heard: None,
+            progress: 0,
+            message: String::new(),
+            needs_keys: false,
+            is_inherited: false,
+            not_before: None,
+        }
+    }
+
+    /// Continues from the status that the API server has of this version.
+    pub(super) fn resume(mut self, stored: Option<&ImageTagStatus>) -> Self {
+        if let Some(stored) = stored.filter(|stored| stored.version == self.version) {
+            self.started = stored.start_time.as_ref().map(|time| time.0);
+            self.progress = stored.progress;
+        }
+        self
+    }
+
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Changes the state, and takes or frees the node's slot with it.
+    fn set_state(&mut self, state: State, fx: &mut NodeEffects<'_>) {
+        if self.state.holds_slot() != state.holds_slot() {
+            fx.change_slot(state.holds_slot());
+        }
+        self.state = state;
+    }
+
+    /// Has the task sent from the beginning.
+    pub(super) fn wait(&mut self, fx: &mut NodeEffects<'_>) {
+        self.set_state(State::Waiting, fx);
+        self.sent = self.task.clone();
+    }
+
+    /// Has the task sent from the beginning, but not at once.
+    pub(super) fn wait_to_resend(&mut self, fx: &mut NodeEffects<'_>) {
+        self.wait(fx);
+        self.not_before = fx.now.checked_add(RESEND).ok();
+    }
+
+    /// Sends the task. A slot has been taken for it already.
+    pub(super) fn begin_dispatch(&mut self) {
+        self.state = State::Dispatching;
+        self.sent = self.task.clone();
+    }
+
+    /// The node is online and has the task.
+    pub(super) fn mark_on_node(&mut self, fx: &mut NodeEffects<'_>) {
+        self.set_state(State::OnNode, fx);
+        self.last_heard = Some(fx.now);
+    }
+
+    /// The node went offline with the task, or the task reached it just before.
+    pub(super) fn mark_offline(&mut self, fx: &mut NodeEffects<'_>) {
+        self.set_state(State::OnOfflineNode, fx);
+    }
+
+    /// Takes over a task that the node has from before a restart of cloudcore.
+    pub(super) fn inherit(&mut self, task: &TaskId, fx: &mut NodeEffects<'_>) {
+        self.sent = task.clone();
+        self.mark_on_node(fx);
+        self.started = self.started.or(Some(fx.now));
+        self.is_inherited = true;
+    }
+
+    /// Gives the task up because the spec does not ask for it any more: cancels it, or acknowledges its result.
+    pub(super) fn abandon(&mut self, fx: &mut NodeEffects<'_>) {
+        if self.is_sent() || self.needs_keys {
+            fx.cancel(self.sent.clone(), UNWANTED);
+        }
+        if let State::Ended { unacknowledged: Some(task), .. } = &self.state {
+            fx.acknowledge(task.clone());
+        }
+        self.set_state(State::Waiting, fx);
+    }
+
+    /// Whether the node has the task, or is about to get it.
+    pub(super) fn is_sent(&self) -> bool {
+        matches!(self.state, State::Dispatching | State::OnNode | State::OnOfflineNode)
+    }
+
+    /// Whether the node's ledger has the task, or is about to have it.
+    pub(super) fn is_in_ledger(&self) -> bool {
+        let has_result = matches!(self.state, State::Ended { unacknowledged: Some(_), .. });
+        self.is_sent() || self.needs_keys || has_result
+    }
+
+    /// The time that all tries and the waits between them may take.
+    fn time_for_tries(&self) -> Duration {
+        let waits: u64 = (0..self.tag.retries.min(1000)).map(|n| (1_u64 << n.min(5)).min(LONGEST_WAIT)).sum();
+        let tries = self.tag.timeout.saturating_mul(self.tag.retries.saturating_add(1));
+        tries.saturating_add(Duration::from_secs(waits)).saturating_add(SLACK)
+    }
+
+    /// How long the task may take from now on.
+    fn remaining(&self, now: Timestamp) -> Duration {
+        let whole = self.tag.active_deadline.unwrap_or_else(|| self.time_for_tries());
+        let passed = self.started.map_or(Duration::ZERO, |since| {
+            Duration::try_from(now.duration_since(since)).unwrap_or_default()
+        });
+        match self.tag.active_deadline {
+            Some(_) => whole.saturating_sub(passed),
+            // Without a deadline a task that is sent again has all of its tries again.
+            None => whole,
+        }
+    }
+
+    /// When the task is given up, whatever the node does.
+    pub(super) fn give_up_due(&self) -> Option<Timestamp> {
+        let (since, whole) = match (&self.state, self.tag.active_deadline) {
+            (State::Ended { .. }, _) => return None,
+            (_, Some(deadline)) => (self.started?, deadline),
+            (State::OnNode, None) => (self.last_heard?, self.time_for_tries()),
+            (_, None) => return None,
+        };
+        since.checked_add(whole.saturating_add(SILENCE)).ok()
+    }
+
+    /// The message of a task that is given up.
+    pub(super) fn give_up_reason(&self) -> &'static str {
+        if self.tag.active_deadline.is_some() { EXCEEDED } else { SILENT }
+    }
+
+    /// The status of the tag.
+    pub(super) fn status(&self, tag: &ImageTagSpec) -> ImageTagStatus {
+        match &self.state {
+            State::Ended { status, .. } => status.as_ref().clone(),
+            _ => ImageTagStatus {
+                tag: tag.tag.clone(),
+                phase: if self.started.is_some() { PullPhase::Pulling } else { PullPhase::Waiting },
+                progress: self.progress,
+                start_time: self.started.map(whole_seconds),
+                version: self.version,
+                message: self.message.clone(),
+                ..ImageTagStatus::default()
+            },
+        }
+    }
+
+    /// Ends the task as failed without a result of the node.
+    pub(super) fn fail(&mut self, message: String, fx: &mut NodeEffects<'_>) {
+        let status = self.ended(PullPhase::Failed, message, fx.now);
+        self.set_state(State::Ended { status: Box::new(status), unacknowledged: None }, fx);
+    }
+
+    /// Has the node's result acknowledged once the status is stored, if the task has ended without it.
+    pub(super) fn await_acknowledgement(&mut self, task: &TaskId) {
+        if let State::Ended { unacknowledged, .. } = &mut self.state {
+            *unacknowledged = Some(task.clone());
+        }
+    }
+
+    /// Ends the task with the node's result.
+    pub(super) fn end(&mut self, result: &TaskResult, fx: &mut NodeEffects<'_>) {
+        let now = fx.now;
+        let image = result.images.first();
+        let present = image.filter(|image| image.outcome.is_on_node());
+        let mut status = if let Some(image) = present {
+            let mut status = self.ended(PullPhase::Succeeded, String::new(), now);
+            status.progress = 100;
+            let id = image.id.as_ref().or(image.digest.as_ref());
+            status.image_id = id.map(|id| truncate_reason(&format!("{}@{id}", self.key.image)));
+            status
+        } else {
+            // If the node did not pass its checks, the image was not tried, and the task's reason says more.
+            let has_passed = result.check.as_ref().is_none_or(|check| check.passed);
+            let reason = image.map(|image| image.reason.as_str());
+            let reason = reason.filter(|reason| has_passed && !reason.is_empty()).unwrap_or(&result.reason);
+            let mut message = truncate_reason(reason);
+            if result.outcome == TaskOutcome::DeadlineExceeded && self.tag.active_deadline.is_some() {
+                message = format!("{EXCEEDED}: {message}");
+            }
+            self.ended(PullPhase::Failed, message, now)
+        };
+        status.start_time =
+            status.start_time.or_else(|| now.checked_sub(result.took).ok().map(whole_seconds));
+        let unacknowledged = Some(result.task.clone());
+        self.set_state(State::Ended { status: Box::new(status), unacknowledged }, fx);
+    }
+
+    fn ended(&self, phase: PullPhase, message: String, now: Timestamp) -> ImageTagStatus {
+        ImageTagStatus {
+            tag: self.key.tag.clone(),
+            phase,
+            progress: self.progress,
+            start_time: self.started.map(whole_seconds),
+            completion_time: Some(whole_seconds(now)),
+            version: self.version,
+            image_id: None,
+            message,
+        }
+    }
+
+    /// What is to be sent to the node.
+    pub(super) fn dispatch(
+        &self,
+        image: &ImageSpec,
+        tag: &ImageTagSpec,
+        fx: &NodeEffects<'_>,
+    ) -> TagDispatch {
+        let image_task = ImageTask {
+            image: self.key.to_string(),
+            reference: self.tag.reference.to_string(),
+            policy: self.tag.policy,
+            retries: self.tag.retries,
+            key: 0,
+            timeout: Some(self.tag.timeout),
+            sandbox: sandbox(image),
+        };
+        TagDispatch {
+            node: fx.node.clone(),
+            task: Task {
+                id: self.task.clone(),
+                title: format!("nodeimage/{}", self.key),
+                checks: vec![CheckItem::Disk],
+                images: vec![image_task],
+            },
+            reference: self.tag.reference.clone(),
+            secrets: secrets(image, tag),
+            remaining: self.remaining(fx.now),
+        }
+    }
+}
+
+/// Why a task is cancelled that no tag asks for.
+pub(super) const UNWANTED: &str = "the NodeImage does not ask for this any more";
+const EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
+const SILENT: &str = "node has not responded for a long time";
+
+/// The status of a tag that the rules refuse.
+pub(super) fn refused_status(tag: &ImageTagSpec, reason: String, now: Timestamp) -> ImageTagStatus {
+    ImageTagStatus {
+        tag: tag.tag.clone(),
+        phase: PullPhase::Failed,
+        completion_time: Some(whole_seconds(now)),
+        version: tag.version,
+        message: reason,
+        ..ImageTagStatus::default()
+    }
+}
+
+/// The id of the task for a tag: another one if the node would have to do something else for it. The sandbox does not
+/// count. It belongs to the whole image: a job that changes it does not disturb the other tags, whose next task has it.
+pub(super) fn task_id(uid: &str, key: &TagKey, valid: &ValidTag) -> TaskId {
+    let what = serde_json::json!([
+        key.image,
+        key.tag,
+        valid.reference.to_string(),
+        valid.policy,
+        valid.retries,
+        valid.timeout.as_secs(),
+        valid.active_deadline.map(|deadline| deadline.as_secs()),
+    ]);
+    let hash = ring::digest::digest(&ring::digest::SHA256, what.to_string().as_bytes());
+    let hash = hash.as_ref().iter().take(8).fold(String::new(), |mut hex, byte| {
+        use std::fmt::Write;
+        // Writing to a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    });
+    TaskId { job: JobUid(format!("{uid}{SEPARATOR}{hash}")), attempt: valid.attempt }
+}
+
+fn sandbox(image: &ImageSpec) -> Option<SandboxMetadata> {
+    let config = image.sandbox_config.as_ref()?;
+    Some(SandboxMetadata {
+        labels: config.labels.clone().unwrap_or_default(),
+        annotations: config.annotations.clone().unwrap_or_default(),
+    })
+}
+
+/// The secrets that a tag may use. Those of an image are shared by its tags; a tag that belongs to jobs uses only those in
+/// its jobs' namespaces, or a job could pull with credentials that it may not read.
+fn secrets(image: &ImageSpec, tag: &ImageTagSpec) -> Vec<SecretRef> {
+    let owners: Vec<_> = tag.owner_references.iter().filter(|owner| is_job(owner)).collect();
+    let may_use = |namespace: &str| {
+        owners.is_empty() || owners.iter().any(|owner| owner.namespace.as_deref() == Some(namespace))
+    };
+    let usable = image.pull_secrets.iter().filter(|secret| may_use(&secret.namespace));
+    usable.filter_map(|secret| SecretRef::new(&secret.namespace, &secret.name).ok()).collect()
+}
+
+/// The time as Kubernetes stores it.
+fn whole_seconds(now: Timestamp) -> Time {
+    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
+}

@@ -1,0 +1,171 @@
+#![allow(clippy::unwrap_used)]
+//! Tags that jobs request, and tags that are removed again.
+
+use super::*;
+
+fn live(world: &World, job: &str, liveness: Liveness) {
+    world.jobs.borrow_mut().insert(JobUid(job.to_owned()), liveness);
+}
+
+#[test]
+fn a_requested_tag_is_written_pulled_and_reported() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    let request = Arc::new(request("job"));
+    world.request(&request, false);
+    let tag = world.spec_tag("nginx", "1.25").unwrap();
+    assert_eq!((tag.version, tag.pull_policy.as_ref()), (0, Some(&request.limits)));
+    assert_eq!(tag.owner_references.iter().collect::<Vec<_>>(), [&request.owner]);
+    assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Pending)]);
+    let task = world.take_dispatched()[0].task.id.clone();
+    let at = Timestamp::from_second(world.now.as_second()).unwrap();
+    world.end_task(&task, pulled());
+    assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Succeeded(at))]);
+    world.request(&request, false);
+    assert_eq!(
+        world.take_tag_states(),
+        [("job".to_owned(), TagState::Succeeded(at))],
+        "each request is answered"
+    );
+    assert_eq!(world.take_dispatched(), []);
+}
+
+#[test]
+fn a_new_round_raises_the_version() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    let request = Arc::new(request("job"));
+    world.request(&request, false);
+    let task = world.take_dispatched()[0].task.id.clone();
+    world.request(&request, true);
+    assert_eq!(world.spec_tag("nginx", "1.25").unwrap().version, 0, "the first has not ended");
+    world.end_task(&task, failed("no"));
+    world.request(&request, true);
+    assert_eq!(world.spec_tag("nginx", "1.25").unwrap().version, 1);
+    assert_eq!(world.take_dispatched()[0].task.id.attempt, 2);
+    let tag_states = world.take_tag_states();
+    assert_eq!(tag_states.last(), Some(&("job".to_owned(), TagState::Pending)), "{tag_states:?}");
+}
+
+#[test]
+fn a_second_owner_raises_the_version_and_both_jobs_learn_the_result() {
+    let mut world = World::new();
+    for job in ["one", "two"] {
+        live(&world, job, Liveness::Active);
+        world.request(&Arc::new(request(job)), false);
+    }
+    let tag = world.spec_tag("nginx", "1.25").unwrap();
+    assert_eq!((tag.version, tag.owner_references.len()), (1, 2));
+    let first = world.take_dispatched()[0].task.id.clone();
+    world.end_task(&first, pulled());
+    let second = world.take_dispatched()[0].task.id.clone();
+    world.take_tag_states();
+    world.end_task(&second, pulled());
+    world.pass(Duration::from_secs(1));
+    let mut told = world.take_tag_states();
+    told.sort_by(|a, b| a.0.cmp(&b.0));
+    assert!(
+        matches!(told.as_slice(), [(one, TagState::Succeeded(_)), (two, TagState::Succeeded(_))] if one == "one" && two == "two"),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn a_changed_request_changes_a_tag_that_is_pending() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    let mut changed = request("job");
+    changed.limits.timeout_seconds = Some(60);
+    world.request(&Arc::new(changed), false);
+    assert_eq!(world.spec_tag("nginx", "1.25").unwrap().pull_policy.unwrap().timeout_seconds, Some(60));
+    let sent = world.take_dispatched();
+    assert_eq!(sent.last().unwrap().task.images[0].timeout, Some(Duration::from_secs(60)));
+}
+
+#[test]
+fn a_job_whose_image_was_changed_does_not_own_the_old_tag() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    world.request(&Arc::new(TagRequest { key: TagKey::new("nginx", "1.26"), ..request("job") }), false);
+    assert_eq!(world.spec_tag("nginx", "1.25"), None);
+    assert!(world.spec_tag("nginx", "1.26").is_some());
+}
+
+#[test]
+fn a_tag_leaves_spec_and_status_when_its_time_to_live_has_passed() {
+    let mut world = World::new();
+    world.edit(|spec| add_manual_tag(spec, "ubuntu", "latest"));
+    let task = world.take_dispatched()[0].task.id.clone();
+    world.end_task(&task, pulled());
+    world.pass(Duration::from_secs(298));
+    assert!(world.spec_tag("ubuntu", "latest").is_some());
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.object.as_ref().unwrap().spec, NodeImageSpec::default());
+    assert_eq!(world.status(), NodeImageStatus::default());
+}
+
+#[test]
+fn a_tag_stays_while_a_job_is_active_and_goes_with_its_last_owner() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    let task = world.take_dispatched()[0].task.id.clone();
+    world.end_task(&task, pulled());
+    world.pass(Duration::from_secs(10_000));
+    assert!(world.spec_tag("nginx", "1.25").is_some(), "beyond its 600 s: the job runs");
+    live(&world, "job", Liveness::Finished);
+    world.input(Input::LivenessChanged(JobUid("job".to_owned())));
+    assert_eq!(world.spec_tag("nginx", "1.25"), None);
+
+    world.request(&Arc::new(request("job")), false);
+    assert_eq!(world.spec_tag("nginx", "1.25"), None, "nobody waits for it any more");
+    live(&world, "job", Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    live(&world, "job", Liveness::Deleted);
+    world.input(Input::LivenessChanged(JobUid("job".to_owned())));
+    assert_eq!(world.spec_tag("nginx", "1.25"), None, "before its time");
+    let said = world.take_sent();
+    assert!(matches!(said.last(), Some(CloudMessage::Cancel { .. })), "{said:?}");
+}
+
+#[test]
+fn manual_tags_and_owners_of_other_kinds_are_left_alone() {
+    let mut world = World::new();
+    let stranger = ObjectReference {
+        api_version: Some("example.io/v1".to_owned()),
+        kind: Some("Thing".to_owned()),
+        uid: Some("t".to_owned()),
+        ..ObjectReference::default()
+    };
+    world.edit(|spec| {
+        add_manual_tag(spec, "a", "1");
+        add_manual_tag(spec, "b", "1");
+        spec.images.get_mut("b").unwrap().tags[0].owner_references.push(stranger.clone());
+    });
+    world.input(Input::LivenessChanged(JobUid("t".to_owned())));
+    assert_eq!(world.spec_tag("b", "1").unwrap().owner_references, [stranger]);
+    assert!(world.spec_tag("a", "1").is_some());
+}
+
+#[test]
+fn a_manual_edit_survives_a_concurrent_write() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    world.edit_unseen(|spec| add_manual_tag(spec, "ubuntu", "latest"));
+    world.request(&Arc::new(request("job")), false);
+    assert!(world.spec_tag("ubuntu", "latest").is_some() && world.spec_tag("nginx", "1.25").is_some());
+    assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Pending)]);
+}
+
+#[test]
+fn a_request_that_does_not_fit_fails() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    world.edit(|spec| (0..256).for_each(|n| add_manual_tag(spec, &format!("i{n}"), "1")));
+    world.take_tag_states();
+    world.request(&Arc::new(request("job")), false);
+    let told = world.take_tag_states();
+    assert!(matches!(told.as_slice(), [(_, TagState::Failed(_))]), "{told:?}");
+}
