@@ -26,7 +26,7 @@ pub struct PullRequest<'a> {
     pub reference: &'a str,
     /// The registry credential to pull with; `None` pulls anonymously.
     pub credential: Option<&'a RegistryCredential>,
-    /// The pod sandbox that the runtime is told of; `None` tells it of none.
+    /// Labels and annotations of the pod sandbox to pull for, passed on to the runtime. `None` passes on none.
     pub sandbox: Option<&'a SandboxMetadata>,
 }
 

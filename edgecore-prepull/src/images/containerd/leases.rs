@@ -22,8 +22,8 @@ use super::namespace::namespaced;
 
 /// gRPC header in which containerd's clients name the lease of a request.
 pub(crate) const LEASE_HEADER: &str = "containerd-lease";
-/// Period after which an image gets a new lease. containerd's own leases of pulls expire after a day too: whoever
-/// resumes a pull does so within a day, and the space of an abandoned one is free soon after.
+/// Period after which an image gets a new lease. containerd's own leases of pulls expire after a day too: a
+/// pull is resumed within a day or never, and the space of an abandoned one is free soon after.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Lifetime of a lease. A lease cannot be renewed, and one that expires during a pull takes the fetched content with
 /// it. Therefore each day has a lease of its own, which also references the content of the day before that the pull

@@ -1,4 +1,4 @@
-//! A [`Puller`] that has containerd or CRI-O pull, over CRI.
+//! The [`Puller`] over CRI: containerd or CRI-O download and unpack.
 
 mod progress;
 mod status;
@@ -131,7 +131,7 @@ impl Puller for CriPuller {
                 ));
             }
         };
-        // The image is there. What follows only describes it: no failure below may fail the pull.
+        // The pull has succeeded. What follows only describes the image: no failure below may fail the pull.
         let ((), digest, id) = tokio::join!(
             self.leases.release(reference),
             self.find_digest(reference),

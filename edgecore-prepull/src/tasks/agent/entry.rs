@@ -13,6 +13,7 @@ use super::time::Now;
 /// costs next to nothing.
 pub(super) const PERSIST_RETRY: Duration = Duration::from_secs(5);
 
+/// One task: its record, its stage, and what of the record is on the disk.
 #[derive(Debug)]
 pub(super) struct TaskEntry {
     record: TaskRecord,
@@ -22,9 +23,10 @@ pub(super) struct TaskEntry {
     saving: Saving,
 }
 
+/// Progress of a task through the agent; the diagram is in [`super`].
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// The first record is on its way to the disk. The cloud has not been told anything.
+    /// The first record is on its way to the disk. The cloud does not know yet that the task arrived.
     Storing(TaskTerms),
     /// The task is from before a restart and waits for an `Assign` to bring the keys.
     NeedsKeys {
@@ -217,7 +219,7 @@ impl TaskEntry {
         false
     }
 
-    /// Plans another try of a write that failed.
+    /// Plans to repeat a write that failed.
     pub(super) fn on_persist_failed(&mut self, now: Now) {
         self.saving = Saving::Failed { retry_at: now.after(PERSIST_RETRY) };
     }

@@ -1,4 +1,4 @@
-//! What goes into the agent and what comes out of it: events, and the effects that the caller has to carry out.
+//! Input and output of the agent: events, and the effects that its caller carries out.
 
 use std::sync::Arc;
 use std::time::Instant;

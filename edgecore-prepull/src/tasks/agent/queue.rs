@@ -12,6 +12,7 @@ use super::entry::{Stage, TaskEntry};
 use super::io::AgentEffect;
 use super::time::Now;
 
+/// Turns of the queued tasks. The tasks themselves stay with the agent.
 #[derive(Debug)]
 pub(super) struct Queue {
     max_tasks: NonZeroU32,

@@ -1,4 +1,4 @@
-//! Control of a running execution: its deadline and keys, and the order to stop.
+//! Orders to a running execution: its deadline and keys, and the request to stop.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::tasks::agent::TaskTerms;
 
-/// What may change while a task runs. The sender of the watch channel belongs to whoever started the task.
+/// Orders that may change while a task runs. The caller that started the task holds the sender of the watch channel.
 #[derive(Clone, Debug)]
 pub struct TaskControl {
     /// Current deadline and keys.

@@ -59,7 +59,7 @@ impl<P: Puller> ImagePulls<P> {
         }
     }
 
-    /// The wait between two questions that the runtime does not answer, or between two attempts.
+    /// Backoff between two attempts, or between two requests that the runtime does not answer.
     pub(super) fn new_backoff() -> Backoff {
         Backoff::new(FIRST_BACKOFF, LAST_BACKOFF)
     }
@@ -69,7 +69,7 @@ impl<P: Puller> ImagePulls<P> {
         Semaphore::new(self.parallel)
     }
 
-    /// Attempts to pull the image until it is there, or no further attempt is allowed.
+    /// Repeats attempts until the node has the image, or no further attempt is allowed.
     pub(super) async fn pull(
         &self,
         context: &TaskContext<'_>,
@@ -117,8 +117,8 @@ impl<P: Puller> ImagePulls<P> {
         index: usize,
         image: &ImageTask,
     ) -> Result<ImageResult, PullError> {
-        // The lock comes first: whoever waits for another pull of the same reference must not hold a permit that
-        // another image could use.
+        // The lock comes first: an image that waits for another pull of the same reference must not hold a permit that
+        // a different image could use.
         let mut recent = self.locks.lock(&image.reference).await;
         let _of_task = acquire(&context.task_permits).await;
         let _of_node = acquire(&self.node_permits).await;

@@ -1,4 +1,4 @@
-//! One pull of a reference at a time, over all tasks of the node.
+//! Locks by image reference: one pull of a reference at a time, over all tasks of the node.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -1,4 +1,4 @@
-//! Updates of a running task: what they tell, and how often progress is among them.
+//! Updates from a running task, and the pace of its progress updates.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};

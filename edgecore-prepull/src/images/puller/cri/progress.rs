@@ -1,4 +1,4 @@
-//! Bytes of a pull that the runtime does, and detection of a stalled download, from containerd's content store.
+//! Progress in bytes of a pull by the runtime, and detection of a stalled download, from containerd's content store.
 //!
 //! CRI reports nothing while it pulls. containerd's own API lists every blob that is being written, but not the image
 //! that a blob belongs to. The layers of the image are found in this order:
@@ -10,7 +10,7 @@
 //!   total = the sizes in the manifest
 //! ```
 //!
-//! While two pulls of one repository cannot be told apart, neither reports bytes: none are better than those of
+//! While two pulls of one repository cannot be told apart, neither reports bytes: no number is better than that of
 //! another image. A runtime without this API (CRI-O) pulls just as well, and reports no bytes.
 
 mod claims;

@@ -1,4 +1,4 @@
-//! Meaning of a gRPC status that the container runtime answered with.
+//! Translation of the container runtime's gRPC errors into pull errors.
 //!
 //! CRI reports nearly every failure as `Unknown`, so the class is found in the text. The needles are taken from what
 //! containerd 1.6 to 2.x, CRI-O and the registries behind them write.
