@@ -1,4 +1,4 @@
-//! Whose Kruise's kinds are: two controllers that write the same objects would fight.
+//! The check that Kruise's kinds are ours to serve: two controllers would overwrite each other's objects.
 
 use std::time::Duration;
 
@@ -19,43 +19,43 @@ const ALIVE: Duration = Duration::from_secs(60);
 /// Why Kruise's API is not served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// There is no such kind.
+    /// The definition of a kind does not exist.
     #[error(
         "--enable-kruise-api: the definition {0} is missing; apply manifests/kruise/crds.yaml, or leave the flag out"
     )]
     Missing(String),
-    /// Somebody else made it.
+    /// The definition of a kind belongs to another controller.
     #[error(
         "--enable-kruise-api: the definition {name} is not of cloudcore-prepull (it has no label {PART_OF_LABEL}={PART_OF}{hint}): another controller, most likely Kruise itself, owns it; leave the flag out, or remove Kruise and apply manifests/kruise/crds.yaml"
     )]
     Foreign {
-        /// Of the definition.
+        /// metadata.name of the definition.
         name: String,
-        /// What it says of its origin.
+        /// What the definition says about its origin; may be empty.
         hint: String,
     },
-    /// Kruise's own controller runs.
+    /// Kruise's own controller is running.
     #[error(
         "--enable-kruise-api: Kruise's own controller is running (the Lease {namespace}/{name} is held by {holder}): both would write the same objects; leave the flag out, or stop Kruise first",
         namespace = LEASE.0, name = LEASE.1
     )]
     Running {
-        /// Who holds the Lease.
+        /// holderIdentity of the Lease.
         holder: String,
     },
-    /// The rights are missing.
+    /// The ClusterRole of Kruise's API is missing.
     #[error(
         "--enable-kruise-api: cloudcore-prepull may not read {what} ({said}); apply manifests/kruise/rbac.yaml"
     )]
     Forbidden {
-        /// What it wanted to read.
+        /// The object that may not be read.
         what: String,
-        /// In the API server's words.
+        /// The API server's message.
         said: String,
     },
 }
 
-/// Whether the kinds are ours to serve. Waits while the API server is away.
+/// Checks that the kinds are ours to serve. Waits while the API server is unavailable.
 pub(crate) async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in crds() {

@@ -83,7 +83,7 @@ pub enum NodeImageUpdate {
 /// The state of a job's tag in a NodeImage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagState {
-    /// The NodeImage has no such tag that the job owns: it is not written yet, or somebody removed it.
+    /// The NodeImage has no such tag that the job owns: it is not written yet, or was removed by hand.
     Absent,
     /// In the spec, and neither succeeded nor failed.
     Pending,

@@ -9,7 +9,8 @@ use super::kind::{self, JobKind};
 use super::metadata;
 use crate::shared::objects::ObjectId;
 
-/// Before a deletion that had no effect is requested again.
+/// Before a deletion that had no effect is requested again. Unlike the writes of children it has no backoff: there are few
+/// fields to spare for a finished job, and nobody waits for its deletion.
 const DELETE_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
