@@ -15,6 +15,7 @@
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -26,6 +27,11 @@ use crate::parts;
 
 /// Logs of the server that are linked into the log directory of the test.
 const LOGS: [&str; 2] = ["etcd.log", "kube-apiserver.log"];
+
+/// The environment of the servers, which mostly wait, several beside each other. With a thread for each of two cores an
+/// idle kube-apiserver takes 6 % of a core, with a single thread 2 %. The less frequent garbage collection saves about a
+/// tenth of its CPU time.
+const ENVIRONMENT: [(&str, &str); 2] = [("GOMAXPROCS", "1"), ("GOGC", "200")];
 
 /// The turn of one test, which ends when this value is dropped or the process ends.
 pub(super) struct Turn {
@@ -113,7 +119,10 @@ async fn start(pool: &Path, slot: &Path, logs: &Path) -> Result<PathBuf> {
     let dir = tempfile::Builder::new().prefix("server-").tempdir_in(slot)?.keep();
     let spawn = {
         let (pool, logs) = (pool.to_owned(), logs.to_owned());
-        Box::new(move |name: &str, command| Child::spawn_for_the_run(&pool, &logs, name, command))
+        Box::new(move |name: &str, mut command: Command| {
+            command.envs(ENVIRONMENT);
+            Child::spawn_for_the_run(&pool, &logs, name, command)
+        })
     };
     let cluster = Cluster::serve(Server::new(dir.clone(), ACCOUNT, spawn).await?).await?;
     cluster.install().await?;
