@@ -13,12 +13,20 @@ SCRIPTS := $(wildcard $(SETUP)/*.sh) .ci/run
 PROGRAMS := -p cloudcore-prepull -p edgecore-prepull
 
 BUILD := cargo build --release $(PROGRAMS)
+# In one go, so that no crate is built twice, with the features of the one and of the other. Nobody measures a demo: its
+# profile is the one that builds soonest.
+BUILD_DEMO := cargo build --profile demo $(PROGRAMS) -p prepull-e2e --bin cloudcore-prepull --bin edgecore-prepull --bin demo
 # The programs and the tests in one go, so that both are built with the same features.
 BUILD_TESTS := cargo build --workspace --bins --tests --examples
-# nextest runs no documentation tests.
+CLIPPY := cargo clippy --workspace --all-targets -- -D warnings
+# Of `make check`: a job with everything in it, from its application to the images on three nodes.
+SMOKE := pulls::three_nodes_pull_four_images_from_two_registries_with_a_secret_each
 TEST := cargo test --workspace
+CHECK := cargo test --workspace --exclude prepull-e2e && cargo test -p prepull-e2e --lib && cargo test -p prepull-e2e --test e2e $(SMOKE)
+# nextest runs no documentation tests.
 ifneq ($(shell command -v cargo-nextest),)
 TEST := cargo nextest run --workspace && cargo test --workspace --doc
+CHECK := cargo nextest run --workspace -E "not binary(=e2e) or test(=$(SMOKE))"
 endif
 # What cloudcore-prepull took in in every end-to-end test, played on the engine again: the same actions come out.
 REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test replay -- --nocapture the_recordings
@@ -26,7 +34,7 @@ REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test repl
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet test bench lint crds clean
+.PHONY: help setup build demo fleet check test bench lint crds clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,12 +47,16 @@ build: ## Release build of cloudcore-prepull and edgecore-prepull
 	$(call run,$(BUILD))
 
 demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its options)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin demo'
-	@$(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin demo -- $(ARGS)
+	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
+	@$(SETUP)/with-parts.sh $(TARGET)/demo $(TARGET)/demo/demo $(ARGS)
 
 fleet: ## One job over NODES=1000 simulated edges, measured (ARGS=--help shows its options)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin fleet'
 	@$(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
+
+check: ## While one works: format, clippy, unit tests, one test on real parts
+	@$(SETUP)/prepare.sh 'cargo fmt --all --check' '$(CLIPPY)' '$(BUILD_TESTS)'
+	@PREPULL_E2E_LOGS=$(TARGET)/check-logs $(SETUP)/with-parts.sh $(TARGET)/debug bash -ec '$(CHECK)'
 
 test: ## Every test, on real parts; afterwards no log may hold a credential
 	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
@@ -57,7 +69,7 @@ bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000)
 lint: ## Format, clippy, shellcheck, cargo deny
 	@$(SETUP)/packages.sh
 	$(call run,cargo fmt --all --check)
-	$(call run,cargo clippy --workspace --all-targets -- -D warnings)
+	$(call run,$(CLIPPY))
 	@# Looked for only now: packages.sh may have brought it.
 	@if command -v shellcheck >/dev/null; then echo '==> shellcheck'; shellcheck $(SCRIPTS); else echo '==> shellcheck: not installed, skipped'; fi
 	@if command -v cargo-deny >/dev/null; then echo '==> cargo deny check'; cargo deny check bans licenses sources; \
