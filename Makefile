@@ -22,7 +22,7 @@ CLIPPY := cargo clippy --workspace --all-targets -- -D warnings
 # Of `make check`: a job with everything in it, from its application to the images on three nodes.
 SMOKE := pulls::three_nodes_pull_four_images_from_two_registries_with_a_secret_each
 TEST := cargo test --workspace
-CHECK := cargo test --workspace --exclude prepull-e2e && cargo test -p prepull-e2e --lib && cargo test -p prepull-e2e --test e2e $(SMOKE)
+CHECK := cargo test --workspace --exclude prepull-e2e && cargo test --workspace --test e2e $(SMOKE)
 # nextest runs no documentation tests.
 ifneq ($(shell command -v cargo-nextest),)
 TEST := cargo nextest run --workspace && cargo test --workspace --doc

@@ -115,8 +115,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Takes a cluster of the pool: see [`pool`].
-    async fn shared(pool: &Path) -> Result<Self> {
+    /// Takes a cluster of the pool in this directory, without anything that the test before has left: see [`pool`].
+    pub async fn shared(pool: &Path) -> Result<Self> {
         install_crypto();
         let place = Place::here()?;
         let turn = pool::Turn::take(pool).await?;

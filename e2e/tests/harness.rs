@@ -2,10 +2,11 @@
 
 #![allow(clippy::expect_used, clippy::print_stdout)]
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::api::{Api, ListParams, PostParams};
 use prepull_e2e::cleanup::Child;
 use prepull_e2e::prelude::*;
@@ -78,6 +79,47 @@ async fn an_existing_cluster_is_left_as_it_was() -> Result<()> {
 
     assert_eq!(own.kubectl(&["get", "nodes", "--output", "name"]).await?.trim(), "node/theirs");
     job.is_gone().await
+}
+
+#[tokio::test]
+async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
+    let Some(pool) = std::env::var_os("PREPULL_E2E_POOL").map(PathBuf::from) else {
+        eprintln!("PREPULL_E2E_POOL is not set: no test shares a cluster");
+        return Ok(());
+    };
+    // Servers for this test alone, which end with those of the others.
+    let own = tempfile::tempdir_in(&pool)?.keep();
+    std::os::unix::fs::symlink(pool.join("reaper"), own.join("reaper"))?;
+
+    let first = Cluster::shared(&own).await?;
+    let server = first.kubeconfig().to_owned();
+    ensure!(first.stop_api().is_err(), "it is not this test's to stop");
+    first.install_kruise().await?;
+    first.edge_nodes(&["edge-1", "edge-2"]).await?;
+    first.registry_secret("team", "registry", &[("registry.example", "alice", &password("alice"))]).await?;
+    first.pod("team", "web", "edge-1", &[]).await?;
+    first.job("left").images(["nginx:1.25"]).on(["edge-1"]).apply().await?;
+    first.pull_job("left", "nginx:1.25").in_namespace("team").apply().await?;
+    first.create_node_image("edge-1").await?;
+    let cloud = Cloud::with_kruise(&first).replica().await?;
+    first.existing_job("left").until("has begun", |status| status.phase != JobPhase::Init).await?;
+    let _fresh = cloud.token("edge-1").await?;
+    drop(first);
+    ensure!(!own.join("0/idle").exists(), "a cloud still writes to it");
+    drop(cloud);
+
+    let second = Cluster::shared(&own).await?;
+    assert_eq!(second.kubeconfig(), server);
+    let left = second.kubectl(&["get", "nodes,ippj,ippr,nodeimages", "-o", "name"]).await?;
+    assert_eq!(left, "");
+    for namespace in ["default", "team", prepull_e2e::cluster::NAMESPACE] {
+        let kinds = "secrets,pods,leases,events,imagepulljobs,imagelistpulljobs";
+        let left = second.kubectl(&["get", kinds, "--namespace", namespace, "-o", "name"]).await?;
+        assert_eq!(left, "", "in {namespace}");
+    }
+    let pods = Api::<Pod>::all(second.cloudcore_client().await?).list(&ListParams::default()).await;
+    ensure!(pods.is_err(), "cloudcore still has the rights that Kruise's API needs");
+    Ok(())
 }
 
 #[tokio::test]
