@@ -1,4 +1,4 @@
-//! From the state of a job to the status that the API server is to have. Pure.
+//! The status and the reports of a job, made from its state. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -19,15 +19,15 @@ pub const NODE_STATUS_BUDGET: usize = 160 * 1024;
 /// Bytes of the nodes of a report as JSON, at most: etcd takes objects of 1.5 MiB. Where long reasons do not fit,
 /// they are cut for the nodes that need eyes least.
 pub const REPORT_BUDGET: usize = 1024 * 1024;
-/// Of a reason that was cut.
+/// The characters that are left of a reason that was cut.
 const SHORT_REASON: usize = 120;
 
-/// What a status is made of.
+/// The state that a status is made of.
 #[derive(Debug)]
 pub struct Parts<'a> {
-    /// Of the spec.
+    /// The generation of the spec that was seen last.
     pub generation: Option<i64>,
-    /// Of the job.
+    /// The phase of the job.
     pub phase: JobPhase,
     /// One sentence for a person.
     pub reason: String,
@@ -39,19 +39,19 @@ pub struct Parts<'a> {
     pub active_since: Option<Timestamp>,
     /// Where the waves stand.
     pub rollout: Option<RolloutStatus>,
-    /// Rounds beyond the first.
+    /// How many rounds beyond the first have begun.
     pub retry: u32,
-    /// Of what must not change.
+    /// A hash of the fixed part of the spec that the job began with.
     pub spec_hash: &'a str,
-    /// What must not change, as it was at the start, where the spec is another one by now.
+    /// The fixed part of the spec that the job began with, if the spec has another one by now.
     pub started_spec: Option<&'a ImagePrePullJobSpec>,
-    /// Counts, `skipped` included.
+    /// How many nodes are in each phase, and how many were skipped.
     pub summary: Summary,
-    /// As they were, so that a transition time changes only with its status.
+    /// The conditions that were written last, so that a transition time changes only with its status.
     pub conditions: &'a [Condition],
     /// What the conditions are to say.
     pub facts: Vec<Fact>,
-    /// All that were left out.
+    /// The nodes that were left out.
     pub skipped: &'a [SkippedNode],
 }
 
@@ -150,7 +150,7 @@ const COMPLETE: &str = "Complete";
 /// Condition type: whether the job has ended badly.
 pub(crate) const FAILED: &str = "Failed";
 
-/// What the conditions of a job say. `refusal`: why the spec, or its last change, was not taken over.
+/// The conditions of a job. `refusal`: why the spec, or its last change, was not accepted.
 pub fn facts(
     phase: JobPhase,
     started: bool,
@@ -201,7 +201,7 @@ pub fn facts(
     [valid, suspension].into_iter().chain(rest).collect()
 }
 
-/// Those that need eyes first; in the job's order where all fit.
+/// The nodes of a status: those that need attention first, or all in the job's order if they fit.
 fn view<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
     let mut ranked: Vec<(usize, &NodeStatus)> = nodes.enumerate().collect();
     if ranked.len() > MAX_NODES_IN_STATUS {

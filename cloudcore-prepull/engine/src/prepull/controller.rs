@@ -1,4 +1,4 @@
-//! All jobs, all nodes, all sessions: what happened goes in, what is to be done comes out. Pure.
+//! The controller of all ImagePrePullJobs: what happened goes in, what is to be done comes out. Pure.
 //!
 //! The order that makes a crash harmless: *write, then act*. A node is recorded as in progress before its task
 //! is sent, and a result is recorded before it is acknowledged. So whatever the API server says was never sent
@@ -8,7 +8,7 @@
 //!  Input ─▶ handle ─▶ rollout (per job) ─▶ flush ─▶ Action::Write ─▶ Input::Written ─▶ Action::{Dispatch, Send}
 //! ```
 //!
-//! Only jobs that something happened to, or whose time has come, are looked at: see `agenda`.
+//! A flush looks only at jobs that something happened to, or whose time has come: see [`Agenda`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -43,17 +43,17 @@ pub struct Controller {
     nodes: BTreeMap<NodeName, NodeView>,
     sessions: HashMap<NodeName, SessionId>,
     jobs: HashMap<JobUid, Job>,
-    /// Over for long; never in `jobs` as well.
+    /// Jobs that have been over for long. None of them is in `jobs` as well.
     parked: HashMap<JobUid, Parked>,
-    /// Of jobs that have not come yet.
+    /// The reports of jobs that the watch has not listed yet.
     reports: HashMap<JobUid, Vec<ReportBody>>,
     agenda: Agenda,
     slots: Slots,
-    /// Jobs that a write did not find. The watch may still tell of their last changes.
+    /// Jobs that a write did not find. The watch may still deliver their last changes, which are ignored.
     gone: HashSet<JobUid>,
-    /// The jobs that count on nodes: those that are not over.
+    /// The jobs that are registered in `slots`: those that are not over.
     attached: HashSet<JobUid>,
-    /// Nodes that are not busy any more, for whatever else wants a place there.
+    /// Nodes that have a free slot again, since [`Self::take_freed`].
     freed: Vec<NodeName>,
     /// Nodes in a report, where the rule of [`crate::prepull::aggregate::nodes_in_report`] would allow more.
     report_capacity: Option<usize>,
@@ -66,8 +66,8 @@ pub struct Controller {
 type Effects<'a> = crate::shared::effects::Effects<'a, Action>;
 
 impl Controller {
-    /// One that puts no more nodes into a report than this: for tests of jobs with several reports, which else take
-    /// hundreds of nodes.
+    /// A controller that puts at most this many nodes into a report, so that a test needs no hundreds of nodes to have
+    /// several reports.
     pub fn with_report_capacity(nodes: usize) -> Self {
         Self { report_capacity: Some(nodes), ..Self::default() }
     }
@@ -91,7 +91,7 @@ impl Controller {
             Input::NodeGone(name) => self.remove_node(&name),
             Input::Reports(reports) => self.take_reports(reports),
             Input::Recalled(uid, reports, object) => {
-                // Where it is gone the watch says so, or has.
+                // If the job is gone, the watch says so, or has done so already.
                 if let Some(object) = object.filter(|object| !is_being_deleted(object))
                     && self.parked.remove(&uid).is_some()
                 {
@@ -110,7 +110,7 @@ impl Controller {
                     self.apply_job(job);
                 }
                 self.gone.retain(|uid| listed.contains(uid));
-                // Those that are left are of jobs that were deleted; the API server collects them.
+                // The remaining reports belong to deleted jobs; the API server garbage-collects them.
                 self.reports = HashMap::new();
             }
             Input::Job(job) => self.apply_job(job),
@@ -131,7 +131,7 @@ impl Controller {
                     let done = outcome == WriteOutcome::Done;
                     if !self.change_job(&job, |job, effects| job.finish_write(object, version, done, effects))
                     {
-                        // It was under way when the job went.
+                        // The write was in flight when the job was deleted.
                         self.actions.push(Action::Forget(job));
                     }
                 }
@@ -143,8 +143,8 @@ impl Controller {
     /// Lets every job go on as far as it can, and returns what is to be done.
     pub fn flush(&mut self, now: Timestamp) -> Vec<Action> {
         self.now = now;
-        // The older job first: where two want the same node, it is served first. A node that is given back lets
-        // others start, so that it may take another turn.
+        // The oldest job first: if two want the same node, it gets it. A slot that is given back lets other jobs start,
+        // which marks them again.
         self.agenda.wake_up(now);
         while let Some(uid) = self.agenda.next() {
             let Some(job) = self.jobs.get_mut(&uid) else {
@@ -204,7 +204,7 @@ impl Controller {
         self.agenda.wake(uid, due);
     }
 
-    /// Something happens to a job, which then is looked at by the next flush.
+    /// Changes a job, which the next flush then looks at. Returns whether there is such a job.
     fn change_job(&mut self, uid: &JobUid, change: impl FnOnce(&mut Job, &mut Effects<'_>)) -> bool {
         let Some(job) = self.jobs.get_mut(uid) else { return false };
         change(job, &mut Effects::new(self.now, &mut self.actions));
@@ -213,7 +213,7 @@ impl Controller {
         true
     }
 
-    /// Nodes have taken or given back a slot: the other jobs are told where that concerns them.
+    /// Takes over which nodes of a job took or gave back a slot, and tells the other jobs of those nodes.
     fn apply_moves(&mut self, uid: &JobUid) {
         let moves = self.jobs.get_mut(uid).map(Job::take_moves).unwrap_or_default();
         for (node, took) in moves {
@@ -292,7 +292,7 @@ impl Controller {
         }
     }
 
-    /// A job that is not in memory, with all the reports that there are of it.
+    /// Loads a job that is not in memory, with all reports that the API server has of it.
     fn load(&mut self, uid: &JobUid, object: JobObject, reports: Vec<ReportBody>) {
         self.agenda.add(uid, created(&object, self.now));
         let capacity = self.report_capacity.unwrap_or(usize::MAX);
@@ -302,7 +302,7 @@ impl Controller {
         self.attach_all(uid);
     }
 
-    /// The nodes of a job belong to it.
+    /// Registers a job for the slots of all its nodes.
     fn attach_all(&mut self, uid: &JobUid) {
         let nodes: Vec<NodeName> = self.jobs.get(uid).map(|job| job.nodes().collect()).unwrap_or_default();
         for node in nodes {
@@ -311,7 +311,7 @@ impl Controller {
         self.apply_moves(uid);
     }
 
-    /// A node belongs to a job, which learns how the node stands.
+    /// Registers a job for the slots of a node, and tells the job whether the node is online and busy.
     fn attach(&mut self, uid: &JobUid, node: &NodeName) {
         self.attached.insert(uid.clone());
         if !self.slots.attach(node, uid) {
@@ -321,7 +321,7 @@ impl Controller {
         self.change_job(uid, |job, effects| {
             job.set_busy(node, busy);
             if let Some(session) = session {
-                // No task of this job can be open on a session that is older than the job's arrival here.
+                // The session is older than this job is here, so no task of the job can be open on it.
                 job.mark_online(node, session, None, effects);
             }
         });

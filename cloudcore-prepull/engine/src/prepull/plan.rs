@@ -1,6 +1,6 @@
-//! A validated job and the nodes that exist become: which nodes pull what, and which are left out and why.
+//! The plan of a job: which nodes pull what with which secrets, and which are left out and why. Pure.
 //!
-//! Touches nothing outside. Nodes for which the same overriders match share one [`NodePlan`], so that ten
+//! Nodes for which the same overriders match share one [`NodePlan`], so that ten
 //! thousand nodes cost ten thousand selector matches and a handful of plans.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,28 +23,28 @@ mod tests;
 
 pub use keys::{SecretLookup, resolve_key, resolve_pull_secrets};
 
-/// The nodes of a job, and those that are left out.
+/// The nodes that a job chooses, and those that it leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Each once: in the job's order where it names nodes, else in the order of the names.
+    /// The chosen nodes, each once: in the job's order if it names nodes, else in the order of their names.
     pub eligible: Vec<NodeName>,
-    /// In the same order. With a label selector, nodes that match it and are not eligible.
+    /// The nodes that were asked for and cannot be used, in the same order, each with the reason.
     pub skipped: Vec<SkippedNode>,
 }
 
-/// What is to be done on which node.
+/// What each node of a job pulls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Never empty, in the order of [`Selection::eligible`].
+    /// The plan of each node, never empty, in the order of [`Selection::eligible`].
     pub nodes: Vec<(NodeName, Arc<NodePlan>)>,
-    /// Left out.
+    /// See [`Selection::skipped`].
     pub skipped: Vec<SkippedNode>,
 }
 
-/// What is to be done on one node.
+/// What one node pulls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePlan {
-    /// In the job's order, one for each of the job's images. Overriders may make one reference of two images:
+    /// One entry for each image of the job, in the job's order. Overriders may make one reference of two images:
     /// both stay, since the status speaks of each by the job's name for it, and the runtime fetches nothing
     /// twice.
     pub images: Vec<PlannedImage>,
@@ -53,15 +53,15 @@ pub struct NodePlan {
 /// One image on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedImage {
-    /// As the job names it.
+    /// The image as the job names it.
     pub image: String,
-    /// Of an `imageSources` entry.
+    /// The name of the `imageSources` entry, if it is one and has a name.
     pub name: Option<String>,
-    /// What is pulled, after the overriders.
+    /// The reference that is pulled, after the overriders.
     pub pull: NormalizedReference,
-    /// When.
+    /// Whether an image that is present is pulled again.
     pub policy: PullPolicy,
-    /// To be tried in this order. None: anonymously.
+    /// The secrets to try, in this order. Without any the pull is anonymous.
     pub secrets: Vec<SecretRef>,
 }
 
@@ -93,7 +93,7 @@ pub fn select(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Selec
     selection
 }
 
-/// Plans a job. Refuses it where no node is eligible, and where an overrider makes something impossible.
+/// Plans a job. Refuses it if no node is eligible, or if an overrider makes an invalid reference or secret.
 pub fn plan(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Result<Plan, Refusal> {
     let Selection { eligible, skipped } = select(job, nodes);
     if eligible.is_empty() {
@@ -115,17 +115,18 @@ pub fn chooses(job: &ValidatedJob, node: &NodeView) -> bool {
     asked && node.unfit().is_none()
 }
 
-/// Plans a single node, whether or not the job would choose it now: it has begun, and cloudcore was restarted.
+/// Plans a single node, whether or not the job would choose it now: after a restart of cloudcore it may be NotReady and
+/// in progress.
 pub fn plan_one(job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
     Shared::default().plan_one(job, node)
 }
 
-/// The plans of one job, by the overriders that apply.
+/// The plans of one job, by the indexes of the overriders that apply.
 #[derive(Debug, Default)]
 pub struct Shared(HashMap<Vec<usize>, Arc<NodePlan>>);
 
 impl Shared {
-    /// [`plan_one`], made once for all nodes with the same overriders.
+    /// Plans a node as [`plan_one`] does, once for all nodes with the same overriders.
     pub fn plan_one(&mut self, job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
         let groups = matching_groups(job, node);
         if let Some(plan) = self.0.get(&groups) {
@@ -185,7 +186,7 @@ fn planned_image(job: &ValidatedJob, image: &JobImage, groups: &[usize]) -> Resu
     })
 }
 
-/// The longest match; of equals, the first.
+/// The secret of the longest matching registry pattern; of equally long ones the first.
 fn registry_secret<'a>(job: &'a ValidatedJob, pull: &NormalizedReference) -> Option<&'a SecretRef> {
     let matching = job.registry_secrets.iter().filter(|(pattern, _)| pattern.matches(pull));
     // `max_by_key` gives the last of equals, hence the reversal.
@@ -198,7 +199,7 @@ fn rule_fails(field: String, group: &OverriderGroup, image: &str, error: &Overri
 }
 
 fn no_eligible_node(job: &ValidatedJob, skipped: &[SkippedNode]) -> Refusal {
-    /// Named in the message; `status.skippedNodes` has the others.
+    /// How many nodes the message names; `status.skippedNodes` has the others.
     const EXAMPLES: usize = 3;
 
     let field = match job.nodes {

@@ -1,4 +1,4 @@
-//! One job's way over its nodes: who starts, who has run out of time, when the job is over.
+//! The rollout of one job over its nodes: which nodes start, which are out of time, and when the job is over.
 //!
 //! Pure: `now` is passed in, and what is to be done comes out as [`Decision`]s. The records are the very
 //! [`NodeStatus`] that the API server keeps, so that a restart loses nothing that was written.
@@ -32,37 +32,37 @@ mod waves;
 
 use waves::Waves;
 
-/// What the node's own deadline is given to travel: the edge ends the task at `timeoutSeconds` and says so;
-/// only a node that is silent for this much longer becomes Unknown.
+/// The grace for the report of a timeout to arrive: the edge ends the task at `timeoutSeconds` and says so; only a node
+/// that is silent for this much longer becomes Unknown.
 pub const REPORT_GRACE: Duration = Duration::from_secs(2);
 
-/// Why a pending node does not start although there is a slot.
+/// The reasons of pending nodes that do not start although the concurrency allows it.
 const OFFLINE: &str = "offline: its edgecore-prepull is not connected";
 const BUSY: &str = "waits: the node works on another job";
 
-/// What of a job may change while it runs.
+/// The settings of a rollout, which may change while the job runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Nodes that may be in progress at the same time.
     pub concurrency: usize,
-    /// The part of the nodes that may fail.
+    /// The share of the nodes that may fail.
     pub tolerance: Ratio,
-    /// Of one node, from its start.
+    /// How long one node may take, from its start.
     pub timeout: Duration,
-    /// The waves; none: all nodes in one.
+    /// The waves; without any all nodes are in one.
     pub steps: Vec<Step>,
-    /// Between two waves.
+    /// The pause between two waves.
     pub pause: Duration,
-    /// Nothing starts.
+    /// Whether no further node may start.
     pub hold: bool,
 }
 
-/// What has happened to a record since it was last asked.
+/// A record that has changed since the last call of [`Rollout::take_touched`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touched {
     /// The place of the node in the job's order.
     pub at: usize,
-    /// Its phase is another one, rather than its progress alone.
+    /// Whether its phase or reason changed, and not only its progress.
     pub phase: bool,
 }
 
@@ -71,10 +71,10 @@ pub struct Touched {
 enum Flight {
     /// The start is not yet recorded in the API server; nothing has been sent.
     Recording,
-    /// Keys are being resolved, then it is sent. `again`: the edge may have had it before. `session`: the node's
-    /// at that moment.
+    /// Keys are being resolved, then it is sent. `again`: the edge may have it already. `session`: the session of the
+    /// node when that began.
     Dispatching { again: bool, session: Option<SessionId> },
-    /// Handed to this session, or taken over from an earlier life of cloudcore (no session).
+    /// Handed to this session, or by an earlier run of cloudcore (no session).
     Sent(Option<SessionId>),
     /// The edge has it in its ledger.
     Accepted,
@@ -85,23 +85,23 @@ struct Member {
     record: NodeStatus,
     flight: Flight,
     online: Option<SessionId>,
-    /// Works on as many tasks of other jobs as it can.
+    /// Whether it works on as many tasks as it can.
     busy: bool,
 }
 
-/// What is to be done.
+/// A decision that the controller carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Record the node as in progress; once that is written, dispatch its task.
     Start(NodeName),
-    /// The node's time is over: tell it to stop, should it hear.
+    /// The node is out of time: cancel its task, if it can be reached.
     Expire(NodeName),
 }
 
 /// What is to be done about a task that an edge holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reattach {
-    /// Nothing: it is on its way, or its result is.
+    /// Do nothing: the task is on its way, or its result is.
     Leave,
     /// Send the Assign again.
     Dispatch,
@@ -128,16 +128,16 @@ pub struct Rollout {
     settings: Settings,
     members: Vec<Member>,
     index: HashMap<NodeName, usize>,
-    /// Pending, online and not busy, in the job's order.
+    /// The places of nodes that are pending, online and not busy.
     startable: BTreeSet<usize>,
     in_progress: BTreeSet<usize>,
-    /// Of the nodes in progress.
+    /// The deadlines of the nodes in progress, with their places.
     deadlines: BTreeSet<(Timestamp, usize)>,
-    /// Pending and not online.
+    /// How many nodes are pending and offline.
     offline: usize,
     counts: Summary,
     waves: Waves,
-    /// The job is over.
+    /// Whether the job is over.
     closed: bool,
     /// Records that changed: see [`Self::take_touched`].
     touched: Vec<Touched>,
@@ -169,13 +169,13 @@ impl Rollout {
         rollout
     }
 
-    /// The waves go on where an earlier life of cloudcore left them.
+    /// Resumes the waves where an earlier run of cloudcore left them.
     pub fn resume_waves(&mut self, status: &RolloutStatus) {
         self.waves = Waves::resumed(status);
         self.waves.catch_up(&self.settings.steps, &self.counts);
     }
 
-    /// One more node, after all others. One that is there already is left as it is.
+    /// Adds a node after all others, unless it is there already.
     pub fn add(&mut self, record: NodeStatus) {
         let (at, name) = (self.members.len(), NodeName(record.node_name.clone()));
         if self.index.contains_key(&name) {
@@ -201,7 +201,7 @@ impl Rollout {
         self.members.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no nodes.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -226,12 +226,12 @@ impl Rollout {
         std::mem::take(&mut self.moves)
     }
 
-    /// Where the waves stand; none for a job without.
+    /// Where the waves stand; `None` for a job without waves.
     pub fn waves(&self) -> Option<RolloutStatus> {
         self.waves.status(&self.settings.steps, self.counts.desired)
     }
 
-    /// The nodes, counted; `skipped` is not known here.
+    /// How many nodes are in each phase; `skipped` is not known here.
     pub fn summary(&self) -> &Summary {
         &self.counts
     }
@@ -241,12 +241,12 @@ impl Rollout {
         self.members.iter().map(|member| &member.record)
     }
 
-    /// Those of some places.
+    /// The records of these places.
     pub fn records_of(&self, places: Range<usize>) -> impl Iterator<Item = &NodeStatus> {
         self.members.get(places).unwrap_or_default().iter().map(|member| &member.record)
     }
 
-    /// One record.
+    /// The record of a node.
     pub fn record(&self, node: &NodeName) -> Option<&NodeStatus> {
         self.index.get(node).map(|&at| &self.members[at].record)
     }
@@ -256,12 +256,12 @@ impl Rollout {
         self.offline
     }
 
-    /// As they are now.
+    /// The current settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Takes over changed settings; they hold for the nodes in progress as well.
+    /// Changes the settings, for the nodes in progress as well.
     pub fn configure(&mut self, settings: Settings) {
         self.settings = settings;
         self.waves.catch_up(&self.settings.steps, &self.counts);
@@ -337,15 +337,15 @@ impl Rollout {
         Decision::Expire(self.name(at))
     }
 
-    /// Nobody has told of sessions for a while: the job was over.
+    /// Marks all nodes offline: while the job was over nobody reported their sessions.
     pub fn forget_sessions(&mut self) {
         for at in 0..self.members.len() {
             self.set_online(at, None);
         }
     }
 
-    /// The nodes in progress that have a session, and whose task has gone out: what waits to be sent takes the terms of
-    /// that moment.
+    /// The nodes in progress that have a session and were sent their task. A task that is still to be sent takes the
+    /// settings of that moment anyway.
     pub fn reachable(&self) -> Vec<NodeName> {
         let sent = self.in_progress.iter().filter(|&&at| {
             let Member { flight, online, .. } = &self.members[at];
@@ -354,9 +354,9 @@ impl Rollout {
         sent.map(|&at| self.name(at)).collect()
     }
 
-    /// A further round: the failed, unknown and not started nodes wait again, with an attempt of their own.
-    /// Returns how many.
-    pub fn retry(&mut self) -> usize {
+    /// Begins a further round: the failed, unknown and not started nodes become pending, with a new attempt. Returns how
+    /// many.
+    pub fn begin_round(&mut self) -> usize {
         self.closed = false;
         let mut again = 0;
         for at in 0..self.members.len() {
@@ -381,9 +381,8 @@ impl Rollout {
         again
     }
 
-    /// Whether the node works on as many tasks of other jobs as it can. Returns whether its record says so now
-    /// and did not before, or the other way round.
-    pub fn busy(&mut self, node: &NodeName, busy: bool) -> bool {
+    /// Notes whether the node works on as many tasks as it can. Returns whether its record changed by that.
+    pub fn set_busy(&mut self, node: &NodeName, busy: bool) -> bool {
         let Some(&at) = self.index.get(node) else { return false };
         let member = &mut self.members[at];
         if member.busy == busy {
@@ -395,7 +394,7 @@ impl Rollout {
         waits
     }
 
-    /// The job is over: nothing starts in it any more. The nodes that never started say why.
+    /// Closes the rollout: the job is over, and nothing starts any more. Nodes that never started get this reason.
     pub fn close(&mut self, reason: &str) {
         self.closed = true;
         for (at, member) in self.members.iter_mut().enumerate() {
@@ -406,37 +405,38 @@ impl Rollout {
         }
     }
 
-    /// The job was over before this life of cloudcore: the records stay as they are.
+    /// Closes the rollout of a job that was over before this run of cloudcore: the records stay as they are.
     #[must_use]
     pub fn closed(mut self) -> Self {
         self.closed = true;
         self
     }
 
-    /// The images that a node has from an earlier attempt, by their place.
-    pub fn there(&self, node: &NodeName) -> Vec<usize> {
+    /// The images that the node has pulled in an earlier attempt, by their index.
+    pub fn pulled_images(&self, node: &NodeName) -> Vec<usize> {
         let images = self.record(node).map(|record| record.image_status.as_slice()).unwrap_or_default();
         let there = images.iter().enumerate().filter(|(_, image)| image.status == Tristate::True);
         there.map(|(index, _)| index).collect()
     }
 
-    /// Nodes that wait and are not among these will not come back.
-    pub fn without(&mut self, nodes: &BTreeMap<NodeName, NodeView>) {
+    /// Ends the pending nodes whose Node objects are not among these.
+    pub fn remove_missing(&mut self, nodes: &BTreeMap<NodeName, NodeView>) {
         for at in 0..self.members.len() {
             let name = self.name(at);
             if !nodes.contains_key(&name) {
-                self.deleted(&name);
+                self.remove_node(&name);
             }
         }
     }
 
-    /// The tasks that an edge may be working on.
-    pub fn running(&self) -> impl Iterator<Item = (NodeName, u32)> {
+    /// The nodes in progress, each with its attempt.
+    pub fn tasks_in_progress(&self) -> impl Iterator<Item = (NodeName, u32)> {
         self.in_progress.iter().map(|&at| (self.name(at), self.members[at].record.attempt))
     }
 
-    /// The Node object is gone: a node that waits will not come back, one that runs has its deadline.
-    pub fn deleted(&mut self, node: &NodeName) -> bool {
+    /// The Node object was deleted: a pending node ends as Unknown, one in progress keeps its deadline. Returns whether
+    /// anything changed.
+    pub fn remove_node(&mut self, node: &NodeName) -> bool {
         match self.index.get(node) {
             Some(&at) if self.members[at].record.phase == NodePhase::Pending => {
                 self.set(at, NodePhase::Unknown, "the Node was deleted before it started".to_owned());

@@ -1,6 +1,6 @@
-//! A raw job becomes a [`ValidatedJob`], or the reason why it is refused. Touches nothing outside.
+//! The validation of a job: it becomes a [`ValidatedJob`], or a [`Refusal`] that names the field and the remedy. Pure.
 //!
-//! The CRD's own rules say a part of this where the API server knows them; what decides is this step.
+//! The CRD's own rules cover a part of this, on API servers that know them; this step decides.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,13 +25,12 @@ mod tests;
 pub use ratio::{Ratio, RatioError};
 pub use step::{MAX_STEPS, Step, StepError};
 
-/// A node's time where the job says 0, as in KubeEdge.
+/// The timeout of a node if the job says 0, as in KubeEdge.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
-/// A node's time, at most: what KubeEdge's own field can hold, so that none of its manifests is refused. Nothing
+/// The longest timeout of a node: what KubeEdge's own field can hold, so that none of its manifests is refused. Nothing
 /// here depends on it being short; a node that is silent for long keeps its slot because the job says so.
 pub const MAX_TIMEOUT_SECONDS: i64 = u32::MAX as i64;
-/// Further tries of an image, at most: what KubeEdge's own field can hold. The node's timeout ends them long
-/// before.
+/// The most retries of an image: what KubeEdge's own field can hold. The node's timeout ends them long before.
 pub const MAX_RETRIES: i64 = i32::MAX as i64;
 
 /// Why a job is refused: one field, and what to do about it.
@@ -47,52 +46,52 @@ pub struct Refusal {
 /// A job that can be carried out. Everything in it has been parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidatedJob {
-    /// Empty for a job that the API server has not seen.
+    /// metadata.uid; empty for a job that the API server has not seen.
     pub uid: JobUid,
-    /// The job's name.
+    /// metadata.name
     pub name: String,
-    /// Of the spec. 0 for a job that the API server has not seen.
+    /// metadata.generation; 0 for a job that the API server has not seen.
     pub generation: i64,
-    /// In the job's order, the same canonical reference once; never empty, at most [`MAX_IMAGES`].
+    /// The images in the job's order, each canonical reference once; never empty, at most [`MAX_IMAGES`].
     pub images: Vec<JobImage>,
-    /// Which nodes are asked for.
+    /// The nodes that the job asks for.
     pub nodes: NodeSelection,
     /// In the job's order.
     pub overriders: Vec<OverriderGroup>,
     /// In the job's order.
     pub registry_secrets: Vec<(RegistryPattern, SecretRef)>,
-    /// For an image that has no other secret.
+    /// The secret of images that have no other one.
     pub fallback_secret: Option<SecretRef>,
-    /// Each once, never empty.
+    /// The checks before the pulls, each once, never empty.
     pub checks: Vec<CheckItem>,
-    /// Which part of the nodes may fail.
+    /// The share of the nodes that may fail.
     pub tolerance: Ratio,
-    /// Nodes at a time.
+    /// How many nodes may be in progress at the same time.
     pub concurrency: NonZeroU32,
-    /// For each node, from the moment it starts.
+    /// How long each node may take, from its start.
     pub timeout: Duration,
-    /// For each image, after the first try.
+    /// How often each image is retried after the first try.
     pub retries: u32,
-    /// When and in which waves nodes start.
+    /// When and in which waves nodes start, and what follows the end of the job.
     pub policy: RunPolicy,
 }
 
-/// What of a job is about its course alone. All of it may change while the job runs.
+/// The fields of a job that are about its course alone. All of them may change while the job runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunPolicy {
-    /// Nothing starts.
+    /// Whether no further node may start.
     pub suspend: bool,
-    /// For the whole job.
+    /// How long the whole job may take.
     pub active_deadline: Option<Duration>,
-    /// From the job's end to its deletion.
+    /// How long after its end the job is deleted.
     pub ttl: Option<Duration>,
-    /// The waves; none: all nodes at once.
+    /// The waves; without any all nodes may start at once.
     pub steps: Vec<Step>,
-    /// Between two waves.
+    /// The pause between two waves.
     pub pause: Duration,
-    /// Rounds beyond the first.
+    /// How many further rounds there are for nodes that did not succeed.
     pub retry: u32,
-    /// Whether nodes may join.
+    /// Whether nodes that become eligible join the running job.
     pub follow_nodes: bool,
 }
 
@@ -102,31 +101,32 @@ pub struct RunPolicy {
 /// secret, policy) is taken from the later ones; where both say something, the first one counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobImage {
-    /// As the job names it; an `imageSources` entry as its parts make it.
+    /// The image as the job names it; of an `imageSources` entry, its parts put together.
     pub image: String,
-    /// Of an `imageSources` entry.
+    /// The name of the `imageSources` entry, if it is one and has a name.
     pub name: Option<String>,
-    /// What the overriders work on.
+    /// The parsed reference, before the overriders.
     pub reference: Reference,
-    /// Its own.
+    /// The secret of the image itself.
     pub secret: Option<SecretRef>,
-    /// Its own, else the template's. With none, Kubernetes' default for the reference after the overriders.
+    /// The image's own policy, else the template's. With neither, Kubernetes' default for the reference after the
+    /// overriders.
     pub policy: Option<PullPolicy>,
 }
 
-/// Which nodes a job asks for.
+/// The nodes that a job asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeSelection {
-    /// In the job's order, perhaps repeated.
+    /// The nodes of these names, in the job's order, perhaps repeated.
     Names(Vec<NodeName>),
-    /// Those that match.
+    /// The nodes that the selector selects.
     Labels(Selector),
 }
 
 /// The rules for the nodes of one label selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverriderGroup {
-    /// Which nodes.
+    /// The nodes that the rules are for.
     pub selector: Selector,
     /// The selector as the job has it.
     pub label_text: String,

@@ -1,5 +1,5 @@
-//! Which jobs are to be looked at, and when: a controller with a thousand jobs touches the one that something
-//! happened to.
+//! The work queue of a controller: the jobs to reconcile now, and when to reconcile others. Of a thousand jobs only those
+//! are touched that something happened to.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,8 +8,7 @@ use prepull_api::task::JobUid;
 
 use crate::shared::delay_queue::DelayQueue;
 
-/// By age, so that an older job is looked at before a younger one; of those that were made in the same second, by
-/// arrival.
+/// The creation time of a job, and a count of arrivals for jobs that were created in the same second.
 type Age = (Timestamp, u64);
 
 #[derive(Debug, Default)]
@@ -21,7 +20,7 @@ pub(crate) struct Agenda {
 }
 
 impl Agenda {
-    /// A new job, to be looked at.
+    /// Adds a job, and marks it.
     pub(crate) fn add(&mut self, job: &JobUid, created: Timestamp) {
         self.arrivals += 1;
         self.ages.insert(job.clone(), (created, self.arrivals));
@@ -35,14 +34,14 @@ impl Agenda {
         }
     }
 
-    /// Something happened to the job.
+    /// Marks a job: something happened to it.
     pub(crate) fn mark(&mut self, job: &JobUid) {
         if let Some(age) = self.ages.get(job) {
             self.marked.insert(*age, job.clone());
         }
     }
 
-    /// When the job is to be looked at although nothing happened to it.
+    /// Sets when the job is to be marked although nothing happened to it.
     pub(crate) fn wake(&mut self, job: &JobUid, at: Option<Timestamp>) {
         self.wakeups.set(job, at);
     }
@@ -54,7 +53,7 @@ impl Agenda {
         }
     }
 
-    /// The oldest of the marked jobs; it is not marked any more.
+    /// Takes the oldest of the marked jobs, and unmarks it.
     pub(crate) fn next(&mut self) -> Option<JobUid> {
         self.marked.pop_first().map(|(_, job)| job)
     }

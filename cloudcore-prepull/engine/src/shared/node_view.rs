@@ -1,4 +1,4 @@
-//! What both engines know of a Node.
+//! The part of a Node that the engines know.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub struct NodeView {
 }
 
 impl NodeView {
-    /// What matters of a Node object.
+    /// Reads the part of a Node object that matters.
     pub fn from_node(node: &Node) -> Self {
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         Self {
@@ -37,7 +37,7 @@ impl NodeView {
         self.labels.contains_key(EDGE_LABEL)
     }
 
-    /// Why the node is left out, if it is.
+    /// Why a job leaves the node out, if it does.
     pub(crate) fn unfit(&self) -> Option<&'static str> {
         if !self.is_edge() {
             Some(NOT_EDGE)

@@ -1,4 +1,4 @@
-//! The sessions of edges, as both engines hear of them.
+//! The sessions of edges, as the engines see them.
 
 use std::fmt;
 
@@ -16,33 +16,33 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// What the sessions tell the controller. The node is always the certificate's.
+/// What happens to sessions. The node is always the one of the certificate.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum SessionEvent {
-    /// The node said `Hello`, and was welcomed. An earlier session of the node has been replaced: its `Down`
-    /// may come before or after this, and is to be ignored by its id.
+    /// The node said `Hello`, and was welcomed. An earlier session of the node has been replaced: its `Down` may come
+    /// before or after this, and is recognised by its id.
     Up {
-        /// Whose.
+        /// The node of the session.
         node: NodeName,
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// What it said.
+        /// The `Hello` of the node.
         hello: Hello,
     },
-    /// The node said something else.
+    /// The node sent another message.
     Message {
-        /// Whose.
+        /// The node of the session.
         node: NodeName,
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// What it said.
+        /// The message.
         message: EdgeMessage,
     },
     /// The session ended.
     Down {
-        /// Whose.
+        /// The node of the session.
         node: NodeName,
-        /// Which.
+        /// The session.
         session: SessionId,
     },
 }

@@ -1,4 +1,4 @@
-//! Nodes are shared by jobs: each works on as many tasks as its edge says, by default one.
+//! The slots of nodes, over all jobs: a node works on as many tasks at a time as its edge says, by default on one.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ pub(crate) struct Slots {
 
 #[derive(Debug)]
 struct Slot {
-    /// Tasks at a time.
+    /// How many tasks the node works on at a time.
     limit: u32,
-    /// In progress, over all jobs.
+    /// How many tasks are in progress, over all jobs.
     taken: u32,
-    /// That count on the node.
+    /// The jobs that are to learn when the node becomes busy or free.
     jobs: Vec<JobUid>,
 }
 
@@ -30,7 +30,7 @@ impl Slot {
         self.taken >= self.limit
     }
 
-    /// Whether it is busy, where that has changed.
+    /// Changes the slot. Returns whether the node is busy, if that has changed.
     fn change(&mut self, change: impl FnOnce(&mut Self)) -> Option<bool> {
         let before = self.is_busy();
         change(self);
@@ -39,7 +39,7 @@ impl Slot {
 }
 
 impl Slots {
-    /// The job counts on the node. `false` where it did so before.
+    /// Registers a job for the node. Returns `false` if it was registered already.
     pub(crate) fn attach(&mut self, node: &NodeName, job: &JobUid) -> bool {
         let jobs = &mut self.nodes.entry(node.clone()).or_default().jobs;
         let new = !jobs.contains(job);
@@ -49,7 +49,7 @@ impl Slots {
         new
     }
 
-    /// The job is gone.
+    /// Removes a job from all nodes.
     pub(crate) fn detach(&mut self, job: &JobUid) {
         self.nodes.retain(|_, slot| {
             slot.jobs.retain(|known| known != job);
@@ -57,7 +57,7 @@ impl Slots {
         });
     }
 
-    /// The jobs that count on the node.
+    /// The jobs that are registered for the node.
     pub(crate) fn jobs(&self, node: &NodeName) -> Vec<JobUid> {
         self.nodes.get(node).map(|slot| slot.jobs.clone()).unwrap_or_default()
     }
@@ -66,7 +66,7 @@ impl Slots {
         self.nodes.get(node).is_some_and(Slot::is_busy)
     }
 
-    /// The node's edge says how many tasks it takes. Whether the node is busy, where that has changed.
+    /// Sets how many tasks the node works on at a time. Returns whether it is busy, if that has changed.
     pub(crate) fn limit(&mut self, node: &NodeName, limit: u32) -> Option<bool> {
         if limit == 1 && !self.nodes.contains_key(node) {
             return None;
@@ -74,7 +74,7 @@ impl Slots {
         self.nodes.entry(node.clone()).or_default().change(|slot| slot.limit = limit.max(1))
     }
 
-    /// A task took or gave back a slot. Whether the node is busy, where that has changed.
+    /// A task took or gave back a slot. Returns whether the node is busy, if that has changed.
     pub(crate) fn moved(&mut self, node: &NodeName, took: bool) -> Option<bool> {
         let slot = self.nodes.entry(node.clone()).or_default();
         slot.change(|slot| slot.taken = if took { slot.taken + 1 } else { slot.taken.saturating_sub(1) })

@@ -1,4 +1,4 @@
-//! When an object is written, and what waits for it.
+//! The writes of one object: their pace, and what waits for them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,28 +8,28 @@ use prepull_api::task::{NodeName, TaskId};
 
 use crate::shared::pacing::Backoff;
 
-/// Between two writes of one object where somebody waits for it: short enough that nobody notices, long enough
-/// that a burst makes one write.
+/// The time between two writes of one object if somebody waits for them: too short to notice, long enough for a burst of
+/// changes to share a write.
 const URGENT_GAP: Duration = Duration::from_millis(200);
-/// Writes that may follow each other that fast; then one a second. A short rollout, node by node, is not held
-/// up, and a long one does not keep etcd busy.
+/// How many writes may follow each other that fast; then one a second. A short rollout, node by node, is not delayed, and
+/// a long one does not keep etcd busy.
 const BURST: u32 = 10;
-/// Between two writes of one object otherwise.
+/// The time between two writes of one object otherwise.
 const GAP: Duration = Duration::from_secs(1);
-/// After a write that failed: doubled each time up to the second value. The API server may be restarting.
+/// The wait after a failed write: 250 ms, doubled up to 5 s. The API server may be restarting.
 const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 
 /// How soon a change is to be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pace {
-    /// Progress: it will change again.
+    /// For progress, which will change again.
     #[default]
     Slow,
-    /// A result: its edge waits for the acknowledgement, and nobody else does.
+    /// For a result: only its edge waits, for the acknowledgement.
     Soon,
-    /// A task waits to be sent, or the job is over.
+    /// For a task that waits to be sent, or for the end of a job.
     Now,
-    /// It will not change again, and somebody waits for it: no gap.
+    /// For what will not change again, and somebody waits for: without any gap.
     AtOnce,
 }
 
@@ -45,22 +45,42 @@ pub(crate) enum Deferred {
 /// Counts versions, paces the writes, and holds back what must not happen before one of them.
 #[derive(Debug)]
 pub(crate) struct Writes {
-    /// Of the state in memory.
+    /// The version in memory.
     version: u64,
-    /// What the API server has.
+    /// The version that the API server has.
     written: u64,
     in_flight: bool,
     pace: Pace,
     not_before: Option<Timestamp>,
     last: Option<Timestamp>,
     backoff: Backoff,
-    /// Of the burst, and when it was counted.
-    used: (u32, Option<Timestamp>),
+    /// How much of [`BURST`] is used.
+    burst: UsedBurst,
     deferred: VecDeque<(u64, Deferred)>,
 }
 
+/// Writes that count against [`BURST`]: one less for each whole second that passes.
+#[derive(Debug, Default)]
+struct UsedBurst {
+    writes: u32,
+    /// When whole seconds were counted last; `None` before the first write.
+    counted: Option<Timestamp>,
+}
+
+impl UsedBurst {
+    fn count_write(&mut self, now: Timestamp) {
+        let passed =
+            self.counted.map_or(SignedDuration::MAX, |counted| now.duration_since(counted)).as_secs();
+        let passed = u32::try_from(passed.max(0)).unwrap_or(u32::MAX);
+        if passed > 0 {
+            (self.writes, self.counted) = (self.writes.saturating_sub(passed), Some(now));
+        }
+        self.writes = (self.writes + 1).min(BURST);
+    }
+}
+
 impl Default for Writes {
-    /// Of an object that the API server does not have, and that has nothing to be written yet.
+    /// The writes of an object that the API server does not have, and that has no content yet.
     fn default() -> Self {
         Self {
             version: 0,
@@ -70,14 +90,14 @@ impl Default for Writes {
             not_before: None,
             last: None,
             backoff: WRITE_RETRY,
-            used: (0, None),
+            burst: UsedBurst::default(),
             deferred: VecDeque::new(),
         }
     }
 }
 
 impl Writes {
-    /// Of an object that the API server has as it is in memory.
+    /// The writes of an object that the API server has as it is in memory.
     pub(crate) fn stored() -> Self {
         Self { version: 1, written: 1, ..Self::default() }
     }
@@ -88,7 +108,7 @@ impl Writes {
         self.pace = self.pace.max(pace);
     }
 
-    /// Makes the next write, if there is one, as soon as this.
+    /// Makes the next write, if there is one, at least this urgent.
     pub(crate) fn hurry(&mut self, pace: Pace) {
         self.pace = self.pace.max(pace);
     }
@@ -127,7 +147,7 @@ impl Writes {
             return None;
         }
         let gap = match self.pace {
-            Pace::Now if self.used.0 < BURST => URGENT_GAP,
+            Pace::Now if self.burst.writes < BURST => URGENT_GAP,
             Pace::Now => GAP,
             Pace::Soon => soon.max(GAP),
             Pace::Slow => slow.max(GAP),
@@ -139,25 +159,20 @@ impl Writes {
 
     /// A write begins; it carries the version that is returned.
     pub(crate) fn begin(&mut self, now: Timestamp) -> u64 {
-        let passed = self.used.1.map_or(SignedDuration::MAX, |counted| now.duration_since(counted)).as_secs();
-        let passed = u32::try_from(passed.max(0)).unwrap_or(u32::MAX);
-        if passed > 0 {
-            self.used = (self.used.0.saturating_sub(passed), Some(now));
-        }
-        self.used.0 = (self.used.0 + 1).min(BURST);
+        self.burst.count_write(now);
         self.in_flight = true;
         self.pace = Pace::Slow;
         self.last = Some(now);
         self.version
     }
 
-    /// What would be written is what the API server has: there is nothing to write.
+    /// The API server has what would be written: there is nothing to write.
     pub(crate) fn settle(&mut self) {
         self.written = self.version;
         self.pace = Pace::Slow;
     }
 
-    /// The write failed: another is due after a while.
+    /// The write failed: the next one is due after the backoff.
     pub(crate) fn failed(&mut self, now: Timestamp) {
         self.in_flight = false;
         self.not_before = now.checked_add(self.backoff.next_wait()).ok();

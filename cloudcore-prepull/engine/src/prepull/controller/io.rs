@@ -1,4 +1,4 @@
-//! What goes into the controller, and what comes out.
+//! The inputs and the actions of the controller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,59 +21,59 @@ use crate::shared::session::SessionEvent;
 /// What happened.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Input {
-    /// All nodes that there are.
+    /// The whole list of Nodes, after which those that are not in it are gone.
     Nodes(Vec<NodeView>),
-    /// A node is new or changed.
+    /// A Node is new or changed.
     Node(NodeView),
-    /// A node is gone.
+    /// A Node was deleted.
     NodeGone(NodeName),
-    /// The reports of all jobs that [need them](super::needs_reports). Once, before the first [`Input::Jobs`].
+    /// The reports of all jobs that [need them](super::needs_reports): once, before the first [`Input::Jobs`].
     Reports(Vec<ImagePrePullReport>),
-    /// The answer to [`Action::Recall`]: its reports, and the job as it is now, if it is still there.
+    /// The answer to [`Action::Recall`]: the reports of the job, and the job as it is now, unless it is gone.
     Recalled(JobUid, Vec<ImagePrePullReport>, Option<JobObject>),
-    /// All jobs that there are.
+    /// The whole list of jobs, after which those that are not in it are gone.
     Jobs(Vec<JobObject>),
     /// A job is new or changed.
     Job(JobObject),
-    /// A job is gone.
+    /// A job was deleted.
     JobGone(JobUid),
-    /// A session came, spoke or went.
+    /// A session began, brought a message, or ended.
     Session(SessionEvent),
     /// A dispatch ended.
     Dispatched {
-        /// Of this job,
+        /// The job of the task.
         job: JobUid,
-        /// to this node,
+        /// The node that the task was for.
         node: NodeName,
-        /// the task of this attempt:
+        /// The attempt that the task is.
         attempt: u32,
-        /// how.
+        /// How the dispatch ended.
         outcome: DispatchOutcome,
     },
     /// A write ended.
     Written {
-        /// Of this job:
+        /// The job that was written, or whose report was.
         job: JobUid,
-        /// what of it.
+        /// Which of the job's objects was written.
         object: Object,
-        /// As given in [`Action::Write`].
+        /// The version of [`Action::Write`].
         version: u64,
-        /// How.
+        /// How the write ended.
         outcome: WriteOutcome,
     },
-    /// Nothing but time.
+    /// Nothing happened but that time has passed.
     Tick,
 }
 
 /// A job as the API server has it, or what is known of one that cannot be read.
 pub type JobObject = Result<Box<ImagePrePullJob>, Unreadable>;
 
-/// What is written of a job.
+/// An object that is written for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Object {
-    /// Its status.
+    /// The status of the job.
     Status,
-    /// The report of this index.
+    /// The report of the job with this index.
     Report(u32),
 }
 
@@ -82,12 +82,12 @@ pub enum Object {
 pub enum Content {
     /// The whole status of the job.
     Status(Box<ImagePrePullJobStatus>),
-    /// A whole report; it is made where there is none yet.
+    /// A whole report, which is created if there is none yet.
     Report(Box<ReportBody>),
 }
 
 impl Content {
-    /// What it is the content of.
+    /// The object that this is the content of.
     pub fn object(&self) -> Object {
         match self {
             Self::Status(_) => Object::Status,
@@ -99,54 +99,54 @@ impl Content {
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Resolve the keys, and send the task.
+    /// Resolve the keys of the images, and send the task.
     Dispatch(Dispatch),
     /// Hand a message to a node's session, if there is one.
     Send(NodeName, CloudMessage),
     /// Write an object. At most one write of each object is under way.
     Write {
-        /// Of this job,
+        /// The job.
         job: JobUid,
-        /// its name,
+        /// The name of the job.
         name: String,
-        /// to come back in [`Input::Written`],
+        /// A number that [`Input::Written`] returns.
         version: u64,
-        /// what.
+        /// What is to be written.
         content: Content,
     },
     /// Delete a job.
     Delete {
-        /// Which: never another one of the same name.
+        /// The job, and never another one of the same name.
         job: JobUid,
-        /// Its name.
+        /// The name of the job.
         name: String,
     },
-    /// The job is gone, or over for long: nothing more is written of it.
+    /// Forget the job, which is gone or has been over for long: nothing more is written for it.
     Forget(JobUid),
-    /// Read a job that was over for long, and has been edited, and its reports.
+    /// Read a job that had been over for long and was edited, and its reports.
     Recall {
-        /// Which.
+        /// The job.
         job: JobUid,
-        /// Its name.
+        /// The name of the job.
         name: String,
     },
-    /// Tell people.
+    /// Publish a Kubernetes event.
     Event(ObjectEvent),
 }
 
 /// A task that is to go out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dispatch {
-    /// Of this job,
+    /// The job of the task.
     pub job: Arc<ValidatedJob>,
-    /// to this node,
+    /// The node that pulls.
     pub node: NodeName,
-    /// this attempt,
+    /// The attempt, from 1.
     pub attempt: u32,
-    /// these images,
+    /// The images to pull, and with which secrets.
     pub plan: Arc<NodePlan>,
-    /// of which these are there since an earlier attempt, by their place,
+    /// The images that an earlier attempt has pulled, by their index in the plan.
     pub there: Vec<usize>,
-    /// within this time.
+    /// How much of the node's timeout is left.
     pub remaining: Duration,
 }

@@ -80,7 +80,7 @@ impl Job {
 
     /// The nodes in progress, each with its attempt.
     pub(super) fn tasks_in_progress(&self) -> Vec<(NodeName, u32)> {
-        self.members.rollout().running().collect()
+        self.members.rollout().tasks_in_progress().collect()
     }
 
     /// Whether the edge is to go on with this task.
@@ -95,7 +95,7 @@ impl Job {
 
     /// Notes whether the node works on as many tasks as it can.
     pub(super) fn set_busy(&mut self, node: &NodeName, busy: bool) {
-        if self.course.is_running() && self.members.rollout_mut().busy(node, busy) {
+        if self.course.is_running() && self.members.rollout_mut().set_busy(node, busy) {
             self.output.touch_status(Pace::Slow);
         }
     }
@@ -110,7 +110,7 @@ impl Job {
     ) {
         let Some(before) = self.members.phase_of(node) else { return };
         let is_running = self.course.is_running();
-        if self.members.rollout_mut().online(node, session, open, effects.now) == Reattach::Dispatch {
+        if self.members.rollout_mut().mark_online(node, session, open, effects.now) == Reattach::Dispatch {
             self.dispatch(node, effects);
         }
         if before == NodePhase::Pending && is_running {
@@ -120,7 +120,7 @@ impl Job {
     }
 
     pub(super) fn mark_offline(&mut self, node: &NodeName, session: SessionId) {
-        self.members.rollout_mut().offline(node, session);
+        self.members.rollout_mut().mark_offline(node, session);
         if self.course.is_running() && self.members.phase_of(node) == Some(NodePhase::Pending) {
             self.output.touch_status(Pace::Slow);
         }
@@ -129,7 +129,7 @@ impl Job {
     /// The Node object is gone.
     pub(super) fn remove_node(&mut self, node: &NodeName) {
         if self.course.is_running() {
-            self.members.rollout_mut().deleted(node);
+            self.members.rollout_mut().remove_node(node);
             self.collect_changes();
         }
     }
@@ -149,7 +149,7 @@ impl Job {
 
     /// The edge has the task. Returns whether it is to go on with it.
     pub(super) fn mark_accepted(&mut self, node: &NodeName, attempt: u32) -> bool {
-        self.members.rollout_mut().accepted(node, attempt);
+        self.members.rollout_mut().mark_accepted(node, attempt);
         self.is_in_progress(node, attempt)
     }
 
@@ -192,17 +192,17 @@ impl Job {
             // The attempt is over.
             _ if !is_current => {}
             DispatchOutcome::Sent(session) => {
-                if self.members.rollout_mut().sent(node, *session) == Reattach::Dispatch {
+                if self.members.rollout_mut().mark_sent(node, *session) == Reattach::Dispatch {
                     self.dispatch(node, effects);
                 }
             }
             DispatchOutcome::Offline => {
-                if self.members.rollout_mut().not_sent(node) == Reattach::Dispatch {
+                if self.members.rollout_mut().mark_not_sent(node) == Reattach::Dispatch {
                     self.dispatch(node, effects);
                 }
             }
             DispatchOutcome::Unsendable(reason) => {
-                self.members.rollout_mut().refused(node, reason, effects.now);
+                self.members.rollout_mut().fail_unsendable(node, reason, effects.now);
                 let note = format!("{node}: {reason}");
                 self.events.emit_node_warning(reasons::NODE_FAILED, &note, effects);
             }

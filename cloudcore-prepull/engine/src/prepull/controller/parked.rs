@@ -1,5 +1,5 @@
-//! Jobs that are over for long: their records are in the reports, and not in memory any more. A fleet's jobs pile up
-//! in the cluster unless somebody deletes them.
+//! Parked jobs: they have been over for long, and their records are in the reports but no longer in memory. Jobs pile up
+//! in a cluster unless somebody deletes them.
 
 use std::time::Duration;
 
@@ -10,25 +10,26 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 
 use super::JobObject;
 
-/// How long after its end a job takes late results: a node that was away comes back within the hour, or its images
-/// concern the next job. What comes later is acknowledged, and written nowhere.
+/// How long after its end a job still records late results. A later result is acknowledged, and written nowhere: its
+/// images concern the next job.
 pub const PARK_AFTER: Duration = Duration::from_secs(3600);
 
-/// What is kept of such a job.
+/// What is kept in memory of a parked job.
 #[derive(Debug)]
 pub(super) struct Parked {
     pub(super) name: String,
-    /// Of the spec that it ended with: another one brings it back, for it may ask for another round.
+    /// The generation of the spec that the job ended with. Another one brings the job back, for it may ask for a further
+    /// round.
     pub(super) generation: i64,
     pub(super) phase: JobPhase,
-    /// By ttlSecondsAfterFinished.
+    /// When ttlSecondsAfterFinished are over, or when a deletion without effect is asked for again.
     pub(super) delete_at: Option<Timestamp>,
-    /// It and its reports are being read.
+    /// Whether the job and its reports are being read.
     pub(super) recalled: bool,
 }
 
 impl Parked {
-    /// A job that was over long before this life of cloudcore, and of which nothing is asked.
+    /// Parks a job that had ended long before this run of cloudcore and is asked for nothing.
     pub(super) fn settled(job: &ImagePrePullJob, now: Timestamp) -> Option<Self> {
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref()?.0;
@@ -37,8 +38,8 @@ impl Parked {
         (settled && !asks_again).then(|| Self::over(job, status, ended))
     }
 
-    /// A job that is over, and whose reports have not been read although they are needed by now: it was edited
-    /// between the two lists.
+    /// Parks a job that is over and whose reports are needed now but have not been read: it was edited between the list
+    /// of reports and that of jobs.
     pub(super) fn without_reports(job: &ImagePrePullJob, reports: &[ReportBody]) -> Option<Self> {
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref()?.0;

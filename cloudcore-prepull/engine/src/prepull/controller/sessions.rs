@@ -31,13 +31,13 @@ impl Controller {
         if let Some(busy) = self.slots.limit(node, hello.max_tasks.unwrap_or(1)) {
             self.announce_busy(node, busy);
         }
-        // Those that count on the node, and those that it has a task of.
+        // The jobs that are registered for the node, and those that it has a task of.
         let mut concerned = self.slots.jobs(node);
         concerned.extend(hello.open.iter().map(|open| open.task.job.clone()));
         concerned.sort_unstable();
         concerned.dedup();
         for uid in concerned {
-            // The latest attempt is the one that counts; an earlier one is told to stop below.
+            // Only the latest attempt counts; earlier ones are cancelled below.
             let of_job = hello.open.iter().filter(|open| open.task.job == uid);
             let open =
                 of_job.max_by_key(|open| open.task.attempt).map(|open| (open.task.attempt, open.phase));
@@ -54,7 +54,7 @@ impl Controller {
 
     fn apply_message(&mut self, node: &NodeName, message: EdgeMessage) {
         match message {
-            // The session layer takes the Hello and refuses a second one.
+            // The session layer takes the first Hello and refuses any other.
             EdgeMessage::Hello(_) => {}
             EdgeMessage::Accepted { task } => {
                 let mut wanted = false;
@@ -76,7 +76,7 @@ impl Controller {
                 if !self
                     .change_job(&result.task.job, |job, effects| job.record_result(node, &result, effects))
                 {
-                    // Nobody is left to tell: the job was deleted, or has been over for long.
+                    // The job was deleted, or has been over for long: nothing is written any more.
                     let ack = CloudMessage::ResultAck { task: result.task };
                     self.actions.push(Action::Send(node.clone(), ack));
                 }

@@ -1,4 +1,4 @@
-//! Secrets become the key that an image is pulled with.
+//! The registry credentials that an image is pulled with, from the Secrets that are named for it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,16 +10,16 @@ use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
 use prepull_api::wire::{Key, truncate_reason};
 
-/// What asking for a secret gave. Cheap to clone: a secret is parsed once, however many nodes need it.
+/// The result of reading a Secret. Cheap to clone: a Secret is parsed once, however many nodes need it.
 #[derive(Clone)]
 pub enum SecretLookup {
-    /// It is there; it may hold no usable credentials.
+    /// The Secret exists; it may hold no usable credentials.
     Found(Arc<Result<RegistryConfig, SecretError>>),
-    /// There is no such secret.
+    /// There is no such Secret.
     Missing,
-    /// We may not read it; in the API server's words.
+    /// cloudcore may not read it, for this reason of the API server.
     Forbidden(String),
-    /// It could not be asked for; in the client's words.
+    /// It could not be read, for this reason of the client.
     Error(String),
 }
 
@@ -41,7 +41,7 @@ impl SecretLookup {
     }
 }
 
-/// Registries alone: credentials have no place in a log.
+/// Shows the registries only: credentials must not get into a log.
 impl fmt::Debug for SecretLookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -56,7 +56,7 @@ impl fmt::Debug for SecretLookup {
     }
 }
 
-/// The key for one image of an ImagePrePullJob: anonymous only where no secret is named.
+/// Resolves the key for one image of an ImagePrePullJob. It is anonymous only if no secret is named.
 ///
 /// With several secrets (an overrider added one), what those hold that can be used is tried in their order; the
 /// image fails only where none has anything, and then the reason says what is wrong with each.

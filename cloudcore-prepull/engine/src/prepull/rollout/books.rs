@@ -1,4 +1,4 @@
-//! A member changes, and the counts and indexes with it. Nothing else touches them.
+//! The counts and indexes of a rollout, which change together with its members, and only here.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -1,4 +1,4 @@
-//! What is sent to edges, and what they say: how it moves the nodes of a job.
+//! The transitions of nodes by what is sent to their edges, and by what the edges say.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::prepull::plan::NodePlan;
 use crate::shared::session::SessionId;
 
 impl Rollout {
-    /// The node starts: its record names the images, so that it says what it speaks of whatever happens next.
+    /// Names the images in the record of a node that starts, so that it is complete whatever happens next.
     pub fn name_images(&mut self, node: &NodeName, plan: &NodePlan) {
         if let Some(at) = self.position(node)
             && self.members[at].record.image_status.len() != plan.images.len()
@@ -22,9 +22,8 @@ impl Rollout {
         }
     }
 
-    /// The start of the node is recorded: its task is being dispatched. Says whether there is still something
-    /// to dispatch, and for how long.
-    pub fn dispatching(&mut self, node: &NodeName, now: Timestamp) -> Option<Duration> {
+    /// The start of the node is recorded: its task is being dispatched. Returns the time that is left for it, if any.
+    pub fn begin_dispatch(&mut self, node: &NodeName, now: Timestamp) -> Option<Duration> {
         let at = self.in_progress(node)?;
         let again = match self.members[at].flight {
             Flight::Recording => false,
@@ -38,8 +37,8 @@ impl Rollout {
         Duration::try_from(deadline.duration_since(now)).ok().filter(|remaining| !remaining.is_zero())
     }
 
-    /// The Assign was handed to a session. Where the node has another one by now, it is to be sent again.
-    pub fn sent(&mut self, node: &NodeName, session: SessionId) -> Reattach {
+    /// The Assign was handed to a session. If the node has a newer one by now, the Assign is to be sent again.
+    pub fn mark_sent(&mut self, node: &NodeName, session: SessionId) -> Reattach {
         let Some(at) = self.in_progress(node) else { return Reattach::Leave };
         let member = &mut self.members[at];
         match member.online {
@@ -53,10 +52,10 @@ impl Rollout {
         }
     }
 
-    /// The Assign could not be handed to a session, so the one that we know of is dead, whether or not that has been
-    /// said. The node gives its slot back and waits; where the edge may have the task from before it keeps its slot,
-    /// and is sent the Assign when it is back. Where it is back already, that is to be done.
-    pub fn not_sent(&mut self, node: &NodeName) -> Reattach {
+    /// The Assign could not be handed to a session, so the known session is dead even if nobody has said so yet. The node
+    /// becomes pending again; if its edge may have the task already, it keeps its slot and is sent the Assign on its next
+    /// session. If that session is there already, the Assign is to be sent now.
+    pub fn mark_not_sent(&mut self, node: &NodeName) -> Reattach {
         let Some(at) = self.in_progress(node) else { return Reattach::Leave };
         let Flight::Dispatching { again, session } = self.members[at].flight else { return Reattach::Leave };
         if self.members[at].online.is_some_and(|online| Some(online) != session) {
@@ -73,21 +72,21 @@ impl Rollout {
     }
 
     /// The task of the node cannot be sent at all.
-    pub fn refused(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
+    pub fn fail_unsendable(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
             self.end(at, NodePhase::Failure, reason, now);
         }
     }
 
-    /// The task of the node cannot be made any more.
-    pub fn lost(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
+    /// The task of the node can no longer be made.
+    pub fn mark_lost(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
             self.end(at, NodePhase::Unknown, reason, now);
         }
     }
 
     /// The edge has the task in its ledger.
-    pub fn accepted(&mut self, node: &NodeName, attempt: u32) {
+    pub fn mark_accepted(&mut self, node: &NodeName, attempt: u32) {
         if let Some(at) = self.in_progress(node)
             && self.members[at].record.attempt == attempt
         {
@@ -96,7 +95,7 @@ impl Rollout {
     }
 
     /// The node has a session. `open` is what its `Hello` says of this job's task, if anything.
-    pub fn online(
+    pub fn mark_online(
         &mut self,
         node: &NodeName,
         session: SessionId,
@@ -140,7 +139,7 @@ impl Rollout {
     }
 
     /// The node lost its session. A node in progress keeps its slot until its deadline: it may well be pulling.
-    pub fn offline(&mut self, node: &NodeName, session: SessionId) {
+    pub fn mark_offline(&mut self, node: &NodeName, session: SessionId) {
         if let Some(&at) = self.index.get(node)
             && self.members[at].online == Some(session)
         {
@@ -148,8 +147,8 @@ impl Rollout {
         }
     }
 
-    /// How far the node is. Returns whether anything changed.
-    pub fn progress(
+    /// Records the progress of the node. Returns whether anything changed.
+    pub fn record_progress(
         &mut self,
         node: &NodeName,
         plan: &NodePlan,
@@ -166,9 +165,9 @@ impl Rollout {
         true
     }
 
-    /// The end of a task. Also taken after the deadline, and after the job's end: it is the truth about the
-    /// node. Returns whether anything changed.
-    pub fn result(
+    /// Records the result of the node's task, also after its deadline and after the end of the job: it is the truth about
+    /// the node. Returns whether anything changed.
+    pub fn record_result(
         &mut self,
         node: &NodeName,
         plan: Option<&NodePlan>,

@@ -1,4 +1,4 @@
-//! What the edge says, written into a node's record.
+//! The record of a node, as progress and results change it.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

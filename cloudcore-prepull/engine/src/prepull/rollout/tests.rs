@@ -35,7 +35,7 @@ fn rollout(nodes: usize, concurrency: usize, tolerance: &str) -> Rollout {
 
 fn all_online(rollout: &mut Rollout, nodes: usize) {
     for n in 0..nodes {
-        assert_eq!(rollout.online(&node(n), SessionId(1), None, at(0)), Reattach::Leave);
+        assert_eq!(rollout.mark_online(&node(n), SessionId(1), None, at(0)), Reattach::Leave);
     }
 }
 
@@ -88,7 +88,7 @@ fn concurrency_is_never_exceeded_and_a_slot_that_is_free_is_used() {
     all_online(&mut rollout, 5);
     assert_eq!(started(&rollout.advance(at(0))), [node(0), node(1)]);
     assert_eq!(rollout.advance(at(0)), []);
-    assert!(rollout.result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1)));
+    assert!(rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1)));
     assert_eq!(started(&rollout.advance(at(1))), [node(2)]);
     assert_eq!(rollout.summary().in_progress, 2);
 }
@@ -96,14 +96,14 @@ fn concurrency_is_never_exceeded_and_a_slot_that_is_free_is_used() {
 #[test]
 fn a_node_that_is_offline_takes_no_slot_and_starts_when_it_is_back() {
     let mut rollout = rollout(2, 1, "0");
-    rollout.online(&node(1), SessionId(1), None, at(0));
+    rollout.mark_online(&node(1), SessionId(1), None, at(0));
     assert_eq!(started(&rollout.advance(at(0))), [node(1)]);
     assert_eq!(rollout.record(&node(0)).unwrap().reason, OFFLINE);
     assert_eq!(rollout.waiting_offline(), 1);
-    rollout.result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1));
+    rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1));
     assert_eq!(rollout.advance(at(1)), []);
     assert_eq!(rollout.verdict(), Verdict::Running);
-    rollout.online(&node(0), SessionId(2), None, at(5));
+    rollout.mark_online(&node(0), SessionId(2), None, at(5));
     assert_eq!(started(&rollout.advance(at(5))), [node(0)]);
     assert_eq!(rollout.record(&node(0)).unwrap().reason, "");
 }
@@ -113,9 +113,9 @@ fn a_silent_node_is_unknown_at_its_deadline_and_frees_its_slot() {
     let mut rollout = rollout(2, 1, "1");
     all_online(&mut rollout, 2);
     rollout.advance(at(0));
-    rollout.dispatching(&node(0), at(0)).unwrap();
-    rollout.sent(&node(0), SessionId(1));
-    rollout.accepted(&node(0), 1);
+    rollout.begin_dispatch(&node(0), at(0)).unwrap();
+    rollout.mark_sent(&node(0), SessionId(1));
+    rollout.mark_accepted(&node(0), 1);
     assert_eq!(rollout.next_deadline(), Some(at(302)));
     assert_eq!(rollout.advance(at(301)), []);
     assert_eq!(rollout.advance(at(302)), [Decision::Expire(node(0)), Decision::Start(node(1))]);
@@ -135,8 +135,8 @@ fn a_late_result_replaces_unknown_and_the_answer_to_the_cancel_does_not() {
     rollout.advance(at(0));
     rollout.advance(at(302));
     assert_eq!(rollout.summary().unknown, 2);
-    assert!(rollout.result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(310)));
-    assert!(rollout.result(&node(1), Some(&plan()), &result(TaskOutcome::Cancelled), at(310)));
+    assert!(rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(310)));
+    assert!(rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Cancelled), at(310)));
     assert_eq!((rollout.summary().successful, rollout.summary().unknown), (1, 1));
     assert!(rollout.record(&node(1)).unwrap().reason.contains("no result within"));
 }
@@ -148,9 +148,9 @@ fn a_result_counts_once_and_only_for_its_attempt() {
     rollout.advance(at(0));
     let mut other = result(TaskOutcome::Failed);
     other.task.attempt = 2;
-    assert!(!rollout.result(&node(0), Some(&plan()), &other, at(1)));
-    assert!(rollout.result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(1)));
-    assert!(!rollout.result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(2)));
+    assert!(!rollout.record_result(&node(0), Some(&plan()), &other, at(1)));
+    assert!(rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(1)));
+    assert!(!rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(2)));
     assert_eq!(rollout.summary().successful, 1);
     assert_eq!(rollout.record(&node(0)).unwrap().image_status[0].status, Tristate::True);
 }
@@ -161,12 +161,12 @@ fn nothing_starts_once_the_tolerance_is_exceeded() {
     let mut rollout = rollout(10, 2, "0.1");
     all_online(&mut rollout, 10);
     rollout.advance(at(0));
-    rollout.result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1));
+    rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1));
     assert_eq!(started(&rollout.advance(at(1))), [node(2)]);
-    rollout.result(&node(1), Some(&plan()), &result(TaskOutcome::Failed), at(2));
+    rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Failed), at(2));
     assert_eq!(rollout.advance(at(2)), []);
     assert_eq!(rollout.verdict(), Verdict::Draining);
-    rollout.result(&node(2), Some(&plan()), &result(TaskOutcome::Succeeded), at(3));
+    rollout.record_result(&node(2), Some(&plan()), &result(TaskOutcome::Succeeded), at(3));
     assert_eq!(rollout.advance(at(3)), []);
     assert_eq!(rollout.verdict(), Verdict::Failed);
 }
@@ -178,7 +178,7 @@ fn one_of_201_at_zero_is_a_failure() {
     rollout.advance(at(0));
     for n in 0..201 {
         let outcome = if n == 7 { TaskOutcome::Failed } else { TaskOutcome::Succeeded };
-        rollout.result(&node(n), Some(&plan()), &result(outcome), at(1));
+        rollout.record_result(&node(n), Some(&plan()), &result(outcome), at(1));
     }
     assert_eq!(rollout.verdict(), Verdict::Failed);
 }
@@ -188,13 +188,13 @@ fn an_assign_that_found_no_session_gives_the_slot_back() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
-    rollout.dispatching(&node(0), at(0)).unwrap();
-    rollout.offline(&node(0), SessionId(1));
-    rollout.not_sent(&node(0));
+    rollout.begin_dispatch(&node(0), at(0)).unwrap();
+    rollout.mark_offline(&node(0), SessionId(1));
+    rollout.mark_not_sent(&node(0));
     assert_eq!(rollout.summary().pending, 1);
     assert_eq!(rollout.next_deadline(), None);
     assert_eq!(rollout.advance(at(1)), []);
-    rollout.online(&node(0), SessionId(2), None, at(2));
+    rollout.mark_online(&node(0), SessionId(2), None, at(2));
     assert_eq!(started(&rollout.advance(at(2))), [node(0)]);
 }
 
@@ -203,9 +203,9 @@ fn an_assign_that_went_to_a_session_which_was_replaced_is_sent_again() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
-    rollout.dispatching(&node(0), at(0)).unwrap();
-    assert_eq!(rollout.online(&node(0), SessionId(2), None, at(1)), Reattach::Leave);
-    assert_eq!(rollout.sent(&node(0), SessionId(1)), Reattach::Dispatch);
+    rollout.begin_dispatch(&node(0), at(0)).unwrap();
+    assert_eq!(rollout.mark_online(&node(0), SessionId(2), None, at(1)), Reattach::Leave);
+    assert_eq!(rollout.mark_sent(&node(0), SessionId(1)), Reattach::Dispatch);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn what_a_hello_says_decides_what_happens_to_a_task() {
         };
         let settings = unheld();
         let mut rollout = Rollout::new(settings, vec![record]);
-        assert_eq!(rollout.online(&node(0), SessionId(1), open, at(1)), expected, "{phase:?} {open:?}");
+        assert_eq!(rollout.mark_online(&node(0), SessionId(1), open, at(1)), expected, "{phase:?} {open:?}");
     }
 }
 
@@ -251,7 +251,7 @@ fn a_deadline_goes_on_over_a_restart_and_follows_a_changed_timeout() {
     let settings = |timeout| Settings { timeout: Duration::from_secs(timeout), ..unheld() };
     let mut rollout = Rollout::new(settings(300), vec![record]);
     assert_eq!(rollout.next_deadline(), Some(at(302)));
-    assert_eq!(rollout.dispatching(&node(0), at(100)), Some(Duration::from_secs(200)));
+    assert_eq!(rollout.begin_dispatch(&node(0), at(100)), Some(Duration::from_secs(200)));
     rollout.configure(settings(60));
     assert_eq!(rollout.next_deadline(), Some(at(62)));
 }
@@ -259,7 +259,7 @@ fn a_deadline_goes_on_over_a_restart_and_follows_a_changed_timeout() {
 #[test]
 fn a_pending_node_whose_object_is_deleted_does_not_hold_the_job() {
     let mut rollout = rollout(1, 1, "1");
-    assert!(rollout.deleted(&node(0)));
+    assert!(rollout.remove_node(&node(0)));
     assert_eq!(rollout.verdict(), Verdict::Completed);
     assert_eq!(rollout.summary().unknown, 1);
 }
@@ -279,6 +279,6 @@ fn an_image_index_out_of_range_harms_nothing() {
             reason: String::new(),
         }],
     };
-    assert!(rollout.progress(&node(0), &plan(), &progress, at(1)));
+    assert!(rollout.record_progress(&node(0), &plan(), &progress, at(1)));
     assert_eq!(rollout.record(&node(0)).unwrap().image_status.len(), 1);
 }

@@ -15,7 +15,7 @@ pub(super) struct Waves {
 }
 
 impl Waves {
-    /// As an earlier life of cloudcore left them.
+    /// The waves as an earlier run of cloudcore left them.
     pub(super) fn resumed(status: &RolloutStatus) -> Self {
         Self {
             at: (status.step as usize).saturating_sub(1),
@@ -23,22 +23,22 @@ impl Waves {
         }
     }
 
-    /// The nodes have gone further than the status said: how many of them failed is not to be held against a wave
-    /// that was smaller.
+    /// Goes on to the wave that the nodes have reached: more of them may have started than the status says, and their
+    /// failures are not to be held against a smaller wave.
     pub(super) fn catch_up(&mut self, steps: &[Step], counts: &Summary) {
         while self.at < steps.len() && self.limit(steps, counts.desired) < counts.desired - counts.pending {
             (self.at, self.paused_until) = (self.at + 1, None);
         }
     }
 
-    /// For a further round, in which so many nodes have started already.
+    /// The waves of a further round, which begins with the first one that is not complete.
     pub(super) fn again(steps: &[Step], counts: &Summary) -> Self {
         let started = counts.desired - counts.pending;
         let at = steps.iter().position(|step| step.nodes(counts.desired) > started);
         Self { at: at.unwrap_or(steps.len()), paused_until: None }
     }
 
-    /// How many nodes may have started, the earlier waves included.
+    /// How many nodes may have started by now, those of the earlier waves included.
     pub(super) fn limit(&self, steps: &[Step], desired: u32) -> u32 {
         // The largest so far: a percentage may be less than a number before it.
         steps
@@ -46,7 +46,7 @@ impl Waves {
             .map_or(desired, |steps| steps.iter().map(|step| step.nodes(desired)).max().unwrap_or(desired))
     }
 
-    /// Goes on to the next wave where this one has ended well; the caller has looked at the tolerance.
+    /// Goes on to the next wave if this one has ended. The caller has checked the tolerance.
     pub(super) fn advance(
         &mut self,
         steps: &[Step],
@@ -75,7 +75,7 @@ impl Waves {
         self.paused_until
     }
 
-    /// For people, and for the next life of cloudcore.
+    /// The waves as the status has them, for people and for the next run of cloudcore.
     pub(super) fn status(&self, steps: &[Step], desired: u32) -> Option<RolloutStatus> {
         let last_is_all = steps.last()? == &Step::Percent(100);
         let waves = steps.len() + usize::from(!last_is_all);

@@ -131,8 +131,8 @@ impl Job {
 
     /// Begins a further round for the nodes that did not succeed.
     pub(super) fn begin_round(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
-        let again = self.members.rollout_mut().retry();
-        self.members.rollout_mut().without(nodes);
+        let again = self.members.rollout_mut().begin_round();
+        self.members.rollout_mut().remove_missing(nodes);
         self.members.refresh_plans(nodes);
         self.course.begin_round(effects.now);
         let (round, rounds) = (self.course.rounds(), self.course.policy().retry);

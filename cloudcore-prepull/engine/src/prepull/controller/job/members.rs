@@ -144,13 +144,13 @@ impl Members {
 
     pub(super) fn record_progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {
         if let Some(plan) = self.plans.get(node) {
-            self.rollout.progress(node, plan, progress, now);
+            self.rollout.record_progress(node, plan, progress, now);
         }
     }
 
     /// Returns whether the result changed anything.
     pub(super) fn record_result(&mut self, node: &NodeName, result: &TaskResult, now: Timestamp) -> bool {
-        self.rollout.result(node, self.plans.get(node).map(Arc::as_ref), result, now)
+        self.rollout.record_result(node, self.plans.get(node).map(Arc::as_ref), result, now)
     }
 
     /// Makes the task of a node whose start is recorded. `is_beginning_unknown`: a task that cannot be made is not lost
@@ -166,11 +166,11 @@ impl Members {
             if self.job.is_none() || is_beginning_unknown {
                 return Prepared::Nothing;
             }
-            self.rollout.lost(node, NOTHING_TO_SEND, now);
+            self.rollout.mark_lost(node, NOTHING_TO_SEND, now);
             return Prepared::Impossible(NOTHING_TO_SEND);
         };
-        let Some(remaining) = self.rollout.dispatching(node, now) else { return Prepared::Nothing };
-        let there = if attempt > 1 { self.rollout.there(node) } else { Vec::new() };
+        let Some(remaining) = self.rollout.begin_dispatch(node, now) else { return Prepared::Nothing };
+        let there = if attempt > 1 { self.rollout.pulled_images(node) } else { Vec::new() };
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
         Prepared::Dispatch(Dispatch { job, node, attempt, plan, there, remaining })
     }

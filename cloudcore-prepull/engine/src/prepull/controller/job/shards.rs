@@ -1,4 +1,4 @@
-//! Which report holds which nodes, and when each is written.
+//! The reports of a job: which nodes each holds, and when it is written.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,18 +15,18 @@ use crate::shared::writes::{Deferred, Pace, Writes};
 fn report_budget() -> TokenBucket<Timestamp> {
     TokenBucket::new(20.0, 60.0)
 }
-/// What results that trickle in may write, in reports per second of one job, while others of the same report are to
-/// come; and what progress alone may. A report of 250 nodes is 100 KiB and more: such writes are what an API server
-/// has most to do with, and nobody waits for them.
+/// Reports per second of one job that are written for results while more results of the same report are to come, and
+/// those that are written for progress alone. A report of 250 nodes takes 100 KiB and more: such writes are the largest
+/// load on an API server, and nobody waits for them.
 const TRICKLE: (f64, f64) = (10.0, 4.0);
 
 /// The reports of a job.
 #[derive(Debug)]
 pub(in crate::prepull::controller) struct Shards {
     list: Vec<Shard>,
-    /// Those with something to write.
+    /// The indexes in `list` of the reports that have something to write.
     dirty: BTreeSet<usize>,
-    /// Nodes in a report that is not full.
+    /// How many nodes a new report holds.
     capacity: usize,
     /// See [`report_budget`].
     budget: TokenBucket<Timestamp>,
@@ -34,7 +34,7 @@ pub(in crate::prepull::controller) struct Shards {
 
 #[derive(Debug)]
 struct Shard {
-    /// In the name of the report.
+    /// The index in the name of the report.
     index: u32,
     nodes: Range<usize>,
     writes: Writes,

@@ -240,7 +240,7 @@ impl Job {
         if is_over {
             rollout = rollout.closed();
         } else {
-            rollout.without(nodes);
+            rollout.remove_missing(nodes);
         }
         let carried_out = job.as_ref().ok().filter(|_| !is_over).cloned().map(Arc::new);
         self.members.begin(carried_out, plans, rollout);
