@@ -34,7 +34,7 @@ use crate::kube_api::leader::{self, Leadership};
 use crate::kube_api::refusal::with_causes;
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
-use crate::kube_api::{cluster, kruise_owner, watch};
+use crate::kube_api::{cluster, kruise_owner, kruise_writer, watch};
 use crate::run::http::Readiness;
 use crate::run::metrics::Metrics;
 
@@ -50,7 +50,6 @@ mod signals;
 mod vital;
 
 use self::core::{Clock, Core, DISPATCHES};
-use self::kruise::KruiseWrites;
 use recorder::Recorder;
 use vital::Vital;
 
@@ -183,7 +182,7 @@ async fn work(
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
-        kruise: KruiseWrites::new(writes.clone()),
+        kruise_writer: kruise_writer::Writer::new(writes.clone()),
         writer: Writer::new(writes, events.clone()),
         events,
         leadership,

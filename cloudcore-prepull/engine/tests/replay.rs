@@ -4,6 +4,8 @@
 //! every action, the last status of each job, and where this version parts from what was recorded. A file that shows a
 //! defect belongs into `tests/recordings`, with a test of its own that says how its jobs should have ended.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -127,15 +129,12 @@ fn play_file(path: &Path, watch: impl FnMut(Timestamp, &Action)) -> Replay {
 
 fn recordings_below(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    entries
-        .flat_map(|path| match path.is_dir() {
-            true => recordings_below(&path),
-            false => path
-                .extension()
-                .is_some_and(|extension| extension == "recording")
-                .then_some(path)
-                .into_iter()
-                .collect(),
-        })
-        .collect()
+    let below = |path: PathBuf| {
+        if path.is_dir() {
+            return recordings_below(&path);
+        }
+        let is_recording = path.extension().is_some_and(|extension| extension == "recording");
+        if is_recording { vec![path] } else { Vec::new() }
+    };
+    entries.flat_map(below).collect()
 }

@@ -17,10 +17,14 @@ use prepull_engine::shared::objects::ObjectId;
 use prepull_engine::shared::outcomes::WriteOutcome;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tracing::warn;
 
 use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
 use crate::kube_api::refusal::FailureLog;
+
+/// Writes under way. More would wait in the API server, which has its own bounds (400 in all by default).
+const WRITES: usize = 64;
 
 /// Writes NodeImages, ImagePullJobs and ImageListPullJobs. Cheap to clone.
 #[derive(Clone)]
@@ -28,16 +32,19 @@ pub(crate) struct Writer {
     client: Client,
     /// Shared: a problem that lasts is logged once a minute, and not for each of ten thousand nodes.
     log: Arc<FailureLog>,
+    permits: Arc<Semaphore>,
 }
 
 impl Writer {
     /// Writes with the rights of this client.
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, log: Arc::default() }
+        Self { client, log: Arc::default(), permits: Arc::new(Semaphore::new(WRITES)) }
     }
 
     /// Writes a NodeImage.
     pub(crate) async fn write_node_image(&self, node: &NodeName, write: Write) -> Written {
+        // The semaphore is never closed.
+        let _permit = self.permits.acquire().await;
         match object_write::in_time(self.try_node_image(node.as_str(), write)).await {
             Ok(written) => written,
             Err(error) => {
@@ -87,6 +94,7 @@ impl Writer {
 
     /// Writes a job, or a child of a list.
     pub(crate) async fn write_job(&self, write: JobWrite) -> WriteOutcome {
+        let _permit = self.permits.acquire().await;
         let target = write.target();
         match object_write::in_time(self.try_job(write)).await {
             Ok(outcome) => outcome,

@@ -18,10 +18,10 @@ use tracing::{Instrument, error, info, info_span};
 use crate::edges::dispatch;
 use crate::edges::tunnel::Sessions;
 use crate::kube_api::events::Events;
+use crate::kube_api::kruise_writer;
 use crate::kube_api::leader::Leadership;
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
-use crate::run::kruise::KruiseWrites;
 use crate::run::metrics::Metrics;
 use crate::run::recorder::Recorder;
 use crate::run::vital::Vital;
@@ -52,7 +52,7 @@ pub(super) struct Core {
     pub(super) engine: Engine,
     /// With `--record`.
     pub(super) recorder: Option<Recorder>,
-    pub(super) kruise: KruiseWrites,
+    pub(super) kruise_writer: kruise_writer::Writer,
     pub(super) clock: Clock,
     /// Its client is fenced: see [`crate::kube_api::leader::Fence`].
     pub(super) writer: Writer,

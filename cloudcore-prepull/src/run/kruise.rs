@@ -1,34 +1,15 @@
 //! Kruise's objects: their watches, and the actions that the engine asks for.
 
-use std::sync::Arc;
-
 use kube::Client;
 use prepull_engine::kruise::jobs;
 use prepull_engine::kruise::node_images::{self, Written};
 use prepull_engine::kruise::{Action, Input};
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use tokio::sync::Semaphore;
 use tracing::{Instrument, info, info_span};
 
 use super::core::{Core, caught};
 use crate::edges::dispatch::dispatch_node_image_task;
 use crate::kube_api::kruise_watch;
-use crate::kube_api::kruise_writer::Writer;
-
-/// Writes at a time. More would wait in the API server, which has its own bounds (400 in all by default).
-const WRITES: usize = 64;
-
-/// The writes of Kruise's objects.
-pub(super) struct KruiseWrites {
-    writer: Writer,
-    permits: Arc<Semaphore>,
-}
-
-impl KruiseWrites {
-    pub(super) fn new(client: Client) -> Self {
-        Self { writer: Writer::new(client), permits: Arc::new(Semaphore::new(WRITES)) }
-    }
-}
 
 impl Core {
     /// Starts the watches of Kruise's objects and of pods.
@@ -47,6 +28,7 @@ impl Core {
         tokio::spawn(self.vital.guard("the watch of NodeImages", node_images).instrument(span("NodeImage")));
     }
 
+    /// Carries out an action for one of Kruise's objects.
     pub(super) fn act_for_kruise(&mut self, action: Action) {
         let inputs = self.inputs.clone();
         match action {
@@ -69,18 +51,16 @@ impl Core {
                 self.work.spawn(work.instrument(span));
             }
             Action::NodeImage(node, write) => {
-                let (writer, permits) = (self.kruise.writer.clone(), self.kruise.permits.clone());
+                let writer = self.kruise_writer.clone();
                 self.work.spawn(async move {
-                    let _permit = permits.acquire().await;
                     let written =
                         caught(writer.write_node_image(&node, write)).await.unwrap_or(Written::Failed);
                     let _ = inputs.send(Input::Node(node_images::Input::Written(node, written)).into()).await;
                 });
             }
             Action::Job(write) => {
-                let (writer, permits) = (self.kruise.writer.clone(), self.kruise.permits.clone());
+                let writer = self.kruise_writer.clone();
                 self.work.spawn(async move {
-                    let _permit = permits.acquire().await;
                     let target = write.target();
                     let outcome = caught(writer.write_job(write)).await.unwrap_or(WriteOutcome::Failed);
                     let _ = inputs.send(Input::Job(jobs::Input::Written { target, outcome }).into()).await;

@@ -15,10 +15,11 @@ use world::{LOTS, PullTime, World};
 
 /// The fleet that the bars are for.
 const NODES: usize = 100_000;
-/// A job over [`NODES`] from its creation to its end: so long on one core,
+/// A job over [`NODES`] may take so long from its creation to its end, both of one core and by the clock on the wall,
 const BAR_TIME: Duration = Duration::from_secs(30);
-/// and so much memory, the made-up cluster's own included.
+/// and so many MiB, the made-up cluster's own included.
 const BAR_MEMORY: f64 = 2560.0;
+/// Kibibytes in a mebibyte.
 const MIB: f64 = 1024.0;
 
 /// One way to use a fleet.
@@ -124,10 +125,11 @@ fn main() {
             );
             if scenario.name == "burst" && nodes == NODES {
                 let verdict = |met| if met { "met" } else { "MISSED" };
+                let bar = BAR_TIME.as_secs_f64();
                 println!(
-                    "         bars: {} s of one core {}, {BAR_MEMORY:.0} MiB {}",
-                    BAR_TIME.as_secs(),
-                    verdict(taken.busy <= BAR_TIME.as_secs_f64()),
+                    "         bars: {bar} s of one core {}, {bar} s from creation to end {}, {BAR_MEMORY} MiB {}",
+                    verdict(taken.busy <= bar),
+                    verdict(taken.simulated <= bar),
                     verdict(taken.memory <= BAR_MEMORY),
                 );
             }

@@ -23,7 +23,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         clock: Clock::start(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
-        kruise: KruiseWrites::new(client.clone()),
+        kruise_writer: kruise_writer::Writer::new(client.clone()),
         writer: Writer::new(client, events.clone()),
         events,
         leadership: Leadership::undisputed(),
