@@ -48,7 +48,7 @@ impl Pulls {
         let mut wanted: HashSet<TagKey> = HashSet::new();
         for (name, image) in &object.spec.images {
             let has_ended = |tag: &ImageTagSpec| {
-                let ended_at = |status| ended_at(status, &TagKey::new(name, &tag.tag), tag.version);
+                let ended_at = |status| ended_at(status, name, &tag.tag, tag.version);
                 object.status.as_ref().and_then(ended_at).is_some()
             };
             // True of most images of most nodes, and cheaper than their rules.
@@ -95,7 +95,7 @@ impl Pulls {
                 *pull = new(valid);
             }
             None => {
-                let stored = object.status.as_ref().and_then(|status| find(status, &key));
+                let stored = object.status.as_ref().and_then(|status| find(status, &key.image, &key.tag));
                 let pull = new(valid).resume(stored);
                 self.pulls.insert(key, pull);
             }

@@ -21,9 +21,8 @@ impl ReportedStates {
         let mut states: HashMap<(JobUid, TagKey), TagState> = HashMap::new();
         for (image, spec) in &object.spec.images {
             for tag in &spec.tags {
-                let key = TagKey::new(image, &tag.tag);
-                let state = tag_state(object.status.as_ref(), &key, tag);
-                states.extend(jobs_of(tag).map(|job| ((job, key.clone()), state)));
+                let state = tag_state(object.status.as_ref(), image, tag);
+                states.extend(jobs_of(tag).map(|job| ((job, TagKey::new(image, &tag.tag)), state)));
             }
         }
         self.0.retain(|owned, _| {
@@ -74,8 +73,9 @@ fn notify(job: &JobUid, key: &TagKey, state: TagState, fx: &mut NodeEffects<'_>)
 }
 
 /// The state of a tag as the API server has it.
-fn tag_state(status: Option<&NodeImageStatus>, key: &TagKey, tag: &ImageTagSpec) -> TagState {
-    let ended = status.and_then(|status| find(status, key)).filter(|found| found.has_ended(tag.version));
+fn tag_state(status: Option<&NodeImageStatus>, image: &str, tag: &ImageTagSpec) -> TagState {
+    let ended =
+        status.and_then(|status| find(status, image, &tag.tag)).filter(|found| found.has_ended(tag.version));
     let Some(ended) = ended else { return TagState::Pending };
     let at = ended.completion_time.as_ref().map_or(Timestamp::MIN, |time| time.0);
     match ended.phase {

@@ -11,7 +11,7 @@ use prepull_api::crd::kruise::{
 use prepull_api::task::JobUid;
 
 use super::status::{ended_at, find};
-use crate::kruise::{Liveness, TagKey, TagRequest};
+use crate::kruise::{Liveness, TagRequest};
 use crate::shared::events::ObjectKind;
 
 /// What a request does to a spec.
@@ -46,7 +46,7 @@ pub(super) fn apply(
     let has_room = image.tags.len() < MAX_TAGS;
     match image.tags.iter_mut().find(|tag| tag.tag == key.tag) {
         Some(tag) if owns(tag, &request.owner) => {
-            let has_ended = ended_at(status, key, tag.version).is_some();
+            let has_ended = ended_at(status, &key.image, &key.tag, tag.version).is_some();
             if has_ended && new_round {
                 begin_round(tag, request, now);
                 set_image_terms(image, request);
@@ -68,7 +68,7 @@ pub(super) fn apply(
         None if !has_room => full,
         None => {
             // Above the version of a removed tag of this name whose status has not been cleared yet.
-            let before = find(status, key).map(|tag| tag.version);
+            let before = find(status, &key.image, &key.tag).map(|tag| tag.version);
             let mut tag = ImageTagSpec {
                 tag: key.tag.clone(),
                 created_at: Some(Time(now)),
@@ -179,7 +179,7 @@ pub(super) fn is_abandoned(tag: &ImageTagSpec, liveness: &dyn Fn(&JobUid) -> Liv
 /// When the time to live of a tag that has ended passes.
 fn expiry(name: &str, tag: &ImageTagSpec, status: &NodeImageStatus) -> Option<Timestamp> {
     let ttl = tag.pull_policy.as_ref()?.ttl_seconds_after_finished?;
-    let ended = ended_at(status, &TagKey::new(name, &tag.tag), tag.version)?;
+    let ended = ended_at(status, name, &tag.tag, tag.version)?;
     ended.checked_add(Duration::from_secs(u64::try_from(ttl).unwrap_or(0))).ok()
 }
 

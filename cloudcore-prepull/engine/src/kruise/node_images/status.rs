@@ -31,13 +31,11 @@ pub(super) fn desired_status(
             if tags.iter().any(|known: &ImageTagStatus| known.tag == tag.tag) {
                 continue;
             }
-            let key = TagKey::new(name, &tag.tag);
-            let ended = find(stored, &key).filter(|known| known.has_ended(tag.version));
-            let status = ended.cloned().or_else(|| current(&key, tag)).unwrap_or_else(|| ImageTagStatus {
-                tag: tag.tag.clone(),
-                version: tag.version,
-                ..ImageTagStatus::default()
-            });
+            let ended = find(stored, name, &tag.tag).filter(|known| known.has_ended(tag.version));
+            let status =
+                ended.cloned().or_else(|| current(&TagKey::new(name, &tag.tag), tag)).unwrap_or_else(|| {
+                    ImageTagStatus { tag: tag.tag.clone(), version: tag.version, ..ImageTagStatus::default() }
+                });
             match status.phase {
                 PullPhase::Waiting => desired.waiting += 1,
                 PullPhase::Pulling => desired.pulling += 1,
@@ -60,27 +58,28 @@ pub(super) fn difference(desired: &NodeImageStatus, stored: Option<&NodeImageSta
     if desired == stored {
         return None;
     }
-    let has_ended =
-        |key: &TagKey, tag: &ImageTagStatus| tag.completion_time.is_some() && find(stored, key) != Some(tag);
+    let has_ended = |image: &str, tag: &ImageTagStatus| {
+        tag.completion_time.is_some() && find(stored, image, &tag.tag) != Some(tag)
+    };
     if any_tag(desired, has_ended) {
         return Some(Difference::Ended);
     }
-    let has_removed = any_tag(stored, |key, _| find(desired, key).is_none());
+    let has_removed = any_tag(stored, |image, tag| find(desired, image, &tag.tag).is_none());
     Some(if has_removed { Difference::Removed } else { Difference::Progress })
 }
 
-fn any_tag(status: &NodeImageStatus, is: impl Fn(&TagKey, &ImageTagStatus) -> bool) -> bool {
+fn any_tag(status: &NodeImageStatus, is: impl Fn(&str, &ImageTagStatus) -> bool) -> bool {
     let mut images = status.image_statuses.iter();
-    images.any(|(name, image)| image.tags.iter().any(|tag| is(&TagKey::new(name, &tag.tag), tag)))
+    images.any(|(name, image)| image.tags.iter().any(|tag| is(name, tag)))
 }
 
 /// When a tag succeeded or failed in this version.
-pub(super) fn ended_at(status: &NodeImageStatus, key: &TagKey, version: i64) -> Option<Timestamp> {
-    let found = find(status, key).filter(|found| found.has_ended(version))?;
+pub(super) fn ended_at(status: &NodeImageStatus, image: &str, tag: &str, version: i64) -> Option<Timestamp> {
+    let found = find(status, image, tag).filter(|found| found.has_ended(version))?;
     found.completion_time.as_ref().map(|time| time.0)
 }
 
 /// The status of a tag, of whatever version.
-pub(super) fn find<'a>(status: &'a NodeImageStatus, key: &TagKey) -> Option<&'a ImageTagStatus> {
-    status.image_statuses.get(&key.image)?.tags.iter().find(|found| found.tag == key.tag)
+pub(super) fn find<'a>(status: &'a NodeImageStatus, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {
+    status.image_statuses.get(image)?.tags.iter().find(|found| found.tag == tag)
 }

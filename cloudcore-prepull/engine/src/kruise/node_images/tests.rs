@@ -299,7 +299,7 @@ impl World {
     }
 
     pub(super) fn tag(&self, image: &str, tag: &str) -> Option<ImageTagStatus> {
-        super::status::find(&self.status(), &TagKey::new(image, tag)).cloned()
+        super::status::find(&self.status(), image, tag).cloned()
     }
 
     pub(super) fn spec_tag(&self, image: &str, tag: &str) -> Option<ImageTagSpec> {
