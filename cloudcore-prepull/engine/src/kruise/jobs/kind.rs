@@ -7,6 +7,7 @@ use prepull_api::crd::kruise::{
     CompletionPolicy, ImageListPullJob, ImageListPullJobSpec, ImageListPullJobStatus, ImagePullJob,
     ImagePullJobSpec, ImagePullJobStatus,
 };
+use prepull_api::task::JobUid;
 
 use super::{Action, JobWrite, metadata};
 use crate::shared::events::ObjectKind;
@@ -106,4 +107,10 @@ pub(super) fn id_of<K: JobKind>(object: &Object<K>) -> ObjectId {
 /// `ttlSecondsAfterFinished` of a job.
 pub(super) fn ttl<K: JobKind>(spec: &K::Spec) -> Option<i32> {
     K::completion_policy(spec).ttl_seconds_after_finished
+}
+
+/// The slot group of a job: its list, or the job itself.
+pub(super) fn slot_group_of(object: &Object<ImagePullJob>) -> JobUid {
+    let list = object.as_ref().ok().and_then(|job| metadata::list_of(job));
+    list.unwrap_or_else(|| id_of(object).uid)
 }

@@ -5,7 +5,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use prepull_api::crd::kruise::{GROUP, ImagePullJob};
 use prepull_api::task::JobUid;
 
-use super::kind::{self, Object};
 use crate::shared::events::ObjectKind;
 use crate::shared::objects::ObjectId;
 
@@ -26,12 +25,6 @@ pub(super) fn list_of(job: &ImagePullJob) -> Option<JobUid> {
     };
     let owner = job.metadata.owner_references.iter().flatten().find(is_list)?;
     Some(JobUid(owner.uid.clone()))
-}
-
-/// The slot group of a job: its list, or the job itself.
-pub(super) fn slot_group_of(object: &Object<ImagePullJob>) -> JobUid {
-    let list = object.as_ref().ok().and_then(|job| list_of(job));
-    list.unwrap_or_else(|| kind::id_of(object).uid)
 }
 
 pub(super) fn is_being_deleted(metadata: &ObjectMeta) -> bool {

@@ -10,7 +10,7 @@ use prepull_api::crd::kruise::{ImagePullJob, ImagePullJobStatus};
 use prepull_api::task::{JobUid, NodeName};
 
 use super::fleet::{Fleet, FleetNode, Presence};
-use super::kind::Object;
+use super::kind::{self, Object};
 use super::lifecycle::Lifecycle;
 use super::pods::Pods;
 use super::registry::Running;
@@ -47,7 +47,7 @@ impl PullJob {
     pub(super) fn new(object: &Object<ImagePullJob>, early_states: EarlyTagStates) -> Self {
         Self {
             lifecycle: Lifecycle::new(object),
-            group: metadata::slot_group_of(object),
+            group: kind::slot_group_of(object),
             run: None,
             early_states,
         }
