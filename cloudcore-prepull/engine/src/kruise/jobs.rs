@@ -304,7 +304,7 @@ impl Jobs {
             self.registry.running.insert(uid.clone(), job);
         }
         if object.is_ok() {
-            self.move_to_group(uid, metadata::slot_group_of(&object));
+            self.move_to_group(uid, kind::slot_group_of(&object));
         }
         let Some(job) = self.registry.running.get_mut(uid) else { return };
         let group = self.slot_groups.entry(job.group.clone()).or_default();
