@@ -224,7 +224,10 @@ async fn only_changes_of_mutable_fields_take_effect() -> Result<()> {
         job.until("it is valid again", |status| valid(status).is_some_and(|(status, _)| status == "True"))
             .await?;
     }
-    // A change while cloudcore is down: no further node starts until it is undone.
+    // A change while cloudcore is down: no further node starts until it is undone. The node in progress already has its
+    // task, since what an unknown spec would have sent it cannot be sent any more.
+    let begun = fleet.pulls();
+    fleet.until("the next node pulls", Duration::from_secs(30), |tally| tally.pulls > begun).await?;
     cloud.kill9()?;
     job.patch_spec(json!({"imagePrePullTemplate": {"images": ["harbor.example/other:v1"]}})).await?;
     cloud.restart().await?;
