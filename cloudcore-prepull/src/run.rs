@@ -20,18 +20,20 @@ use jiff::Timestamp;
 use kube::Client;
 use prepull_engine::engine::Engine;
 use prepull_engine::prepull::controller;
+use prepull_program::errors::with_causes;
+use prepull_program::log;
+use prepull_program::signals::wait_for_termination;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, info, info_span};
+use tracing::{Instrument, error, info, info_span};
 
 use crate::commands;
 use crate::commands::args::{Cli, ClusterArgs, Command, RunArgs};
 use crate::edges::tunnel::Sessions;
 use crate::kube_api::events::Events;
 use crate::kube_api::leader::{self, Leadership};
-use crate::kube_api::refusal::with_causes;
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
 use crate::kube_api::{cluster, kruise_owner, kruise_writer, watch};
@@ -42,11 +44,9 @@ mod core;
 mod http;
 mod kruise;
 mod listeners;
-mod logging;
 pub mod metrics;
 mod preflight;
 mod recorder;
-mod signals;
 mod vital;
 
 use self::core::{Clock, Core, DISPATCHES};
@@ -104,7 +104,8 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
 
 /// `cloudcore-prepull run`: health, then the election, then the work; the Lease is given back after it.
 async fn run(args: RunArgs) -> anyhow::Result<()> {
-    logging::start(&args.log)?;
+    // kube's client returns these errors as well, and whoever called it knows what they mean.
+    log::start(&args.log, "kube_client::client::builder=off")?;
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.
@@ -125,8 +126,10 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     tokio::spawn({
         let shutdown = shutdown.clone();
         async move {
-            signals::termination().await;
-            shutdown.cancel();
+            match wait_for_termination().await {
+                Ok(_) => shutdown.cancel(),
+                Err(error) => error!(%error, "no signals can be received; end the program with SIGKILL"),
+            }
         }
     });
     if !may_serve(&args, &client, &shutdown).await? {

@@ -47,4 +47,3 @@ mod backoff;
 pub mod config;
 mod metrics;
 pub mod run;
-mod signals;

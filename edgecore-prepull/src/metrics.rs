@@ -11,36 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Declares a set of metrics, each once: a field is the metric of its name, its doc comment is the help text, and the
-/// value after `=` the empty metric, where the type has no default. Written here because prometheus-client has no derive
-/// for it.
-macro_rules! metrics {
-    ($(#[$doc:meta])* struct $Set:ident {
-        $(#[doc = $help:literal] $name:ident: $Metric:ty $(= $empty:expr)?,)*
-    }) => {
-        $(#[$doc])*
-        #[derive(Debug)]
-        struct $Set {
-            $(#[doc = $help] $name: $Metric,)*
-        }
-
-        impl $Set {
-            fn register(&self, registry: &mut Registry) {
-                $(registry.register(stringify!($name), $help.trim_start(), self.$name.clone());)*
-            }
-        }
-
-        impl Default for $Set {
-            fn default() -> Self {
-                Self { $($name: metrics!(@empty $($empty)?),)* }
-            }
-        }
-    };
-    (@empty) => { Default::default() };
-    (@empty $empty:expr) => { $empty };
-}
-
-metrics! {
+prepull_program::metrics! {
     /// What the parts of the agent count and measure.
     struct Counted {
         /// 1 while the tunnel is up

@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::{CommandFactory, Parser};
+use prepull_program::errors::with_causes;
+use prepull_program::log;
+use prepull_program::signals::wait_for_termination;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -16,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, info, info_span, warn};
 
-use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, TUNNEL_SCHEME, Urls, with_causes};
+use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, TUNNEL_SCHEME, Urls};
 use crate::cloud::identity::{Connection, Identity, IdentityError};
 use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::{Link, dial};
@@ -28,12 +31,10 @@ use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::Metrics;
-use crate::signals::wait_for_termination;
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig};
 
 mod http;
-mod logging;
 
 /// Capacity for events from the tunnel to the node. The node handles one within microseconds; while the queue is full
 /// the tunnel stops reading.
@@ -91,7 +92,7 @@ async fn join(args: JoinArgs) -> anyhow::Result<ExitCode> {
 
 fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
     let RunArgs { config, settings, log } = args;
-    logging::init(&log)?;
+    log::start(&log, "")?;
     let file = config.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
     block_on(run_until_stopped(settings.or_file(file)))
 }

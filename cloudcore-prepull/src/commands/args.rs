@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
+use prepull_program::log::LogArgs;
 
 use crate::commands::plan::PlanArgs;
 use crate::commands::token::TokenCommand;
@@ -197,29 +198,6 @@ impl ElectionArgs {
         let timing = Timing::new(lease_duration, lease_renew_deadline, lease_retry_period)?;
         Ok(leader_elect.then_some(timing))
     }
-}
-
-/// The flags of the log.
-//
-// edgecore-prepull has the same two flags. They stand twice because the crates that both programs share do not depend
-// on clap, and because each --help names a module of its own program.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct LogArgs {
-    /// Format of log lines.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PREPULL_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
-    /// What to log, in the syntax of RUST_LOG: info, debug, cloudcore_prepull::edges::tunnel=debug,info.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "PREPULL_LOG")]
-    pub(crate) log: String,
-}
-
-/// The format of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// Plain text for people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// The flags of `cloudcore-prepull crds`.

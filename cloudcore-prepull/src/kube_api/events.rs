@@ -17,10 +17,9 @@ use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::objects::ObjectId;
 use prepull_engine::shared::pacing::TokenBucket;
 use prepull_engine::shared::reasons;
+use prepull_program::errors::with_causes;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
-
-use crate::kube_api::refusal::with_causes;
 
 /// Events that wait for the API server. They are advice, not state: an event that does not fit is dropped and logged.
 const QUEUE: usize = 256;

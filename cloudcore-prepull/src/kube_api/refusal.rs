@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kube::core::Status;
 use kube::{Error, Resource};
 use prepull_api::crd::kruise;
+use prepull_program::errors::with_causes;
 use tracing::{error, warn};
 
 /// The same problem is logged once in this time, although the request is retried every few seconds.
@@ -53,16 +54,6 @@ pub(crate) fn is_unserved(answer: &Status) -> bool {
 fn missing_right(answer: &Status) -> Option<&str> {
     let refused = answer.message.get(answer.message.find("User \"")?..)?;
     (answer.code == 403 && refused.contains("\" cannot ")).then_some(refused)
-}
-
-/// An error followed by its causes, without those that a text before already contains: kube repeats its sources.
-pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).fold(String::new(), |text, cause| match text {
-        text if text.is_empty() => cause,
-        text if text.contains(&cause) => text,
-        text => format!("{text}: {cause}"),
-    })
 }
 
 /// Logs failed requests that are retried: a problem that lasts once a minute, any other failure each time.

@@ -29,25 +29,7 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// Declares a set of metrics, each once: a field is the metric of its name, and its doc comment is the help text. Written
-/// here because prometheus-client has no derive for it.
-macro_rules! metrics {
-    ($(#[$doc:meta])* struct $Set:ident { $(#[doc = $help:literal] $name:ident: $Metric:ty,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Default)]
-        struct $Set {
-            $(#[doc = $help] $name: $Metric,)*
-        }
-
-        impl $Set {
-            fn register(&self, registry: &mut Registry) {
-                $(registry.register(stringify!($name), $help.trim_start(), self.$name.clone());)*
-            }
-        }
-    };
-}
-
-metrics! {
+prepull_program::metrics! {
     /// The counters and gauges of the engines' inputs, of the sessions and of the election.
     struct Counted {
         /// ImagePrePullJobs by phase

@@ -9,9 +9,10 @@ use kube::api::{Api, ListParams};
 use kube::{Client, Resource};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
+use prepull_program::errors::with_causes;
 use tracing::{error, info, warn};
 
-use crate::kube_api::refusal::{FailureLog, explain, with_causes};
+use crate::kube_api::refusal::{FailureLog, explain};
 use crate::run::http::Readiness;
 
 /// The time between two checks. Short, because whoever applies what is missing waits for the effect.

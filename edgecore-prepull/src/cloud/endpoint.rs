@@ -6,7 +6,7 @@ mod url;
 mod urls;
 
 pub use explain::Trouble;
-pub(crate) use explain::{PinMismatch, printable, with_causes};
+pub(crate) use explain::{PinMismatch, printable};
 pub use request::RequestError;
 pub(crate) use request::post_to_any;
 pub use url::BadUrl;

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use prepull_program::log::LogArgs;
 
 use crate::cloud::join::JoinArgs;
 use crate::config::Settings;
@@ -112,29 +113,6 @@ pub(crate) struct PullArgs {
     /// Images that are pulled at the same time
     #[arg(long, value_name = "NUMBER", default_value_t = crate::config::DEFAULT_PARALLEL_PULLS)]
     pub(crate) parallel_pulls: std::num::NonZeroUsize,
-}
-
-/// How to log.
-//
-// cloudcore-prepull has the same two flags. They stand twice because the crates that both programs share do not depend
-// on clap, and because each --help names a module of its own program.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct LogArgs {
-    /// Format of log lines
-    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PREPULL_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
-    /// What to log, in the syntax of RUST_LOG: info, debug, edgecore_prepull::cloud::tunnel=debug,info
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "PREPULL_LOG")]
-    pub(crate) log: String,
-}
-
-/// The format of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// For people
-    Text,
-    /// One JSON object per line
-    Json,
 }
 
 #[cfg(test)]

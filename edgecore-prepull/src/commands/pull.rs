@@ -11,6 +11,7 @@ use prepull_api::credentials::RegistryConfig;
 use prepull_api::image::Reference;
 use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskId};
 use prepull_api::wire::Key;
+use prepull_program::signals::wait_for_termination;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -19,7 +20,6 @@ use crate::config::Limits;
 use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
-use crate::signals::wait_for_termination;
 use crate::tasks::agent::{Execution, TaskEnd, TaskTerms};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 use display::Display;

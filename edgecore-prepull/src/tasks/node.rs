@@ -14,6 +14,7 @@ use std::time::SystemTime;
 
 use prepull_api::task::{ImageOutcome, TaskId, TaskOutcome};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
+use prepull_program::errors::with_causes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -22,7 +23,6 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use self::hello::describe_node;
 use self::recorder::{Recorder, WriteOutcome};
-use crate::cloud::endpoint::with_causes;
 use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
 use crate::images::providers::Providers;

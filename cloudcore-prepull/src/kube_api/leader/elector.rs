@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error};
+use prepull_program::errors::with_causes;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span, warn};
@@ -16,7 +17,7 @@ use super::identity::new_identity;
 use super::leadership::Leadership;
 use super::timing::Timing;
 use super::watchdog;
-use crate::kube_api::refusal::{explain, with_causes};
+use crate::kube_api::refusal::explain;
 
 /// The limit for releasing the Lease. If that fails, the successor waits until the Lease expires.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);

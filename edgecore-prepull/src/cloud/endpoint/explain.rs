@@ -1,10 +1,10 @@
 //! Connection failures in words for the operator, each with its remedy.
 
-use std::error::Error;
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prepull_program::errors::with_causes;
 use rustls::{AlertDescription, CertificateError};
 use rustls_pki_types::UnixTime;
 
@@ -138,20 +138,6 @@ fn plain_names(presented: &[String]) -> String {
         inner.parse::<IpAddr>().map_or_else(|_| printable(inner), |address| address.to_string())
     };
     presented.iter().map(plain).collect::<Vec<_>>().join(", ")
-}
-
-/// The error with its causes. A cause that the text already contains is left out.
-pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// The start of a text from a server, without control characters: it ends up in logs and on terminals.

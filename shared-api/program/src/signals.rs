@@ -4,7 +4,10 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Waits for SIGTERM or SIGINT, and returns its name.
-pub(crate) async fn wait_for_termination() -> anyhow::Result<&'static str> {
+///
+/// # Errors
+/// The process cannot receive signals.
+pub async fn wait_for_termination() -> anyhow::Result<&'static str> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     Ok(tokio::select! {
