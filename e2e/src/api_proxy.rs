@@ -16,12 +16,13 @@ use kube::config::Kubeconfig;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use rules::Rule;
 pub use rules::{About, Requests, Verb};
-use rules::{Dice, Rule};
 use serve::Upstream;
 
 use crate::background;
 use crate::certs::Authority;
+use crate::chance::Chance;
 use crate::cluster::Cluster;
 use crate::ports::Port;
 
@@ -61,7 +62,7 @@ pub struct ApiProxy {
 struct Shared {
     upstream: Upstream,
     rules: Mutex<Vec<Rule>>,
-    dice: Mutex<Dice>,
+    chance: Mutex<Chance>,
     seen: Mutex<Vec<Seen>>,
     /// Counter that is raised to expire the watches that are open then.
     expired: watch::Sender<u64>,
@@ -88,7 +89,7 @@ impl ApiProxy {
         let shared = Arc::new(Shared {
             upstream,
             rules: Mutex::default(),
-            dice: Mutex::new(Dice::new(seed)),
+            chance: Mutex::new(Chance::new(seed, 0)),
             seen: Mutex::default(),
             expired: watch::Sender::default(),
         });
@@ -154,8 +155,8 @@ impl Shared {
     /// Records a request, and draws its fault. Returns its index and the fault.
     fn record(&self, about: About) -> (usize, Option<Fault>) {
         let fault = {
-            let mut dice = lock(&self.dice);
-            lock(&self.rules).iter_mut().find_map(|rule| rule.strikes(&about, &mut dice))
+            let mut chance = lock(&self.chance);
+            lock(&self.rules).iter_mut().find_map(|rule| rule.strikes(&about, &mut chance))
         };
         let mut seen = lock(&self.seen);
         seen.push(Seen { about, fault, status: None });

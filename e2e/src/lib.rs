@@ -28,6 +28,7 @@
 pub mod api_proxy;
 mod background;
 pub mod certs;
+pub mod chance;
 pub mod cleanup;
 pub mod cloud;
 pub mod cluster;
@@ -57,6 +58,7 @@ pub mod usage;
 pub mod prelude {
     pub use crate::api_proxy::{ApiProxy, Fault, Requests};
     pub use crate::certs::Authority;
+    pub use crate::chance::Chance;
     pub use crate::cleanup::eventually;
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;

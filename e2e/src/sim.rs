@@ -8,7 +8,6 @@
 
 mod behaviour;
 pub(crate) mod certificates;
-mod chance;
 mod counts;
 mod edge;
 mod machine;

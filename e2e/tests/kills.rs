@@ -16,28 +16,19 @@ const LIFE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_mi
 /// Environment variable with the seed, to repeat a run that failed with nearly the same moments.
 const SEED: &str = "PREPULL_KILLS_SEED";
 
-/// Reproducible random durations (Knuth's MMIX generator).
-struct Moments(u64);
-
-impl Moments {
-    fn new() -> Result<Self> {
-        let seed = match std::env::var(SEED) {
-            Ok(seed) => seed.parse().with_context(|| format!("{SEED}={seed}"))?,
-            Err(_) => SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos().into(),
-        };
-        eprintln!("{SEED}={seed}");
-        Ok(Self(seed))
-    }
-
-    fn next(&mut self, (from, to): (Duration, Duration)) -> Duration {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        from + to.saturating_sub(from) * u32::try_from(self.0 >> 56).unwrap_or(0) / 256
-    }
+/// The random moments of the kills. The seed is printed.
+fn moments() -> Result<Chance> {
+    let seed = match std::env::var(SEED) {
+        Ok(seed) => seed.parse().with_context(|| format!("{SEED}={seed}"))?,
+        Err(_) => SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos().into(),
+    };
+    eprintln!("{SEED}={seed}");
+    Ok(Chance::new(seed, 0))
 }
 
 #[tokio::test]
 async fn a_job_survives_ten_kills_of_the_cloud_at_random_moments() -> Result<()> {
-    let mut moments = Moments::new()?;
+    let mut moments = moments()?;
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let behaviour = Behaviour {
@@ -55,7 +46,7 @@ async fn a_job_survives_ten_kills_of_the_cloud_at_random_moments() -> Result<()>
     job.until("it has begun", |status| status.summary.in_progress > 0).await?;
 
     for kill in 1..=KILLS {
-        tokio::time::sleep(moments.next(LIFE)).await;
+        tokio::time::sleep(moments.between(LIFE.0, LIFE.1)).await;
         let status = job.status().await?;
         ensure!(status.completion_time.is_none(), "it was over before kill {kill}: {:?}", status.summary);
         cloud.restart().await?;

@@ -32,6 +32,8 @@ pub mod shared {
     pub mod outcomes;
     pub mod pacing;
     pub mod reasons;
+    #[cfg(test)]
+    pub(crate) mod rng;
     pub mod session;
     pub(crate) mod slots;
     pub(crate) mod writes;

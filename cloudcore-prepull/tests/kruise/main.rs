@@ -12,7 +12,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::panic)]
 
 mod edge;
-#[path = "../model/rng.rs"]
+#[path = "../../engine/src/shared/rng.rs"]
 mod rng;
 mod settle;
 mod steps;

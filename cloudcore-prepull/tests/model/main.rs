@@ -17,6 +17,7 @@ mod api;
 mod check;
 mod cloud;
 mod edge;
+#[path = "../../engine/src/shared/rng.rs"]
 mod rng;
 mod settle;
 mod steps;

@@ -1,6 +1,7 @@
 //! Rules for which requests meet which fault.
 
 use super::Fault;
+use crate::chance::Chance;
 
 /// The verb of a request, in the terms of Kubernetes' authorisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,32 +114,12 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    pub(super) fn strikes(&mut self, about: &About, dice: &mut Dice) -> Option<Fault> {
-        if !self.requests.fit(about) || self.left == Some(0) || dice.roll() >= self.share {
+    pub(super) fn strikes(&mut self, about: &About, chance: &mut Chance) -> Option<Fault> {
+        if !self.requests.fit(about) || self.left == Some(0) || !chance.happens(self.share) {
             return None;
         }
         self.left = self.left.map(|left| left - 1);
         Some(self.fault)
-    }
-}
-
-/// Random numbers that are the same in every run (SplitMix64).
-pub(super) struct Dice(u64);
-
-impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Draws a number from 0 up to but excluding 1.
-    pub(super) fn roll(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        // 32 bits, which an f64 holds exactly.
-        f64::from(u32::try_from(mixed >> 32).unwrap_or(u32::MAX)) / (f64::from(u32::MAX) + 1.0)
     }
 }
 
@@ -181,14 +162,14 @@ mod tests {
     #[test]
     fn a_rule_strikes_its_share_or_its_exact_number_of_requests() {
         let about = About::of(&Method::PATCH, &"/api/v1/nodes/a".parse().unwrap());
-        let mut dice = Dice::new(7);
+        let mut chance = Chance::new(7, 0);
         let mut rule = Rule { requests: Requests::WRITES, share: 0.3, fault: Fault::Cut, left: None };
-        let struck = (0..10_000).filter(|_| rule.strikes(&about, &mut dice).is_some()).count();
+        let struck = (0..10_000).filter(|_| rule.strikes(&about, &mut chance).is_some()).count();
         assert!((2_850..3_150).contains(&struck), "{struck}");
         let mut rule = Rule { share: 1.0, left: Some(3), ..rule };
-        assert_eq!((0..10).filter(|_| rule.strikes(&about, &mut dice).is_some()).count(), 3);
+        assert_eq!((0..10).filter(|_| rule.strikes(&about, &mut chance).is_some()).count(), 3);
         let read = About::of(&Method::GET, &"/api/v1/nodes/a".parse().unwrap());
         let mut rule = Rule { left: None, ..rule };
-        assert_eq!(rule.strikes(&read, &mut dice), None);
+        assert_eq!(rule.strikes(&read, &mut chance), None);
     }
 }

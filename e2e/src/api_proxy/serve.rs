@@ -115,8 +115,8 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Result<Response<
             return Err("the response is lost on purpose".into());
         }
         Some(Fault::Late(least, most)) => {
-            let chance = lock(&shared.dice).roll();
-            tokio::time::sleep(least + most.saturating_sub(least).mul_f64(chance)).await;
+            let delay = lock(&shared.chance).between(least, most);
+            tokio::time::sleep(delay).await;
         }
         _ => {}
     }

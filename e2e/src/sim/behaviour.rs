@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::chance::{Chance, seconds};
+use crate::chance::{Chance, seconds};
 
 /// The behaviour of simulated edges. By default, pulls take no time and nothing fails.
 #[derive(Clone, Debug, Default, PartialEq)]

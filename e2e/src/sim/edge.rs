@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::behaviour::Behaviour;
-use super::chance::Chance;
 use super::counts::Counts;
 use super::machine::Machine;
+use crate::chance::Chance;
 
 /// Capacity of the queue of events from the tunnel, more than an edge has tasks in these tests.
 const QUEUE: usize = 16;

@@ -16,8 +16,8 @@ use prepull_api::task::{
 use prepull_api::wire::Progress;
 
 use super::behaviour::Behaviour;
-use super::chance::Chance;
 use super::counts::Counts;
+use crate::chance::Chance;
 
 /// Digest of every simulated image.
 const DIGEST: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";

@@ -9,33 +9,8 @@ mod invariants;
 mod steps;
 mod world;
 
+use crate::shared::rng::Rng;
 use world::World;
-
-/// SplitMix64: each seed is a run that can be repeated.
-pub(super) struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
-        let index = usize::try_from(self.below(of.len().max(1) as u64)).unwrap();
-        of.get(index)
-    }
-}
 
 pub(super) const NODES: &[&str] = &["n1", "n2", "n3", "n4", "n5"];
 pub(super) const IMAGES: &[&str] = &["nginx:1", "redis:2", "r.io/app:3"];
@@ -66,7 +41,7 @@ pub(super) fn template(rng: &mut Rng) -> Value {
 
 /// Plays a run: random steps, then every node answers. `interrupted`: cloudcore restarts before that.
 fn play(seed: u64, interrupted: bool, trace: bool) -> World {
-    let mut world = World::new(Rng(seed), trace);
+    let mut world = World::new(Rng::new(seed), trace);
     for _ in 0..60 {
         world.step();
         world.flush();

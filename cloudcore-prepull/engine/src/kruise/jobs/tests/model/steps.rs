@@ -14,7 +14,7 @@ use crate::kruise::rules;
 
 impl World {
     pub(super) fn step(&mut self) {
-        let node = (*self.rng.pick(NODES).unwrap()).to_owned();
+        let node = self.rng.pick(NODES).to_owned();
         match self.rng.below(100) {
             0..8 => self.node(&node),
             8..20 => self.turn(&node),
@@ -26,18 +26,18 @@ impl World {
             42..62 => self.answer(),
             62..64 => self.meddle(),
             64..74 if !self.requests.is_empty() => {
-                let index = self.rng.below(self.requests.len() as u64);
-                self.land_request(usize::try_from(index).unwrap());
+                let index = self.rng.below(self.requests.len());
+                self.land_request(index);
             }
             74..88 if !self.writes.is_empty() => {
-                let index = usize::try_from(self.rng.below(self.writes.len() as u64)).unwrap();
+                let index = self.rng.below(self.writes.len());
                 let (done, landed) = (self.rng.chance(70), self.rng.chance(50));
                 self.land_write(index, done, done || landed);
             }
             88..90 => self.restart(true),
             _ => {
-                let longest = *self.rng.pick(&[1_000, 30_000, 70_000, 300_000, 90_000_000]).unwrap();
-                let time = Duration::from_millis(self.rng.below(longest));
+                let longest = self.rng.pick(&[1_000, 30_000, 70_000, 300_000, 90_000_000]);
+                let time = Duration::from_millis(self.rng.between(0, longest - 1));
                 self.pass(time);
             }
         }
@@ -97,13 +97,13 @@ impl World {
 
     fn job_spec(&mut self) -> ImagePullJobSpec {
         let mut spec = template(&mut self.rng);
-        spec["image"] = json!(self.rng.pick(IMAGES).unwrap());
+        spec["image"] = json!(self.rng.pick(IMAGES));
         serde_json::from_value(spec).unwrap()
     }
 
     fn list_spec(&mut self) -> ImageListPullJobSpec {
         let mut spec = template(&mut self.rng);
-        let images = 1 + usize::try_from(self.rng.below(3)).unwrap();
+        let images = 1 + self.rng.below(3);
         spec["images"] = json!(IMAGES[..images]);
         if self.rng.chance(20) {
             spec["pullSecrets"] = json!(["s"]);
@@ -149,7 +149,7 @@ impl World {
     fn edit(&mut self) {
         let lists: Vec<JobUid> = self.lists.keys().cloned().collect();
         if self.rng.chance(30)
-            && let Some(uid) = self.rng.pick(&lists).cloned()
+            && let Some(uid) = self.rng.choose(&lists).cloned()
         {
             let spec = self.list_spec();
             self.lists.get_mut(&uid).unwrap().spec = spec;
@@ -157,7 +157,7 @@ impl World {
         }
         let own = self.api.iter().filter(|(uid, job)| group(job) == **uid);
         let own: Vec<JobUid> = own.map(|(uid, _)| uid.clone()).collect();
-        let Some(uid) = self.rng.pick(&own).cloned() else { return };
+        let Some(uid) = self.rng.choose(&own).cloned() else { return };
         let mut spec = self.job_spec();
         let known = &mut self.api.get_mut(&uid).unwrap().spec;
         if self.rng.chance(70) {
@@ -171,14 +171,14 @@ impl World {
         let jobs: Vec<JobUid> = self.api.keys().cloned().collect();
         let lists: Vec<JobUid> = self.lists.keys().cloned().collect();
         if self.rng.chance(20)
-            && let Some(uid) = self.rng.pick(&lists).cloned()
+            && let Some(uid) = self.rng.choose(&lists).cloned()
         {
             self.lists.remove(&uid);
             self.input(Input::ListJobGone(uid.clone()));
             self.expected_lists.remove(&uid);
             return self.collect(&uid);
         }
-        if let Some(uid) = self.rng.pick(&jobs).cloned() {
+        if let Some(uid) = self.rng.choose(&jobs).cloned() {
             self.delete_job(&uid);
         }
     }
@@ -200,7 +200,7 @@ impl World {
     }
 
     fn answer(&mut self) {
-        if let Some((job, node)) = self.rng.pick(&self.pending()).cloned() {
+        if let Some((job, node)) = self.rng.choose(&self.pending()).cloned() {
             self.end(&job, &node);
         }
     }
@@ -208,7 +208,7 @@ impl World {
     /// Somebody removes a tag, or another job has it pulled once more.
     fn meddle(&mut self) {
         let tags: Vec<(JobUid, String)> = self.tags.keys().cloned().collect();
-        let Some(of) = self.rng.pick(&tags).cloned() else { return };
+        let Some(of) = self.rng.choose(&tags).cloned() else { return };
         let key = self.tags[&of].key.clone();
         if self.rng.chance(50) {
             self.tags.remove(&of);

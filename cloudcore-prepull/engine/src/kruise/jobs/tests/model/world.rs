@@ -9,12 +9,12 @@ use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 
 use super::super::super::*;
 use super::super::driver::owner;
-use super::Rng;
 use super::expected::{ExpectedJob, ExpectedState};
 use crate::kruise::rules::{self, ValidListJob};
 use crate::kruise::{TagRequest, TagState};
 use crate::shared::events::ObjectKind;
 use crate::shared::outcomes::WriteOutcome;
+use crate::shared::rng::Rng;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {

@@ -1,4 +1,4 @@
-//! Reproducible random numbers: the same seed gives the same fleet.
+//! Random numbers that a seed repeats: the same seed gives the same fleet, the same faults, the same kills.
 
 use std::time::Duration;
 
@@ -7,11 +7,12 @@ const LONGEST: f64 = 365.0 * 24.0 * 3600.0;
 
 /// A stream of random numbers (SplitMix64: Steele, Lea, Flood 2014), small enough for one in each edge.
 #[derive(Clone, Debug)]
-pub(super) struct Chance(u64);
+pub struct Chance(u64);
 
 impl Chance {
     /// Creates stream number `stream` of a seed.
-    pub(super) fn new(seed: u64, stream: u64) -> Self {
+    #[must_use]
+    pub fn new(seed: u64, stream: u64) -> Self {
         // The mixer makes neighbouring streams independent.
         let mut chance = Self(seed ^ stream.wrapping_mul(0xd1b5_4a32_d192_ed03));
         Self(chance.next())
@@ -26,35 +27,35 @@ impl Chance {
     }
 
     /// Draws uniformly from 0 up to but excluding 1.
-    pub(super) fn part(&mut self) -> f64 {
+    pub fn part(&mut self) -> f64 {
         // 32 bits convert without loss, and are fine enough here.
         f64::from(u32::try_from(self.next() >> 32).unwrap_or(u32::MAX)) / (f64::from(u32::MAX) + 1.0)
     }
 
     /// Draws true with this probability.
-    pub(super) fn happens(&mut self, rate: f64) -> bool {
+    pub(crate) fn happens(&mut self, rate: f64) -> bool {
         self.part() < rate
     }
 
     /// Draws uniformly between two durations.
-    pub(super) fn between(&mut self, from: Duration, to: Duration) -> Duration {
+    pub fn between(&mut self, from: Duration, to: Duration) -> Duration {
         from + to.saturating_sub(from).mul_f64(self.part())
     }
 
     /// Draws the wait for the next of random events with this mean distance (exponential distribution).
-    pub(super) fn wait(&mut self, mean: Duration) -> Duration {
+    pub(crate) fn wait(&mut self, mean: Duration) -> Duration {
         seconds(-mean.as_secs_f64() * (1.0 - self.part()).ln())
     }
 
     /// Draws from the normal distribution with mean 0 and deviation 1 (Box and Muller).
-    pub(super) fn normal(&mut self) -> f64 {
+    pub(crate) fn normal(&mut self) -> f64 {
         let (radius, angle) = (self.part(), self.part());
         (-2.0 * (1.0 - radius).ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
     }
 }
 
 /// Converts seconds to a duration, limited to a year.
-pub(super) fn seconds(seconds: f64) -> Duration {
+pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(if seconds.is_finite() { seconds.clamp(0.0, LONGEST) } else { LONGEST })
 }
 

@@ -1,5 +1,8 @@
-//! Random numbers that a seed repeats (SplitMix64).
+//! Random numbers for the models, which a seed repeats. The tests of cloudcore-prepull include this file by its path.
+#![allow(dead_code, reason = "no model draws in all of these ways")]
 
+/// A stream of random numbers (SplitMix64: Steele, Lea, Flood 2014).
+#[derive(Debug)]
 pub(crate) struct Rng(u64);
 
 impl Rng {
@@ -15,22 +18,28 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Less than `n`; 0 for 0.
+    /// Draws a number less than `n`; 0 for 0.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         usize::try_from(self.next() % n.max(1) as u64).unwrap()
     }
 
-    /// Both ends included.
-    #[allow(dead_code, reason = "the model of Kruise's engine has no use for it")]
+    /// Draws a number between two, both included.
     pub(crate) fn between(&mut self, from: u64, to: u64) -> u64 {
         from + self.next() % (to - from + 1)
     }
 
+    /// Draws true with this probability.
     pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.next() % 100 < percent
     }
 
+    /// Draws one of these, if there are any.
+    pub(crate) fn choose<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+        from.get(self.below(from.len()))
+    }
+
+    /// Draws one of these, of which there is at least one.
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
+        *self.choose(from).unwrap()
     }
 }
