@@ -1,4 +1,5 @@
-//! What must hold after every step. The numbers are those of the invariants in docs/architecture.md.
+//! The invariants: what must hold after every step. The numbers in messages are those of the promises in
+//! docs/architecture.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,7 @@ use crate::api::Api;
 use crate::edge::{Edge, Record};
 use crate::world::millis;
 
-/// A spec as the controller was told of it.
+/// A spec, and when the controller received it.
 struct Delivered {
     at: u64,
     generation: i64,
@@ -29,20 +30,20 @@ struct Delivered {
 pub(crate) struct Check {
     duplicates: bool,
     delivered: BTreeMap<JobUid, Vec<Delivered>>,
-    /// The last that the API server was told of each node by whoever led then.
+    /// Attempt and phase of each node, as the leader of the time wrote them last.
     nodes: BTreeMap<(JobUid, NodeName), (u32, NodePhase)>,
-    /// Jobs that are over, in which round.
+    /// The jobs that have ended, with the number of rounds that they had then.
     over: BTreeMap<JobUid, u32>,
-    /// Unknown nodes that turned out to have succeeded.
+    /// How many nodes of each job were `Unknown` when the result arrived that they had succeeded.
     late: BTreeMap<JobUid, u32>,
-    /// Results that agents have sent.
+    /// The outcomes of the results that agents have sent.
     said: BTreeMap<(NodeName, TaskId), BTreeSet<u8>>,
     unsendable: BTreeSet<(NodeName, TaskId)>,
-    /// Tasks that edges were told to stop, whether or not they have heard.
+    /// Tasks that the cloud has cancelled, whether or not the edge has received that.
     cancelled: BTreeSet<(NodeName, TaskId)>,
-    /// When a task found no session last.
+    /// When a task could last not be sent, because its node had no session.
     returned: BTreeMap<(NodeName, TaskId), u64>,
-    /// Tasks that are being carried out.
+    /// Tasks that edges carry out.
     running: BTreeSet<(NodeName, TaskId)>,
 }
 
@@ -83,7 +84,7 @@ impl Check {
         new
     }
 
-    /// The specs that may have been in force at a moment: several where it changed in that very one.
+    /// The specs that may have been in force at a moment: more than one if an edit arrived at that very moment.
     fn in_force(&self, job: &JobUid, at: u64) -> impl Iterator<Item = &ImagePrePullJobSpec> {
         self.in_force_since(job, at, at)
     }
@@ -102,7 +103,7 @@ impl Check {
 
     // ---- what the controller does
 
-    /// Write, then act: a task is sent when the API server says that the node has it.
+    /// Write, then act: a task is dispatched only if the API server has the node as in progress.
     pub(crate) fn dispatched(api: &Api, order: &Dispatch) {
         let (job, node) = (&order.job.uid, &order.node);
         if !api.jobs.contains_key(job) {
@@ -117,12 +118,12 @@ impl Check {
         );
     }
 
-    /// (3) Time has gone beyond the deadline, and the controller has looked: the node is not in progress.
+    /// (3) No report that is written says that a node is in progress whose deadline has passed.
     pub(crate) fn emitted(&self, job: &JobUid, content: &Content, now: u64) {
         let Content::Report(report) = content else { return };
         let Some(spec) = self.delivered.get(job).and_then(|known| known.last()) else { return };
         for node in report.node_status.iter().filter(|node| node.phase == NodePhase::InProgress) {
-            let start = millis(node.start_time.as_ref().expect("a node in progress has begun").0);
+            let start = millis(node.start_time.as_ref().expect("a node in progress has a start time").0);
             let deadline = start + timeout(&spec.spec) + GRACE;
             assert!(
                 deadline > now,
@@ -154,14 +155,15 @@ impl Check {
         self.returned.insert((node.clone(), TaskId { job: job.clone(), attempt }), now);
     }
 
-    // ---- what the API server takes
+    // ---- what the API server accepts
 
-    /// `unread`: of an earlier life, and the leader has read the object before. The leader will replace it.
+    /// `unread`: the write is one of a killed cloudcore, and the leader had read the object before it. The leader does
+    /// not know it, and will replace it.
     pub(crate) fn landed(&mut self, api: &Api, job: &JobUid, content: &Content, unread: bool, _now: u64) {
         match content {
             Content::Report(report) => {
                 add_up(&report.summary, report.node_status.iter());
-                // Of a job that is gone it is collected, and may be made again by an earlier life.
+                // The reports of a deleted job are garbage-collected, and a late write may create one again.
                 if !unread && api.jobs.contains_key(job) {
                     self.report(job, report);
                 }
@@ -214,13 +216,13 @@ impl Check {
         }
     }
 
-    /// (8) A node never goes back within an attempt.
+    /// (8) Within an attempt a node never goes back to an earlier phase.
     fn goes_on(&mut self, job: &JobUid, node: &NodeName, before: (u32, NodePhase), now: (u32, NodePhase)) {
         let fine = match now.0.cmp(&before.0) {
             std::cmp::Ordering::Less => false,
-            // What lay between need not have been written.
+            // The phases in between need not have been written.
             std::cmp::Ordering::Greater => true,
-            // Not begun: a Node that was deleted, and a further round.
+            // The node had not started: its Node was deleted, and a further round began.
             std::cmp::Ordering::Equal if now.0 == 0 => true,
             std::cmp::Ordering::Equal => match (before.1, now.1) {
                 (NodePhase::Unknown, NodePhase::Successful | NodePhase::Failure) => true,
@@ -233,9 +235,9 @@ impl Check {
         }
     }
 
-    /// (3) When a node began, no more were in progress than the job allowed then.
+    /// (3) When a node started, no more nodes were in progress than the job allowed at that time.
     fn concurrency(&self, api: &Api, job: &JobUid) {
-        // That a node gave its slot back need not be written where another report says who has it now.
+        // One report may say that a node has started before another one says that the node has ended whose slot it took.
         let ended = |record: &NodeStatus, start: u64| {
             let task = TaskId { job: job.clone(), attempt: record.attempt };
             let key = (NodeName(record.node_name.clone()), task);
@@ -249,7 +251,7 @@ impl Check {
             .records(job)
             .filter(|record| record.phase == NodePhase::InProgress)
             .map(|record| {
-                (record, millis(record.start_time.as_ref().expect("a node in progress has begun").0))
+                (record, millis(record.start_time.as_ref().expect("a node in progress has a start time").0))
             })
             .filter(|(record, start)| !ended(record, *start))
             .map(|(_, start)| start)
@@ -257,7 +259,7 @@ impl Check {
         began.sort_unstable();
         for start in &began {
             let held = self.in_force(job, *start).all(|spec| spec.suspend);
-            assert!(!held, "a node of {job} has begun at {start} while the job was suspended");
+            assert!(!held, "a node of {job} started at {start} while the job was suspended");
         }
         for &start in &began {
             let allowed =
@@ -268,7 +270,7 @@ impl Check {
                 other <= start && other + shortest + GRACE > start
             };
             let held = began.iter().filter(|other| waits(**other)).count();
-            assert!(held <= allowed, "(3) {held} nodes of {job} are in progress, {allowed} may be");
+            assert!(held <= allowed, "(3) {held} nodes of {job} are in progress, and {allowed} are allowed");
         }
     }
 
@@ -279,12 +281,12 @@ impl Check {
         }
         let Some(ended) = &status.completion_time else {
             if let Some(round) = self.over.remove(job) {
-                assert!(status.retry > round, "(8) {job} was over and goes on without a retry");
+                assert!(status.retry > round, "(8) {job} had ended and continues without a further round");
             }
             return;
         };
         let before = self.over.insert(job.clone(), status.retry);
-        assert_eq!(status.summary.in_progress, 0, "{job} is over and nodes are in progress");
+        assert_eq!(status.summary.in_progress, 0, "{job} has ended and nodes are in progress");
         if before == Some(status.retry) {
             return;
         }
@@ -314,23 +316,27 @@ impl Check {
 
     // ---- what the edges do
 
-    /// (3), (4) A task is carried out on its node, in its slot.
+    /// (3), (4) A node carries out a task only if the task is its own and the node has a slot for it.
     pub(crate) fn started(&mut self, api: &Api, edge: &Edge, work: &Execution, _now: u64) {
         let (task, node) = (&work.task.id, &edge.node);
         let stored = edge.disk.get(task);
-        assert!(stored.is_some(), "{node} begins {task}, which is not on its disk");
+        assert!(stored.is_some(), "{node} starts {task}, which is not on its disk");
         for (known, done) in stored.iter().flat_map(|stored| &stored.images).zip(&work.done) {
-            assert!(known.is_none() || known == done, "(1) {node} forgets what has ended of {task}");
+            assert!(known.is_none() || known == done, "(1) {node} has lost the results of images of {task}");
         }
         self.running.insert((node.clone(), task.clone()));
         if !api.jobs.contains_key(&task.job) {
             return;
         }
         let record = api.record(&task.job, node);
-        let record = record.unwrap_or_else(|| panic!("(4) {node} begins {task}, and is not in the job"));
+        let record = record.unwrap_or_else(|| panic!("(4) {node} starts {task}, and is not in the job"));
         let current = record.attempt > task.attempt
             || record.attempt == task.attempt && record.phase != NodePhase::Pending;
-        assert!(current, "(3) {node} begins {task}; API server: {:?}/{}", record.phase, record.attempt);
+        assert!(
+            current,
+            "(3) {node} starts {task}, and the API server has it as {:?}/{}",
+            record.phase, record.attempt
+        );
     }
 
     pub(crate) fn stopped(&mut self, node: &NodeName, task: &TaskId) {
@@ -341,7 +347,7 @@ impl Check {
         self.running.retain(|(running, _)| running != node);
     }
 
-    /// (1) The image is fetched from the registry.
+    /// (1) An image is pulled from the registry only if it is not complete, or if the job asks for that.
     pub(crate) fn pulls(&self, api: &Api, edge: &Edge, work: &Execution, index: usize) {
         let (task, image) = (&work.task, &work.task.images[index]);
         let whole = edge.images.contains(&image.reference);
@@ -350,7 +356,7 @@ impl Check {
         }
         let (id, node) = (&task.id, &edge.node);
         assert!(image.policy == PullPolicy::Always, "(1) {node} pulls {} again", image.reference);
-        // A repeated Assign of a forgotten task is a new one for the edge.
+        // If an Assign is repeated after the edge has forgotten the task, the edge takes it for a new one.
         if self.duplicates {
             return;
         }
@@ -361,7 +367,7 @@ impl Check {
         let there = record.and_then(|record| record.image_status.get(index));
         assert!(
             there.is_none_or(|there| there.status != Tristate::True),
-            "(1) {node} pulls image {index} of {id} again, which an earlier attempt brought"
+            "(1) {node} pulls image {index} of {id} again, which an earlier attempt has pulled"
         );
     }
 
@@ -392,7 +398,7 @@ impl Check {
     pub(crate) fn forgotten(&self, api: &Api, edge: &Edge, task: &TaskId, now: u64) {
         let Some(stored) = api.jobs.get(&task.job) else { return };
         let ended = stored.object.status.as_ref().and_then(|status| status.completion_time.as_ref());
-        // What comes later still concerns nobody.
+        // A result that arrives this late is acknowledged without being written.
         if ended.is_some_and(|ended| millis(ended.0) + PARKED <= now) {
             return;
         }
@@ -416,33 +422,33 @@ impl Check {
         }
     }
 
-    // ---- when all is quiet
+    // ---- what must hold once nothing is left to do
 
-    /// No edge works on what nobody wants.
+    /// No edge works on a task that the cloud does not wait for.
     pub(crate) fn wanted(&self, api: &Api, edge: &Edge, task: &TaskId) {
         let record = api.jobs.get(&task.job).and_then(|_| api.record(&task.job, &edge.node));
         let wanted = record.is_some_and(|r| r.phase == NodePhase::InProgress && r.attempt == task.attempt);
         assert!(
             wanted || self.duplicates,
-            "{} works on {task}, which nobody waits for: {:?}",
+            "{} works on {task}, which the cloud does not wait for: {:?}",
             edge.node,
             record.map(|r| (r.phase, r.attempt))
         );
     }
 
-    /// Every node that has a slot has its task.
+    /// Every edge whose node is in progress has the task.
     pub(crate) fn works(&self, api: &Api, job: &JobUid, edge: &Edge, now: u64) {
         let Some(record) = api.record(job, &edge.node).filter(|record| record.phase == NodePhase::InProgress)
         else {
             return;
         };
-        let start = millis(record.start_time.as_ref().expect("a node in progress has begun").0);
+        let start = millis(record.start_time.as_ref().expect("a node in progress has a start time").0);
         let timeout = self.delivered.get(job).and_then(|known| known.last()).map(|last| timeout(&last.spec));
         let task = TaskId { job: job.clone(), attempt: record.attempt };
         assert!(
             start + timeout.unwrap_or(0) <= now
                 || edge.agent.open_tasks().iter().any(|open| open.task == task),
-            "{} is to work on {task} and knows nothing of it",
+            "{} should work on {task} and does not have it",
             edge.node
         );
     }

@@ -1,5 +1,5 @@
-//! One life of cloudcore: the controller, and in place of its shell what the shell does, a step at a time.
-//! Everything that touches the controller's interface is in this file.
+//! One process of cloudcore: the controller, and what the program around it does, one step at a time. Everything that
+//! depends on the controller's interface is in this file.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::DispatchOutcome;
 use prepull_engine::shared::session::SessionEvent;
 
-/// How far the start is.
+/// How far cloudcore has started: what it reads next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Boot {
     Nodes,
@@ -21,14 +21,14 @@ pub(crate) enum Boot {
     Up,
 }
 
-/// A write on its way.
+/// A write that is under way.
 pub(crate) struct Write {
     pub(crate) job: JobUid,
     pub(crate) version: u64,
     /// The version of the object that it replaces.
     pub(crate) expected: Option<u64>,
     pub(crate) content: Content,
-    /// As [`Cloud::stirred`] was when it was made.
+    /// The value of [`Cloud::stirred`] when the write began.
     pub(crate) stirred: u64,
 }
 
@@ -43,25 +43,25 @@ pub(crate) struct Cloud {
     pub(crate) controller: Controller,
     pub(crate) boot: Boot,
     pub(crate) inputs: VecDeque<Input>,
-    /// By kind, in order: jobs, nodes.
+    /// Events that the watches have not delivered yet: of jobs, and of nodes.
     pub(crate) watches: [VecDeque<Watched>; 2],
     pub(crate) writes: Vec<Write>,
     pub(crate) deletes: Vec<JobUid>,
-    /// With the moment when each began.
+    /// The dispatches under way, and when each began.
     pub(crate) dispatches: Vec<(Dispatch, u64)>,
-    /// The writer's memory.
+    /// The versions of objects that the writer knows.
     pub(crate) versions: HashMap<(JobUid, Object), u64>,
-    /// The registry: the connection of each node.
+    /// The current connection of each node, as the registry of sessions has it.
     pub(crate) registry: BTreeMap<NodeName, u64>,
     pub(crate) sessions: u64,
-    /// What this life knows that it wrote last of each object.
+    /// What this process has written last of each object, if it knows that the write succeeded.
     pub(crate) wrote: HashMap<(JobUid, Object), (Content, u64)>,
-    /// Counts what may have changed something, and changed it back.
+    /// How many inputs may have changed something, perhaps only to change it back: a repeated write is then no fault.
     pub(crate) stirred: u64,
 }
 
 impl Cloud {
-    /// `report`: nodes in a report, where those of a whole job shall not fit into one.
+    /// `report`: the most nodes in a report, if a job is to have several reports.
     pub(crate) fn new(report: Option<usize>) -> Self {
         Self {
             controller: report.map_or_else(Controller::default, Controller::with_report_capacity),
@@ -93,7 +93,7 @@ impl Cloud {
     }
 
     pub(crate) fn watched(&mut self, event: Watched) {
-        // Before the list there is no watch.
+        // A watch begins with the list.
         match event {
             Watched::Job(_) | Watched::JobGone(_) if self.boot == Boot::Up => {
                 self.watches[0].push_back(event);
@@ -105,7 +105,7 @@ impl Cloud {
         }
     }
 
-    /// Hands on one event of a watch.
+    /// Delivers one event of a watch. Returns whether there was one.
     pub(crate) fn read_watch(&mut self, kind: usize) -> bool {
         let Some(event) = self.watches[kind].pop_front() else { return false };
         self.inputs.push_back(match event {
@@ -118,7 +118,7 @@ impl Cloud {
     }
 }
 
-/// The jobs that an input tells the controller of: UID, version, generation, spec.
+/// The jobs in an input: UID, version, generation, spec.
 pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)> {
     let spec = |object: &JobObject| {
         let job = object.as_ref().ok()?;
@@ -133,7 +133,7 @@ pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)
     }
 }
 
-/// What the dispatcher makes of an order, all secrets given.
+/// Builds the message for a task, as the dispatcher does once it has all secrets.
 pub(crate) fn assign(order: &Dispatch, remaining: Duration) -> Assign {
     cloudcore_prepull::edges::dispatch::build_assign(order, std::iter::repeat(Key::anonymous()), remaining)
 }

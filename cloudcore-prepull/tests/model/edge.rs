@@ -1,5 +1,4 @@
-//! One edge: the agent, its disk, its runtime, and an executor that takes its time.
-//! Everything that touches the agent's constructor is in this file.
+//! One edge: the agent, its disk, its runtime, and an executor whose pulls take time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
@@ -7,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use edgecore_prepull::tasks::agent::{Agent, Execution, Now, TaskRecord};
 use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId};
 
-/// A write of the ledger on its way to the disk.
+/// A write of the ledger that the disk does not have yet.
 pub(crate) enum Record {
     Save(Box<TaskRecord>),
     Remove(TaskId),
@@ -18,7 +17,7 @@ pub(crate) struct Exec {
     pub(crate) work: Box<Execution>,
     pub(crate) stop: Option<String>,
     pub(crate) checked: bool,
-    /// The image that is being pulled, until when, and whether that succeeds.
+    /// The image that is being pulled, when its pull ends, and whether it succeeds.
     pub(crate) pulling: Option<(usize, u64, bool)>,
 }
 
@@ -28,13 +27,13 @@ pub(crate) struct Edge {
     pub(crate) disk: BTreeMap<TaskId, TaskRecord>,
     pub(crate) writes: VecDeque<Record>,
     pub(crate) execs: BTreeMap<TaskId, Exec>,
-    /// References that are whole.
+    /// The references of complete images.
     pub(crate) images: BTreeSet<String>,
     pub(crate) conn: Option<u64>,
     /// How far its wall clock is off, in milliseconds.
     pub(crate) skew: u64,
     pub(crate) max_tasks: u32,
-    /// Tasks that it could not store.
+    /// Tasks that the disk had no room for.
     pub(crate) refused: BTreeSet<TaskId>,
 }
 
@@ -54,7 +53,8 @@ impl Edge {
         }
     }
 
-    /// Killed and started again; [`edgecore_prepull::tasks::agent::AgentEvent::Loaded`] is to follow.
+    /// Starts the agent anew after a kill. The caller then gives it
+    /// [`edgecore_prepull::tasks::agent::AgentEvent::Loaded`].
     pub(crate) fn restart(&mut self) {
         self.agent = agent(self.max_tasks);
         self.writes.clear();

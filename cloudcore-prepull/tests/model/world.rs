@@ -1,4 +1,4 @@
-//! The world: an API server, one cloudcore at a time, edges, and what is on its way between them.
+//! The world: an API server, one cloudcore at a time, edges, and the messages between them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,29 +17,29 @@ use crate::cloud::{self, Boot, Cloud, Watched, Write};
 use crate::edge::{Edge, Exec, Record};
 use crate::rng::Rng;
 
-/// A connection, from the edge's dial to the moment when both sides know that it is over.
+/// A connection, from the edge's dial until both sides know that it has ended.
 pub(crate) struct Conn {
     pub(crate) edge: usize,
-    /// What the edge said, until the cloud has welcomed it.
+    /// The edge's first message, until the cloud has answered it.
     pub(crate) hello: Option<Hello>,
     pub(crate) session: SessionId,
     pub(crate) to_edge: VecDeque<CloudMessage>,
     pub(crate) to_cloud: VecDeque<EdgeMessage>,
-    /// What the edge was sent last.
+    /// The task that the edge has received last.
     pub(crate) assigned: Option<Assign>,
-    /// Nothing gets through any more.
+    /// Whether the link is cut, so that nothing arrives any more.
     pub(crate) cut: bool,
     pub(crate) edge_open: bool,
     pub(crate) cloud_open: bool,
 }
 
-/// What became of a write.
+/// How a write ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Answered,
-    /// The API server never saw it.
+    /// The API server has not received it.
     Lost,
-    /// The API server took it, and nobody heard.
+    /// The API server has made it, and its answer was lost.
     AnswerLost,
 }
 
@@ -50,9 +50,9 @@ pub(crate) struct World {
     pub(crate) base: Instant,
     pub(crate) api: Api,
     pub(crate) cloud: Cloud,
-    /// Nodes in a report.
+    /// The most nodes in a report; `None` for the usual number.
     report: Option<usize>,
-    /// Writes of an earlier life that may still land.
+    /// Writes of killed cloudcores that may still reach the API server.
     pub(crate) ghosts: Vec<Write>,
     pub(crate) edges: Vec<Edge>,
     pub(crate) conns: BTreeMap<u64, Conn>,
@@ -65,7 +65,7 @@ pub(crate) struct World {
     pub(crate) names: usize,
     /// Nodes that were deleted at some time.
     pub(crate) deleted: BTreeSet<NodeName>,
-    /// What each job began with.
+    /// The images that each job was created with.
     pub(crate) first_images: BTreeMap<JobUid, Vec<String>>,
 }
 
@@ -126,7 +126,7 @@ impl World {
 
     // ---- the cloud
 
-    /// The controller takes in some of what waits for it, and what follows is begun.
+    /// Gives the controller up to this many of the inputs that wait for it, and begins what follows from them.
     pub(crate) fn run_cloud(&mut self, inputs: usize) {
         match self.cloud.boot {
             Boot::Nodes => {
@@ -166,7 +166,7 @@ impl World {
         }
         let mut news = false;
         for (job, version, generation, spec) in cloud::jobs(&input) {
-            // The version that the first write of a status is to replace.
+            // The version that the first write of the status replaces.
             self.cloud.versions.entry((job.clone(), Object::Status)).or_insert(version);
             news |= self.check.delivered(&job, generation, spec, self.now);
         }
@@ -179,7 +179,7 @@ impl World {
         for action in self.cloud.controller.flush(at(self.now)) {
             self.act(action);
         }
-        // Also after a write of the same flush.
+        // A write of this flush may still be made before that.
         self.cloud.stirred += u64::from(self.cloud.stirred != before);
         let due = self.cloud.controller.next_wakeup();
         assert!(
@@ -192,7 +192,7 @@ impl World {
     fn act(&mut self, action: Action) {
         match action {
             Action::Event(event) => {
-                // What happens to one job may hold another one up for a moment.
+                // A change of one job may make another one wait for a moment.
                 self.cloud.stirred += 1;
                 self.log(|| format!("  event {} {}", event.reason, event.note));
             }
@@ -244,7 +244,7 @@ impl World {
         }
     }
 
-    /// One write comes to its end.
+    /// Ends one write.
     pub(crate) fn finish_write(&mut self, which: usize, fate: Fate) {
         if which >= self.cloud.writes.len() {
             return;
@@ -257,7 +257,7 @@ impl World {
         } else {
             let mut landed = self.land(&job, expected, &content, false);
             if landed == Err(Refused::Conflict) {
-                // The writer reads which version there is, and makes the write once more.
+                // The writer reads the current version, and makes the write once more.
                 let current = self.api.version(&key);
                 landed = self.land(&job, current, &content, false);
             }
@@ -285,7 +285,7 @@ impl World {
         self.cloud.inputs.push_back(Input::Written { job, object, version, outcome });
     }
 
-    /// The API server takes a write, or does not.
+    /// The API server makes a write, or refuses it. `ghost`: a killed cloudcore had sent it.
     pub(crate) fn land(
         &mut self,
         job: &JobUid,
@@ -294,7 +294,7 @@ impl World {
         ghost: bool,
     ) -> Result<u64, Refused> {
         let version = self.api.write(job, expected, content)?;
-        // What the leader read before it could not see.
+        // Whether the leader has already read the object, without this write.
         let read = match content.object() {
             Object::Status => self.cloud.boot == Boot::Up,
             Object::Report(_) => matches!(self.cloud.boot, Boot::Jobs | Boot::Up),
@@ -308,7 +308,7 @@ impl World {
         Ok(version)
     }
 
-    /// The keys of a dispatch are there, or will never be.
+    /// Ends one dispatch: the task is sent, or it can never be because its secret is missing.
     pub(crate) fn finish_dispatch(&mut self, which: usize, unsendable: bool) {
         if which >= self.cloud.dispatches.len() {
             return;
@@ -331,7 +331,7 @@ impl World {
         self.cloud.inputs.push_back(Input::Dispatched { job, node, attempt, outcome });
     }
 
-    /// As the registry does: into the node's session, whether or not that still leads anywhere.
+    /// Sends a message in the node's session, as the registry does: whether or not the link still works.
     fn send(&mut self, node: &NodeName, message: CloudMessage) -> Option<SessionId> {
         let conn = self.conns.get_mut(self.cloud.registry.get(node)?)?;
         if !conn.cut {
@@ -340,7 +340,7 @@ impl World {
         Some(conn.session)
     }
 
-    /// Killed, and started anew. What was being written may still land.
+    /// Kills cloudcore and starts it anew. Its writes that were under way may still reach the API server.
     pub(crate) fn restart_cloud(&mut self) {
         self.log(|| "cloud: killed".to_owned());
         let old = std::mem::replace(&mut self.cloud, Cloud::new(self.report));
@@ -386,7 +386,7 @@ impl World {
         self.edges[edge].conn = Some(self.next_conn);
     }
 
-    /// The cloud welcomes a session, which replaces an earlier one of the node.
+    /// The cloud accepts a session, which replaces an earlier one of the node.
     pub(crate) fn welcome(&mut self, id: u64) {
         if self.cloud.boot != Boot::Up {
             return;
@@ -415,7 +415,7 @@ impl World {
         self.log(|| format!("net: session of n{edge} is cut"));
     }
 
-    /// One side of a connection that leads nowhere finds out.
+    /// One side of a connection that has ended notices it.
     pub(crate) fn notice(&mut self, id: u64, edge_side: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let edge = conn.edge;
@@ -544,7 +544,7 @@ impl World {
         }
     }
 
-    /// The first write of the ledger is done, or fails.
+    /// Ends the first write of the ledger, which succeeds or fails.
     pub(crate) fn write_record(&mut self, at: usize, works: bool) -> bool {
         let edge = &mut self.edges[at];
         match edge.writes.front() {
@@ -579,7 +579,7 @@ impl World {
         }
     }
 
-    /// Killed: of the writes under way so many were done.
+    /// Kills an edge. Of its writes to the disk that were under way, this many were done.
     pub(crate) fn restart_edge(&mut self, at: usize, written: usize) {
         self.log(|| format!("n{at}: killed"));
         for _ in 0..written {
