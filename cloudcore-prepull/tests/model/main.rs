@@ -17,11 +17,13 @@
 mod api;
 mod check;
 mod cloud;
+mod conn;
 mod edge;
 #[path = "../../engine/src/shared/rng.rs"]
 mod rng;
 mod settle;
 mod steps;
+mod trace;
 mod user;
 mod world;
 

@@ -1,8 +1,8 @@
 //! The end of a run: the faults stop, and every job has to end.
 
 use crate::check::Check;
-use crate::cloud::Boot;
-use crate::world::{Fate, World};
+use crate::cloud::{Boot, Fate};
+use crate::world::World;
 
 /// Rounds of [`World::settle`]: in each, everything that is due is done, and time moves to the next moment at which
 /// something is due. A job may have six nodes, one at a time, with rounds and pauses.

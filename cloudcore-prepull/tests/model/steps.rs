@@ -11,8 +11,9 @@ use prepull_api::task::{
 use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
 use prepull_engine::prepull::controller::Object;
 
+use crate::cloud::Fate;
 use crate::edge::{Exec, image};
-use crate::world::{Fate, World, millis};
+use crate::world::{World, millis};
 
 impl World {
     pub(crate) fn step(&mut self) {
