@@ -1,10 +1,10 @@
-//! The shell around the controller: starts what listens and watches, carries inputs in and actions out.
+//! The shell around the engine: starts what listens and watches, carries inputs in and actions out.
 //!
 //! ```text
-//!  watch ─┐                                    ┌─▶ dispatch (secrets, tunnel) ─┐
-//!  tunnel ┼─▶ inputs (bounded) ─▶ Controller ──┼─▶ status_writer ──────────────┼─▶ inputs
-//!  time ──┘                 └───▶ Kruise ──────┼─▶ tunnel::registry (send)     │
-//!                                 one task     └─▶ events                      │
+//!  watch ─┐                                ┌─▶ dispatch (secrets, tunnel) ─┐
+//!  tunnel ┼─▶ inputs (bounded) ─▶ Engine ──┼─▶ status_writer ──────────────┼─▶ inputs
+//!  time ──┘              one task          ├─▶ tunnel::registry (send)     │
+//!                                          └─▶ events                      │
 //! ```
 
 use std::future::Future;
@@ -50,10 +50,10 @@ mod recorder;
 mod vital;
 
 use self::core::{Clock, Core, DISPATCHES};
-use recorder::Recorder;
+use recorder::{RecordFile, Recorder};
 use vital::Vital;
 
-/// Inputs that wait for the controller. It takes a batch in well below a millisecond; where it cannot keep up
+/// Inputs that wait for the engine. It takes a batch in well below a millisecond; where it cannot keep up
 /// the sessions and watches wait, and nothing grows.
 const INPUTS: usize = 4096;
 /// What is under way when the program is told to end may take this long: the results that are being written.
@@ -102,6 +102,31 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
     runtime.block_on(work)
 }
 
+/// What the endpoint of health and metrics shows, and where.
+struct Health {
+    address: SocketAddr,
+    metrics: Arc<Metrics>,
+    readiness: Arc<Readiness>,
+}
+
+impl Health {
+    async fn listen(
+        args: &RunArgs,
+        leadership: Leadership,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(args.metrics_listen)
+            .await
+            .with_context(|| format!("cannot listen on --metrics-listen {}", args.metrics_listen))?;
+        let address = listener.local_addr()?;
+        info!(%address, "metrics and health listen");
+        let metrics = Arc::new(Metrics::default());
+        let readiness = Arc::new(Readiness::new(leadership));
+        tokio::spawn(http::serve(listener, metrics.clone(), readiness.clone(), shutdown.clone()));
+        Ok(Self { address, metrics, readiness })
+    }
+}
+
 /// `cloudcore-prepull run`: health, then the election, then the work; the Lease is given back after it.
 async fn run(args: RunArgs) -> anyhow::Result<()> {
     // kube's client returns these errors as well, and whoever called it knows what they mean.
@@ -110,18 +135,11 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.
     listeners::read_authority_files(&args)?;
+    let record_file = args.record.as_deref().map(RecordFile::open).transpose()?;
     let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
-    let metrics = Arc::new(Metrics::default());
-    let readiness = Arc::new(Readiness::new(leadership.clone()));
-
     // Health answers from the start; metrics with it.
-    let health = TcpListener::bind(args.metrics_listen)
-        .await
-        .with_context(|| format!("listen on --metrics-listen {}", args.metrics_listen))?;
-    let health_address = health.local_addr()?;
-    info!(address = %health_address, "metrics and health listen");
-    tokio::spawn(http::serve(health, metrics.clone(), readiness.clone(), shutdown.clone()));
+    let health = Health::listen(&args, leadership.clone(), &shutdown).await?;
 
     tokio::spawn({
         let shutdown = shutdown.clone();
@@ -139,7 +157,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let Some(term) = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown).await? else {
         return Ok(());
     };
-    let outcome = work(args, health_address, client, leadership, metrics, readiness, shutdown).await;
+    let outcome = work(args, record_file, health, client, leadership, shutdown).await;
     term.release().await;
     outcome
 }
@@ -156,11 +174,10 @@ async fn may_serve(args: &RunArgs, client: &Client, shutdown: &CancellationToken
 /// What the leader does, until the shutdown. Nothing of it writes any more when this returns.
 async fn work(
     args: RunArgs,
-    health_address: SocketAddr,
+    record_file: Option<RecordFile>,
+    Health { address: health_address, metrics, readiness }: Health,
     client: Client,
     leadership: Leadership,
-    metrics: Arc<Metrics>,
-    readiness: Arc<Readiness>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     // A standby may have waited for long.
@@ -177,10 +194,8 @@ async fn work(
     let kruise = args.enable_kruise_api.then(|| args.kruise_node_selector.clone());
     let mut core = Core {
         engine: kruise.clone().map_or_else(Engine::default, Engine::with_kruise),
-        recorder: args
-            .record
-            .as_deref()
-            .map(|file| Recorder::open(file, kruise.as_ref().map(ToString::to_string)))
+        recorder: record_file
+            .map(|file| Recorder::begin(file, kruise.as_ref().map(ToString::to_string)))
             .transpose()?,
         clock: Clock::start(),
         sessions: Sessions::default(),

@@ -138,7 +138,7 @@ async fn pull_through_agent(
 async fn real_nodes() -> Result<()> {
     println!("\nThree real nodes, one job of four images");
     let registry = Registry::start().user("alice", &password("alice")).await?;
-    let cluster = Cluster::start().await?;
+    let cluster = Cluster::own().await?;
     cluster.registry_secret("default", "alice", &[registry.login("alice")?]).await?;
     let names = ["edge-1", "edge-2", "edge-3"];
     cluster.edge_nodes(&names).await?;

@@ -51,10 +51,33 @@ set +m
 exec 8>"$PREPULL_E2E_POOL/reaper"
 echo "dir $PREPULL_E2E_POOL" >&8
 
+# A build beside us must not replace the programs while tests start and restart them. What is kept afterwards is run
+# from where it was built.
+if [[ -z ${KEEP-} && -x $PREPULL_BIN_DIR/cloudcore-prepull && -x $PREPULL_BIN_DIR/edgecore-prepull ]]; then
+  mkdir "$PREPULL_E2E_POOL/bin"
+  cp "$PREPULL_BIN_DIR"/{cloudcore,edgecore}-prepull "$PREPULL_E2E_POOL/bin/"
+  PREPULL_BIN_DIR=$PREPULL_E2E_POOL/bin
+fi
+
 say "$* (logs: $PREPULL_E2E_LOGS)"
 status=0
-# Without the lock: a process that outlives the run must not block the next one.
-"$@" 8>&- 9>&- || status=$?
+# Without the lock: a process that outlives the run must not block the next one. In a group of its own, so that it hears
+# of Ctrl-C and of SIGTERM through us, and has ended before its servers are killed.
+set -m
+"$@" 8>&- 9>&- &
+job=$!
+set +m
+for signal in INT TERM HUP; do
+  # shellcheck disable=SC2064 # expanded now, on purpose
+  trap "kill -$signal -- -$job 2>/dev/null || true" "$signal"
+done
+# A signal ends the wait, and not the job.
+while :; do
+  status=0
+  wait "$job" || status=$?
+  kill -0 "$job" 2>/dev/null || break
+done
+trap - INT TERM HUP
 exec 8>&-
 wait "$reaper" || say "the reaper failed, see $PREPULL_E2E_LOGS/reaper-of-the-run.log" >&2
 if ((status == 0)); then say "done after $SECONDS s"; else say "FAILED with status $status after $SECONDS s" >&2; fi

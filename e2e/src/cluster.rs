@@ -315,8 +315,11 @@ impl Drop for Cluster {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 let client = client(&kubeconfig).await?;
-                dump::write(&client, &logs).await?;
-                if lent { existing::sweep(&client, NAMESPACE).await } else { Ok(()) }
+                let dumped = dump::write(&client, &logs).await;
+                if lent {
+                    existing::sweep(&client, NAMESPACE).await?;
+                }
+                dumped
             })
         });
         if let Ok(Err(error)) = last.join() {

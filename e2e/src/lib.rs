@@ -22,8 +22,8 @@
 //! thread, so that it need not be passed around. Parts are stopped when they are dropped; if the test process dies
 //! without dropping them, the [`reaper`] stops them.
 //!
-//! Environment variables (set by e2e/setup/with-parts.sh): `PREPULL_APISERVER_DIR`, `PREPULL_BIN_DIR`,
-//! `PREPULL_E2E_LOGS`, `PREPULL_E2E_KUBECONFIG`.
+//! Environment variables: docs/testing.md lists them; e2e/setup/with-parts.sh sets `PREPULL_APISERVER_DIR`,
+//! `PREPULL_BIN_DIR`, `PREPULL_E2E_LOGS` and `PREPULL_E2E_POOL`.
 
 pub mod api_proxy;
 mod background;

@@ -133,11 +133,13 @@ async fn a_node_that_accepts_and_is_silent_becomes_unknown_and_frees_its_slot() 
         })
         .await?;
     assert_eq!(most, 1);
-    let (of_silent, of_next) = (status.node("edge-1").context("-")?, status.node("edge-2").context("-")?);
+    let of_silent = status.node("edge-1").context("edge-1 is not in the status")?;
+    let of_next = status.node("edge-2").context("edge-2 is not in the status")?;
     assert_eq!((of_silent.phase, of_next.phase), (NodePhase::Unknown, NodePhase::Successful));
     ensure!(of_silent.reason.contains("timeoutSeconds (3)"), "{of_silent:?}");
     let started = |node: &prepull_api::crd::status::NodeStatus| node.start_time.clone().map(|time| time.0);
-    let waited = started(of_next).context("-")?.duration_since(started(of_silent).context("-")?);
+    let started_silent = started(of_silent).context("edge-1 has no start time")?;
+    let waited = started(of_next).context("edge-2 has no start time")?.duration_since(started_silent);
     ensure!((3.0..9.0).contains(&waited.as_secs_f64()), "the slot was free after {waited:?}");
     ensure!(next.has_image(&reference).await?);
 

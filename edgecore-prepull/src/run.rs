@@ -77,7 +77,7 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
-        .context("start the async runtime")?;
+        .context("cannot start the async runtime")?;
     let outcome = runtime.block_on(work);
     // A thread that hangs on a dead file system must not keep the program from ending.
     runtime.shutdown_background();

@@ -149,7 +149,7 @@ fn a_state_directory_of_another_user_is_reported_with_the_remedy() {
             "pki",
             0o000,
             "run --state-dir .",
-            "reading ./pki/client.crt: permission denied: run edgecore-prepull as root",
+            "cannot read ./pki/client.crt: permission denied: run edgecore-prepull as root",
         ),
         (
             "pki",

@@ -1,9 +1,10 @@
 //! Recordings of what an engine took in: one JSON object per line, and a player for them.
 //!
-//! An engine has no clock and no randomness, so the same inputs at the same times lead to the same actions. A recording
-//! made on a cluster in trouble (`cloudcore-prepull run --record FILE`) is therefore a test: see `tests/replay.rs`.
-//! It never holds a credential, since no engine ever sees one. Of the actions it keeps how many there were of each
-//! kind, so that a replay can say where it parts from what was recorded.
+//! An engine has no clock and no randomness, so the same inputs at the same times lead to the same actions, of which
+//! some may change places within a flush. A recording made on a cluster in trouble (`cloudcore-prepull run --record
+//! FILE`) is therefore a test: see `tests/replay.rs`. It holds no Secret and no key, since no engine ever sees one; it
+//! does hold what people wrote into their jobs. Of the actions it keeps how many there were of each kind, so that a
+//! replay can say where it parts from what was recorded.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -81,12 +82,20 @@ pub enum ReplayError {
     },
     /// A line is none of a recording, or of a version with other inputs. The last line of a process that was killed
     /// may be cut, and is passed over.
-    #[error("line {line} is not an entry of a recording that this version can play")]
+    #[error("line {line} is not an entry of a recording that this version can play (recorded by {recorder}, played by {})", env!("CARGO_PKG_VERSION"))]
     Parse {
         /// Counted from one.
         line: usize,
+        /// The version that recorded it, as far as the file has said so.
+        recorder: String,
         /// Why.
         source: serde_json::Error,
+    },
+    /// Where a leader began is not in the file, so that nothing in it can be played.
+    #[error("line {line}: the recording does not start where a leader began: its beginning is missing")]
+    NoBeginning {
+        /// Counted from one.
+        line: usize,
     },
     /// The selector or a time cannot be parsed.
     #[error("line {line}: {problem}")]
@@ -122,18 +131,21 @@ pub fn replay(
     mut watch: impl FnMut(Timestamp, &Action),
 ) -> Result<Replay, ReplayError> {
     let (mut engine, mut replay) = (Engine::default(), Replay::default());
-    let mut cut = None;
-    for (text, line) in recording.lines().zip(1..) {
+    let (mut cut, mut recorder) = (None, "an unknown version".to_owned());
+    // Split by bytes: a kill may cut a line inside of a character.
+    for (text, line) in recording.split(b'\n').zip(1..) {
         let text = text.map_err(|source| ReplayError::Read { line, source })?;
         if text.is_empty() {
             continue;
         }
-        let entry: Entry<Input> = match serde_json::from_str(&text) {
+        let entry: Entry<Input> = match serde_json::from_slice(&text) {
             Ok(entry) => entry,
-            Err(source) => {
-                cut = cut.or(Some(ReplayError::Parse { line, source }));
-                continue;
-            }
+            Err(source) => match cut.replace(ReplayError::Parse { line, recorder: recorder.clone(), source })
+            {
+                // One line may be cut, and not a run of them.
+                Some(first) => return Err(first),
+                None => continue,
+            },
         };
         // A process that was killed leaves half a line: the last one, or the one before the next process begins.
         if let Some(error) = cut.take()
@@ -141,9 +153,13 @@ pub fn replay(
         {
             return Err(error);
         }
+        if replay.leaders == 0 && !matches!(entry, Entry::Begin { .. }) {
+            return Err(ReplayError::NoBeginning { line });
+        }
         match entry {
-            Entry::Begin { version: _, kruise_node_selector } => {
+            Entry::Begin { version, kruise_node_selector } => {
                 replay.leaders += 1;
+                recorder = version;
                 engine = match kruise_node_selector {
                     Some(selector) => Engine::with_kruise(
                         Selector::parse(&selector)
@@ -175,7 +191,11 @@ pub fn replay(
             }
         }
     }
-    Ok(replay)
+    match cut {
+        // It is no recording at all. A file without a line is one of a process that was killed at its start.
+        Some(error) if replay.leaders == 0 => Err(error),
+        _ => Ok(replay),
+    }
 }
 
 impl Replay {

@@ -1,6 +1,6 @@
 //! Recordings of `cloudcore-prepull run --record FILE`, played on this version of the engine.
 //!
-//! `PREPULL_REPLAY=FILE cargo test -p prepull-engine --test replay -- --nocapture` plays a file and tells its story:
+//! `PREPULL_REPLAY=$PWD/FILE cargo test -p prepull-engine --test replay -- --nocapture` plays a file and tells its story:
 //! every action, the last status of each job, and where this version parts from what was recorded. A file that shows a
 //! defect belongs into `tests/recordings`, with a test of its own that says how its jobs should have ended.
 
@@ -78,11 +78,32 @@ fn a_line_cut_by_a_kill_is_passed_over_and_another_one_is_not() {
     assert_eq!((replayed.leaders, replayed.differences.len()), (2, 0));
     assert_eq!(play(&whole[..half]).unwrap().leaders, 1);
 
-    let text = String::from_utf8(whole).unwrap();
+    let text = String::from_utf8(whole.clone()).unwrap();
     let mut lines: Vec<_> = text.lines().collect();
     lines.insert(3, "{\"input\":");
     let error = play(lines.join("\n").as_bytes()).unwrap_err();
     assert!(error.to_string().starts_with("line 4 "), "{error}");
+
+    // A kill may leave half a character.
+    let half_a_character = [&whole[..], "{\"input\":\"é".as_bytes().split_last().unwrap().1].concat();
+    assert_eq!(play(&half_a_character).unwrap().leaders, 1);
+}
+
+#[test]
+fn a_file_that_is_no_recording_is_not_played() {
+    for (file, expected) in [
+        ("not a recording", "line 1 is not an entry of a recording that this version can play"),
+        ("\u{1f}\u{8b}\n\u{0}", "line 1 is not an entry"),
+    ] {
+        let error = play(file.as_bytes()).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let whole = recorded(false);
+    let tail: Vec<_> = [&whole[..], b"one\ntwo\n"].concat();
+    assert!(play(&tail).is_err(), "only one line can be cut by a kill");
+    let beginning = whole.iter().position(|byte| *byte == b'\n').unwrap();
+    let error = play(&whole[beginning + 1..]).unwrap_err().to_string();
+    assert_eq!(error, "line 1: the recording does not start where a leader began: its beginning is missing");
 }
 
 /// Plays what PREPULL_REPLAY names, and tells its story. Of a directory every file `*.recording` in it is played, and
@@ -90,6 +111,12 @@ fn a_line_cut_by_a_kill_is_passed_over_and_another_one_is_not() {
 #[test]
 fn the_recordings_of_the_environment_are_played() {
     let Some(path) = std::env::var_os("PREPULL_REPLAY").map(PathBuf::from) else { return };
+    assert!(
+        path.exists(),
+        "PREPULL_REPLAY={} does not exist, as seen from {}: give an absolute path",
+        path.display(),
+        std::env::current_dir().unwrap().display()
+    );
     if path.is_file() {
         let replayed = play_file(&path, |at, action| println!("{at} {action:?}"));
         for (job, status) in &replayed.statuses {

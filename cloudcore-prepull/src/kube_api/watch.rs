@@ -112,9 +112,17 @@ fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) 
     }
 }
 
-/// An object as the engines take it: one that cannot be parsed is passed on as unreadable.
-pub(crate) fn readable<K>(DeserializeGuard(object): DeserializeGuard<K>) -> Result<Box<K>, Unreadable> {
-    object.map(Box::new).map_err(|invalid| Unreadable {
+/// An object as the engines take it: without annotations and managed fields, which may be larger than all the rest
+/// and say nothing to them. One that cannot be parsed is passed on as unreadable.
+pub(crate) fn readable<K: Resource>(
+    DeserializeGuard(object): DeserializeGuard<K>,
+) -> Result<Box<K>, Unreadable> {
+    let lean = |mut object: K| {
+        let metadata = object.meta_mut();
+        (metadata.annotations, metadata.managed_fields) = (None, None);
+        Box::new(object)
+    };
+    object.map(lean).map_err(|invalid| Unreadable {
         id: ObjectId {
             namespace: invalid.metadata.namespace.unwrap_or_default(),
             name: invalid.metadata.name.unwrap_or_default(),

@@ -28,12 +28,15 @@ pub(super) struct Turn(#[expect(dead_code, reason = "held for its lock")] File);
 
 impl Turn {
     pub(super) async fn wait() -> Result<Self> {
-        let path = parts::cache_dir().join("cluster.lock");
+        let directory = parts::cache_dir();
+        let path = directory.join("cluster.lock");
+        let problem = format!("cannot lock {}", path.display());
         let locked = tokio::task::spawn_blocking(move || {
+            std::fs::create_dir_all(directory)?;
             let file = File::options().create(true).append(true).open(path)?;
             file.lock().map(|()| file)
         });
-        Ok(Self(locked.await?.context("cannot lock the cluster")?))
+        Ok(Self(locked.await?.context(problem)?))
     }
 }
 

@@ -10,9 +10,11 @@
 //!     server-…/                   kubeconfigs, certificates, data
 //! ```
 //!
-//! A test that is killed leaves no `idle` behind, so that no other test uses its server, whose state is unknown.
+//! A test that is killed leaves no `idle` behind, so that no other test uses its server, whose
+//! state is unknown: it runs unused until the end of the run.
 
 use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,7 +89,13 @@ impl Drop for Turn {
 fn free_slot(pool: &Path) -> Result<(usize, PathBuf, File)> {
     for number in 0.. {
         let slot = pool.join(number.to_string());
-        std::fs::create_dir_all(&slot).with_context(|| format!("cannot create {}", slot.display()))?;
+        // Without a pool the run has ended, and nobody would remove what is made here.
+        match std::fs::create_dir(&slot) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("cannot create {}", slot.display()));
+            }
+            _ => {}
+        }
         let lock = File::options().create(true).append(true).open(slot.join("lock"))?;
         match lock.try_lock() {
             Ok(()) => return Ok((number, slot, lock)),

@@ -38,12 +38,23 @@ const KINDS: [(&str, &str); 10] = [
 /// Name of Kruise's ClusterRole and its binding.
 const KRUISE_RIGHTS: &str = "cloudcore-prepull-kruise";
 
-/// Deletes everything, and returns when it is gone from the API server's cache as well.
+/// Deletes everything, and returns when the objects are gone from the API server's cache as well. The authorizer may know
+/// the rights for a moment longer.
 pub(super) async fn everything(client: &Client) -> Result<()> {
     let now = DeleteParams::default();
-    // They may not exist.
-    let _ = Api::<ClusterRoleBinding>::all(client.clone()).delete(KRUISE_RIGHTS, &now).await;
-    let _ = Api::<ClusterRole>::all(client.clone()).delete(KRUISE_RIGHTS, &now).await;
+    let (bindings, roles) =
+        (Api::<ClusterRoleBinding>::all(client.clone()), Api::<ClusterRole>::all(client.clone()));
+    let deleted = [
+        bindings.delete(KRUISE_RIGHTS, &now).await.map(drop),
+        roles.delete(KRUISE_RIGHTS, &now).await.map(drop),
+    ];
+    for deleted in deleted {
+        match deleted {
+            // Few tests install them.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            deleted => deleted.context("Kruise's rights cannot be deleted")?,
+        }
+    }
     for (group, plural) in KINDS {
         for namespace in namespaces(client, &format!("{group}/{plural}")).await? {
             let path = match namespace {

@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 const CONNECTIONS: usize = 4;
 /// A client that takes longer to send its request is disconnected.
 const HEADER_DEADLINE: Duration = Duration::from_secs(5);
-/// Before the next `accept` after a failed one: most likely the process is out of file descriptors.
+/// Pause after a connection could not be accepted: most likely the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `shutdown`.

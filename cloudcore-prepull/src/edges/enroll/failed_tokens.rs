@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 use prepull_engine::shared::pacing::TokenBucket;
 
-/// FailedTokens of one address, per second and at once. A person who mistypes needs three; a script that keeps trying
+/// Failed tokens of one address, per second and at once. A person who mistypes needs three; a script that keeps trying
 /// an expired token is slowed down to one look-up in ten seconds.
 const PER_ADDRESS: (f64, f64) = (0.1, 10.0);
-/// FailedTokens of all addresses together, per second and at once. Each costs a read from the API server.
+/// Failed tokens of all addresses together, per second and at once. Each costs a read from the API server.
 const OVERALL: (f64, f64) = (20.0, 200.0);
 /// The most addresses that have a bucket of their own, a hundred bytes each. All others share one.
 const MAX_ADDRESSES: usize = 4096;

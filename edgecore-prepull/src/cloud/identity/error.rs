@@ -17,9 +17,9 @@ pub enum IdentityError {
     #[error("{}: this node has not joined: run `edgecore-prepull join` first", .0.display())]
     NotJoined(PathBuf),
     /// A file cannot be read or written, for a reason other than permissions.
-    #[error("{operation} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     File {
-        /// What was attempted: `reading`, `writing`, …
+        /// What was attempted: `read`, `write`, …
         operation: &'static str,
         /// The file.
         path: PathBuf,
@@ -27,9 +27,9 @@ pub enum IdentityError {
         source: io::Error,
     },
     /// This user may not read or write a file.
-    #[error("{operation} {}: {REMEDY_OF_DENIAL}", path.display())]
+    #[error("cannot {operation} {}: {REMEDY_OF_DENIAL}", path.display())]
     Denied {
-        /// What was attempted: `reading`, `writing`, …
+        /// What was attempted: `read`, `write`, …
         operation: &'static str,
         /// The file.
         path: PathBuf,

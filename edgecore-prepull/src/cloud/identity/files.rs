@@ -209,7 +209,7 @@ impl StateDir {
         {
             return Ok(NewKey(pair));
         }
-        let failed = |source| IdentityError::file("writing", &path, source);
+        let failed = |source| IdentityError::file("write", &path, source);
         let pair = KeyPair::generate().map_err(|error| failed(io::Error::other(error)))?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(self.pki()).map_err(failed)?;
         write(&path, pair.serialize_pem().as_bytes(), 0o600)?;
@@ -226,7 +226,7 @@ impl StateDir {
     pub(crate) fn store_connection(&self, ca: &str, connection: &Connection) -> Result<(), IdentityError> {
         let path = self.connection();
         let json = serde_json::to_vec_pretty(connection)
-            .map_err(|error| IdentityError::file("writing", &path, error.into()))?;
+            .map_err(|error| IdentityError::file("write", &path, error.into()))?;
         write(&path, &json, 0o644)?;
         write(&self.in_pki(CA), ca.as_bytes(), 0o644)
     }
@@ -235,12 +235,12 @@ impl StateDir {
         let path = self.in_pki(KEY);
         fs::rename(self.in_pki(NEW_KEY), &path)
             .and_then(|()| sync_dir(&path))
-            .map_err(|source| IdentityError::file("renaming the new key to", &path, source))
+            .map_err(|source| IdentityError::file("rename the new key to", &path, source))
     }
 }
 
 fn read_text(path: &Path) -> Result<String, IdentityError> {
-    fs::read_to_string(path).map_err(|source| IdentityError::file("reading", path, source))
+    fs::read_to_string(path).map_err(|source| IdentityError::file("read", path, source))
 }
 
 /// Writes a file atomically: to a temporary file first, which is synced and then renamed.
@@ -255,7 +255,7 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
         fs::rename(&temporary, path)?;
         sync_dir(path)
     };
-    written().map_err(|source| IdentityError::file("writing", path, source))
+    written().map_err(|source| IdentityError::file("write", path, source))
 }
 
 fn sync_dir(path: &Path) -> io::Result<()> {

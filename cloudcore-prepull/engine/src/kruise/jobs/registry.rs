@@ -70,7 +70,7 @@ impl<R: Running> Registry<R> {
         self.deleted.contains(uid)
     }
 
-    /// The known jobs that are not among those that exist. A new list is the last word about those that are deleted.
+    /// Forgets the deleted jobs that a new list does not name: the list is the last word about them.
     pub(super) fn retain_deleted(&mut self, existing: &HashSet<JobUid>) {
         self.deleted.retain(|uid| existing.contains(uid));
     }
