@@ -8,4 +8,4 @@ mod tests;
 
 pub use config::{EntryProblem, Lookup, RegistryConfig, SecretError};
 pub use credential::{RegistryCredential, Sensitive};
-pub use pattern::{PatternError, RegistryPattern, Specificity};
+pub use pattern::{PatternError, RegistryPattern};

@@ -141,14 +141,12 @@ impl RegistryConfig {
             };
             config.entries.push(Entry { key, pattern, credential });
         }
-        config.sort();
         config
     }
 
     /// Adds the entries of another config. Of two equally specific entries, the one that was there first stays first.
     pub fn extend(&mut self, other: Self) {
         self.entries.extend(other.entries);
-        self.sort();
     }
 
     fn from_auths(key: &'static str, mut object: Map<String, Value>) -> Result<Self, SecretError> {
@@ -165,29 +163,18 @@ impl RegistryConfig {
             let credential = parse_entry(&key, value);
             Some(Entry { key, pattern, credential })
         });
-        let mut config = Self { entries: entries.collect() };
-        config.sort();
-        config
+        Self { entries: entries.collect() }
     }
 
-    /// Sorts by specificity, most specific first. The sort is stable, so that the order is always the same.
-    fn sort(&mut self) {
-        self.entries.sort_by_key(|entry| std::cmp::Reverse(entry.pattern.specificity()));
-    }
-
-    /// Usable credentials for an image, the most specific first. Docker Hub's legacy key,
-    /// `https://index.docker.io/v1/`, serves an image of docker.io only if no other entry matches.
+    /// Usable credentials for an image, in the order of [`RegistryPattern::select`].
     pub fn credentials_for(&self, reference: &NormalizedReference) -> Vec<RegistryCredential> {
         self.lookup(reference).credentials
     }
 
     /// Usable credentials for an image, as [`Self::credentials_for`], and the matching entries that cannot be used.
     pub fn lookup(&self, reference: &NormalizedReference) -> Lookup {
-        let mut found: Vec<&Entry> = self.entries.iter().filter(|e| e.pattern.matches(reference)).collect();
-        if found.is_empty() && reference.registry() == "docker.io" {
-            found = self.entries.iter().filter(|e| e.pattern.is_legacy_docker_hub()).collect();
-        }
         let mut lookup = Lookup::default();
+        let found = RegistryPattern::select(&self.entries, |entry| &entry.pattern, reference);
         for Entry { key, pattern: _, credential } in found {
             match credential {
                 Ok(credential) => lookup.credentials.push(credential.clone()),
@@ -271,8 +258,8 @@ fn parse_entry_fields(
     Ok(RegistryCredential { server: server.to_owned(), username, password, identity_token, registry_token })
 }
 
-/// Decodes base64 of `user:password`, padded or not; skips line breaks, as Go does. Accepts the URL-safe alphabet as
-/// well, which the kubelet refuses: it is not ambiguous.
+/// Decodes base64 of `user:password`, padded or not; skips line breaks and no other white space, as Go does. Accepts the
+/// URL-safe alphabet as well, which the kubelet refuses: it is not ambiguous.
 fn decode_auth(auth: &Sensitive) -> Result<(Sensitive, Sensitive), EntryProblem> {
     const LENIENT: GeneralPurposeConfig = GeneralPurposeConfig::new()
         .with_decode_padding_mode(DecodePaddingMode::Indifferent)
@@ -282,7 +269,7 @@ fn decode_auth(auth: &Sensitive) -> Result<(Sensitive, Sensitive), EntryProblem>
     let mut compact: String = auth
         .expose()
         .chars()
-        .filter(|c| !c.is_ascii_whitespace())
+        .filter(|c| !matches!(c, '\r' | '\n'))
         .map(|c| match c {
             '-' => '+',
             '_' => '/',

@@ -20,7 +20,7 @@ pub struct RegistryPattern {
 /// Rank of a pattern among those that match the same image; the greatest is the most specific. A longer path
 /// outranks everything; then comes a host without `*`; then the host with more literal characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Specificity {
+pub(super) struct Specificity {
     path: usize,
     exact_host: bool,
     letters: usize,
@@ -101,8 +101,28 @@ impl RegistryPattern {
             && labels.next().is_none()
     }
 
+    /// Selects the entries whose pattern matches an image, the most specific first; of equally specific ones, the
+    /// earlier first. Docker Hub's legacy key, `https://index.docker.io/v1/`, stands for docker.io where no other
+    /// pattern matches, as in the kubelet.
+    ///
+    /// Every place that has patterns chooses by this function, so that a key means the same within a secret and in
+    /// `registrySecrets`.
+    pub fn select<'a, T>(
+        entries: &'a [T],
+        pattern: impl Fn(&T) -> &Self,
+        reference: &NormalizedReference,
+    ) -> Vec<&'a T> {
+        let mut selected: Vec<&T> =
+            entries.iter().filter(|entry| pattern(entry).matches(reference)).collect();
+        if selected.is_empty() && reference.registry() == "docker.io" {
+            selected = entries.iter().filter(|entry| pattern(entry).is_legacy_docker_hub()).collect();
+        }
+        selected.sort_by_key(|entry| std::cmp::Reverse(pattern(entry).specificity()));
+        selected
+    }
+
     /// Rank of this pattern among those that match the same image.
-    pub fn specificity(&self) -> Specificity {
+    pub(super) fn specificity(&self) -> Specificity {
         let letters = |label: &String| label.bytes().filter(|b| *b != b'*').count();
         Specificity {
             path: self.path.len(),
@@ -112,7 +132,7 @@ impl RegistryPattern {
     }
 
     /// Whether this is Docker Hub's legacy key, `https://index.docker.io/v1/`, which stands for docker.io.
-    pub(super) fn is_legacy_docker_hub(&self) -> bool {
+    fn is_legacy_docker_hub(&self) -> bool {
         self.labels == ["index", "docker", "io"] && self.port.is_none() && self.path.is_empty()
     }
 }

@@ -141,6 +141,7 @@ fn every_form_of_an_entry_is_parsed() {
         (json!({"auth": "dXNlcjpw\nYTpzcz8+\r\n"}), user.clone()),
         (json!({"auth": "dXNlcjpwYTpzcz8+", "username": "other", "password": "x"}), user),
         (json!({"auth": "dTpw"}), credential("u", "p", "", "")),
+        (json!({"auth": "dTpw\n"}), credential("u", "p", "", "")),
         (json!({"auth": "dTpwcA=="}), credential("u", "pp", "", "")),
         (json!({"auth": "dTpwcA"}), credential("u", "pp", "", "")),
         (json!({"auth": "dTo="}), credential("u", "", "", "")),
@@ -160,6 +161,10 @@ fn every_form_of_an_entry_is_parsed() {
 fn an_error_about_an_entry_never_quotes_it() {
     for (entry, message) in [
         (json!({"auth": "s3cr*t"}), "the entry for r.io has an auth that is not base64"),
+        // Go's decoder, and so the kubelet, skips line breaks and no other white space.
+        (json!({"auth": "dTpw "}), "the entry for r.io has an auth that is not base64"),
+        (json!({"auth": " dTpw"}), "the entry for r.io has an auth that is not base64"),
+        (json!({"auth": "dT\tpw"}), "the entry for r.io has an auth that is not base64"),
         (
             json!({"auth": BASE64_STANDARD.encode("s3cret")}),
             "the entry for r.io has an auth without a colon between user and password once decoded",

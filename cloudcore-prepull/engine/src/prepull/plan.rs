@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::status::SkippedNode;
+use prepull_api::credentials::RegistryPattern;
 use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::{OverrideError, SecretRef};
 use prepull_api::task::{NodeName, PullPolicy};
@@ -186,11 +187,10 @@ fn planned_image(job: &ValidatedJob, image: &JobImage, groups: &[usize]) -> Resu
     })
 }
 
-/// The secret of the longest matching registry pattern; of equally long ones the first.
+/// The secret of the most specific registry pattern that matches; of equally specific ones the first.
 fn registry_secret<'a>(job: &'a ValidatedJob, pull: &NormalizedReference) -> Option<&'a SecretRef> {
-    let matching = job.registry_secrets.iter().filter(|(pattern, _)| pattern.matches(pull));
-    // `max_by_key` gives the last of equals, hence the reversal.
-    matching.rev().max_by_key(|(pattern, _)| pattern.specificity()).map(|(_, secret)| secret)
+    let matching = RegistryPattern::select(&job.registry_secrets, |(pattern, _)| pattern, pull);
+    matching.first().map(|(_, secret)| secret)
 }
 
 fn rule_fails(field: String, group: &OverriderGroup, image: &str, error: &OverrideError) -> Refusal {

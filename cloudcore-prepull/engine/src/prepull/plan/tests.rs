@@ -255,6 +255,42 @@ fn a_secret_is_the_images_own_then_the_longest_match_then_the_fallback() {
 }
 
 #[test]
+fn a_registry_secret_for_docker_hubs_legacy_key_serves_its_images() {
+    for key in ["https://index.docker.io/v1/", "index.docker.io/v1/", "index.docker.io", "docker.io"] {
+        let template = json!({
+            "images": ["nginx:1", "foo/bar:1", "docker.io/team/app:1", "index.docker.io/team/app:2", "r.io/app:1"],
+            "registrySecrets": [{"registry": key, "imageSecret": "reg/hub"}],
+        });
+        assert_eq!(
+            on_edge(json!({"imagePrePullTemplate": template}), &[]).unwrap(),
+            [
+                "nginx:1 -> docker.io/library/nginx:1 [reg/hub] IfNotPresent",
+                "foo/bar:1 -> docker.io/foo/bar:1 [reg/hub] IfNotPresent",
+                "docker.io/team/app:1 -> docker.io/team/app:1 [reg/hub] IfNotPresent",
+                "index.docker.io/team/app:2 -> docker.io/team/app:2 [reg/hub] IfNotPresent",
+                "r.io/app:1 -> r.io/app:1 [] IfNotPresent",
+            ],
+            "{key}"
+        );
+    }
+    // As within a secret, the legacy key counts only if nothing else matches.
+    let template = json!({
+        "images": ["nginx:1", "team/app:1"],
+        "registrySecrets": [
+            {"registry": "https://index.docker.io/v1/", "imageSecret": "reg/hub"},
+            {"registry": "docker.io/team", "imageSecret": "reg/team"},
+        ],
+    });
+    assert_eq!(
+        on_edge(json!({"imagePrePullTemplate": template}), &[]).unwrap(),
+        [
+            "nginx:1 -> docker.io/library/nginx:1 [reg/hub] IfNotPresent",
+            "team/app:1 -> docker.io/team/app:1 [reg/team] IfNotPresent",
+        ]
+    );
+}
+
+#[test]
 fn secrets_of_every_matching_overrider_apply() {
     let spec = json!({
         "imagePrePullTemplate": {"images": ["app:1"], "imageSecrets": "a/b"},
