@@ -73,15 +73,12 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A list in brackets. Between two commas the value may be empty; `()` has no values.
+    /// A list in brackets. Between two commas the value may be empty; `()` has one value, the empty one, as in
+    /// Kubernetes.
     fn parse_value_list(&mut self) -> Result<Vec<String>, SelectorError> {
         match self.next() {
             Token::Open => {}
             found => return Err(self.unexpected(found, "an opening bracket")),
-        }
-        if self.peek() == Token::Close {
-            self.next();
-            return Ok(Vec::new());
         }
         let mut values = Vec::new();
         loop {

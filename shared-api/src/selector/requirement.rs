@@ -56,6 +56,8 @@ impl Requirement {
         let number = value
             .parse()
             .map_err(|_| SelectorError::NotAnInteger { key: key.to_owned(), value: value.to_owned() })?;
+        // Kubernetes refuses a sign as well: no label has one.
+        check_value(key, value)?;
         let operator = if greater { Operator::GreaterThan(number) } else { Operator::LessThan(number) };
         Ok(Self { key: key.to_owned(), operator })
     }
