@@ -78,7 +78,12 @@ async fn a_job_that_makes_no_sense_is_refused_with_its_reason_and_the_next_one_r
         (
             "override-removes-the-repository",
             overridden("region", "Repository", "remove", ""),
-            vec!["imageOverriders[0]", "\"region\"", "Repository remove"],
+            vec!["imageOverriders[0].operator", "cannot be removed"],
+        ),
+        (
+            "override-makes-a-path-of-a-registry",
+            overridden("nobody", "Registry", "replace", "mirror"),
+            vec!["imageOverriders[0].value", "\"mirror\" is not recognised as a host"],
         ),
         ("component", overridden("region", "Colour", "replace", "red"), vec!["component", "Colour"]),
         ("operator", overridden("region", "Tag", "paint", "red"), vec!["operator", "paint"]),

@@ -13,8 +13,8 @@ mod grammar;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use grammar::{MAX_TAG, is_host, is_lower_hex, is_repository, looks_like_host};
-pub(crate) use grammar::{is_digest, is_tag};
+use grammar::{MAX_TAG, is_host, is_lower_hex, is_repository};
+pub(crate) use grammar::{is_digest, is_tag, looks_like_host};
 
 /// Longest name, host and path together, in bytes. distribution once counted both and now counts the path alone;
 /// runtimes of either age are in the field, so the stricter rule applies.

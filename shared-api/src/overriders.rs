@@ -7,7 +7,7 @@
 use std::fmt;
 
 use crate::abbreviate::abbreviate;
-use crate::image::{Reference, ReferenceError, is_digest, is_tag, join_parts};
+use crate::image::{Reference, ReferenceError, is_digest, is_tag, join_parts, looks_like_host};
 
 mod secret_ref;
 #[cfg(test)]
@@ -40,12 +40,13 @@ enum ImageComponent {
 /// A rule that edits an image reference.
 ///
 /// Where Karmada leaves the outcome open or loses a part:
-/// - The value for `Tag` is a tag, `sha256:…` or `@sha256:…`. Replacing the tag or adding to it drops the digest,
-///   which is that of another image; removing the tag drops both.
+/// - The value for `Tag` is a tag, `sha256:…` or `@sha256:…`. Replacing the tag drops the digest, which is that of
+///   another image; removing the tag drops both.
 /// - `Tag add` with a digest pins a reference that has no digest yet, and keeps its tag. Nothing can be added to a
-///   digest.
+///   reference with a digest: it would pin the wrong image, and without it nothing would be pinned any more.
 /// - Changing the registry or the repository keeps tag and digest.
-/// - A result that is not a reference is an error, also if the repository is missing.
+/// - A registry begins with a host. What Docker would read as a path at docker.io is an error.
+/// - A result that is not a reference is an error, and so is the removal of the repository.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ImageRule {
     component: ImageComponent,
@@ -89,17 +90,23 @@ pub enum OverrideError {
     /// The operator is unknown.
     #[error("unknown operator {0:?}: use add, replace or remove")]
     Operator(String),
+    /// The repository is removed.
+    #[error("an image has one repository, which cannot be removed: use replace")]
+    RemoveRepository,
     /// The value is missing, and the operator needs one.
     #[error("the operator {0} needs a value")]
     NoValue(&'static str),
     /// The value for a tag is neither a tag nor a digest.
     #[error("{0:?} is neither a tag nor a digest: write 1.25, sha256:… or @sha256:…")]
     TagValue(String),
+    /// The value for a registry does not begin with a host.
+    #[error(transparent)]
+    RegistryValue(ReferenceError),
     /// The value for a secret is not a valid name.
     #[error(transparent)]
     SecretValue(#[from] SecretRefError),
-    /// The rule would append to a digest.
-    #[error("{rule} cannot be applied to {image}: nothing can be added to a digest; use replace")]
+    /// The rule would append to the tag of a reference with a digest.
+    #[error("{rule} cannot be applied to {image}: the digest is that of another image; use replace")]
     AddToDigest {
         /// The rule, as displayed.
         rule: String,
@@ -173,19 +180,23 @@ impl ImageRule {
             }
         };
         let operation = Operation::parse(operator, value)?;
-        if component == ImageComponent::Tag {
-            match &operation {
-                Operation::Replace(value) if !is_tag(value) && strip_to_digest(value).is_none() => {
-                    return Err(OverrideError::TagValue(abbreviate(value)));
-                }
-                // The value must be the end of some tag: prefixed with `1`, it may begin with a dash.
-                Operation::Add(value)
-                    if !is_tag(&format!("1{value}")) && strip_to_digest(value).is_none() =>
-                {
-                    return Err(OverrideError::TagValue(abbreviate(value)));
-                }
-                _ => {}
+        match (component, &operation) {
+            (ImageComponent::Repository, Operation::Remove) => return Err(OverrideError::RemoveRepository),
+            (ImageComponent::Registry, Operation::Replace(value)) => {
+                check_registry(value).map_err(OverrideError::RegistryValue)?;
             }
+            (ImageComponent::Tag, Operation::Replace(value))
+                if !is_tag(value) && strip_to_digest(value).is_none() =>
+            {
+                return Err(OverrideError::TagValue(abbreviate(value)));
+            }
+            // The value must be a tag, or the end of one: prefixed with `1`, it may begin with a dash.
+            (ImageComponent::Tag, Operation::Add(value))
+                if !is_tag(value) && !is_tag(&format!("1{value}")) && strip_to_digest(value).is_none() =>
+            {
+                return Err(OverrideError::TagValue(abbreviate(value)));
+            }
+            _ => {}
         }
         Ok(Self { component, operation })
     }
@@ -203,7 +214,11 @@ impl ImageRule {
         }
         let repository = repository.unwrap_or_default();
         let text = join_parts(registry.as_deref(), &repository, tag.as_deref(), digest.as_deref());
-        Reference::parse(&text).map_err(|why| OverrideError::Result {
+        let checked = match (self.component, &registry) {
+            (ImageComponent::Registry, Some(registry)) => check_registry(registry),
+            _ => Ok(()),
+        };
+        checked.and_then(|()| Reference::parse(&text)).map_err(|why| OverrideError::Result {
             rule: self.to_string(),
             image: image.to_string(),
             result: abbreviate(&text),
@@ -224,10 +239,10 @@ impl ImageRule {
                     Err(OverrideError::SecondDigest { rule: self.to_string(), image: image.to_string() })
                 }
                 (Some(digest), tag, None) => Ok((tag, Some(digest.to_owned()))),
-                (None, None, Some(_)) => {
+                (None, _, Some(_)) => {
                     Err(OverrideError::AddToDigest { rule: self.to_string(), image: image.to_string() })
                 }
-                (None, tag, _) => Ok((self.operation.edit(tag.as_deref()), None)),
+                (None, tag, None) => Ok((self.operation.edit(tag.as_deref()), None)),
             },
         }
     }
@@ -324,6 +339,12 @@ impl fmt::Display for Operation {
             Self::Remove => f.write_str("remove"),
         }
     }
+}
+
+/// Refuses a registry, with or without a path behind it, that Docker would read as a path at docker.io.
+fn check_registry(registry: &str) -> Result<(), ReferenceError> {
+    let host = registry.split('/').next().unwrap_or_default();
+    if looks_like_host(host) { Ok(()) } else { Err(ReferenceError::NotAHost(abbreviate(host))) }
 }
 
 /// Returns the digest of `sha256:…` or `@sha256:…`, and nothing for any other text.

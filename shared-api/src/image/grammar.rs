@@ -27,7 +27,7 @@ pub(super) fn is_lower_hex(b: u8) -> bool {
 }
 
 /// Docker's rule for telling a host from the first component of a repository.
-pub(super) fn looks_like_host(first: &str) -> bool {
+pub(crate) fn looks_like_host(first: &str) -> bool {
     first == "localhost" || first.contains(['.', ':']) || first.chars().any(|c| c.is_ascii_uppercase())
 }
 

@@ -22,7 +22,7 @@ fn image(image: &str, rules: &[Rule<'_>]) -> Result<String, String> {
 
 #[test]
 fn rules_edit_the_text_of_the_reference_as_karmada_does() {
-    let cases: [(&str, &[Rule<'_>], &str); 22] = [
+    let cases: [(&str, &[Rule<'_>], &str); 21] = [
         ("nginx:1.25", &[], "nginx:1.25"),
         ("nginx:1.25", &[("Registry", "replace", "r.io")], "r.io/nginx:1.25"),
         ("q.io/nginx:1.25", &[("Registry", "replace", "r.io")], "r.io/nginx:1.25"),
@@ -30,8 +30,7 @@ fn rules_edit_the_text_of_the_reference_as_karmada_does() {
         ("nginx", &[("Registry", "add", "r.io")], "r.io/nginx"),
         ("q.io/nginx", &[("Registry", "remove", "")], "nginx"),
         ("nginx", &[("Registry", "remove", "")], "nginx"),
-        // The result is parsed again: a registry without a dot is a path, as Docker and the kubelet see it.
-        ("nginx", &[("Registry", "replace", "harbor")], "harbor/nginx"),
+        // The result is parsed again.
         (
             "nginx",
             &[("Registry", "replace", "r.io/proxy"), ("Registry", "replace", "s.io")],
@@ -67,7 +66,6 @@ fn tag_rules_keep_or_drop_the_digest_as_documented() {
         (tag_and_digest.as_str(), ("Registry", "replace", "r.io"), format!("r.io/app:1@{A}")),
         (&tag_and_digest, ("Repository", "add", "-x"), format!("app-x:1@{A}")),
         (&tag_and_digest, ("Tag", "replace", "2"), "app:2".to_owned()),
-        (&tag_and_digest, ("Tag", "add", "-x"), "app:1-x".to_owned()),
         (&tag_and_digest, ("Tag", "remove", ""), "app".to_owned()),
         (&tag_and_digest, ("Tag", "replace", B), format!("app@{B}")),
         ("app:1", ("Tag", "replace", B), format!("app@{B}")),
@@ -81,7 +79,16 @@ fn tag_rules_keep_or_drop_the_digest_as_documented() {
     }
     assert_eq!(
         image(&format!("app@{A}"), &[("Tag", "add", "-x")]).unwrap_err(),
-        format!("Tag add \"-x\" cannot be applied to app@{A}: nothing can be added to a digest; use replace")
+        format!(
+            "Tag add \"-x\" cannot be applied to app@{A}: the digest is that of another image; use replace"
+        )
+    );
+    // The digest pins app:1: with it app:1-x would be the wrong image, and without it nothing would be pinned.
+    assert_eq!(
+        image(&tag_and_digest, &[("Tag", "add", "-x")]).unwrap_err(),
+        format!(
+            "Tag add \"-x\" cannot be applied to app:1@{A}: the digest is that of another image; use replace"
+        )
     );
     assert_eq!(
         image(&format!("app@{A}"), &[("Tag", "add", B)]).unwrap_err(),
@@ -92,15 +99,12 @@ fn tag_rules_keep_or_drop_the_digest_as_documented() {
 #[test]
 fn an_error_quotes_a_result_that_is_not_a_reference() {
     for (before, rule, message) in [
-        (
-            "r.io/app:1",
-            ("Repository", "remove", ""),
-            "Repository remove makes \"r.io/:1\" of r.io/app:1, which is no image reference",
-        ),
         ("app:1", ("Repository", "replace", "/app"), "Repository replace \"/app\" makes \"/app:1\" of app:1"),
         ("app:1", ("Repository", "replace", "App"), "must be lowercase"),
         ("app:1", ("Registry", "replace", "https://r.io"), "is not a registry host"),
         ("app", ("Registry", "add", ":5000"), "Registry add \":5000\" makes \":5000/app\" of app"),
+        ("app", ("Registry", "add", "mirror"), "registry \"mirror\" is not recognised as a host"),
+        ("app", ("Registry", "add", "mirror/r.io"), "registry \"mirror\" is not recognised as a host"),
         ("app", ("Tag", "add", "-alpine"), "Tag add \"-alpine\" makes \"app:-alpine\" of app"),
         ("app:1", ("Repository", "replace", "app:2"), "makes \"app:2:1\" of app:1"),
     ] {
@@ -119,6 +123,27 @@ fn a_rule_that_cannot_be_parsed_is_refused_with_the_remedy() {
     assert_eq!(rule("Tag", "set", Some("x")), "unknown operator \"set\": use add, replace or remove");
     assert_eq!(rule("Tag", "add", None), "the operator add needs a value");
     assert_eq!(rule("Tag", "replace", Some("")), "the operator replace needs a value");
+    assert_eq!(
+        rule("Repository", "remove", None),
+        "an image has one repository, which cannot be removed: use replace"
+    );
+    // It would be a path at docker.io.
+    for value in ["mirror", "mirror/cache", "/r.io"] {
+        let error = rule("Registry", "replace", Some(value));
+        assert!(
+            error.ends_with("it needs a dot, a port, or to be localhost; a path belongs in the repository"),
+            "{error}"
+        );
+    }
+    for value in ["r.io", "r.io/proxy", "mirror:5000", "localhost", "localhost/proxy", "MIRROR"] {
+        ImageRule::parse("Registry", "replace", Some(value)).unwrap();
+    }
+    // The longest tag may be added to an image without one.
+    let longest = "t".repeat(128);
+    assert_eq!(image("app", &[("Tag", "add", &longest)]), Ok(format!("app:{longest}")));
+    let too_long = "t".repeat(129);
+    assert!(rule("Tag", "add", Some(&too_long)).contains("is neither a tag nor a digest"));
+    assert!(image("app:1", &[("Tag", "add", &longest)]).unwrap_err().contains("is malformed"));
     for value in ["a b", "sha256:abc", "@1", "1@sha256:abc", "é", "a/b"] {
         for operator in ["add", "replace"] {
             assert_eq!(

@@ -354,7 +354,7 @@ pub(crate) fn secret_rule_field(group: usize, rule: usize) -> String {
 fn bad_rule(field: &str, error: &OverrideError) -> Refusal {
     let part = match error {
         OverrideError::Component { .. } => "component",
-        OverrideError::Operator(_) => "operator",
+        OverrideError::Operator(_) | OverrideError::RemoveRepository => "operator",
         _ => "value",
     };
     Refusal::new(format!("{field}.{part}"), error)

@@ -315,7 +315,7 @@ fn an_override_that_makes_no_reference_refuses_the_job_by_label_rule_and_value()
     let spec = json!({
         "imagePrePullTemplate": {"images": ["nginx", "app"]},
         "imagePrePullOverriders": [
-            overrider("other", &[["Repository", "remove", ""]], &[]),
+            overrider("other", &[["Repository", "replace", "Never"]], &[]),
             overrider("region=x", &[["Registry", "replace", "r.io"], ["Tag", "add", "-x"]], &[]),
         ],
     });

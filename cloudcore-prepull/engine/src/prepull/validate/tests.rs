@@ -309,6 +309,19 @@ fn a_wrong_overrider_is_refused_with_the_field_and_the_remedy() {
             "overriders.imageOverriders[0].value: \"a b\" is neither a tag nor a digest: write 1.25, sha256:… or @sha256:…",
         ),
         (
+            group("a", json!([{"component": "Repository", "operator": "remove"}]), json!([])),
+            "overriders.imageOverriders[0].operator: an image has one repository, which cannot be removed: use replace",
+        ),
+        (
+            group(
+                "a",
+                json!([{"component": "Registry", "operator": "replace", "value": "mirror"}]),
+                json!([]),
+            ),
+            "overriders.imageOverriders[0].value: registry \"mirror\" is not recognised as a host: it needs a dot, a \
+             port, or to be localhost; a path belongs in the repository",
+        ),
+        (
             group("a", json!([]), json!([{"component": "Registry", "operator": "remove"}])),
             "overriders.secretOverriders[0].component: unknown component \"Registry\": use SecretName or Namespace",
         ),
