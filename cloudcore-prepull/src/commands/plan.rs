@@ -9,16 +9,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use prepull_api::credentials::RegistryPattern;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{NodeName, PullPolicy};
 use prepull_api::wire::Key;
 use prepull_engine::prepull::plan::{Plan, PlannedImage, SecretLookup, plan, resolve_key};
-use prepull_engine::prepull::validate::validate;
+use prepull_engine::prepull::validate::{ValidatedJob, validate};
 use prepull_engine::shared::node_view::NodeView;
 use serde::Serialize;
 
 mod cluster;
+mod definition;
 mod manifests;
 mod table;
 #[cfg(test)]
@@ -32,7 +34,8 @@ Examples:
   kubectl get nodes -o yaml > nodes.yaml && cloudcore-prepull plan --job job.yaml --nodes nodes.yaml -o json
   cloudcore-prepull plan --job job.yaml                     # with the cluster's nodes and secrets
 
-Exit status: 0 the job is valid, 1 it is refused or the command failed (stderr says why), 2 wrong usage.")]
+Exit status: 0 the job is valid and, where secrets are known, each image has credentials; 1 it is refused, an image has
+none, or the command failed (stderr says why); 2 wrong usage.")]
 pub(crate) struct PlanArgs {
     /// YAML or JSON file with one ImagePrePullJob; objects of other kinds are ignored
     #[arg(long, value_name = "FILE")]
@@ -70,6 +73,8 @@ pub(crate) enum Output {
 struct Report {
     nodes: Vec<NodeReport>,
     skipped: Vec<SkippedReport>,
+    /// What the job says and what has no effect on these nodes.
+    warnings: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -101,7 +106,7 @@ struct SkippedReport {
 
 type Secrets = BTreeMap<SecretRef, SecretLookup>;
 
-/// Runs the command. A refused job is an error.
+/// Runs the command. A refused job is an error; so is, after the plan, an image without usable credentials.
 pub(crate) async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
     let PlanArgs { job, nodes, secrets, output, kubeconfig } = args;
     let job = manifests::read_job(job)?;
@@ -126,7 +131,42 @@ pub(crate) async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> an
         (None, Some(client)) => Some(cluster::read_secrets(client, secret_names(&plan)).await),
         (None, None) => None,
     };
-    print(&build_report(&plan, secrets.as_ref()), *output, stdout).context("writing the plan to stdout")
+    let report = build_report(&plan, secrets.as_ref(), find_warnings(&job, &nodes, &plan));
+    print(&report, *output, stdout).context("writing the plan to stdout")?;
+    let without: BTreeSet<&str> = report
+        .nodes
+        .iter()
+        .flat_map(|node| &node.images)
+        .filter(|image| image.error.is_some())
+        .map(|image| image.image.as_str())
+        .collect();
+    ensure!(without.is_empty(), "no usable credentials for {}", Vec::from_iter(without).join(", "));
+    Ok(())
+}
+
+/// Overriders that match none of the nodes, and registry secrets that match none of the images: perhaps misspelt.
+fn find_warnings(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>, plan: &Plan) -> Vec<String> {
+    let chosen: Vec<&NodeView> = plan.nodes.iter().filter_map(|(name, _)| nodes.get(name)).collect();
+    let mut warnings = Vec::new();
+    for (index, group) in job.overriders.iter().enumerate() {
+        if !chosen.iter().any(|node| group.selector.matches(&node.labels)) {
+            warnings.push(format!(
+                "spec.imagePrePullOverriders[{index}] applies to no node: none of the {} has {:?}",
+                chosen.len(),
+                group.label_text
+            ));
+        }
+    }
+    let images: BTreeSet<_> = plan.nodes.iter().flat_map(|(_, node)| &node.images).map(|i| &i.pull).collect();
+    for (index, (pattern, _)) in job.registry_secrets.iter().enumerate() {
+        let alone = std::slice::from_ref(pattern);
+        if images.iter().all(|image| RegistryPattern::select(alone, |pattern| pattern, image).is_empty()) {
+            warnings.push(format!(
+                "spec.imagePrePullTemplate.registrySecrets[{index}] serves no image: none is at {pattern}"
+            ));
+        }
+    }
+    warnings
 }
 
 fn secret_names(plan: &Plan) -> BTreeSet<SecretRef> {
@@ -134,7 +174,7 @@ fn secret_names(plan: &Plan) -> BTreeSet<SecretRef> {
     images.flat_map(|image| image.secrets.iter().cloned()).collect()
 }
 
-fn build_report(plan: &Plan, secrets: Option<&Secrets>) -> Report {
+fn build_report(plan: &Plan, secrets: Option<&Secrets>, warnings: Vec<String>) -> Report {
     let Plan { nodes, skipped } = plan;
     // Many nodes share one plan, which is resolved once.
     let mut resolved: BTreeMap<*const prepull_engine::prepull::plan::NodePlan, Vec<ImageReport>> =
@@ -153,6 +193,7 @@ fn build_report(plan: &Plan, secrets: Option<&Secrets>) -> Report {
             .iter()
             .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })
             .collect(),
+        warnings,
     }
 }
 

@@ -2,13 +2,14 @@
 //!
 //! Errors name the file, the document and the place, and never quote the text, which may be a Secret's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use k8s_openapi::api::core::v1::{Node, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
 use prepull_api::crd::GROUP;
-use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::job::{self, ImagePrePullJob};
 use prepull_api::overriders::SecretRef;
 use prepull_engine::prepull::plan::SecretLookup;
 use prepull_engine::shared::node_view::NodeView;
@@ -16,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Secrets;
+use super::definition;
 
 /// The versions of [`GROUP`] that a job may be written in.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1alpha2"];
@@ -50,7 +52,7 @@ pub(super) fn read_job(file: &Path) -> anyhow::Result<ImagePrePullJob> {
         let titles: Vec<_> = jobs.iter().map(|job| job.title.as_str()).collect();
         bail!("{}: plan takes one job, and there are {}: {}", file.display(), jobs.len(), titles.join(", "));
     }
-    let job = jobs.swap_remove(0);
+    let mut job = jobs.swap_remove(0);
     ensure!(
         job.api_version.split_once('/').is_some_and(|(group, v)| group == GROUP && VERSIONS.contains(&v)),
         "{}: {} has apiVersion {:?}: write {GROUP}/v1alpha2 or {GROUP}/v1alpha1",
@@ -58,14 +60,41 @@ pub(super) fn read_job(file: &Path) -> anyhow::Result<ImagePrePullJob> {
         job.title,
         job.api_version,
     );
+    check_definition(&mut job.value)
+        .map_err(|problems| anyhow!("{}: {}: {problems}", file.display(), job.title))?;
     convert(file, job)
+}
+
+/// Checks a job against its definition, but for its metadata and its status, which a plan does not need.
+fn check_definition(job: &mut Value) -> Result<(), String> {
+    let Some(schema) =
+        job::crd().spec.versions.into_iter().find_map(|version| version.schema?.open_api_v3_schema)
+    else {
+        return Ok(()); // impossible: every version has a schema
+    };
+    let mut schema = schema;
+    let fields = schema.properties.get_or_insert_default();
+    for (name, type_) in
+        [("apiVersion", "string"), ("kind", "string"), ("metadata", "object"), ("status", "object")]
+    {
+        let of_field = JSONSchemaProps { type_: Some(type_.to_owned()), ..JSONSchemaProps::default() };
+        fields.insert(name.to_owned(), of_field);
+    }
+    definition::check(job, &schema)?;
+    job.as_object_mut().and_then(|job| job.remove("status"));
+    Ok(())
 }
 
 /// Reads the nodes in a file.
 pub(super) fn read_nodes(file: &Path) -> anyhow::Result<Vec<NodeView>> {
     let nodes = read_kind::<Node>(file, "Node")?;
     ensure!(!nodes.is_empty(), "{}: no Node in it", file.display());
-    Ok(nodes.iter().map(NodeView::from_node).collect())
+    let nodes: Vec<_> = nodes.iter().map(NodeView::from_node).collect();
+    let mut names = BTreeSet::new();
+    for node in &nodes {
+        ensure!(names.insert(&node.name), "{}: Node {} is there more than once", file.display(), node.name);
+    }
+    Ok(nodes)
 }
 
 /// Reads the secrets in a file. A secret without a namespace counts as in `default`, where kubectl would put it.
@@ -75,7 +104,9 @@ pub(super) fn read_secrets(file: &Path) -> anyhow::Result<Secrets> {
         let namespace = secret.metadata.namespace.as_deref().unwrap_or("default");
         let name = secret.metadata.name.as_deref().unwrap_or_default();
         let key = SecretRef::new(namespace, name).with_context(|| format!("{}: a Secret", file.display()))?;
-        secrets.insert(key, SecretLookup::from_secret(&secret));
+        let title = key.to_string();
+        let earlier = secrets.insert(key, SecretLookup::from_secret(&secret));
+        ensure!(earlier.is_none(), "{}: Secret {title} is there more than once", file.display());
     }
     Ok(secrets)
 }
@@ -91,10 +122,13 @@ fn read_kind<T: DeserializeOwned>(file: &Path, kind: &str) -> anyhow::Result<Vec
 fn convert<T: DeserializeOwned>(file: &Path, object: Object) -> anyhow::Result<T> {
     let is_secret = object.kind == "Secret";
     let Object { api_version: _, kind: _, title, value } = object;
-    serde_json::from_value(value).map_err(|error| {
-        // The error may quote the value, which in a Secret is confidential.
-        let error = if is_secret { "a field is of the wrong kind".to_owned() } else { error.to_string() };
-        anyhow::anyhow!("{}: {title}: {error}", file.display())
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        // The error may quote the value, which in a Secret is confidential. So is, by mistake, a key below `data`.
+        let path = error.path().to_string();
+        let problem =
+            if is_secret { "a value of the wrong kind".to_owned() } else { error.inner().to_string() };
+        let field = if is_secret { path.split('.').next().unwrap_or_default() } else { &path };
+        anyhow!("{}: {title}: {field}: {problem}", file.display())
     })
 }
 
@@ -114,12 +148,18 @@ fn parse_documents(text: &str) -> anyhow::Result<Vec<Value>> {
     /// prints them are about five million.
     const MAX_EVENTS: usize = 50_000_000;
 
+    /// What aliases may add to a text, whichever its length: values that are written once and used in a few places.
+    const ALIASES: usize = 64 * 1024;
+
     let mut budget = serde_saphyr::Budget::default();
     budget.max_events = MAX_EVENTS;
     budget.max_nodes = MAX_EVENTS;
     budget.max_documents = MAX_EVENTS;
-    budget.max_total_scalar_bytes = usize::MAX; // the text is in memory already
+    // The limits include what aliases repeat. Twice the text, since a few escapes and tags are longer than they are
+    // written; without aliases no text comes near it.
+    budget.max_total_scalar_bytes = text.len().saturating_mul(2).saturating_add(ALIASES);
     let mut options = serde_saphyr::Options::default();
+    options.alias_limits.max_total_replayed_events = ALIASES;
     options.budget = Some(budget);
     serde_saphyr::from_multiple_with_options(text, options).map_err(|error| match error.location() {
         Some(at) => anyhow::anyhow!("not YAML: line {} column {}", at.line(), at.column()),

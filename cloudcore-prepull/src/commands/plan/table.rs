@@ -4,19 +4,21 @@ use std::fmt::Write;
 
 use super::{ImageReport, NodeReport, Report, SkippedReport};
 
-/// Renders one line per node and image, then the skipped nodes.
+/// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
 pub(super) fn render(report: &Report) -> String {
-    let Report { nodes, skipped } = report;
+    let Report { nodes, skipped, warnings } = report;
     let has_errors = nodes.iter().flat_map(|node| &node.images).any(|image| image.error.is_some());
-    let mut header = vec!["NODE", "IMAGE", "PULL", "POLICY", "SECRETS"];
+    let mut header = vec!["NODES", "IMAGE", "PULL", "POLICY", "SECRETS"];
     if has_errors {
         header.push("ERROR");
     }
     let mut rows = vec![header.into_iter().map(str::to_owned).collect::<Vec<_>>()];
-    for NodeReport { name, images } in nodes {
-        for ImageReport { image, pull, secrets, pull_policy, error } in images {
+    let groups = grouped(nodes.iter().map(|NodeReport { name, images }| (name.as_str(), images)));
+    for (images, names) in groups {
+        for (line, ImageReport { image, pull, secrets, pull_policy, error }) in images.iter().enumerate() {
+            let names = if line == 0 { listed(&names) } else { String::new() };
             let secrets = if secrets.is_empty() { "<none>".to_owned() } else { secrets.join(",") };
-            let mut row = vec![name.clone(), image.clone(), pull.clone(), pull_policy.to_string(), secrets];
+            let mut row = vec![names, image.clone(), pull.clone(), pull_policy.to_string(), secrets];
             if has_errors {
                 row.push(error.clone().unwrap_or_default());
             }
@@ -25,12 +27,41 @@ pub(super) fn render(report: &Report) -> String {
     }
     let mut text = align(&rows);
     if !skipped.is_empty() {
-        let mut rows = vec![vec!["SKIPPED NODE".to_owned(), "REASON".to_owned()]];
-        rows.extend(skipped.iter().map(|SkippedReport { name, reason }| vec![name.clone(), reason.clone()]));
+        let mut rows = vec![vec!["SKIPPED NODES".to_owned(), "REASON".to_owned()]];
+        let groups = grouped(skipped.iter().map(|SkippedReport { name, reason }| (name.as_str(), reason)));
+        rows.extend(groups.into_iter().map(|(reason, names)| vec![listed(&names), reason.clone()]));
         text.push('\n');
         text.push_str(&align(&rows));
     }
+    if !warnings.is_empty() {
+        text.push('\n');
+    }
+    for warning in warnings {
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "warning: {warning}");
+    }
     text
+}
+
+/// The names that have the same value, in the order in which each value comes first.
+fn grouped<'a, T: PartialEq>(nodes: impl Iterator<Item = (&'a str, &'a T)>) -> Vec<(&'a T, Vec<&'a str>)> {
+    let mut groups: Vec<(&T, Vec<&str>)> = Vec::new();
+    for (name, value) in nodes {
+        match groups.iter_mut().find(|(of_group, _)| *of_group == value) {
+            Some((_, names)) => names.push(name),
+            None => groups.push((value, vec![name])),
+        }
+    }
+    groups
+}
+
+/// The names of nodes, as many as a person reads.
+fn listed(names: &[&str]) -> String {
+    const LISTED: usize = 3;
+    match names.len() {
+        0..=LISTED => names.join(","),
+        count => format!("{} and {} more", names[..LISTED].join(","), count - LISTED),
+    }
 }
 
 /// Aligns columns three spaces apart, as kubectl does, without trailing spaces.
@@ -43,7 +74,6 @@ fn align(rows: &[Vec<String>]) -> String {
     for row in rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
-            // Writing to a String does not fail.
             let _ = write!(line, "{cell:<width$}   ");
         }
         text.push_str(line.trim_end());

@@ -78,8 +78,19 @@ data:
   .dockercfg: eyJvdGhlci5pbyI6eyJhdXRoIjoiZFRwdyJ9fQ==
 "#;
 
-/// Runs the command on files with these contents.
+/// Runs the command on files with these contents; returns what it prints, or else its error.
 async fn plan_of(job: &str, nodes: &str, secrets: Option<&str>, output: Output) -> Result<String, String> {
+    let (printed, result) = run_on(job, nodes, secrets, output).await;
+    result.map(|()| printed)
+}
+
+/// Runs the command on files with these contents; returns what it prints, and its error.
+async fn run_on(
+    job: &str,
+    nodes: &str,
+    secrets: Option<&str>,
+    output: Output,
+) -> (String, Result<(), String>) {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, contents: &str| {
         let path = dir.path().join(name);
@@ -96,8 +107,7 @@ async fn plan_of(job: &str, nodes: &str, secrets: Option<&str>, output: Output) 
     let mut stdout = Vec::new();
     let result = run(&args, &mut stdout).await;
     let dir = format!("{}/", dir.path().display());
-    result.map_err(|error| format!("{error:#}").replace(&dir, ""))?;
-    Ok(String::from_utf8(stdout).unwrap())
+    (String::from_utf8(stdout).unwrap(), result.map_err(|error| format!("{error:#}").replace(&dir, "")))
 }
 
 async fn refused(job: &str, nodes: &str, secrets: Option<&str>) -> String {
@@ -119,6 +129,7 @@ fn expected(error: &Value) -> Value {
             ]},
         ],
         "skipped": [{"name": "cloud-1", "reason": "not an edge node"}],
+        "warnings": [],
     })
 }
 
@@ -131,34 +142,40 @@ async fn json_and_yaml_show_what_each_node_would_pull() {
 }
 
 #[tokio::test]
-async fn an_image_without_usable_credentials_carries_the_reason_if_secrets_are_given() {
-    let json = plan_of(JOB, NODES, Some(SECRETS), Output::Json).await.unwrap();
+async fn an_image_without_usable_credentials_carries_the_reason_and_fails_the_command() {
+    let (json, result) = run_on(JOB, NODES, Some(SECRETS), Output::Json).await;
+    let error = "no usable credentials for harbor.docker.hub/jili/example:v1.0.0";
+    assert_eq!(result, Err(error.to_owned()));
     let reason =
         "secret default/hangzhou-secret has no entry for hangzhou.registry.io/jili/example; it has other.io";
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), expected(&json!(reason)));
     assert!(!json.contains("s3cret") && !json.contains("us3r"));
 
-    let json = plan_of(JOB, NODES, Some(""), Output::Json).await.unwrap();
+    let (json, result) = run_on(JOB, NODES, Some(""), Output::Json).await;
     assert!(json.contains("\"error\": \"secret default/secret does not exist\""), "{json}");
+    assert_eq!(result, Err(error.to_owned()));
+
+    let job = JOB.replace("hangzhou-secret", "secret").replace("hangzhou.registry.io", "harbor.docker.hub");
+    plan_of(&job, NODES, Some(SECRETS), Output::Json).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_table_lists_images_by_node_and_skipped_nodes() {
+async fn the_table_lists_images_by_nodes_and_skipped_nodes() {
     let table = plan_of(JOB, NODES, None, Output::Table).await.unwrap();
     assert_eq!(
         table,
         "\
-NODE     IMAGE                                   PULL                                       POLICY         SECRETS
+NODES    IMAGE                                   PULL                                       POLICY         SECRETS
 edge-1   nginx:1.25                              hangzhou.registry.io/nginx:1.25            IfNotPresent   <none>
-edge-1   harbor.docker.hub/jili/example:v1.0.0   hangzhou.registry.io/jili/example:v1.0.0   IfNotPresent   default/hangzhou-secret
+         harbor.docker.hub/jili/example:v1.0.0   hangzhou.registry.io/jili/example:v1.0.0   IfNotPresent   default/hangzhou-secret
 edge-2   nginx:1.25                              docker.io/library/nginx:1.25               IfNotPresent   <none>
-edge-2   harbor.docker.hub/jili/example:v1.0.0   harbor.docker.hub/jili/example:v1.0.0      IfNotPresent   default/secret
+         harbor.docker.hub/jili/example:v1.0.0   harbor.docker.hub/jili/example:v1.0.0      IfNotPresent   default/secret
 
-SKIPPED NODE   REASON
-cloud-1        not an edge node
+SKIPPED NODES   REASON
+cloud-1         not an edge node
 "
     );
-    let table = plan_of(JOB, NODES, Some(SECRETS), Output::Table).await.unwrap();
+    let (table, _) = run_on(JOB, NODES, Some(SECRETS), Output::Table).await;
     let line = table.lines().find(|line| line.contains("hangzhou-secret")).unwrap();
     assert!(line.ends_with("it has other.io"), "{table}");
     assert!(!table.contains("s3cret"));
@@ -167,8 +184,8 @@ cloud-1        not an edge node
 #[tokio::test]
 async fn one_file_may_hold_all_kinds_and_lists_may_be_typed() {
     let all = format!("{JOB}---{NODES}---{SECRETS}");
-    let whole = plan_of(&all, &all, Some(&all), Output::Json).await.unwrap();
-    assert_eq!(whole, plan_of(JOB, NODES, Some(SECRETS), Output::Json).await.unwrap());
+    let whole = run_on(&all, &all, Some(&all), Output::Json).await;
+    assert_eq!(whole, run_on(JOB, NODES, Some(SECRETS), Output::Json).await);
 
     // The API server omits the kind of a list's items.
     let node = |name: &str, labels: &Value| {
@@ -196,6 +213,200 @@ async fn a_file_of_ten_thousand_nodes_is_read() {
     let json = plan_of(&job, &nodes, None, Output::Json).await.unwrap();
     let plan: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(plan["nodes"].as_array().unwrap().len(), 10_000);
+}
+
+/// Nodes with these names and this label, as YAML.
+fn node_list(names: impl Iterator<Item = String>, label: &str) -> String {
+    let node = |name: String| {
+        format!(
+            "---\napiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{{label}}}}}\n\
+             status: {{conditions: [{{type: Ready, status: 'True'}}]}}\n"
+        )
+    };
+    names.map(node).collect()
+}
+
+#[tokio::test]
+async fn nodes_that_pull_the_same_share_their_lines() {
+    let edges = node_list((0..500).map(|i| format!("edge-{i:03}")), "node-role.kubernetes.io/edge: ''");
+    let others = node_list((0..6).map(|i| format!("cloud-{}", i + 2)), "a: b");
+    let job = JOB.replace("nodeNames: [edge-1, cloud-1, edge-2]", "labelSelector: {}");
+    let table = plan_of(&job, &(NODES.to_owned() + &edges + &others), None, Output::Table).await.unwrap();
+    let first: Vec<_> = table.lines().map(|line| line.split("   ").next().unwrap()).collect();
+    assert_eq!(
+        first,
+        [
+            "NODES",
+            "edge-000,edge-001,edge-002 and 498 more",
+            "",
+            "edge-1",
+            "",
+            "",
+            "SKIPPED NODES",
+            "cloud-1,cloud-2,cloud-3 and 4 more",
+        ],
+        "{table}"
+    );
+}
+
+#[tokio::test]
+async fn what_the_job_says_without_any_effect_is_a_warning() {
+    let job = JOB.replace("region=hangzhou", "region=beijing").replace(
+        "    nodeNames:",
+        "    registrySecrets:\n    - {registry: harbor.docker.hub, imageSecret: a/b}\n    - {registry: harbor.docker.hbu, \
+         imageSecret: a/b}\n    nodeNames:",
+    );
+    let table = plan_of(&job, NODES, None, Output::Table).await.unwrap();
+    let warnings: Vec<_> = table.lines().filter(|line| line.starts_with("warning: ")).collect();
+    assert_eq!(
+        warnings,
+        [
+            "warning: spec.imagePrePullOverriders[0] applies to no node: none of the 2 has \"region=beijing\"",
+            "warning: spec.imagePrePullTemplate.registrySecrets[1] serves no image: none is at harbor.docker.hbu",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_unknown_field_is_an_error_with_the_field_that_was_meant() {
+    let template = |line: &str| JOB.replace("    nodeNames:", &format!("    {line}\n    nodeNames:"));
+    for (job, message) in [
+        (
+            template("concurency: 5"),
+            "spec.imagePrePullTemplate.concurency: unknown field: did you mean concurrency?",
+        ),
+        // As KubeEdge's own proposal spells it. Ignored, it made an anonymous pull.
+        (
+            template("imageSecret: default/secret"),
+            "spec.imagePrePullTemplate.imageSecret: unknown field: did you mean imageSecrets?",
+        ),
+        (
+            template("FailureTolerate: '0.1'"),
+            "spec.imagePrePullTemplate.FailureTolerate: unknown field: did you mean failureTolerate?",
+        ),
+        (
+            template("suspend: true"),
+            "spec.imagePrePullTemplate.suspend: unknown field: suspend is a field of spec",
+        ),
+        (template("priority: 5"), "spec.imagePrePullTemplate.priority: unknown field"),
+        (
+            JOB.replace("imageOverriders:", "imageOverrider:"),
+            "spec.imagePrePullOverriders[0].imagePrePullOverrider.overriders.imageOverrider: unknown field: did you \
+             mean imageOverriders?",
+        ),
+        (
+            JOB.replace("imageSecret: default/secret", "secret: default/secret"),
+            "spec.imagePrePullTemplate.imageSources[0].secret: unknown field",
+        ),
+        (
+            JOB.replace("spec:", "spce:"),
+            "spce: unknown field: did you mean spec?\n  spec: required, and not there",
+        ),
+        (JOB.replace("spec:", "retry: 1\nspec:"), "retry: unknown field: retry is a field of spec"),
+        (
+            JOB.replace("      repository: jili/example\n", "      repo: jili/example\n"),
+            "spec.imagePrePullTemplate.imageSources[0].repo: unknown field\n  \
+             spec.imagePrePullTemplate.imageSources[0].repository: required, and not there",
+        ),
+    ] {
+        let error = refused(&job, NODES, None).await;
+        assert_eq!(error, format!("job.yaml: ImagePrePullJob sample: {message}"));
+    }
+    // What kubectl prints of a job that runs has a status, perhaps that of another version, and metadata.
+    let printed = JOB
+        .replace("  name: sample", "  name: sample\n  uid: abc\n  managedFields: []\n  generation: 3")
+        + "status: {phase: Later, somethingNew: 1}\n";
+    plan_of(&printed, NODES, None, Output::Json).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_list_is_not_read_as_an_object() {
+    for (job, message) in [
+        (
+            "spec: [{images: [nginx], nodeNames: [edge-1]}]".to_owned(),
+            "spec: an object with named fields is expected, and not a list",
+        ),
+        (
+            "spec:\n  imagePrePullTemplate:\n    images: [docker.io/a]\n    nodeNames: [edge-1]\n    registrySecrets: \
+             [[docker.io, x/s]]"
+                .to_owned(),
+            "spec.imagePrePullTemplate.registrySecrets[0]: an object with named fields is expected, and not a list",
+        ),
+    ] {
+        let head = JOB.split("spec:").next().unwrap();
+        let error = refused(&format!("{head}{job}\n"), NODES, None).await;
+        assert_eq!(error, format!("job.yaml: ImagePrePullJob sample: {message}"));
+    }
+}
+
+#[tokio::test]
+async fn a_value_of_the_wrong_type_is_an_error_with_its_field_and_the_remedy() {
+    for (line, message) in [
+        ("failureTolerate: 0.25", "failureTolerate: a text is expected, and not 0.25: quote it"),
+        (
+            "timeoutSeconds: 5m",
+            "timeoutSeconds: seconds are expected, as a whole number without quotes and without a unit, and not the \
+             text \"5m\"",
+        ),
+        (
+            "concurrency: \"5\"",
+            "concurrency: a whole number without quotes is expected, and not the text \"5\"",
+        ),
+        ("retryTimes: 1.5", "retryTimes: a whole number without quotes is expected, and not 1.5"),
+        ("retryTimes: 1e20", "retryTimes: a whole number without quotes is expected, and not 1e+20"),
+        ("checkItems: disk", "checkItems: a list is expected, and not the text \"disk\""),
+        (
+            "labelSelector: site=factory",
+            "labelSelector: an object with named fields is expected, and not the text \"site=factory\"",
+        ),
+        (
+            "labelSelector: {matchLabels: {a: true}}",
+            "labelSelector.matchLabels.a: a text is expected, and not true: quote it",
+        ),
+        ("checkItems: [null]", "checkItems[0]: a text is expected, and not null"),
+    ] {
+        let job = JOB.replace("    nodeNames:", &format!("    {line}\n    nodeNames:"));
+        let error = refused(&job, NODES, None).await;
+        assert_eq!(error, format!("job.yaml: ImagePrePullJob sample: spec.imagePrePullTemplate.{message}"));
+    }
+    let nodes = NODES.replace("{type: Ready, status: \"True\", ", "{type: Ready, status: 1.5, ");
+    let error = refused(JOB, &nodes, None).await;
+    assert!(error.starts_with("nodes.yaml: Node edge-1: status.conditions[0].status: "), "{error}");
+}
+
+#[tokio::test]
+async fn a_field_that_is_null_is_absent() {
+    let job = JOB.replace("    images:\n    - nginx:1.25\n", "    images:\n    imagePullPolicy:\n");
+    let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    assert!(!json.contains("nginx"), "{json}");
+}
+
+#[tokio::test]
+async fn the_same_object_twice_is_an_error() {
+    let again = NODES.replace("name: edge-2", "name: edge-1");
+    assert_eq!(refused(JOB, &again, None).await, "nodes.yaml: Node edge-1 is there more than once");
+    let again =
+        SECRETS.replace("name: hangzhou-secret, namespace: default", "name: secret, namespace: default");
+    let error = refused(JOB, NODES, Some(&again)).await;
+    assert_eq!(error, "secrets.yaml: Secret default/secret is there more than once");
+}
+
+#[tokio::test]
+async fn aliases_cannot_make_a_small_file_large() {
+    // 10 KB are said 1,000 times more: 10 MB of text, or a list of lists.
+    let long = "x".repeat(10_000);
+    let aliases = "*long,".repeat(1000);
+    let error = refused(JOB, &format!("a: &long {long}\nb: [{aliases}]\n"), None).await;
+    assert!(error.starts_with("reading nodes.yaml: not YAML"), "{error}");
+    let lists = "a: &a [[],[],[],[],[],[],[],[],[],[]]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c \
+                 [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: [*d,*d,*d,*d,*d,*d,*d,*d]\n";
+    let error = refused(JOB, lists, None).await;
+    assert!(error.starts_with("reading nodes.yaml: not YAML"), "{error}");
+    // A few aliases are what they are for.
+    let job = JOB
+        .replace("- {component: Registry", "- &rule {component: Registry")
+        .replace("        secretOverriders:", "        - *rule\n        secretOverriders:");
+    plan_of(&job, NODES, None, Output::Json).await.unwrap();
 }
 
 #[tokio::test]
@@ -243,7 +454,8 @@ async fn an_error_names_the_file_that_caused_it() {
             &JOB.replace("tag: v1.0.0", "tag: 1.0"),
             NODES,
             None,
-            "job.yaml: ImagePrePullJob sample: invalid type: floating point `1.0`, expected a string",
+            "job.yaml: ImagePrePullJob sample: spec.imagePrePullTemplate.imageSources[0].tag: a text is expected, and \
+             not 1.0: quote it",
         ),
         (JOB, JOB, None, "nodes.yaml: no Node in it"),
         (JOB, "a: [", None, "reading nodes.yaml: not YAML: line "),
