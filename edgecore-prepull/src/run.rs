@@ -115,7 +115,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     check_urls(&tunnel_urls, &enroll_urls)?;
     let identity = Identity::load(&state_dir)?;
     let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
-    let endpoint = runtime_endpoint.map_or_else(RuntimeEndpoint::discover, Ok)?;
+    let endpoint = runtime_endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     let ledger = Ledger::open(&state_dir)?;
     let node_name = identity.node();
     info!(node = %node_name, %tunnel_urls, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");

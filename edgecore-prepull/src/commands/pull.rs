@@ -85,7 +85,9 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         },
     };
 
-    let puller = Arc::new(CriPuller::new(endpoint.map_or_else(RuntimeEndpoint::discover, Ok)?));
+    let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
+    endpoint.find().await?;
+    let puller = Arc::new(CriPuller::new(endpoint));
     let executor = Executor::new(puller, parallel_pulls, Limits::default())
         .with_credential_providers(Arc::new(providers));
     let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });

@@ -1,70 +1,83 @@
-//! The container runtime's socket: its address, and the gRPC channel over it.
+//! The container runtime's socket: its address, how it is found, and the gRPC channel over it.
+
+#[cfg(test)]
+pub(crate) mod fake;
+mod search;
+mod socket;
 
 use std::fmt;
-use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
-/// Sockets to look for, in this order, when no endpoint is configured. containerd's own socket comes before that of
-/// k3s (which RKE2 uses too), because k3s can be configured to use the system's containerd.
-const USUAL_PLACES: [&str; 5] = [
-    "/run/containerd/containerd.sock",
-    "/run/k3s/containerd/containerd.sock",
-    "/run/k0s/containerd.sock",
-    "/var/run/crio/crio.sock",
-    "/run/crio/crio.sock",
-];
+use self::search::{Search, SearchError};
+pub(super) use self::socket::was_not_connected;
+use self::socket::{NotConnected, connect, lazy_channel};
 
-/// Path of the unix socket on which a container runtime listens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RuntimeEndpoint {
-    path: PathBuf,
+/// Unix socket on which a container runtime listens: a path, or to be found in the usual places.
+#[derive(Clone, Debug)]
+pub struct RuntimeEndpoint(Place);
+
+#[derive(Clone, Debug)]
+enum Place {
+    Named(PathBuf),
+    /// Shared by all clones, so that a runtime that was found stays the one.
+    Usual(Arc<Search>),
 }
 
-/// Reason why there is no endpoint of a container runtime.
+/// The text is not the address of a unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EndpointError {
-    /// The text is not the address of a unix socket.
-    #[error(
-        "{0:?} is no address of a container runtime: give the path of its socket, such as unix:///run/containerd/containerd.sock"
-    )]
-    Address(String),
-    /// None of these usual places has a socket.
-    #[error("found no container runtime; looked at {}; name its socket with --runtime-endpoint unix:///…", .0.join(", "))]
-    NotFound(Vec<String>),
-}
+#[error(
+    "{0:?} is no address of a container runtime: give the path of its socket, such as unix:///run/containerd/containerd.sock"
+)]
+pub struct EndpointError(String);
 
 impl RuntimeEndpoint {
-    /// Finds the first of the usual places that has a socket.
-    pub(crate) fn discover() -> Result<Self, EndpointError> {
-        Self::first_of(&USUAL_PLACES)
+    /// The first of the usual places whose runtime answers. They are looked at when a connection is needed, until one
+    /// has answered: a runtime may start later than the agent.
+    pub(crate) fn in_the_usual_places() -> Self {
+        Self(Place::Usual(Arc::new(Search::default())))
     }
 
-    fn first_of(places: &[&str]) -> Result<Self, EndpointError> {
-        let is_socket =
-            |place: &&&str| std::fs::metadata(place).is_ok_and(|metadata| metadata.file_type().is_socket());
-        let place = places.iter().find(is_socket);
-        place
-            .map(|place| Self { path: PathBuf::from(place) })
-            .ok_or_else(|| EndpointError::NotFound(places.iter().map(|&place| place.to_owned()).collect()))
+    /// Finds the socket. Must be called within a tokio runtime.
+    pub(crate) async fn find(&self) -> Result<&Path, SearchError> {
+        match &self.0 {
+            Place::Named(path) => Ok(path),
+            Place::Usual(search) => search.find().await,
+        }
     }
 
     /// Returns a channel that connects on its first request, and again after each loss of the connection. Must be
     /// called within a tokio runtime.
     pub(super) fn connect_lazily(&self) -> Channel {
-        let path = self.path.clone();
-        let connect = tower::service_fn(move |_| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        });
-        // tonic wants an address; a unix socket has none, and the connector ignores it.
-        Endpoint::from_static("http://runtime.invalid").connect_with_connector_lazy(connect)
+        let endpoint = self.clone();
+        lazy_channel(move || {
+            let endpoint = endpoint.clone();
+            async move {
+                let path = endpoint.find().await.map_err(io::Error::other).map_err(NotConnected)?;
+                connect(path).await
+            }
+        })
+    }
+
+    fn known_path(&self) -> Option<&Path> {
+        match &self.0 {
+            Place::Named(path) => Some(path),
+            Place::Usual(search) => search.found(),
+        }
     }
 }
+
+impl PartialEq for RuntimeEndpoint {
+    fn eq(&self, other: &Self) -> bool {
+        self.known_path() == other.known_path()
+    }
+}
+
+impl Eq for RuntimeEndpoint {}
 
 impl FromStr for RuntimeEndpoint {
     type Err = EndpointError;
@@ -73,16 +86,19 @@ impl FromStr for RuntimeEndpoint {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let path = text.strip_prefix("unix://").unwrap_or(text);
         if path.starts_with('/') && path.len() > 1 {
-            Ok(Self { path: PathBuf::from(path) })
+            Ok(Self(Place::Named(PathBuf::from(path))))
         } else {
-            Err(EndpointError::Address(text.to_owned()))
+            Err(EndpointError(text.to_owned()))
         }
     }
 }
 
 impl fmt::Display for RuntimeEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "unix://{}", self.path.display())
+        match self.known_path() {
+            Some(path) => write!(f, "unix://{}", path.display()),
+            None => f.write_str("no --runtime-endpoint is set"),
+        }
     }
 }
 
@@ -102,18 +118,5 @@ mod tests {
             let message = text.parse::<RuntimeEndpoint>().unwrap_err().to_string();
             assert!(message.contains(&format!("{text:?}")), "{message}");
         }
-    }
-
-    #[test]
-    fn the_first_socket_wins_and_plain_files_are_ignored() {
-        let dir = tempfile::TempDir::new().unwrap();
-        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-        let (absent, file, first, second) = (path("absent"), path("file"), path("first"), path("second"));
-        std::fs::write(&file, "").unwrap();
-        let places = [absent.as_str(), &file, &first, &second];
-        let message = RuntimeEndpoint::first_of(&places).unwrap_err().to_string();
-        assert!(message.contains(&first) && message.contains("--runtime-endpoint"), "{message}");
-        let _sockets = [&first, &second].map(|path| std::os::unix::net::UnixListener::bind(path).unwrap());
-        assert_eq!(RuntimeEndpoint::first_of(&places).unwrap().path, PathBuf::from(&first));
     }
 }

@@ -1,0 +1,73 @@
+//! Fake runtime service of CRI: answers `Version`, and nothing else.
+#![allow(clippy::unwrap_used)]
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::path::Path;
+use std::task::{Context, Poll};
+
+use futures::stream;
+use tokio::net::UnixListener;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::body::Body;
+use tonic::codegen::http;
+use tonic::server::NamedService;
+use tonic::{Code, Status};
+use tower::Service;
+
+/// Answer to `Version`: the name of the runtime, or an error.
+#[derive(Clone, Debug)]
+pub(crate) struct Version(pub(crate) Result<&'static str, (Code, &'static str)>);
+
+impl NamedService for Version {
+    const NAME: &'static str = "runtime.v1.RuntimeService";
+}
+
+impl<B> Service<http::Request<B>> for Version {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<B>) -> Self::Future {
+        let name = match self.0 {
+            Ok(name) => name,
+            Err((code, message)) => return ready(Ok(Status::new(code, message).into_http())),
+        };
+        // The fields 2 and 3 of VersionResponse, name and version, behind the header of a gRPC message.
+        let mut message = Vec::new();
+        for (field, text) in [(2_u8, name), (3, "1")] {
+            message.extend([field << 3 | 2, u8::try_from(text.len()).unwrap()]);
+            message.extend(text.as_bytes());
+        }
+        let mut frame = vec![0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
+        frame.append(&mut message);
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+        let frames = [hyper::body::Frame::data(frame.into()), hyper::body::Frame::trailers(trailers)];
+        let body = http_body_util::StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
+        let response = http::Response::builder().header("content-type", "application/grpc");
+        ready(Ok(response.body(Body::new(body)).unwrap()))
+    }
+}
+
+/// Serves at a socket until it is dropped.
+pub(crate) fn serve(path: &Path, version: Version) -> AbortOnDropHandle<()> {
+    let server = tonic::transport::Server::builder().add_service(version);
+    let connections = accept(path);
+    AbortOnDropHandle::new(tokio::spawn(async { server.serve_with_incoming(connections).await.unwrap() }))
+}
+
+/// The connections that a new socket accepts.
+pub(crate) fn accept(
+    path: &Path,
+) -> impl futures::Stream<Item = std::io::Result<tokio::net::UnixStream>> + use<> {
+    let listener = UnixListener::bind(path).unwrap();
+    stream::unfold(listener, |listener| async {
+        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        Some((accepted, listener))
+    })
+}

@@ -1,0 +1,71 @@
+#![allow(clippy::unwrap_used)]
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::images::runtime::fake::{Version, serve};
+
+const RUNS: Version = Version(Ok("containerd"));
+const WITHOUT_CRI: Version = Version(Err((Code::Unimplemented, "unknown service runtime.v1.RuntimeService")));
+const STARTS: Version = Version(Err((Code::Unknown, "server is not initialized yet")));
+
+struct Places {
+    directory: TempDir,
+    search: Search,
+}
+
+impl Places {
+    fn new() -> Self {
+        let directory = TempDir::new().unwrap();
+        let places = ["one", "two", "three"].map(|name| directory.path().join(name)).to_vec();
+        let docker = directory.path().join("three");
+        Self { directory, search: Search::of(places, docker) }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+#[tokio::test]
+async fn a_socket_without_cri_and_one_of_the_dead_are_passed_over() {
+    let places = Places::new();
+    std::os::unix::net::UnixListener::bind(places.path("one")).map(drop).unwrap();
+    let _without = serve(&places.path("two"), WITHOUT_CRI);
+    let message = places.search.find().await.unwrap_err().to_string();
+    for part in
+        ["one (nobody listens)", "two (does not serve CRI v1)", "three (no socket)", "--runtime-endpoint"]
+    {
+        assert!(message.contains(part), "{message}");
+    }
+    // The runtime starts later than the agent.
+    let _runs = serve(&places.path("three"), RUNS);
+    assert_eq!(places.search.find().await, Ok(places.path("three").as_path()));
+}
+
+#[tokio::test]
+async fn the_first_place_that_answers_is_kept() {
+    let places = Places::new();
+    let _second = serve(&places.path("two"), RUNS);
+    assert_eq!(places.search.find().await, Ok(places.path("two").as_path()));
+    let _first = serve(&places.path("one"), RUNS);
+    assert_eq!(places.search.find().await, Ok(places.path("two").as_path()));
+}
+
+#[tokio::test]
+async fn a_runtime_that_starts_is_waited_for() {
+    let places = Places::new();
+    let _starts = serve(&places.path("one"), STARTS);
+    let _runs = serve(&places.path("two"), RUNS);
+    let error = places.search.find().await.unwrap_err();
+    assert!(matches!(&error, SearchError::Starting(_, why) if why.contains("not initialized")), "{error}");
+    assert_eq!(places.search.found(), None);
+}
+
+#[tokio::test]
+async fn a_file_is_no_runtime() {
+    let places = Places::new();
+    std::fs::write(places.path("one"), "").unwrap();
+    let _runs = serve(&places.path("two"), RUNS);
+    assert_eq!(places.search.find().await, Ok(places.path("two").as_path()));
+}
