@@ -19,7 +19,7 @@ use prepull_engine::shared::outcomes::WriteOutcome;
 use crate::edge::Edge;
 use crate::rng::Rng;
 
-/// Something that the cloud has begun and whose end it has not heard of.
+/// Something that the cloud has begun.
 pub(crate) enum Pending {
     NodeImage(NodeName, Write),
     Job(JobWrite),
@@ -30,10 +30,10 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) now: Timestamp,
     pub(crate) cloud: Option<Kruise>,
-    /// How many task slots of each node are taken.
+    /// Task slots that are taken.
     pub(crate) slots: BTreeMap<NodeName, i64>,
     pub(crate) pending: Vec<Pending>,
-    /// The events that the watch has not delivered yet.
+    /// What the watch has not delivered yet.
     pub(crate) watch: VecDeque<Input>,
     pub(crate) version: u64,
     pub(crate) uid: u64,
@@ -43,7 +43,7 @@ pub(crate) struct World {
     pub(crate) pull_jobs: BTreeMap<String, ImagePullJob>,
     pub(crate) list_jobs: BTreeMap<String, ImageListPullJob>,
     pub(crate) edges: BTreeMap<NodeName, Edge>,
-    /// The image that each task was dispatched for, and its tag at that time.
+    /// What a task was dispatched for: the image, and its tag as it was then.
     pub(crate) dispatched: BTreeMap<TaskId, (String, ImageTagSpec)>,
     /// Whether faults happen.
     pub(crate) calm: bool,

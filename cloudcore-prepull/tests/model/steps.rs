@@ -1,4 +1,4 @@
-//! The random steps: what may happen at any moment.
+//! What may happen next.
 
 use std::time::Duration;
 
@@ -11,9 +11,8 @@ use prepull_api::task::{
 use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
 use prepull_engine::prepull::controller::Object;
 
-use crate::cloud::Fate;
 use crate::edge::{Exec, image};
-use crate::world::{World, millis};
+use crate::world::{Fate, World, millis};
 
 impl World {
     pub(crate) fn step(&mut self) {
@@ -57,13 +56,13 @@ impl World {
                     self.welcome(id);
                 }
             }
-            78..89 => self.pass_time(),
+            78..89 => self.pass(),
             89..93 => self.user(),
-            _ => self.cause_fault(),
+            _ => self.trouble(),
         }
     }
 
-    fn cause_fault(&mut self) {
+    fn trouble(&mut self) {
         match self.rng.below(19) {
             0..3 => {
                 if let Some(id) = self.any_conn() {
@@ -95,7 +94,7 @@ impl World {
             12 => {
                 if !self.ghosts.is_empty() {
                     let ghost = self.ghosts.remove(0);
-                    if self.rng.chance(50) && !self.would_stay_unknown(&ghost) {
+                    if self.rng.chance(50) && !self.strays(&ghost) {
                         let landed = self.land(&ghost.job, ghost.expected, &ghost.content, true);
                         let object = ghost.content.object();
                         self.log(|| format!("api: late {object:?} of {}: {landed:?}", ghost.job));
@@ -104,7 +103,7 @@ impl World {
             }
             13 => self.collect_garbage(),
             14 => self.forge(),
-            15 | 16 => self.contradict_result(),
+            15 | 16 => self.change_its_mind(),
             17 => self.assign_again(),
             _ => {
                 let which = self.rng.below(self.cloud.deletes.len());
@@ -113,10 +112,9 @@ impl World {
         }
     }
 
-    /// Whether a late write would create a report that the leader does not know and cannot make again: it has read the
-    /// reports without it, and cannot choose its nodes anew, because the job was edited or Nodes were deleted. That
-    /// takes two processes of cloudcore that overlap and, at the same time, an edit that is refused.
-    fn would_stay_unknown(&self, ghost: &crate::cloud::Write) -> bool {
+    /// A report that nobody would know of: its nodes are lost to a leader that could not read it, and may not choose
+    /// them anew. Two lives of cloudcore that overlap, and an edit that is refused, have to meet for that.
+    fn strays(&self, ghost: &crate::cloud::Write) -> bool {
         let Some(stored) = self.api.jobs.get(&ghost.job) else { return false };
         let images = &stored.object.spec.image_pre_pull_template.images;
         let changed = self.first_images.get(&ghost.job) != Some(images) || !self.deleted.is_empty();
@@ -130,7 +128,7 @@ impl World {
         }
     }
 
-    /// The watches were interrupted, and begin again with lists.
+    /// The watches were broken, and begin anew with lists.
     fn relist(&mut self) {
         use prepull_engine::prepull::controller::Input;
         if self.cloud.boot == crate::cloud::Boot::Up {
@@ -139,7 +137,7 @@ impl World {
         }
     }
 
-    /// Deletes the reports of deleted jobs, as the garbage collector does.
+    /// The reports of jobs that are gone go as well.
     pub(crate) fn collect_garbage(&mut self) {
         let jobs = &self.api.jobs;
         self.api.reports.retain(|(job, _), _| jobs.contains_key(job));
@@ -154,7 +152,7 @@ impl World {
         self.conns.keys().nth(at).copied()
     }
 
-    /// (4) A node sends a message about a task that it was never given.
+    /// (4) A node speaks of a task that it was never given.
     fn forge(&mut self) {
         let edge = self.any_edge();
         let node = self.edges[edge].node.clone();
@@ -162,7 +160,7 @@ impl World {
         let Some(job) = jobs.get(self.rng.below(jobs.len())).cloned() else { return };
         let attempt = match self.api.record(&job, &node) {
             None if self.api.leaves_out(&job, &node) => 1,
-            // About its own tasks a node may claim anything.
+            // Of its own tasks a node may say what it likes.
             _ => 99,
         };
         let task = TaskId { job, attempt };
@@ -184,8 +182,8 @@ impl World {
         }
     }
 
-    /// (1) A node that has sent the result of a task sends a different one.
-    fn contradict_result(&mut self) {
+    /// (1) A node has said how its task ended, and now says something else.
+    fn change_its_mind(&mut self) {
         let edge = self.any_edge();
         let node = self.edges[edge].node.clone();
         let ended = |job: &JobUid| {
@@ -201,13 +199,13 @@ impl World {
         let Some((task, outcome)) = ended.get(self.rng.below(ended.len())).cloned() else { return };
         let conn = self.edges[edge].conn.and_then(|id| self.conns.get_mut(&id));
         if let Some(conn) = conn.filter(|conn| !conn.cut) {
-            let (reason, took) = ("a different result".to_owned(), Duration::ZERO);
+            let (reason, took) = ("so it was".to_owned(), Duration::ZERO);
             let result = TaskResult { task, outcome, reason, check: None, images: Vec::new(), took };
             conn.to_cloud.push_back(EdgeMessage::Result(result));
         }
     }
 
-    /// (1) The last task that was sent in a session arrives once more, however much later.
+    /// (1) The last task that was sent on a session arrives once more, however long after.
     pub(crate) fn assign_again(&mut self) {
         if !self.duplicates {
             return;
@@ -218,7 +216,7 @@ impl World {
         }
     }
 
-    /// An edge that has pulled some of the images of a task, but not all.
+    /// An edge that has done some of the images of a task, and not all.
     pub(crate) fn half_done(&self) -> Option<usize> {
         let half = |exec: &Exec| {
             exec.work.done.iter().any(Option::is_some) && exec.work.done.iter().any(Option::is_none)
@@ -226,7 +224,7 @@ impl World {
         self.edges.iter().position(|edge| edge.execs.values().any(half))
     }
 
-    fn pass_time(&mut self) {
+    fn pass(&mut self) {
         match self.rng.below(12) {
             0..5 => self.now += self.rng.between(1, 400),
             5..9 => {
@@ -245,7 +243,7 @@ impl World {
         self.tick_edges();
     }
 
-    /// When the next thing is due, if any is.
+    /// When something is due next, if anything is.
     pub(crate) fn next_moment(&self) -> Option<u64> {
         let cloud = self.cloud.controller.next_wakeup().map(millis);
         let ticks = self.edges.iter().filter_map(|edge| edge.agent.next_tick());
@@ -267,14 +265,14 @@ impl World {
         }
     }
 
-    /// Makes one step of one task of the edge.
+    /// One task of the edge goes a step further.
     pub(crate) fn carry_out(&mut self, at: usize) {
         let which = self.rng.below(self.edges[at].execs.len());
         let Some(id) = self.edges[at].execs.keys().nth(which).cloned() else { return };
         self.carry_out_task(at, &id);
     }
 
-    /// Makes one step of a task. Returns whether anything happened.
+    /// Whether anything happened.
     pub(crate) fn carry_out_task(&mut self, at: usize, id: &TaskId) -> bool {
         let now = self.now;
         let (base, calm) = (self.base, self.calm);

@@ -1,4 +1,4 @@
-//! Free space of the file system at a path.
+//! The file system at a path: its free space, and flushing it to the disk.
 
 use std::path::Path;
 
@@ -14,6 +14,12 @@ pub(crate) fn read_filesystem(mountpoint: &Path) -> std::io::Result<Filesystem> 
     })
 }
 
+/// Writes everything that the file system has in memory to its disk. May take minutes on a slow one.
+pub(crate) fn flush_filesystem(mountpoint: &Path) -> std::io::Result<()> {
+    let directory = std::fs::File::open(mountpoint)?;
+    Ok(rustix::fs::syncfs(directory)?)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -23,5 +29,12 @@ mod tests {
     #[test]
     fn the_root_file_system_has_a_capacity() {
         assert!(read_filesystem(Path::new("/")).unwrap().capacity > 0);
+    }
+
+    #[test]
+    fn a_file_system_can_be_flushed_by_one_of_its_directories() {
+        let directory = tempfile::TempDir::new().unwrap();
+        flush_filesystem(directory.path()).unwrap();
+        flush_filesystem(&directory.path().join("absent")).unwrap_err();
     }
 }

@@ -46,6 +46,10 @@ pub trait Puller: Send + Sync + 'static {
     /// Reads the free space of the file system on which the runtime keeps images.
     fn read_filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
 
+    /// Writes to the disk what was just pulled: a runtime that answers a pull may have it in memory only, and images
+    /// that lost their files in a power cut still count as present.
+    fn flush(&self) -> impl Future<Output = ()> + Send;
+
     /// Releases what unfinished pulls of this reference have fetched. Called when nobody will resume them.
     fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send {
         let _ = reference;

@@ -37,6 +37,10 @@ use crate::tasks::checks::{self, Readings};
 pub use control::TaskControl;
 pub use progress::TaskUpdate;
 
+/// Further questions after an error other than that the runtime is down: the answer takes no link and no registry, so
+/// what does not pass within these seconds is wrong with the node.
+const CHECK_RETRIES: u32 = 3;
+
 /// Carries out all tasks of a node, several at the same time if its caller does.
 #[derive(Debug)]
 pub struct Executor<P> {
@@ -134,16 +138,20 @@ impl<P: Puller> Executor<P> {
     }
 
     /// Runs the checks. While the runtime does not answer, the disk cannot be checked: this waits for the runtime, and
-    /// leaves the reason in `trouble` in case the deadline comes first.
+    /// leaves the reason in `trouble` in case the deadline comes first. Another error is tried again a few times.
     async fn check(&self, items: &[CheckItem], trouble: &mut String) -> CheckOutcome {
         let mut backoff = ImagePulls::<P>::new_backoff();
+        let mut failures = 0;
         let disk = loop {
             if !items.contains(&CheckItem::Disk) {
                 break Err("was not asked for".to_owned());
             }
             match self.images.puller.read_filesystem().await {
                 Ok(filesystem) => break Ok(filesystem),
-                Err(error) if error.class == ErrorClass::RuntimeDown => {
+                Err(error) if error.class == ErrorClass::RuntimeDown || failures < CHECK_RETRIES => {
+                    if error.class != ErrorClass::RuntimeDown {
+                        failures += 1;
+                    }
                     let wait = backoff.next((self.images.random)());
                     tracing::warn!(%error, retry_in = ?wait, "cannot check the disk yet");
                     *trouble = error.message;

@@ -20,10 +20,10 @@ use prepull_api::wire::Filesystem;
 use tonic::transport::Channel;
 
 use self::progress::{PullWatcher, Stalled};
-use self::status::to_pull_error;
+use self::status::{to_error_of_pull, to_pull_error};
 use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 use crate::images::containerd::{ContentStore, LEASE_HEADER, Leases};
-use crate::images::filesystem::read_filesystem;
+use crate::images::filesystem::{flush_filesystem, read_filesystem};
 use crate::images::runtime::RuntimeEndpoint;
 
 /// Largest gRPC message: containerd sends up to 16 MiB, while tonic refuses more than 4 MiB by default.
@@ -83,6 +83,32 @@ impl CriPuller {
         }
     }
 
+    /// Refuses a credential that the runtime would ignore, because the pull would be anonymous then.
+    async fn check_usable(&self, credential: &RegistryCredential) -> Result<(), PullError> {
+        if !is_registry_token_alone(credential) {
+            return Ok(());
+        }
+        let runtime = self.read_version().await?;
+        if runtime.starts_with("docker ") {
+            return Ok(());
+        }
+        // As if the registry had refused it: another credential may be accepted.
+        let message = format!(
+            "the credential for {} is a registry token, which {runtime} does not use: give a user and a password, or an identity token",
+            credential.server
+        );
+        Err(PullError::new(ErrorClass::Auth, message))
+    }
+
+    /// Asks where the runtime keeps images.
+    async fn read_mountpoint(&self) -> Result<String, PullError> {
+        let answer = self.ask("", self.images.clone().image_fs_info(ImageFsInfoRequest {})).await?;
+        let mountpoint = answer.image_filesystems.into_iter().find_map(|usage| Some(usage.fs_id?.mountpoint));
+        mountpoint.ok_or_else(|| {
+            PullError::new(ErrorClass::Transient, "the container runtime does not say where it keeps images")
+        })
+    }
+
     /// Finds the id of an image that was just pulled. containerd answers the pull with the id; CRI-O answers with a
     /// repository and a digest, and has to be asked for the id.
     async fn find_id(&self, reference: &str, image_ref: &str) -> Option<String> {
@@ -110,6 +136,9 @@ impl CriPuller {
 impl Puller for CriPuller {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
         let PullRequest { reference, credential, sandbox } = request;
+        if let Some(credential) = credential {
+            self.check_usable(credential).await?;
+        }
         let mut request = tonic::Request::new(PullImageRequest {
             image: Some(image_spec(reference)),
             auth: credential.map(to_auth_config),
@@ -122,7 +151,7 @@ impl Puller for CriPuller {
         let watch = self.watcher.watch(reference);
         let image_ref = tokio::select! {
             answer = images.pull_image(request) => {
-                answer.map_err(|status| to_pull_error(&status, reference, &self.endpoint))?.into_inner().image_ref
+                answer.map_err(|status| to_error_of_pull(&status, reference, &self.endpoint))?.into_inner().image_ref
             }
             Stalled(after) = watch.report_until_stalled(progress) => {
                 return Err(PullError::new(
@@ -149,14 +178,30 @@ impl Puller for CriPuller {
     }
 
     async fn read_filesystem(&self) -> Result<Filesystem, PullError> {
-        let answer = self.ask("", self.images.clone().image_fs_info(ImageFsInfoRequest {})).await?;
-        let mountpoint = answer.image_filesystems.into_iter().find_map(|usage| Some(usage.fs_id?.mountpoint));
-        let mountpoint = mountpoint.ok_or_else(|| {
-            PullError::new(ErrorClass::Transient, "the container runtime does not say where it keeps images")
-        })?;
+        let mountpoint = self.read_mountpoint().await?;
         // statvfs may block for long if the file system's server is dead.
         let read = tokio::task::spawn_blocking(move || read_image_filesystem(&mountpoint)).await;
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
+    }
+
+    async fn flush(&self) {
+        let flushed = match self.read_mountpoint().await {
+            Ok(mountpoint) => {
+                let flushed =
+                    tokio::task::spawn_blocking(move || flush_filesystem(Path::new(&mountpoint))).await;
+                flushed
+                    .map_err(|error| error.to_string())
+                    .and_then(|flushed| flushed.map_err(|error| error.to_string()))
+            }
+            Err(error) => Err(error.message),
+        };
+        // The image is there all the same: only a power cut within the next minute could harm it.
+        if let Err(error) = flushed {
+            tracing::warn!(
+                error,
+                "the image file system cannot be flushed; a power cut soon may damage the image that was just pulled"
+            );
+        }
     }
 
     async fn give_up(&self, reference: &str) {
@@ -186,6 +231,12 @@ fn to_auth_config(credential: &RegistryCredential) -> AuthConfig {
         identity_token: identity_token.expose().to_owned(),
         registry_token: registry_token.expose().to_owned(),
     }
+}
+
+fn is_registry_token_alone(credential: &RegistryCredential) -> bool {
+    let RegistryCredential { server: _, username, password, identity_token, registry_token } = credential;
+    !registry_token.expose().is_empty()
+        && [username, password, identity_token].iter().all(|text| text.expose().is_empty())
 }
 
 /// Translates the pod sandbox for CRI, as the kubelet sends it for a pod; the task knows only labels and annotations.

@@ -5,10 +5,14 @@ use prepull_api::wire::truncate_reason;
 /// What a failure means for the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ErrorClass {
-    /// May pass by itself: a broken link, a busy registry, a full disk. Unknown errors count as transient.
+    /// May pass by itself: a broken link, a busy registry. Unknown errors count as transient.
     Transient,
+    /// The disk of the container runtime is full. May pass, but not while what this pull has fetched stays there.
+    NoSpace,
     /// The container runtime does not answer. Not counted as an attempt, because no registry was asked.
     RuntimeDown,
+    /// The container runtime stopped answering during the pull. It was restarted, or the image makes it die.
+    RuntimeLost,
     /// The registry refuses this credential. Another one may be accepted.
     Auth,
     /// The registry has no such image, or hides it from this credential. Another one may see it.
@@ -22,7 +26,9 @@ impl ErrorClass {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Transient => "transient",
+            Self::NoSpace => "no_space",
             Self::RuntimeDown => "runtime_down",
+            Self::RuntimeLost => "runtime_lost",
             Self::Auth => "auth",
             Self::NotFound => "not_found",
             Self::Permanent => "permanent",

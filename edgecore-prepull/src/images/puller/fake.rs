@@ -42,8 +42,10 @@ pub(crate) struct State {
     pub(crate) most: usize,
     pub(crate) dropped: Vec<String>,
     pub(crate) given_up: Vec<String>,
-    /// Questions about the file system that will still find the runtime down.
-    pub(crate) outages: usize,
+    /// Errors that the next questions about the file system will meet.
+    pub(crate) filesystem_errors: Vec<ErrorClass>,
+    /// How often what was pulled has been flushed to the disk.
+    pub(crate) flushed: usize,
     /// Free percent of the file system.
     pub(crate) free: u64,
 }
@@ -127,11 +129,22 @@ impl Puller for Fake {
 
     async fn read_filesystem(&self) -> Result<Filesystem, PullError> {
         let mut state = self.state.lock().unwrap();
-        if state.outages > 0 {
-            state.outages -= 1;
-            return Err(PullError::new(ErrorClass::RuntimeDown, "connection refused"));
+        if let Some(class) = state.filesystem_errors.pop() {
+            let message = match class {
+                ErrorClass::RuntimeDown => "connection refused",
+                _ => "no answer",
+            };
+            return Err(PullError::new(class, message));
         }
         Ok(Filesystem { mountpoint: "/images".to_owned(), available: state.free, capacity: 100 })
+    }
+
+    async fn flush(&self) {
+        // Whatever does not wait for this happens before it.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        self.state.lock().unwrap().flushed += 1;
     }
 
     async fn give_up(&self, reference: &str) {

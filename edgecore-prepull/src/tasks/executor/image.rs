@@ -23,6 +23,10 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 /// Last ceiling of the wait between two attempts. A task usually has minutes; longer waits would waste them.
 const LAST_BACKOFF: Duration = Duration::from_secs(30);
 
+/// How often the runtime may end during the pull of an image before that counts as a failed attempt: an upgrade restarts
+/// it once or twice, and an image that takes more memory than there is makes it die each time.
+const PARDONED_OUTAGES: u32 = 2;
+
 /// Pulls images for all tasks of the node, a limited number at a time.
 #[derive(Debug)]
 pub(super) struct ImagePulls<P> {
@@ -77,23 +81,36 @@ impl<P: Puller> ImagePulls<P> {
         image: &ImageTask,
     ) -> ImageResult {
         let board = context.board;
-        let mut failures = 0;
+        let (mut failures, mut outages) = (0, 0);
         let mut backoff = Self::new_backoff();
         let result = loop {
             let error = match self.attempt(context, index, image).await {
                 Ok(result) => break result,
                 Err(error) => error,
             };
+            // After an error that may pass, the next attempt resumes the pull, or another task does. On a full disk,
+            // what was fetched is in the way, also of that attempt.
+            let resumable = match error.class {
+                ErrorClass::Transient | ErrorClass::RuntimeDown | ErrorClass::RuntimeLost => true,
+                ErrorClass::NoSpace | ErrorClass::Auth | ErrorClass::NotFound | ErrorClass::Permanent => {
+                    false
+                }
+            };
+            if !resumable {
+                self.give_up(&image.reference).await;
+            }
             match error.class {
                 ErrorClass::RuntimeDown => {}
-                ErrorClass::Transient if failures < image.retries => failures += 1,
-                class => {
-                    // After a transient error, another task may still resume the pull.
-                    if class != ErrorClass::Transient {
-                        self.give_up(&image.reference).await;
-                    }
-                    break failed(&error);
+                ErrorClass::RuntimeLost if outages < PARDONED_OUTAGES => {
+                    outages += 1;
+                    board.retract_attempt(index);
                 }
+                ErrorClass::Transient | ErrorClass::NoSpace | ErrorClass::RuntimeLost
+                    if failures < image.retries =>
+                {
+                    failures += 1;
+                }
+                _ => break failed(&error),
             }
             // At least half of the ceiling, so that a registry that restarts is not given up within a second.
             let wait = backoff.next(0.5 + (self.random)() / 2.0);
@@ -124,9 +141,6 @@ impl<P: Puller> ImagePulls<P> {
         let _of_node = acquire(&self.node_permits).await;
 
         let key = current_key(&context.control, index);
-        if let Key::Unavailable { reason } = &*key {
-            return Err(PullError::new(ErrorClass::Permanent, reason));
-        }
         match image.policy {
             PullPolicy::Never => {
                 return match self.puller.look_up(&image.reference).await? {
@@ -150,6 +164,11 @@ impl<P: Puller> ImagePulls<P> {
             }
         }
 
+        // Only now: an image that is there needs no key.
+        if let Key::Unavailable { reason } = &*key {
+            return Err(PullError::new(ErrorClass::Permanent, reason));
+        }
+
         let board = context.board;
         board.begin_attempt(index);
         let progress = |bytes| board.set_bytes(index, bytes);
@@ -157,6 +176,8 @@ impl<P: Puller> ImagePulls<P> {
         let pull = pull_with_key(&*self.puller, &self.providers, image, &key, &asking, &progress);
         match within(image.timeout, &asking, pull).await {
             Ok(pulled) => {
+                // Before anybody learns of it: what is reported as pulled must outlive a power cut.
+                self.puller.flush().await;
                 *recent = Some(RecentPull::new(&key, &pulled));
                 Ok(just_pulled(pulled))
             }

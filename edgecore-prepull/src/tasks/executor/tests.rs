@@ -154,7 +154,7 @@ async fn backoff_is_exponential_and_holds_no_permit() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_the_runtime_costs_no_attempt() {
     let fake = Fake::new();
-    fake.state.lock().unwrap().outages = 3;
+    fake.state.lock().unwrap().filesystem_errors = vec![ErrorClass::RuntimeDown; 3];
     let down = Act::Fail(ErrorClass::RuntimeDown, "connection refused");
     fake.script("a", [down.clone(), down, Act::Take(1)]);
     let end = run(&fake, execution(vec![always("a")])).await;
@@ -165,13 +165,55 @@ async fn an_outage_of_the_runtime_costs_no_attempt() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_that_outlasts_the_deadline_is_in_the_reason() {
     let fake = Fake::new();
-    fake.state.lock().unwrap().outages = usize::MAX;
+    fake.state.lock().unwrap().filesystem_errors = vec![ErrorClass::RuntimeDown; 1000];
     let begun = Instant::now();
     let end = run(&fake, execution(vec![always("a")])).await;
     assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::DeadlineExceeded, vec![Stopped]));
     assert_eq!(begun.elapsed().as_secs(), 300);
     assert_eq!(end.reason, "the deadline passed; 1 of 1 images are missing; connection refused");
     assert_eq!(end.images[0].reason, "the deadline passed before its pull began");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_cannot_be_read_is_asked_again_a_few_times() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().filesystem_errors = vec![ErrorClass::Transient; 3];
+    let end = run(&fake, execution(vec![always("a")])).await;
+    assert_eq!(outcomes(&end), [New]);
+
+    fake.state.lock().unwrap().filesystem_errors = vec![ErrorClass::Transient; 1000];
+    let begun = Instant::now();
+    let end = run(&fake, execution(vec![always("b")])).await;
+    assert_eq!((end.outcome, end.reason.as_str()), (TaskOutcome::Failed, "check failed: disk: no answer"));
+    assert_eq!(begun.elapsed().as_secs(), 1 + 2 + 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_pull_has_fetched_is_released_when_the_disk_is_full() {
+    let fake = Fake::new();
+    let full = || Act::Fail(ErrorClass::NoSpace, "no space left on device");
+    fake.script("huge", [full(), full()]);
+    fake.script("unlucky", [full(), Act::Take(1)]);
+    let images = ["huge", "unlucky"].map(|name| image(name, PullPolicy::Always, 1));
+    let end = run(&fake, execution(images.to_vec())).await;
+    assert_eq!(outcomes(&end), [Failed, New]);
+    assert_eq!((end.images[0].attempts, end.images[1].attempts), (2, 2));
+    let mut given_up = fake.state.lock().unwrap().given_up.clone();
+    given_up.sort();
+    assert_eq!(given_up, ["huge", "huge", "unlucky"], "at once, and not after the last try only");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_ends_the_runtime_again_and_again_is_given_up() {
+    let fake = Fake::new();
+    let lost = || Act::Fail(ErrorClass::RuntimeLost, "broken pipe");
+    fake.script("upgrade", [lost(), lost(), Act::Take(1)]);
+    fake.script("bomb", vec![lost(); 100]);
+    let end = run(&fake, execution(vec![always("upgrade"), image("bomb", PullPolicy::Always, 1)])).await;
+    assert_eq!(outcomes(&end), [New, Failed]);
+    assert_eq!(end.images[0].attempts, 1, "a restart of the runtime is not the fault of the image");
+    assert_eq!(fake.pulls().iter().filter(|name| *name == "bomb").count(), 2 + 2);
+    assert_eq!((end.images[1].attempts, end.images[1].reason.as_str()), (2, "broken pipe"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -234,6 +276,45 @@ async fn an_unavailable_key_fails_its_image_without_a_request() {
     let end = run(&fake, execution).await;
     assert_eq!((outcomes(&end), &end.images[0].reason), (vec![Failed, New], &reason));
     assert_eq!(fake.pulls(), ["b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_need_not_be_pulled_needs_no_key() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().present = vec!["there".to_owned()];
+    let images = vec![
+        image("there", PullPolicy::IfNotPresent, 0),
+        image("there", PullPolicy::Never, 0),
+        image("absent", PullPolicy::IfNotPresent, 0),
+        image("absent", PullPolicy::Never, 0),
+        always("there"),
+    ];
+    let mut execution = execution(images);
+    let reason = "secret default/a is missing".to_owned();
+    let unavailable = Arc::new(Key::Unavailable { reason: reason.clone() });
+    execution.terms.keys = vec![unavailable; 5];
+    let end = run(&fake, execution).await;
+    assert_eq!(outcomes(&end), [Already, Already, Failed, Failed, Failed]);
+    assert_eq!((&end.images[2].reason, &end.images[4].reason), (&reason, &reason));
+    assert_eq!(end.images[3].reason, "image absent is not present and its pull policy is Never");
+    assert_eq!(fake.pulls(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_counts_as_pulled_only_when_it_is_on_the_disk() {
+    let fake = Fake::new();
+    let mut run = start(&executor(&fake), execution(vec![always("a")]));
+    loop {
+        if let TaskUpdate::ImageEnded { result, .. } = run.updates.recv().await.unwrap() {
+            assert_eq!(result.outcome, New);
+            break;
+        }
+        assert_eq!(fake.state.lock().unwrap().flushed, 0);
+    }
+    assert_eq!(fake.state.lock().unwrap().flushed, 1, "flushed before it was told");
+    // What was there before is not ours to flush.
+    let end = self::run(&fake, execution(vec![image("a", PullPolicy::IfNotPresent, 0)])).await;
+    assert_eq!((outcomes(&end), fake.state.lock().unwrap().flushed), (vec![Already], 1));
 }
 
 #[tokio::test(start_paused = true)]

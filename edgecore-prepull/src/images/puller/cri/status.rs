@@ -8,7 +8,7 @@ use std::error::Error;
 use tonic::{Code, Status};
 
 use crate::images::puller::{ErrorClass, PullError};
-use crate::images::runtime::RuntimeEndpoint;
+use crate::images::runtime::{RuntimeEndpoint, was_not_connected};
 
 /// Translates the answer to a question about `reference`.
 pub(super) fn to_pull_error(status: &Status, reference: &str, endpoint: &RuntimeEndpoint) -> PullError {
@@ -28,9 +28,22 @@ pub(super) fn to_pull_error(status: &Status, reference: &str, endpoint: &Runtime
     PullError::new(ErrorClass::RuntimeDown, message)
 }
 
+/// Translates the answer to a pull of `reference`: a runtime that ended before it answered may have died of the image.
+pub(super) fn to_error_of_pull(status: &Status, reference: &str, endpoint: &RuntimeEndpoint) -> PullError {
+    let error = to_pull_error(status, reference, endpoint);
+    let connection_failed = status.source().is_some();
+    if connection_failed && !was_not_connected(status) {
+        return PullError { class: ErrorClass::RuntimeLost, ..error };
+    }
+    error
+}
+
 /// Searched in this order; the first needle found decides. Transient needles come before those of refusals, because
 /// the text of a failed login may end in "connection refused" by the token server.
 const NEEDLES: &[(ErrorClass, &[&str])] = &[
+    // The CRI of containerd while it starts; cri-dockerd without its dockerd.
+    (ErrorClass::RuntimeDown, &["server is not initialized yet", "cannot connect to the docker daemon"]),
+    (ErrorClass::NoSpace, &["no space left on device", "disk quota exceeded"]),
     (
         ErrorClass::Permanent,
         &[
@@ -74,11 +87,16 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
             "service unavailable",
             "gateway timeout",
             "registryunavailable",
-            "no space left on device",
             "unexpected commit digest",
             "failed size validation",
-            // The content was garbage collected during the pull; the next attempt fetches it again.
+            // containerd misses something of its own: the content was garbage collected during the pull, or the lease
+            // has expired. The next attempt fetches it again.
             "failed to extract layer",
+            "lease does not exist",
+            "parent snapshot",
+            "extraction snapshot",
+            "failed to stat snapshot",
+            "content digest",
         ],
     ),
     (
@@ -90,7 +108,12 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
             "status: 403",
             "status code 401",
             "status code 403",
+            "statuscode: 401",
+            "statuscode: 403",
+            "http 401 response",
+            "http 403 response",
             "unauthorized:",
+            "unauthorized;",
             "authentication required",
             "authorization failed",
             "no basic auth credentials",
@@ -100,6 +123,7 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
             "invalid username/password",
             "incorrect username or password",
             "denied:",
+            "denied;",
         ],
     ),
     (
@@ -108,6 +132,8 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
             "404 not found",
             "status: 404",
             "status code 404",
+            "statuscode: 404",
+            "http 404 response",
             "manifest unknown",
             "name unknown",
             "not found",
@@ -122,6 +148,10 @@ fn classify(code: Code, message: &str, reference: &str) -> ErrorClass {
     let found = NEEDLES.iter().find(|(_, needles)| needles.iter().any(|needle| text.contains(needle)));
     if let Some((class, _)) = found {
         return *class;
+    }
+    // A registry's error code without its text.
+    if ["denied", "unauthorized"].iter().any(|word| text.trim_end().ends_with(word)) {
+        return ErrorClass::Auth;
     }
     match code {
         // The runtime answers so while it starts or stops.

@@ -98,3 +98,41 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
         assert_eq!(runtime.pulls().pop().unwrap().sandbox_config, None);
     }
 }
+
+#[tokio::test]
+async fn a_runtime_that_ends_during_a_pull_is_told_from_one_that_was_down() {
+    let runtime = FakeRuntime::named("containerd", None, "");
+    let puller = CriPuller::new(runtime.endpoint());
+    let request = PullRequest { reference: "r.io/a:1", credential: None, sandbox: None };
+    let pull = puller.pull(request, &|_| {});
+    let end = async {
+        while runtime.pulls().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        runtime.end();
+    };
+    let error = tokio::join!(pull, end).0.unwrap_err();
+    assert_eq!(error.class, ErrorClass::RuntimeLost, "{error}");
+    let error = puller.pull(request, &|_| {}).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::RuntimeDown, "{error}");
+}
+
+#[tokio::test]
+async fn a_registry_token_is_used_by_docker_and_never_makes_an_anonymous_pull() {
+    let token = RegistryCredential {
+        server: "r.io".to_owned(),
+        registry_token: Sensitive::new("t"),
+        ..RegistryCredential::default()
+    };
+    let request = PullRequest { reference: "r.io/a:1", credential: Some(&token), sandbox: None };
+    let digits = "ab".repeat(32);
+    let runtime = FakeRuntime::start(&digits, &digits);
+    let error = CriPuller::new(runtime.endpoint()).pull(request, &|_| {}).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Auth, "another credential may serve");
+    assert!(error.message.contains("registry token") && error.message.contains("containerd 1"), "{error}");
+    assert!(runtime.pulls().is_empty());
+
+    let docker = FakeRuntime::named("docker", Some(&digits), &digits);
+    CriPuller::new(docker.endpoint()).pull(request, &|_| {}).await.unwrap();
+    assert_eq!(docker.pulls().pop().unwrap().auth.unwrap().registry_token, "t");
+}

@@ -1,4 +1,4 @@
-use super::ErrorClass::{Auth, NotFound, Permanent, RuntimeDown, Transient};
+use super::ErrorClass::{Auth, NoSpace, NotFound, Permanent, RuntimeDown, Transient};
 use super::*;
 
 /// Texts that containerd 1.6.20 and docker-registry 2.8.2 wrote, unless a comment says otherwise.
@@ -84,7 +84,62 @@ const SEEN: &[(ErrorClass, Code, &str)] = &[
         Code::Unknown,
         "failed to extract layer sha256:00: mount callback failed: content digest sha256:00: not found",
     ),
-    (Transient, Code::Unknown, "write /var/lib/containerd/x: no space left on device"),
+    (NoSpace, Code::Unknown, "write /var/lib/containerd/x: no space left on device"),
+    (NoSpace, Code::Unknown, "failed to extract layer sha256:00: write /x: disk quota exceeded: unknown"),
+    // What containerd itself does not find is no answer of a registry.
+    (
+        Transient,
+        Code::NotFound,
+        r#"failed to pull and unpack image "r.example/a:1": failed to copy: lease does not exist "edgecore-prepull-00": not found"#,
+    ),
+    (
+        Transient,
+        Code::NotFound,
+        r#"failed to pull and unpack image "r.example/a:1": failed to prepare extraction snapshot "extract-1 sha256:00": parent snapshot sha256:01 does not exist: not found"#,
+    ),
+    (
+        Transient,
+        Code::NotFound,
+        r#"failed to pull and unpack image "r.example/a:1": content digest sha256:00: not found"#,
+    ),
+    // CRI-O 1.37 and cri-dockerd with dockerd 26.1 wrote these.
+    (Auth, Code::Unknown, "Error response from daemon: denied"),
+    (Auth, Code::Unknown, "Error response from daemon: unauthorized"),
+    (Auth, Code::Unknown, "reading manifest 1 in r.example/a: unauthorized"),
+    (
+        Auth,
+        Code::Unknown,
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://r.example/a:1: reading manifest 1 in r.example/a: denied; artifact err: get manifest: denied",
+    ),
+    (
+        Auth,
+        Code::Unknown,
+        r#"initializing source docker://r.example/a:1: reading manifest 1 in r.example/a: StatusCode: 403, "<html><h1>403</h1>""#,
+    ),
+    (Auth, Code::Unknown, "reading manifest 1 in r.example/a: StatusCode: 401, <html>"),
+    (
+        NotFound,
+        Code::Unknown,
+        r#"initializing source docker://r.example/a:1: reading manifest 1 in r.example/a: StatusCode: 404, "<html>404</html>""#,
+    ),
+    (
+        NotFound,
+        Code::Unknown,
+        r#"Error response from daemon: error parsing HTTP 404 response body: invalid character '<' looking for beginning of value: "<html>""#,
+    ),
+    (
+        Auth,
+        Code::Unknown,
+        r#"Error response from daemon: error parsing HTTP 403 response body: invalid character '<' looking for beginning of value: "<html>""#,
+    ),
+    (Transient, Code::Unknown, r#"reading manifest 1 in r.example/a: StatusCode: 502, "<html>""#),
+    (
+        RuntimeDown,
+        Code::Unknown,
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+    ),
+    // containerd 1.6 and 1.7 while they start.
+    (RuntimeDown, Code::Unknown, "server is not initialized yet"),
     (
         Transient,
         Code::Unknown,

@@ -1,48 +1,69 @@
 //! Fake CRI image service: answers at once and records the pulls.
 
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
+use futures::TryStreamExt as _;
 use k8s_cri::v1::image_service_server::{ImageService, ImageServiceServer};
 use k8s_cri::v1::{
     Image, ImageFsInfoResponse, ImageStatusResponse, ListImagesRequest, ListImagesResponse,
     PullImageResponse, RemoveImageRequest, RemoveImageResponse,
 };
-use tokio::net::UnixListener;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status};
 
 use super::*;
+use crate::images::runtime::fake::{Version, accept};
 
 /// A server at a socket of its own, until it is dropped.
 pub(super) struct FakeRuntime {
     directory: tempfile::TempDir,
     asked: Arc<Mutex<Vec<PullImageRequest>>>,
-    _server: AbortOnDropHandle<()>,
+    connections: Arc<Mutex<Vec<UnixStream>>>,
+    server: AbortOnDropHandle<()>,
 }
 
 struct Answers {
     asked: Arc<Mutex<Vec<PullImageRequest>>>,
-    image_ref: String,
+    /// None: a pull is never answered.
+    image_ref: Option<String>,
     id: String,
 }
 
 impl FakeRuntime {
     /// Starts a server that answers each pull with `image_ref`, and each image status with `id`.
     pub(super) fn start(image_ref: &str, id: &str) -> Self {
+        Self::named("containerd", Some(image_ref), id)
+    }
+
+    /// Starts a runtime of another name. Without `image_ref` it never answers a pull.
+    pub(super) fn named(name: &'static str, image_ref: Option<&str>, id: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(directory.path().join("cri.sock")).unwrap();
         let asked = Arc::default();
-        let answers =
-            Answers { asked: Arc::clone(&asked), image_ref: image_ref.to_owned(), id: id.to_owned() };
-        let connections = futures::stream::unfold(listener, |listener| async {
-            let accepted = listener.accept().await.map(|(stream, _)| stream);
-            Some((accepted, listener))
+        let image_ref = image_ref.map(str::to_owned);
+        let answers = Answers { asked: Arc::clone(&asked), image_ref, id: id.to_owned() };
+        let connections: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
+        let accepted = Arc::clone(&connections);
+        let streams = accept(&directory.path().join("cri.sock")).inspect_ok(move |stream| {
+            accepted.lock().unwrap().push(stream.as_fd().try_clone_to_owned().unwrap().into());
         });
-        let server = tokio::spawn(async {
-            let server = tonic::transport::Server::builder().add_service(ImageServiceServer::new(answers));
-            server.serve_with_incoming(connections).await.unwrap();
+        let server = tokio::spawn(async move {
+            let server = tonic::transport::Server::builder()
+                .add_service(ImageServiceServer::new(answers))
+                .add_service(Version(Ok(name)));
+            server.serve_with_incoming(streams).await.unwrap();
         });
-        Self { directory, asked, _server: AbortOnDropHandle::new(server) }
+        Self { directory, asked, connections, server: AbortOnDropHandle::new(server) }
+    }
+
+    /// Ends the server, with its connections.
+    pub(super) fn end(&self) {
+        self.server.abort();
+        for connection in self.connections.lock().unwrap().iter() {
+            connection.shutdown(Shutdown::Both).unwrap();
+        }
     }
 
     pub(super) fn endpoint(&self) -> RuntimeEndpoint {
@@ -62,7 +83,10 @@ impl ImageService for Answers {
         request: Request<PullImageRequest>,
     ) -> Result<Response<PullImageResponse>, Status> {
         self.asked.lock().unwrap().push(request.into_inner());
-        Ok(Response::new(PullImageResponse { image_ref: self.image_ref.clone() }))
+        match self.image_ref.clone() {
+            Some(image_ref) => Ok(Response::new(PullImageResponse { image_ref })),
+            None => std::future::pending().await,
+        }
     }
 
     async fn image_status(
