@@ -163,6 +163,7 @@ impl Check {
                 add_up(&report.summary, report.node_status.iter());
                 // Of a job that is gone it is collected, and may be made again by an earlier life.
                 if !unread && api.jobs.contains_key(job) {
+                    self.leave(api, job);
                     self.report(job, report);
                 }
                 self.concurrency(api, job);
@@ -176,6 +177,22 @@ impl Check {
                     self.status(job, status);
                 }
             }
+        }
+    }
+
+    /// Nodes that are in no report any more were deleted before they had begun.
+    fn leave(&mut self, api: &Api, job: &JobUid) {
+        let of_job = self.nodes.keys().filter(|(of, _)| of == job);
+        let gone = of_job.filter(|(_, node)| api.record(job, node).is_none());
+        for key in gone.cloned().collect::<Vec<_>>() {
+            let task = TaskId { job: job.clone(), attempt: 1 };
+            let (attempt, phase) = self.nodes[&key];
+            assert!(
+                attempt <= 1 && !is_final(phase) && !self.running.contains(&(key.1.clone(), task)),
+                "(8) {} has left {job} as {phase:?}/{attempt}",
+                key.1
+            );
+            self.nodes.remove(&key);
         }
     }
 
@@ -302,7 +319,8 @@ impl Check {
             }
             JobPhase::Failure => assert!(
                 rules.any(|spec| {
-                    spec.active_deadline_seconds.is_some()
+                    status.summary.desired == 0
+                        || spec.active_deadline_seconds.is_some()
                         || spec.rollout.is_some()
                         || exceeded(spec, bad + late)
                 }),

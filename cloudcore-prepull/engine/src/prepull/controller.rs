@@ -251,7 +251,12 @@ impl Controller {
     fn remove_node(&mut self, name: &NodeName) {
         self.nodes.remove(name);
         for uid in self.slots.jobs(name) {
-            self.change_job(&uid, |job, _| job.remove_node(name));
+            let mut has_left = false;
+            self.change_job(&uid, |job, _| has_left = job.remove_node(name));
+            if has_left {
+                // Should it join again, it is told of the session that the node has then.
+                self.slots.detach_from(name, &uid);
+            }
         }
     }
 

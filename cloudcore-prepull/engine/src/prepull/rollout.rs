@@ -9,8 +9,11 @@
 //!     ▲                                                 │    │                    ▲
 //!     └── the Assign could not be handed to a session ──┘    └──deadline──▶ Unknown ──late result
 //! ```
+//!
+//! A node whose Node is deleted before it has started leaves the rollout. Its place stays empty, so that the places of
+//! the others, and with them their reports, stay what they are.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -20,12 +23,13 @@ use prepull_api::crd::status::{NodePhase, NodeStatus, RolloutStatus, Summary, Tr
 use prepull_api::task::NodeName;
 
 use crate::prepull::validate::{Ratio, Step};
-use crate::shared::node_view::NodeView;
 use crate::shared::session::SessionId;
+use crate::shared::writes::Start;
 
 mod books;
 mod edges;
 mod record;
+mod rounds;
 #[cfg(test)]
 mod tests;
 mod waves;
@@ -87,6 +91,12 @@ struct Member {
     online: Option<SessionId>,
     /// Whether it works on as many tasks as it can.
     busy: bool,
+    /// Its place is empty.
+    has_left: bool,
+    /// The number of its last start.
+    start: u64,
+    /// Whether a write of that start has begun.
+    is_stamped: bool,
 }
 
 /// A decision that the controller carries out.
@@ -96,6 +106,8 @@ pub enum Decision {
     Start(NodeName),
     /// The node is out of time: cancel its task, if it can be reached.
     Expire(NodeName),
+    /// A start that may be in the API server already does not happen: record that.
+    Withdraw(NodeName, Start),
 }
 
 /// What is to be done about a task that an edge holds.
@@ -120,6 +132,8 @@ pub enum Verdict {
     Completed,
     /// More nodes failed than are tolerated, and none runs any more.
     Failed,
+    /// Every node was deleted before it started.
+    NoneLeft,
 }
 
 /// The nodes of one job.
@@ -128,9 +142,18 @@ pub struct Rollout {
     settings: Settings,
     members: Vec<Member>,
     index: HashMap<NodeName, usize>,
+    /// The attempts of nodes that have left, should they come back: no number is used twice.
+    left: HashMap<NodeName, u32>,
     /// The places of nodes that are pending, online and not busy.
     startable: BTreeSet<usize>,
     in_progress: BTreeSet<usize>,
+    /// The places of nodes in progress whose start is not recorded yet.
+    recording: BTreeSet<usize>,
+    /// The places of nodes whose start was withdrawn, and may be in the API server until it has that too: they hold their
+    /// slots, for the next leader would let them go on.
+    withdrawn: BTreeSet<usize>,
+    /// How many starts there were: see [`Start`].
+    starts: u64,
     /// The deadlines of the nodes in progress, with their places.
     deadlines: BTreeSet<(Timestamp, usize)>,
     /// How many nodes are pending and offline.
@@ -153,8 +176,12 @@ impl Rollout {
             settings,
             members: Vec::with_capacity(records.len()),
             index: HashMap::with_capacity(records.len()),
+            left: HashMap::new(),
             startable: BTreeSet::new(),
             in_progress: BTreeSet::new(),
+            recording: BTreeSet::new(),
+            withdrawn: BTreeSet::new(),
+            starts: 0,
             deadlines: BTreeSet::new(),
             offline: 0,
             counts: Summary::default(),
@@ -172,16 +199,20 @@ impl Rollout {
     /// Resumes the waves where an earlier run of cloudcore left them.
     pub fn resume_waves(&mut self, status: &RolloutStatus) {
         self.waves = Waves::resumed(status);
-        self.waves.catch_up(&self.settings.steps, &self.counts);
+        // A wave that has shrunk since, because waiting nodes were deleted, has not ended by that.
+        if self.started() > status.nodes {
+            self.waves.catch_up(&self.settings.steps, &self.counts);
+        }
     }
 
     /// Adds a node after all others, unless it is there already.
-    pub fn add(&mut self, record: NodeStatus) {
+    pub fn add(&mut self, mut record: NodeStatus) {
         let (at, name) = (self.members.len(), NodeName(record.node_name.clone()));
         if self.index.contains_key(&name) {
             return;
         }
         self.index.insert(name.clone(), at);
+        record.attempt = record.attempt.max(self.left.remove(&name).unwrap_or(0));
         self.counts.desired += 1;
         *self.count(record.phase) += 1;
         match record.phase {
@@ -192,16 +223,25 @@ impl Rollout {
             }
             NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown => {}
         }
-        self.members.push(Member { record, flight: Flight::Sent(None), online: None, busy: false });
+        let flight = Flight::Sent(None);
+        self.members.push(Member {
+            record,
+            flight,
+            online: None,
+            busy: false,
+            has_left: false,
+            start: 0,
+            is_stamped: false,
+        });
         self.index_member(at);
     }
 
-    /// How many nodes there are.
+    /// How many places there are.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Whether there are no nodes.
+    /// Whether there are no places.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -228,7 +268,7 @@ impl Rollout {
 
     /// Where the waves stand; `None` for a job without waves.
     pub fn waves(&self) -> Option<RolloutStatus> {
-        self.waves.status(&self.settings.steps, self.counts.desired)
+        self.waves.status(&self.settings.steps, self.wave_size())
     }
 
     /// How many nodes are in each phase; `skipped` is not known here.
@@ -238,12 +278,13 @@ impl Rollout {
 
     /// The records, in the job's order.
     pub fn records(&self) -> impl Iterator<Item = &NodeStatus> {
-        self.members.iter().map(|member| &member.record)
+        self.members.iter().filter(|member| !member.has_left).map(|member| &member.record)
     }
 
     /// The records of these places.
     pub fn records_of(&self, places: Range<usize>) -> impl Iterator<Item = &NodeStatus> {
-        self.members.get(places).unwrap_or_default().iter().map(|member| &member.record)
+        let members = self.members.get(places).unwrap_or_default().iter();
+        members.filter(|member| !member.has_left).map(|member| &member.record)
     }
 
     /// The record of a node.
@@ -273,14 +314,48 @@ impl Rollout {
 
     /// Whether the job is over, and how. The tolerance holds for the wave that runs.
     pub fn verdict(&self) -> Verdict {
-        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
-        let exceeded = self.settings.tolerance.exceeded_by(self.counts.failure + self.counts.unknown, limit);
+        if self.counts.desired == 0 {
+            return Verdict::NoneLeft;
+        }
+        let bad = self.counts.failure + self.counts.unknown;
+        let exceeded = self.settings.tolerance.exceeded_by(bad, self.wave_size());
         match (exceeded, self.counts.in_progress, self.counts.pending) {
             (true, 0, _) => Verdict::Failed,
             (true, _, _) => Verdict::Draining,
             (false, 0, 0) => Verdict::Completed,
             (false, _, _) => Verdict::Running,
         }
+    }
+
+    /// Whether one more node may start now.
+    fn may_start(&self) -> bool {
+        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
+        self.may_go_on() && self.slots_taken() < self.settings.concurrency && self.started() < limit
+    }
+
+    /// Whether so many nodes may be in progress now, and so many may have started.
+    fn may_go_on(&self) -> bool {
+        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
+        !self.settings.hold
+            && self.waves.paused_until().is_none()
+            && self.verdict() == Verdict::Running
+            && self.slots_taken() <= self.settings.concurrency
+            && self.started() <= limit
+    }
+
+    fn slots_taken(&self) -> usize {
+        self.in_progress.len() + self.withdrawn.len()
+    }
+
+    /// How many nodes have started, those that have ended included.
+    fn started(&self) -> u32 {
+        self.counts.desired - self.counts.pending
+    }
+
+    /// How many nodes the wave that runs has, those of the earlier waves included. More may have started than it would
+    /// have now that waiting nodes were deleted.
+    fn wave_size(&self) -> u32 {
+        self.waves.limit(&self.settings.steps, self.counts.desired).max(self.started())
     }
 
     /// The moment at which [`Self::advance`] has something to do although nothing happened.
@@ -308,40 +383,32 @@ impl Rollout {
             let Settings { steps, pause, .. } = &self.settings;
             self.waves.advance(steps, *pause, &self.counts, now);
         }
-        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
-        while !self.settings.hold
-            && self.waves.paused_until().is_none()
-            && self.verdict() == Verdict::Running
-            && (self.counts.in_progress as usize) < self.settings.concurrency
-            && self.counts.desired - self.counts.pending < limit
+        // What the settings, a failure or a deletion forbids by now, and was not recorded yet, has not begun.
+        while !self.may_go_on()
+            && let Some(at) = self.recording.last().copied()
         {
-            let Some(at) = self.startable.first().copied() else { break };
+            decisions.extend(self.withdraw(at));
+        }
+        while self.may_start()
+            && let Some(at) = self.startable.first().copied()
+        {
             let member = &mut self.members[at];
             member.record.attempt = member.record.attempt.max(1);
             member.record.start_time = Some(Time(now));
             member.flight = Flight::Recording;
+            self.starts += 1;
+            (member.start, member.is_stamped) = (self.starts, false);
+            self.withdrawn.remove(&at);
+            self.recording.insert(at);
             self.set(at, NodePhase::InProgress, String::new());
             decisions.push(Decision::Start(self.name(at)));
         }
         decisions
     }
 
-    /// Ends every node in progress: the time of the whole job is over.
-    pub fn expire_all(&mut self, reason: &str, now: Timestamp) -> Vec<Decision> {
-        let running: Vec<usize> = self.in_progress.iter().copied().collect();
-        running.into_iter().map(|at| self.expire(at, reason, now)).collect()
-    }
-
     fn expire(&mut self, at: usize, reason: &str, now: Timestamp) -> Decision {
         self.end(at, NodePhase::Unknown, reason, now);
         Decision::Expire(self.name(at))
-    }
-
-    /// Marks all nodes offline: while the job was over nobody reported their sessions.
-    pub fn forget_sessions(&mut self) {
-        for at in 0..self.members.len() {
-            self.set_online(at, None);
-        }
     }
 
     /// The nodes in progress that have a session and were sent their task. A task that is still to be sent takes the
@@ -352,33 +419,6 @@ impl Rollout {
             online.is_some() && matches!(flight, Flight::Sent(_) | Flight::Accepted)
         });
         sent.map(|&at| self.name(at)).collect()
-    }
-
-    /// Begins a further round: the failed, unknown and not started nodes become pending, with a new attempt. Returns how
-    /// many.
-    pub fn begin_round(&mut self) -> usize {
-        self.closed = false;
-        let mut again = 0;
-        for at in 0..self.members.len() {
-            let phase = self.members[at].record.phase;
-            if !matches!(phase, NodePhase::Failure | NodePhase::Unknown | NodePhase::Pending) {
-                continue;
-            }
-            again += 1;
-            let record = &mut self.members[at].record;
-            if record.attempt > 0 {
-                record.attempt += 1;
-            }
-            record.start_time = None;
-            record.action_flow.clear();
-            for image in record.image_status.iter_mut().filter(|image| image.status != Tristate::True) {
-                (image.status, image.attempts) = (Tristate::Unknown, 0);
-                image.reason.clear();
-            }
-            self.set(at, NodePhase::Pending, String::new());
-        }
-        self.waves = Waves::again(&self.settings.steps, &self.counts);
-        again
     }
 
     /// Notes whether the node works on as many tasks as it can. Returns whether its record changed by that.
@@ -394,24 +434,6 @@ impl Rollout {
         waits
     }
 
-    /// Closes the rollout: the job is over, and nothing starts any more. Nodes that never started get this reason.
-    pub fn close(&mut self, reason: &str) {
-        self.closed = true;
-        for (at, member) in self.members.iter_mut().enumerate() {
-            if member.record.phase == NodePhase::Pending && member.record.reason != reason {
-                reason.clone_into(&mut member.record.reason);
-                self.touched.push(Touched { at, phase: true });
-            }
-        }
-    }
-
-    /// Closes the rollout of a job that was over before this run of cloudcore: the records stay as they are.
-    #[must_use]
-    pub fn closed(mut self) -> Self {
-        self.closed = true;
-        self
-    }
-
     /// The images that the node has pulled in an earlier attempt, by their index.
     pub fn pulled_images(&self, node: &NodeName) -> Vec<usize> {
         let images = self.record(node).map(|record| record.image_status.as_slice()).unwrap_or_default();
@@ -419,31 +441,9 @@ impl Rollout {
         there.map(|(index, _)| index).collect()
     }
 
-    /// Ends the pending nodes whose Node objects are not among these.
-    pub fn remove_missing(&mut self, nodes: &BTreeMap<NodeName, NodeView>) {
-        for at in 0..self.members.len() {
-            let name = self.name(at);
-            if !nodes.contains_key(&name) {
-                self.remove_node(&name);
-            }
-        }
-    }
-
     /// The nodes in progress, each with its attempt.
     pub fn tasks_in_progress(&self) -> impl Iterator<Item = (NodeName, u32)> {
         self.in_progress.iter().map(|&at| (self.name(at), self.members[at].record.attempt))
-    }
-
-    /// The Node object was deleted: a pending node ends as Unknown, one in progress keeps its deadline. Returns whether
-    /// anything changed.
-    pub fn remove_node(&mut self, node: &NodeName) -> bool {
-        match self.index.get(node) {
-            Some(&at) if self.members[at].record.phase == NodePhase::Pending => {
-                self.set(at, NodePhase::Unknown, "the Node was deleted before it started".to_owned());
-                true
-            }
-            _ => false,
-        }
     }
 
     fn in_progress(&self, node: &NodeName) -> Option<usize> {

@@ -57,6 +57,13 @@ impl Slots {
         });
     }
 
+    /// Removes a job from one node.
+    pub(crate) fn detach_from(&mut self, node: &NodeName, job: &JobUid) {
+        if let Some(slot) = self.nodes.get_mut(node) {
+            slot.jobs.retain(|known| known != job);
+        }
+    }
+
     /// The jobs that are registered for the node.
     pub(crate) fn jobs(&self, node: &NodeName) -> Vec<JobUid> {
         self.nodes.get(node).map(|slot| slot.jobs.clone()).unwrap_or_default()

@@ -33,11 +33,23 @@ pub(crate) enum Pace {
     AtOnce,
 }
 
+/// One start of a node in this run of cloudcore. A node whose start was withdrawn, and that started again, waits for
+/// another record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The place of the node.
+    pub place: usize,
+    /// Counts the starts.
+    pub number: u64,
+}
+
 /// What waits until the API server has a version of the object.
 #[derive(Debug)]
 pub(crate) enum Deferred {
-    /// The node's start in this attempt is recorded: its task may go out.
-    Dispatch(NodeName, u32),
+    /// This start of the node is recorded: its task may go out.
+    Dispatch(NodeName, Start),
+    /// It is recorded that this start did not happen.
+    Withdraw(Start),
     /// The node's result is recorded: it may be forgotten.
     Ack(NodeName, TaskId),
 }
@@ -199,6 +211,8 @@ impl Writes {
 mod tests {
     use super::*;
 
+    const START: Start = Start { place: 0, number: 1 };
+
     fn at(millis: i64) -> Timestamp {
         Timestamp::from_millisecond(1_000_000_000 + millis).unwrap()
     }
@@ -232,16 +246,16 @@ mod tests {
     fn what_waits_goes_out_with_the_version_that_it_waits_for() {
         let mut writes = Writes::default();
         writes.touch(Pace::Slow);
-        assert!(writes.after(Deferred::Dispatch("a".into(), 1)).is_none());
+        assert!(writes.after(Deferred::Dispatch("a".into(), START)).is_none());
         let first = writes.begin(at(0));
         writes.touch(Pace::Slow);
-        assert!(writes.after(Deferred::Dispatch("b".into(), 1)).is_none());
+        assert!(writes.after(Deferred::Dispatch("b".into(), START)).is_none());
         assert_eq!(writes.done(first).len(), 1);
         assert_eq!(writes.due((GAP, GAP)), Some(at(200)));
         let second = writes.begin(at(200));
         writes.failed(at(200));
         assert_eq!(writes.due((GAP, GAP)), Some(at(450)));
         assert_eq!(writes.done(second).len(), 1);
-        assert!(writes.is_clean() && writes.after(Deferred::Dispatch("c".into(), 1)).is_some());
+        assert!(writes.is_clean() && writes.after(Deferred::Dispatch("c".into(), START)).is_some());
     }
 }

@@ -126,12 +126,14 @@ impl Job {
         }
     }
 
-    /// The Node object is gone.
-    pub(super) fn remove_node(&mut self, node: &NodeName) {
-        if self.course.is_running() {
-            self.members.rollout_mut().remove_node(node);
-            self.collect_changes();
+    /// The Node object is gone. Returns whether the node has left the job by that.
+    pub(super) fn remove_node(&mut self, node: &NodeName) -> bool {
+        let has_left = self.course.is_running() && self.members.remove_node(node);
+        self.collect_changes();
+        if has_left {
+            self.output.touch_status(Pace::Now);
         }
+        has_left
     }
 
     /// A node is new or changed: it joins if the job wants that. Returns whether it did.
@@ -215,6 +217,8 @@ impl Job {
         self.collect_changes();
         let rollout = self.members.rollout();
         for report in self.output.begin_reports(effects.now, |places| rollout.any_in_progress(places)) {
+            self.members.rollout_mut().stamp_starts(report.nodes.clone(), effects.now);
+            let rollout = self.members.rollout();
             let body = aggregate::report(self.events.name(), report.index, rollout.records_of(report.nodes));
             let write = self.write(report.version, Content::Report(Box::new(body)));
             effects.emit(write);
@@ -276,10 +280,11 @@ impl Job {
     fn release(&mut self, deferred: Deferred, effects: &mut Effects<'_>) {
         match deferred {
             Deferred::Ack(node, task) => effects.emit(ack(node, task)),
-            Deferred::Dispatch(node, attempt) if attempt == self.members.attempt(&node) => {
+            Deferred::Dispatch(node, start) if self.members.rollout().start_of(&node) == Some(start) => {
                 self.dispatch(&node, effects);
             }
-            // What was written is an attempt that ended in the meantime. Another one waits for its turn.
+            Deferred::Withdraw(start) => self.members.rollout_mut().forget_start(start),
+            // What was written has ended in the meantime, or was put back. Another start waits for its turn.
             Deferred::Dispatch(..) => {}
         }
     }

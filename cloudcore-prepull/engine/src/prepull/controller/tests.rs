@@ -10,6 +10,8 @@ use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionEvent;
 
 mod course;
+mod leaving;
+mod starts;
 
 const UID: &str = "uid-1";
 
@@ -35,8 +37,13 @@ struct World {
     dispatched: Vec<NodeName>,
     events: Vec<&'static str>,
     writes: usize,
+    /// Of each dispatch, the time that was left.
+    remaining: Vec<Duration>,
     /// Whether writes succeed at once.
     api_up: bool,
+    /// Whether the API server answers to writes, which it takes anyway.
+    answers: bool,
+    unanswered: Vec<Input>,
     sessions: u64,
 }
 
@@ -57,7 +64,10 @@ impl World {
             dispatched: Vec::new(),
             events: Vec::new(),
             writes: 0,
+            remaining: Vec::new(),
             api_up: true,
+            answers: true,
+            unanswered: Vec::new(),
             sessions: 0,
         };
         world.boot(nodes);
@@ -103,6 +113,7 @@ impl World {
                     Action::Dispatch(order) => {
                         self.dispatched.push(order.node.clone());
                         self.there.push(order.there.clone());
+                        self.remaining.push(order.remaining);
                         self.images.extend(order.plan.images.iter().map(|image| image.image.clone()));
                         let outcome = if self.dead.as_ref() == Some(&order.node) {
                             DispatchOutcome::Offline
@@ -122,7 +133,12 @@ impl World {
                             Content::Status(status) => self.stored = Some(*status),
                             Content::Report(report) => _ = self.reports.insert(report.index, *report),
                         }
-                        self.controller.handle(Input::Written { job, object, version, outcome }, self.now);
+                        let written = Input::Written { job, object, version, outcome };
+                        if self.answers {
+                            self.controller.handle(written, self.now);
+                        } else {
+                            self.unanswered.push(written);
+                        }
                     }
                     Action::Delete { .. } => self.deleted += 1,
                     Action::Forget(_) => {}
@@ -132,6 +148,14 @@ impl World {
                     }
                 }
             }
+        }
+    }
+
+    /// The API server answers to all writes.
+    fn answer(&mut self) {
+        self.answers = true;
+        for written in std::mem::take(&mut self.unanswered) {
+            self.give(written);
         }
     }
 

@@ -4,8 +4,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{Action, ActionStatus, NodePhase, Tristate};
 
-use super::{BUSY, OFFLINE, REPORT_GRACE, Rollout, Touched};
+use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched};
 use crate::shared::session::SessionId;
+use crate::shared::writes::Start;
 
 impl Rollout {
     pub(super) fn set(&mut self, at: usize, phase: NodePhase, reason: String) {
@@ -19,6 +20,7 @@ impl Rollout {
                     if entered {
                         self.in_progress.insert(at)
                     } else {
+                        self.recording.remove(&at);
                         self.in_progress.remove(&at)
                     };
                     self.moves.push((self.name(at), entered));
@@ -45,6 +47,37 @@ impl Rollout {
         self.index_member(at);
     }
 
+    /// A node that waits leaves the job.
+    pub(super) fn leave(&mut self, at: usize) {
+        let name = self.name(at);
+        self.index.remove(&name);
+        self.left.insert(name, self.members[at].record.attempt);
+        self.counts.desired -= 1;
+        self.counts.pending -= 1;
+        self.offline -= usize::from(self.members[at].online.is_none());
+        self.members[at].has_left = true;
+        self.touched.push(Touched { at, phase: true });
+        self.index_member(at);
+    }
+
+    /// A node in progress was sent nothing: it waits again.
+    pub(super) fn put_back(&mut self, at: usize) {
+        self.set(at, NodePhase::Pending, String::new());
+        self.members[at].record.start_time = None;
+    }
+
+    /// The start of a node that is not recorded yet does not happen.
+    pub(super) fn withdraw(&mut self, at: usize) -> Option<Decision> {
+        self.put_back(at);
+        let member = &self.members[at];
+        if !member.is_stamped {
+            return None;
+        }
+        let start = Start { place: at, number: member.start };
+        self.withdrawn.insert(at);
+        Some(Decision::Withdraw(self.name(at), start))
+    }
+
     pub(super) fn count(&mut self, phase: NodePhase) -> &mut u32 {
         match phase {
             NodePhase::Pending => &mut self.counts.pending,
@@ -59,6 +92,7 @@ impl Rollout {
     pub(super) fn index_member(&mut self, at: usize) {
         let member = &mut self.members[at];
         let waits = match (member.record.phase, member.online, member.busy) {
+            _ if member.has_left => None,
             (NodePhase::Pending, None, _) => Some(OFFLINE),
             (NodePhase::Pending, Some(_), true) => Some(BUSY),
             (NodePhase::Pending, Some(_), false) => Some(""),
@@ -75,7 +109,8 @@ impl Rollout {
         let Some(started) = &member.record.start_time else { return };
         // A timeout of days cannot overflow a timestamp of this millennium.
         let Ok(deadline) = started.0.checked_add(self.settings.timeout + REPORT_GRACE) else { return };
-        if member.record.phase == NodePhase::InProgress {
+        // Its time begins when its start is recorded: until then nothing is sent.
+        if member.record.phase == NodePhase::InProgress && !self.recording.contains(&at) {
             self.deadlines.insert((deadline, at));
         } else {
             self.deadlines.remove(&(deadline, at));

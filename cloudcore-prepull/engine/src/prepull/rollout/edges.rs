@@ -1,8 +1,9 @@
 //! The transitions of nodes by what is sent to their edges, and by what the edges say.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::NodePhase;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
@@ -11,8 +12,33 @@ use prepull_api::wire::{OpenPhase, Progress, truncate_reason};
 use super::{Flight, Reattach, Rollout, Touched, record};
 use crate::prepull::plan::NodePlan;
 use crate::shared::session::SessionId;
+use crate::shared::writes::Start;
+
+/// How long the API server may take for the write of a start before that is no longer taken from the node's time.
+const WRITE_SLACK: SignedDuration = SignedDuration::from_secs(1);
 
 impl Rollout {
+    /// The records of these places are being written: so is the start of those nodes whose start was not recorded yet.
+    pub fn stamp_starts(&mut self, places: Range<usize>, now: Timestamp) {
+        for &at in self.recording.range(places) {
+            let member = &mut self.members[at];
+            (member.record.start_time, member.is_stamped) = (Some(Time(now)), true);
+        }
+    }
+
+    /// The start of the node that waits to be recorded, if there is one.
+    pub fn start_of(&self, node: &NodeName) -> Option<Start> {
+        let place = self.position(node).filter(|at| self.recording.contains(at))?;
+        Some(Start { place, number: self.members[place].start })
+    }
+
+    /// The API server has it that this start did not happen.
+    pub fn forget_start(&mut self, start: Start) {
+        if self.members.get(start.place).is_some_and(|member| member.start == start.number) {
+            self.withdrawn.remove(&start.place);
+        }
+    }
+
     /// Names the images in the record of a node that starts, so that it is complete whatever happens next.
     pub fn name_images(&mut self, node: &NodeName, plan: &NodePlan) {
         if let Some(at) = self.position(node)
@@ -32,9 +58,23 @@ impl Rollout {
         };
         let session = self.members[at].online;
         self.members[at].flight = Flight::Dispatching { again, session };
+        if self.recording.remove(&at) {
+            self.begin_time(at, now);
+        }
         let started = self.members[at].record.start_time.as_ref()?.0;
         let deadline = started.checked_add(self.settings.timeout).ok()?;
         Duration::try_from(deadline.duration_since(now)).ok().filter(|remaining| !remaining.is_zero())
+    }
+
+    /// The time of a node begins, with the write that has recorded its start.
+    fn begin_time(&mut self, at: usize, now: Timestamp) {
+        let record = &mut self.members[at].record;
+        let is_late = |start: &Time| now.duration_since(start.0) > WRITE_SLACK;
+        if record.start_time.as_ref().is_none_or(is_late) {
+            record.start_time = Some(Time(now));
+            self.touched.push(Touched { at, phase: false });
+        }
+        self.index_member(at);
     }
 
     /// The Assign was handed to a session. If the node has a newer one by now, the Assign is to be sent again.
@@ -65,8 +105,7 @@ impl Rollout {
         if again {
             self.members[at].flight = Flight::Sent(None);
         } else {
-            self.set(at, NodePhase::Pending, String::new());
-            self.members[at].record.start_time = None;
+            self.put_back(at);
         }
         Reattach::Leave
     }
@@ -90,6 +129,13 @@ impl Rollout {
         if let Some(at) = self.in_progress(node)
             && self.members[at].record.attempt == attempt
         {
+            self.note_accepted(at);
+        }
+    }
+
+    /// A start that is not recorded yet was not sent, whatever the edge says.
+    fn note_accepted(&mut self, at: usize) {
+        if !self.recording.contains(&at) {
             self.members[at].flight = Flight::Accepted;
         }
     }
@@ -116,7 +162,7 @@ impl Rollout {
             // Its result follows, and is acknowledged when it is written.
             (_, Some((_, OpenPhase::Finished))) => Reattach::Leave,
             (NodePhase::InProgress, Some((_, OpenPhase::Running))) => {
-                self.members[at].flight = Flight::Accepted;
+                self.note_accepted(at);
                 Reattach::Leave
             }
             (NodePhase::InProgress, _) => match self.members[at].flight {
@@ -159,7 +205,7 @@ impl Rollout {
         if self.members[at].record.attempt != progress.task.attempt {
             return false;
         }
-        self.members[at].flight = Flight::Accepted;
+        self.note_accepted(at);
         record::apply_progress(&mut self.members[at].record, plan, progress, now);
         self.touched.push(Touched { at, phase: false });
         true

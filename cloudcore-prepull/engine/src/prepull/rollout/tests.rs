@@ -82,6 +82,15 @@ fn started(decisions: &[Decision]) -> Vec<NodeName> {
         .collect()
 }
 
+/// Starts what may start, and records that.
+fn begin(rollout: &mut Rollout, now: Timestamp) -> Vec<NodeName> {
+    let nodes = started(&rollout.advance(now));
+    for node in &nodes {
+        rollout.begin_dispatch(node, now).unwrap();
+    }
+    nodes
+}
+
 #[test]
 fn concurrency_is_never_exceeded_and_a_slot_that_is_free_is_used() {
     let mut rollout = rollout(5, 2, "0");
@@ -132,7 +141,7 @@ fn a_silent_node_is_unknown_at_its_deadline_and_frees_its_slot() {
 fn a_late_result_replaces_unknown_and_the_answer_to_the_cancel_does_not() {
     let mut rollout = rollout(2, 2, "1");
     all_online(&mut rollout, 2);
-    rollout.advance(at(0));
+    begin(&mut rollout, at(0));
     rollout.advance(at(302));
     assert_eq!(rollout.summary().unknown, 2);
     assert!(rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(310)));
@@ -160,9 +169,9 @@ fn nothing_starts_once_the_tolerance_is_exceeded() {
     // 1 of 10 at 0.1 is tolerated, 2 of 10 are not.
     let mut rollout = rollout(10, 2, "0.1");
     all_online(&mut rollout, 10);
-    rollout.advance(at(0));
+    begin(&mut rollout, at(0));
     rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1));
-    assert_eq!(started(&rollout.advance(at(1))), [node(2)]);
+    assert_eq!(begin(&mut rollout, at(1)), [node(2)]);
     rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Failed), at(2));
     assert_eq!(rollout.advance(at(2)), []);
     assert_eq!(rollout.verdict(), Verdict::Draining);
@@ -257,11 +266,30 @@ fn a_deadline_goes_on_over_a_restart_and_follows_a_changed_timeout() {
 }
 
 #[test]
-fn a_pending_node_whose_object_is_deleted_does_not_hold_the_job() {
-    let mut rollout = rollout(1, 1, "1");
+fn a_pending_node_whose_object_is_deleted_leaves_and_may_come_back() {
+    let mut rollout = rollout(2, 1, "0");
+    rollout.mark_online(&node(1), SessionId(1), None, at(0));
+    assert!(rollout.remove_node(&node(0)) && !rollout.remove_node(&node(0)));
+    assert_eq!((rollout.summary().desired, rollout.summary().unknown, rollout.waiting_offline()), (1, 0, 0));
+    assert_eq!(rollout.records_of(0..2).count(), 1);
+    rollout.advance(at(0));
+    rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1));
+    assert_eq!(rollout.verdict(), Verdict::Completed);
+    rollout.add(NodeStatus { node_name: node(0).0, ..NodeStatus::default() });
+    assert_eq!((rollout.position(&node(0)), rollout.verdict()), (Some(2), Verdict::Running));
     assert!(rollout.remove_node(&node(0)));
     assert_eq!(rollout.verdict(), Verdict::Completed);
-    assert_eq!(rollout.summary().unknown, 1);
+}
+
+#[test]
+fn a_node_that_is_tried_again_and_whose_object_is_deleted_stays_a_failure() {
+    let mut rollout = rollout(1, 1, "1");
+    all_online(&mut rollout, 1);
+    rollout.advance(at(0));
+    rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1));
+    rollout.begin_round();
+    assert!(!rollout.remove_node(&node(0)));
+    assert_eq!((rollout.summary().unknown, rollout.verdict()), (1, Verdict::Completed));
 }
 
 #[test]

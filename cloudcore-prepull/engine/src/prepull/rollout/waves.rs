@@ -75,15 +75,16 @@ impl Waves {
         self.paused_until
     }
 
-    /// The waves as the status has them, for people and for the next run of cloudcore.
-    pub(super) fn status(&self, steps: &[Step], desired: u32) -> Option<RolloutStatus> {
+    /// The waves as the status has them, for people and for the next run of cloudcore. `size`: nodes of the wave that
+    /// runs, those of the earlier waves included.
+    pub(super) fn status(&self, steps: &[Step], size: u32) -> Option<RolloutStatus> {
         let last_is_all = steps.last()? == &Step::Percent(100);
         let waves = steps.len() + usize::from(!last_is_all);
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         Some(RolloutStatus {
             step: count(self.at.saturating_add(1).min(waves)),
             steps: count(waves),
-            nodes: self.limit(steps, desired),
+            nodes: size,
             paused_until: self.paused_until.map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
         })
     }

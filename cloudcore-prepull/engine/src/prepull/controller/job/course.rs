@@ -57,6 +57,11 @@ pub(super) struct Ending {
     pub(super) note: String,
 }
 
+/// The reason of the condition Failed for a job that has not failed by its tolerance.
+fn unusual_failure(reason: &str) -> Option<&'static str> {
+    [reasons::DEADLINE_EXCEEDED, reasons::NOT_STARTED].into_iter().find(|known| *known == reason)
+}
+
 impl Ending {
     /// Why the nodes that never started did not.
     pub(super) fn why_not_started(&self) -> &'static str {
@@ -69,6 +74,11 @@ impl Ending {
 
     fn is_deadline(&self) -> bool {
         self.reason == reasons::DEADLINE_EXCEEDED
+    }
+
+    /// The reason of the condition Failed, where it is not the usual one.
+    fn failed_as(&self) -> Option<&'static str> {
+        unusual_failure(self.reason)
     }
 }
 
@@ -172,9 +182,7 @@ impl Course {
         self.phase = if is_over { status.phase } else { JobPhase::InProgress };
         self.reason.clone_from(&status.reason);
         let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);
-        self.failed_as = failed
-            .filter(|condition| condition.reason == reasons::DEADLINE_EXCEEDED)
-            .map(|_| reasons::DEADLINE_EXCEEDED);
+        self.failed_as = failed.and_then(|condition| unusual_failure(&condition.reason));
     }
 
     /// When activeDeadlineSeconds have passed. They do not pass while the job is suspended.
@@ -235,6 +243,9 @@ impl Course {
                 "{bad} of {} nodes failed, within failureTolerate {tolerance}",
                 summary.desired
             )),
+            Verdict::NoneLeft => {
+                failure(reasons::NOT_STARTED, "every node was deleted before it started".to_owned())
+            }
             Verdict::Failed if summary.pending > 0 => {
                 failure(reasons::FAILED, format!("{}; {} nodes were not started", excess(), summary.pending))
             }
@@ -254,7 +265,7 @@ impl Course {
             times.ended = Some(now);
         }
         self.phase = ending.phase;
-        self.failed_as = ending.is_deadline().then_some(ending.reason);
+        self.failed_as = ending.failed_as();
         self.reason.clone_from(&ending.note);
     }
 

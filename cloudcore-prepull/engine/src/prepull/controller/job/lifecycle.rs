@@ -41,9 +41,11 @@ impl Job {
         match decision {
             Decision::Start(node) => {
                 self.members.name_images(&node);
-                let attempt = self.members.attempt(&node);
-                self.after_write(&node, Deferred::Dispatch(node.clone(), attempt), effects);
+                if let Some(start) = self.members.rollout().start_of(&node) {
+                    self.after_write(&node, Deferred::Dispatch(node.clone(), start), effects);
+                }
             }
+            Decision::Withdraw(node, start) => self.after_write(&node, Deferred::Withdraw(start), effects),
             Decision::Expire(node) => {
                 let record = self.members.rollout().record(&node);
                 let (attempt, reason) = record.map(|r| (r.attempt, r.reason.clone())).unwrap_or_default();
@@ -132,7 +134,7 @@ impl Job {
     /// Begins a further round for the nodes that did not succeed.
     pub(super) fn begin_round(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
         let again = self.members.rollout_mut().begin_round();
-        self.members.rollout_mut().remove_missing(nodes);
+        self.members.remove_missing(nodes);
         self.members.refresh_plans(nodes);
         self.course.begin_round(effects.now);
         let (round, rounds) = (self.course.rounds(), self.course.policy().retry);

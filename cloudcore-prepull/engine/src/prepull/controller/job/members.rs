@@ -1,6 +1,6 @@
 //! The nodes of a job: how each of them fares, and what it is to pull.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -17,6 +17,9 @@ use crate::shared::node_view::NodeView;
 
 const NOTHING_TO_SEND: &str =
     "there is nothing to send: the Node is gone, or its overriders have become impossible";
+
+/// Why a node that was chosen is skipped.
+const LEFT: &str = "the Node was deleted before it started";
 
 /// The nodes that a job has chosen, and those that it has left out.
 #[derive(Debug)]
@@ -133,6 +136,29 @@ impl Members {
         self.skipped.retain(|skipped| skipped.node_name != node.name.0);
         self.skipped_total = self.skipped_total.saturating_sub(u32::from(self.skipped.len() < skipped));
         true
+    }
+
+    /// The Node object was deleted. Returns whether the node has left the job, which had not started.
+    pub(super) fn remove_node(&mut self, node: &NodeName) -> bool {
+        let has_left = self.rollout.remove_node(node);
+        if has_left {
+            self.skip(node);
+        }
+        has_left
+    }
+
+    /// Removes the nodes whose Node objects were deleted while nobody looked.
+    pub(super) fn remove_missing(&mut self, nodes: &Nodes) {
+        let left = self.rollout.remove_missing(nodes);
+        // An earlier run of cloudcore may have written so in the status, and not in the report.
+        let known: HashSet<_> = self.skipped.iter().map(|skipped| skipped.node_name.clone()).collect();
+        left.iter().filter(|node| !known.contains(&node.0)).for_each(|node| self.skip(node));
+    }
+
+    fn skip(&mut self, node: &NodeName) {
+        self.skipped.push(SkippedNode { node_name: node.0.clone(), reason: LEFT.to_owned() });
+        self.skipped_total = self.skipped_total.saturating_add(1);
+        self.plans.remove(node);
     }
 
     /// Names the images of a node that starts in its record.

@@ -239,8 +239,6 @@ impl Job {
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
         if is_over {
             rollout = rollout.closed();
-        } else {
-            rollout.remove_missing(nodes);
         }
         let carried_out = job.as_ref().ok().filter(|_| !is_over).cloned().map(Arc::new);
         self.members.begin(carried_out, plans, rollout);
@@ -248,6 +246,9 @@ impl Job {
         let hash = if status.spec_hash.is_empty() { spec_hash(&object.spec) } else { status.spec_hash };
         self.spec.restore(hash, &effective.spec, divergence);
         self.members.set_skipped(status.skipped_nodes, status.summary.skipped);
+        if !is_over {
+            self.members.remove_missing(nodes);
+        }
         if is_over {
             let is_behind =
                 status.observed_generation != object.metadata.generation || self.is_ahead_of(&status.summary);

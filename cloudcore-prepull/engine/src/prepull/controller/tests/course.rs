@@ -3,7 +3,7 @@
 use super::*;
 
 /// Nodes `n0`…, all online.
-fn fleet(nodes: usize) -> (World, Vec<String>) {
+pub(super) fn fleet(nodes: usize) -> (World, Vec<String>) {
     let names: Vec<String> = (0..nodes).map(|n| format!("n{n}")).collect();
     let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
     for node in &names {
@@ -12,29 +12,29 @@ fn fleet(nodes: usize) -> (World, Vec<String>) {
     (world, names)
 }
 
-fn template(nodes: &[String]) -> serde_json::Value {
+pub(super) fn template(nodes: &[String]) -> serde_json::Value {
     json!({"nodeNames": nodes, "concurrency": 100, "failureTolerate": "0.3"})
 }
 
 impl World {
     /// What was dispatched since the last call.
-    fn taken(&mut self) -> Vec<String> {
+    pub(super) fn taken(&mut self) -> Vec<String> {
         std::mem::take(&mut self.dispatched).into_iter().map(|node| node.0).collect()
     }
 
-    fn all_end(&mut self, nodes: &[String], outcome: TaskOutcome) {
+    pub(super) fn all_end(&mut self, nodes: &[String], outcome: TaskOutcome) {
         for node in nodes {
             self.ends(node, outcome);
         }
         self.pass(1000);
     }
 
-    fn condition(&self, type_: &str) -> (&str, &str) {
+    pub(super) fn condition(&self, type_: &str) -> (&str, &str) {
         let found = self.status().conditions.iter().find(|condition| condition.type_ == type_).unwrap();
         (&found.status, &found.reason)
     }
 
-    fn restart(&mut self, nodes: &[String]) {
+    pub(super) fn restart(&mut self, nodes: &[String]) {
         self.boot(&nodes.iter().map(String::as_str).collect::<Vec<_>>());
         self.dispatched.clear();
     }

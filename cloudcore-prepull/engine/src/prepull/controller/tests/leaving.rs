@@ -1,0 +1,111 @@
+//! Nodes that are deleted before they have started.
+
+use super::course::fleet;
+use super::*;
+
+fn summary(world: &World) -> (u32, u32, u32, u32) {
+    let summary = &world.status().summary;
+    (summary.desired, summary.successful, summary.failure + summary.unknown, summary.skipped)
+}
+
+#[test]
+fn a_node_that_is_deleted_before_it_starts_is_skipped_and_no_failure_of_the_wave() {
+    let select = json!({"labelSelector": {}, "concurrency": 10, "failureTolerate": "0.1"});
+    for follow in [true, false] {
+        let (mut world, nodes) = fleet(10);
+        let spec = json!({"rollout": {"steps": ["2", "100%"]}, "followNodes": follow});
+        world.give(with_spec(select.clone(), spec.clone(), 1, None));
+        let first = world.taken();
+        assert_eq!(first, ["n0", "n1"]);
+        world.give(Input::NodeGone("n7".into()));
+        world.pass(1_000);
+        assert_eq!(summary(&world), (9, 0, 0, 1));
+        assert_eq!(world.status().skipped_nodes[0].node_name, "n7");
+        assert!(world.status().skipped_nodes[0].reason.contains("deleted"));
+        let recorded = world.reports[&0].node_status.len();
+        assert_eq!((recorded, world.reports[&0].summary.desired), (9, 9));
+        world.all_end(&first, TaskOutcome::Succeeded);
+        world.pass(1_000);
+        assert_eq!((world.status().phase, world.taken().len()), (JobPhase::InProgress, 7));
+        // It is there again, and joins where nodes may.
+        world.give(Input::Node(edge("n7")));
+        world.pass(1_000);
+        world.pass(1_000);
+        let joined: &[&str] = if follow { &["n7"] } else { &[] };
+        assert_eq!(world.taken(), joined);
+        world.all_end(&nodes[2..], TaskOutcome::Succeeded);
+        let expected = if follow { (10, 10, 0, 0) } else { (9, 9, 0, 1) };
+        assert_eq!((world.status().phase, summary(&world)), (JobPhase::Completed, expected));
+    }
+}
+
+#[test]
+fn a_node_that_was_deleted_while_no_cloudcore_ran_is_skipped_once() {
+    let (mut world, nodes) = fleet(3);
+    let template = json!({"nodeNames": nodes, "concurrency": 1, "failureTolerate": "0"});
+    world.give(job(template.clone(), 1, None));
+    world.pass(1_000);
+    let before = (world.status().clone(), world.reports.clone());
+    world.give(Input::NodeGone("n2".into()));
+    world.pass(2_000);
+    assert_eq!(summary(&world), (2, 0, 0, 1));
+    // The status was written, the report was not; or neither was.
+    for stored in [world.status().clone(), before.0] {
+        world.reports.clone_from(&before.1);
+        world.restart(&nodes[..2]);
+        world.give(job(template.clone(), 1, Some(&stored)));
+        world.up("n0", &[(UID, 1, OpenPhase::Running)]);
+        world.pass(2_000);
+        assert_eq!((summary(&world), world.status().skipped_nodes.len()), ((2, 0, 0, 1), 1));
+        assert_eq!(world.reports[&0].node_status.len(), 2);
+    }
+}
+
+#[test]
+fn a_gate_between_waves_stays_shut_when_waiting_nodes_are_deleted() {
+    let (mut world, nodes) = fleet(20);
+    let template = json!({"nodeNames": nodes, "concurrency": 20, "failureTolerate": "0.5"});
+    let spec = json!({"rollout": {"steps": ["20%", "100%"]}});
+    world.give(with_spec(template.clone(), spec.clone(), 1, None));
+    assert_eq!(world.taken().len(), 4);
+    for node in &nodes[10..] {
+        world.give(Input::NodeGone(node.as_str().into()));
+    }
+    // Two of the four that have begun may fail, although the wave has become one of two nodes.
+    world.ends("n0", TaskOutcome::Failed);
+    world.ends("n1", TaskOutcome::Failed);
+    world.pass(2_000);
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::InProgress, 0));
+    let stored = world.status().clone();
+    world.restart(&nodes[..10]);
+    world.give(with_spec(template, spec, 1, Some(&stored)));
+    for node in &nodes[..2] {
+        world.up(node, &[]);
+    }
+    for node in &nodes[2..4] {
+        world.up(node, &[(UID, 1, OpenPhase::Running)]);
+    }
+    for node in &nodes[4..10] {
+        world.up(node, &[]);
+    }
+    world.pass(2_000);
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::InProgress, 0));
+    world.all_end(&nodes[2..4], TaskOutcome::Succeeded);
+    world.pass(1_000);
+    assert_eq!(world.taken().len(), 6);
+}
+
+#[test]
+fn a_job_all_of_whose_nodes_were_deleted_fails_and_says_so() {
+    let mut world = World::new(&["a"]);
+    world.give(on(&["a"]));
+    world.give(Input::NodeGone("a".into()));
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.condition("Failed").1), (JobPhase::Failure, "NotStarted"));
+    assert!(world.status().reason.contains("deleted"), "{}", world.status().reason);
+    let stored = world.status().clone();
+    world.restart(&[]);
+    world.give(job(json!({"nodeNames": ["a"], "concurrency": 2, "failureTolerate": "0"}), 1, Some(&stored)));
+    world.pass(5_000);
+    assert_eq!(world.status(), &stored);
+}

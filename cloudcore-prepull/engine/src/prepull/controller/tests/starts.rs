@@ -1,0 +1,68 @@
+//! Starts that are slow to be recorded, or are not recorded at all.
+
+use super::course::fleet;
+use super::*;
+
+#[test]
+fn the_clock_of_a_node_runs_from_the_write_that_recorded_its_start() {
+    let (mut world, nodes) = fleet(2);
+    world.api_up = false;
+    world.give(job(json!({"nodeNames": nodes, "concurrency": 1, "timeoutSeconds": 10}), 1, None));
+    for _ in 0..60 {
+        world.pass(1_000);
+        assert_eq!((world.taken().len(), world.cancels().len()), (0, 0));
+    }
+    world.api_up = true;
+    world.pass(6_000);
+    assert_eq!((world.taken(), world.phase_of("n0")), (vec!["n0".to_owned()], NodePhase::InProgress));
+    assert_eq!(world.record("n0").start_time.as_ref().unwrap().0, world.now);
+    assert_eq!(world.remaining.last(), Some(&Duration::from_secs(10)));
+    world.pass(11_000);
+    world.pass(1_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::Unknown);
+}
+
+#[test]
+fn a_node_whose_start_could_not_be_recorded_waits_when_the_time_of_the_job_is_over() {
+    let (mut world, nodes) = fleet(1);
+    world.api_up = false;
+    world.give(with_spec(json!({"nodeNames": nodes}), json!({"activeDeadlineSeconds": 60}), 1, None));
+    world.pass(61_000);
+    world.api_up = true;
+    world.pass(6_000);
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.condition("Failed").1), (JobPhase::Failure, "DeadlineExceeded"));
+    assert_eq!((world.phase_of("n0"), world.taken().len()), (NodePhase::Pending, 0));
+    assert!(world.record("n0").reason.contains("not started"), "{}", world.record("n0").reason);
+}
+
+#[test]
+fn a_slow_answer_to_the_write_of_a_start_is_not_taken_from_the_node() {
+    let (mut world, nodes) = fleet(1);
+    world.answers = false;
+    world.give(job(json!({"nodeNames": nodes, "timeoutSeconds": 10}), 1, None));
+    world.pass(25_000);
+    assert_eq!(world.cancels().len(), 0);
+    world.answer();
+    assert_eq!(world.remaining, [Duration::from_secs(10)]);
+    world.pass(9_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
+}
+
+#[test]
+fn a_start_that_is_not_recorded_yet_heeds_a_suspension_and_a_smaller_concurrency() {
+    for (concurrency, suspend, left) in [(3, true, 0), (1, false, 1)] {
+        let (mut world, nodes) = fleet(3);
+        world.api_up = false;
+        let of = |concurrency| json!({"nodeNames": nodes, "concurrency": concurrency});
+        world.give(with_spec(of(3), json!({}), 1, None));
+        world.give(with_spec(of(concurrency), json!({"suspend": suspend}), 2, None));
+        world.api_up = true;
+        world.pass(5_000);
+        world.pass(5_000);
+        assert_eq!(
+            (world.taken().len(), world.status().summary.in_progress),
+            (usize::try_from(left).unwrap(), left)
+        );
+    }
+}

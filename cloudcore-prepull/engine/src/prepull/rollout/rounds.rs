@@ -1,0 +1,110 @@
+//! The end of a job, its further rounds, and nodes that leave it.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use prepull_api::crd::status::{NodePhase, Tristate};
+use prepull_api::task::NodeName;
+
+use super::waves::Waves;
+use super::{Decision, Rollout, Touched};
+use crate::shared::node_view::NodeView;
+
+impl Rollout {
+    fn taken_places(&self) -> Vec<usize> {
+        (0..self.members.len()).filter(|&at| !self.members[at].has_left).collect()
+    }
+
+    /// Ends every node in progress: the time of the whole job is over. A node whose start is not recorded yet has been
+    /// sent nothing, and waits again.
+    pub fn expire_all(&mut self, reason: &str, now: Timestamp) -> Vec<Decision> {
+        let mut decisions = Vec::new();
+        for at in self.in_progress.iter().copied().collect::<Vec<_>>() {
+            if self.recording.contains(&at) {
+                decisions.extend(self.withdraw(at));
+            } else {
+                decisions.push(self.expire(at, reason, now));
+            }
+        }
+        decisions
+    }
+
+    /// Marks all nodes offline: while the job was over nobody reported their sessions.
+    pub fn forget_sessions(&mut self) {
+        for at in self.taken_places() {
+            self.set_online(at, None);
+        }
+    }
+
+    /// Begins a further round: the failed, unknown and not started nodes become pending, with a new attempt. Returns how
+    /// many.
+    pub fn begin_round(&mut self) -> usize {
+        self.closed = false;
+        let mut again = 0;
+        for at in self.taken_places() {
+            let phase = self.members[at].record.phase;
+            if !matches!(phase, NodePhase::Failure | NodePhase::Unknown | NodePhase::Pending) {
+                continue;
+            }
+            again += 1;
+            let record = &mut self.members[at].record;
+            if record.attempt > 0 {
+                record.attempt += 1;
+            }
+            record.start_time = None;
+            record.action_flow.clear();
+            for image in record.image_status.iter_mut().filter(|image| image.status != Tristate::True) {
+                (image.status, image.attempts) = (Tristate::Unknown, 0);
+                image.reason.clear();
+            }
+            self.set(at, NodePhase::Pending, String::new());
+        }
+        self.waves = Waves::again(&self.settings.steps, &self.counts);
+        again
+    }
+
+    /// Closes the rollout: the job is over, and nothing starts any more. Nodes that never started get this reason.
+    pub fn close(&mut self, reason: &str) {
+        self.closed = true;
+        for (at, member) in self.members.iter_mut().enumerate().filter(|(_, member)| !member.has_left) {
+            if member.record.phase == NodePhase::Pending && member.record.reason != reason {
+                reason.clone_into(&mut member.record.reason);
+                self.touched.push(Touched { at, phase: true });
+            }
+        }
+    }
+
+    /// Closes the rollout of a job that was over before this run of cloudcore: the records stay as they are.
+    #[must_use]
+    pub fn closed(mut self) -> Self {
+        self.closed = true;
+        self
+    }
+
+    /// Removes the nodes whose Node objects are not among these. Returns those that have left, see
+    /// [`Self::remove_node`].
+    pub fn remove_missing(&mut self, nodes: &BTreeMap<NodeName, NodeView>) -> Vec<NodeName> {
+        let missing = self.taken_places().into_iter().map(|at| self.name(at));
+        let missing: Vec<_> = missing.filter(|name| !nodes.contains_key(name)).collect();
+        missing.into_iter().filter(|name| self.remove_node(name)).collect()
+    }
+
+    /// The Node object was deleted. A node that has never started leaves the job; one that waits for a further attempt
+    /// ends as Unknown; one in progress keeps its deadline. Returns whether the node has left.
+    pub fn remove_node(&mut self, node: &NodeName) -> bool {
+        let Some(&at) = self.index.get(node) else { return false };
+        let member = &self.members[at];
+        match (member.record.phase, member.record.attempt) {
+            // An attempt that could not be handed to a session was none.
+            (NodePhase::Pending, 0 | 1) => {
+                self.leave(at);
+                true
+            }
+            (NodePhase::Pending, _) => {
+                self.set(at, NodePhase::Unknown, "the Node was deleted before it started again".to_owned());
+                false
+            }
+            _ => false,
+        }
+    }
+}
