@@ -33,6 +33,7 @@ mod kube_api {
     pub(crate) mod refusal;
     pub(crate) mod secrets;
     pub(crate) mod status_writer;
+    mod stored_job;
     pub(crate) mod watch;
 }
 

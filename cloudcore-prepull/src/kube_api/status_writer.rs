@@ -11,13 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::http::HeaderValue;
 use jiff::Timestamp;
 use kube::api::{Api, ListParams, PartialObjectMeta, PostParams};
-use kube::core::DeserializeGuard;
 use kube::{Client, Error, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL, ReportBody};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::JobUid;
-use prepull_engine::prepull::controller::{Content, JobObject, Object, needs_reports};
+use prepull_engine::prepull::controller::{Content, JobObject, Object, needs_reports, rest_of};
 use prepull_engine::shared::outcomes::WriteOutcome;
 use serde_json::json;
 use tracing::debug;
@@ -26,6 +25,7 @@ use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
 use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
 use crate::kube_api::refusal::explain;
+use crate::kube_api::stored_job::StoredJob;
 
 mod refused;
 mod report;
@@ -108,20 +108,18 @@ impl Writer {
         }
     }
 
-    /// Reads a job, and retries until it has an answer. `None` if the job is gone or cannot be parsed.
-    pub(crate) async fn read_job(&self, job: &JobUid, name: &str) -> Option<Box<ImagePrePullJob>> {
-        let api = Api::<DeserializeGuard<ImagePrePullJob>>::all(self.client.clone());
+    /// Reads a job, and retries until it has an answer. `None` if the job is gone.
+    pub(crate) async fn read_job(&self, job: &JobUid, name: &str) -> Option<JobObject> {
+        let api = Api::<StoredJob>::all(self.client.clone());
         let found = read_with_retry("job", explain::<ImagePrePullJob>, || api.get_opt(name)).await?;
-        found.0.ok().filter(|found| found.uid().as_ref() == Some(&job.0)).map(Box::new)
+        (found.uid().as_ref() == Some(&job.0)).then_some(found.0)
     }
 
     async fn list_jobs_that_need_reports(&self, now: Timestamp) -> Result<HashSet<String>, Error> {
-        // A job that cannot be parsed has no use for reports.
-        let api = Api::<DeserializeGuard<ImagePrePullJob>>::all(self.client.clone());
-        let needs_them =
-            |job: &DeserializeGuard<ImagePrePullJob>| job.0.as_ref().is_ok_and(|job| needs_reports(job, now));
+        let api = Api::<StoredJob>::all(self.client.clone());
+        let needs_them = |StoredJob(job): &StoredJob| needs_reports(job, now);
         let jobs = list_pages(&api, ListParams::default(), needs_them).await?;
-        Ok(jobs.into_iter().filter_map(|DeserializeGuard(job)| job.ok()?.uid()).collect())
+        Ok(jobs.iter().filter_map(ResourceExt::uid).collect())
     }
 
     /// Writes an object. If it has another version than the known one, because somebody edited the spec or the answer
@@ -188,7 +186,7 @@ impl Writer {
     /// Takes the version of a job that the watch has delivered, for the first write of its status to replace. From
     /// then on the versions that this process has written count, because the watch may be behind.
     pub(crate) fn note_job(&self, job: &JobObject) {
-        let Ok(job) = job else { return };
+        let job = rest_of(job);
         if let (Some(uid), Some(version)) = (job.uid(), job.resource_version()) {
             self.versions().entry((JobUid(uid), Object::Status)).or_insert(version);
         }

@@ -10,15 +10,15 @@ use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::watcher};
 use kube::{Client, Resource, ResourceExt};
-use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::task::JobUid;
 use prepull_engine::engine;
-use prepull_engine::prepull::controller::{Input, JobObject};
+use prepull_engine::prepull::controller::{Input, JobObject, rest_of};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use tokio::sync::mpsc;
 
 use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::stored_job::StoredJob;
 
 /// Watches all nodes for ever. Of each it keeps only what planning needs.
 pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
@@ -39,13 +39,17 @@ pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
 /// Watches all jobs for ever. A job that cannot be parsed does not stop the others.
 pub(crate) async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     follow(
-        Api::<DeserializeGuard<ImagePrePullJob>>::all(client),
+        Api::<StoredJob>::all(client),
         watcher::Config::default(),
         inputs,
-        readable,
-        Watched { all: Input::Jobs, one: Input::Job, gone: |job: &JobObject| Input::JobGone(id_of(job).uid) },
+        |StoredJob(job)| job,
+        Watched { all: Input::Jobs, one: Input::Job, gone: |job: &JobObject| Input::JobGone(uid_of(job)) },
     )
     .await;
+}
+
+fn uid_of(job: &JobObject) -> JobUid {
+    JobUid(rest_of(job).metadata.uid.clone().unwrap_or_default())
 }
 
 /// The inputs that the events of a watch become.

@@ -171,7 +171,7 @@ impl Core {
                 self.work.spawn(async move {
                     let reports = writer.read_reports_of(&job).await;
                     let object = writer.read_job(&job, &name).await;
-                    let _ = inputs.send(Input::Recalled(job, reports, object.map(Ok)).into()).await;
+                    let _ = inputs.send(Input::Recalled(job, reports, object).into()).await;
                 });
             }
             Action::Dispatch(order) => {

@@ -660,7 +660,7 @@ fn brief(input: &Input) -> String {
             job.metadata.uid.as_deref().unwrap_or_default(),
             job.metadata.generation.unwrap_or_default()
         ),
-        Input::Job(Err(job)) => format!("unreadable job {}", job.id.uid),
+        Input::Job(Err(job)) => format!("unreadable job {:?}", job.rest.metadata.uid),
         Input::JobGone(job) => format!("job {job} gone"),
         Input::Session(SessionEvent::Up { node, session, .. }) => format!("{node} up, session {session}"),
         Input::Session(SessionEvent::Down { node, session }) => format!("{node} down, session {session}"),

@@ -39,12 +39,12 @@ pub struct ImagePrePullJobStatus {
     /// Number of rounds of spec.retry that have begun.
     #[serde(default)]
     pub retry: u32,
-    /// Hash of the part of the spec that must not change after the start. It tells a cloudcore that was restarted
-    /// whether it has changed.
+    /// Hash of the part of the spec that must not change after the start, names of nodes included. It tells whether that
+    /// part has changed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub spec_hash: String,
-    /// The part of the spec that must not change, as JSON, as it was at the start. Present if the spec has been
-    /// changed since: the job continues with this one.
+    /// The spec that is carried out, as JSON without nodeNames: the one at the start, with the changes since that the job
+    /// could follow. Absent if it is longer than 256 KiB.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub started_spec: String,
     /// Conditions of the types Valid, Progressing, Suspended, Complete and Failed.

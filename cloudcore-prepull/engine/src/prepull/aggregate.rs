@@ -2,7 +2,6 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{
     ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, RolloutStatus, SkippedNode,
@@ -43,8 +42,8 @@ pub struct Parts<'a> {
     pub retry: u32,
     /// A hash of the fixed part of the spec that the job began with.
     pub spec_hash: &'a str,
-    /// The fixed part of the spec that the job began with, if the spec has another one by now.
-    pub started_spec: Option<&'a ImagePrePullJobSpec>,
+    /// The spec that is carried out, as JSON.
+    pub started_spec: &'a str,
     /// How many nodes are in each phase, and how many were skipped.
     pub summary: Summary,
     /// The conditions that were written last, so that a transition time changes only with its status.
@@ -101,8 +100,7 @@ pub fn status<'a>(
         rollout,
         retry,
         spec_hash: spec_hash.to_owned(),
-        // A spec always serialises.
-        started_spec: started_spec.and_then(|spec| serde_json::to_string(spec).ok()).unwrap_or_default(),
+        started_spec: started_spec.to_owned(),
         conditions: merge_conditions(conditions, facts, generation, now),
         node_status: view(nodes),
         skipped_nodes: skipped.iter().take(MAX_NODES_IN_STATUS).cloned().collect(),

@@ -32,7 +32,7 @@ mod tests;
 use crate::shared::agenda::Agenda;
 use crate::shared::outcomes::WriteOutcome;
 use crate::shared::slots::Slots;
-pub use io::{Action, Content, Dispatch, Input, JobObject, Object};
+pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
 use job::Job;
 use parked::Parked;
 pub use parked::{PARK_AFTER, needs_reports};
@@ -96,7 +96,7 @@ impl Controller {
                     && self.parked.remove(&uid).is_some()
                 {
                     self.agenda.remove(&uid);
-                    self.load(&uid, object, reports.into_iter().map(|report| report.body).collect());
+                    self.load(&uid, &object, reports.into_iter().map(|report| report.body).collect());
                 }
             }
             Input::Jobs(jobs) => {
@@ -276,30 +276,29 @@ impl Controller {
             return;
         }
         if let Some(known) = self.jobs.get_mut(&uid) {
-            if known.apply_change(object, &self.nodes, &mut Effects::new(self.now, &mut self.actions)) {
+            if known.apply_change(&object, &self.nodes, &mut Effects::new(self.now, &mut self.actions)) {
                 self.agenda.mark(&uid);
                 self.attach_all(&uid);
             }
             return;
         }
         let reports = self.reports.remove(&uid).unwrap_or_default();
-        let readable = object.as_deref().ok();
-        if let Some(parked) = readable.and_then(|job| Parked::settled(job, self.now)) {
+        if let Some(parked) = Parked::settled(&object, self.now) {
             self.agenda.add(&uid, created(&object, self.now));
             self.park(&uid, parked);
-        } else if let Some(parked) = readable.and_then(|job| Parked::without_reports(job, &reports)) {
+        } else if let Some(parked) = Parked::without_reports(&object, &reports) {
             let name = parked.name.clone();
             self.agenda.add(&uid, created(&object, self.now));
             self.parked.insert(uid.clone(), Parked { recalled: true, ..parked });
             self.actions.push(Action::Recall { job: uid, name });
         } else {
-            self.load(&uid, object, reports);
+            self.load(&uid, &object, reports);
         }
     }
 
     /// Loads a job that is not in memory, with all reports that the API server has of it.
-    fn load(&mut self, uid: &JobUid, object: JobObject, reports: Vec<ReportBody>) {
-        self.agenda.add(uid, created(&object, self.now));
+    fn load(&mut self, uid: &JobUid, object: &JobObject, reports: Vec<ReportBody>) {
+        self.agenda.add(uid, created(object, self.now));
         let capacity = self.report_capacity.unwrap_or(usize::MAX);
         let mut effects = Effects::new(self.now, &mut self.actions);
         let job = Job::load(object, reports, &self.nodes, capacity, &mut effects);
@@ -356,13 +355,12 @@ impl Controller {
 /// After this a deletion that had no effect is asked for again.
 const DELETE_RETRY: Duration = Duration::from_secs(30);
 fn is_being_deleted(object: &JobObject) -> bool {
-    matches!(object, Ok(job) if job.metadata.deletion_timestamp.is_some())
+    rest_of(object).metadata.deletion_timestamp.is_some()
 }
 
 /// When a job was made; now, for one that does not say.
 fn created(object: &JobObject, now: Timestamp) -> Timestamp {
-    let created = object.as_ref().ok().and_then(|job| job.metadata.creation_timestamp.as_ref());
-    created.map_or(now, |time| time.0)
+    rest_of(object).metadata.creation_timestamp.as_ref().map_or(now, |time| time.0)
 }
 
 const DELETED: &str = "the job was deleted, or has been over for long";

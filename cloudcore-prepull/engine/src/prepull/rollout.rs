@@ -304,8 +304,11 @@ impl Rollout {
 
     /// Changes the settings, for the nodes in progress as well.
     pub fn configure(&mut self, settings: Settings) {
+        let has_new_waves = self.settings.steps != settings.steps;
         self.settings = settings;
-        self.waves.catch_up(&self.settings.steps, &self.counts);
+        if has_new_waves {
+            self.waves.catch_up(&self.settings.steps, &self.counts);
+        }
         self.deadlines.clear();
         for at in 0..self.members.len() {
             self.index_member(at);

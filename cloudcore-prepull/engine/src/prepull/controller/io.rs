@@ -14,7 +14,6 @@ use crate::prepull::plan::NodePlan;
 use crate::prepull::validate::ValidatedJob;
 use crate::shared::events::ObjectEvent;
 use crate::shared::node_view::NodeView;
-use crate::shared::objects::Unreadable;
 use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use crate::shared::session::SessionEvent;
 
@@ -65,8 +64,25 @@ pub enum Input {
     Tick,
 }
 
-/// A job as the API server has it, or what is known of one that cannot be read.
-pub type JobObject = Result<Box<ImagePrePullJob>, Unreadable>;
+/// A job as the API server has it, or what can be read of it.
+pub type JobObject = Result<Box<ImagePrePullJob>, UnreadableJob>;
+
+/// A job that has a field of the wrong type: written before its definition was, or past its validation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UnreadableJob {
+    /// Its metadata and its status, without its spec.
+    pub rest: Box<ImagePrePullJob>,
+    /// Why it cannot be read.
+    pub error: String,
+}
+
+/// What can be read of any job: its metadata and its status.
+pub fn rest_of(object: &JobObject) -> &ImagePrePullJob {
+    match object {
+        Ok(job) => job,
+        Err(unreadable) => &unreadable.rest,
+    }
+}
 
 /// An object that is written for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -8,8 +8,8 @@
 //!            └ events: what people are told
 //! ```
 //!
-//! Each part has a state of its own that only it can touch. This module and `start` (load, begin, edit) and `lifecycle`
-//! (advance, end, retry, delete) tie them together.
+//! Each part has a state of its own that only it can touch. This module and `start` (load, begin), `edit` (take a
+//! change of the spec) and `lifecycle` (advance, end, retry, delete) tie them together.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase};
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenPhase, Progress};
 
-use super::{Action, Content, Effects, JobObject, Object, cancel};
+use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
 use crate::prepull::aggregate::{self, Parts};
 use crate::prepull::rollout::Reattach;
 use crate::shared::node_view::NodeView;
@@ -28,6 +28,7 @@ use crate::shared::session::SessionId;
 use crate::shared::writes::{Deferred, Pace};
 
 mod course;
+mod edit;
 mod events;
 mod lifecycle;
 mod members;
@@ -56,10 +57,11 @@ pub(super) struct Job {
 }
 
 pub(super) fn uid_of(object: &JobObject) -> JobUid {
-    match object {
-        Ok(job) => JobUid(job.metadata.uid.clone().unwrap_or_default()),
-        Err(unreadable) => unreadable.id.uid.clone(),
-    }
+    JobUid(rest_of(object).metadata.uid.clone().unwrap_or_default())
+}
+
+fn generation_of(object: &JobObject) -> i64 {
+    rest_of(object).metadata.generation.unwrap_or_default()
 }
 
 impl Job {
@@ -70,6 +72,12 @@ impl Job {
     /// Whether nothing of the job is left to do unless a person asks for more.
     pub(super) fn is_over(&self) -> bool {
         !self.course.is_running()
+    }
+
+    /// Whether it is not known what the job carries out: an earlier version of cloudcore had not stored it, and the spec
+    /// is of no use now. Nothing starts, expires or ends before that is corrected; what ends by itself is recorded.
+    fn is_held(&self) -> bool {
+        self.course.is_running() && self.spec.accepted().is_none()
     }
 
     /// The nodes that this job may still start or is waiting for.
@@ -138,9 +146,7 @@ impl Job {
 
     /// A node is new or changed: it joins if the job wants that. Returns whether it did.
     pub(super) fn add_if_chosen(&mut self, node: &NodeView) -> bool {
-        let may_join = self.course.is_running()
-            && self.course.policy().follow_nodes
-            && !self.spec.is_beginning_unknown();
+        let may_join = self.course.is_running() && self.course.policy().follow_nodes;
         let joins = may_join && self.members.add_if_chosen(node);
         if joins {
             self.output.grow(self.members.rollout().len());
@@ -291,7 +297,7 @@ impl Job {
 
     fn dispatch(&mut self, node: &NodeName, effects: &mut Effects<'_>) {
         let attempt = self.members.attempt(node);
-        match self.members.prepare_dispatch(node, self.spec.is_beginning_unknown(), effects.now) {
+        match self.members.prepare_dispatch(node, effects.now) {
             Prepared::Dispatch(dispatch) => effects.emit(Action::Dispatch(dispatch)),
             Prepared::Nothing => {}
             Prepared::Impossible(reason) => {
@@ -315,7 +321,7 @@ impl Job {
             rollout: rollout.waves(),
             retry: course.rounds(),
             spec_hash: self.spec.hash(),
-            started_spec: self.spec.started(),
+            started_spec: self.spec.stored(),
             summary,
             conditions: self.output.conditions(),
             facts: aggregate::facts(

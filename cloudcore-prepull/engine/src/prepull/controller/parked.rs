@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 
-use super::JobObject;
+use super::{JobObject, rest_of};
 
 /// How long after its end a job still records late results. A later result is acknowledged, and written nowhere: its
 /// images concern the next job.
@@ -30,17 +30,19 @@ pub(super) struct Parked {
 
 impl Parked {
     /// Parks a job that had ended long before this run of cloudcore and is asked for nothing.
-    pub(super) fn settled(job: &ImagePrePullJob, now: Timestamp) -> Option<Self> {
+    pub(super) fn settled(object: &JobObject, now: Timestamp) -> Option<Self> {
+        let job = rest_of(object);
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref()?.0;
-        let settled = status.observed_generation == job.metadata.generation && parks_at(ended) <= now;
-        let asks_again = i64::from(status.retry) < job.spec.retry;
-        (settled && !asks_again).then(|| Self::over(job, status, ended))
+        // What cannot be read asks for nothing.
+        let is_seen = object.is_err() || status.observed_generation == job.metadata.generation;
+        (is_seen && parks_at(ended) <= now).then(|| Self::over(job, status, ended))
     }
 
     /// Parks a job that is over and whose reports are needed now but have not been read: it was edited between the list
     /// of reports and that of jobs.
-    pub(super) fn without_reports(job: &ImagePrePullJob, reports: &[ReportBody]) -> Option<Self> {
+    pub(super) fn without_reports(object: &JobObject, reports: &[ReportBody]) -> Option<Self> {
+        let job = rest_of(object);
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref()?.0;
         let known: usize = reports.iter().map(|report| report.node_status.len()).sum();
@@ -48,7 +50,10 @@ impl Parked {
     }
 
     fn over(job: &ImagePrePullJob, status: &ImagePrePullJobStatus, ended: Timestamp) -> Self {
-        let ttl = job.spec.ttl_seconds_after_finished.and_then(|ttl| u64::try_from(ttl).ok());
+        // The spec may say something that was refused.
+        let accepted = serde_json::from_str::<ImagePrePullJobSpec>(&status.started_spec).ok();
+        let ttl = accepted.as_ref().unwrap_or(&job.spec).ttl_seconds_after_finished;
+        let ttl = ttl.and_then(|ttl| u64::try_from(ttl).ok());
         Self {
             name: job.metadata.name.clone().unwrap_or_default(),
             generation: job.metadata.generation.unwrap_or_default(),
@@ -65,7 +70,7 @@ impl Parked {
 }
 
 /// Whether the reports of this job are needed to go on with it.
-pub fn needs_reports(job: &ImagePrePullJob, now: Timestamp) -> bool {
+pub fn needs_reports(job: &JobObject, now: Timestamp) -> bool {
     Parked::settled(job, now).is_none()
 }
 

@@ -1,16 +1,18 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
 use prepull_api::wire::{EdgeMessage, Hello, OpenPhase, OpenTask, Progress};
 use serde_json::json;
 
 use super::*;
-use crate::shared::objects::{ObjectId, Unreadable};
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionEvent;
 
 mod course;
+mod edits;
 mod leaving;
+mod rounds;
 mod starts;
 
 const UID: &str = "uid-1";
@@ -267,6 +269,23 @@ fn with_spec(
     Input::Job(Ok(Box::new(serde_json::from_value(object).unwrap())))
 }
 
+/// A job whose spec cannot be read, for this reason.
+fn unreadable(
+    uid: &str,
+    generation: i64,
+    status: Option<&ImagePrePullJobStatus>,
+    error: &str,
+) -> UnreadableJob {
+    let metadata = ObjectMeta {
+        name: Some("job".to_owned()),
+        uid: Some(uid.to_owned()),
+        generation: Some(generation),
+        ..ObjectMeta::default()
+    };
+    let rest = ImagePrePullJob { metadata, status: status.cloned(), ..ImagePrePullJob::default() };
+    UnreadableJob { rest: Box::new(rest), error: error.to_owned() }
+}
+
 fn on(nodes: &[&str]) -> Input {
     job(json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0"}), 1, None)
 }
@@ -491,12 +510,7 @@ fn a_session_that_was_replaced_ends_without_effect() {
 fn an_unreadable_job_fails_alone() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
-    let uid = JobUid("broken".to_owned());
-    let broken = Unreadable {
-        id: ObjectId { namespace: String::new(), name: "broken".to_owned(), uid },
-        generation: 1,
-        error: "images: not a list".to_owned(),
-    };
+    let broken = unreadable("broken", 1, None, "images: not a list");
     world.give(Input::Job(Err(broken)));
     assert_eq!(world.status().phase, JobPhase::Failure);
     assert!(world.status().reason.contains("not a list"));

@@ -166,12 +166,11 @@ impl Course {
         has_further_round: bool,
         now: Timestamp,
     ) {
-        let mut conditions = status.conditions.iter();
-        let was_suspended = conditions.any(|c| c.type_ == aggregate::SUSPENDED && c.status == "True");
         let started = status.start_time.as_ref().map_or(now, |time| time.0);
         self.times = Some(Times {
             started,
-            active_since: if was_suspended && !self.policy.suspend {
+            // Somebody had asked for that round.
+            active_since: if has_further_round {
                 now
             } else {
                 status.active_since.as_ref().map_or(started, |time| time.0)
@@ -275,10 +274,10 @@ impl Course {
     }
 
     /// A further round begins.
-    pub(super) fn begin_round(&mut self, now: Timestamp) {
+    pub(super) fn begin_round(&mut self) {
         self.rounds += 1;
         if let Some(times) = &mut self.times {
-            (times.active_since, times.ended) = (now, None);
+            times.ended = None;
         }
         self.phase = JobPhase::InProgress;
         self.reason.clear();

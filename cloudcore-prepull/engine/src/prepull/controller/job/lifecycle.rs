@@ -18,6 +18,9 @@ impl Job {
         if self.is_over() {
             return self.delete_if_due(effects);
         }
+        if self.is_held() {
+            return;
+        }
         let is_out_of_time = self.course.active_deadline().is_some_and(|deadline| deadline <= effects.now);
         let rollout = self.members.rollout_mut();
         let waves_before = rollout.waves();
@@ -70,7 +73,8 @@ impl Job {
 
     /// When [`Self::advance`] or a write may have something to do although nothing happened.
     pub(in crate::prepull::controller) fn next_wakeup(&self) -> Option<Timestamp> {
-        let deadline = self.course.is_running().then(|| self.members.rollout().next_deadline()).flatten();
+        let has_deadlines = self.course.is_running() && !self.is_held();
+        let deadline = has_deadlines.then(|| self.members.rollout().next_deadline()).flatten();
         let active = self.course.active_deadline();
         let write = self.output.next_write(self.course.ended().is_some());
         [deadline, active, write, self.delete_due(), self.park_due()].into_iter().flatten().min()
@@ -136,7 +140,7 @@ impl Job {
         let again = self.members.rollout_mut().begin_round();
         self.members.remove_missing(nodes);
         self.members.refresh_plans(nodes);
-        self.course.begin_round(effects.now);
+        self.course.begin_round();
         let (round, rounds) = (self.course.rounds(), self.course.policy().retry);
         let note = format!("round {round} of {rounds}: {again} nodes are tried again");
         self.events.emit_normal(reasons::RETRYING, &note, effects);

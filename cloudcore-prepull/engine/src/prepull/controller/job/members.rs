@@ -24,8 +24,8 @@ const LEFT: &str = "the Node was deleted before it started";
 /// The nodes that a job has chosen, and those that it has left out.
 #[derive(Debug)]
 pub(super) struct Members {
-    /// What is carried out. `None` before the job begins, for a job that ended before this run of cloudcore, and for one
-    /// whose spec makes no sense any more: nothing starts.
+    /// What is carried out. `None` before the job begins, for a job that ended before this run of cloudcore, and for one of
+    /// which that is not known: nothing starts.
     job: Option<Arc<ValidatedJob>>,
     /// What each node pulls. A node that is gone, or for which the overriders have become impossible, has no plan.
     plans: HashMap<NodeName, Arc<NodePlan>>,
@@ -179,19 +179,11 @@ impl Members {
         self.rollout.record_result(node, self.plans.get(node).map(Arc::as_ref), result, now)
     }
 
-    /// Makes the task of a node whose start is recorded. `is_beginning_unknown`: a task that cannot be made is not lost
-    /// yet, since the edit of the spec may be undone.
-    pub(super) fn prepare_dispatch(
-        &mut self,
-        node: &NodeName,
-        is_beginning_unknown: bool,
-        now: Timestamp,
-    ) -> Prepared {
+    /// Makes the task of a node whose start is recorded.
+    pub(super) fn prepare_dispatch(&mut self, node: &NodeName, now: Timestamp) -> Prepared {
         let attempt = self.attempt(node);
-        let (Some(job), Some(plan)) = (&self.job, self.plans.get(node)) else {
-            if self.job.is_none() || is_beginning_unknown {
-                return Prepared::Nothing;
-            }
+        let Some(job) = &self.job else { return Prepared::Nothing };
+        let Some(plan) = self.plans.get(node) else {
             self.rollout.mark_lost(node, NOTHING_TO_SEND, now);
             return Prepared::Impossible(NOTHING_TO_SEND);
         };

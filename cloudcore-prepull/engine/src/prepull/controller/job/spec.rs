@@ -1,40 +1,36 @@
-//! The spec of a job: which version of it was seen, and how it relates to what the job began with.
+//! The spec of a job: which version of it was seen, and which one is carried out.
+//!
+//! What is carried out is stored in the status, so that it goes on under another leader whatever the spec says by then: what
+//! the job began with, and those changes since that it could follow. The names of nodes are left out, for there may be
+//! thousands: those that were chosen are in the reports, and those that were skipped in the status.
 
-use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::enroll;
 use prepull_api::wire::truncate_reason;
 use ring::digest::{SHA256, digest};
 
-/// How the spec relates to what the job began with, in the part that must not change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Divergence {
-    /// It is what the job began with.
-    None,
-    /// It was edited since. The job goes on with what it began with.
-    Edited,
-    /// It was edited while no cloudcore ran, and what the job began with is not known: no further node starts until the
-    /// edit is undone.
-    BeginningUnknown,
-}
+use crate::prepull::aggregate;
 
-/// The spec as it was seen last.
+/// The longest spec, as JSON without the names of nodes, that is stored in the status: etcd takes objects of 1.5 MiB, and
+/// this one holds the spec itself as well. Of a longer one only the hash is stored. `kubectl apply` takes none of that
+/// size.
+const MAX_STORED: usize = 256 * 1024;
+/// `failureTolerate` where the field is empty. It is stored in words: see [`accepted_before`].
+const DEFAULT_TOLERANCE: &str = "0.1";
+
+/// The spec as it was seen last, and the one that is carried out.
 #[derive(Debug, Default)]
 pub(super) struct SpecState {
     generation: i64,
     /// Why the spec, or its last change, was not accepted.
     refusal: Option<String>,
-    /// What the job began with; `None` before that.
-    beginning: Option<Beginning>,
-}
-
-#[derive(Debug)]
-struct Beginning {
-    /// See [`spec_hash`].
+    /// `status.specHash`: see [`spec_hash`]. Empty before the job has begun.
     hash: String,
-    /// See [`fixed_part`].
-    fixed: ImagePrePullJobSpec,
-    divergence: Divergence,
+    /// `None` before the job has begun, and where an earlier run of cloudcore has not stored it.
+    accepted: Option<ImagePrePullJobSpec>,
+    /// `status.startedSpec`: [`Self::accepted`] as it is stored.
+    stored: String,
 }
 
 impl SpecState {
@@ -62,70 +58,125 @@ impl SpecState {
     /// The job begins with this spec.
     pub(super) fn begin(&mut self, spec: &ImagePrePullJobSpec) {
         self.refusal = None;
-        self.restore(spec_hash(spec), spec, Divergence::None);
+        self.hash = spec_hash(spec);
+        self.accept(spec.clone());
     }
 
-    /// The job began with a spec of this hash, before this run of cloudcore.
-    pub(super) fn restore(&mut self, hash: String, spec: &ImagePrePullJobSpec, divergence: Divergence) {
-        self.beginning = Some(Beginning { hash, fixed: fixed_part(spec), divergence });
-    }
-
-    /// Whether the fixed part of this spec is what the job began with; the divergence is noted.
-    pub(super) fn compare(&mut self, spec: &ImagePrePullJobSpec) -> bool {
-        let Some(beginning) = &mut self.beginning else { return false };
-        let same = beginning.hash == spec_hash(spec);
-        // A job whose beginning is unknown is taken up again only by an undone edit that is valid: see `adopt`.
-        if beginning.divergence != Divergence::BeginningUnknown {
-            beginning.divergence = if same { Divergence::None } else { Divergence::Edited };
-        }
-        same
-    }
-
-    /// The edit that hid the beginning of the job is undone: this is what the job began with.
-    pub(super) fn adopt(&mut self, spec: &ImagePrePullJobSpec) {
-        if let Some(beginning) = &mut self.beginning {
-            (beginning.fixed, beginning.divergence) = (fixed_part(spec), Divergence::None);
+    /// The job began before this run of cloudcore, with a spec of this hash.
+    pub(super) fn restore(&mut self, hash: String, accepted: Option<ImagePrePullJobSpec>) {
+        self.hash = hash;
+        if let Some(accepted) = accepted {
+            self.accept(accepted);
         }
     }
 
-    /// Whether nothing may start because it is not known what the job began with.
-    pub(super) fn is_beginning_unknown(&self) -> bool {
-        self.beginning.as_ref().is_some_and(|known| known.divergence == Divergence::BeginningUnknown)
+    /// This is carried out from now on.
+    pub(super) fn accept(&mut self, mut spec: ImagePrePullJobSpec) {
+        if self.hash.is_empty() {
+            self.hash = spec_hash(&spec);
+        }
+        let template = &mut spec.image_pre_pull_template;
+        if template.failure_tolerate.is_empty() {
+            DEFAULT_TOLERANCE.clone_into(&mut template.failure_tolerate);
+        }
+        let names = std::mem::take(&mut template.node_names);
+        // A spec always serialises.
+        self.stored = serde_json::to_string(&spec).unwrap_or_default();
+        if self.stored.len() > MAX_STORED {
+            self.stored.clear();
+        }
+        spec.image_pre_pull_template.node_names = names;
+        self.accepted = Some(spec);
     }
 
-    /// `status.specHash`; empty before the job has begun.
+    /// What is carried out, as far as it is known.
+    pub(super) fn accepted(&self) -> Option<&ImagePrePullJobSpec> {
+        self.accepted.as_ref()
+    }
+
+    /// Whether the job may have begun with this spec. It matters where it is not known what is carried out.
+    pub(super) fn may_have_begun_with(&self, spec: &ImagePrePullJobSpec) -> bool {
+        self.hash.is_empty() || self.hash == spec_hash(spec)
+    }
+
+    /// `status.specHash`.
     pub(super) fn hash(&self) -> &str {
-        self.beginning.as_ref().map(|beginning| beginning.hash.as_str()).unwrap_or_default()
+        &self.hash
     }
 
-    /// `status.startedSpec`: what the job goes on with where its spec says something else.
-    pub(super) fn started(&self) -> Option<&ImagePrePullJobSpec> {
-        let edited = self.beginning.as_ref().filter(|known| known.divergence == Divergence::Edited);
-        edited.map(|beginning| &beginning.fixed)
+    /// `status.startedSpec`.
+    pub(super) fn stored(&self) -> &str {
+        &self.stored
     }
 }
 
-/// The job that is carried out after a restart: its fixed part is what it began with, where that is known.
-pub(super) fn effective_job(
-    object: &ImagePrePullJob,
+/// What is carried out if the spec becomes this one: the changes that a job can follow while it runs are taken over.
+pub(super) fn merged(accepted: &ImagePrePullJobSpec, edited: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
+    let now = &edited.image_pre_pull_template;
+    let mut merged = ImagePrePullJobSpec {
+        image_pre_pull_template: accepted.image_pre_pull_template.clone(),
+        image_pre_pull_overriders: accepted.image_pre_pull_overriders.clone(),
+        ..edited.clone()
+    };
+    let template = &mut merged.image_pre_pull_template;
+    template.concurrency = now.concurrency;
+    template.timeout_seconds = now.timeout_seconds;
+    template.failure_tolerate.clone_from(&now.failure_tolerate);
+    merged
+}
+
+/// What an earlier run of cloudcore carried out, if that is known. `spec`: the spec as it is now, if it can be read.
+/// `nodes`: the names of the nodes that were chosen.
+pub(super) fn accepted_before(
     status: &ImagePrePullJobStatus,
-) -> (ImagePrePullJob, Divergence) {
-    // Without a status the reports have only just been made.
-    if status.spec_hash.is_empty() || status.spec_hash == spec_hash(&object.spec) {
-        return (object.clone(), Divergence::None);
-    }
-    match serde_json::from_str(&status.started_spec) {
-        Ok(started) => {
-            let spec = with_fixed_part(&object.spec, started);
-            (ImagePrePullJob { spec, ..object.clone() }, Divergence::Edited)
+    spec: Option<&ImagePrePullJobSpec>,
+    is_seen: bool,
+    nodes: impl Iterator<Item = String>,
+) -> Option<ImagePrePullJobSpec> {
+    let Ok(mut stored) = serde_json::from_str::<ImagePrePullJobSpec>(&status.started_spec) else {
+        // Too long, or written by version 0.1, which stored it only where the spec had become another one.
+        let begun_with =
+            |spec: &&ImagePrePullJobSpec| status.spec_hash.is_empty() || status.spec_hash == spec_hash(spec);
+        return spec.filter(begun_with).map(|spec| as_before(spec.clone(), status, is_seen));
+    };
+    if stored.image_pre_pull_template.label_selector.is_none() {
+        let template = &mut stored.image_pre_pull_template;
+        template.node_names =
+            spec.map(|spec| spec.image_pre_pull_template.node_names.clone()).unwrap_or_default();
+        if status.spec_hash != spec_hash(&stored) {
+            // The names were edited, or cannot be read.
+            let skipped = status.skipped_nodes.iter().map(|skipped| skipped.node_name.clone());
+            stored.image_pre_pull_template.node_names = nodes.chain(skipped).collect();
         }
-        Err(_) => (object.clone(), Divergence::BeginningUnknown),
     }
+    // Version 0.1 stored only what must not change, and left the rest empty.
+    if stored.image_pre_pull_template.failure_tolerate.is_empty() {
+        return spec.map(|spec| as_before(merged(&stored, spec), status, is_seen));
+    }
+    Some(stored)
 }
 
-/// The spec without what may change while the job runs, and without the names of nodes: those that were chosen are in
-/// the reports.
-fn fixed_part(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
+/// A spec whose changeable part is not stored, so that what the spec says now has to do: as far as the status tells, with
+/// what was in force when it was written, so that a change since is noticed.
+fn as_before(
+    mut spec: ImagePrePullJobSpec,
+    status: &ImagePrePullJobStatus,
+    is_seen: bool,
+) -> ImagePrePullJobSpec {
+    let is_suspended = |condition: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition| {
+        condition.type_ == aggregate::SUSPENDED && condition.status == "True"
+    };
+    if status.completion_time.is_none() {
+        spec.suspend = status.conditions.iter().any(is_suspended);
+    } else if !is_seen {
+        spec.retry = spec.retry.min(status.retry.into());
+    }
+    spec
+}
+
+/// A hash of what must not change once a job has begun, the names of nodes included. A field that is not set is not in the
+/// hash, so that a later version with more fields computes the same.
+fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
     let mut fixed = ImagePrePullJobSpec {
         image_pre_pull_template: spec.image_pre_pull_template.clone(),
         image_pre_pull_overriders: spec.image_pre_pull_overriders.clone(),
@@ -135,35 +186,6 @@ fn fixed_part(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
     template.concurrency = 0;
     template.timeout_seconds = 0;
     template.failure_tolerate.clear();
-    template.node_names.clear();
-    fixed
-}
-
-/// The spec with the fixed part of the one that the job began with. A job that names its nodes takes the names that the
-/// spec has now: no node joins by that, since such a job does not follow nodes.
-fn with_fixed_part(spec: &ImagePrePullJobSpec, started: ImagePrePullJobSpec) -> ImagePrePullJobSpec {
-    let (now, mut spec) = (&spec.image_pre_pull_template, spec.clone());
-    spec.image_pre_pull_overriders = started.image_pre_pull_overriders;
-    let mut template = started.image_pre_pull_template;
-    template.concurrency = now.concurrency;
-    template.timeout_seconds = now.timeout_seconds;
-    template.failure_tolerate.clone_from(&now.failure_tolerate);
-    if template.label_selector.is_none() {
-        template.node_names.clone_from(&now.node_names);
-        if template.node_names.is_empty() {
-            // The edited spec has a selector instead. Any name makes the spec valid.
-            template.node_names.push("none".to_owned());
-        }
-    }
-    spec.image_pre_pull_template = template;
-    spec
-}
-
-/// A hash of the fixed part and of the names of nodes. A field that is not set is not in the hash, so that a later
-/// version with more fields computes the same.
-pub(super) fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
-    let mut fixed = fixed_part(spec);
-    fixed.image_pre_pull_template.node_names.clone_from(&spec.image_pre_pull_template.node_names);
     // Maps are sorted, and a spec always serialises.
     let json = serde_json::to_vec(&fixed).unwrap_or_default();
     // Half of the digest tells any two specs apart that nobody made for the purpose.

@@ -1,18 +1,17 @@
-//! How a job begins, goes on after a restart, and takes a change of its spec.
+//! How a job begins, and how it goes on after a restart.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus, Summary};
 
-use super::super::{Effects, JobObject};
+use super::super::{Effects, JobObject, rest_of};
 use super::members::{fresh_record, plans};
-use super::spec::{Divergence, effective_job, spec_hash};
 use super::stored::StoredRecords;
-use super::{Course, Job, JobEvents, Members, Nodes, Output, SpecState, uid_of};
+use super::{Course, Job, JobEvents, Members, Nodes, Output, SpecState, generation_of, spec, uid_of};
 use crate::prepull::plan;
 use crate::prepull::rollout::{Rollout, Settings};
 use crate::prepull::validate::{self, ValidatedJob};
@@ -20,144 +19,45 @@ use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
 use crate::shared::writes::Pace;
 
-const CHANGED: &str =
-    "what is pulled, and on which nodes, cannot change once a job has started: create a new job";
-const CHANGED_UNSEEN: &str = "the spec was changed while no cloudcore-prepull ran, so that what the job began with is \
-     not known: no further node starts until the change is undone; create a new job instead";
-
 impl Job {
     /// A job that is new to this run of cloudcore. `reports`: those that the API server has of it.
     /// `report_capacity`: nodes in a further one, at most.
     pub(in crate::prepull::controller) fn load(
-        object: JobObject,
+        object: &JobObject,
         reports: Vec<ReportBody>,
         nodes: &Nodes,
         report_capacity: usize,
         effects: &mut Effects<'_>,
     ) -> Self {
-        let uid = uid_of(&object);
-        let (name, generation) = match &object {
-            Ok(job) => (job.metadata.name.clone(), job.metadata.generation),
-            Err(unreadable) => (Some(unreadable.id.name.clone()), Some(unreadable.generation)),
-        };
-        let id = ObjectId { namespace: String::new(), name: name.unwrap_or_default(), uid };
+        let rest = rest_of(object);
+        let name = rest.metadata.name.clone().unwrap_or_default();
         let mut job = Self {
             spec: SpecState::default(),
             course: Course::new(),
             members: Members::none(),
             output: Output::new(report_capacity),
-            events: JobEvents::new(id),
+            events: JobEvents::new(ObjectId { namespace: String::new(), name, uid: uid_of(object) }),
         };
-        job.spec.set_generation(generation.unwrap_or_default());
-        match object {
-            Err(unreadable) => job.refuse(reasons::INVALID_SPEC, &unreadable.error, effects),
-            Ok(object) => {
-                let status = object.status.clone().unwrap_or_default();
-                job.output.set_conditions(&status.conditions);
-                if status.start_time.is_some() || !reports.is_empty() {
-                    job.resume(&object, status, reports, nodes, effects);
-                } else if status.phase == JobPhase::Failure
-                    && status.observed_generation == object.metadata.generation
-                {
-                    job.course.refuse(status.phase, status.reason);
-                } else {
-                    job.begin(&object, nodes, effects);
-                }
-            }
+        job.spec.set_generation(generation_of(object));
+        let status = rest.status.clone().unwrap_or_default();
+        job.output.set_conditions(&status.conditions);
+        if status.start_time.is_some() || !reports.is_empty() {
+            job.resume(object, status, reports, nodes, effects);
+        } else if status.phase == JobPhase::Failure && status.observed_generation == rest.metadata.generation
+        {
+            job.course.refuse(status.phase, status.reason);
+        } else {
+            job.begin(object, nodes, effects);
         }
         job
     }
 
-    /// Takes the object as it is now. Returns `false` where only its status changed, or its metadata.
-    pub(in crate::prepull::controller) fn apply_change(
-        &mut self,
-        object: JobObject,
-        nodes: &Nodes,
-        effects: &mut Effects<'_>,
-    ) -> bool {
-        let generation = match &object {
-            Ok(job) => job.metadata.generation.unwrap_or_default(),
-            Err(unreadable) => unreadable.generation,
-        };
-        if generation == self.spec.generation() {
-            return false;
-        }
-        self.spec.set_generation(generation);
-        match object {
-            Ok(object) => self.apply_edit(&object, nodes, effects),
-            Err(unreadable) => self.refuse_edit(&unreadable.error, effects),
-        }
-        true
-    }
-
-    fn apply_edit(&mut self, object: &ImagePrePullJob, nodes: &Nodes, effects: &mut Effects<'_>) {
-        if !self.course.has_begun() {
-            return self.begin(object, nodes, effects);
-        }
-        let is_same = self.spec.compare(&object.spec);
-        let job = match validate::validate(object) {
-            Ok(job) => job,
-            Err(refusal) => return self.refuse_edit(&refusal.to_string(), effects),
-        };
-        if is_same && self.spec.is_beginning_unknown() {
-            self.spec.adopt(&object.spec);
-            self.members.replan(Arc::new(job.clone()), nodes);
-        }
-        self.configure(&job, effects);
-        if is_same {
-            self.spec.clear_refusal();
-            self.output.touch_status(Pace::Now);
-        } else {
-            self.refuse_edit(CHANGED, effects);
-        }
-        if is_same && self.is_over() && self.course.wants_round() {
-            self.start_requested_round(job, nodes, effects);
-        }
-        if self.course.policy().follow_nodes && self.course.is_running() {
-            for node in nodes.values() {
-                self.add_if_chosen(node);
-            }
-        }
-    }
-
-    /// Takes over what may change while the job runs.
-    fn configure(&mut self, job: &ValidatedJob, effects: &mut Effects<'_>) {
-        let before = self.course.configure(job);
-        let rollout = self.members.rollout_mut();
-        let is_new_timeout = rollout.settings().timeout != job.timeout;
-        rollout.configure(settings(job, self.spec.is_beginning_unknown()));
-        if self.is_over() {
-            return;
-        }
-        // Edges enforce the timeout as well: send them the new one.
-        let informed = if is_new_timeout { self.members.rollout().reachable() } else { Vec::new() };
-        if before.suspend != job.policy.suspend {
-            if job.policy.suspend {
-                self.events.emit_normal(reasons::SUSPENDED, "no further node starts", effects);
-            } else {
-                self.course.restart_active_time(effects.now);
-                self.events.emit_normal(reasons::RESUMED, "nodes start again", effects);
-            }
-        }
-        for node in informed {
-            self.dispatch(&node, effects);
-        }
-    }
-
-    /// A job that was over begins another round for the nodes that did not succeed, if there are any.
-    fn start_requested_round(&mut self, job: ValidatedJob, nodes: &Nodes, effects: &mut Effects<'_>) {
-        let summary = self.members.rollout().summary();
-        // Nodes may be in progress in a job that is over: see `resume`.
-        if summary.failure + summary.unknown + summary.pending + summary.in_progress == 0 {
-            return;
-        }
-        self.members.set_job(Arc::new(job));
-        self.members.rollout_mut().forget_sessions();
-        self.begin_round(nodes, effects);
-    }
-
     /// Chooses the nodes of a new job and plans for them.
-    fn begin(&mut self, object: &ImagePrePullJob, nodes: &Nodes, effects: &mut Effects<'_>) {
+    pub(super) fn begin(&mut self, object: &JobObject, nodes: &Nodes, effects: &mut Effects<'_>) {
+        let object = match object {
+            Ok(object) => object,
+            Err(unreadable) => return self.refuse(reasons::INVALID_SPEC, &unreadable.error, effects),
+        };
         let job = match validate::validate(object) {
             Ok(job) => Arc::new(job),
             Err(refusal) => return self.refuse(reasons::INVALID_SPEC, &refusal.to_string(), effects),
@@ -180,94 +80,74 @@ impl Job {
         self.spec.begin(&object.spec);
         self.output.restore_reports(&[], Some(&job));
         self.output.grow(records.len());
-        let rollout = Rollout::new(settings(&job, false), records);
+        let rollout = Rollout::new(settings(&job), records);
         self.members.begin(Some(job), plan.nodes.into_iter().collect(), rollout);
         self.events.emit_normal(reasons::STARTED, &note, effects);
         self.output.touch_status(Pace::Now);
     }
 
-    /// Goes on with a job that an earlier run of cloudcore began. What its reports say is the truth.
+    /// Goes on with a job that an earlier run of cloudcore began: with what that one carried out, and then with what was
+    /// changed since. What its reports say is the truth.
     fn resume(
         &mut self,
-        object: &ImagePrePullJob,
+        object: &JobObject,
         status: ImagePrePullJobStatus,
         reports: Vec<ReportBody>,
         nodes: &Nodes,
         effects: &mut Effects<'_>,
     ) {
-        let (effective, divergence) = effective_job(object, &status);
-        let is_known = divergence != Divergence::BeginningUnknown;
-        let job = validate::validate(&effective);
+        let is_seen = status.observed_generation == rest_of(object).metadata.generation;
         let StoredRecords { mut records, reports, nodes: stored_nodes } = StoredRecords::new(reports);
+        let before = accepted_before(object, &status, is_seen, &records);
+        self.spec.restore(status.spec_hash.clone(), before.as_ref().map(|(spec, _)| spec.clone()));
+        let job = before.map(|(_, job)| job);
         let has_lost_records = (status.summary.desired as usize) > records.len();
-        // Nodes are in progress again: the earlier run had begun a further round, and not written so in the status.
-        let has_round = status.completion_time.is_some()
-            && records.iter().any(|record: &NodeStatus| record.phase == NodePhase::InProgress);
-        // Without a job that can be carried out that round goes on as it is; with one it is begun anew.
-        let goes_on_with_round = has_round && !(is_known && job.is_ok());
-        let is_over = status.completion_time.is_some() && !goes_on_with_round;
-        let mut refusal = None;
-        let (mut settings, mut plans) = (Settings::default(), HashMap::new());
-        match &job {
-            Ok(job) => {
-                self.course.configure(job);
-                settings = self::settings(job, !is_known);
-                let is_asked_again = is_over && job.policy.retry > status.retry;
-                if (!is_over || is_asked_again) && is_known {
-                    // Reports may not have been made, or were deleted; nodes may have joined meanwhile.
-                    let may_be_incomplete = status.start_time.is_none() || has_lost_records;
-                    if may_be_incomplete || job.policy.follow_nodes {
-                        let chosen = plan::select(job, nodes).eligible.into_iter();
-                        let new = chosen.filter(|node| !stored_nodes.contains(&node.0));
-                        records.extend(new.map(|node| fresh_record(&node)));
-                    }
-                    plans = self::plans(job, &records, nodes);
-                }
-                if !is_over {
-                    refusal = match divergence {
-                        Divergence::None => None,
-                        Divergence::Edited => Some(CHANGED.to_owned()),
-                        Divergence::BeginningUnknown => Some(CHANGED_UNSEEN.to_owned()),
-                    };
-                }
-            }
-            Err(error) => refusal = Some(error.to_string()),
+        // The end is a time of the status; with it `asks_for_round` knows that the job was over.
+        if let Some(job) = &job {
+            self.course.configure(job);
         }
-        self.output.restore_reports(&reports, job.as_ref().ok());
+        self.course.restore(&status, status.completion_time.is_some(), false, effects.now);
+        let is_asked_again = self.read_edit(object).is_ok_and(|edit| self.asks_for_round(&edit.spec));
+        // Nodes are in progress again: the earlier run had begun a further round, and not written so in the status. It
+        // goes on as it is, unless it is begun anew.
+        let has_round = status.completion_time.is_some()
+            && !is_asked_again
+            && records.iter().any(|record: &NodeStatus| record.phase == NodePhase::InProgress);
+        let is_over = status.completion_time.is_some() && !has_round;
+        let mut plans = HashMap::new();
+        if let Some(job) = job.as_ref().filter(|_| !is_over || is_asked_again) {
+            // Reports may not have been made, or were deleted; nodes may have joined meanwhile.
+            let may_be_incomplete = status.start_time.is_none() || has_lost_records;
+            if may_be_incomplete || job.policy.follow_nodes {
+                let chosen = plan::select(job, nodes).eligible.into_iter();
+                let new = chosen.filter(|node| !stored_nodes.contains(&node.0));
+                records.extend(new.map(|node| fresh_record(&node)));
+            }
+            plans = self::plans(job, &records, nodes);
+        }
+        self.output.restore_reports(&reports, job.as_ref());
         self.output.grow(records.len());
-        let mut rollout = Rollout::new(settings, records);
+        let mut rollout = Rollout::new(job.as_ref().map_or_else(Settings::default, settings), records);
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
         if is_over {
             rollout = rollout.closed();
         }
-        let carried_out = job.as_ref().ok().filter(|_| !is_over).cloned().map(Arc::new);
-        self.members.begin(carried_out, plans, rollout);
-        self.course.restore(&status, is_over, goes_on_with_round, effects.now);
-        let hash = if status.spec_hash.is_empty() { spec_hash(&object.spec) } else { status.spec_hash };
-        self.spec.restore(hash, &effective.spec, divergence);
+        self.members.begin(job.filter(|_| !is_over).map(Arc::new), plans, rollout);
+        self.course.restore(&status, is_over, has_round, effects.now);
         self.members.set_skipped(status.skipped_nodes, status.summary.skipped);
-        if !is_over {
-            self.members.remove_missing(nodes);
-        }
         if is_over {
-            let is_behind =
-                status.observed_generation != object.metadata.generation || self.is_ahead_of(&status.summary);
             self.output.restore_status();
             // Where reports are missing the stored status says more than is known here.
-            if is_behind && !has_lost_records {
-                self.output.touch_status(Pace::Slow);
+            let news = Some(Pace::Slow).filter(|_| !has_lost_records);
+            if let Some(pace) = news.filter(|_| self.is_ahead_of(&status.summary)) {
+                self.output.touch_status(pace);
             }
-            if let Ok(job) = job
-                && is_known
-                && self.course.wants_round()
-            {
-                self.start_requested_round(job, nodes, effects);
-            }
-            return;
-        }
-        self.output.touch_status(Pace::Slow);
-        if let Some(error) = refusal {
-            self.refuse_edit(&error, effects);
+            self.apply_edit(object, news.filter(|_| !is_seen), nodes, effects);
+        } else {
+            self.members.remove_missing(nodes);
+            self.output.touch_status(Pace::Slow);
+            let news = Some(Pace::Now).filter(|_| !is_seen || self.is_held());
+            self.apply_edit(object, news, nodes, effects);
         }
     }
 
@@ -285,21 +165,24 @@ impl Job {
         self.events.emit_warning(reason, message, effects);
         self.output.touch_status(Pace::Now);
     }
-
-    /// A job that has begun was edited in a way that it cannot follow.
-    fn refuse_edit(&mut self, message: &str, effects: &mut Effects<'_>) {
-        self.spec.refuse(message);
-        let note = if self.spec.is_beginning_unknown() {
-            message.to_owned()
-        } else {
-            format!("the job goes on as it was: {message}")
-        };
-        self.events.emit_warning(reasons::SPEC_CHANGE_IGNORED, &note, effects);
-        self.output.touch_status(Pace::Now);
-    }
 }
 
-/// For a job whose spec makes no sense any more: as few nodes as possible.
+/// What an earlier run of cloudcore carried out, if that is known and makes sense.
+fn accepted_before(
+    object: &JobObject,
+    status: &ImagePrePullJobStatus,
+    is_seen: bool,
+    records: &[NodeStatus],
+) -> Option<(ImagePrePullJobSpec, ValidatedJob)> {
+    let now = object.as_ref().ok().map(|object| &object.spec);
+    let chosen = records.iter().map(|record| record.node_name.clone());
+    let spec = spec::accepted_before(status, now, is_seen, chosen)?;
+    let job = ImagePrePullJob { metadata: rest_of(object).metadata.clone(), spec, status: None };
+    let validated = validate::validate(&job).ok()?;
+    Some((job.spec, validated))
+}
+
+/// For a job of which it is not known what it carries out: nothing starts.
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -313,13 +196,13 @@ impl Default for Settings {
     }
 }
 
-fn settings(job: &ValidatedJob, is_beginning_unknown: bool) -> Settings {
+pub(super) fn settings(job: &ValidatedJob) -> Settings {
     Settings {
         concurrency: job.concurrency.get() as usize,
         tolerance: job.tolerance,
         timeout: job.timeout,
         steps: job.policy.steps.clone(),
         pause: job.policy.pause,
-        hold: job.policy.suspend || is_beginning_unknown,
+        hold: job.policy.suspend,
     }
 }

@@ -1,0 +1,177 @@
+//! How a job takes a change of its spec, and goes on as it was where it cannot follow one.
+
+use std::sync::Arc;
+
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+
+use super::super::{Effects, JobObject};
+use super::start::settings;
+use super::{Job, Nodes, spec};
+use crate::prepull::validate::{self, ValidatedJob};
+use crate::shared::reasons;
+use crate::shared::writes::Pace;
+
+const CHANGED: &str =
+    "what is pulled, and on which nodes, cannot change once a job has started: create a new job";
+const CHANGED_UNSEEN: &str = "the spec was changed, and what the job began with is not known";
+const HELD: &str = "no node starts or is given up until the change is undone";
+
+/// A change of the spec that can be followed, at least in part.
+pub(super) struct Edit {
+    /// What is carried out from now on.
+    pub(super) spec: ImagePrePullJobSpec,
+    job: ValidatedJob,
+    /// Whether that is what the spec says.
+    is_whole: bool,
+}
+
+impl Job {
+    /// Takes the object as it is now. Returns `false` where only its status changed, or its metadata.
+    pub(in crate::prepull::controller) fn apply_change(
+        &mut self,
+        object: &JobObject,
+        nodes: &Nodes,
+        effects: &mut Effects<'_>,
+    ) -> bool {
+        let generation = super::generation_of(object);
+        if generation == self.spec.generation() {
+            return false;
+        }
+        self.spec.set_generation(generation);
+        if self.course.has_begun() {
+            self.apply_edit(object, Some(Pace::Now), nodes, effects);
+        } else {
+            self.begin(object, nodes, effects);
+        }
+        true
+    }
+
+    /// Follows the spec of a job that has begun, as far as it can. `news`: how soon the status is to tell of it; `None` where
+    /// it has been told already.
+    pub(super) fn apply_edit(
+        &mut self,
+        object: &JobObject,
+        news: Option<Pace>,
+        nodes: &Nodes,
+        effects: &mut Effects<'_>,
+    ) {
+        match self.read_edit(object) {
+            Ok(edit) => self.take_edit(edit, news, nodes, effects),
+            Err(refusal) => self.refuse_edit(&refusal, news, effects),
+        }
+    }
+
+    pub(super) fn read_edit(&self, object: &JobObject) -> Result<Edit, String> {
+        let object = object.as_ref().map_err(|unreadable| unreadable.error.clone())?;
+        let is_whole = self.spec.may_have_begun_with(&object.spec);
+        let spec = match self.spec.accepted() {
+            _ if is_whole => object.spec.clone(),
+            None => return Err(CHANGED_UNSEEN.to_owned()),
+            Some(accepted) => {
+                let mut spec = spec::merged(accepted, &object.spec);
+                if self.is_over() {
+                    // A further round has to wait until the whole spec can be followed.
+                    spec.retry = accepted.retry;
+                }
+                spec
+            }
+        };
+        let job = ImagePrePullJob { metadata: object.metadata.clone(), spec, status: None };
+        let validated = validate::validate(&job).map_err(|refusal| refusal.to_string())?;
+        Ok(Edit { spec: job.spec, job: validated, is_whole })
+    }
+
+    fn take_edit(&mut self, edit: Edit, news: Option<Pace>, nodes: &Nodes, effects: &mut Effects<'_>) {
+        let Edit { spec, job, is_whole } = edit;
+        let is_asked_again = self.asks_for_round(&spec);
+        let was_held = self.is_held();
+        self.spec.accept(spec);
+        if was_held {
+            self.members.replan(Arc::new(job.clone()), nodes);
+        }
+        self.configure(&job, was_held, effects);
+        if is_whole {
+            self.spec.clear_refusal();
+            if let Some(pace) = news {
+                self.output.touch_status(pace);
+            }
+        } else {
+            self.refuse_edit(CHANGED, news, effects);
+        }
+        if is_asked_again {
+            self.start_requested_round(job, nodes, effects);
+        }
+        if self.course.policy().follow_nodes && self.course.is_running() {
+            for node in nodes.values() {
+                self.add_if_chosen(node);
+            }
+        }
+    }
+
+    /// Whether this spec asks a job that is over for a further round: somebody has raised `retry` since. What was left of it
+    /// at the end does not count.
+    pub(super) fn asks_for_round(&self, spec: &ImagePrePullJobSpec) -> bool {
+        let rounds = i64::from(self.course.rounds());
+        let in_force = self.spec.accepted().map_or(rounds, |accepted| accepted.retry);
+        self.is_over() && spec.retry > in_force.max(rounds)
+    }
+
+    /// Takes over what may change while the job runs. `is_unknown`: the edges have to be told in any case.
+    fn configure(&mut self, job: &ValidatedJob, is_unknown: bool, effects: &mut Effects<'_>) {
+        let before = self.course.configure(job);
+        let rollout = self.members.rollout_mut();
+        let is_new_timeout = rollout.settings().timeout != job.timeout;
+        rollout.configure(settings(job));
+        if self.is_over() {
+            return;
+        }
+        if before.suspend != job.policy.suspend {
+            if job.policy.suspend {
+                self.events.emit_normal(reasons::SUSPENDED, "no further node starts", effects);
+            } else {
+                self.course.restart_active_time(effects.now);
+                self.events.emit_normal(reasons::RESUMED, "nodes start again", effects);
+            }
+        }
+        if is_new_timeout || is_unknown {
+            // Edges enforce the timeout as well: send them the new one.
+            for node in self.members.rollout().reachable() {
+                self.dispatch(&node, effects);
+            }
+        }
+    }
+
+    /// A job that was over begins another round for the nodes that did not succeed, and for those that may join.
+    fn start_requested_round(&mut self, job: ValidatedJob, nodes: &Nodes, effects: &mut Effects<'_>) {
+        self.members.set_job(Arc::new(job));
+        if self.course.policy().follow_nodes {
+            for node in nodes.values() {
+                self.members.add_if_chosen(node);
+            }
+            self.output.grow(self.members.rollout().len());
+        }
+        let summary = self.members.rollout().summary();
+        // Nodes may be in progress in a job that is over: see `resume`.
+        if summary.failure + summary.unknown + summary.pending + summary.in_progress == 0 {
+            return;
+        }
+        self.members.rollout_mut().forget_sessions();
+        self.course.restart_active_time(effects.now);
+        self.begin_round(nodes, effects);
+    }
+
+    /// A job that has begun was edited in a way that it cannot follow.
+    fn refuse_edit(&mut self, message: &str, news: Option<Pace>, effects: &mut Effects<'_>) {
+        let (refusal, note) = if self.is_held() {
+            let held = format!("{message}: {HELD}");
+            (held.clone(), held)
+        } else {
+            (message.to_owned(), format!("the job goes on as it was: {message}"))
+        };
+        self.spec.refuse(&refusal);
+        if let Some(pace) = news {
+            self.events.emit_warning(reasons::SPEC_CHANGE_IGNORED, &note, effects);
+            self.output.touch_status(pace);
+        }
+    }
+}

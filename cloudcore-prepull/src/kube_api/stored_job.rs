@@ -1,0 +1,96 @@
+//! ImagePrePullJobs as they come from the API server, whether or not they can be read.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_engine::prepull::controller::{JobObject, UnreadableJob, rest_of};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+/// A job, so that one with a field of the wrong type stops neither a list nor a watch. What can be read of such a job, its
+/// metadata and its status, is kept: it may be running.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredJob(pub(crate) JobObject);
+
+impl<'de> Deserialize<'de> for StoredJob {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let error = match ImagePrePullJob::deserialize(&value) {
+            Ok(job) => return Ok(Self(Ok(Box::new(job)))),
+            Err(error) => format!("the object cannot be read: {error}"),
+        };
+        let metadata = ObjectMeta::deserialize(&value["metadata"]).map_err(D::Error::custom)?;
+        let status = Option::deserialize(&value["status"]).unwrap_or_default();
+        let rest = ImagePrePullJob { metadata, status, ..ImagePrePullJob::default() };
+        Ok(Self(Err(UnreadableJob { rest: Box::new(rest), error })))
+    }
+}
+
+impl Resource for StoredJob {
+    type DynamicType = ();
+    type Scope = <ImagePrePullJob as Resource>::Scope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        ImagePrePullJob::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        ImagePrePullJob::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        ImagePrePullJob::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        ImagePrePullJob::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &rest_of(&self.0).metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match &mut self.0 {
+            Ok(job) => &mut job.metadata,
+            Err(unreadable) => &mut unreadable.rest.metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prepull_api::crd::status::JobPhase;
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(spec: &Value, status: &Value) -> JobObject {
+        let object = json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+            "metadata": {"name": "nginx", "uid": "u", "resourceVersion": "7", "generation": 2},
+            "spec": spec, "status": status,
+        });
+        serde_json::from_value::<StoredJob>(object).unwrap().0
+    }
+
+    #[test]
+    fn of_a_job_that_cannot_be_read_metadata_and_status_are_kept() {
+        let status = json!({"phase": "InProgress", "startTime": "2026-11-21T09:00:00Z"});
+        assert!(read(&json!({"retry": 1}), &status).is_ok());
+        let unreadable = read(&json!({"retry": 1e20}), &status).unwrap_err();
+        assert!(unreadable.error.contains("expected i64"), "{}", unreadable.error);
+        let rest = &unreadable.rest;
+        assert_eq!((rest.metadata.uid.as_deref(), rest.metadata.generation), (Some("u"), Some(2)));
+        let kept = rest.status.as_ref().unwrap();
+        assert_eq!((kept.phase, kept.start_time.is_some()), (JobPhase::InProgress, true));
+        let unreadable = read(&json!({"retry": 1e20}), &json!({"phase": 7})).unwrap_err();
+        assert_eq!(
+            (unreadable.rest.status, unreadable.rest.metadata.resource_version.as_deref()),
+            (None, Some("7"))
+        );
+    }
+}
