@@ -34,7 +34,7 @@ REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test repl
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet check test bench lint crds clean
+.PHONY: help setup build demo fleet storm check test bench lint crds clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its o
 fleet: ## One job over NODES=1000 simulated edges, measured (ARGS=--help shows its options)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin fleet'
 	@$(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
+
+storm: ## Faults by chance and all at once for MINUTES=10, then every job must be as it should be (ARGS='--seed N')
+	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
+	@PREPULL_E2E_RECORD=1 PREPULL_E2E_LOGS=$(or $(PREPULL_E2E_LOGS),$(TARGET)/storm-logs) $(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug $(TARGET)/debug/storm --minutes $(or $(MINUTES),10) $(ARGS)
 
 check: ## While one works: format, clippy, unit tests, one test on real parts
 	@$(SETUP)/prepare.sh 'cargo fmt --all --check' '$(CLIPPY)' '$(BUILD_TESTS)'

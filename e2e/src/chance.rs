@@ -32,6 +32,11 @@ impl Chance {
         f64::from(u32::try_from(self.next() >> 32).unwrap_or(u32::MAX)) / (f64::from(u32::MAX) + 1.0)
     }
 
+    /// Draws a number below `count`; 0 for 0.
+    pub(crate) fn below(&mut self, count: usize) -> usize {
+        usize::try_from(self.next() % count.max(1) as u64).unwrap_or_default()
+    }
+
     /// Draws true with this probability.
     pub(crate) fn happens(&mut self, rate: f64) -> bool {
         self.part() < rate

@@ -177,6 +177,11 @@ impl Cloud {
         self.process.as_ref().context("cloudcore-prepull is stopped")
     }
 
+    /// Whether the cloud has ended by itself, as a leader does that has lost its Lease.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.as_mut().is_some_and(|process| !process.is_running())
+    }
+
     /// Kills the cloud with SIGKILL.
     pub fn kill9(&mut self) -> Result<()> {
         self.process.take().map_or(Ok(()), |mut process| process.kill9())

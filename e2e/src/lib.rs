@@ -52,6 +52,7 @@ pub mod registry;
 pub mod sim;
 pub mod site;
 pub mod stage;
+pub mod storm;
 pub mod usage;
 
 /// The names that most tests need.

@@ -152,6 +152,17 @@ impl EdgeNode {
         Ok(())
     }
 
+    /// Whether the agent has ended by itself.
+    pub fn has_agent_ended(&mut self) -> bool {
+        self.agent.as_mut().is_some_and(|agent| !agent.is_running())
+    }
+
+    /// Sets the agent's wall clock so many seconds ahead, or behind, from its next start on.
+    pub fn set_clock_off_by(&mut self, seconds: i64) -> Result<()> {
+        self.environment = if seconds == 0 { Vec::new() } else { clock_off_by(seconds)? };
+        Ok(())
+    }
+
     /// Whether the agent has sent this text to its runtime. Needs [`Start::eavesdropped`].
     pub fn has_told_runtime(&self, text: &str) -> Result<bool> {
         let eavesdropper = self
@@ -267,12 +278,7 @@ impl Start<'_> {
 
     /// Sets the agent's wall clock so many seconds ahead, or behind; its monotonic clock is not changed.
     pub fn clock_off_by(mut self, seconds: i64) -> Result<Self> {
-        self.environment.extend([
-            ("LD_PRELOAD", parts::libfaketime()?.into()),
-            ("FAKETIME", format!("{seconds:+}s").into()),
-            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
-            ("NO_FAKE_STAT", "1".into()),
-        ]);
+        self.environment = clock_off_by(seconds)?;
         Ok(self)
     }
 
@@ -320,6 +326,16 @@ impl Start<'_> {
         }
         Ok(node)
     }
+}
+
+/// The environment in which a program's wall clock is off.
+fn clock_off_by(seconds: i64) -> Result<Vec<(&'static str, OsString)>> {
+    Ok(vec![
+        ("LD_PRELOAD", parts::libfaketime()?.into()),
+        ("FAKETIME", format!("{seconds:+}s").into()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+        ("NO_FAKE_STAT", "1".into()),
+    ])
 }
 
 impl<'a> IntoFuture for Start<'a> {

@@ -1,0 +1,186 @@
+//! Watches every job while it storms, and notes each promise that one of its statuses breaks.
+
+use std::collections::HashMap;
+
+use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::Api;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Resource, ResourceExt};
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::kruise::ImagePullJob;
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
+use tokio::task::JoinSet;
+
+use super::diary::Diary;
+use crate::cluster::Cluster;
+
+/// The watches of a storm.
+pub(super) struct Observer(JoinSet<()>);
+
+impl Observer {
+    pub(super) fn start(cluster: &Cluster, diary: &Diary) -> Self {
+        let mut watches = JoinSet::new();
+        let (client, notes) = (cluster.client(), diary.clone());
+        watches.spawn(async move {
+            let mut seen = HashMap::<String, Seen>::new();
+            each(Api::<ImagePrePullJob>::all(client), |job| {
+                seen.entry(job.uid().unwrap_or_default()).or_default().look(&job, &notes);
+            })
+            .await;
+        });
+        let (client, notes) = (cluster.client(), diary.clone());
+        watches.spawn(async move {
+            let mut most = HashMap::<String, i32>::new();
+            each(Api::<ImagePullJob>::all(client), |job| {
+                look_at_pull_job(&job, most.entry(job.uid().unwrap_or_default()).or_default(), &notes);
+            })
+            .await;
+        });
+        Self(watches)
+    }
+
+    /// Ends the watches. One that has ended by itself has not seen everything.
+    pub(super) async fn end(mut self, diary: &Diary) {
+        while let Some(ended) = self.0.try_join_next() {
+            diary.broken(&format!("a watch of the storm ended by itself: {ended:?}"));
+        }
+        self.0.shutdown().await;
+    }
+}
+
+/// Shows every version of every object, as far as the API server tells of it.
+async fn each<K>(api: Api<K>, mut look: impl FnMut(K))
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut events =
+        std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff().applied_objects());
+    while let Some(event) = events.next().await {
+        // After an error the watch tries again: the API server is stopped at times.
+        if let Ok(object) = event {
+            look(object);
+        }
+    }
+}
+
+/// What was seen of an ImagePrePullJob.
+#[derive(Default)]
+struct Seen {
+    last: ImagePrePullJobStatus,
+    generation: i64,
+    /// The most nodes that its spec has ever allowed at a time. Those that have begun go on when it is lowered.
+    most: i64,
+}
+
+impl Seen {
+    fn look(&mut self, job: &ImagePrePullJob, diary: &Diary) {
+        let name = job.name_any();
+        let generation = job.metadata.generation.unwrap_or_default();
+        self.most = self.most.max(job.spec.image_pre_pull_template.concurrency);
+        let status = job.status.clone().unwrap_or_default();
+        for broken in self.broken(&status, generation) {
+            diary.broken(&format!("{name}: {broken}"));
+        }
+        (self.last, self.generation) = (status, generation);
+    }
+
+    /// The promises that the change to this status breaks.
+    fn broken(&self, now: &ImagePrePullJobStatus, generation: i64) -> Vec<String> {
+        let (before, mut broken) = (&self.last, Vec::new());
+        let sum = &now.summary;
+        let parts = sum.pending + sum.in_progress + sum.successful + sum.failure + sum.unknown;
+        if parts != sum.desired {
+            broken.push(format!("the summary does not add up: {sum:?}"));
+        }
+        if i64::from(sum.in_progress) > self.most {
+            broken.push(format!("{} nodes at a time, and {} are allowed", sum.in_progress, self.most));
+        }
+        if before.start_time.is_some() && now.start_time != before.start_time {
+            broken.push(format!("its start moved from {:?} to {:?}", before.start_time, now.start_time));
+        }
+        if now.retry < before.retry {
+            broken.push(format!("its rounds fell from {} to {}", before.retry, now.retry));
+        }
+        let has_ended = before.completion_time.is_some();
+        // Who edits a job may start it again; without that, and without a further round, its end is its end.
+        if has_ended && generation == self.generation && now.retry == before.retry {
+            if now.completion_time != before.completion_time {
+                broken.push(format!(
+                    "its end moved from {:?} to {:?}",
+                    before.completion_time, now.completion_time
+                ));
+            }
+            if now.phase != before.phase {
+                broken.push(format!("it was {:?} and over, and is {:?}", before.phase, now.phase));
+            }
+        }
+        if now.phase == JobPhase::InProgress && now.completion_time.is_some() {
+            broken.push("it is InProgress and has an end".to_owned());
+        }
+        broken
+    }
+}
+
+fn look_at_pull_job(job: &ImagePullJob, most: &mut i32, diary: &Diary) {
+    if let Some(IntOrString::Int(parallelism)) = job.spec.template.parallelism {
+        *most = (*most).max(parallelism);
+    }
+    let Some(status) = &job.status else { return };
+    if status.active > *most {
+        diary.broken(&format!(
+            "{}: {} nodes at a time, and {most} are allowed",
+            job.name_any(),
+            status.active
+        ));
+    }
+    if status.completion_time.is_some() && status.succeeded + status.failed != status.desired {
+        diary.broken(&format!("{}: it is over and does not add up: {status:?}", job.name_any()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
+    use prepull_api::crd::status::Summary;
+
+    use super::*;
+
+    fn at(second: i64) -> Option<Time> {
+        Timestamp::from_second(second).ok().map(Time)
+    }
+
+    fn ended() -> ImagePrePullJobStatus {
+        ImagePrePullJobStatus {
+            phase: JobPhase::Completed,
+            start_time: at(10),
+            completion_time: at(20),
+            summary: Summary { desired: 2, successful: 2, ..Summary::default() },
+            ..ImagePrePullJobStatus::default()
+        }
+    }
+
+    #[test]
+    fn a_job_that_is_over_stays_over_unless_it_is_edited() {
+        let seen = Seen { last: ended(), generation: 1, most: 1 };
+        assert_eq!(seen.broken(&ended(), 1), Vec::<String>::new());
+        let again = ImagePrePullJobStatus { phase: JobPhase::InProgress, completion_time: None, ..ended() };
+        assert_eq!(seen.broken(&again, 1).len(), 2);
+        assert_eq!(seen.broken(&again, 2), Vec::<String>::new());
+        let later = ImagePrePullJobStatus { completion_time: at(21), ..ended() };
+        assert_eq!(seen.broken(&later, 1).len(), 1);
+    }
+
+    #[test]
+    fn sums_starts_and_concurrency_are_looked_at() {
+        let seen = Seen { last: ended(), generation: 1, most: 1 };
+        let moved = ImagePrePullJobStatus { start_time: at(11), ..ended() };
+        assert_eq!(seen.broken(&moved, 1).len(), 1);
+        let lost = Summary { desired: 2, successful: 1, ..Summary::default() };
+        assert_eq!(seen.broken(&ImagePrePullJobStatus { summary: lost, ..ended() }, 1).len(), 1);
+        let crowd = Summary { desired: 2, in_progress: 2, ..Summary::default() };
+        assert_eq!(seen.broken(&ImagePrePullJobStatus { summary: crowd, ..ended() }, 1).len(), 1);
+    }
+}
