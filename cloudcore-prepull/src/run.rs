@@ -24,7 +24,7 @@ use prepull_program::errors::with_causes;
 use prepull_program::log;
 use prepull_program::signals::wait_for_termination;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
@@ -49,7 +49,7 @@ mod preflight;
 mod recorder;
 mod vital;
 
-use self::core::{Clock, Core, DISPATCHES};
+use self::core::{Clock, Core};
 use recorder::{RecordFile, Recorder};
 use vital::Vital;
 
@@ -206,7 +206,6 @@ async fn work(
         leadership,
         metrics,
         inputs: inputs.clone(),
-        permits: Arc::new(Semaphore::new(DISPATCHES)),
         work: JoinSet::new(),
         vital: Vital::default(),
     };

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use prepull_api::crd::status::NodeStatus;
 use prepull_e2e::api_proxy::Verb;
 use prepull_e2e::prelude::*;
 
@@ -265,4 +266,61 @@ async fn etcd_killed_in_the_middle_of_a_job_loses_nothing() -> Result<()> {
     }
     scene.site.cluster.start_etcd().await?;
     scene.end_right(&jobs).await
+}
+
+#[tokio::test]
+async fn a_secret_that_cannot_be_read_delays_no_other_job_of_either_api() -> Result<()> {
+    /// More than cloudcore reads secrets for at a time.
+    const STUCK: usize = 70;
+    const OTHERS: usize = 100;
+    let cluster = Cluster::with_kruise().await?;
+    let api = ApiProxy::start(&cluster, 3)?;
+    let cloud = Cloud::with_kruise(&cluster).through(&api).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 2 * STUCK + 2 * OTHERS).await?;
+    fleet.all_connected().await?;
+    for secret in ["lost", "good"] {
+        let login = ("registry.example", "alice", &*password("alice"));
+        cluster.registry_secret("default", secret, &[login]).await?;
+    }
+    api.inject(Requests::ALL.on("secrets").named("lost"), 1.0, Fault::Status(500));
+    let (stuck, others) = fleet.names().split_at(2 * STUCK);
+    let ((stuck, kruise_stuck), (others, kruise_others)) = (stuck.split_at(STUCK), others.split_at(OTHERS));
+    let job = |name: &str, secret: &str, nodes: &[String]| {
+        let job = cluster.job(name).images([format!("registry.example/{name}:v1")]).on(nodes).tolerate("0");
+        job.secret(&format!("default/{secret}")).concurrency(200).timeout_seconds(600)
+    };
+    let pull_job = |name: &str, secret: &str, nodes: &[String]| {
+        let job = cluster.pull_job(name, &format!("registry.example/{name}:v1")).on(nodes);
+        job.secrets(&[secret]).parallelism(200)
+    };
+    let waiting = job("stuck", "lost", stuck).apply().await?;
+    let kruise_waiting = pull_job("kruise-stuck", "lost", kruise_stuck).apply().await?;
+    // Nodes that wait for a secret give back their slots, and say why.
+    let says_why = |reason: &str| reason.contains("secret default/lost could not be read");
+    waiting
+        .until("waits with the reason", |status| {
+            let waits = |node: &&NodeStatus| node.phase == NodePhase::Pending && says_why(&node.reason);
+            status.node_status.iter().filter(waits).count() > STUCK / 2 && says_why(&status.reason)
+        })
+        .await?;
+    for (secret, name) in [("good", "other"), ("good", "another")] {
+        assert_eq!(job(name, secret, others).completes().await?.summary.successful, 100);
+        let name = format!("kruise-{name}");
+        assert_eq!(pull_job(&name, secret, kruise_others).completes().await?.succeeded, 100);
+    }
+    // Also on the very nodes that wait.
+    assert_eq!(job("same-nodes", "good", stuck).completes().await?.summary.successful, 70);
+    let status = waiting.status().await?;
+    assert_eq!((status.summary.successful, status.summary.failure, status.completion_time), (0, 0, None));
+    let status = kruise_waiting.status().await?;
+    assert_eq!((status.succeeded, status.failed, status.completion_time), (0, 0, None));
+
+    api.heal();
+    let long = Duration::from_secs(120);
+    assert_eq!(waiting.within(long).completes().await?.summary.successful, 70);
+    assert_eq!(kruise_waiting.within(long).completes().await?.succeeded, 70);
+    assert_eq!(fleet.pulled_twice(), 0);
+    fleet.all_acknowledged().await?;
+    fleet.stop().await;
+    Ok(())
 }

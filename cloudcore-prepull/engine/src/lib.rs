@@ -31,6 +31,7 @@ pub mod shared {
     pub mod objects;
     pub mod outcomes;
     pub mod pacing;
+    pub(crate) mod postponement;
     pub mod reasons;
     #[cfg(test)]
     pub(crate) mod rng;

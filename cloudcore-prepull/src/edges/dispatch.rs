@@ -16,8 +16,8 @@ use crate::kube_api::secrets::Secrets;
 
 /// Resolves the keys of a job's task, and queues the task on the node's session.
 ///
-/// If the API server temporarily fails to return a secret, this waits for as long as the task has time. Cancel-safe:
-/// nothing is sent before all keys are resolved.
+/// If the API server fails to return a secret, the task is postponed after a few seconds. Cancel-safe: nothing is sent
+/// before all keys are resolved.
 pub(crate) async fn dispatch_job_task(
     order: &Dispatch,
     secrets: &Secrets,
@@ -27,9 +27,9 @@ pub(crate) async fn dispatch_job_task(
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
     let mut keys = Vec::with_capacity(order.plan.images.len());
     for image in &order.plan.images {
-        match read_secrets(&image.secrets, secrets, remaining()).await {
+        match read_secrets(&image.secrets, secrets).await {
             Ok(found) => keys.push(plan::resolve_key(&image.secrets, &image.pull, found)),
-            Err(unsendable) => return unsendable,
+            Err(postponed) => return postponed,
         }
     }
     send(&order.node, build_assign(order, keys, remaining()), sessions)
@@ -42,9 +42,9 @@ pub(crate) async fn dispatch_node_image_task(
     sessions: &Sessions,
 ) -> DispatchOutcome {
     let begun = Instant::now();
-    let key = match read_secrets(&order.secrets, secrets, order.remaining).await {
+    let key = match read_secrets(&order.secrets, secrets).await {
         Ok(found) => plan::resolve_pull_secrets(&order.secrets, &order.reference, found),
-        Err(unsendable) => return unsendable,
+        Err(postponed) => return postponed,
     };
     let remaining = order.remaining.saturating_sub(begun.elapsed());
     send(&order.node, Assign { task: order.task, remaining, keys: vec![key] }, sessions)
@@ -103,20 +103,17 @@ impl KeyTable {
     }
 }
 
-/// Reads the secrets, and returns a look-up by name; an error if they could not be read in time.
+/// Reads the secrets, and returns a look-up by name. Fails if one of them cannot be read for now.
 async fn read_secrets(
     names: &[SecretRef],
     secrets: &Secrets,
-    patience: Duration,
 ) -> Result<impl Fn(&SecretRef) -> SecretLookup + use<>, DispatchOutcome> {
     let mut found = Vec::with_capacity(names.len());
     for name in names {
-        let Ok(lookup) = tokio::time::timeout(patience, secrets.get(name)).await else {
-            return Err(DispatchOutcome::Unsendable(format!(
-                "the secrets {} could not be read in time",
-                names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-            )));
-        };
+        let lookup = secrets.get(name).await;
+        if let SecretLookup::Error(reason) = lookup {
+            return Err(DispatchOutcome::Postponed(format!("secret {name} could not be read: {reason}")));
+        }
         found.push((name.clone(), lookup));
     }
     Ok(move |secret: &SecretRef| {

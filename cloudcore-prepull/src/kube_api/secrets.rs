@@ -9,22 +9,33 @@ use kube::api::Api;
 use kube::{Client, Error};
 use prepull_api::overriders::SecretRef;
 use prepull_engine::prepull::plan::SecretLookup;
-use tokio::sync::Mutex;
+use prepull_engine::shared::pacing::Backoff;
+use prepull_program::errors::with_causes;
+use tokio::sync::{Mutex, Semaphore};
+use tracing::warn;
 
-use crate::kube_api::cluster::read_with_retry;
-use crate::kube_api::refusal::explain;
+use crate::kube_api::refusal::FailureLog;
 
 /// How long a secret is cached: a changed password is used by the next wave, and 10,000 nodes that start together cost
 /// one request.
 const FOUND_TTL: Duration = Duration::from_secs(5);
 /// How long it is cached that a secret cannot be read: one that was just created must not be reported as missing.
 const ABSENT_TTL: Duration = Duration::from_secs(1);
+/// Requests under way. One secret takes one of them at most, however many nodes wait for it.
+const REQUESTS: usize = 64;
+/// The time for all tries to read one secret. Whoever needs it holds the slot of a node meanwhile; after that the engine
+/// tries again, and less and less often.
+const READ_LIMIT: Duration = Duration::from_secs(5);
+/// The waits between two tries.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(1));
 
 /// The registry secrets that jobs refer to.
 #[derive(Clone)]
 pub(crate) struct Secrets {
     client: Client,
     recent: Arc<Mutex<HashMap<SecretRef, Slot>>>,
+    requests: Arc<Semaphore>,
+    log: Arc<FailureLog>,
 }
 
 /// One secret: whoever asks while it is read waits for the same answer.
@@ -33,11 +44,12 @@ type Slot = Arc<Mutex<Option<(Instant, SecretLookup)>>>;
 impl Secrets {
     /// Reads secrets with the rights of this client.
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, recent: Arc::default() }
+        let requests = Arc::new(Semaphore::new(REQUESTS));
+        Self { client, recent: Arc::default(), requests, log: Arc::default() }
     }
 
-    /// The secret, or the final reason why there is none. Waits while the API server is unavailable: give it a deadline.
-    /// Dropping the future loses nothing.
+    /// The secret, or the reason why there is none. That is final unless it is [`SecretLookup::Error`], which says that
+    /// the API server has failed for some seconds. Dropping the future loses nothing.
     pub(crate) async fn get(&self, secret: &SecretRef) -> SecretLookup {
         let slot = self.slot(secret).await;
         let mut answer = slot.lock().await;
@@ -58,18 +70,39 @@ impl Secrets {
     }
 
     async fn read(&self, secret: &SecretRef) -> SecretLookup {
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), secret.namespace());
-        let read = || async {
-            match api.get(secret.name()).await {
-                Ok(found) => Ok(SecretLookup::from_secret(&found)),
-                Err(Error::Api(answer)) if answer.code == 404 => Ok(SecretLookup::Missing),
-                Err(Error::Api(answer)) if matches!(answer.code, 401 | 403) => {
-                    Ok(SecretLookup::Forbidden(answer.message.clone()))
+        let (mut last, mut backoff) = (None, RETRY);
+        let read = async {
+            loop {
+                match self.try_read(secret).await {
+                    Ok(lookup) => return lookup,
+                    Err(error) => last = Some(with_causes(&error)),
                 }
-                Err(error) => Err(error),
+                tokio::time::sleep(backoff.next_wait()).await;
             }
         };
-        read_with_retry(&format!("secret {secret}"), explain::<Secret>, read).await
+        if let Ok(lookup) = tokio::time::timeout(READ_LIMIT, read).await {
+            return lookup;
+        }
+        let reason = last.unwrap_or_else(|| format!("the API server has not answered within {READ_LIMIT:?}"));
+        // Once a minute: it is tried again for as long as a node needs it.
+        if self.log.is_due("read a secret", &reason, Instant::now()) {
+            warn!(%secret, reason, "this secret cannot be read, and maybe others; the nodes that need it wait");
+        }
+        SecretLookup::Error(reason)
+    }
+
+    async fn try_read(&self, secret: &SecretRef) -> Result<SecretLookup, Error> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), secret.namespace());
+        // For the request alone, and not for the waits between two of them. The semaphore is never closed.
+        let _permit = self.requests.acquire().await;
+        match api.get(secret.name()).await {
+            Ok(found) => Ok(SecretLookup::from_secret(&found)),
+            Err(Error::Api(answer)) if answer.code == 404 => Ok(SecretLookup::Missing),
+            Err(Error::Api(answer)) if matches!(answer.code, 401 | 403) => {
+                Ok(SecretLookup::Forbidden(answer.message.clone()))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Drops expired secrets, for ever, so that even the last one is in memory no longer than twice [`FOUND_TTL`].
@@ -92,11 +125,22 @@ fn drop_expired(recent: &mut HashMap<SecretRef, Slot>) {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::future::join_all;
+    use hyper::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
     use super::*;
+
+    fn secret(name: &str) -> SecretRef {
+        SecretRef::new("default", name).unwrap()
+    }
 
     #[test]
     fn expired_secrets_are_dropped_except_those_being_read() {
-        let secret = |name| SecretRef::new("default", name).unwrap();
         let old = Instant::now().checked_sub(FOUND_TTL).unwrap();
         let filled = |at| Arc::new(Mutex::new(Some((at, SecretLookup::Missing))));
         let reading: Slot = Arc::default();
@@ -111,5 +155,60 @@ mod tests {
         assert!(!recent.contains_key(&secret("old")));
         assert_eq!(recent.len(), 2);
         drop(guard);
+    }
+
+    /// An API server that answers 500 for the secret `lost`, 404 for `missing`, and never for others. Counts requests.
+    fn failing_api_server() -> (Secrets, Arc<AtomicUsize>) {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&requests);
+        let serve = move |request: Request<Body>| {
+            count.fetch_add(1, Ordering::Relaxed);
+            async move {
+                let code = match request.uri().path().rsplit('/').next() {
+                    Some("lost") => 500,
+                    Some("missing") => 404,
+                    _ => std::future::pending().await,
+                };
+                let status =
+                    json!({ "kind": "Status", "apiVersion": "v1", "message": "no key", "code": code });
+                let body = Body::from(status.to_string().into_bytes());
+                Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+            }
+        };
+        (Secrets::new(Client::new(tower::service_fn(serve), "default")), requests)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_secret_that_cannot_be_read_is_given_up_within_seconds_by_all_who_wait() {
+        let (secrets, requests) = failing_api_server();
+        let (begun, lost) = (tokio::time::Instant::now(), secret("lost"));
+        for lookup in join_all((0..500).map(|_| secrets.get(&lost))).await {
+            assert!(
+                matches!(&lookup, SecretLookup::Error(reason) if reason.contains("no key")),
+                "{lookup:?}"
+            );
+        }
+        assert_eq!(begun.elapsed().as_secs(), READ_LIMIT.as_secs());
+        let requests = requests.load(Ordering::Relaxed);
+        assert!((3..10).contains(&requests), "{requests}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_secret_that_is_being_retried_takes_no_request_of_others() {
+        let (secrets, _) = failing_api_server();
+        let lost = SecretRef::new("default", "lost").unwrap();
+        let others: Vec<_> = (0..REQUESTS - 1).map(|n| secret(&format!("slow-{n}"))).collect();
+        let slow = join_all(others.iter().map(|name| secrets.get(name)));
+        let begun = tokio::time::Instant::now();
+        let missing = secret("missing");
+        let found = async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let found = secrets.get(&missing).await;
+            (found, begun.elapsed())
+        };
+        let (_, _, (found, waited)) = futures::join!(slow, secrets.get(&lost), found);
+        assert!(matches!(found, SecretLookup::Missing), "{found:?}");
+        assert!(waited < Duration::from_secs(1), "{waited:?}");
+        assert_eq!(begun.elapsed().as_secs(), READ_LIMIT.as_secs(), "none of them is waited for any longer");
     }
 }

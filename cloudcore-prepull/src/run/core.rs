@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use prepull_engine::engine::{Action, Engine, Input, Listed};
 use prepull_engine::prepull::controller;
 use prepull_engine::shared::outcomes::WriteOutcome;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
@@ -28,8 +28,6 @@ use crate::run::vital::Vital;
 
 /// Inputs of one batch: the writes and decisions that follow are made once for all of them.
 const BATCH: usize = 1024;
-/// Dispatches under way: each may ask the API server for secrets.
-pub(super) const DISPATCHES: usize = 64;
 
 /// Wall-clock time that does not jump: the clock of the start, and what a monotonic clock adds.
 pub(super) struct Clock {
@@ -62,7 +60,6 @@ pub(super) struct Core {
     pub(super) events: Events,
     pub(super) metrics: Arc<Metrics>,
     pub(super) inputs: mpsc::Sender<Input>,
-    pub(super) permits: Arc<Semaphore>,
     pub(super) work: JoinSet<()>,
     pub(super) vital: Vital,
 }
@@ -176,11 +173,9 @@ impl Core {
             }
             Action::Dispatch(order) => {
                 let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
-                let (permits, inputs) = (self.permits.clone(), self.inputs.clone());
+                let inputs = self.inputs.clone();
                 let span = info_span!("dispatch", job = order.job.name, node = %order.node);
                 let work = async move {
-                    // The semaphore is never closed.
-                    let _permit = permits.acquire().await;
                     let outcome = dispatch::dispatch_job_task(&order, &secrets, &sessions).await;
                     info!(?outcome, images = order.plan.images.len(), "dispatched");
                     let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);

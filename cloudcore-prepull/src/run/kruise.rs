@@ -35,12 +35,9 @@ impl Core {
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
             Action::Event(event) => self.events.send(event),
             Action::Dispatch(dispatch) => {
-                let (secrets, sessions, permits) =
-                    (self.secrets.clone(), self.sessions.clone(), self.permits.clone());
+                let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
                 let span = info_span!("dispatch", task = dispatch.task.title, node = %dispatch.node);
                 let work = async move {
-                    // The semaphore is never closed.
-                    let _permit = permits.acquire().await;
                     let (node, task) = (dispatch.node.clone(), dispatch.task.id.clone());
                     let dispatched = caught(dispatch_node_image_task(*dispatch, &secrets, &sessions)).await;
                     let outcome = dispatched.unwrap_or(DispatchOutcome::Offline);

@@ -125,6 +125,7 @@ impl Metrics {
         let outcome = match outcome {
             DispatchOutcome::Sent(_) => "sent",
             DispatchOutcome::Offline => "offline",
+            DispatchOutcome::Postponed(_) => "postponed",
             DispatchOutcome::Unsendable(_) => "unsendable",
         };
         self.counted.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();

@@ -2,7 +2,7 @@
 
 use crate::check::Check;
 use crate::cloud::Boot;
-use crate::world::{Fate, World};
+use crate::world::{DispatchFate, Fate, World};
 
 /// In each of which everything that is due is done and time moves on to the next thing. A job may have six
 /// nodes, one at a time, with rounds and pauses.
@@ -135,7 +135,7 @@ impl World {
                 self.finish_write(0, Fate::Answered);
             }
             while !self.cloud.dispatches.is_empty() {
-                self.finish_dispatch(0, false);
+                self.finish_dispatch(0, DispatchFate::Sent);
             }
             while !self.cloud.deletes.is_empty() {
                 self.finish_delete(0);

@@ -12,7 +12,7 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
 use prepull_engine::prepull::controller::Object;
 
 use crate::edge::{Exec, image};
-use crate::world::{Fate, World, millis};
+use crate::world::{DispatchFate, Fate, World, millis};
 
 impl World {
     pub(crate) fn step(&mut self) {
@@ -36,8 +36,12 @@ impl World {
             }
             38..43 => {
                 let which = self.rng.below(self.cloud.dispatches.len());
-                let unsendable = self.rng.chance(3);
-                self.finish_dispatch(which, unsendable);
+                let fate = match self.rng.below(100) {
+                    0..3 => DispatchFate::Unsendable,
+                    3..13 => DispatchFate::Postponed,
+                    _ => DispatchFate::Sent,
+                };
+                self.finish_dispatch(which, fate);
             }
             43..51 => _ = self.any_conn().is_some_and(|id| self.reach_edge(id)),
             51..59 => _ = self.any_conn().is_some_and(|id| self.reach_cloud(id)),

@@ -43,6 +43,17 @@ pub(crate) enum Fate {
     AnswerLost,
 }
 
+/// What happens to a dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DispatchFate {
+    /// The task goes to the node's session, if there is one.
+    Sent,
+    /// A secret cannot be read for now.
+    Postponed,
+    /// The task can never be sent.
+    Unsendable,
+}
+
 pub(crate) struct World {
     pub(crate) rng: Rng,
     /// Milliseconds since the beginning.
@@ -309,15 +320,20 @@ impl World {
     }
 
     /// The keys of a dispatch are there, or will never be.
-    pub(crate) fn finish_dispatch(&mut self, which: usize, unsendable: bool) {
+    pub(crate) fn finish_dispatch(&mut self, which: usize, fate: DispatchFate) {
         if which >= self.cloud.dispatches.len() {
             return;
         }
         let (order, begun) = self.cloud.dispatches.remove(which);
         let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
-        let outcome = if unsendable {
+        let outcome = if fate == DispatchFate::Unsendable {
             self.check.unsendable(&node, &job, attempt);
-            DispatchOutcome::Unsendable("the secret cannot be read".to_owned())
+            DispatchOutcome::Unsendable("the task is too large".to_owned())
+        } else if fate == DispatchFate::Postponed {
+            // Where no time is left to wait, that is a failure.
+            self.check.unsendable(&node, &job, attempt);
+            self.check.unreached(&node, &job, attempt, self.now);
+            DispatchOutcome::Postponed("the secret cannot be read".to_owned())
         } else {
             let elapsed = Duration::from_millis(self.now - begun);
             let assign = cloud::assign(&order, order.remaining.saturating_sub(elapsed));

@@ -74,11 +74,12 @@ impl About {
 pub struct Requests {
     verbs: Option<&'static [Verb]>,
     resource: Option<&'static str>,
+    name: Option<&'static str>,
 }
 
 impl Requests {
     /// All requests.
-    pub const ALL: Self = Self { verbs: None, resource: None };
+    pub const ALL: Self = Self { verbs: None, resource: None, name: None };
     /// Requests that change something.
     pub const WRITES: Self = Self::verbs(&[Verb::Create, Verb::Update, Verb::Patch, Verb::Delete]);
     /// Requests that begin a watch.
@@ -89,7 +90,7 @@ impl Requests {
     /// Requests with one of these verbs.
     #[must_use]
     pub const fn verbs(verbs: &'static [Verb]) -> Self {
-        Self { verbs: Some(verbs), resource: None }
+        Self { verbs: Some(verbs), ..Self::ALL }
     }
 
     /// Narrows the selection to a resource, such as `nodes`.
@@ -98,9 +99,16 @@ impl Requests {
         Self { resource: Some(resource), ..self }
     }
 
+    /// Narrows the selection to the objects of this name.
+    #[must_use]
+    pub const fn named(self, name: &'static str) -> Self {
+        Self { name: Some(name), ..self }
+    }
+
     pub(super) fn fit(self, about: &About) -> bool {
         self.verbs.is_none_or(|verbs| verbs.contains(&about.verb))
             && self.resource.is_none_or(|resource| resource == about.resource)
+            && self.name.is_none_or(|name| name == about.name)
     }
 }
 

@@ -7,7 +7,8 @@
 //!            start (a slot is free, the edge is online)
 //!  Pending ─────────────────────────────────────────▶ InProgress ──result──▶ Successful | Failure
 //!     ▲                                                 │    │                    ▲
-//!     └── the Assign could not be handed to a session ──┘    └──deadline──▶ Unknown ──late result
+//!     ├── the Assign could not be handed to a session ──┤    └──deadline──▶ Unknown ──late result
+//!     └── a secret cannot be read for now ──────────────┘
 //! ```
 //!
 //! A node whose Node is deleted before it has started leaves the rollout. Its place stays empty, so that the places of
@@ -23,11 +24,13 @@ use prepull_api::crd::status::{NodePhase, NodeStatus, RolloutStatus, Summary, Tr
 use prepull_api::task::NodeName;
 
 use crate::prepull::validate::{Ratio, Step};
+use crate::shared::postponement::Postponement;
 use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
 
 mod books;
 mod edges;
+mod postponed;
 mod record;
 mod rounds;
 #[cfg(test)]
@@ -97,6 +100,16 @@ struct Member {
     start: u64,
     /// Whether a write of that start has begun.
     is_stamped: bool,
+    /// Once a secret of its task could not be read in this attempt.
+    postponed: Option<Box<Postponed>>,
+}
+
+/// A node whose secrets could not be read.
+#[derive(Clone, Debug)]
+struct Postponed {
+    postponement: Postponement,
+    /// When they are to be read again, and why they could not be; `None` once that time has come.
+    waits: Option<(Timestamp, String)>,
 }
 
 /// A decision that the controller carries out.
@@ -104,6 +117,8 @@ struct Member {
 pub enum Decision {
     /// Record the node as in progress; once that is written, dispatch its task.
     Start(NodeName),
+    /// Dispatch the task once more that the edge has already: its secrets could not be read.
+    Redispatch(NodeName),
     /// The node is out of time: cancel its task, if it can be reached.
     Expire(NodeName),
     /// A start that may be in the API server already does not happen: record that.
@@ -156,6 +171,8 @@ pub struct Rollout {
     starts: u64,
     /// The deadlines of the nodes in progress, with their places.
     deadlines: BTreeSet<(Timestamp, usize)>,
+    /// When the secrets of postponed nodes are to be read again, with their places.
+    postponed: BTreeSet<(Timestamp, usize)>,
     /// How many nodes are pending and offline.
     offline: usize,
     counts: Summary,
@@ -183,6 +200,7 @@ impl Rollout {
             withdrawn: BTreeSet::new(),
             starts: 0,
             deadlines: BTreeSet::new(),
+            postponed: BTreeSet::new(),
             offline: 0,
             counts: Summary::default(),
             waves: Waves::default(),
@@ -232,6 +250,7 @@ impl Rollout {
             has_left: false,
             start: 0,
             is_stamped: false,
+            postponed: None,
         });
         self.index_member(at);
     }
@@ -365,7 +384,8 @@ impl Rollout {
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
         let wave = self.waves.paused_until().filter(|_| self.verdict() == Verdict::Running);
-        deadline.into_iter().chain(wave).min()
+        let postponed = self.postponed.first().map(|(at, _)| *at);
+        deadline.into_iter().chain(wave).chain(postponed).min()
     }
 
     /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.
@@ -382,6 +402,7 @@ impl Rollout {
             self.deadlines.remove(&(deadline, at));
             decisions.push(self.expire(at, &reason, now));
         }
+        decisions.extend(self.end_postponements(now));
         if self.verdict() == Verdict::Running {
             let Settings { steps, pause, .. } = &self.settings;
             self.waves.advance(steps, *pause, &self.counts, now);

@@ -11,6 +11,8 @@ pub enum DispatchOutcome {
     Sent(SessionId),
     /// There was no session that would take the task.
     Offline,
+    /// The task could not be made for now, for this reason: a registry secret cannot be read.
+    Postponed(String),
     /// No session could ever take the task, for this reason.
     Unsendable(String),
 }

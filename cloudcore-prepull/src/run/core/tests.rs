@@ -29,7 +29,6 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         leadership: Leadership::undisputed(),
         metrics: Arc::default(),
         inputs,
-        permits: Arc::new(Semaphore::new(DISPATCHES)),
         work: JoinSet::new(),
         vital: Vital::default(),
     }

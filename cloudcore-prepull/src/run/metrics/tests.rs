@@ -68,6 +68,7 @@ fn the_whole_exposition_stays_as_it_is() {
     times(1, &metrics, &|| dispatched(DispatchOutcome::Sent(SessionId(1))));
     times(2, &metrics, &|| dispatched(DispatchOutcome::Offline));
     times(3, &metrics, &|| dispatched(DispatchOutcome::Unsendable(String::new())));
+    times(5, &metrics, &|| dispatched(DispatchOutcome::Postponed(String::new())));
     times(1, &metrics, &|| written(WriteOutcome::Done));
     times(2, &metrics, &|| written(WriteOutcome::Gone));
     times(3, &metrics, &|| written(WriteOutcome::Failed));

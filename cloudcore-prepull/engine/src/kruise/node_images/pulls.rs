@@ -187,7 +187,7 @@ impl Pulls {
                 return;
             }
             room -= 1;
-            pull.begin_dispatch();
+            pull.begin_dispatch(fx.now);
             let dispatch = pull.dispatch(image, tag, fx);
             fx.emit(Action::Dispatch(Box::new(dispatch)));
         }

@@ -16,6 +16,8 @@ use super::effects::NodeEffects;
 use super::spec_edit::is_job;
 use crate::kruise::TagKey;
 use crate::kruise::rules::ValidTag;
+use crate::shared::pacing::Moment;
+use crate::shared::postponement::Postponement;
 
 /// What a task may take beyond all of its tries and the waits between them: for the check of the disk, and for a node that
 /// is about to work on something else.
@@ -61,6 +63,10 @@ pub(super) struct TagPull {
     pub(super) is_inherited: bool,
     /// Before this the task is not sent.
     pub(super) not_before: Option<Timestamp>,
+    /// When the dispatch that is under way has begun, or the last one.
+    dispatched: Option<Timestamp>,
+    /// Since a secret of the task could not be read, until the task is sent.
+    postponement: Option<Box<Postponement>>,
 }
 
 /// How far a task is.
@@ -105,6 +111,8 @@ impl TagPull {
             needs_keys: false,
             is_inherited: false,
             not_before: None,
+            dispatched: None,
+            postponement: None,
         }
     }
 
@@ -141,10 +149,34 @@ impl TagPull {
         self.not_before = fx.now.checked_add(RESEND).ok();
     }
 
+    /// A secret of the task could not be read: it is sent after a while. `false` where its time does not allow another
+    /// try.
+    pub(super) fn postpone(&mut self, reason: &str, fx: &mut NodeEffects<'_>) -> bool {
+        let limit = self.whole_time();
+        let tried = self.dispatched.map_or(Duration::ZERO, |since| Moment::since(fx.now, since));
+        let Some(wait) = self.postponement.get_or_insert_default().next_wait(tried, limit) else {
+            return false;
+        };
+        self.wait(fx);
+        self.not_before = Some(fx.now.after(wait));
+        self.message = truncate_reason(reason);
+        true
+    }
+
     /// Sends the task. A slot has been taken for it already.
-    pub(super) fn begin_dispatch(&mut self) {
+    pub(super) fn begin_dispatch(&mut self, now: Timestamp) {
         self.state = State::Dispatching;
         self.sent = self.task.clone();
+        self.dispatched = Some(now);
+    }
+
+    /// The task was sent at this time.
+    pub(super) fn mark_sent(&mut self, now: Timestamp) {
+        self.started = self.started.or(Some(now));
+        self.last_heard = Some(now);
+        if self.postponement.take().is_some() {
+            self.message.clear();
+        }
     }
 
     /// The node is online and has the task.
@@ -195,12 +227,16 @@ impl TagPull {
         tries.saturating_add(Duration::from_secs(waits)).saturating_add(SLACK)
     }
 
+    /// How long the task may take in all.
+    fn whole_time(&self) -> Duration {
+        self.tag.active_deadline.unwrap_or_else(|| self.time_for_tries())
+    }
+
     /// How long the task may take from now on.
     fn remaining(&self, now: Timestamp) -> Duration {
-        let whole = self.tag.active_deadline.unwrap_or_else(|| self.time_for_tries());
-        let passed = self.started.map_or(Duration::ZERO, |since| {
-            Duration::try_from(now.duration_since(since)).unwrap_or_default()
-        });
+        let whole = self.whole_time();
+        let waited = self.postponement.as_ref().map_or(Duration::ZERO, |postponement| postponement.spent());
+        let passed = self.started.map_or(waited, |since| Moment::since(now, since));
         match self.tag.active_deadline {
             Some(_) => whole.saturating_sub(passed),
             // Without a deadline a task that is sent again has all of its tries again.

@@ -45,6 +45,8 @@ pub(super) struct World {
     pub(super) writes: Vec<Write>,
     /// Whether the API server is available.
     pub(super) api: bool,
+    /// Why the secrets cannot be read, if they cannot.
+    pub(super) secrets: Option<&'static str>,
 }
 
 pub(super) fn node() -> NodeName {
@@ -70,6 +72,7 @@ impl World {
             done: Vec::new(),
             writes: Vec::new(),
             api: true,
+            secrets: None,
         };
         world.images.handle(Input::NodeImages(Vec::new()), world.now);
         world
@@ -148,7 +151,9 @@ impl World {
                         self.images.handle(Input::Written(node(), written), self.now);
                     }
                     Action::Dispatch(dispatch) => {
-                        let outcome = DispatchOutcome::Sent(SessionId(self.session));
+                        let sent = DispatchOutcome::Sent(SessionId(self.session));
+                        let postponed = |reason: &str| DispatchOutcome::Postponed(reason.to_owned());
+                        let outcome = self.secrets.map_or(sent, postponed);
                         let task = dispatch.task.id.clone();
                         self.done.push(Action::Dispatch(dispatch));
                         self.images.handle(Input::Dispatched { node: node(), task, outcome }, self.now);

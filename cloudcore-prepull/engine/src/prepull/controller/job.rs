@@ -209,13 +209,21 @@ impl Job {
                     self.dispatch(node, effects);
                 }
             }
+            DispatchOutcome::Postponed(reason) => {
+                if !self.members.rollout_mut().postpone(node, reason, effects.now) {
+                    self.warn_of_failure(node, reason, effects);
+                }
+            }
             DispatchOutcome::Unsendable(reason) => {
                 self.members.rollout_mut().fail_unsendable(node, reason, effects.now);
-                let note = format!("{node}: {reason}");
-                self.events.emit_node_warning(reasons::NODE_FAILED, &note, effects);
+                self.warn_of_failure(node, reason, effects);
             }
         }
         self.collect_changes();
+    }
+
+    fn warn_of_failure(&mut self, node: &NodeName, reason: &str, effects: &mut Effects<'_>) {
+        self.events.emit_node_warning(reasons::NODE_FAILED, &format!("{node}: {reason}"), effects);
     }
 
     /// Begins the writes that are due.

@@ -33,6 +33,8 @@ struct World {
     images: Vec<String>,
     /// Its session takes nothing.
     dead: Option<NodeName>,
+    /// Why the secrets cannot be read, if they cannot.
+    secrets: Option<&'static str>,
     /// Writes, successful or not.
     tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
@@ -61,6 +63,7 @@ impl World {
             there: Vec::new(),
             images: Vec::new(),
             dead: None,
+            secrets: None,
             tried: Vec::new(),
             sent: Vec::new(),
             dispatched: Vec::new(),
@@ -119,6 +122,8 @@ impl World {
                         self.images.extend(order.plan.images.iter().map(|image| image.image.clone()));
                         let outcome = if self.dead.as_ref() == Some(&order.node) {
                             DispatchOutcome::Offline
+                        } else if let Some(reason) = self.secrets {
+                            DispatchOutcome::Postponed(reason.to_owned())
                         } else {
                             DispatchOutcome::Sent(SessionId(self.sessions))
                         };
@@ -516,4 +521,106 @@ fn an_unreadable_job_fails_alone() {
     assert!(world.status().reason.contains("not a list"));
     world.give(on(&["a"]));
     assert_eq!(world.dispatched, ["a".into()]);
+}
+
+#[test]
+fn a_node_whose_secret_cannot_be_read_gives_back_its_slot_and_waits_with_the_reason() {
+    let mut world = World::new(&["a", "b"]);
+    world.up("a", &[]);
+    world.up("b", &[]);
+    world.secrets = Some("secret s/t could not be read: 500");
+    world.give(job(json!({"nodeNames": ["a"], "failureTolerate": "0"}), 1, None));
+    world.pass(2_000);
+    assert_eq!(
+        (world.phase_of("a"), world.record("a").reason.as_str()),
+        (NodePhase::Pending, "secret s/t could not be read: 500")
+    );
+    assert_eq!(world.record("a").start_time, None);
+    world.pass(2_000);
+    assert_eq!(world.status().reason, "1 nodes wait: secret s/t could not be read: 500");
+    assert_eq!(world.dispatched.len(), 1, "it is not tried all the time");
+    world.secrets = None;
+    world.pass(2_000);
+    assert_eq!(world.dispatched.len(), 2);
+    world.pass(300);
+    assert_eq!(world.phase_of("a"), NodePhase::InProgress);
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(2_000);
+    assert_eq!((world.status().phase, world.status().reason.as_str()), (JobPhase::Completed, ""));
+}
+
+#[test]
+fn the_wait_for_a_secret_counts_and_ends_as_a_failure_with_the_reason() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.secrets = Some("secret s/t could not be read: 500");
+    world.give(on(&["a"]));
+    for _ in 0..400 {
+        world.pass(1_000);
+        if world.status().completion_time.is_some() {
+            break;
+        }
+    }
+    let took = world.now.duration_since(Timestamp::from_second(1_000_000).unwrap()).as_secs();
+    assert!((200..=300).contains(&took), "{took} s of 300");
+    assert!(world.dispatched.len() < 10, "{}", world.dispatched.len());
+    assert_eq!(
+        (world.phase_of("a"), world.record("a").reason.as_str()),
+        (NodePhase::Failure, "secret s/t could not be read: 500")
+    );
+    assert_eq!(world.events, ["Started", "NodeFailed", "Failed"]);
+}
+
+#[test]
+fn a_node_that_waited_for_a_secret_has_the_rest_of_its_time() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.secrets = Some("secret s/t could not be read: 500");
+    world.give(on(&["a"]));
+    for _ in 0..30 {
+        world.pass(1_000);
+    }
+    world.secrets = None;
+    for _ in 0..30 {
+        world.pass(1_000);
+    }
+    assert_eq!(world.phase_of("a"), NodePhase::InProgress);
+    let passed = world.now.duration_since(Timestamp::from_second(1_000_000).unwrap()).as_secs();
+    for _ in passed..303 {
+        world.pass(1_000);
+    }
+    assert_eq!(world.phase_of("a"), NodePhase::Unknown, "300 s and the grace of 2 s are over");
+}
+
+#[test]
+fn a_node_that_needs_its_keys_again_keeps_its_slot_while_the_secret_cannot_be_read() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.says("a", EdgeMessage::Accepted { task: task() });
+    world.secrets = Some("secret s/t could not be read: 500");
+    world.up("a", &[(UID, 1, OpenPhase::NeedsKeys)]);
+    assert_eq!((world.dispatched.len(), world.phase_of("a")), (2, NodePhase::InProgress));
+    world.secrets = None;
+    for _ in 0..6 {
+        world.pass(1_000);
+    }
+    assert_eq!((world.dispatched.len(), world.phase_of("a")), (3, NodePhase::InProgress));
+    assert_eq!(world.cancels(), [""; 0]);
+}
+
+#[test]
+fn a_node_that_waits_for_a_secret_tries_at_once_when_it_is_back() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.secrets = Some("secret s/t could not be read: 500");
+    world.give(on(&["a"]));
+    let session = SessionId(world.sessions);
+    world.give(Input::Session(SessionEvent::Down { node: "a".into(), session }));
+    world.pass(1_000);
+    assert_eq!(world.record("a").reason, "offline: its edgecore-prepull is not connected");
+    world.secrets = None;
+    world.up("a", &[]);
+    world.pass(300);
+    assert_eq!(world.phase_of("a"), NodePhase::InProgress);
 }

@@ -40,6 +40,12 @@ impl Rollout {
     pub(super) fn set_online(&mut self, at: usize, online: Option<SessionId>) {
         let member = &mut self.members[at];
         let before = std::mem::replace(&mut member.online, online);
+        if online.is_none()
+            && let Some(postponed) = &mut member.postponed
+        {
+            // It waits to be back, and then its secrets are read at once.
+            postponed.waits = None;
+        }
         if member.record.phase == NodePhase::Pending {
             self.offline += usize::from(online.is_none());
             self.offline -= usize::from(before.is_none());
@@ -90,31 +96,40 @@ impl Rollout {
 
     /// Brings the two indexes in line with the member.
     pub(super) fn index_member(&mut self, at: usize) {
+        let deadline = self.deadline(at);
         let member = &mut self.members[at];
+        let postponed = member.postponed.as_ref().and_then(|postponed| postponed.waits.as_ref());
         let waits = match (member.record.phase, member.online, member.busy) {
             _ if member.has_left => None,
             (NodePhase::Pending, None, _) => Some(OFFLINE),
+            (NodePhase::Pending, Some(_), _) if postponed.is_some() => postponed.map(|(_, why)| why.as_str()),
             (NodePhase::Pending, Some(_), true) => Some(BUSY),
             (NodePhase::Pending, Some(_), false) => Some(""),
             _ => None,
         };
+        let may_start = waits == Some("");
         if let Some(reason) = waits.filter(|_| !self.closed) {
             reason.clone_into(&mut member.record.reason);
         }
-        if waits == Some("") {
+        if may_start {
             self.startable.insert(at);
         } else {
             self.startable.remove(&at);
         }
-        let Some(started) = &member.record.start_time else { return };
-        // A timeout of days cannot overflow a timestamp of this millennium.
-        let Ok(deadline) = started.0.checked_add(self.settings.timeout + REPORT_GRACE) else { return };
+        let Some(deadline) = deadline else { return };
         // Its time begins when its start is recorded: until then nothing is sent.
         if member.record.phase == NodePhase::InProgress && !self.recording.contains(&at) {
             self.deadlines.insert((deadline, at));
         } else {
             self.deadlines.remove(&(deadline, at));
         }
+    }
+
+    /// When the node is out of time, if it has started.
+    pub(super) fn deadline(&self, at: usize) -> Option<Timestamp> {
+        let started = self.members[at].record.start_time.as_ref()?.0;
+        // A timeout of days cannot overflow a timestamp of this millennium.
+        started.checked_add(self.time_of(at) + REPORT_GRACE).ok()
     }
 
     /// A node in progress ends without a result of its edge: so do the actions that are still open.

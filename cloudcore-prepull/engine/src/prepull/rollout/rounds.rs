@@ -47,6 +47,7 @@ impl Rollout {
                 continue;
             }
             again += 1;
+            self.members[at].postponed = None;
             let record = &mut self.members[at].record;
             if record.attempt > 0 {
                 record.attempt += 1;

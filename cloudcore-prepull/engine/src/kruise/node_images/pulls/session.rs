@@ -72,8 +72,7 @@ impl Pulls {
         };
         match outcome {
             DispatchOutcome::Sent(session) => {
-                pull.started = pull.started.or(Some(fx.now));
-                pull.last_heard = Some(fx.now);
+                pull.mark_sent(fx.now);
                 match current {
                     Some(current) if current == session => pull.mark_on_node(fx),
                     // The node has connected anew since, and its Hello did not name the task.
@@ -82,7 +81,8 @@ impl Pulls {
                 }
             }
             DispatchOutcome::Offline => pull.wait_to_resend(fx),
-            DispatchOutcome::Unsendable(reason) => {
+            DispatchOutcome::Postponed(reason) if pull.postpone(&reason, fx) => {}
+            DispatchOutcome::Postponed(reason) | DispatchOutcome::Unsendable(reason) => {
                 pull.fail(truncate_reason(&reason), fx);
                 if let Some(object) = object {
                     publish_end(object, pull, fx);

@@ -343,3 +343,45 @@ fn a_pull_is_cancelled_when_all_jobs_that_own_its_tag_have_finished() {
     assert_eq!(world.tag("nginx", "1.25").unwrap().phase, PullPhase::Failed);
     assert!(world.spec_tag("nginx", "1.25").is_some(), "for as long as an outcome is shown");
 }
+
+#[test]
+fn a_tag_whose_secret_cannot_be_read_holds_no_slot_and_waits_with_the_reason() {
+    let mut world = World::new();
+    world.secrets = Some("secret s/t could not be read: 500");
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    assert_eq!((world.take_dispatched().len(), world.slots), (1, 1));
+    world.pass(Duration::from_secs(4));
+    let tag = world.tag("a", "1").unwrap();
+    assert_eq!((tag.phase, tag.message.as_str()), (PullPhase::Waiting, "secret s/t could not be read: 500"));
+    assert_eq!(world.take_dispatched(), []);
+    // It counts: without a deadline of its own after the time that all tries may take, 2467 s here.
+    world.pass(Duration::from_secs(2400));
+    let tries = world.take_dispatched().len();
+    assert!((30..60).contains(&tries), "{tries}");
+    world.pass(Duration::from_secs(70));
+    let tag = world.tag("a", "1").unwrap();
+    assert_eq!((tag.phase, tag.message.as_str()), (PullPhase::Failed, "secret s/t could not be read: 500"));
+    assert_eq!(world.slots, 1);
+}
+
+#[test]
+fn a_tag_that_waited_for_its_secret_is_pulled_in_the_rest_of_its_time() {
+    let mut world = World::new();
+    world.secrets = Some("secret s/t could not be read: 500");
+    world.edit(|spec| {
+        add_manual_tag(spec, "a", "1");
+        spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap().active_deadline_seconds =
+            Some(600);
+    });
+    world.pass(Duration::from_secs(10));
+    world.take_dispatched();
+    world.secrets = None;
+    world.pass(Duration::from_secs(5));
+    let sent = world.take_dispatched();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].remaining, Duration::from_secs(585), "after waits of 5 s and 10 s");
+    world.pass(Duration::from_secs(10));
+    assert_eq!(world.tag("a", "1").unwrap().message, "", "it does not wait any more");
+    world.end_task(&sent[0].task.id, pulled());
+    assert_eq!(world.tag("a", "1").unwrap().phase, PullPhase::Succeeded);
+}

@@ -49,6 +49,7 @@ impl Job {
                 }
             }
             Decision::Withdraw(node, start) => self.after_write(&node, Deferred::Withdraw(start), effects),
+            Decision::Redispatch(node) => self.dispatch(&node, effects),
             Decision::Expire(node) => {
                 let record = self.members.rollout().record(&node);
                 let (attempt, reason) = record.map(|r| (r.attempt, r.reason.clone())).unwrap_or_default();
@@ -127,6 +128,8 @@ impl Job {
             format!("suspended: {} nodes go on, {} wait", summary.in_progress, summary.pending)
         } else if offline > 0 && summary.in_progress == 0 && summary.pending as usize == offline {
             format!("waiting for {offline} nodes that are offline")
+        } else if let Some((nodes, reason)) = rollout.waiting_for_secrets() {
+            format!("{nodes} nodes wait: {reason}")
         } else {
             String::new()
         };

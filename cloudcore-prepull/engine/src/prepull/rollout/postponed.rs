@@ -1,0 +1,91 @@
+//! Nodes whose registry secrets cannot be read for now: they give their slot back, and wait with the reason.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use prepull_api::crd::status::NodePhase;
+use prepull_api::task::NodeName;
+use prepull_api::wire::truncate_reason;
+
+use super::{Decision, Flight, Postponed, Rollout};
+use crate::shared::pacing::Moment;
+use crate::shared::postponement::Postponement;
+
+impl Rollout {
+    /// A secret of the node's task could not be read. The node becomes pending again, and starts anew after a while; one
+    /// whose edge may have the task already keeps its slot, and its task is dispatched again. `false` where the time of
+    /// the node does not allow another try: it has failed.
+    pub fn postpone(&mut self, node: &NodeName, reason: &str, now: Timestamp) -> bool {
+        let Some(at) = self.in_progress(node) else { return true };
+        let Flight::Dispatching { again, session } = self.members[at].flight else { return true };
+        if let Some(deadline) = self.deadline(at).filter(|_| !again) {
+            // It follows from the time that is counted now.
+            self.deadlines.remove(&(deadline, at));
+        }
+        let timeout = self.settings.timeout;
+        let member = &mut self.members[at];
+        let tried =
+            member.record.start_time.as_ref().map_or(Duration::ZERO, |start| Moment::since(now, start.0));
+        let postponed = member.postponed.get_or_insert_with(|| {
+            Box::new(Postponed { postponement: Postponement::default(), waits: None })
+        });
+        // One that keeps its slot keeps its start as well, and with it its deadline.
+        let wait = if again {
+            Some(postponed.postponement.next_wait_in_its_time())
+        } else {
+            postponed.postponement.next_wait(tried, timeout)
+        };
+        let Some(wait) = wait else {
+            self.fail_unsendable(node, reason, now);
+            return false;
+        };
+        let until = now.after(wait);
+        postponed.waits = Some((until, truncate_reason(reason)));
+        self.postponed.insert((until, at));
+        if again {
+            member.flight = Flight::Sent(session);
+        } else {
+            self.put_back(at);
+        }
+        true
+    }
+
+    /// Lets the nodes go on whose time to wait is over. Returns those that have kept their slot.
+    pub(super) fn end_postponements(&mut self, now: Timestamp) -> Vec<Decision> {
+        let mut decisions = Vec::new();
+        while let Some(&(until, at)) = self.postponed.first().filter(|(until, _)| *until <= now) {
+            self.postponed.remove(&(until, at));
+            let member = &mut self.members[at];
+            let waits =
+                member.postponed.as_mut().and_then(|postponed| postponed.waits.take_if(|w| w.0 == until));
+            match (member.record.phase, waits) {
+                (NodePhase::Pending, Some(_)) => self.index_member(at),
+                (NodePhase::InProgress, Some(_)) if matches!(member.flight, Flight::Sent(_)) => {
+                    decisions.push(Decision::Redispatch(self.name(at)));
+                }
+                // It has ended, or gone on, in the meantime.
+                _ => {}
+            }
+        }
+        decisions
+    }
+
+    /// How many pending nodes wait for a secret, and the reason of the first of them.
+    pub fn waiting_for_secrets(&self) -> Option<(usize, &str)> {
+        let waits = self.postponed.iter().filter_map(|(until, at)| {
+            let member = &self.members[*at];
+            let waits = member.postponed.as_ref()?.waits.as_ref().filter(|waits| waits.0 == *until)?;
+            (member.record.phase == NodePhase::Pending && !member.has_left).then_some(waits.1.as_str())
+        });
+        let (count, first) =
+            waits.fold((0, None), |(count, first), reason| (count + 1, first.or(Some(reason))));
+        Some((count, first?))
+    }
+
+    /// The time that is left to a node from its start on: what it has waited for its secrets counts.
+    pub(super) fn time_of(&self, at: usize) -> Duration {
+        let postponed = self.members[at].postponed.as_ref();
+        let spent = postponed.map_or(Duration::ZERO, |postponed| postponed.postponement.spent());
+        self.settings.timeout.saturating_sub(spent)
+    }
+}
