@@ -303,22 +303,14 @@ async fn a_secret_that_cannot_be_read_delays_no_other_job_of_either_api() -> Res
             status.node_status.iter().filter(waits).count() > STUCK / 2 && says_why(&status.reason)
         })
         .await?;
-    for (secret, name) in [("good", "other"), ("good", "another")] {
-        assert_eq!(job(name, secret, others).completes().await?.summary.successful, 100);
-        let name = format!("kruise-{name}");
-        assert_eq!(pull_job(&name, secret, kruise_others).completes().await?.succeeded, 100);
-    }
+    assert_eq!(job("other", "good", others).completes().await?.summary.successful, 100);
+    assert_eq!(pull_job("kruise-other", "good", kruise_others).completes().await?.succeeded, 100);
     // Also on the very nodes that wait.
     assert_eq!(job("same-nodes", "good", stuck).completes().await?.summary.successful, 70);
     let status = waiting.status().await?;
     assert_eq!((status.summary.successful, status.summary.failure, status.completion_time), (0, 0, None));
     let status = kruise_waiting.status().await?;
     assert_eq!((status.succeeded, status.failed, status.completion_time), (0, 0, None));
-
-    api.heal();
-    let long = Duration::from_secs(120);
-    assert_eq!(waiting.within(long).completes().await?.summary.successful, 70);
-    assert_eq!(kruise_waiting.within(long).completes().await?.succeeded, 70);
     assert_eq!(fleet.pulled_twice(), 0);
     fleet.all_acknowledged().await?;
     fleet.stop().await;

@@ -154,14 +154,10 @@ impl Writer {
         match Failure::of(&error) {
             // The namespace is gone.
             Failure::NotFound => Ok(WriteOutcome::Gone),
-            Failure::Conflict => {
-                let found = api.get_opt(name).await?;
-                // It is ours if the answer to an earlier try was lost.
-                let is_ours = found.is_some_and(|found| {
-                    found.owner_references().iter().any(|owner| owner.uid == list.uid.0)
-                });
-                Ok(if is_ours { WriteOutcome::Done } else { WriteOutcome::Gone })
-            }
+            Failure::Conflict => Ok(api
+                .get_opt(name)
+                .await?
+                .map_or(WriteOutcome::Failed, |found| judge_namesake(&found, list))),
             Failure::Invalid | Failure::Other => Err(error),
         }
     }
@@ -200,6 +196,21 @@ where
     }
 }
 
+/// What another object with the name of a list's child means for the creation of the child.
+fn judge_namesake(found: &ImagePullJob, list: &ObjectId) -> WriteOutcome {
+    let is_list = |owner: &&OwnerReference| owner.kind == ImageListPullJob::kind(&());
+    let owners = || found.owner_references().iter().filter(is_list);
+    if owners().any(|owner| owner.uid == list.uid.0) {
+        // The answer to an earlier try was lost.
+        WriteOutcome::Done
+    } else if found.metadata.deletion_timestamp.is_some() || owners().any(|owner| owner.name == list.name) {
+        // A child of a list of this name that was deleted: the garbage collector is about to remove it.
+        WriteOutcome::Failed
+    } else {
+        WriteOutcome::Gone
+    }
+}
+
 /// A list as the owner of its children.
 fn owner_reference(list: &ObjectId) -> OwnerReference {
     OwnerReference {
@@ -209,5 +220,36 @@ fn owner_reference(list: &ObjectId) -> OwnerReference {
         uid: list.uid.0.clone(),
         controller: Some(true),
         block_owner_deletion: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prepull_api::task::JobUid;
+
+    use super::*;
+
+    #[test]
+    fn a_child_of_a_deleted_list_of_the_same_name_leaves_and_any_other_namesake_stays() {
+        let list = |uid: &str| ObjectId {
+            namespace: "shop".to_owned(),
+            name: "list".to_owned(),
+            uid: JobUid(uid.to_owned()),
+        };
+        let (new, job) = (list("new"), ImagePullJob::new("list-1", ImagePullJobSpec::default()));
+        let owned_by = |owner: OwnerReference| {
+            let mut job = job.clone();
+            job.metadata.owner_references = Some(vec![owner]);
+            job
+        };
+        assert_eq!(judge_namesake(&owned_by(owner_reference(&new)), &new), WriteOutcome::Done);
+        assert_eq!(judge_namesake(&owned_by(owner_reference(&list("old"))), &new), WriteOutcome::Failed);
+        let other = ObjectId { name: "other".to_owned(), ..list("old") };
+        assert_eq!(judge_namesake(&owned_by(owner_reference(&other)), &new), WriteOutcome::Gone);
+        assert_eq!(judge_namesake(&job, &new), WriteOutcome::Gone);
+        let mut leaving = job.clone();
+        leaving.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(judge_namesake(&leaving, &new), WriteOutcome::Failed);
     }
 }

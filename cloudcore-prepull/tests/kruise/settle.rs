@@ -5,9 +5,10 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use prepull_api::crd::kruise::{ImageTagSpec, PullPhase};
+use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageOutcome, NodeName, TaskId, TaskOutcome};
 use prepull_engine::kruise::Input;
-use prepull_engine::kruise::node_images::Input as To;
+use prepull_engine::kruise::node_images::{Input as To, TagDispatch};
 
 use crate::edge::TaskState;
 use crate::world::{Pending, World};
@@ -25,7 +26,7 @@ impl World {
             .pending
             .iter()
             .filter_map(|pending| match pending {
-                Pending::NodeImage(node, _) => Some(node),
+                Pending::NodeImage(node, _) | Pending::Answer(node, _) => Some(node),
                 _ => None,
             })
             .collect();
@@ -33,6 +34,23 @@ impl World {
         let count = under_way.len();
         under_way.dedup();
         assert_eq!(count, under_way.len(), "two writes of one NodeImage are under way");
+    }
+
+    /// A pull for jobs uses the secrets of one namespace. One that a person asks for may use any.
+    pub(crate) fn check_secrets(&self, dispatch: &TagDispatch) {
+        let images = self.node_images.get(&dispatch.node.0).map(|object| &object.spec.images);
+        let mut tags = images
+            .into_iter()
+            .flatten()
+            .flat_map(|(image, spec)| spec.tags.iter().map(move |tag| (image, tag)));
+        let is_of_jobs = tags.any(|(image, tag)| {
+            dispatch.task.images[0].image == format!("{image}:{}", tag.tag)
+                && i64::from(dispatch.task.id.attempt) == tag.version + 1
+                && !tag.owner_references.is_empty()
+        });
+        let mut namespaces: Vec<_> = dispatch.secrets.iter().map(SecretRef::namespace).collect();
+        namespaces.dedup();
+        assert!(!is_of_jobs || namespaces.len() <= 1, "a pull for jobs with the secrets of {namespaces:?}");
     }
 
     /// A result is acknowledged only if the API server has it, or the spec does not ask for it any more.

@@ -34,6 +34,7 @@ impl World {
                 self.kill();
                 self.start();
             }
+            90..92 => self.collect_orphans(),
             _ => self.act_as_user(),
         }
     }
@@ -63,6 +64,14 @@ impl World {
                 let written = if fails { Written::Failed } else { self.write_node_image(&node, write) };
                 self.log(|| format!("  {}", if fails { "failed" } else { "answered" }));
                 let written = if is_answer_lost { Written::Failed } else { written };
+                if !self.calm && self.rng.chance(25) {
+                    self.log(|| "  the answer is on its way".to_owned());
+                    return self.pending.push(Pending::Answer(node, written));
+                }
+                self.input(Input::Node(node_images::Input::Written(node, written)));
+            }
+            Pending::Answer(node, written) => {
+                self.log(|| format!("the answer to the write of {node} arrives"));
                 self.input(Input::Node(node_images::Input::Written(node, written)));
             }
             Pending::Job(write) => {
@@ -77,6 +86,7 @@ impl World {
                 let (node, task) = (dispatch.node.clone(), dispatch.task.id.clone());
                 let edge = self.edges.get_mut(&node).unwrap();
                 let outcome = match edge.session {
+                    _ if fails => DispatchOutcome::Postponed("the secret cannot be read".to_owned()),
                     Some(session) => {
                         let (remaining, keys) = (dispatch.remaining, vec![Key::anonymous()]);
                         edge.downward.push_back(CloudMessage::Assign(Assign {

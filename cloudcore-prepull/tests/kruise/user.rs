@@ -92,6 +92,7 @@ impl World {
                 active_deadline_seconds: (!never && self.rng.chance(20)).then_some(1200),
                 ttl_seconds_after_finished: (!never && self.rng.chance(30)).then_some(100),
             },
+            pull_secrets: if self.rng.chance(50) { vec!["registry".to_owned()] } else { Vec::new() },
             image_pull_policy: self.rng.chance(30).then(|| "Always".to_owned()),
             ..PullJobTemplate::default()
         }

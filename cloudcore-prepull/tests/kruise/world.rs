@@ -15,6 +15,7 @@ use prepull_engine::kruise::node_images::{self, TagDispatch, Write, Written};
 use prepull_engine::kruise::{Action, Input, Kruise};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::WriteOutcome;
+use prepull_engine::shared::reasons;
 
 use crate::edge::Edge;
 use crate::rng::Rng;
@@ -22,6 +23,8 @@ use crate::rng::Rng;
 /// Something that the cloud has begun.
 pub(crate) enum Pending {
     NodeImage(NodeName, Write),
+    /// The API server has made the write, and its answer is on its way.
+    Answer(NodeName, Written),
     Job(JobWrite),
     Dispatch(Box<TagDispatch>),
 }
@@ -51,6 +54,9 @@ pub(crate) struct World {
     traced: bool,
     pub(crate) trace: Vec<String>,
 }
+
+/// The one job that is not in the namespace of all others.
+pub(crate) const FOREIGN: &str = "job-3";
 
 pub(crate) const NODES: [&str; 4] = ["edge-0", "edge-1", "edge-2", "edge-3"];
 
@@ -163,6 +169,7 @@ impl World {
             for action in actions {
                 match action {
                     Action::Dispatch(dispatch) => {
+                        self.check_secrets(&dispatch);
                         self.record_dispatch(&dispatch);
                         self.pending.push(Pending::Dispatch(dispatch));
                     }
@@ -171,6 +178,7 @@ impl World {
                     Action::Send(node, message) => self.send(&node, message),
                     Action::Event(event) => {
                         self.log(|| format!("event {} {}: {}", event.object, event.reason, event.note));
+                        assert_ne!(event.reason, reasons::NAME_TAKEN, "nobody has the names of children");
                     }
                 }
             }
@@ -324,8 +332,14 @@ impl World {
             }
             JobWrite::CreateChild { list, name, spec } => {
                 if let Some(found) = self.pull_jobs.get(&name) {
+                    // Of a list that was deleted, and made again: it is about to be collected.
                     let ours = found.owner_references().iter().any(|owner| owner.uid == list.uid.0);
-                    return if ours { WriteOutcome::Done } else { WriteOutcome::Gone };
+                    let leaves = found.owner_references().iter().any(|owner| owner.name == list.name);
+                    return match (ours, leaves) {
+                        (true, _) => WriteOutcome::Done,
+                        (false, true) => WriteOutcome::Failed,
+                        (false, false) => WriteOutcome::Gone,
+                    };
                 }
                 let mut child = ImagePullJob::new(&name, *spec);
                 child.metadata.owner_references = Some(vec![OwnerReference {
@@ -354,7 +368,7 @@ impl World {
     pub(crate) fn create_job(&mut self, mut job: ImagePullJob) {
         let name = job.name_any();
         job.metadata.uid = Some(self.new_uid());
-        job.metadata.namespace = Some("shop".to_owned());
+        job.metadata.namespace = Some(if name == FOREIGN { "bank" } else { "shop" }.to_owned());
         job.metadata.resource_version = Some(self.new_version());
         self.pull_jobs.insert(name.clone(), job);
         self.job_changed(&name, None);
@@ -368,7 +382,7 @@ impl World {
         }
     }
 
-    /// The garbage collector: deletes a child that was created while its list was being deleted.
+    /// The garbage collector: deletes the children of lists that are gone.
     pub(crate) fn collect_orphans(&mut self) {
         let lists: Vec<_> = self.list_jobs.values().filter_map(ResourceExt::uid).collect();
         let is_orphan =
@@ -380,18 +394,12 @@ impl World {
         }
     }
 
-    /// Deletes a list, and with it the children as the garbage collector does.
+    /// Deletes a list. Its children stay until [`Self::collect_orphans`].
     pub(crate) fn delete_list(&mut self, name: &str, uid: Option<&str>) {
         let found = self.list_jobs.get(name).and_then(ResourceExt::uid);
         let Some(found) = found.filter(|found| uid.is_none_or(|uid| uid == found)) else { return };
         self.list_jobs.remove(name);
-        self.list_changed(name, Some(found.clone()));
-        let is_child = |job: &ImagePullJob| job.owner_references().iter().any(|owner| owner.uid == found);
-        let children: Vec<_> =
-            self.pull_jobs.values().filter(|job| is_child(job)).map(ResourceExt::name_any).collect();
-        for child in children {
-            self.delete_job(&child, None);
-        }
+        self.list_changed(name, Some(found));
     }
 
     pub(crate) fn advance_time(&mut self, time: Duration) {

@@ -105,8 +105,7 @@ impl Jobs {
             Input::PullJob(job) => self.observe_pull_job(job, fx),
             Input::PullJobGone(uid) => {
                 self.registry.forget_deleted(&uid);
-                self.lists.remove_child(&uid);
-                self.remove_pull_job(&uid, fx);
+                self.remove_gone(&uid, fx);
             }
             Input::ListJobs(lists) => {
                 let uids: Vec<JobUid> = lists.iter().map(|list| kind::id_of(list).uid).collect();
@@ -275,8 +274,7 @@ impl Jobs {
         let known = self.registry.known().chain(self.lists.children());
         let gone: Vec<JobUid> = known.filter(|uid| !existing.contains(uid)).cloned().collect();
         for uid in gone {
-            self.lists.remove_child(&uid);
-            self.remove_pull_job(&uid, fx);
+            self.remove_gone(&uid, fx);
         }
         for job in jobs {
             self.observe_pull_job(job, fx);
@@ -325,6 +323,14 @@ impl Jobs {
                 }
             }
         }
+    }
+
+    /// Forgets a job that does not exist any more; a list may wait for its name.
+    fn remove_gone(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {
+        let running = self.registry.running.get(uid).map(PullJob::id);
+        self.lists.retry_names(running.or_else(|| self.registry.finished_id(uid)));
+        self.lists.remove_child(uid);
+        self.remove_pull_job(uid, fx);
     }
 
     fn remove_pull_job(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {

@@ -31,6 +31,10 @@ impl Finished {
         Self { id, completed, ttl, delete_requested: None, in_flight: false }
     }
 
+    pub(super) fn id(&self) -> &ObjectId {
+        &self.id
+    }
+
     /// The job, if its status has a completion time.
     pub(super) fn from_object<K: JobKind>(job: &K) -> Option<Self> {
         let completed = K::completion_time(job.status()?)?.0;

@@ -9,6 +9,7 @@ use prepull_api::task::JobUid;
 use super::kind::{self, Object};
 use super::registry::{Registry, Verdict};
 use super::{Effects, metadata};
+use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
 
 mod child;
@@ -116,6 +117,15 @@ impl Lists {
             known.confirm_child_write(&child.image, ChildWrite::Delete);
         }
         self.registry.agenda.mark(&list);
+    }
+
+    /// A job of this name is gone, or one whose name is not known any more: lists that wait for the name try it at once.
+    pub(super) fn retry_names(&mut self, freed: Option<&ObjectId>) {
+        for (uid, list) in &mut self.registry.running {
+            if list.retry_names(freed) {
+                self.registry.agenda.mark(uid);
+            }
+        }
     }
 
     /// Reconciles the lists that need it.

@@ -11,6 +11,7 @@ use super::kind::{self, JobKind, Object};
 use super::lifecycle::Lifecycle;
 use super::metadata;
 use crate::shared::agenda::Agenda;
+use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
 
 /// A job that has not finished, or whose final status is not written yet.
@@ -64,6 +65,11 @@ pub(super) enum Removed<R> {
 impl<R: Running> Registry<R> {
     pub(super) fn is_finished(&self, uid: &JobUid) -> bool {
         self.finished.contains_key(uid)
+    }
+
+    /// The id of a finished job.
+    pub(super) fn finished_id(&self, uid: &JobUid) -> Option<&ObjectId> {
+        self.finished.get(uid).map(Finished::id)
     }
 
     pub(super) fn is_deleted(&self, uid: &JobUid) -> bool {

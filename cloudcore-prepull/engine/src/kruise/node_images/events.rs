@@ -4,13 +4,13 @@ use prepull_api::crd::kruise::{ImageTagSpec, ImageTagStatus, PullPhase};
 use prepull_api::task::{JobUid, NodeName};
 
 use super::effects::NodeEffects;
-use super::spec_edit::is_job;
+use super::spec_edit::round_jobs;
 use crate::kruise::TagKey;
 use crate::shared::events::ObjectKind;
 use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
 
-/// Publishes how a tag ended: on the NodeImage, and if it failed on its jobs too.
+/// Publishes how a tag ended: on the NodeImage, and if it failed on the jobs that it was pulled for.
 pub(super) fn end_events(
     uid: &str,
     key: &TagKey,
@@ -28,7 +28,7 @@ pub(super) fn end_events(
     }
     let message = &status.message;
     failure(ObjectKind::NodeImage, node_image, &format!("image {key}: {message}"), fx);
-    for owner in tag.owner_references.iter().filter(|owner| is_job(owner)) {
+    for owner in round_jobs(tag) {
         let job = ObjectId {
             namespace: owner.namespace.clone().unwrap_or_default(),
             name: owner.name.clone().unwrap_or_default(),

@@ -8,7 +8,7 @@ use prepull_api::task::JobUid;
 
 use super::effects::NodeEffects;
 use super::object::Observed;
-use super::spec_edit::{job_of, jobs_of};
+use super::spec_edit::{job_of, jobs_of, round_jobs};
 use super::status::find;
 use crate::kruise::{NodeImageUpdate, TagKey, TagRequest, TagState};
 
@@ -21,8 +21,12 @@ impl ReportedStates {
         let mut states: HashMap<(JobUid, TagKey), TagState> = HashMap::new();
         for (image, spec) in &object.spec.images {
             for tag in &spec.tags {
+                let owned = |job| (job, TagKey::new(image, &tag.tag));
+                // Of a job of another namespace than the round's nothing is known but what was before.
+                let before = jobs_of(tag).filter_map(|job| self.0.get_key_value(&owned(job)));
+                states.extend(before.map(|(owned, state)| (owned.clone(), *state)));
                 let state = tag_state(object.status.as_ref(), image, tag);
-                states.extend(jobs_of(tag).map(|job| ((job, TagKey::new(image, &tag.tag)), state)));
+                states.extend(round_jobs(tag).filter_map(job_of).map(|job| (owned(job), state)));
             }
         }
         self.0.retain(|owned, _| {

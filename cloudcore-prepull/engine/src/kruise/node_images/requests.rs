@@ -43,6 +43,11 @@ impl RequestQueue {
         self.queue = carried;
     }
 
+    /// Puts requests back that have to wait for something else than a write.
+    pub(super) fn put_back(&mut self, requests: Vec<QueuedRequest>) {
+        self.queue.extend(requests);
+    }
+
     /// Ends the write that carries requests. Returns those that are in the spec now; after a write that failed all of them
     /// wait for the next one.
     pub(super) fn end_write(&mut self, succeeded: bool) -> Vec<QueuedRequest> {

@@ -21,6 +21,11 @@ pub(super) enum Edit {
     Unchanged,
     /// The spec was changed.
     Changed,
+    /// The tag is in a round of another namespace's jobs: the request is to be applied once that has ended.
+    Deferred {
+        /// Whether the tags that the job requested before were removed all the same.
+        has_disowned: bool,
+    },
     /// The NodeImage has no room for the tag.
     Full {
         /// Whether the tags that the job requested before were removed all the same.
@@ -45,7 +50,7 @@ pub(super) fn apply(
     let image = spec.images.entry(key.image.clone()).or_default();
     let has_room = image.tags.len() < MAX_TAGS;
     match image.tags.iter_mut().find(|tag| tag.tag == key.tag) {
-        Some(tag) if owns(tag, &request.owner) => {
+        Some(tag) if owns(tag, &request.owner) && is_in_round(tag, &request.owner) => {
             let has_ended = ended_at(status, &key.image, &key.tag, tag.version).is_some();
             if has_ended && new_round {
                 begin_round(tag, request, now);
@@ -58,8 +63,17 @@ pub(super) fn apply(
                 !has_ended && is_last && (set_tag_terms(tag, request) | set_image_terms(image, request));
             if has_changed || has_disowned { Edit::Changed } else { Edit::Unchanged }
         }
+        Some(tag)
+            if round_namespace(tag).is_some()
+                && !is_in_round(tag, &request.owner)
+                && ended_at(status, &key.image, &key.tag, tag.version).is_none() =>
+        {
+            Edit::Deferred { has_disowned }
+        }
         Some(tag) => {
-            // A new round for the new owner: what was pulled before may have been pulled on other terms.
+            // A new round for the new owner: what was pulled before may have been pulled on other terms, and with the
+            // secrets of another namespace.
+            tag.owner_references.retain(|owner| owner.uid != request.owner.uid);
             tag.owner_references.push(request.owner.clone());
             begin_round(tag, request, now);
             set_image_terms(image, request);
@@ -142,12 +156,17 @@ pub(super) fn prune(
     for (name, image) in &mut spec.images {
         image.tags.retain_mut(|tag| {
             let before = tag.owner_references.len();
+            let round = round_namespace(tag).map(str::to_owned);
             tag.owner_references.retain(|owner| {
                 !is_job(owner) || job_of(owner).is_some_and(|job| liveness(&job) != Liveness::Deleted)
             });
             let left = tag.owner_references.len();
             has_changed |= left != before;
             if left == 0 && before > 0 {
+                return false;
+            }
+            // The round was for jobs that are gone: how it ends is no answer to those of another namespace.
+            if round_namespace(tag).is_some_and(|left| round.as_deref() != Some(left)) {
                 return false;
             }
             if jobs_of(tag).any(|job| liveness(&job) == Liveness::Active) {
@@ -168,12 +187,13 @@ pub(super) fn prune(
     (has_changed, next)
 }
 
-/// Whether nobody waits for a tag any more: it belongs to jobs, and all of them have finished.
+/// Whether nobody waits for a tag any more: its round is for jobs, and all of them have finished.
 pub(super) fn is_abandoned(tag: &ImageTagSpec, liveness: &dyn Fn(&JobUid) -> Liveness) -> bool {
-    let has_finished = |owner: &ObjectReference| {
-        is_job(owner) && job_of(owner).is_some_and(|job| liveness(&job) == Liveness::Finished)
+    let waits = |owner: &ObjectReference| {
+        let has_finished = || job_of(owner).is_some_and(|job| liveness(&job) == Liveness::Finished);
+        !is_job(owner) || is_in_round(tag, owner) && !has_finished()
     };
-    !tag.owner_references.is_empty() && tag.owner_references.iter().all(has_finished)
+    !tag.owner_references.is_empty() && !tag.owner_references.iter().any(waits)
 }
 
 /// When the time to live of a tag that has ended passes.
@@ -192,6 +212,27 @@ pub(super) fn is_job(owner: &ObjectReference) -> bool {
     let group =
         owner.api_version.as_deref().and_then(|version| version.split_once('/')).map(|(group, _)| group);
     group == Some(GROUP) && owner.kind.as_deref() == Some(ObjectKind::ImagePullJob.as_str())
+}
+
+/// The namespace whose jobs the tag is pulled for in its present version: that of the job which asked last. Secrets belong
+/// to a namespace, so that a pull with those of one proves nothing to the jobs of another, whose round was before this
+/// one, or comes after it. `None` where no job owns the tag.
+pub(super) fn round_namespace(tag: &ImageTagSpec) -> Option<&str> {
+    tag.owner_references.iter().rfind(|owner| is_job(owner)).map(namespace)
+}
+
+/// Whether the tag is pulled for this job in its present version.
+fn is_in_round(tag: &ImageTagSpec, job: &ObjectReference) -> bool {
+    round_namespace(tag) == Some(namespace(job))
+}
+
+/// The jobs that the tag is pulled for in its present version.
+pub(super) fn round_jobs(tag: &ImageTagSpec) -> impl Iterator<Item = &ObjectReference> {
+    tag.owner_references.iter().filter(|owner| is_job(owner) && is_in_round(tag, owner))
+}
+
+fn namespace(owner: &ObjectReference) -> &str {
+    owner.namespace.as_deref().unwrap_or_default()
 }
 
 /// The job that an owner is.

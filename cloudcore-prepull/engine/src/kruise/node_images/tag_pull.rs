@@ -13,7 +13,7 @@ use prepull_api::wire::truncate_reason;
 
 use super::TagDispatch;
 use super::effects::NodeEffects;
-use super::spec_edit::is_job;
+use super::spec_edit::round_namespace;
 use crate::kruise::TagKey;
 use crate::kruise::rules::ValidTag;
 use crate::shared::pacing::Moment;
@@ -408,14 +408,12 @@ fn sandbox(image: &ImageSpec) -> Option<SandboxMetadata> {
     })
 }
 
-/// The secrets that a tag may use. Those of an image are shared by its tags; a tag that belongs to jobs uses only those in
-/// its jobs' namespaces, or a job could pull with credentials that it may not read.
+/// The secrets that a tag may use. Those of an image are shared by its tags; a tag that is pulled for jobs uses only those
+/// in their namespace, or a job could pull with credentials that it may not read.
 fn secrets(image: &ImageSpec, tag: &ImageTagSpec) -> Vec<SecretRef> {
-    let owners: Vec<_> = tag.owner_references.iter().filter(|owner| is_job(owner)).collect();
-    let may_use = |namespace: &str| {
-        owners.is_empty() || owners.iter().any(|owner| owner.namespace.as_deref() == Some(namespace))
-    };
-    let usable = image.pull_secrets.iter().filter(|secret| may_use(&secret.namespace));
+    let round = round_namespace(tag);
+    let usable =
+        image.pull_secrets.iter().filter(|secret| round.is_none_or(|round| round == secret.namespace));
     usable.filter_map(|secret| SecretRef::new(&secret.namespace, &secret.name).ok()).collect()
 }
 

@@ -2,6 +2,7 @@
 //! One node, `edge-1`, and its NodeImage. The API server is simulated: it makes each write at once, with a version that
 //! rises.
 
+mod namespaces;
 mod spec_edits;
 mod tasks;
 mod writes;

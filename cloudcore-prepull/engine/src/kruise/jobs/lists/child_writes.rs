@@ -27,13 +27,22 @@ pub(super) struct ChildWrites {
     /// Before this the last write is not repeated; another one may be made.
     not_before: Option<Timestamp>,
     backoff: Backoff,
+    /// Whether the last write was not made.
+    is_refused: bool,
     /// Whether an object that does not belong to the list has the child's name.
     is_name_taken: bool,
 }
 
 impl Default for ChildWrites {
     fn default() -> Self {
-        Self { last: None, in_flight: false, not_before: None, backoff: RETRY, is_name_taken: false }
+        Self {
+            last: None,
+            in_flight: false,
+            not_before: None,
+            backoff: RETRY,
+            is_refused: false,
+            is_name_taken: false,
+        }
     }
 }
 
@@ -55,6 +64,16 @@ impl ChildWrites {
         self.is_name_taken
     }
 
+    /// Whether the child could not be created, perhaps because another object has its name.
+    pub(super) fn waits_for_name(&self) -> bool {
+        self.last == Some(ChildWrite::Create) && !self.in_flight && self.is_refused
+    }
+
+    /// Lets the last write be repeated at once.
+    pub(super) fn retry(&mut self) {
+        self.not_before = None;
+    }
+
     pub(super) fn begin(&mut self, write: ChildWrite) {
         (self.last, self.in_flight) = (Some(write), true);
     }
@@ -62,6 +81,7 @@ impl ChildWrites {
     /// Ends the write that is in flight. Returns whether the child's name turns out to be taken.
     pub(super) fn end(&mut self, outcome: WriteOutcome, now: Timestamp) -> bool {
         self.in_flight = false;
+        self.is_refused = outcome != WriteOutcome::Done;
         let wait = if outcome == WriteOutcome::Failed {
             self.backoff.next_wait()
         } else {

@@ -94,6 +94,19 @@ impl ListJob {
         }
     }
 
+    /// Has the children created at once that wait for this name; for any name if it is not known which is free. Returns
+    /// whether there are any.
+    pub(super) fn retry_names(&mut self, freed: Option<&ObjectId>) -> bool {
+        let list = self.lifecycle.id();
+        let is_freed = |image: &str| {
+            freed.is_none_or(|freed| {
+                freed.namespace == list.namespace && freed.name == child_name(&list.name, image)
+            })
+        };
+        let waiting = self.writes.iter_mut().filter(|(_, writes)| writes.waits_for_name());
+        waiting.filter(|(image, _)| is_freed(image)).map(|(_, writes)| writes.retry()).count() > 0
+    }
+
     pub(super) fn end_child_write(&mut self, image: &str, outcome: WriteOutcome, fx: &mut Effects<'_>) {
         let Some(writes) = self.writes.get_mut(image) else { return };
         if writes.end(outcome, fx.now) {

@@ -300,3 +300,41 @@ fn a_never_list_continues_after_a_restart_and_does_not_end() {
     d.list("list", spec(&json!({"images": ["nginx:1"]})));
     d.pass(100);
 }
+
+#[test]
+fn a_list_that_is_applied_anew_waits_silently_for_the_children_of_the_one_before_to_leave() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({})));
+    d.log.clear();
+    // Its children are still there when it is deleted and made again under another UID.
+    d.input(Input::ListJobGone(uid("list")));
+    let before = std::mem::take(&mut d.api);
+    // The writer has found jobs of these names that belong to a list of this name which is gone.
+    d.child_outcomes = vec![WriteOutcome::Failed; 2];
+    let mut anew = d.lists["list"].clone();
+    anew.metadata.uid = Some("uid-anew".to_owned());
+    anew.status = None;
+    d.input(Input::ListJob(Ok(Box::new(anew))));
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1", "make redis:2"]);
+    // As soon as one of them is gone, the new one is made: no wait has to pass.
+    let gone = before[&nginx()].metadata.uid.clone().unwrap();
+    d.input(Input::PullJobGone(JobUid(gone)));
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
+    d.pass(1);
+    assert_eq!(take_child_writes(&mut d), ["make redis:2"]);
+}
+
+#[test]
+fn a_name_that_was_taken_is_used_as_soon_as_it_is_free() {
+    let mut d = Driver::with(THREE);
+    let foreign = json!({"image": "foreign:1", "parallelism": 0});
+    d.job(&nginx(), foreign);
+    d.child_outcomes = vec![WriteOutcome::Gone];
+    d.list("list", spec(&json!({})));
+    d.log.clear();
+    d.delete(&nginx());
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
+}

@@ -132,7 +132,8 @@ impl TrackedNode {
         if let Some(next_expiry) = next_expiry {
             fx.wake_at(next_expiry);
         }
-        let (mut carried, mut unchanged, mut full) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut carried, mut unchanged, mut full, mut deferred) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for queued in self.requests.take() {
             // A job may have finished, or been deleted, before its request could be written.
             if !is_active(&queued, context) {
@@ -141,6 +142,10 @@ impl TrackedNode {
             match spec_edit::apply(&mut spec, status, &queued.request, queued.new_round, fx.now) {
                 Edit::Changed => carried.push(queued),
                 Edit::Unchanged => unchanged.push(queued),
+                Edit::Deferred { has_disowned } => {
+                    has_changed |= has_disowned;
+                    deferred.push(queued);
+                }
                 Edit::Full { has_disowned } => {
                     has_changed |= has_disowned;
                     full.push(queued);
@@ -157,6 +162,7 @@ impl TrackedNode {
         } else {
             self.write_status(context, fx);
         }
+        self.requests.put_back(deferred);
         for queued in unchanged {
             self.reported.answer(&queued.request, fx);
         }

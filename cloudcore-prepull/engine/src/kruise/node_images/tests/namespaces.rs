@@ -1,0 +1,108 @@
+#![allow(clippy::unwrap_used)]
+//! A tag that jobs of several namespaces share.
+
+use super::*;
+
+fn secret(namespace: &str) -> prepull_api::crd::kruise::SecretObject {
+    prepull_api::crd::kruise::SecretObject { namespace: namespace.to_owned(), name: "s".to_owned() }
+}
+
+/// The request of a job for nginx:1.25, from another namespace and with a secret of that.
+fn request_from(namespace: &str, job: &str) -> Arc<TagRequest> {
+    let mut request = TagRequest { secrets: vec![secret(namespace)], ..request(job) };
+    request.owner.namespace = Some(namespace.to_owned());
+    request.image_pull_policy = Some("Always".to_owned());
+    Arc::new(request)
+}
+
+fn secrets_of(dispatch: &TagDispatch) -> Vec<String> {
+    dispatch.secrets.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn jobs_of_two_namespaces_pull_one_after_the_other_each_with_its_own_secrets_and_result() {
+    let mut world = World::new();
+    for job in ["shop-job", "bank-job"] {
+        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+    }
+    world.request(&request_from("shop", "shop-job"), false);
+    let first = world.take_dispatched();
+    assert_eq!((first.len(), secrets_of(&first[0])), (1, vec!["shop/s".to_owned()]));
+    world.request(&request_from("bank", "bank-job"), false);
+    assert_eq!(world.take_dispatched(), [], "the pull that runs is the other namespace's");
+    world.take_tag_states();
+    world.end_task(&first[0].task.id, pulled());
+    let told = world.take_tag_states();
+    let of = |job: &str| told.iter().filter(|(of, _)| of == job).map(|(_, state)| *state).collect::<Vec<_>>();
+    assert!(matches!(of("shop-job")[..], [TagState::Succeeded(_)]), "{told:?}");
+    assert!(of("bank-job").iter().all(|state| *state == TagState::Pending), "{told:?}");
+
+    let second = world.take_dispatched();
+    assert_eq!((second.len(), secrets_of(&second[0])), (1, vec!["bank/s".to_owned()]));
+    world.end_task(&second[0].task.id, failed("401"));
+    let told = world.take_tag_states();
+    assert!(matches!(&told[..], [(job, TagState::Failed(_))] if job == "bank-job"), "{told:?}");
+    let failures = |world: &World| {
+        let object = |action: &Action| match action {
+            Action::Event(event) if event.kind == crate::shared::events::ObjectKind::ImagePullJob => {
+                Some(event.object.name.clone())
+            }
+            _ => None,
+        };
+        world.done.iter().filter_map(object).collect::<Vec<_>>()
+    };
+    assert_eq!(failures(&world), ["bank-job"]);
+
+    // A further round of the first one is its own again.
+    world.request(&request_from("shop", "shop-job"), true);
+    let third = world.take_dispatched();
+    assert_eq!((third.len(), secrets_of(&third[0])), (1, vec!["shop/s".to_owned()]));
+    world.take_tag_states();
+    world.end_task(&third[0].task.id, pulled());
+    let told = world.take_tag_states();
+    assert!(matches!(&told[..], [(job, TagState::Succeeded(_))] if job == "shop-job"), "{told:?}");
+}
+
+#[test]
+fn a_pull_of_a_deleted_jobs_namespace_is_not_credited_to_another_namespaces_job() {
+    let mut world = World::new();
+    for job in ["shop-job", "bank-job"] {
+        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+    }
+    world.request(&request_from("shop", "shop-job"), false);
+    let first = world.take_dispatched()[0].task.id.clone();
+    world.end_task(&first, failed("404"));
+    world.request(&request_from("bank", "bank-job"), false);
+    let second = world.take_dispatched()[0].task.id.clone();
+    world.take_tag_states();
+    world.jobs.borrow_mut().insert(JobUid("bank-job".to_owned()), Liveness::Deleted);
+    world.input(Input::LivenessChanged(JobUid("bank-job".to_owned())));
+    world.end_task(&second, pulled());
+    let told = world.take_tag_states();
+    assert!(!told.iter().any(|(_, state)| matches!(state, TagState::Succeeded(_))), "{told:?}");
+}
+
+#[test]
+fn after_a_restart_a_job_asks_anew_where_the_tag_is_another_namespaces() {
+    let mut world = World::new();
+    for job in ["shop-job", "bank-job"] {
+        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+        let namespace = job.strip_suffix("-job").unwrap();
+        world.request(&request_from(namespace, job), false);
+        let task = world.take_dispatched()[0].task.id.clone();
+        world.end_task(&task, pulled());
+    }
+    let mut restarted = world.restarted();
+    restarted.jobs = world.jobs.clone();
+    restarted.settle();
+    restarted.connect(&[]);
+    let told = restarted.take_tag_states();
+    assert!(matches!(&told[..], [(job, TagState::Succeeded(_))] if job == "bank-job"), "{told:?}");
+    restarted.request(&request_from("shop", "shop-job"), false);
+    let again = restarted.take_dispatched();
+    assert_eq!((again.len(), secrets_of(&again[0])), (1, vec!["shop/s".to_owned()]));
+    restarted.end_task(&again[0].task.id, pulled());
+    let told = restarted.take_tag_states();
+    let last = told.last().unwrap();
+    assert!(last.0 == "shop-job" && matches!(last.1, TagState::Succeeded(_)), "{told:?}");
+}
