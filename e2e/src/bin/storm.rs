@@ -6,5 +6,6 @@ use clap::Parser;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    prepull_e2e::storm::run(prepull_e2e::storm::Options::parse()).await
+    // It holds every part of the scene.
+    Box::pin(prepull_e2e::storm::run(prepull_e2e::storm::Options::parse())).await
 }
