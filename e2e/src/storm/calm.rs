@@ -1,8 +1,8 @@
 //! After the storm: everything is healed, every job ends, and nothing is left behind.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use containerd_client::services::v1::ListRequest;
 use containerd_client::services::v1::leases_client::LeasesClient;
 use kube::ResourceExt;
@@ -15,8 +15,8 @@ use tonic::Request;
 
 use super::diary::Diary;
 use super::people::{People, existing};
-use super::scene::{NODES, Scene};
-use super::weather::Weather;
+use super::scene::{NODES, Scene, Struck};
+use super::weather::{self, Weather};
 use crate::cleanup::eventually;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
@@ -37,17 +37,23 @@ pub(super) async fn settle(
     diary: &Diary,
 ) -> Result<()> {
     let Scene { fleet, trouble, images, cluster } = scene;
-    leads(trouble, diary).await;
-    for registry in 0..images.logins.len() {
-        images.make_secret(cluster, registry, true).await?;
-    }
-    all_nodes_are_back(cluster, fleet.names()).await?;
-    resume_jobs(cluster).await?;
-    diary.note("calm: jobs are waited for");
-    for check in [jobs_end(cluster).await, pull_jobs_end(cluster).await] {
-        if let Err(error) = check {
-            diary.broken(&format!("{error:#}"));
+    let ended = async {
+        for registry in 0..images.logins.len() {
+            images.make_secret(cluster, registry, true).await?;
         }
+        all_nodes_are_back(cluster, fleet.names()).await?;
+        resume_jobs(cluster).await?;
+        diary.note("calm: jobs are waited for");
+        for check in [jobs_end(cluster).await, pull_jobs_end(cluster).await] {
+            if let Err(error) = check {
+                diary.broken(&format!("{error:#}"));
+            }
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        ended = ended => ended?,
+        () = weather::keep_running(trouble, diary) => {}
     }
     diary.note("calm: what is left is looked for");
     jobs_are_as_they_should_be(cluster, &trouble.nodes, diary).await?;
@@ -65,19 +71,7 @@ pub(super) async fn settle(
         }
     }
     let sessions = fleet.names().len() + trouble.nodes.len();
-    let all_in = eventually("every edge has one session", LIMIT, async || {
-        let mut up = 0.0;
-        for cloud in &trouble.clouds {
-            if cloud.is_ready().await.unwrap_or(false) {
-                up += cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]);
-            }
-        }
-        #[allow(clippy::cast_precision_loss)]
-        let expected = sessions as f64;
-        ensure!((up - expected).abs() < 0.5, "{up} sessions of {expected}");
-        Ok(())
-    });
-    if let Err(error) = all_in.await {
+    if let Err(error) = every_edge_is_in(trouble, sessions, diary).await {
         diary.broken(&format!("{error:#}"));
     }
     memory_is_bounded(trouble, diary)?;
@@ -94,18 +88,26 @@ pub(super) async fn settle(
     Ok(())
 }
 
-/// One of the clouds leads.
-async fn leads(trouble: &mut super::scene::Struck, diary: &Diary) {
-    let leads = eventually("a cloud leads", LIMIT, async || {
+/// One of the clouds leads, and every edge has one session with it.
+async fn every_edge_is_in(trouble: &mut Struck, edges: usize, diary: &Diary) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        weather::revive(trouble, diary).await;
+        let mut up = 0.0;
         for cloud in &trouble.clouds {
             if cloud.is_ready().await.unwrap_or(false) {
-                return Ok(());
+                // It may end between the two requests.
+                let metrics = cloud.metrics().await;
+                up += metrics.map_or(0.0, |metrics| metrics.sum("cloudcore_prepull_edge_sessions", &[]));
             }
         }
-        bail!("none of them is ready")
-    });
-    if let Err(error) = leads.await {
-        diary.broken(&format!("{error:#}"));
+        #[allow(clippy::cast_precision_loss, reason = "there are thousands of edges, not 2^52")]
+        let expected = edges as f64;
+        if (up - expected).abs() < 0.5 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{up} edges have a session after {LIMIT:?}, of {edges}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
 
@@ -260,7 +262,7 @@ async fn leaves_nothing_behind(node: &EdgeNode, most_leases: usize) -> Result<()
     Ok(())
 }
 
-fn memory_is_bounded(trouble: &super::scene::Struck, diary: &Diary) -> Result<()> {
+fn memory_is_bounded(trouble: &Struck, diary: &Diary) -> Result<()> {
     let clouds = trouble.clouds.iter().map(|cloud| Ok((MOST_MEMORY[0], cloud.process()?.memory()?)));
     let agents = trouble.nodes.iter().map(|node| Ok((MOST_MEMORY[1], node.agent()?.memory()?)));
     for measured in clouds.chain(agents) {
@@ -273,7 +275,7 @@ fn memory_is_bounded(trouble: &super::scene::Struck, diary: &Diary) -> Result<()
     Ok(())
 }
 
-fn no_program_panicked(trouble: &super::scene::Struck, diary: &Diary) {
+fn no_program_panicked(trouble: &Struck, diary: &Diary) {
     let logs = trouble.clouds.iter().map(Cloud::log).chain(trouble.nodes.iter().map(EdgeNode::agent_log));
     for log in logs {
         if let Some(line) = log.lines().find(|line| line.contains("panicked at")) {

@@ -1,6 +1,6 @@
 //! Watches every job while it storms, and notes each promise that one of its statuses breaks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -9,7 +9,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Resource, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_api::crd::kruise::ImagePullJob;
+use prepull_api::crd::kruise::{ImagePullJob, ImagePullJobStatus};
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 use tokio::task::JoinSet;
 
@@ -32,11 +32,8 @@ impl Observer {
         });
         let (client, notes) = (cluster.client(), diary.clone());
         watches.spawn(async move {
-            let mut most = HashMap::<String, i32>::new();
-            each(Api::<ImagePullJob>::all(client), |job| {
-                look_at_pull_job(&job, most.entry(job.uid().unwrap_or_default()).or_default(), &notes);
-            })
-            .await;
+            let mut seen = PullJobs::default();
+            each(Api::<ImagePullJob>::all(client), |job| seen.look(&job, &notes)).await;
         });
         Self(watches)
     }
@@ -123,18 +120,35 @@ impl Seen {
     }
 }
 
-fn look_at_pull_job(job: &ImagePullJob, most: &mut i32, diary: &Diary) {
-    if let Some(IntOrString::Int(parallelism)) = job.spec.template.parallelism {
-        *most = (*most).max(parallelism);
+/// What was seen of the ImagePullJobs.
+#[derive(Default)]
+struct PullJobs {
+    /// The most nodes that the spec of each has ever allowed at a time.
+    most: HashMap<String, i32>,
+    /// The jobs of each image, by their UIDs.
+    of_image: HashMap<String, BTreeSet<String>>,
+}
+
+impl PullJobs {
+    fn look(&mut self, job: &ImagePullJob, diary: &Diary) {
+        let uid = job.uid().unwrap_or_default();
+        let most = self.most.entry(uid.clone()).or_default();
+        if let Some(IntOrString::Int(parallelism)) = job.spec.template.parallelism {
+            *most = (*most).max(parallelism);
+        }
+        let jobs = self.of_image.entry(job.spec.image.clone()).or_default();
+        jobs.insert(uid);
+        let Some(status) = &job.status else { return };
+        let (name, active) = (job.name_any(), status.active);
+        // Jobs of one image share its entry in each NodeImage: a node that pulls for one of them counts for all.
+        if jobs.len() == 1 && active > *most {
+            diary.broken(&format!("{name}: {active} nodes at a time, and {most} are allowed"));
+        }
+        look_at_end(job, status, diary);
     }
-    let Some(status) = &job.status else { return };
-    if status.active > *most {
-        diary.broken(&format!(
-            "{}: {} nodes at a time, and {most} are allowed",
-            job.name_any(),
-            status.active
-        ));
-    }
+}
+
+fn look_at_end(job: &ImagePullJob, status: &ImagePullJobStatus, diary: &Diary) {
     if status.completion_time.is_some() && status.succeeded + status.failed != status.desired {
         diary.broken(&format!("{}: it is over and does not add up: {status:?}", job.name_any()));
     }

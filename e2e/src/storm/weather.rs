@@ -218,6 +218,24 @@ async fn act(what: &str, diary: &Diary, work: impl Future<Output = Result<()>>) 
     }
 }
 
+/// Keeps programs running for ever.
+pub(super) async fn keep_running(parts: &mut Struck, diary: &Diary) {
+    loop {
+        revive(parts, diary).await;
+        tokio::time::sleep(KEEP_EVERY).await;
+    }
+}
+
+/// Starts what does not run, where nothing is meant to be stopped.
+pub(super) async fn revive(parts: &mut Struck, diary: &Diary) {
+    for (number, cloud) in parts.clouds.iter_mut().enumerate() {
+        if cloud.process().is_err() {
+            act(&format!("cloud {number} is started"), diary, cloud.restart()).await;
+        }
+    }
+    keep(parts, diary).await;
+}
+
 /// Starts what has ended by itself.
 async fn keep(parts: &mut Struck, diary: &Diary) {
     for (number, cloud) in parts.clouds.iter_mut().enumerate() {
