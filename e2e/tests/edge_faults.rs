@@ -17,11 +17,11 @@ fn pulled_once(site: &Site, image: &Image) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_full_in_the_middle_of_a_pull_is_named_and_serves_again_once_there_is_room()
--> Result<()> {
+async fn a_disk_that_a_pull_has_filled_is_named_and_gets_its_room_back() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.disk(32 * MIB).args(&["--disk-min-free", "10%"]).await?;
     let (_, small) = site.image("small", &[MIB])?;
+    let (_, other) = site.image("other", &[2 * MIB])?;
     let (_, large) = site.image("large", &[4 * MIB, 48 * MIB])?;
 
     // The check finds enough free space; only in the middle of the pull does the disk turn out to be too small.
@@ -35,14 +35,72 @@ async fn a_disk_that_is_full_in_the_middle_of_a_pull_is_named_and_serves_again_o
     assert_eq!(of_small.status, Tristate::True, "one image takes no other with it: {of_small:?}");
     let of_node = status.node("edge-1").context("no node")?;
     ensure!(of_node.reason.contains("no space left on device"), "{of_node:?}");
-
     ensure!(node.agent()?.pid() > 0 && node.has_image(&small).await?, "both live on");
     node.is_connected().await?;
     node.forgets_all_tasks().await?;
+
+    // Nobody but us holds what the pull had fetched: half of it would already fill the rest of the disk.
+    eventually("the room is there again", Duration::from_secs(60), async || {
+        let free = node.containerd().free_space()?;
+        ensure!(free > 24 * MIB, "{free} bytes are free");
+        Ok(())
+    })
+    .await?;
+    ensure!(node.has_image(&small).await?, "what was whole stays");
+    site.job("other").images([&other]).on(["edge-1"]).completes().await?;
+
     node.containerd().resize_disk(256 * MIB).await?;
     let status = site.job("room").images([&small, &large]).on(["edge-1"]).completes().await?;
     assert_eq!(status.image("edge-1", &small).map(|image| image.status), Some(Tristate::True));
     ensure!(node.has_image(&large).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_that_can_write_nothing_still_tells_how_its_task_ended() -> Result<()> {
+    let site = Site::start().await?;
+    let mut node = site.node("edge-1").await?.without_agent().await?;
+    let (_, reference) = site.image("told", &[8 * MIB])?;
+    let tasks = node.state_dir().join("tasks");
+    std::fs::create_dir_all(&tasks)?;
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=64k", "prepull-e2e"]).arg(&tasks);
+    prepull_e2e::parts::output(mount).await?;
+    node.restart_agent()?;
+    site.link.throttle(Some(4 * MIB));
+    let job = site.job("told").images([&reference]).on(["edge-1"]).apply().await?;
+    site.link_carries(MIB).await?;
+    node.accepts_a_task().await?;
+
+    let full = std::fs::write(tasks.join("filler"), [0; 128 * 1024]);
+    ensure!(full.is_err(), "the disk has room");
+    job.completes().await?;
+    ensure!(node.agent_log().contains("No space left on device"), "the result was stored");
+    node.forgets_all_tasks().await?;
+    std::fs::remove_file(tasks.join("filler"))?;
+    site.job("next").images([&reference]).on(["edge-1"]).completes().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_containerd_that_starts_ten_seconds_after_the_agent_costs_no_try() -> Result<()> {
+    let site = Site::start().await?;
+    let mut node = site.node("edge-1").await?.without_agent().args(&["--max-tasks", "2"]).await?;
+    let (_, checked) = site.image("checked", &[MIB])?;
+    let (_, unchecked) = site.image("unchecked", &[MIB])?;
+    node.containerd_mut().kill9()?;
+    std::fs::remove_file(node.containerd().socket())?;
+    node.restart_agent()?;
+    let with = site.job("checked").images([&checked]).on(["edge-1"]).checks(&["disk"]).apply().await?;
+    let without = site.job("unchecked").images([&unchecked]).on(["edge-1"]).checks(&[]).apply().await?;
+    node.ledger_gets("both tasks", |tasks| tasks.len() == 2).await?;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(node.ledger()?.iter().filter(|task| task.ended).count(), 0, "they wait");
+    node.restart_containerd().await?;
+    for (job, reference) in [(with, &checked), (without, &unchecked)] {
+        let status = job.completes().await?;
+        assert_eq!(status.image("edge-1", reference).map(|image| image.attempts), Some(1));
+    }
     Ok(())
 }
 

@@ -32,7 +32,7 @@ use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::Metrics;
 use crate::tasks::ledger::Ledger;
-use crate::tasks::node::{Node, NodeConfig};
+use crate::tasks::node::{Node, NodeConfig, Recorder};
 
 mod http;
 
@@ -48,7 +48,7 @@ const RUNTIME_PROBE: Duration = Duration::from_secs(10);
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 /// The limit for closing the session and for the last write to the ledger; our systemd unit kills after 20 s.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Threads for blocking file operations: one writes the ledger, and others may hang on a dead file system.
+/// Threads for blocking operations: name resolution, flushing, and questions that may hang on a dead file system.
 const BLOCKING_THREADS: usize = 4;
 
 /// Parses the command line and runs its command. Errors go to stderr, with their causes.
@@ -137,7 +137,8 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     }
     let puller = Arc::new(CriPuller::new(endpoint));
     let config = NodeConfig { max_tasks, parallel_pulls, limits, providers };
-    let node = Node::start(puller.clone(), ledger, config, metrics.clone()).await?;
+    let records = Recorder::start(ledger).await?;
+    let node = Node::new(puller.clone(), records, config, metrics.clone());
     tasks.spawn(probe_runtime(puller, metrics.clone(), shutdown.clone()));
     tasks.spawn(
         identity.clone().keep_renewed(enroll_urls, shutdown.clone()).instrument(info_span!("renewal")),

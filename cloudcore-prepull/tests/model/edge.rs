@@ -66,6 +66,7 @@ impl Edge {
         Now {
             monotonic: base + Duration::from_millis(millis),
             wall: SystemTime::UNIX_EPOCH + Duration::from_millis(1_800_000_000_000 + millis + self.skew),
+            boot: None,
         }
     }
 }

@@ -75,6 +75,12 @@ impl Containerd {
         self.mount(&format!("remount,size={size}")).await
     }
 
+    /// Free bytes on the disk that containerd's data is on.
+    pub fn free_space(&self) -> Result<u64> {
+        let stat = rustix::fs::statvfs(self.root())?;
+        Ok(stat.f_bavail * stat.f_frsize)
+    }
+
     async fn mount(&self, options: &str) -> Result<()> {
         let mut command = Command::new("mount");
         command.args(["-t", "tmpfs", "-o", options, "prepull-e2e"]).arg(self.root());

@@ -231,7 +231,7 @@ impl Edge {
     /// Lets the agent handle the events, and all that follow from them at once.
     async fn handle(&mut self, mut events: VecDeque<AgentEvent>) {
         while let Some(event) = events.pop_front() {
-            let now = Now { monotonic: Instant::now(), wall: SystemTime::now() };
+            let now = Now { monotonic: Instant::now(), wall: SystemTime::now(), boot: None };
             for effect in self.agent.handle(event, now) {
                 match effect {
                     AgentEffect::Persist(record) => {

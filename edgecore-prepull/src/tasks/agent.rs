@@ -11,7 +11,8 @@
 //!
 //! # Guarantees
 //! - `Accepted` is sent only for a task that is on the disk.
-//! - A `Result` is sent only from the disk, and stays there until `ResultAck`.
+//! - A `Result` is written to the disk before it is sent, and stays there until `ResultAck`. Only where the disk refuses
+//!   it, it is sent from memory, while the write is repeated.
 //! - An image that has ended stays as it ended, also over a restart.
 //! - A message that arrives twice or late changes nothing but deadline and keys.
 //! - No more tasks run than `max_tasks`; the others start in the order in which they were accepted.
@@ -42,7 +43,7 @@ use self::refusal::refuse;
 pub use io::{AgentEffect, AgentEvent, Execution, TaskEnd, TaskTerms};
 pub(crate) use record::RECORD_FORMAT;
 pub use record::{TaskRecord, summary};
-pub use time::{Now, WallClock};
+pub use time::{BootTime, Now, WallClock};
 
 /// All tasks of the node.
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl Agent {
             AgentEvent::Disconnected => self.connected = false,
             AgentEvent::Assign(assign) => self.assign(assign, now, &mut effects),
             AgentEvent::ResultAck(task) => {
-                if self.tasks.get(&task).is_some_and(|entry| entry.stored_result().is_some()) {
+                if self.tasks.get(&task).is_some_and(|entry| entry.result_to_send().is_some()) {
                     self.tasks.remove(&task);
                     effects.push(AgentEffect::Forget(task));
                 }
@@ -172,7 +173,7 @@ impl Agent {
                 effects.push(send_accepted(task));
             }
         }
-        let results = self.tasks.values().filter_map(TaskEntry::stored_result);
+        let results = self.tasks.values().filter_map(TaskEntry::result_to_send);
         effects.extend(results.cloned().map(send_result));
     }
 
@@ -225,7 +226,7 @@ impl Agent {
     fn on_persist_failed(&mut self, task: &TaskId, reason: &str, now: Now, effects: &mut Vec<AgentEffect>) {
         let Some(entry) = self.tasks.get_mut(task) else { return };
         if !matches!(entry.stage(), Stage::Storing(_)) {
-            return entry.on_persist_failed(now);
+            return entry.on_persist_failed(self.connected, now, effects);
         }
         // The task was never accepted, so it need not be kept. `Forget` removes what the failed write left.
         if self.connected {

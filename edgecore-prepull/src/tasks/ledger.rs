@@ -3,7 +3,8 @@
 //! # Guarantees
 //! - When [`Ledger::save`] returns, the record survives a power cut: it is written to a new file, flushed, renamed,
 //!   and the folder is flushed. A reader sees the old record or the new one.
-//! - A file that cannot be read is set aside as `….corrupt` and never stops the agent.
+//! - A file that holds no record is set aside as `….corrupt`, and one that cannot be read now, or that a newer agent has
+//!   written, stays where it is. Neither stops the agent.
 //! - A state directory has one agent at a time.
 //!
 //! Every function blocks: call them on a thread that may.
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use prepull_api::task::TaskId;
 use rustix::fs::{FlockOperation, flock};
+use serde::Deserialize;
 use tracing::warn;
 
 use crate::cloud::identity::REMEDY_OF_DENIAL;
@@ -67,6 +69,9 @@ pub(crate) enum LedgerError {
         #[source]
         error: io::Error,
     },
+    /// The operating system gives the process no further thread.
+    #[error("cannot start the thread that writes the ledger")]
+    Thread(#[source] io::Error),
     /// The record cannot be expressed in JSON, which no record is known to do.
     #[error("cannot serialise the record of task {task}")]
     Serialise {
@@ -149,7 +154,10 @@ impl Store for Ledger {
             match path.extension().and_then(|extension| extension.to_str()) {
                 Some("json") => match read_record(&path) {
                     Ok(record) => records.push(record),
-                    Err(why) => Self::set_aside(&path, &why),
+                    Err(Unusable::Corrupt(why)) => Self::set_aside(&path, &why),
+                    Err(Unusable::NotNow(why)) => {
+                        warn!(file = %path.display(), reason = why, "task record cannot be read and is left where it is; the agent reads it again when it starts the next time, unless the cloud assigns this task again");
+                    }
                 },
                 // A write that a crash interrupted: the record that it was to replace is still there.
                 Some("new") => {
@@ -196,28 +204,54 @@ impl Store for Ledger {
     }
 }
 
-/// Reads the record in a file. The error is the reason to set the file aside.
-fn read_record(path: &Path) -> Result<TaskRecord, String> {
-    let mut text = Vec::new();
-    let file = File::open(path).map_err(|error| error.to_string())?;
-    file.take(MAX_RECORD + 1).read_to_end(&mut text).map_err(|error| error.to_string())?;
+/// Why a file yields no record.
+enum Unusable {
+    /// It holds none, and never will.
+    Corrupt(String),
+    /// It may hold one: reading failed, or a newer agent has written it.
+    NotNow(String),
+}
+
+/// Reads the record in a file.
+fn read_record(path: &Path) -> Result<TaskRecord, Unusable> {
+    /// The part of a record that every agent understands.
+    #[derive(Deserialize)]
+    struct Version {
+        format: u32,
+    }
+    let corrupt = |why: String| Err(Unusable::Corrupt(why));
+    let text = read_file(path).map_err(|error| Unusable::NotNow(error.to_string()))?;
     if text.len() as u64 > MAX_RECORD {
-        return Err(format!("longer than {MAX_RECORD} bytes"));
+        return corrupt(format!("longer than {MAX_RECORD} bytes"));
     }
-    let record: TaskRecord = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    if record.format > RECORD_FORMAT {
-        return Err(format!("format {} of a newer agent; this one knows {RECORD_FORMAT}", record.format));
+    let parsed: Result<Version, _> = serde_json::from_slice(&text);
+    if let Ok(Version { format }) = parsed
+        && format > RECORD_FORMAT
+    {
+        let why = format!("format {format} of a newer agent; this one knows {RECORD_FORMAT}");
+        return Err(Unusable::NotNow(why));
     }
+    let record: TaskRecord = match serde_json::from_slice(&text) {
+        Ok(record) => record,
+        Err(error) => return corrupt(error.to_string()),
+    };
     let images = record.task.images.len();
     let complete = record.result.as_ref().map_or(record.images.len(), |result| result.images.len()) == images;
     if !complete {
-        return Err("the results do not match the images".to_owned());
+        return corrupt("the results do not match the images".to_owned());
     }
     // The record would be saved under its right name from now on, and this file would be read again after a restart.
     if path.file_name().is_none_or(|name| name != file_name(record.id()).as_str()) {
-        return Err(format!("it is the record of task {}, under a wrong file name", record.id()));
+        return corrupt(format!("it is the record of task {}, under a wrong file name", record.id()));
     }
     Ok(record)
+}
+
+/// Reads a file up to one byte more than a record may have.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_RECORD + 1).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// Names the file of a task. A UID as Kubernetes creates it is used as it is; any other text, which might contain a

@@ -9,12 +9,13 @@ mod recorder;
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
 use prepull_api::task::{ImageOutcome, TaskId, TaskOutcome};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
 use prepull_program::errors::with_causes;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -22,15 +23,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use self::hello::describe_node;
-use self::recorder::{Recorder, WriteOutcome};
+pub(crate) use self::recorder::Recorder;
+use self::recorder::WriteOutcome;
 use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
 use crate::images::providers::Providers;
 use crate::images::puller::Puller;
 use crate::metrics::Metrics;
-use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, Now, TaskEnd, TaskRecord};
+use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, BootTime, Execution, Now, TaskEnd, TaskRecord};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
-use crate::tasks::ledger::{LedgerError, Store};
 
 /// Updates of all tasks that may wait for the loop, which takes one in microseconds. If it falls behind, progress is
 /// dropped, and ends of images wait.
@@ -73,14 +74,13 @@ pub(crate) struct Node<P> {
 type NamedUpdate = (TaskId, TaskUpdate);
 
 impl<P: Puller> Node<P> {
-    /// Reads the store, and takes up the tasks in it.
-    pub(crate) async fn start(
+    /// A node that takes up the tasks in the records, which are those that the recorder has.
+    pub(crate) fn new(
         puller: Arc<P>,
-        store: impl Store,
+        (recorder, records): (Recorder, Vec<TaskRecord>),
         config: NodeConfig,
         metrics: Arc<Metrics>,
-    ) -> Result<Self, LedgerError> {
-        let (recorder, records) = Recorder::start(store).await?;
+    ) -> Self {
         let NodeConfig { max_tasks, parallel_pulls, limits, providers } = config;
         let executor =
             Executor::new(puller.clone(), parallel_pulls, limits).with_credential_providers(providers);
@@ -100,7 +100,7 @@ impl<P: Puller> Node<P> {
             info!(tasks = records.len(), "the ledger has tasks from before the restart");
         }
         node.handle(AgentEvent::Loaded(records));
-        Ok(node)
+        node
     }
 
     /// Runs until `shutdown`, or until the tunnel ends. Running executions are dropped; their tasks stay in the ledger
@@ -315,7 +315,18 @@ impl<P: Puller> Node<P> {
 }
 
 fn now() -> Now {
-    Now { monotonic: Instant::now().into_std(), wall: SystemTime::now() }
+    Now { monotonic: Instant::now().into_std(), wall: SystemTime::now(), boot: boot_time() }
+}
+
+fn boot_time() -> Option<BootTime> {
+    static BOOT: LazyLock<Option<u64>> = LazyLock::new(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let digits: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+        u64::from_str_radix(&digits, 16).ok()
+    });
+    let since = clock_gettime(ClockId::Boottime);
+    let millis = u64::try_from(since.tv_sec).ok()? * 1000 + u64::try_from(since.tv_nsec).ok()? / 1_000_000;
+    Some(BootTime { id: (*BOOT)?, millis })
 }
 
 async fn sleep_until_tick(tick: Option<Instant>) {

@@ -42,7 +42,8 @@ pub(super) enum Stage {
     },
     /// An executor works on the task.
     Running,
-    /// The record with the result is on its way to the disk.
+    /// The record with the result is on its way to the disk. If the disk refuses it, the result is sent all the same:
+    /// a full disk must not silence the node.
     Ending,
     /// The result is on the disk.
     Ended,
@@ -69,7 +70,7 @@ impl TaskEntry {
     /// Takes a task that the cloud has assigned for the first time.
     pub(super) fn assigned(assign: Assign, now: Now, effects: &mut Vec<AgentEffect>) -> Self {
         let deadline = now.after(assign.remaining);
-        let record = TaskRecord::new(assign.task.clone(), assign.remaining, now.wall());
+        let record = TaskRecord::new(assign.task.clone(), assign.remaining, now);
         let terms = TaskTerms::of_assignment(&record.task, assign, deadline);
         let accepted = Some(now.monotonic);
         let mut entry = Self { record, accepted, stage: Stage::Storing(terms), saving: Saving::Saved };
@@ -82,7 +83,7 @@ impl TaskEntry {
         let stage = if record.result.is_some() {
             Stage::Ended
         } else {
-            Stage::NeedsKeys { deadline: now.after(record.time_left(now.wall())) }
+            Stage::NeedsKeys { deadline: now.after(record.time_left(now)) }
         };
         let all_ended = record.result.is_none() && record.images.iter().all(Option::is_some);
         let mut entry = Self { record, accepted: None, stage, saving: Saving::Saved };
@@ -117,14 +118,19 @@ impl TaskEntry {
             Stage::Storing(_) => None,
             Stage::NeedsKeys { .. } => Some(OpenPhase::NeedsKeys),
             // A queued task counts as running: the cloud has nothing to do for it.
-            Stage::Queued { .. } | Stage::Running | Stage::Ending => Some(OpenPhase::Running),
-            Stage::Ended => Some(OpenPhase::Finished),
+            Stage::Queued { .. } | Stage::Running => Some(OpenPhase::Running),
+            Stage::Ending if self.result_to_send().is_none() => Some(OpenPhase::Running),
+            Stage::Ending | Stage::Ended => Some(OpenPhase::Finished),
         }
     }
 
-    /// Returns the result to send, if it is on the disk.
-    pub(super) fn stored_result(&self) -> Option<&TaskResult> {
-        if matches!(self.stage, Stage::Ended) { self.record.result.as_ref() } else { None }
+    /// Returns the result to send: one that is on the disk, or that the disk has refused. While a write is under way
+    /// there is none, and an acknowledgement counts for nothing: the write must not survive the removal of the task.
+    pub(super) fn result_to_send(&self) -> Option<&TaskResult> {
+        match (&self.stage, &self.saving) {
+            (Stage::Ended, _) | (Stage::Ending, Saving::Failed { .. }) => self.record.result.as_ref(),
+            _ => None,
+        }
     }
 
     /// Returns the moment at which the task needs a tick.
@@ -151,10 +157,10 @@ impl TaskEntry {
         effects: &mut Vec<AgentEffect>,
     ) {
         if matches!(self.stage, Stage::Ending | Stage::Ended) {
-            // Of an ending task, the result follows as soon as it is on the disk.
-            return self.send_stored_result(connected, effects);
+            // Of an ending task, the result follows as soon as the disk has taken or refused it.
+            return self.send_result(connected, effects);
         }
-        self.record.set_deadline(assign.remaining, now.wall());
+        self.record.set_deadline(assign.remaining, now);
         let deadline = now.after(assign.remaining);
         let new_terms = TaskTerms::of_assignment(&self.record.task, assign, deadline);
         self.save(effects);
@@ -186,8 +192,7 @@ impl TaskEntry {
                 let reason = truncate_reason(reason);
                 effects.push(AgentEffect::Stop { task: self.record.id().clone(), reason });
             }
-            Stage::Ending => {}
-            Stage::Ended => self.send_stored_result(connected, effects),
+            Stage::Ending | Stage::Ended => self.send_result(connected, effects),
         }
     }
 
@@ -212,16 +217,17 @@ impl TaskEntry {
             Stage::Ending if outdated => self.stage = Stage::Ending,
             Stage::Ending => {
                 self.stage = Stage::Ended;
-                self.send_stored_result(connected, effects);
+                self.send_result(connected, effects);
             }
             other => self.stage = other,
         }
         false
     }
 
-    /// Plans to repeat a write that failed.
-    pub(super) fn on_persist_failed(&mut self, now: Now) {
+    /// Plans to repeat a write that failed, and sends the result if that is what could not be written.
+    pub(super) fn on_persist_failed(&mut self, connected: bool, now: Now, effects: &mut Vec<AgentEffect>) {
         self.saving = Saving::Failed { retry_at: now.after(PERSIST_RETRY) };
+        self.send_result(connected, effects);
     }
 
     /// Does what is due by now: ends a wait for keys, and repeats a failed write.
@@ -315,8 +321,8 @@ impl TaskEntry {
         self.save(effects);
     }
 
-    fn send_stored_result(&self, connected: bool, effects: &mut Vec<AgentEffect>) {
-        if connected && let Some(result) = self.stored_result() {
+    fn send_result(&self, connected: bool, effects: &mut Vec<AgentEffect>) {
+        if connected && let Some(result) = self.result_to_send() {
             effects.push(send_result(result.clone()));
         }
     }

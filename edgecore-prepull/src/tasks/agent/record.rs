@@ -6,7 +6,7 @@ use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, Task, TaskId, T
 use prepull_api::wire::truncate_reason;
 use serde::{Deserialize, Serialize};
 
-use super::time::WallClock;
+use super::time::{BootTime, Now, WallClock};
 
 /// Format of [`TaskRecord`]. Raise it with each change that an older agent would misread.
 pub(crate) const RECORD_FORMAT: u32 = 1;
@@ -26,6 +26,9 @@ pub struct TaskRecord {
     /// Time that was left to the deadline when it was last set.
     #[serde(with = "prepull_api::task::millis")]
     pub remaining: Duration,
+    /// The same time since boot. `None` in a record of an older agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_set_boot: Option<BootTime>,
     /// Outcome of the checks. `None` until they have run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<CheckOutcome>,
@@ -39,14 +42,15 @@ pub struct TaskRecord {
 
 impl TaskRecord {
     /// Record of a task that was just accepted.
-    pub(crate) fn new(task: Task, remaining: Duration, now: WallClock) -> Self {
+    pub(crate) fn new(task: Task, remaining: Duration, now: Now) -> Self {
         let images = vec![None; task.images.len()];
         Self {
             format: RECORD_FORMAT,
             task,
-            accepted: now,
-            deadline_set: now,
+            accepted: now.wall(),
+            deadline_set: now.wall(),
             remaining,
+            deadline_set_boot: now.boot,
             check: None,
             images,
             result: None,
@@ -59,16 +63,22 @@ impl TaskRecord {
     }
 
     /// Sets the deadline anew.
-    pub(super) fn set_deadline(&mut self, remaining: Duration, now: WallClock) {
+    pub(super) fn set_deadline(&mut self, remaining: Duration, now: Now) {
         self.remaining = remaining;
-        self.deadline_set = now;
+        self.deadline_set = now.wall();
+        self.deadline_set_boot = now.boot;
     }
 
-    /// Computes the time left after a restart. An edge may boot with its clock in 1970: if the clock is behind the
-    /// moment when the deadline was set, it tells nothing, and all of the time is granted again, but never more.
-    pub(super) fn time_left(&self, now: WallClock) -> Duration {
+    /// Computes the time left after a restart of the agent, which is never more than there was. Since another boot it is
+    /// all of that: an edge may have run and may boot with a clock that is years off, so that nobody knows how long the
+    /// machine was away, and the cloud is to be asked before the task ends. The wall clock counts only for the record of
+    /// an older agent, and not where it is behind the record.
+    pub(super) fn time_left(&self, now: Now) -> Duration {
+        if let Some((set, now)) = self.deadline_set_boot.zip(now.boot) {
+            return now.since(set).map_or(self.remaining, |since| self.remaining.saturating_sub(since));
+        }
         let deadline = self.deadline_set.plus(self.remaining);
-        if now < self.deadline_set { self.remaining } else { now.until(deadline) }
+        if now.wall() < self.deadline_set { self.remaining } else { now.wall().until(deadline) }
     }
 
     /// Computes the time since the acceptance by the wall clock.

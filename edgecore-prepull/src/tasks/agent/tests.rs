@@ -56,7 +56,7 @@ impl Harness {
         let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let mut harness = Self {
             agent: Agent::new(max_tasks.try_into().unwrap()),
-            now: Now { monotonic: Instant::now(), wall },
+            now: Now { monotonic: Instant::now(), wall, boot: Some(BootTime { id: 1, millis: 5_000 }) },
         };
         assert_eq!(harness.on(AgentEvent::Connected), []);
         harness
@@ -69,6 +69,7 @@ impl Harness {
     pub(super) fn pass(&mut self, seconds: u64) {
         self.now.monotonic += Duration::from_secs(seconds);
         self.now.wall += Duration::from_secs(seconds);
+        self.now.boot.as_mut().unwrap().millis += seconds * 1000;
     }
 
     /// Assigns the task, and has its record written.
@@ -207,7 +208,7 @@ fn after_a_restart_a_task_waits_for_keys_and_keeps_ended_images() {
 fn a_restored_task_whose_images_have_all_ended_needs_no_keys() {
     let mut harness = Harness::new();
     let task = task("a", 1, 2);
-    let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(harness.now.wall));
+    let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), harness.now);
     let failed = ImageResult { outcome: ImageOutcome::Failed, reason: "401".to_owned(), ..pulled() };
     record.images = vec![Some(pulled()), Some(failed)];
     let result = record_of(&harness.restart(vec![record])).result.unwrap();
@@ -218,7 +219,7 @@ fn a_restored_task_whose_images_have_all_ended_needs_no_keys() {
 fn a_task_that_waits_for_keys_ends_at_its_deadline() {
     let mut harness = Harness::new();
     let task = task("a", 1, 2);
-    let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(harness.now.wall));
+    let mut record = TaskRecord::new(task.clone(), Duration::from_secs(60), harness.now);
     record.images[0] = Some(pulled());
     harness.pass(20);
     harness.restart(vec![record]);
@@ -234,13 +235,33 @@ fn a_task_that_waits_for_keys_ends_at_its_deadline() {
 
 #[test]
 fn a_clock_behind_the_record_grants_all_of_the_time_and_never_more() {
-    let set = WallClock(1_000_000_000);
-    let record = TaskRecord::new(task("a", 1, 1), Duration::from_secs(60), set);
+    let at = |millis| Now {
+        wall: SystemTime::UNIX_EPOCH + Duration::from_millis(millis),
+        boot: None,
+        ..Harness::new().now
+    };
+    let record = TaskRecord::new(task("a", 1, 1), Duration::from_secs(60), at(1_000_000_000));
     for (now, left) in
-        [(0, 60_000), (999_999_999, 60_000), (1_000_000_000, 60_000), (1_000_045_000, 15_000), (u64::MAX, 0)]
+        [(0, 60_000), (999_999_999, 60_000), (1_000_000_000, 60_000), (1_000_045_000, 15_000), (1 << 50, 0)]
     {
-        assert_eq!(record.time_left(WallClock(now)), Duration::from_millis(left), "{now}");
+        assert_eq!(record.time_left(at(now)), Duration::from_millis(left), "{now}");
     }
+}
+
+#[test]
+fn a_clock_that_jumps_ends_no_task_before_the_cloud_is_asked() {
+    let mut harness = Harness::new();
+    let task = task("a", 1, 1);
+    let record = TaskRecord::new(task, Duration::from_secs(60), harness.now);
+    harness.pass(20);
+    // The agent is restarted, and the clock was set meanwhile.
+    harness.now.wall += Duration::from_secs(365 * 24 * 3600);
+    harness.restart(vec![record.clone()]);
+    assert_eq!(harness.agent.next_tick(), Some(harness.now.monotonic + Duration::from_secs(40)));
+    // The machine was booted: nobody knows how long it was off.
+    harness.now.boot = Some(BootTime { id: 2, millis: 30_000 });
+    harness.restart(vec![record]);
+    assert_eq!(harness.agent.next_tick(), Some(harness.now.monotonic + Duration::from_secs(60)));
 }
 
 #[test]
@@ -321,13 +342,33 @@ fn a_record_that_cannot_be_written_refuses_a_new_task_and_delays_a_result() {
     );
 
     harness.run(&task);
-    harness.end(&task);
+    harness.on(AgentEvent::ImageEnded { task: task.id.clone(), index: 0, result: pulled() });
     assert_eq!(harness.on(failed()), []);
     harness.pass(4);
     assert_eq!(harness.on(AgentEvent::Tick), []);
     harness.pass(1);
+    assert!(record_of(&harness.on(AgentEvent::Tick)).images[0].is_some());
+}
+
+#[test]
+fn a_result_that_the_disk_refuses_is_sent_from_memory() {
+    let mut harness = Harness::new();
+    let task = task("a", 1, 1);
+    let failed = || AgentEvent::PersistFailed { task: task.id.clone(), reason: "no space left".to_owned() };
+    let acknowledged = || AgentEvent::ResultAck(task.id.clone());
+    harness.run(&task);
+    harness.end(&task);
+    let result = result_of(&harness.on(failed()));
+    assert_eq!(harness.agent.open_tasks()[0].phase, OpenPhase::Finished);
+    harness.on(AgentEvent::Disconnected);
+    assert_eq!(result_of(&harness.on(AgentEvent::Connected)), result);
+    // The write is repeated. Until its outcome is known, the task is not forgotten.
+    harness.pass(5);
     assert!(record_of(&harness.on(AgentEvent::Tick)).result.is_some());
-    result_of(&harness.on(AgentEvent::Persisted(task.id.clone())));
+    assert_eq!(harness.on(acknowledged()), []);
+    assert_eq!(result_of(&harness.on(failed())), result);
+    assert_eq!(harness.on(acknowledged()), [AgentEffect::Forget(task.id.clone())]);
+    assert!(harness.agent.is_empty());
 }
 
 #[test]
@@ -348,11 +389,7 @@ fn a_task_has_at_most_one_write_under_way() {
 fn a_key_serves_only_the_reference_that_it_was_sent_for() {
     let mut harness = Harness::new();
     let old = task("a", 1, 3);
-    harness.restart(vec![TaskRecord::new(
-        old.clone(),
-        Duration::from_secs(60),
-        WallClock::of(harness.now.wall),
-    )]);
+    harness.restart(vec![TaskRecord::new(old.clone(), Duration::from_secs(60), harness.now)]);
     let mut new = assign(old.clone());
     new.task.images[0].reference = "evil.example/app:0".to_owned();
     new.task.images[1].key = 7;

@@ -1,4 +1,4 @@
-//! The two clocks of the agent: a monotonic one for deadlines, and the wall clock for what survives a restart.
+//! The clocks of the agent: a monotonic one for deadlines, and others for what survives a restart.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,6 +11,24 @@ pub struct Now {
     pub monotonic: Instant,
     /// Wall clock, for times that must survive a restart.
     pub wall: SystemTime,
+    /// Time since the machine booted, for deadlines that must survive a restart. `None` if it cannot be read.
+    pub boot: Option<BootTime>,
+}
+
+/// Time since one boot of the machine. Nobody can set it, unlike the wall clock, and it goes on during sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootTime {
+    /// Which boot: a part of the kernel's random id of it.
+    pub id: u64,
+    /// Milliseconds since then.
+    pub millis: u64,
+}
+
+impl BootTime {
+    /// Computes the time since an earlier moment of the same boot. `None` if the machine has been booted since.
+    pub(super) fn since(self, earlier: Self) -> Option<Duration> {
+        (self.id == earlier.id).then(|| Duration::from_millis(self.millis.saturating_sub(earlier.millis)))
+    }
 }
 
 impl Now {

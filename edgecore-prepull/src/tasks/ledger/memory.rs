@@ -1,11 +1,12 @@
 //! Store without a disk, for tests.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
-use prepull_api::task::TaskId;
+use prepull_api::task::{Task, TaskId};
 
 use super::{LedgerError, Store};
-use crate::tasks::agent::TaskRecord;
+use crate::tasks::agent::{Now, TaskRecord};
 
 /// Records in memory. Clones share them, so that a test can restart a node on the records that it has written.
 #[derive(Clone, Debug, Default)]
@@ -36,4 +37,11 @@ impl Store for MemoryStore {
         self.with(|records| records.retain(|other| other.id() != task));
         Ok(())
     }
+}
+
+/// The record of a task without images.
+pub(crate) fn record(id: &TaskId) -> TaskRecord {
+    let task = Task { id: id.clone(), title: "t".to_owned(), checks: Vec::new(), images: Vec::new() };
+    let now = Now { monotonic: Instant::now(), wall: SystemTime::now(), boot: None };
+    TaskRecord::new(task, Duration::from_secs(300), now)
 }

@@ -1,8 +1,10 @@
-//! Writer of task records, one after the other, on a thread that may block.
+//! Writer of task records, one after the other, on a thread of its own.
+
+use std::thread;
 
 use prepull_api::task::TaskId;
-use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 use crate::tasks::agent::TaskRecord;
 use crate::tasks::ledger::{LedgerError, Store};
@@ -25,39 +27,55 @@ enum Write {
 
 /// Handle of the writer.
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     // The queue needs no bound of its own: the agent has at most one write per task under way, and a removal is the
     // last write of a task.
-    writes: Option<mpsc::UnboundedSender<Write>>,
-    outcomes: mpsc::UnboundedReceiver<WriteOutcome>,
-    worker: JoinHandle<()>,
+    writes: Option<UnboundedSender<Write>>,
+    outcomes: UnboundedReceiver<WriteOutcome>,
 }
 
 impl Recorder {
     /// Starts the writer, and returns the records that the store has.
-    pub(super) async fn start(mut store: impl Store) -> Result<(Self, Vec<TaskRecord>), LedgerError> {
-        // Reading cannot panic. The only other error is that the tokio runtime shuts down, and this task with it.
-        let (mut store, records) = match spawn_blocking(move || (store.load(), store)).await {
-            Ok((records, store)) => (store, records?),
-            Err(_) => std::future::pending().await,
+    pub(crate) async fn start(mut store: impl Store) -> Result<(Self, Vec<TaskRecord>), LedgerError> {
+        let (loaded, records) = oneshot::channel();
+        let (recorder, mut queue, sender) = Self::new();
+        let work = move || {
+            // The receivers are gone when the node stops; the writes are still made.
+            let _ = loaded.send(store.load());
+            while let Some(write) = queue.blocking_recv() {
+                if let Some(outcome) = carry_out(&mut store, write) {
+                    let _ = sender.send(outcome);
+                }
+            }
         };
-        let (writes, mut queue) = mpsc::unbounded_channel();
-        let (sender, outcomes) = mpsc::unbounded_channel();
-        let worker = tokio::spawn(async move {
+        // Not a thread of the async runtime's pool: those may all hang in name resolution or on a dead file system.
+        thread::Builder::new().name("ledger".to_owned()).spawn(work).map_err(LedgerError::Thread)?;
+        match records.await {
+            Ok(records) => Ok((recorder, records?)),
+            // The thread has died of a bug, with a message.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Starts a writer that a paused clock waits for, which it does not for a thread. The store must not block.
+    #[cfg(test)]
+    pub(super) fn within_the_runtime(mut store: impl Store) -> (Self, Vec<TaskRecord>) {
+        let (recorder, mut queue, sender) = Self::new();
+        let records = store.load().unwrap_or_default();
+        tokio::spawn(async move {
             while let Some(write) = queue.recv().await {
-                let done = spawn_blocking(move || {
-                    let outcome = carry_out(&mut store, write);
-                    (store, outcome)
-                });
-                let Ok((back, outcome)) = done.await else { return };
-                store = back;
-                if let Some(outcome) = outcome {
-                    // The node may be stopping and no longer listen; the remaining writes are still made.
+                if let Some(outcome) = carry_out(&mut store, write) {
                     let _ = sender.send(outcome);
                 }
             }
         });
-        Ok((Self { writes: Some(writes), outcomes, worker }, records))
+        (recorder, records)
+    }
+
+    fn new() -> (Self, UnboundedReceiver<Write>, UnboundedSender<WriteOutcome>) {
+        let (writes, queue) = unbounded_channel();
+        let (sender, outcomes) = unbounded_channel();
+        (Self { writes: Some(writes), outcomes }, queue, sender)
     }
 
     pub(super) fn save(&self, record: Box<TaskRecord>) {
@@ -85,7 +103,7 @@ impl Recorder {
     /// Makes the writes that are still queued, then ends.
     pub(super) async fn finish(mut self) {
         self.writes = None;
-        let _ = self.worker.await;
+        while self.outcomes.recv().await.is_some() {}
     }
 }
 
@@ -99,5 +117,36 @@ fn carry_out(store: &mut impl Store, write: Write) -> Option<WriteOutcome> {
             })
         }
         Write::Remove(task) => store.remove(&task).err().map(|error| WriteOutcome::RemoveFailed(task, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use super::*;
+    use crate::tasks::ledger::memory::MemoryStore;
+
+    #[test]
+    fn writes_do_not_wait_for_the_blocking_threads() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        let (release, hangs) = std::sync::mpsc::channel::<()>();
+        runtime.block_on(async {
+            let (mut recorder, _) = Recorder::start(MemoryStore::default()).await.unwrap();
+            // A look-up of a name that nobody answers.
+            tokio::task::spawn_blocking(move || hangs.recv());
+            let task = TaskId { job: prepull_api::task::JobUid("a".to_owned()), attempt: 1 };
+            recorder.save(Box::new(crate::tasks::ledger::memory::record(&task)));
+            let outcome = tokio::time::timeout(Duration::from_secs(20), recorder.next_outcome()).await;
+            assert!(matches!(outcome.unwrap(), WriteOutcome::Saved(saved) if saved == task));
+            recorder.finish().await;
+        });
+        drop(release);
     }
 }

@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
+use crate::tasks::ledger::Store as _;
 use crate::tasks::ledger::memory::MemoryStore;
 
 /// A node with the far end of its tunnel.
@@ -19,14 +20,15 @@ struct Harness {
 }
 
 impl Harness {
-    async fn start(fake: &Arc<Fake>, store: &MemoryStore) -> Self {
+    fn start(fake: &Arc<Fake>, store: &MemoryStore) -> Self {
         let config = NodeConfig {
             max_tasks: NonZeroU32::MIN,
             parallel_pulls: NonZeroUsize::new(2).unwrap(),
             limits: Limits::default(),
             providers: Arc::default(),
         };
-        let node = Node::start(fake.clone(), store.clone(), config, Arc::default()).await.unwrap();
+        let records = Recorder::within_the_runtime(store.clone());
+        let node = Node::new(fake.clone(), records, config, Arc::default());
         let (events, receiver) = mpsc::channel(4);
         let (link, said) = Link::new(4);
         let shutdown = CancellationToken::new();
@@ -98,7 +100,7 @@ fn id() -> TaskId {
 #[tokio::test(start_paused = true)]
 async fn a_task_goes_from_assignment_to_acknowledgement() {
     let (fake, mut store) = (Fake::new(), MemoryStore::default());
-    let mut harness = Harness::start(&fake, &store).await;
+    let mut harness = Harness::start(&fake, &store);
     let hello = harness.connect().await;
     assert_eq!((hello.runtime.as_deref(), hello.open.len()), (Some("fake 1"), 0));
     assert_eq!(hello.image_filesystem.unwrap().mountpoint, "/images");
@@ -123,7 +125,7 @@ async fn a_task_goes_from_assignment_to_acknowledgement() {
 async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
-    let mut harness = Harness::start(&fake, &store).await;
+    let mut harness = Harness::start(&fake, &store);
     harness.connect().await;
     harness.tell(assign(&["short", "long"])).await;
     harness.hear().await;
@@ -131,7 +133,7 @@ async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
     harness.stop().await;
     assert_eq!(fake.state.lock().unwrap().dropped, ["long"], "the runtime was told to stop");
 
-    let mut harness = Harness::start(&fake, &store).await;
+    let mut harness = Harness::start(&fake, &store);
     assert_eq!(harness.connect().await.open[0].phase, OpenPhase::NeedsKeys);
     harness.tell(assign(&["short", "long"])).await;
     assert_eq!(harness.hear().await, EdgeMessage::Accepted { task: id() });
@@ -143,13 +145,13 @@ async fn a_restarted_node_resumes_its_task_and_repeats_no_image() {
 async fn a_restarted_node_without_a_cloud_ends_its_task_by_the_deadline() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
-    let mut harness = Harness::start(&fake, &store).await;
+    let mut harness = Harness::start(&fake, &store);
     harness.connect().await;
     harness.tell(assign(&["long"])).await;
     harness.hear().await;
     harness.stop().await;
 
-    let mut harness = Harness::start(&fake, &store).await;
+    let mut harness = Harness::start(&fake, &store);
     tokio::time::sleep(Duration::from_secs(310)).await;
     assert_eq!(harness.connect().await.open[0].phase, OpenPhase::Finished);
     assert_eq!(harness.result().await.outcome, TaskOutcome::DeadlineExceeded);
@@ -159,7 +161,7 @@ async fn a_restarted_node_without_a_cloud_ends_its_task_by_the_deadline() {
 async fn a_cancelled_task_stops_its_pull_and_sends_a_result() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("long", [Act::Take(1000)]);
-    let mut harness = Harness::start(&fake, &store).await;
+    let mut harness = Harness::start(&fake, &store);
     harness.connect().await;
     harness.tell(assign(&["long"])).await;
     harness.hear().await;
@@ -173,7 +175,7 @@ async fn a_cancelled_task_stops_its_pull_and_sends_a_result() {
 async fn a_panic_of_the_executor_fails_its_task() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
     fake.script("bug", [Act::Panic]);
-    let mut harness = Harness::start(&fake, &store).await;
+    let mut harness = Harness::start(&fake, &store);
     harness.connect().await;
     harness.tell(assign(&["bug"])).await;
     harness.hear().await;

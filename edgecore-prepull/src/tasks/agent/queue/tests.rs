@@ -148,8 +148,7 @@ fn a_queued_task_assigned_again_has_new_terms_and_its_old_turn() {
 fn after_a_restart_tasks_wait_for_keys_and_then_for_their_turn() {
     let mut harness = Harness::new();
     let tasks = tasks(2);
-    let record =
-        |task: &Task| TaskRecord::new(task.clone(), Duration::from_secs(60), WallClock::of(harness.now.wall));
+    let record = |task: &Task| TaskRecord::new(task.clone(), Duration::from_secs(60), harness.now);
     let records = tasks.iter().map(record).collect();
     assert_eq!(harness.restart(records), []);
     let phases =
