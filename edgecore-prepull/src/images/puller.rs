@@ -51,10 +51,11 @@ pub trait Puller: Send + Sync + 'static {
     fn flush(&self) -> impl Future<Output = ()> + Send;
 
     /// Releases what unfinished pulls of this reference have fetched. Called when nobody will resume them.
-    fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send {
-        let _ = reference;
-        std::future::ready(())
-    }
+    fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send;
+
+    /// Releases what unfinished pulls of other references than these have fetched: what is older than a day, or `all`.
+    /// Returns whether anything that unfinished pulls have fetched may be left.
+    fn release_unwanted(&self, wanted: &[String], all: bool) -> impl Future<Output = bool> + Send;
 
     /// Asks the runtime for its name and version: `containerd 1.6.20`.
     fn read_version(&self) -> impl Future<Output = Result<String, PullError>> + Send;

@@ -9,17 +9,19 @@ mod board;
 mod conclusion;
 mod control;
 mod image;
+mod leftovers;
 mod locks;
 mod login;
 mod progress;
 #[cfg(test)]
 mod tests;
 
+use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use futures::future::join_all;
-use prepull_api::task::{CheckItem, CheckOutcome, ImageOutcome, ImageResult, TaskOutcome};
+use prepull_api::task::{CheckItem, CheckOutcome, ImageOutcome, ImageResult, Task, TaskId, TaskOutcome};
 use prepull_api::wire::truncate_reason;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
@@ -28,6 +30,7 @@ use self::board::ImageBoard;
 use self::conclusion::{Ending, conclude};
 use self::control::{wait_for_deadline, wait_for_stop};
 use self::image::{ImagePulls, TaskContext};
+use self::leftovers::keep_tidy;
 use self::progress::{ProgressPace, send_progress};
 use crate::config::Limits;
 use crate::images::providers::Providers;
@@ -67,9 +70,25 @@ impl<P: Puller> Executor<P> {
         &self.pace
     }
 
-    /// Releases what unfinished pulls of this reference have fetched, unless one is running.
-    pub(crate) async fn give_up(&self, reference: &str) {
-        self.images.give_up(reference).await;
+    /// Keeps what is fetched of the images of a task, running or not, until [`Self::let_go`].
+    pub(crate) fn hold(&self, task: &Task) {
+        self.images.wanted.add(task);
+    }
+
+    /// Ends [`Self::hold`].
+    pub(crate) fn let_go(&self, task: &TaskId) {
+        self.images.wanted.remove(task);
+    }
+
+    /// Releases what unfinished pulls of this reference have fetched for a task, unless one is running or another task
+    /// will resume them.
+    pub(crate) async fn give_up(&self, task: &TaskId, reference: &str) {
+        self.images.give_up_unless_wanted(task, reference).await;
+    }
+
+    /// Releases what no task wants of unfinished pulls, for ever: after a day, or soon if the disk needs the room.
+    pub(crate) async fn keep_tidy(&self) -> Infallible {
+        keep_tidy(&self.images, &self.limits).await
     }
 
     /// Carries out one task, until its deadline at the latest. Dropping the future stops the pulls.
@@ -79,6 +98,8 @@ impl<P: Puller> Executor<P> {
         control: watch::Receiver<TaskControl>,
         updates: mpsc::Sender<TaskUpdate>,
     ) -> TaskEnd {
+        let task = &execution.task.id;
+        self.hold(&execution.task);
         let board = ImageBoard::new(&execution.done);
         let mut check = execution.check.clone();
         let mut trouble = String::new();
@@ -91,7 +112,7 @@ impl<P: Puller> Executor<P> {
                 }
                 if check.as_ref().is_some_and(|outcome| outcome.passed) {
                     let task_permits = self.images.task_permits();
-                    let context = TaskContext { board: &board, control: control.clone(), task_permits };
+                    let context = TaskContext { task, board: &board, control: control.clone(), task_permits };
                     self.pull_images(&execution, &context, &updates).await;
                 }
             };
@@ -105,12 +126,13 @@ impl<P: Puller> Executor<P> {
             }
         };
         let end = conclude(&execution, ending, check, &trouble, &board);
+        self.let_go(task);
         if end.outcome == TaskOutcome::Cancelled {
-            // Nobody will resume the pulls of a cancelled task.
+            // Nobody will resume the pulls of a cancelled task but another one that has the same image.
             let images = execution.task.images.iter().zip(&end.images);
             let unfinished =
                 images.filter(|(_, result)| result.outcome == ImageOutcome::Stopped && result.attempts > 0);
-            join_all(unfinished.map(|(image, _)| self.give_up(&image.reference))).await;
+            join_all(unfinished.map(|(image, _)| self.give_up(task, &image.reference))).await;
         }
         end
     }

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use self::hello::describe_node;
@@ -96,6 +97,9 @@ impl<P: Puller> Node<P> {
             tasks_by_execution: HashMap::new(),
             updates: mpsc::channel(UPDATES),
         };
+        for record in records.iter().filter(|record| record.result.is_none()) {
+            node.executor.hold(&record.task);
+        }
         if !records.is_empty() {
             info!(tasks = records.len(), "the ledger has tasks from before the restart");
         }
@@ -111,6 +115,8 @@ impl<P: Puller> Node<P> {
         link: Link,
         shutdown: CancellationToken,
     ) {
+        let executor = self.executor.clone();
+        let _tidying = AbortOnDropHandle::new(tokio::spawn(async move { executor.keep_tidy().await }));
         loop {
             self.metrics.set_open_tasks(self.agent.len());
             let tick = self.agent.next_tick().map(Instant::from_std);
@@ -147,11 +153,16 @@ impl<P: Puller> Node<P> {
     fn perform(&mut self, effect: AgentEffect) {
         match effect {
             AgentEffect::Persist(record) => {
+                match record.result {
+                    None => self.executor.hold(&record.task),
+                    Some(_) => self.executor.let_go(record.id()),
+                }
                 self.give_up_untouched(&record);
                 self.recorder.save(record);
             }
             AgentEffect::Forget(task) => {
                 info!(%task, "task removed from the ledger");
+                self.executor.let_go(&task);
                 self.recorder.remove(task);
             }
             AgentEffect::Start(execution) => self.start_execution(*execution),
@@ -181,9 +192,10 @@ impl<P: Puller> Node<P> {
         let untouched = images.filter(|(_, end)| end.outcome == ImageOutcome::Stopped && end.attempts == 0);
         let references: Vec<String> = untouched.map(|(image, _)| image.reference.clone()).collect();
         let executor = self.executor.clone();
+        let task = record.id().clone();
         tokio::spawn(async move {
             for reference in references {
-                executor.give_up(&reference).await;
+                executor.give_up(&task, &reference).await;
             }
         });
     }

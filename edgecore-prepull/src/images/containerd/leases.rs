@@ -5,34 +5,44 @@
 //! for the next attempt. Tried with containerd 1.6.20: of a layer of 52 MB that broke after 25 MB, the next attempt
 //! fetched the other 27 MB with a `Range` request, also after containerd itself had been killed in between. A runtime
 //! that does not know the header ignores it.
+//!
+//! What a lease keeps, the kubelet cannot remove: it evicts pods instead. So leases are deleted as soon as nobody wants
+//! them, and their expiry is only for a node whose agent is gone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use containerd_client::services::v1::leases_client::LeasesClient;
-use containerd_client::services::v1::{CreateRequest, DeleteRequest};
-use tokio::time::timeout;
-use tonic::Code;
+use containerd_client::services::v1::{CreateRequest, DeleteRequest, ListRequest};
+use tokio::time::{sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use super::namespace::namespaced;
 
 /// gRPC header in which containerd's clients name the lease of a request.
 pub(crate) const LEASE_HEADER: &str = "containerd-lease";
-/// Period after which an image gets a new lease. containerd's own leases of pulls expire after a day too: a
-/// pull is resumed within a day or never, and the space of an abandoned one is free soon after.
-const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Beginning of the ids of our leases.
+const PREFIX: &str = "edgecore-prepull-";
+/// Lease without content that is deleted to have containerd collect garbage.
+const BROOM: &str = "edgecore-prepull-broom";
+/// Time for which the content of an unfinished pull is kept although no task wants it: another round of a job comes
+/// within a day or never.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Lifetime of a lease. A lease cannot be renewed, and one that expires during a pull takes the fetched content with
-/// it. Therefore each day has a lease of its own, which also references the content of the day before that the pull
-/// meets, and which has at least one day left at any moment of its day.
-const LIFETIME: Duration = DAY.saturating_mul(2);
+/// it: a machine without a battery for its clock boots with the time at which it was switched off, pulls, and then
+/// jumps forward by as long as it was off.
+const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Longest wait for an answer about a lease: a pull works without one.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Time for a pull that was stopped to close the blobs that it was writing: garbage collection passes over open ones.
+const CLOSING: Duration = Duration::from_secs(2);
 
-/// One lease per image reference and day.
+/// One lease per image reference.
 #[derive(Debug)]
 pub(crate) struct Leases {
     client: LeasesClient<Channel>,
@@ -45,52 +55,113 @@ impl Leases {
         Self { client: LeasesClient::new(channel), unsupported: AtomicBool::new(false) }
     }
 
-    /// Creates today's lease of the reference, unless an earlier attempt has, and returns the value for
-    /// [`LEASE_HEADER`]. `None` if the runtime has no leases or does not answer in time: pull without.
+    /// Creates the lease of the reference, unless an earlier attempt has, and returns the value for [`LEASE_HEADER`].
+    /// `None` if the runtime has no leases or does not answer in time: pull without.
     pub(crate) async fn acquire(&self, reference: &str) -> Option<MetadataValue<Ascii>> {
-        if self.unsupported.load(Ordering::Relaxed) {
-            return None;
-        }
-        let now = SystemTime::now();
-        let id = lease_id(reference, days_since_1970(now));
-        let expire = humantime::format_rfc3339_seconds(now + LIFETIME).to_string();
-        let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expire)]);
-        let request = namespaced(CreateRequest { id: id.clone(), labels });
-        match timeout(PATIENCE, self.client.clone().create(request)).await.ok()? {
-            Ok(_) => {}
-            // Created by an earlier attempt, whose content is to be resumed.
-            Err(status) if status.code() == Code::AlreadyExists => {}
-            Err(status) => {
-                if status.code() == Code::Unimplemented {
-                    self.unsupported.store(true, Ordering::Relaxed);
-                }
-                return None;
-            }
-        }
-        id.parse().ok()
+        let id = lease_id(reference);
+        self.create(&id, LIFETIME).await.then(|| id.parse().ok()).flatten()
     }
 
-    /// Deletes the leases of a pull that is done, or that nobody will resume.
+    /// Deletes the lease of a pull that is done. The image keeps the content from now on.
     pub(crate) async fn release(&self, reference: &str) {
+        self.delete(lease_id(reference), false).await;
+    }
+
+    /// Deletes the lease of a pull that nobody will resume, and has containerd remove the content.
+    pub(crate) async fn give_up(self: &Arc<Self>, reference: &str) {
+        self.delete(lease_id(reference), true).await;
+        self.sweep_later();
+    }
+
+    /// Deletes the leases that no reference in `wanted` has: those that are older than a day, or all of them. Returns
+    /// whether a lease of ours is left.
+    pub(crate) async fn release_unwanted(self: &Arc<Self>, wanted: &[String], all: bool) -> bool {
+        if self.unsupported.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut client = self.client.clone();
+        let list = client.list(namespaced(ListRequest { filters: Vec::new() }));
+        // Without an answer nothing is known: ask again.
+        let Ok(answer) = timeout(PATIENCE, list).await else { return true };
+        let leases = match answer {
+            Ok(answer) => answer.into_inner().leases,
+            Err(status) => return !self.notice_unsupported(&status),
+        };
+        let wanted: HashSet<String> = wanted.iter().map(|reference| lease_id(reference)).collect();
+        let now = SystemTime::now();
+        let (mut left, mut deleted) = (false, false);
+        for lease in leases.into_iter().filter(|lease| lease.id.starts_with(PREFIX)) {
+            let created = lease.created_at.and_then(|at| SystemTime::try_from(at).ok());
+            if !wanted.contains(&lease.id) && (all || has_passed(created, now)) {
+                self.delete(lease.id, true).await;
+                deleted = true;
+            } else {
+                left = true;
+            }
+        }
+        if deleted {
+            self.sweep_later();
+        }
+        left
+    }
+
+    async fn create(&self, id: &str, lifetime: Duration) -> bool {
+        if self.unsupported.load(Ordering::Relaxed) {
+            return false;
+        }
+        let expire = humantime::format_rfc3339_seconds(SystemTime::now() + lifetime).to_string();
+        let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expire)]);
+        let request = namespaced(CreateRequest { id: id.to_owned(), labels });
+        match timeout(PATIENCE, self.client.clone().create(request)).await {
+            Ok(Ok(_)) => true,
+            // Created by an earlier attempt, whose content is to be resumed.
+            Ok(Err(status)) if status.code() == Code::AlreadyExists => true,
+            Ok(Err(status)) => {
+                self.notice_unsupported(&status);
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Deletes a lease; with `sync`, containerd answers when it has collected garbage. One that cannot be deleted is
+    /// met again by [`Self::release_unwanted`].
+    async fn delete(&self, id: String, sync: bool) {
         if self.unsupported.load(Ordering::Relaxed) {
             return;
         }
-        let today = days_since_1970(SystemTime::now());
-        for day in today.saturating_sub(2)..=today {
-            let request = namespaced(DeleteRequest { id: lease_id(reference, day), sync: false });
-            // Most days have no lease, and one that cannot be deleted expires.
-            let _ = timeout(PATIENCE, self.client.clone().delete(request)).await;
+        let request = namespaced(DeleteRequest { id, sync });
+        let _ = timeout(PATIENCE, self.client.clone().delete(request)).await;
+    }
+
+    fn notice_unsupported(&self, status: &Status) -> bool {
+        let unsupported = status.code() == Code::Unimplemented;
+        if unsupported {
+            self.unsupported.store(true, Ordering::Relaxed);
         }
+        unsupported
+    }
+
+    /// Collects garbage once more, for what was still open at first.
+    fn sweep_later(self: &Arc<Self>) {
+        let leases = Arc::clone(self);
+        tokio::spawn(async move {
+            sleep(CLOSING).await;
+            if leases.create(BROOM, KEPT).await {
+                leases.delete(BROOM.to_owned(), true).await;
+            }
+        });
     }
 }
 
-fn days_since_1970(now: SystemTime) -> u64 {
-    now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() / DAY.as_secs()
+/// Whether a lease that was created then is a day old. One without a time counts as old.
+fn has_passed(created: Option<SystemTime>, now: SystemTime) -> bool {
+    created.is_none_or(|created| now.duration_since(created).is_ok_and(|age| age >= KEPT))
 }
 
-fn lease_id(reference: &str, day: u64) -> String {
+fn lease_id(reference: &str) -> String {
     let hash = ring::digest::digest(&ring::digest::SHA256, reference.as_bytes());
-    hash.as_ref().iter().take(16).fold(format!("edgecore-prepull-{day}-"), |mut id, byte| {
+    hash.as_ref().iter().take(16).fold(PREFIX.to_owned(), |mut id, byte| {
         // Writing to a String cannot fail.
         let _ = write!(id, "{byte:02x}");
         id
@@ -102,15 +173,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_day_has_a_lease_that_outlives_it_by_a_day() {
-        let noon = SystemTime::UNIX_EPOCH + DAY * 20_000 + DAY / 2;
-        let evening = noon + DAY / 2 - Duration::from_secs(1);
-        let next = evening + Duration::from_secs(1);
-        let of = |reference, moment| lease_id(reference, days_since_1970(moment));
-        assert_eq!(of("r.io/a:1", noon), of("r.io/a:1", evening));
-        assert_ne!(of("r.io/a:1", evening), of("r.io/a:1", next));
-        assert_ne!(of("r.io/a:1", noon), of("r.io/a:2", noon));
-        // A lease created in the first moment of the day may be used in the last.
-        assert!(LIFETIME >= DAY + DAY);
+    fn each_reference_has_a_lease_of_its_own() {
+        assert_eq!(lease_id("r.io/a:1"), lease_id("r.io/a:1"));
+        assert_ne!(lease_id("r.io/a:1"), lease_id("r.io/a:2"));
+        assert_ne!(lease_id("r.io/a:1"), BROOM);
+    }
+
+    #[test]
+    fn what_nobody_wants_is_kept_for_a_day() {
+        let now = SystemTime::UNIX_EPOCH + KEPT * 20_000;
+        let old = |age| has_passed(Some(now - age), now);
+        assert_eq!(
+            (old(Duration::ZERO), old(KEPT / 25 * 24), old(KEPT)),
+            (false, false, true)
+        );
+        // The clock was set back since.
+        assert!(!has_passed(Some(now + KEPT), now));
+        assert!(has_passed(None, now));
     }
 }

@@ -205,7 +205,11 @@ impl Puller for CriPuller {
     }
 
     async fn give_up(&self, reference: &str) {
-        self.leases.release(reference).await;
+        self.leases.give_up(reference).await;
+    }
+
+    async fn release_unwanted(&self, wanted: &[String], all: bool) -> bool {
+        self.leases.release_unwanted(wanted, all).await
     }
 
     async fn read_version(&self) -> Result<String, PullError> {

@@ -42,6 +42,10 @@ pub(crate) struct State {
     pub(crate) most: usize,
     pub(crate) dropped: Vec<String>,
     pub(crate) given_up: Vec<String>,
+    /// What was wanted whenever the rest was to be released, and whether all of the rest.
+    pub(crate) released: Vec<(Vec<String>, bool)>,
+    /// Whether unfinished pulls have left something.
+    pub(crate) leftovers: bool,
     /// Errors that the next questions about the file system will meet.
     pub(crate) filesystem_errors: Vec<ErrorClass>,
     /// How often what was pulled has been flushed to the disk.
@@ -149,6 +153,12 @@ impl Puller for Fake {
 
     async fn give_up(&self, reference: &str) {
         self.state.lock().unwrap().given_up.push(reference.to_owned());
+    }
+
+    async fn release_unwanted(&self, wanted: &[String], all: bool) -> bool {
+        let mut state = self.state.lock().unwrap();
+        state.released.push((wanted.to_vec(), all));
+        state.leftovers
     }
 
     async fn read_version(&self) -> Result<String, PullError> {

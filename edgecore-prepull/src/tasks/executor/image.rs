@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, PullPolicy};
+use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
 use prepull_api::wire::{Key, truncate_reason};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 
 use super::board::ImageBoard;
 use super::control::{TaskControl, current_key};
+use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
 use crate::backoff::{self, Backoff};
@@ -38,10 +39,14 @@ pub(super) struct ImagePulls<P> {
     /// One permit per pull that may run on the node.
     node_permits: Semaphore,
     locks: ReferenceLocks,
+    pub(super) wanted: Wanted,
+    /// Whether unfinished pulls may have left something in the runtime, also such from before a restart.
+    leftovers: AtomicBool,
 }
 
 /// What the images of one task share.
 pub(super) struct TaskContext<'a> {
+    pub(super) task: &'a TaskId,
     pub(super) board: &'a ImageBoard,
     pub(super) control: watch::Receiver<TaskControl>,
     /// As many permits as the node has. They keep the images of a long task from queueing for the node's permits all
@@ -60,7 +65,22 @@ impl<P: Puller> ImagePulls<P> {
             parallel,
             node_permits: Semaphore::new(parallel),
             locks: ReferenceLocks::default(),
+            wanted: Wanted::default(),
+            leftovers: AtomicBool::new(true),
         }
+    }
+
+    pub(super) fn may_have_leftovers(&self) -> bool {
+        self.leftovers.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_leftovers(&self) {
+        self.leftovers.store(true, Ordering::Relaxed);
+    }
+
+    /// Forgets that there are leftovers. A pull that begins from now on is noted again.
+    pub(super) fn begin_tidying(&self) {
+        self.leftovers.store(false, Ordering::Relaxed);
     }
 
     /// Backoff between two attempts, or between two requests that the runtime does not answer.
@@ -96,8 +116,11 @@ impl<P: Puller> ImagePulls<P> {
                     false
                 }
             };
-            if !resumable {
-                self.give_up(&image.reference).await;
+            match error.class {
+                _ if resumable => {}
+                // Also where another task wants it: that one needs the room too.
+                ErrorClass::NoSpace => self.give_up(&image.reference).await,
+                _ => self.give_up_unless_wanted(context.task, &image.reference).await,
             }
             match error.class {
                 ErrorClass::RuntimeDown => {}
@@ -121,8 +144,15 @@ impl<P: Puller> ImagePulls<P> {
         board.end(index, result)
     }
 
+    /// Gives up the reference for this task, unless another task goes on with it.
+    pub(super) async fn give_up_unless_wanted(&self, task: &TaskId, reference: &str) {
+        if !self.wanted.by_another(task, reference) {
+            self.give_up(reference).await;
+        }
+    }
+
     /// Has the puller release what unfinished pulls of this reference have fetched, unless one is running.
-    pub(super) async fn give_up(&self, reference: &str) {
+    async fn give_up(&self, reference: &str) {
         if let Some(_guard) = self.locks.try_lock(reference) {
             self.puller.give_up(reference).await;
         }
@@ -170,6 +200,7 @@ impl<P: Puller> ImagePulls<P> {
         }
 
         let board = context.board;
+        self.note_leftovers();
         board.begin_attempt(index);
         let progress = |bytes| board.set_bytes(index, bytes);
         let asking = AtomicBool::new(false);

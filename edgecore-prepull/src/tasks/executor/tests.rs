@@ -77,7 +77,11 @@ fn start(executor: &Arc<Executor<Fake>>, execution: Execution) -> Run {
 }
 
 async fn run(fake: &Arc<Fake>, execution: Execution) -> TaskEnd {
-    start(&executor(fake), execution).end.await.unwrap()
+    run_on(&executor(fake), execution).await
+}
+
+async fn run_on(executor: &Arc<Executor<Fake>>, execution: Execution) -> TaskEnd {
+    start(executor, execution).end.await.unwrap()
 }
 
 fn outcomes(end: &TaskEnd) -> Vec<ImageOutcome> {
@@ -393,6 +397,54 @@ async fn a_stop_ends_pulls_at_once_and_gives_them_up() {
         (&state.dropped[..], &state.given_up[..]),
         (&["long".to_owned()][..], &["long".to_owned()][..])
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_download_that_another_task_waits_for_is_not_given_up() {
+    let fake = Fake::new();
+    fake.script("shared", [Act::Take(100), Act::Take(100)]);
+    let executor = executor(&fake);
+    let mut second = execution(vec![always("shared")]);
+    second.task.id.job = JobUid("second".to_owned());
+    executor.hold(&second.task);
+    let cancel = async |run: Run| {
+        sleep(Duration::from_secs(10)).await;
+        run.control.send_modify(|control| control.stop = Some("job deleted".to_owned()));
+        assert_eq!(run.end.await.unwrap().outcome, TaskOutcome::Cancelled);
+    };
+    cancel(start(&executor, execution(vec![always("shared")]))).await;
+    assert_eq!(fake.state.lock().unwrap().given_up, [""; 0], "the second task goes on with it");
+    cancel(start(&executor, second)).await;
+    assert_eq!(fake.state.lock().unwrap().given_up, ["shared"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leftovers_that_no_task_wants_are_released_when_the_disk_needs_the_room() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().leftovers = true;
+    let executor = executor(&fake);
+    let open = execution(vec![always("wanted")]);
+    executor.hold(&open.task);
+    let tidying = tokio::spawn({
+        let executor = executor.clone();
+        async move { executor.keep_tidy().await }
+    });
+    let next = async |free| {
+        fake.state.lock().unwrap().free = free;
+        sleep(Duration::from_secs(30)).await;
+        fake.state.lock().unwrap().released.drain(..).collect::<Vec<_>>()
+    };
+    sleep(Duration::from_secs(1)).await;
+    let wanted = vec!["wanted".to_owned()];
+    assert_eq!(next(15).await, [(wanted.clone(), false)], "only what is old");
+    assert_eq!(next(14).await, [(wanted, true)]);
+    executor.let_go(&open.task.id);
+    fake.state.lock().unwrap().leftovers = false;
+    assert_eq!(next(14).await, [(vec![], true)]);
+    assert_eq!(next(14).await, [], "nothing is left");
+    run_on(&executor, execution(vec![always("new")])).await;
+    assert_eq!(next(50).await, [(vec![], false)], "a pull may have left something");
+    tidying.abort();
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,77 @@
+//! What unfinished pulls have left in the runtime: kept for those who want it, and released otherwise.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prepull_api::task::{Task, TaskId};
+use prepull_api::wire::Filesystem;
+use tokio::time::sleep;
+
+use super::image::ImagePulls;
+use crate::config::{Amount, Limits};
+use crate::images::puller::Puller;
+
+/// Interval of looking for leftovers: the kubelet evicts pods some minutes after a disk has become full.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// Leftovers that no task wants are kept as long as so much of the disk is free: with less, the kubelet begins to
+/// remove images, and cannot remove these.
+const ROOM: Amount = Amount::Percent(15);
+
+/// The images of the open tasks of the node, running or not.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    tasks: Mutex<BTreeMap<TaskId, Vec<String>>>,
+}
+
+impl Wanted {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<TaskId, Vec<String>>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what was fetched of the images of a task, until [`Self::remove`].
+    pub(super) fn add(&self, task: &Task) {
+        let mut tasks = self.lock();
+        if !tasks.contains_key(&task.id) {
+            let references = task.images.iter().map(|image| image.reference.clone()).collect();
+            tasks.insert(task.id.clone(), references);
+        }
+    }
+
+    pub(super) fn remove(&self, task: &TaskId) {
+        self.lock().remove(task);
+    }
+
+    /// Whether a task other than this one has the image.
+    pub(super) fn by_another(&self, task: &TaskId, reference: &str) -> bool {
+        let tasks = self.lock();
+        let mut others = tasks.iter().filter(|(id, _)| *id != task);
+        others.any(|(_, references)| references.iter().any(|other| other == reference))
+    }
+
+    fn references(&self) -> Vec<String> {
+        self.lock().values().flatten().cloned().collect()
+    }
+}
+
+/// Releases leftovers that no task wants, for ever: after a day, or soon if the disk needs the room.
+pub(super) async fn keep_tidy<P: Puller>(images: &ImagePulls<P>, limits: &Limits) -> Infallible {
+    loop {
+        sleep(INTERVAL).await;
+        if !images.may_have_leftovers() {
+            continue;
+        }
+        let Ok(disk) = images.puller.read_filesystem().await else { continue };
+        images.begin_tidying();
+        let wanted = images.wanted.references();
+        if images.puller.release_unwanted(&wanted, is_short(&disk, limits)).await {
+            images.note_leftovers();
+        }
+    }
+}
+
+fn is_short(disk: &Filesystem, limits: &Limits) -> bool {
+    let [room, least] = [ROOM, limits.disk_min_free].map(|amount| amount.in_bytes(disk.capacity));
+    disk.available < room.max(least)
+}
