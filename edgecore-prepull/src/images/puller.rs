@@ -46,6 +46,11 @@ pub trait Puller: Send + Sync + 'static {
     /// Reads the free space of the file system on which the runtime keeps images.
     fn read_filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
 
+    /// Sets whether anybody wants to know of progress, which may take the runtime's time to learn.
+    fn set_heard(&self, heard: bool) {
+        let _ = heard;
+    }
+
     /// Writes to the disk what was just pulled: a runtime that answers a pull may have it in memory only, and images
     /// that lost their files in a power cut still count as present.
     fn flush(&self) -> impl Future<Output = ()> + Send;

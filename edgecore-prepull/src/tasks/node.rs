@@ -287,12 +287,14 @@ impl<P: Puller> Node<P> {
             TunnelEvent::Connecting(answer) => self.send_hello(answer),
             TunnelEvent::Connected(welcome) => {
                 self.metrics.set_connected(true);
+                self.puller.set_heard(true);
                 self.executor.pace().set_interval(welcome.progress_interval);
                 self.executor.pace().begin_session();
                 self.handle(AgentEvent::Connected);
             }
             TunnelEvent::Disconnected => {
                 self.metrics.set_connected(false);
+                self.puller.set_heard(false);
                 // The agent sends on the next session what still counts by then.
                 self.outbox.clear();
                 self.handle(AgentEvent::Disconnected);

@@ -183,10 +183,7 @@ mod tests {
     fn what_nobody_wants_is_kept_for_a_day() {
         let now = SystemTime::UNIX_EPOCH + KEPT * 20_000;
         let old = |age| has_passed(Some(now - age), now);
-        assert_eq!(
-            (old(Duration::ZERO), old(KEPT / 25 * 24), old(KEPT)),
-            (false, false, true)
-        );
+        assert_eq!((old(Duration::ZERO), old(KEPT / 25 * 24), old(KEPT)), (false, false, true));
         // The clock was set back since.
         assert!(!has_passed(Some(now + KEPT), now));
         assert!(has_passed(None, now));

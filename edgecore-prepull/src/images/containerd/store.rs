@@ -52,6 +52,15 @@ pub(crate) struct StoredManifest {
     pub(crate) children: Vec<String>,
 }
 
+/// What the store has of a repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Candidates {
+    /// Manifests and indexes that a pull may be about.
+    pub(crate) manifests: Vec<StoredManifest>,
+    /// Whether there is any manifest or index of the repository, however old.
+    pub(crate) has_content: bool,
+}
+
 /// Reader of containerd's content and image services.
 #[derive(Debug)]
 pub(crate) struct ContentStore {
@@ -150,7 +159,7 @@ impl ContentStore {
         path: &str,
         since: SystemTime,
         ingests: &HashMap<String, Ingest>,
-    ) -> Option<Vec<StoredManifest>> {
+    ) -> Option<Candidates> {
         let source = format!("{SOURCE_LABEL}.{host}");
         // The store may hold thousands of blobs: let containerd select the manifests and indexes of this host.
         let filters = [CONFIG_LABEL, &format!("{CHILD_LABEL}0")]
@@ -158,9 +167,10 @@ impl ContentStore {
             .to_vec();
         let answer = self.content.clone().list(namespaced(ListContentRequest { filters })).await;
         let mut parts = self.ok(answer)?.into_inner();
-        let (mut new, mut resumed) = (Vec::new(), Vec::new());
+        let (mut new, mut resumed, mut has_content) = (Vec::new(), Vec::new(), false);
         while let Some(part) = self.ok(parts.message().await)? {
             for info in part.info.into_iter().filter(|info| is_of_repository(info, &source, path)) {
+                has_content = true;
                 if is_new_since(&info, since) {
                     new.push(to_stored_manifest(info));
                 } else if is_being_fetched_since(&info, since, ingests) {
@@ -168,7 +178,7 @@ impl ContentStore {
                 }
             }
         }
-        Some(if new.is_empty() { resumed } else { new })
+        Some(Candidates { manifests: if new.is_empty() { resumed } else { new }, has_content })
     }
 
     async fn document(&self, digest: &str) -> Option<Document> {

@@ -156,7 +156,7 @@ impl Puller for CriPuller {
             Stalled(after) = watch.report_until_stalled(progress) => {
                 return Err(PullError::new(
                     ErrorClass::Transient,
-                    format!("no byte of the image arrived for {} s; the connection seems dead", after.as_secs()),
+                    format!("nothing of the image arrived for {} s; the connection seems dead", after.as_secs()),
                 ));
             }
         };
@@ -182,6 +182,10 @@ impl Puller for CriPuller {
         // statvfs may block for long if the file system's server is dead.
         let read = tokio::task::spawn_blocking(move || read_image_filesystem(&mountpoint)).await;
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
+    }
+
+    fn set_heard(&self, heard: bool) {
+        self.watcher.set_heard(heard);
     }
 
     async fn flush(&self) {

@@ -14,25 +14,28 @@
 //! another image. A runtime without this API (CRI-O) pulls just as well, and reports no bytes.
 
 mod claims;
+mod stall;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use prepull_api::task::Bytes;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::sync::{Mutex, watch};
+use tokio::time::{Instant, sleep, timeout};
 
 use self::claims::{Claim, Claims};
+use self::stall::{Stage, StallDetector};
 use crate::images::containerd::{ContentStore, Ingest, Layer};
 use crate::images::puller::ProgressSink;
 
 /// Interval between two looks at the content store: progress goes to the cloud once a second at most.
 const POLL: Duration = Duration::from_secs(1);
-/// A download that receives no byte for this long is abandoned; the next attempt resumes it. Without this limit, a
-/// connection that a router on the way has forgotten hangs until the kernel's keepalive ends it, or for ever:
-/// containerd 1.6 has no timeout of its own. containerd writes in steps of 1 MiB, so any download above 6 KiB/s
-/// survives.
-const STALL: Duration = Duration::from_secs(180);
+/// Further wait while nobody listens: only a stall is to be noticed then, which takes minutes.
+const UNHEARD_WAIT: Duration = Duration::from_secs(14);
+/// Each look up to this one asks for everything, and every such a number of later looks: what takes a request of its own
+/// is mostly learnt from the list of blobs that are being written.
+const THOROUGH: u32 = 10;
 
 /// The download received no byte for this long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,25 +46,57 @@ pub(super) struct Stalled(pub(super) Duration);
 pub(super) struct PullWatcher {
     store: Arc<ContentStore>,
     claims: Claims,
+    /// Whether anybody wants to know of progress.
+    heard: watch::Sender<bool>,
+    /// The last list of blobs, which all pulls share.
+    last: Mutex<Option<(Instant, Ingests)>>,
 }
+
+/// The blobs that are being written, by digest.
+type Ingests = Arc<HashMap<String, Ingest>>;
 
 impl PullWatcher {
     pub(super) fn new(store: Arc<ContentStore>) -> Self {
-        Self { store, claims: Claims::default() }
+        Self { store, claims: Claims::default(), heard: watch::Sender::new(true), last: Mutex::default() }
     }
 
     /// Begins to watch a pull. Call it before the pull begins: manifests that are older count as another image's.
     pub(super) fn watch(&self, reference: &str) -> PullWatch<'_> {
         let name = LabelName::of_reference(reference);
         let claim = self.claims.enter(&name.repository(), name.digest.as_deref());
-        PullWatch { store: &self.store, name, claim, begun: SystemTime::now() }
+        PullWatch { watcher: self, name, claim, begun: SystemTime::now() }
+    }
+
+    /// Sets whether anybody wants to know of progress.
+    pub(super) fn set_heard(&self, heard: bool) {
+        self.heard.send_replace(heard);
+    }
+
+    async fn wait_for_next_look(&self) {
+        let mut heard = self.heard.subscribe();
+        sleep(POLL).await;
+        // An error would mean that the sender is gone, which is a field of this.
+        let _ = timeout(UNHEARD_WAIT, heard.wait_for(|heard| *heard)).await;
+    }
+
+    /// Lists the blobs that are being written, once for all pulls that look at about the same time.
+    async fn ingests(&self) -> Option<Ingests> {
+        let mut last = self.last.lock().await;
+        if let Some((at, ingests)) = &*last
+            && at.elapsed() < POLL * 9 / 10
+        {
+            return Some(Arc::clone(ingests));
+        }
+        let ingests = Arc::new(self.store.ingests().await?);
+        *last = Some((Instant::now(), Arc::clone(&ingests)));
+        Some(ingests)
     }
 }
 
 /// One pull that is being watched, until it is dropped.
 #[derive(Debug)]
 pub(super) struct PullWatch<'a> {
-    store: &'a ContentStore,
+    watcher: &'a PullWatcher,
     name: LabelName,
     claim: Claim<'a>,
     begun: SystemTime,
@@ -70,52 +105,85 @@ pub(super) struct PullWatch<'a> {
 impl PullWatch<'_> {
     /// Reports bytes for as long as it is polled. Returns only if the download has stalled.
     pub(super) async fn report_until_stalled(&self, progress: ProgressSink<'_>) -> Stalled {
-        let begun = Instant::now();
-        let mut ticks = interval_at(begun + POLL, POLL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let store = &self.watcher.store;
         let mut layers: Option<Vec<LayerProgress>> = None;
-        let mut stall = StallDetector::new(begun);
-        loop {
-            ticks.tick().await;
-            if self.store.is_unsupported() {
-                std::future::pending::<()>().await;
+        let mut stall = StallDetector::new(self.begun, Instant::now());
+        // Whether the repository has content from before, so that the runtime may be unpacking it.
+        let mut has_content = true;
+        for look in 0_u32.. {
+            self.watcher.wait_for_next_look().await;
+            if store.is_unsupported() {
+                break;
             }
-            let Some(ingests) = self.store.ingests().await else { continue };
-            if layers.is_none() {
-                layers = self
-                    .find_layers(&ingests)
-                    .await
-                    .map(|layers| layers.into_iter().map(LayerProgress::new).collect());
-            }
-            let Some(layers) = &mut layers else { continue };
-            for layer in layers.iter_mut() {
-                match ingests.get(&layer.layer.digest) {
-                    Some(ingest) => layer.set_written(ingest.offset),
-                    None if !layer.whole => layer.whole = self.store.has_blob(&layer.layer.digest).await,
-                    None => {}
+            let Some(ingests) = self.watcher.ingests().await else { continue };
+            let thorough = look < THOROUGH || look.is_multiple_of(THOROUGH);
+            if layers.is_none() && thorough {
+                match self.find_layers(&ingests).await {
+                    Found::Layers(found) => {
+                        layers = Some(found.into_iter().map(LayerProgress::new).collect());
+                    }
+                    Found::Content => has_content = true,
+                    Found::Nothing => has_content = false,
+                    Found::NoAnswer => {}
                 }
             }
-            let bytes = add_up(layers);
-            progress(bytes);
-            if stall.observe(bytes, Instant::now()) {
-                return Stalled(STALL);
+            let stage = match &mut layers {
+                None => Stage::Resolving { may_unpack: has_content },
+                Some(layers) => {
+                    for layer in layers.iter_mut() {
+                        if layer.observe(ingests.get(&layer.layer.digest)) || (thorough && layer.is_unknown())
+                        {
+                            layer.whole = store.has_blob(&layer.layer.digest).await;
+                        }
+                    }
+                    let bytes = add_up(layers);
+                    progress(bytes);
+                    let written = layers.iter().filter(|layer| layer.is_written).count();
+                    Stage::Fetching { done: bytes.done, written }
+                }
+            };
+            if let Some(limit) = stall.observe(&ingests, stage, Instant::now()) {
+                return Stalled(limit);
             }
         }
+        std::future::pending().await
     }
 
-    async fn find_layers(&self, ingests: &HashMap<String, Ingest>) -> Option<Vec<Layer>> {
+    async fn find_layers(&self, ingests: &HashMap<String, Ingest>) -> Found {
+        let store = &self.watcher.store;
+        let mut content = false;
         if self.claim.digest().is_none() {
             let LabelName { host, path, digest: _ } = &self.name;
-            let found = self.store.candidates(host, path, self.begun, ingests).await?;
-            self.claim.resolve(&found);
+            let Some(found) = store.candidates(host, path, self.begun, ingests).await else {
+                return Found::NoAnswer;
+            };
+            content = found.has_content;
+            self.claim.resolve(&found.manifests);
         }
-        self.store.layers(&self.claim.digest()?).await
+        let layers = match self.claim.digest() {
+            Some(digest) => store.layers(&digest).await,
+            None => None,
+        };
+        match layers {
+            Some(layers) => Found::Layers(layers),
+            None if content => Found::Content,
+            None => Found::Nothing,
+        }
     }
 
     /// Records the manifest that the pull got, so that no other pull takes it for its own.
     pub(super) fn set_digest(&self, digest: &str) {
         self.claim.set_digest(digest);
     }
+}
+
+/// What the content store has of an image whose layers are searched for.
+enum Found {
+    Layers(Vec<Layer>),
+    /// Something of the repository, which may be this image.
+    Content,
+    Nothing,
+    NoAnswer,
 }
 
 /// A normalised reference, split as containerd's labels name repositories.
@@ -151,16 +219,28 @@ struct LayerProgress {
     whole: bool,
     /// Bytes of the layer that have been written; counts only while it is not whole.
     written: u64,
+    /// Whether it is being written.
+    is_written: bool,
 }
 
 impl LayerProgress {
     fn new(layer: Layer) -> Self {
-        Self { layer, whole: false, written: 0 }
+        Self { layer, whole: false, written: 0, is_written: false }
     }
 
-    fn set_written(&mut self, offset: u64) {
-        self.whole = false;
-        self.written = offset.min(self.layer.size);
+    /// Takes what is being written of the layer. Returns whether that has just ended, so that the layer may be whole.
+    fn observe(&mut self, ingest: Option<&Ingest>) -> bool {
+        let was_written = std::mem::replace(&mut self.is_written, ingest.is_some());
+        if let Some(ingest) = ingest {
+            self.whole = false;
+            self.written = ingest.offset.min(self.layer.size);
+        }
+        was_written && !self.is_written
+    }
+
+    /// Whether the layer has not begun, or was there before.
+    fn is_unknown(&self) -> bool {
+        !self.whole && !self.is_written
     }
 }
 
@@ -169,29 +249,10 @@ fn add_up(layers: &[LayerProgress]) -> Bytes {
     Bytes { done: layers.iter().map(done).sum(), total: layers.iter().map(|state| state.layer.size).sum() }
 }
 
-/// Detects a download that receives nothing. Unpacking may take longer than that and does not count: all bytes are
-/// there by then.
-#[derive(Debug)]
-struct StallDetector {
-    last: Bytes,
-    since: Instant,
-}
-
-impl StallDetector {
-    fn new(now: Instant) -> Self {
-        Self { last: Bytes::default(), since: now }
-    }
-
-    fn observe(&mut self, bytes: Bytes, now: Instant) -> bool {
-        if bytes != self.last || bytes.done >= bytes.total {
-            *self = Self { last: bytes, since: now };
-        }
-        now.duration_since(self.since) >= STALL
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]
@@ -213,23 +274,33 @@ mod tests {
         let mut layers = [layer(100), layer(50), layer(7)];
         assert_eq!(add_up(&layers), Bytes { done: 0, total: 157 });
         layers[0].whole = true;
-        layers[1].set_written(20);
+        let ingest = |offset| Ingest { offset, last_write: None };
+        assert!(!layers[1].observe(Some(&ingest(20))));
         assert_eq!(add_up(&layers), Bytes { done: 120, total: 157 });
-        layers[1].set_written(60);
+        assert!(!layers[1].observe(Some(&ingest(60))));
         assert_eq!(add_up(&layers), Bytes { done: 150, total: 157 }, "never more than the layer has");
+        assert!(layers[1].observe(None), "it may be whole");
+        assert!(!layers[1].observe(None) && layers[1].is_unknown(), "asked once, and then now and then");
     }
 
-    #[test]
-    fn a_download_without_a_byte_stalls_and_unpacking_does_not() {
-        let begun = Instant::now();
-        let bytes = |done| Bytes { done, total: 10 };
-        let at = |seconds| begun + Duration::from_secs(seconds);
-        let mut stall = StallDetector::new(begun);
-        assert!(!stall.observe(bytes(1), at(100)));
-        assert!(!stall.observe(bytes(1), at(279)));
-        assert!(stall.observe(bytes(1), at(280)));
-        assert!(!stall.observe(bytes(2), at(281)));
-        assert!(!stall.observe(bytes(10), at(300)));
-        assert!(!stall.observe(bytes(10), at(3000)));
+    #[tokio::test(start_paused = true)]
+    async fn looks_are_rare_while_nobody_listens() {
+        let channel = tonic::transport::Endpoint::from_static("http://nobody.invalid").connect_lazy();
+        let watcher = Arc::new(PullWatcher::new(Arc::new(ContentStore::new(channel))));
+        let took = async || {
+            let begun = Instant::now();
+            watcher.wait_for_next_look().await;
+            begun.elapsed()
+        };
+        assert_eq!(took().await, POLL);
+        watcher.set_heard(false);
+        assert_eq!(took().await, POLL + UNHEARD_WAIT);
+        let waiting = tokio::spawn({
+            let watcher = Arc::clone(&watcher);
+            async move { watcher.wait_for_next_look().await }
+        });
+        sleep(POLL * 3).await;
+        watcher.set_heard(true);
+        timeout(POLL, waiting).await.unwrap().unwrap();
     }
 }

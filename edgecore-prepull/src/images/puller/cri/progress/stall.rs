@@ -1,0 +1,188 @@
+//! Detection of a download that receives nothing any more.
+//!
+//! A pull has stalled if it waits for bytes and none came for the limit: none of its own although some had come before,
+//! or none of anybody's. A pull that has not begun while others move may only wait for its turn: the transfer service of
+//! containerd 2.1 shares its downloads among all images. Where nothing of the image is being written, the runtime
+//! unpacks, or nothing is known.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use crate::images::containerd::Ingest;
+
+/// A connection that receives no byte for this long is given up; the next attempt resumes it. Without this limit, one
+/// that a router on the way has forgotten hangs until the kernel's keepalive ends it, or for ever: containerd 1.6 has no
+/// timeout of its own. containerd writes in steps of 1 MiB on each connection, so the time is multiplied by the number of
+/// connections: any link that carries more than 6 KiB/s in all survives.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// What a pull waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// No layer of the image is known yet.
+    Resolving {
+        /// Whether its layers may be there, so that the runtime may be unpacking them.
+        may_unpack: bool,
+    },
+    /// The layers are known.
+    Fetching {
+        /// Bytes that have arrived.
+        done: u64,
+        /// Layers that are being written.
+        written: usize,
+    },
+}
+
+/// Watches the bytes of one pull, and those of all others.
+#[derive(Debug)]
+pub(super) struct StallDetector {
+    begun: SystemTime,
+    store: HashMap<String, u64>,
+    store_moved: Instant,
+    own: Option<u64>,
+    /// When bytes of the pull itself arrived. `None` before the first.
+    own_moved: Option<Instant>,
+}
+
+impl StallDetector {
+    pub(super) fn new(begun: SystemTime, now: Instant) -> Self {
+        Self { begun, store: HashMap::new(), store_moved: now, own: None, own_moved: None }
+    }
+
+    /// Takes the state of the store. Returns the limit if the pull has stalled.
+    pub(super) fn observe(
+        &mut self,
+        ingests: &HashMap<String, Ingest>,
+        stage: Stage,
+        now: Instant,
+    ) -> Option<Duration> {
+        let store: HashMap<_, _> =
+            ingests.iter().map(|(digest, ingest)| (digest.clone(), ingest.offset)).collect();
+        if store != self.store {
+            self.store = store;
+            self.store_moved = now;
+        }
+        let waits = match stage {
+            Stage::Resolving { may_unpack } => !may_unpack,
+            Stage::Fetching { done, written } => {
+                if self.own.replace(done).is_some_and(|before| before != done) {
+                    self.own_moved = Some(now);
+                }
+                written > 0
+            }
+        };
+        if !waits {
+            self.store_moved = now;
+            self.own_moved = self.own_moved.map(|_| now);
+            return None;
+        }
+        let active = |ingest: &&Ingest| ingest.last_write.is_some_and(|last| last >= self.begun);
+        let own = if let Stage::Fetching { written, .. } = stage { written } else { 0 };
+        let connections = ingests.values().filter(active).count().max(own).max(1);
+        let limit = LIMIT * u32::try_from(connections).unwrap_or(u32::MAX);
+        let stalled = |since: Instant| now.duration_since(since) >= limit;
+        (self.own_moved.is_some_and(stalled) || stalled(self.store_moved)).then_some(limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESOLVING: Stage = Stage::Resolving { may_unpack: false };
+
+    /// A detector, and a store whose blobs have these offsets and have been written since the pull began.
+    struct Scene {
+        begun: Instant,
+        stall: StallDetector,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let begun = Instant::now();
+            Self { begun, stall: StallDetector::new(SystemTime::UNIX_EPOCH, begun) }
+        }
+
+        fn at(&mut self, seconds: u64, offsets: &[u64], stage: Stage) -> Option<u64> {
+            let written = Some(SystemTime::UNIX_EPOCH);
+            let ingest = |(n, offset): (usize, &u64)| {
+                (format!("sha256:{n}"), Ingest { offset: *offset, last_write: written })
+            };
+            let ingests = offsets.iter().enumerate().map(ingest).collect();
+            let now = self.begun + Duration::from_secs(seconds);
+            self.stall.observe(&ingests, stage, now).map(|limit| limit.as_secs())
+        }
+    }
+
+    fn fetching(done: u64) -> Stage {
+        Stage::Fetching { done, written: 1 }
+    }
+
+    #[test]
+    fn a_download_without_a_byte_stalls() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.at(1, &[5], fetching(5)), None);
+        assert_eq!(scene.at(100, &[6], fetching(6)), None);
+        assert_eq!(scene.at(279, &[6], fetching(6)), None);
+        assert_eq!(scene.at(280, &[6], fetching(6)), Some(180));
+        assert_eq!(scene.at(281, &[7], fetching(7)), None);
+    }
+
+    #[test]
+    fn many_connections_share_a_slow_link() {
+        // Nine connections of 1 MiB each at 6 KiB/s in all step at about the same time, every 25 minutes.
+        let mut scene = Scene::new();
+        let three = |done| Stage::Fetching { done, written: 3 };
+        assert_eq!(scene.at(1, &[0; 9], three(0)), None);
+        assert_eq!(scene.at(1500, &[0; 9], three(0)), None);
+        assert_eq!(scene.at(1501, &[1; 9], three(3)), None);
+        assert_eq!(scene.at(1501 + 1619, &[1; 9], three(3)), None);
+        assert_eq!(scene.at(1501 + 1620, &[1; 9], three(3)), Some(1620));
+    }
+
+    #[test]
+    fn a_download_that_waits_for_its_turn_does_not_stall() {
+        // Another image has all places; ours is open and stands at zero.
+        let mut scene = Scene::new();
+        for minute in 0..60 {
+            assert_eq!(scene.at(minute * 60, &[minute, 0], fetching(0)), None);
+        }
+        // The others have ended, and nothing moves.
+        assert_eq!(scene.at(3600, &[0], fetching(0)), None);
+        assert_eq!(scene.at(3780, &[0], fetching(0)), Some(180));
+    }
+
+    #[test]
+    fn a_download_that_had_begun_stalls_whatever_others_do() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.at(0, &[0, 0], fetching(0)), None);
+        assert_eq!(scene.at(1, &[1, 1], fetching(1)), None);
+        assert_eq!(scene.at(360, &[359, 1], fetching(1)), None);
+        assert_eq!(scene.at(361, &[360, 1], fetching(1)), Some(360));
+    }
+
+    #[test]
+    fn unpacking_is_no_stall_also_where_layers_are_discarded() {
+        let mut scene = Scene::new();
+        let unpacking = |done| Stage::Fetching { done, written: 0 };
+        assert_eq!(scene.at(1, &[9], fetching(9)), None);
+        assert_eq!(scene.at(2, &[], unpacking(10)), None);
+        assert_eq!(scene.at(4000, &[], unpacking(0)), None);
+        // The next layer begins.
+        assert_eq!(scene.at(4001, &[0], fetching(0)), None);
+        assert_eq!(scene.at(4100, &[0], fetching(0)), None);
+        assert_eq!(scene.at(4181, &[0], fetching(0)), Some(180));
+    }
+
+    #[test]
+    fn a_pull_that_hangs_while_resolving_stalls_unless_it_may_unpack() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.at(179, &[], RESOLVING), None);
+        assert_eq!(scene.at(180, &[], RESOLVING), Some(180));
+        let mut scene = Scene::new();
+        assert_eq!(scene.at(3000, &[], Stage::Resolving { may_unpack: true }), None);
+        assert_eq!(scene.at(3001, &[], RESOLVING), None);
+    }
+}
