@@ -3,7 +3,7 @@
 mod progress;
 mod status;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use k8s_cri::v1::{
     VersionRequest,
 };
 use prepull_api::credentials::RegistryCredential;
+use prepull_api::image::Reference;
 use prepull_api::task::SandboxMetadata;
 use prepull_api::wire::Filesystem;
 use tonic::transport::Channel;
@@ -261,15 +262,18 @@ fn parse_image_id(text: &str) -> Option<String> {
     is_id.then(|| format!("sha256:{digits}"))
 }
 
-/// Picks the digest that is listed for the repository of a tag, if there is exactly one.
+/// Picks the digest that is listed for the repository of a tag, if there is exactly one. Docker lists repositories as
+/// people write them, `nginx` for `docker.io/library/nginx`.
 fn pick_digest(name: &str, repo_digests: &[String]) -> Option<String> {
-    // A colon behind the last slash begins the tag; before it, the port.
-    let tag = name.rfind(':').filter(|colon| !name[*colon..].contains('/'));
-    let repository = &name[..tag.unwrap_or(name.len())];
-    let mut digests =
-        repo_digests.iter().filter_map(|entry| entry.strip_prefix(repository)?.strip_prefix('@'));
-    let first = digests.next()?;
-    digests.next().is_none().then(|| first.to_owned())
+    let repository = |text: &str| Some(Reference::parse(text).ok()?.normalized().name());
+    let own = repository(name)?;
+    let of_own = |entry: &String| {
+        let (listed, digest) = entry.split_once('@')?;
+        (repository(listed)? == own).then(|| digest.to_owned())
+    };
+    let digests: BTreeSet<String> = repo_digests.iter().filter_map(of_own).collect();
+    let mut digests = digests.into_iter();
+    digests.next().filter(|_| digests.next().is_none())
 }
 
 fn read_image_filesystem(mountpoint: &str) -> Result<Filesystem, PullError> {

@@ -17,6 +17,9 @@ fn the_digest_is_that_of_the_references_own_repository() {
         ("r.io:5000/a", &both, Some("sha256:2")),
         ("r.io:5000/c:v1", &both, None),
         ("r.io/a:1", &list(&["r.io/a@sha256:1", "r.io/a@sha256:2"]), None),
+        ("r.io/a:1", &list(&["r.io/a@sha256:1", "r.io/a@sha256:1"]), Some("sha256:1")),
+        ("docker.io/library/nginx:1.25", &list(&["nginx@sha256:1"]), Some("sha256:1")),
+        ("docker.io/team/app:1", &list(&["team/app@sha256:1", "app@sha256:2"]), Some("sha256:1")),
     ] {
         assert_eq!(pick_digest(reference, digests).as_deref(), expected, "{reference}");
     }
