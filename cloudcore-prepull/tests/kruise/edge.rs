@@ -1,4 +1,4 @@
-//! An edge as the tunnel sees it: a ledger, and tasks that take their time. (Its insides are the agent's own model.)
+//! An edge as the tunnel sees it: a ledger, and tasks that take time. The agent itself has a model of its own.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl Edge {
                 outcome,
                 digest: None,
                 id: None,
-                reason: "so it is".to_owned(),
+                reason: "ended by the test".to_owned(),
                 bytes: None,
                 attempts: 1,
             }],
@@ -110,7 +110,7 @@ impl Edge {
                         let earlier: Vec<_> =
                             self.ledger.keys().filter(|known| known.job == id.job).cloned().collect();
                         if earlier.iter().any(|known| known.attempt > id.attempt) {
-                            // Refused: replaced by a later attempt.
+                            // The agent refuses a task if it has a later attempt of it.
                             self.ledger.remove(&id);
                             let mut aside = Self { session: self.session, ..Self::default() };
                             aside.end(&id, ImageOutcome::Stopped);

@@ -7,8 +7,9 @@
 //!           ▲◀─writes─────┘  ▲◀──────────┘
 //! ```
 //!
-//! A run is its seed: `PREPULL_KRUISE_SEED=7 cargo test -p cloudcore-prepull --test kruise` plays one, with its trace;
-//! `PREPULL_KRUISE_RUNS=100000` plays so many. A seed that failed goes to [`REGRESSIONS`].
+//! A seed decides everything in a run. `PREPULL_KRUISE_SEED=7 cargo test -p cloudcore-prepull --test kruise` plays the
+//! run of one seed and prints its trace if it fails; `PREPULL_KRUISE_RUNS=100000` plays that many seeds. A seed that
+//! failed is added to [`REGRESSIONS`].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::panic)]
 
 mod edge;
@@ -29,12 +30,12 @@ use serde_json::json;
 
 use world::{NODES, World};
 
-/// Runs, unless `PREPULL_KRUISE_RUNS` is set.
+/// How many runs there are unless `PREPULL_KRUISE_RUNS` is set.
 const RUNS: u64 = 500;
 /// Seeds that failed once.
 const REGRESSIONS: &[u64] = &[];
 
-/// Plays a run. Returns what failed, and the trace.
+/// Plays a run. The error is the message of the failure, and the trace.
 fn play(seed: u64, trace: bool) -> Result<(), (String, Vec<String>)> {
     let mut world = World::new(seed, trace);
     let played = catch_unwind(AssertUnwindSafe(|| {

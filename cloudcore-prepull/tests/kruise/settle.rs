@@ -61,7 +61,8 @@ impl World {
         else {
             return;
         };
-        // The engine cannot know about changes that the watch has not delivered, such as a tag that was removed and added again.
+        // The engine cannot know about changes that the watch has not delivered, such as a tag that was removed and added
+        // again.
         let is_behind = self.watch.iter().any(|input| {
             matches!(input,
             Input::Node(To::NodeImage(Ok(object))) if object.name_any() == node.0)
@@ -82,7 +83,7 @@ impl World {
             .iter()
             .flat_map(|image| &image.tags)
             .any(|tag| tag.tag == asked.tag && tag.has_ended(asked.version));
-        // A failure of an inherited task does not count: the task is retried.
+        // A task that failed under an earlier process of cloudcore is tried again, so that its result may be forgotten.
         let was_done = matches!(self.edges[node].ledger.get(task), Some(TaskState::Finished(result))
             if result.outcome == TaskOutcome::Succeeded);
         assert!(
@@ -120,7 +121,7 @@ impl World {
         self.settle_for(200, Duration::from_secs(1));
         self.settle_for(90, Duration::from_secs(30));
         self.check_ends();
-        // Whatever is due within an hour has been done.
+        // By now everything that was due has been done.
         self.writes = 0;
         self.settle_for(90, Duration::from_secs(40));
         let writes = self.writes;

@@ -20,7 +20,7 @@ use prepull_engine::shared::reasons;
 use crate::edge::Edge;
 use crate::rng::Rng;
 
-/// Something that the cloud has begun.
+/// Something that the cloud has begun and whose end it has not heard of.
 pub(crate) enum Pending {
     NodeImage(NodeName, Write),
     /// The API server has made the write, and its answer is on its way.
@@ -33,10 +33,10 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) now: Timestamp,
     pub(crate) cloud: Option<Kruise>,
-    /// Task slots that are taken.
+    /// How many task slots of each node are taken.
     pub(crate) slots: BTreeMap<NodeName, i64>,
     pub(crate) pending: Vec<Pending>,
-    /// What the watch has not delivered yet.
+    /// The events that the watch has not delivered yet.
     pub(crate) watch: VecDeque<Input>,
     pub(crate) version: u64,
     pub(crate) uid: u64,
@@ -46,7 +46,7 @@ pub(crate) struct World {
     pub(crate) pull_jobs: BTreeMap<String, ImagePullJob>,
     pub(crate) list_jobs: BTreeMap<String, ImageListPullJob>,
     pub(crate) edges: BTreeMap<NodeName, Edge>,
-    /// What a task was dispatched for: the image, and its tag as it was then.
+    /// The image that each task was dispatched for, and its tag at that time.
     pub(crate) dispatched: BTreeMap<TaskId, (String, ImageTagSpec)>,
     /// Whether faults happen.
     pub(crate) calm: bool,

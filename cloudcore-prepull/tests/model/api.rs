@@ -1,4 +1,4 @@
-//! The API server: objects with versions, and what a write of the real writer comes to.
+//! The API server: objects with versions, and the checks that it makes of a write.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ pub(crate) struct Stored<T> {
     pub(crate) object: T,
 }
 
-/// Why a write was not taken.
+/// Why a write was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// There is no job of this UID.
     Gone,
-    /// Another version, or there although it should not be, or not there although it should.
+    /// The object has another version than the write expects, exists although it should not, or is missing.
     Conflict,
 }
 
@@ -51,7 +51,7 @@ impl Api {
         uid
     }
 
-    /// A user's edit.
+    /// Edits the spec of a job, as a user does.
     pub(crate) fn edit(&mut self, job: &JobUid, edit: impl FnOnce(&mut ImagePrePullJobSpec)) {
         let Some(stored) = self.jobs.get_mut(job) else { return };
         let before = stored.object.spec.clone();
@@ -63,7 +63,7 @@ impl Api {
         }
     }
 
-    /// Carries a write out, if the object has the version that it expects. `None` for a status: any version.
+    /// Makes a write if the object has the version that it expects. For a status, `None` stands for any version.
     pub(crate) fn write(
         &mut self,
         job: &JobUid,
@@ -92,12 +92,12 @@ impl Api {
         Ok(version)
     }
 
-    /// All jobs, as a list or a watch tells of them.
+    /// All jobs, as a list shows them.
     pub(crate) fn list(&self) -> Vec<JobObject> {
         self.jobs.keys().filter_map(|job| self.read(job)).map(Ok).collect()
     }
 
-    /// A job with its version.
+    /// A job with its resourceVersion.
     pub(crate) fn read(&self, job: &JobUid) -> Option<Box<ImagePrePullJob>> {
         let stored = self.jobs.get(job)?;
         let mut object = stored.object.clone();
@@ -114,7 +114,7 @@ impl Api {
         self.reports.iter().map(report).collect()
     }
 
-    /// The version of an object that is there.
+    /// The version of an object, if it exists.
     pub(crate) fn version(&self, (job, object): &(JobUid, Object)) -> Option<u64> {
         match object {
             Object::Status => self.jobs.get(job).map(|stored| stored.version),
@@ -122,13 +122,13 @@ impl Api {
         }
     }
 
-    /// What the API server says of the nodes of a job.
+    /// The records of the nodes of a job in its reports.
     pub(crate) fn records<'a>(&'a self, job: &JobUid) -> impl Iterator<Item = &'a NodeStatus> + use<'a> {
         let range = (job.clone(), 0)..=(job.clone(), u32::MAX);
         self.reports.range(range).flat_map(|(_, stored)| stored.object.node_status.iter())
     }
 
-    /// Whether the job names its nodes, and not this one.
+    /// Whether the job names its nodes, and this one is not among them.
     pub(crate) fn leaves_out(&self, job: &JobUid, node: &NodeName) -> bool {
         let spec = self.jobs.get(job).map(|stored| &stored.object.spec.image_pre_pull_template);
         spec.is_some_and(|spec| !spec.node_names.is_empty() && !spec.node_names.contains(&node.0))

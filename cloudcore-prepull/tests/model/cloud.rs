@@ -1,18 +1,44 @@
-//! One life of cloudcore: the controller, and in place of its shell what the shell does, a step at a time.
-//! Everything that touches the controller's interface is in this file.
+//! One process of cloudcore: the controller, and what the program around it does, one step at a time. Everything that
+//! depends on the controller's interface is in this file.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::task::{JobUid, NodeName};
-use prepull_api::wire::{Assign, EdgeMessage, Key};
-use prepull_engine::prepull::controller::{Content, Controller, Dispatch, Input, JobObject, Object};
+use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Key};
+use prepull_engine::prepull::controller::{Action, Content, Controller, Dispatch, Input, JobObject, Object};
 use prepull_engine::shared::node_view::NodeView;
-use prepull_engine::shared::outcomes::DispatchOutcome;
-use prepull_engine::shared::session::SessionEvent;
+use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
+use prepull_engine::shared::session::{SessionEvent, SessionId};
 
-/// How far the start is.
+use crate::api::Refused;
+use crate::check::Check;
+use crate::trace::{brief, shown, told};
+use crate::world::{World, at};
+
+/// How a write ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Answered,
+    /// The API server has not received it.
+    Lost,
+    /// The API server has made it, and its answer was lost.
+    AnswerLost,
+}
+
+/// How a dispatch ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DispatchFate {
+    /// The task goes to the node's session, if there is one.
+    Sent,
+    /// A secret cannot be read for now.
+    Postponed,
+    /// The task can never be sent.
+    Unsendable,
+}
+
+/// How far cloudcore has started: what it reads next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Boot {
     Nodes,
@@ -21,14 +47,14 @@ pub(crate) enum Boot {
     Up,
 }
 
-/// A write on its way.
+/// A write that is under way.
 pub(crate) struct Write {
     pub(crate) job: JobUid,
     pub(crate) version: u64,
     /// The version of the object that it replaces.
     pub(crate) expected: Option<u64>,
     pub(crate) content: Content,
-    /// As [`Cloud::stirred`] was when it was made.
+    /// The value of [`Cloud::stirred`] when the write began.
     pub(crate) stirred: u64,
 }
 
@@ -43,25 +69,25 @@ pub(crate) struct Cloud {
     pub(crate) controller: Controller,
     pub(crate) boot: Boot,
     pub(crate) inputs: VecDeque<Input>,
-    /// By kind, in order: jobs, nodes.
+    /// Events that the watches have not delivered yet: of jobs, and of nodes.
     pub(crate) watches: [VecDeque<Watched>; 2],
     pub(crate) writes: Vec<Write>,
     pub(crate) deletes: Vec<JobUid>,
-    /// With the moment when each began.
+    /// The dispatches under way, and when each began.
     pub(crate) dispatches: Vec<(Dispatch, u64)>,
-    /// The writer's memory.
+    /// The versions of objects that the writer knows.
     pub(crate) versions: HashMap<(JobUid, Object), u64>,
-    /// The registry: the connection of each node.
+    /// The current connection of each node, as the registry of sessions has it.
     pub(crate) registry: BTreeMap<NodeName, u64>,
     pub(crate) sessions: u64,
-    /// What this life knows that it wrote last of each object.
+    /// What this process has written last of each object, if it knows that the write succeeded.
     pub(crate) wrote: HashMap<(JobUid, Object), (Content, u64)>,
-    /// Counts what may have changed something, and changed it back.
+    /// How many inputs may have changed something, perhaps only to change it back: a repeated write is then no fault.
     pub(crate) stirred: u64,
 }
 
 impl Cloud {
-    /// `report`: nodes in a report, where those of a whole job shall not fit into one.
+    /// `report`: the most nodes in a report, if a job is to have several reports.
     pub(crate) fn new(report: Option<usize>) -> Self {
         Self {
             controller: report.map_or_else(Controller::default, Controller::with_report_capacity),
@@ -93,7 +119,7 @@ impl Cloud {
     }
 
     pub(crate) fn watched(&mut self, event: Watched) {
-        // Before the list there is no watch.
+        // A watch begins with the list.
         match event {
             Watched::Job(_) | Watched::JobGone(_) if self.boot == Boot::Up => {
                 self.watches[0].push_back(event);
@@ -105,7 +131,7 @@ impl Cloud {
         }
     }
 
-    /// Hands on one event of a watch.
+    /// Delivers one event of a watch. Returns whether there was one.
     pub(crate) fn read_watch(&mut self, kind: usize) -> bool {
         let Some(event) = self.watches[kind].pop_front() else { return false };
         self.inputs.push_back(match event {
@@ -118,7 +144,241 @@ impl Cloud {
     }
 }
 
-/// The jobs that an input tells the controller of: UID, version, generation, spec.
+impl World {
+    /// Gives the controller up to this many of the inputs that wait for it, and begins what follows from them.
+    pub(crate) fn run_cloud(&mut self, inputs: usize) {
+        match self.cloud.boot {
+            Boot::Nodes => {
+                let nodes = self.api.nodes.values().cloned().collect();
+                self.give(Input::Nodes(nodes));
+                self.flush();
+                self.cloud.boot = Boot::Reports;
+            }
+            Boot::Reports => {
+                for ((job, index), stored) in &self.api.reports {
+                    self.cloud.versions.insert((job.clone(), Object::Report(*index)), stored.version);
+                }
+                let reports = self.api.list_reports();
+                self.give(Input::Reports(reports));
+                self.cloud.boot = Boot::Jobs;
+            }
+            Boot::Jobs => {
+                self.give(Input::Jobs(self.api.list()));
+                self.flush();
+                self.cloud.boot = Boot::Up;
+                self.log(|| "cloud: up".to_owned());
+            }
+            Boot::Up => {
+                for _ in 0..inputs {
+                    let Some(input) = self.cloud.inputs.pop_front() else { break };
+                    self.give(input);
+                }
+                self.give(Input::Tick);
+                self.flush();
+            }
+        }
+    }
+
+    fn give(&mut self, input: Input) {
+        if !matches!(input, Input::Tick) {
+            self.log(|| format!("cloud ◀ {}", brief(&input)));
+        }
+        let mut news = false;
+        for (job, version, generation, spec) in jobs(&input) {
+            // The version that the first write of the status replaces.
+            self.cloud.versions.entry((job.clone(), Object::Status)).or_insert(version);
+            news |= self.check.delivered(&job, generation, spec, self.now);
+        }
+        self.cloud.stir(&input, news);
+        self.cloud.controller.handle(input, at(self.now));
+    }
+
+    fn flush(&mut self) {
+        let before = self.cloud.stirred;
+        for action in self.cloud.controller.flush(at(self.now)) {
+            self.act(action);
+        }
+        // A write of this flush may still be made before that.
+        self.cloud.stirred += u64::from(self.cloud.stirred != before);
+        let due = self.cloud.controller.next_wakeup();
+        assert!(
+            due.is_none_or(|due| due > at(self.now)),
+            "busy: after a flush at {} {due:?} is due",
+            self.now
+        );
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Event(event) => {
+                // A change of one job may make another one wait for a moment.
+                self.cloud.stirred += 1;
+                self.log(|| format!("  event {} {}", event.reason, event.note));
+            }
+            Action::Send(node, message) => {
+                self.log(|| format!("  send {node} {}", told(&message)));
+                if let CloudMessage::Cancel { task, .. } = &message {
+                    self.check.cancelled(&node, task);
+                }
+                self.send(&node, message);
+            }
+            Action::Dispatch(order) => {
+                self.log(|| format!("  dispatch {}/{} to {}", order.job.uid, order.attempt, order.node));
+                Check::dispatched(&self.api, &order);
+                self.cloud.dispatches.push((order, self.now));
+            }
+            Action::Write { job, version, content, .. } => {
+                self.log(|| format!("  write {job} {}", shown(&content)));
+                let object = content.object();
+                let under_way = |write: &Write| write.job == job && write.content.object() == object;
+                assert!(
+                    !self.cloud.writes.iter().any(under_way),
+                    "two writes of {object:?} of {job} at a time"
+                );
+                self.check.emitted(&job, &content, self.now);
+                let expected = self.cloud.versions.get(&(job.clone(), object)).copied();
+                let stirred = self.cloud.stirred;
+                self.cloud.writes.push(Write { job, version, expected, content, stirred });
+            }
+            Action::Delete { job, .. } => {
+                self.log(|| format!("  delete {job}"));
+                self.check.expires(&self.api, &job, self.now);
+                self.cloud.deletes.push(job);
+            }
+            Action::Forget(job) => self.cloud.versions.retain(|(known, _), _| *known != job),
+            Action::Recall { job, .. } => {
+                let of_job = |report: &prepull_api::crd::report::ImagePrePullReport| {
+                    report.metadata.owner_references.iter().flatten().any(|owner| owner.uid == job.0)
+                };
+                let reports: Vec<_> = self.api.list_reports().into_iter().filter(of_job).collect();
+                for report in &reports {
+                    let key = (job.clone(), Object::Report(report.body.index));
+                    if let Some(version) = self.api.version(&key) {
+                        self.cloud.versions.insert(key, version);
+                    }
+                }
+                let object = self.api.read(&job).map(Ok);
+                self.give(Input::Recalled(job, reports, object));
+            }
+        }
+    }
+
+    /// Ends one write.
+    pub(crate) fn finish_write(&mut self, which: usize, fate: Fate) {
+        if which >= self.cloud.writes.len() {
+            return;
+        }
+        let Write { job, version, expected, content, stirred } = self.cloud.writes.remove(which);
+        let (object, key) = (content.object(), (job.clone(), content.object()));
+        let outcome = if fate == Fate::Lost {
+            self.cloud.wrote.remove(&key);
+            WriteOutcome::Failed
+        } else {
+            let mut landed = self.land(&job, expected, &content, false);
+            if landed == Err(Refused::Conflict) {
+                // The writer reads the current version, and makes the write once more.
+                let current = self.api.version(&key);
+                landed = self.land(&job, current, &content, false);
+            }
+            match landed {
+                Ok(version) if fate == Fate::Answered => {
+                    let now = (content, stirred);
+                    let known = self.cloud.wrote.get(&key);
+                    assert!(known != Some(&now), "written although nothing changed: {job} {object:?}");
+                    self.cloud.versions.insert(key.clone(), version);
+                    self.cloud.wrote.insert(key, now);
+                    WriteOutcome::Done
+                }
+                Ok(_) => {
+                    self.cloud.wrote.remove(&key);
+                    WriteOutcome::Failed
+                }
+                Err(Refused::Gone) => {
+                    self.cloud.versions.retain(|(known, _), _| *known != job);
+                    WriteOutcome::Gone
+                }
+                Err(Refused::Conflict) => unreachable!("made once more"),
+            }
+        };
+        self.log(|| format!("api: {object:?} of {job}: {fate:?}, {outcome:?}"));
+        self.cloud.inputs.push_back(Input::Written { job, object, version, outcome });
+    }
+
+    /// The API server makes a write, or refuses it. `ghost`: a killed cloudcore had sent it.
+    pub(crate) fn land(
+        &mut self,
+        job: &JobUid,
+        expected: Option<u64>,
+        content: &Content,
+        ghost: bool,
+    ) -> Result<u64, Refused> {
+        let version = self.api.write(job, expected, content)?;
+        // Whether the leader has already read the object, without this write.
+        let read = match content.object() {
+            Object::Status => self.cloud.boot == Boot::Up,
+            Object::Report(_) => matches!(self.cloud.boot, Boot::Jobs | Boot::Up),
+        };
+        self.check.landed(&self.api, job, content, ghost && read, self.now);
+        if content.object() == Object::Status
+            && let Some(object) = self.api.read(job)
+        {
+            self.cloud.watched(Watched::Job(Ok(object)));
+        }
+        Ok(version)
+    }
+
+    /// Ends one dispatch.
+    pub(crate) fn finish_dispatch(&mut self, which: usize, fate: DispatchFate) {
+        if which >= self.cloud.dispatches.len() {
+            return;
+        }
+        let (order, begun) = self.cloud.dispatches.remove(which);
+        let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
+        let outcome = if fate == DispatchFate::Unsendable {
+            self.check.unsendable(&node, &job, attempt);
+            DispatchOutcome::Unsendable("the task is too large".to_owned())
+        } else if fate == DispatchFate::Postponed {
+            // Where no time is left to wait, that is a failure.
+            self.check.unsendable(&node, &job, attempt);
+            self.check.unreached(&node, &job, attempt, self.now);
+            DispatchOutcome::Postponed("the secret cannot be read".to_owned())
+        } else {
+            let elapsed = Duration::from_millis(self.now - begun);
+            let assign = assign(&order, order.remaining.saturating_sub(elapsed));
+            let session = self.send(&node, CloudMessage::Assign(assign));
+            if session.is_none() {
+                self.check.unreached(&node, &job, attempt, self.now);
+            }
+            session.map_or(DispatchOutcome::Offline, DispatchOutcome::Sent)
+        };
+        self.log(|| format!("cloud: dispatch of {job}/{attempt} to {node}: {outcome:?}"));
+        self.cloud.inputs.push_back(Input::Dispatched { job, node, attempt, outcome });
+    }
+
+    /// Sends a message in the node's session, as the registry does: whether or not the link still works.
+    fn send(&mut self, node: &NodeName, message: CloudMessage) -> Option<SessionId> {
+        let conn = self.conns.get_mut(self.cloud.registry.get(node)?)?;
+        if !conn.cut {
+            conn.to_edge.push_back(message);
+        }
+        Some(conn.session)
+    }
+
+    /// Kills cloudcore and starts it anew. Its writes that were under way may still reach the API server.
+    pub(crate) fn restart_cloud(&mut self) {
+        self.log(|| "cloud: killed".to_owned());
+        let old = std::mem::replace(&mut self.cloud, Cloud::new(self.report));
+        self.ghosts.extend(old.writes);
+        for conn in self.conns.values_mut() {
+            (conn.cut, conn.cloud_open) = (true, false);
+            conn.to_edge.clear();
+            conn.to_cloud.clear();
+        }
+        self.bury();
+    }
+}
+
+/// The jobs in an input: UID, version, generation, spec.
 pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)> {
     let spec = |object: &JobObject| {
         let job = object.as_ref().ok()?;
@@ -133,7 +393,7 @@ pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)
     }
 }
 
-/// What the dispatcher makes of an order, all secrets given.
+/// Builds the message for a task, as the dispatcher does once it has all secrets.
 pub(crate) fn assign(order: &Dispatch, remaining: Duration) -> Assign {
     cloudcore_prepull::edges::dispatch::build_assign(order, std::iter::repeat(Key::anonymous()), remaining)
 }

@@ -1,13 +1,15 @@
-//! One edge: the agent, its disk, its runtime, and an executor that takes its time.
-//! Everything that touches the agent's constructor is in this file.
+//! One edge: the agent, its disk, its runtime, and an executor whose pulls take time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
-use edgecore_prepull::tasks::agent::{Agent, Execution, Now, TaskRecord};
+use edgecore_prepull::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, Now, TaskRecord};
 use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId};
 
-/// A write of the ledger on its way to the disk.
+use crate::trace::said;
+use crate::world::World;
+
+/// A write of the ledger that the disk does not have yet.
 pub(crate) enum Record {
     Save(Box<TaskRecord>),
     Remove(TaskId),
@@ -18,7 +20,7 @@ pub(crate) struct Exec {
     pub(crate) work: Box<Execution>,
     pub(crate) stop: Option<String>,
     pub(crate) checked: bool,
-    /// The image that is being pulled, until when, and whether that succeeds.
+    /// The image that is being pulled, when its pull ends, and whether it succeeds.
     pub(crate) pulling: Option<(usize, u64, bool)>,
 }
 
@@ -28,13 +30,13 @@ pub(crate) struct Edge {
     pub(crate) disk: BTreeMap<TaskId, TaskRecord>,
     pub(crate) writes: VecDeque<Record>,
     pub(crate) execs: BTreeMap<TaskId, Exec>,
-    /// References that are whole.
+    /// The references of complete images.
     pub(crate) images: BTreeSet<String>,
     pub(crate) conn: Option<u64>,
     /// How far its wall clock is off, in milliseconds.
     pub(crate) skew: u64,
     pub(crate) max_tasks: u32,
-    /// Tasks that it could not store.
+    /// Tasks that the disk had no room for.
     pub(crate) refused: BTreeSet<TaskId>,
 }
 
@@ -54,7 +56,8 @@ impl Edge {
         }
     }
 
-    /// Killed and started again; [`edgecore_prepull::tasks::agent::AgentEvent::Loaded`] is to follow.
+    /// Starts the agent anew after a kill. The caller then gives it
+    /// [`edgecore_prepull::tasks::agent::AgentEvent::Loaded`].
     pub(crate) fn restart(&mut self) {
         self.agent = agent(self.max_tasks);
         self.writes.clear();
@@ -73,6 +76,114 @@ impl Edge {
 
 fn agent(max_tasks: u32) -> Agent {
     Agent::new(max_tasks.try_into().unwrap())
+}
+
+impl World {
+    pub(crate) fn on_edge(&mut self, at: usize, event: AgentEvent) {
+        let acked = matches!(event, AgentEvent::ResultAck(_));
+        let edge = &mut self.edges[at];
+        let now = edge.now(self.base, self.now);
+        for effect in edge.agent.handle(event, now) {
+            self.perform(at, effect, acked);
+        }
+    }
+
+    fn perform(&mut self, at: usize, effect: AgentEffect, acked: bool) {
+        let edge = &mut self.edges[at];
+        match effect {
+            AgentEffect::Persist(record) => {
+                let same = |write: &Record| matches!(write, Record::Save(other) if other.id() == record.id());
+                assert!(!edge.writes.iter().any(same), "two writes of a record at a time");
+                edge.writes.push_back(Record::Save(record));
+            }
+            AgentEffect::Forget(task) => {
+                if acked {
+                    self.check.forgotten(&self.api, edge, &task, self.now);
+                } else {
+                    let removed = |write: &Record| matches!(write, Record::Remove(other) if *other == task);
+                    let stored = edge.disk.contains_key(&task) && !edge.writes.iter().any(removed);
+                    assert!(!stored, "(2) {} forgets {task}, which nobody acknowledged", edge.node);
+                    edge.refused.insert(task.clone());
+                }
+                edge.writes.push_back(Record::Remove(task));
+            }
+            AgentEffect::Start(work) => {
+                let task = work.task.id.clone();
+                self.check.started(&self.api, edge, &work, self.now);
+                let exec = Exec { checked: false, stop: None, pulling: None, work };
+                assert!(edge.execs.insert(task.clone(), exec).is_none(), "two executors for {task}");
+                self.log(|| format!("n{at}: begins {task}"));
+            }
+            AgentEffect::Renew(task, terms) => {
+                edge.execs.get_mut(&task).expect("an executor to renew").work.terms = terms;
+            }
+            AgentEffect::Stop { task, reason } => {
+                edge.execs.get_mut(&task).expect("an executor to stop").stop = Some(reason);
+            }
+            AgentEffect::Send(message) => {
+                self.check.said(edge, &message);
+                let conn = edge.conn.and_then(|id| self.conns.get_mut(&id)).expect("sent into the void");
+                if !conn.cut {
+                    conn.to_cloud.push_back(message.clone());
+                }
+                self.log(|| format!("n{at} ▶ {}", said(&message)));
+            }
+        }
+    }
+
+    /// Ends the first write of the ledger, which succeeds or fails.
+    pub(crate) fn write_record(&mut self, at: usize, works: bool) -> bool {
+        let edge = &mut self.edges[at];
+        match edge.writes.front() {
+            None => return false,
+            Some(Record::Save(_)) if !works => {
+                let Some(Record::Save(record)) = edge.writes.pop_front() else { return false };
+                let task = record.id().clone();
+                self.log(|| format!("n{at}: disk full, {task}"));
+                self.on_edge(at, AgentEvent::PersistFailed { task, reason: "disk full".to_owned() });
+            }
+            Some(_) => {
+                if let Some(task) = self.write_only(at) {
+                    self.on_edge(at, AgentEvent::Persisted(task));
+                }
+            }
+        }
+        true
+    }
+
+    fn write_only(&mut self, at: usize) -> Option<prepull_api::task::TaskId> {
+        let edge = &mut self.edges[at];
+        match edge.writes.pop_front()? {
+            Record::Save(record) => {
+                let task = record.id().clone();
+                edge.disk.insert(task.clone(), *record);
+                Some(task)
+            }
+            Record::Remove(task) => {
+                edge.disk.remove(&task);
+                None
+            }
+        }
+    }
+
+    /// Kills an edge. Of its writes to the disk that were under way, this many were done.
+    pub(crate) fn restart_edge(&mut self, at: usize, written: usize) {
+        self.log(|| format!("n{at}: killed"));
+        for _ in 0..written {
+            self.write_only(at);
+        }
+        let edge = &mut self.edges[at];
+        if let Some(conn) = edge.conn.and_then(|id| self.conns.get_mut(&id)) {
+            (conn.cut, conn.edge_open) = (true, false);
+            conn.to_edge.clear();
+            conn.to_cloud.clear();
+        }
+        edge.restart();
+        self.check.stopped_all(&edge.node);
+        let records = edge.disk.values().cloned().collect();
+        self.bury();
+        self.on_edge(at, AgentEvent::Loaded(records));
+    }
 }
 
 pub(crate) fn image(outcome: ImageOutcome) -> ImageResult {

@@ -1,26 +1,29 @@
-//! Cloud and edge cores together, without a socket, in a world that does its worst: messages are lost, late and
-//! repeated, writes fail or land unheard, both sides are killed between any two steps, and people change their
-//! minds. After every step the invariants of docs/architecture.md are checked, and when the faults stop every
+//! The cloud's controller and the edges' agents together, under random faults: messages are lost, late and repeated,
+//! writes fail, or succeed although their answer is lost, both sides are killed between any two steps, and people edit
+//! jobs and nodes. The promises of docs/architecture.md are checked after every step, and once the faults stop every
 //! job has to end.
 //!
 //! ```text
 //!  user ─▶ Api ─watch─▶ Cloud (Controller) ─dispatch─▶ Conn ═▶ Edge (Agent, disk, executor, runtime)
 //!           ▲◀─writes──────┘  ▲◀──────────────────────────◀═─────┘
-//!           └──── Check: what the API server takes, what edges begin, pull, say and forget
+//!           └──── Check: what the API server accepts, and what edges start, pull, send and forget
 //! ```
 //!
-//! A run is its seed: `PREPULL_MODEL_SEED=7 cargo test -p cloudcore-prepull --test model` plays one with the trace
-//! of its last events, `PREPULL_MODEL_RUNS=100000` plays so many. A seed that failed goes to [`REGRESSIONS`].
+//! A seed decides everything in a run. `PREPULL_MODEL_SEED=7 cargo test -p cloudcore-prepull --test model` plays the
+//! run of one seed and prints its last events if it fails; `PREPULL_MODEL_RUNS=100000` plays that many seeds. A seed
+//! that failed is added to [`REGRESSIONS`].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 mod api;
 mod check;
 mod cloud;
+mod conn;
 mod edge;
 #[path = "../../engine/src/shared/rng.rs"]
 mod rng;
 mod settle;
 mod steps;
+mod trace;
 mod user;
 mod world;
 
@@ -30,42 +33,43 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use world::World;
 
-/// Runs, where nothing else is asked for.
+/// How many runs there are unless `PREPULL_MODEL_RUNS` is set.
 const RUNS: u64 = 3_000;
-/// Steps of a run, at most.
+/// Steps of the longest runs.
 const STEPS: usize = 400;
-/// Seeds that failed once, and the steps that this took. They are played first.
+/// Seeds that failed once, with the number of steps that showed it. They are played first.
 const REGRESSIONS: &[(u64, usize)] = &[
-    // A start that was held back went out for a later attempt, which was not recorded.
+    // A task was sent for an attempt whose start was not recorded: what was recorded was the attempt before it.
     (684, 100),
-    // A wave whose pause was written before the ends of its nodes was waited for without end.
+    // The end of a wave was written before the ends of its nodes. After a restart the job waited for ever.
     (3907, 400),
-    // What a deleted job had taken was never acknowledged.
+    // Results that had arrived before their job was deleted were never acknowledged.
     (3084, 100),
-    // A job came back to life by watch events older than its deletion.
+    // Watch events that were older than the deletion of a job brought it back to life.
     (4331, 400),
-    // A round of retry that only the reports knew of stood still.
+    // A round that only the reports showed, because its status had not been written, was never continued.
     (1383, 400),
-    // A change made while no cloudcore ran was never observed.
+    // `observedGeneration` never reached an edit that was made while no cloudcore ran.
     (672, 100),
-    // Every start made a write of the status that said nothing new.
+    // Each start of cloudcore wrote a status that said nothing new.
     (856, 100),
-    // An edge that was told to stop while it stored its task went on; so did one that had stored it between Hello and
-    // Welcome.
+    // An edge continued with a cancelled task if the cancellation arrived while the task was being stored, or if the
+    // task was stored between Hello and Welcome.
     (4942, 300),
-    // A round of retry that only the reports knew of stayed over, where the spec had become another one.
+    // A round that only the reports showed was not continued if the spec had been edited meanwhile.
     (13_522, 300),
-    // A report that was lost was made again beside the late one of an earlier life.
+    // A report that was missing was created under a new index, and a late write of a killed cloudcore created the old
+    // one as well.
     (5009, 200),
     (5765, 200),
 ];
 
 thread_local! {
-    /// Where the run is, for the report.
+    /// The step that the run has reached, for the message of a failure.
     static STEP: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Plays a run. The answer is what broke, and at which step.
+/// Plays a run. The error is the step that failed, the message, and the trace.
 fn play(seed: u64, steps: usize, trace: bool) -> Result<(), (usize, String, Vec<String>)> {
     let mut world = World::new(seed, trace);
     let played = catch_unwind(AssertUnwindSafe(|| {
@@ -84,16 +88,16 @@ fn play(seed: u64, steps: usize, trace: bool) -> Result<(), (usize, String, Vec<
     })
 }
 
-/// How long the run of a seed is: short ones are easier to read.
+/// The number of steps of a seed's run. Some runs are short, because their traces are easier to read.
 fn steps_of(seed: u64) -> usize {
     STEPS / 4 + usize::try_from(seed % 4).unwrap() * STEPS / 4
 }
 
-/// The failure in as few steps as show it, with its trace.
+/// Describes a failure, with the trace of the shortest run that shows it.
 fn explain(seed: u64, steps: usize, failed_at: usize, message: &str) -> String {
     let mut fewest = failed_at.saturating_add(1).min(steps);
     if failed_at == steps {
-        // It broke when all settled: perhaps after fewer steps as well.
+        // It failed after the last step: perhaps a run of fewer steps fails as well.
         let shorter = (1..8).map(|part| steps * part / 8).find(|&fewer| play(seed, fewer, false).is_err());
         fewest = shorter.unwrap_or(steps);
     }
@@ -113,8 +117,8 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn what_was_promised_holds_whatever_happens() {
-    // The panics of the runs are caught and told below.
+fn every_promise_holds_whatever_faults_happen() {
+    // The panics of the runs are caught and reported below.
     std::panic::set_hook(Box::new(|_| {}));
     let steps = number("PREPULL_MODEL_STEPS").map(|steps| usize::try_from(steps).unwrap());
     let runs: Vec<(u64, usize)> = if let Some(seed) = number("PREPULL_MODEL_SEED") {

@@ -1,15 +1,15 @@
-//! The faults stop, and everything comes to its end.
+//! The end of a run: the faults stop, and every job has to end.
 
 use crate::check::Check;
-use crate::cloud::Boot;
-use crate::world::{DispatchFate, Fate, World};
+use crate::cloud::{Boot, DispatchFate, Fate};
+use crate::world::World;
 
-/// In each of which everything that is due is done and time moves on to the next thing. A job may have six
-/// nodes, one at a time, with rounds and pauses.
+/// Rounds of [`World::settle`]: in each, everything that is due is done, and time moves to the next moment at which
+/// something is due. A job may have six nodes, one at a time, with rounds and pauses.
 const ROUNDS: usize = 3_000;
-/// Of one kind at a time, after all others.
+/// How many of the faults in [`World::last_fault`] still happen after the others have stopped.
 const LAST_FAULTS: u32 = 3;
-/// By then every write that had failed before has been made again.
+/// By then, in milliseconds, every write that had failed has been made again.
 const WRITTEN: u64 = 7_000;
 
 impl World {
@@ -18,13 +18,13 @@ impl World {
         self.calm = true;
         self.ghosts.clear();
         self.quiet();
-        self.nobody_works_in_vain();
+        self.check_edges_work_for_the_cloud();
         if self.rng.chance(35) {
             self.delete_one_that_runs();
             self.quiet();
-            self.nobody_works_in_vain();
+            self.check_edges_work_for_the_cloud();
         }
-        self.let_go();
+        self.release_jobs();
         let begun = self.now;
         let mut last = LAST_FAULTS;
         for _ in 0..ROUNDS {
@@ -35,19 +35,19 @@ impl World {
                 self.quiet();
             }
             if self.now > begun + WRITTEN {
-                self.nobody_waits_in_vain();
+                self.check_nodes_have_their_tasks();
             }
             if self.over() {
                 break;
             }
             match self.next_moment() {
                 Some(next) => self.now = next,
-                // Deadlines of tasks that run are not among the moments.
+                // The deadlines of running tasks are not among these moments.
                 None => self.now += 1_000,
             }
             self.tick_edges();
         }
-        self.nobody_works_in_vain();
+        self.check_edges_work_for_the_cloud();
         Check::settled(&self.api);
         for edge in &self.edges {
             assert!(edge.disk.is_empty(), "{} keeps {:?}", edge.node, edge.disk.keys());
@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    /// A job that edges work on is deleted, while they are there, or while none of them is.
+    /// Deletes a job that edges work on, while they are connected or while none of them is.
     fn delete_one_that_runs(&mut self) {
         let tasks = self.edges.iter().flat_map(|edge| edge.execs.keys());
         let Some(job) = tasks.map(|task| task.job.clone()).find(|job| self.api.jobs.contains_key(job)) else {
@@ -75,8 +75,8 @@ impl World {
         self.run_cloud(usize::MAX);
     }
 
-    /// What seldom happens just when it tells most: an edge that is half done is killed, a task comes twice while it
-    /// is being carried out.
+    /// A fault that random steps seldom make at the worst moment: an edge is killed when it has pulled some of the
+    /// images of a task, or a task arrives twice while it is being carried out.
     fn last_fault(&mut self) {
         match self.half_done() {
             Some(edge) if self.rng.chance(70) => self.restart_edge(edge, 0),
@@ -96,7 +96,7 @@ impl World {
             && self.cloud.controller.next_wakeup().is_none()
     }
 
-    /// All that can happen at this moment happens.
+    /// Does everything that can happen at this moment, until nothing is left to do.
     fn quiet(&mut self) {
         for _ in 0..10_000 {
             let mut moved = false;
@@ -150,11 +150,12 @@ impl World {
                 return;
             }
         }
-        panic!("it never becomes quiet");
+        panic!("there is always something left to do");
     }
 
-    /// Save where nobody knows what the node is to pull: its Node was deleted, or the images were changed.
-    fn nobody_waits_in_vain(&self) {
+    /// Checks that every edge has the task of its node in progress, unless it is unknown what the node is to pull: its
+    /// Node was deleted, or the images of the job were edited.
+    fn check_nodes_have_their_tasks(&self) {
         for (job, stored) in &self.api.jobs {
             let images = &stored.object.spec.image_pre_pull_template.images;
             let changed = self.first_images.get(job) != Some(images);
@@ -164,7 +165,7 @@ impl World {
         }
     }
 
-    fn nobody_works_in_vain(&self) {
+    fn check_edges_work_for_the_cloud(&self) {
         for edge in &self.edges {
             for task in edge.execs.keys() {
                 self.check.wanted(&self.api, edge, task);

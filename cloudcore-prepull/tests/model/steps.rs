@@ -1,4 +1,4 @@
-//! What may happen next.
+//! The random steps: what may happen at any moment.
 
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use prepull_api::task::{
 use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
 use prepull_engine::prepull::controller::Object;
 
+use crate::cloud::{DispatchFate, Fate};
 use crate::edge::{Exec, image};
-use crate::world::{DispatchFate, Fate, World, millis};
+use crate::world::{World, millis};
 
 impl World {
     pub(crate) fn step(&mut self) {
@@ -60,13 +61,13 @@ impl World {
                     self.welcome(id);
                 }
             }
-            78..89 => self.pass(),
+            78..89 => self.pass_time(),
             89..93 => self.user(),
-            _ => self.trouble(),
+            _ => self.cause_fault(),
         }
     }
 
-    fn trouble(&mut self) {
+    fn cause_fault(&mut self) {
         match self.rng.below(19) {
             0..3 => {
                 if let Some(id) = self.any_conn() {
@@ -98,7 +99,7 @@ impl World {
             12 => {
                 if !self.ghosts.is_empty() {
                     let ghost = self.ghosts.remove(0);
-                    if self.rng.chance(50) && !self.strays(&ghost) {
+                    if self.rng.chance(50) && !self.would_stay_unknown(&ghost) {
                         let landed = self.land(&ghost.job, ghost.expected, &ghost.content, true);
                         let object = ghost.content.object();
                         self.log(|| format!("api: late {object:?} of {}: {landed:?}", ghost.job));
@@ -107,7 +108,7 @@ impl World {
             }
             13 => self.collect_garbage(),
             14 => self.forge(),
-            15 | 16 => self.change_its_mind(),
+            15 | 16 => self.contradict_result(),
             17 => self.assign_again(),
             _ => {
                 let which = self.rng.below(self.cloud.deletes.len());
@@ -116,9 +117,10 @@ impl World {
         }
     }
 
-    /// A report that nobody would know of: its nodes are lost to a leader that could not read it, and may not choose
-    /// them anew. Two lives of cloudcore that overlap, and an edit that is refused, have to meet for that.
-    fn strays(&self, ghost: &crate::cloud::Write) -> bool {
+    /// Whether a late write would create a report that the leader does not know and cannot make again: it has read the
+    /// reports without it, and cannot choose its nodes anew, because the job was edited or Nodes were deleted. That
+    /// takes two processes of cloudcore that overlap and, at the same time, an edit that is refused.
+    fn would_stay_unknown(&self, ghost: &crate::cloud::Write) -> bool {
         let Some(stored) = self.api.jobs.get(&ghost.job) else { return false };
         let images = &stored.object.spec.image_pre_pull_template.images;
         let changed = self.first_images.get(&ghost.job) != Some(images) || !self.deleted.is_empty();
@@ -132,7 +134,7 @@ impl World {
         }
     }
 
-    /// The watches were broken, and begin anew with lists.
+    /// The watches were interrupted, and begin again with lists.
     fn relist(&mut self) {
         use prepull_engine::prepull::controller::Input;
         if self.cloud.boot == crate::cloud::Boot::Up {
@@ -141,7 +143,7 @@ impl World {
         }
     }
 
-    /// The reports of jobs that are gone go as well.
+    /// Deletes the reports of deleted jobs, as the garbage collector does.
     pub(crate) fn collect_garbage(&mut self) {
         let jobs = &self.api.jobs;
         self.api.reports.retain(|(job, _), _| jobs.contains_key(job));
@@ -156,7 +158,7 @@ impl World {
         self.conns.keys().nth(at).copied()
     }
 
-    /// (4) A node speaks of a task that it was never given.
+    /// (4) A node sends a message about a task that it was never given.
     fn forge(&mut self) {
         let edge = self.any_edge();
         let node = self.edges[edge].node.clone();
@@ -164,7 +166,7 @@ impl World {
         let Some(job) = jobs.get(self.rng.below(jobs.len())).cloned() else { return };
         let attempt = match self.api.record(&job, &node) {
             None if self.api.leaves_out(&job, &node) => 1,
-            // Of its own tasks a node may say what it likes.
+            // About its own tasks a node may claim anything.
             _ => 99,
         };
         let task = TaskId { job, attempt };
@@ -186,8 +188,8 @@ impl World {
         }
     }
 
-    /// (1) A node has said how its task ended, and now says something else.
-    fn change_its_mind(&mut self) {
+    /// (1) A node that has sent the result of a task sends a different one.
+    fn contradict_result(&mut self) {
         let edge = self.any_edge();
         let node = self.edges[edge].node.clone();
         let ended = |job: &JobUid| {
@@ -203,13 +205,13 @@ impl World {
         let Some((task, outcome)) = ended.get(self.rng.below(ended.len())).cloned() else { return };
         let conn = self.edges[edge].conn.and_then(|id| self.conns.get_mut(&id));
         if let Some(conn) = conn.filter(|conn| !conn.cut) {
-            let (reason, took) = ("so it was".to_owned(), Duration::ZERO);
+            let (reason, took) = ("a different result".to_owned(), Duration::ZERO);
             let result = TaskResult { task, outcome, reason, check: None, images: Vec::new(), took };
             conn.to_cloud.push_back(EdgeMessage::Result(result));
         }
     }
 
-    /// (1) The last task that was sent on a session arrives once more, however long after.
+    /// (1) The last task that was sent in a session arrives once more, however much later.
     pub(crate) fn assign_again(&mut self) {
         if !self.duplicates {
             return;
@@ -220,7 +222,7 @@ impl World {
         }
     }
 
-    /// An edge that has done some of the images of a task, and not all.
+    /// An edge that has pulled some of the images of a task, but not all.
     pub(crate) fn half_done(&self) -> Option<usize> {
         let half = |exec: &Exec| {
             exec.work.done.iter().any(Option::is_some) && exec.work.done.iter().any(Option::is_none)
@@ -228,7 +230,7 @@ impl World {
         self.edges.iter().position(|edge| edge.execs.values().any(half))
     }
 
-    fn pass(&mut self) {
+    fn pass_time(&mut self) {
         match self.rng.below(12) {
             0..5 => self.now += self.rng.between(1, 400),
             5..9 => {
@@ -247,7 +249,7 @@ impl World {
         self.tick_edges();
     }
 
-    /// When something is due next, if anything is.
+    /// When the next thing is due, if any is.
     pub(crate) fn next_moment(&self) -> Option<u64> {
         let cloud = self.cloud.controller.next_wakeup().map(millis);
         let ticks = self.edges.iter().filter_map(|edge| edge.agent.next_tick());
@@ -269,14 +271,14 @@ impl World {
         }
     }
 
-    /// One task of the edge goes a step further.
+    /// Makes one step of one task of the edge.
     pub(crate) fn carry_out(&mut self, at: usize) {
         let which = self.rng.below(self.edges[at].execs.len());
         let Some(id) = self.edges[at].execs.keys().nth(which).cloned() else { return };
         self.carry_out_task(at, &id);
     }
 
-    /// Whether anything happened.
+    /// Makes one step of a task. Returns whether anything happened.
     pub(crate) fn carry_out_task(&mut self, at: usize, id: &TaskId) -> bool {
         let now = self.now;
         let (base, calm) = (self.base, self.calm);

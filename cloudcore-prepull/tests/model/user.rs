@@ -1,4 +1,4 @@
-//! What people do to jobs and nodes.
+//! What people do with jobs and nodes.
 
 use std::collections::BTreeMap;
 
@@ -115,7 +115,7 @@ impl World {
 
     pub(crate) fn delete_some(&mut self) {
         let Some(uid) = self.any_job() else { return };
-        // Not every job goes at once: something may have a finalizer on it.
+        // A job with a finalizer is not removed at once.
         if self.rng.chance(30) {
             let now = self.time();
             if let Some(stored) = self.api.jobs.get_mut(&uid) {
@@ -135,7 +135,7 @@ impl World {
 
     fn edit_some(&mut self) {
         let Some(uid) = self.any_job() else { return };
-        // Before the start it would be another job.
+        // An edit before the start makes it a different job.
         let status = self.api.jobs.get(&uid).and_then(|stored| stored.object.status.as_ref());
         let started = status.is_some_and(|status| status.start_time.is_some());
         let edges = self.edges.len();
@@ -168,8 +168,8 @@ impl World {
         self.tell(&uid);
     }
 
-    /// Whatever people hold back goes on, and a change that was refused is undone.
-    pub(crate) fn let_go(&mut self) {
+    /// Ends suspensions, makes every node ready, and undoes edits that were refused.
+    pub(crate) fn release_jobs(&mut self) {
         let jobs: Vec<_> = self.api.jobs.keys().cloned().collect();
         for uid in jobs {
             let images = self.first_images.get(&uid).cloned();

@@ -1,0 +1,166 @@
+//! The connections between edges and the cloud, and what arrives through them.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use edgecore_prepull::tasks::agent::AgentEvent;
+use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, Welcome};
+use prepull_engine::prepull::controller::Input;
+use prepull_engine::shared::session::{SessionEvent, SessionId};
+
+use crate::cloud::Boot;
+use crate::trace::told;
+use crate::world::World;
+
+/// A connection, from the edge's dial until both sides know that it has ended.
+pub(crate) struct Conn {
+    pub(crate) edge: usize,
+    /// The edge's first message, until the cloud has answered it.
+    pub(crate) hello: Option<Hello>,
+    pub(crate) session: SessionId,
+    pub(crate) to_edge: VecDeque<CloudMessage>,
+    pub(crate) to_cloud: VecDeque<EdgeMessage>,
+    /// The task that the edge has received last.
+    pub(crate) assigned: Option<Assign>,
+    /// Whether the link is cut, so that nothing arrives any more.
+    pub(crate) cut: bool,
+    pub(crate) edge_open: bool,
+    pub(crate) cloud_open: bool,
+}
+
+impl World {
+    pub(crate) fn dial(&mut self, edge: usize) {
+        if self.edges[edge].conn.is_some() {
+            return;
+        }
+        self.next_conn += 1;
+        let hello = Hello {
+            max_tasks: Some(self.edges[edge].max_tasks),
+            open: self.edges[edge].agent.open_tasks(),
+            ..Hello::default()
+        };
+        self.log(|| {
+            format!(
+                "n{edge}: dials, open {:?}",
+                hello.open.iter().map(|o| (o.task.to_string(), o.phase)).collect::<Vec<_>>()
+            )
+        });
+        let conn = Conn {
+            edge,
+            hello: Some(hello),
+            session: SessionId(0),
+            to_edge: VecDeque::new(),
+            to_cloud: VecDeque::new(),
+            assigned: None,
+            cut: false,
+            edge_open: true,
+            cloud_open: true,
+        };
+        self.conns.insert(self.next_conn, conn);
+        self.edges[edge].conn = Some(self.next_conn);
+    }
+
+    /// The cloud accepts a session, which replaces an earlier one of the node.
+    pub(crate) fn welcome(&mut self, id: u64) {
+        if self.cloud.boot != Boot::Up {
+            return;
+        }
+        let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.cut) else { return };
+        let Some(hello) = conn.hello.take() else { return };
+        self.cloud.sessions += 1;
+        conn.session = SessionId(self.cloud.sessions);
+        let (session, node) = (conn.session, self.edges[conn.edge].node.clone());
+        conn.to_edge.push_back(CloudMessage::Welcome(Welcome {
+            session: session.to_string(),
+            heartbeat: Duration::from_secs(15),
+            progress_interval: Duration::from_secs(1),
+        }));
+        self.cloud.registry.insert(node.clone(), id);
+        self.log(|| format!("cloud: welcomes {node} as session {session}"));
+        self.cloud.inputs.push_back(Input::Session(SessionEvent::Up { node, session, hello }));
+    }
+
+    pub(crate) fn cut(&mut self, id: u64) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.cut = true;
+        conn.to_edge.clear();
+        conn.to_cloud.clear();
+        let edge = conn.edge;
+        self.log(|| format!("net: session of n{edge} is cut"));
+    }
+
+    /// One side of a connection that has ended notices it.
+    pub(crate) fn notice(&mut self, id: u64, edge_side: bool) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let edge = conn.edge;
+        let node = self.edges[edge].node.clone();
+        let replaced = conn.hello.is_none() && self.cloud.registry.get(&node) != Some(&id);
+        let over = conn.cut || !conn.edge_open || !conn.cloud_open || replaced;
+        if !over {
+            return;
+        }
+        if edge_side && conn.edge_open {
+            conn.edge_open = false;
+            self.edges[edge].conn = None;
+            self.log(|| format!("n{edge}: disconnected"));
+            self.on_edge(edge, AgentEvent::Disconnected);
+        } else if !edge_side && conn.cloud_open {
+            conn.cloud_open = false;
+            if conn.hello.is_none() {
+                let session = conn.session;
+                if !replaced {
+                    self.cloud.registry.remove(&node);
+                }
+                self.cloud.inputs.push_back(Input::Session(SessionEvent::Down { node, session }));
+            }
+        }
+        self.bury();
+    }
+
+    pub(crate) fn bury(&mut self) {
+        self.conns.retain(|_, conn| conn.edge_open || conn.cloud_open);
+    }
+
+    pub(crate) fn reach_cloud(&mut self, id: u64) -> bool {
+        let again = self.duplicates && !self.calm && self.rng.chance(10);
+        let Some(conn) = self.conns.get_mut(&id) else { return false };
+        if conn.hello.is_some() || !conn.cloud_open {
+            return false;
+        }
+        let Some(message) = conn.to_cloud.pop_front() else { return false };
+        if again {
+            conn.to_cloud.push_back(message.clone());
+        }
+        let (node, session) = (self.edges[conn.edge].node.clone(), conn.session);
+        self.cloud.inputs.push_back(Input::Session(SessionEvent::Message { node, session, message }));
+        true
+    }
+
+    pub(crate) fn reach_edge(&mut self, id: u64) -> bool {
+        let again = self.duplicates && !self.calm && self.rng.chance(10);
+        let Some(conn) = self.conns.get_mut(&id) else { return false };
+        if !conn.edge_open {
+            return false;
+        }
+        let Some(message) = conn.to_edge.pop_front() else { return false };
+        if again && !matches!(message, CloudMessage::Welcome(_)) {
+            conn.to_edge.push_back(message.clone());
+        }
+        if let CloudMessage::Assign(assign) = &message {
+            conn.assigned = Some(assign.clone());
+        }
+        let edge = conn.edge;
+        self.log(|| format!("n{edge} ◀ {}", told(&message)));
+        self.on_edge(
+            edge,
+            match message {
+                CloudMessage::Welcome(_) => AgentEvent::Connected,
+                CloudMessage::Assign(assign) => AgentEvent::Assign(assign),
+                CloudMessage::ResultAck { task } => AgentEvent::ResultAck(task),
+                CloudMessage::Cancel { task, reason } => AgentEvent::Cancel { task, reason },
+                CloudMessage::Goaway { .. } => return true,
+            },
+        );
+        true
+    }
+}

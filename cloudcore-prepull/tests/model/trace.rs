@@ -1,0 +1,74 @@
+//! How messages and inputs are shown in the trace of a failed run.
+
+use prepull_api::wire::{CloudMessage, EdgeMessage};
+use prepull_engine::prepull::controller::{Content, Input};
+use prepull_engine::shared::session::SessionEvent;
+
+pub(crate) fn told(message: &CloudMessage) -> String {
+    match message {
+        CloudMessage::Assign(assign) => format!("Assign {} for {:?}", assign.task.id, assign.remaining),
+        CloudMessage::ResultAck { task } => format!("ResultAck {task}"),
+        CloudMessage::Cancel { task, reason } => format!("Cancel {task}: {reason}"),
+        CloudMessage::Welcome(_) => "Welcome".to_owned(),
+        CloudMessage::Goaway { .. } => "Goaway".to_owned(),
+    }
+}
+
+pub(crate) fn said(message: &EdgeMessage) -> String {
+    match message {
+        EdgeMessage::Hello(_) => "Hello".to_owned(),
+        EdgeMessage::Accepted { task } => format!("Accepted {task}"),
+        EdgeMessage::Progress(progress) => format!("Progress {}", progress.task),
+        EdgeMessage::Result(result) => {
+            format!("Result {} {:?} {}", result.task, result.outcome, result.reason)
+        }
+    }
+}
+
+pub(crate) fn shown(content: &Content) -> String {
+    match content {
+        Content::Status(status) => {
+            format!("status {:?} {:?} {}", status.phase, status.summary, status.reason)
+        }
+        Content::Report(report) => {
+            let node = |node: &prepull_api::crd::status::NodeStatus| {
+                format!("{} {:?}/{}", node.node_name, node.phase, node.attempt)
+            };
+            format!(
+                "report {}: {}",
+                report.index,
+                report.node_status.iter().map(node).collect::<Vec<_>>().join(", ")
+            )
+        }
+    }
+}
+
+pub(crate) fn brief(input: &Input) -> String {
+    match input {
+        Input::Nodes(nodes) => format!("{} nodes", nodes.len()),
+        Input::Node(node) => format!("node {} ready {}", node.name, node.ready),
+        Input::NodeGone(node) => format!("node {node} gone"),
+        Input::Reports(reports) => format!("{} reports", reports.len()),
+        Input::Recalled(job, reports, _) => format!("{} reports of {job}", reports.len()),
+        Input::Jobs(jobs) => format!("{} jobs", jobs.len()),
+        Input::Job(Ok(job)) => format!(
+            "job {} generation {}",
+            job.metadata.uid.as_deref().unwrap_or_default(),
+            job.metadata.generation.unwrap_or_default()
+        ),
+        Input::Job(Err(job)) => format!("unreadable job {:?}", job.rest.metadata.uid),
+        Input::JobGone(job) => format!("job {job} gone"),
+        Input::Session(SessionEvent::Up { node, session, .. }) => format!("{node} up, session {session}"),
+        Input::Session(SessionEvent::Down { node, session }) => format!("{node} down, session {session}"),
+        Input::Session(SessionEvent::Message { node, session, message }) => {
+            format!("{node} (session {session}) says {}", said(message))
+        }
+        Input::Dispatched { job, node, attempt, outcome } => {
+            format!("dispatched {job}/{attempt} to {node}: {outcome:?}")
+        }
+        Input::Written { job, object, version, outcome } => {
+            format!("written {object:?} of {job} v{version}: {outcome:?}")
+        }
+        Input::Tick => "tick".to_owned(),
+    }
+}
