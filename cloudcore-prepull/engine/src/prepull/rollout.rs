@@ -157,8 +157,8 @@ pub struct Rollout {
     settings: Settings,
     members: Vec<Member>,
     index: HashMap<NodeName, usize>,
-    /// The attempts of nodes that have left, should they come back: no number is used twice.
-    left: HashMap<NodeName, u32>,
+    /// The places of nodes that have left, should they come back.
+    left: HashMap<NodeName, usize>,
     /// The places of nodes that are pending, online and not busy.
     startable: BTreeSet<usize>,
     in_progress: BTreeSet<usize>,
@@ -223,14 +223,17 @@ impl Rollout {
         }
     }
 
-    /// Adds a node after all others, unless it is there already.
-    pub fn add(&mut self, mut record: NodeStatus) {
+    /// Adds a node after all others, unless it is there already. One that had left gets its old place: another place may
+    /// belong to another report, and until both reports are written the API server would have two records of the node.
+    pub fn add(&mut self, record: NodeStatus) {
         let (at, name) = (self.members.len(), NodeName(record.node_name.clone()));
         if self.index.contains_key(&name) {
             return;
         }
+        if let Some(place) = self.left.remove(&name) {
+            return self.come_back(place, record);
+        }
         self.index.insert(name.clone(), at);
-        record.attempt = record.attempt.max(self.left.remove(&name).unwrap_or(0));
         self.counts.desired += 1;
         *self.count(record.phase) += 1;
         match record.phase {

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::{Action, ActionStatus, NodePhase, Tristate};
+use prepull_api::crd::status::{Action, ActionStatus, NodePhase, NodeStatus, Tristate};
 
 use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched};
 use crate::shared::session::SessionId;
@@ -57,11 +57,25 @@ impl Rollout {
     pub(super) fn leave(&mut self, at: usize) {
         let name = self.name(at);
         self.index.remove(&name);
-        self.left.insert(name, self.members[at].record.attempt);
+        self.left.insert(name, at);
         self.counts.desired -= 1;
         self.counts.pending -= 1;
         self.offline -= usize::from(self.members[at].online.is_none());
         self.members[at].has_left = true;
+        self.touched.push(Touched { at, phase: true });
+        self.index_member(at);
+    }
+
+    /// A node that had left is there again, and waits. The number of an attempt is not used twice.
+    pub(super) fn come_back(&mut self, at: usize, record: NodeStatus) {
+        let member = &mut self.members[at];
+        let attempt = member.record.attempt;
+        member.record = NodeStatus { attempt, ..record };
+        (member.has_left, member.online, member.busy) = (false, None, false);
+        self.index.insert(self.name(at), at);
+        self.counts.desired += 1;
+        self.counts.pending += 1;
+        self.offline += 1;
         self.touched.push(Touched { at, phase: true });
         self.index_member(at);
     }
