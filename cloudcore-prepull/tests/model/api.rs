@@ -1,6 +1,6 @@
 //! The API server: objects with versions, and the checks that it makes of a write.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
@@ -8,7 +8,7 @@ use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::NodeStatus;
 use prepull_api::task::{JobUid, NodeName};
-use prepull_engine::prepull::controller::{Content, JobObject, Object};
+use prepull_engine::prepull::controller::{Content, JobObject, Object, UnreadableJob};
 use prepull_engine::shared::node_view::NodeView;
 
 pub(crate) struct Stored<T> {
@@ -30,6 +30,8 @@ pub(crate) struct Api {
     pub(crate) jobs: BTreeMap<JobUid, Stored<ImagePrePullJob>>,
     pub(crate) reports: BTreeMap<(JobUid, u32), Stored<ReportBody>>,
     pub(crate) nodes: BTreeMap<NodeName, NodeView>,
+    /// Jobs with a field of the wrong type, which an older definition let through.
+    unreadable: BTreeSet<JobUid>,
     version: u64,
     uids: u64,
 }
@@ -51,16 +53,28 @@ impl Api {
         uid
     }
 
-    /// Edits the spec of a job, as a user does.
+    /// Edits the spec of a job, as a user does. What somebody edits can be read again.
     pub(crate) fn edit(&mut self, job: &JobUid, edit: impl FnOnce(&mut ImagePrePullJobSpec)) {
         let Some(stored) = self.jobs.get_mut(job) else { return };
         let before = stored.object.spec.clone();
         edit(&mut stored.object.spec);
-        if before != stored.object.spec {
+        if self.unreadable.remove(job) || before != stored.object.spec {
             self.version += 1;
             stored.version = self.version;
             stored.object.metadata.generation = stored.object.metadata.generation.map(|g| g + 1);
         }
+    }
+
+    /// Edits a job so that it cannot be read any more.
+    pub(crate) fn spoil(&mut self, job: &JobUid) {
+        if self.unreadable.contains(job) {
+            return;
+        }
+        let Some(stored) = self.jobs.get_mut(job) else { return };
+        self.version += 1;
+        stored.version = self.version;
+        stored.object.metadata.generation = stored.object.metadata.generation.map(|g| g + 1);
+        self.unreadable.insert(job.clone());
     }
 
     /// Makes a write if the object has the version that it expects. For a status, `None` stands for any version.
@@ -94,15 +108,20 @@ impl Api {
 
     /// All jobs, as a list shows them.
     pub(crate) fn list(&self) -> Vec<JobObject> {
-        self.jobs.keys().filter_map(|job| self.read(job)).map(Ok).collect()
+        self.jobs.keys().filter_map(|job| self.read(job)).collect()
     }
 
-    /// A job with its resourceVersion.
-    pub(crate) fn read(&self, job: &JobUid) -> Option<Box<ImagePrePullJob>> {
+    /// A job with its resourceVersion, or what can be read of it.
+    pub(crate) fn read(&self, job: &JobUid) -> Option<JobObject> {
         let stored = self.jobs.get(job)?;
         let mut object = stored.object.clone();
         object.metadata.resource_version = Some(stored.version.to_string());
-        Some(Box::new(object))
+        if self.unreadable.contains(job) {
+            object.spec = ImagePrePullJobSpec::default();
+            let error = "spec.retry: not a number".to_owned();
+            return Some(Err(UnreadableJob { rest: Box::new(object), error }));
+        }
+        Some(Ok(Box::new(object)))
     }
 
     pub(crate) fn list_reports(&self) -> Vec<ImagePrePullReport> {
@@ -126,12 +145,6 @@ impl Api {
     pub(crate) fn records<'a>(&'a self, job: &JobUid) -> impl Iterator<Item = &'a NodeStatus> + use<'a> {
         let range = (job.clone(), 0)..=(job.clone(), u32::MAX);
         self.reports.range(range).flat_map(|(_, stored)| stored.object.node_status.iter())
-    }
-
-    /// Whether the job names its nodes, and this one is not among them.
-    pub(crate) fn leaves_out(&self, job: &JobUid, node: &NodeName) -> bool {
-        let spec = self.jobs.get(job).map(|stored| &stored.object.spec.image_pre_pull_template);
-        spec.is_some_and(|spec| !spec.node_names.is_empty() && !spec.node_names.contains(&node.0))
     }
 
     pub(crate) fn record(&self, job: &JobUid, node: &NodeName) -> Option<&NodeStatus> {

@@ -8,14 +8,14 @@ use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summa
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_engine::prepull::controller::{Content, PARK_AFTER};
 use prepull_engine::prepull::rollout::REPORT_GRACE;
-use prepull_engine::prepull::validate::Ratio;
+use prepull_engine::prepull::validate::DEFAULT_TIMEOUT;
 
 use crate::api::Api;
 
 mod course;
 mod edges;
 mod nodes;
-mod specs;
+pub(crate) mod specs;
 
 use specs::Delivered;
 
@@ -23,10 +23,22 @@ use specs::Delivered;
 pub(crate) struct Check {
     duplicates: bool,
     delivered: BTreeMap<JobUid, Vec<Delivered>>,
+    /// The first valid spec of each job. Its fixed part stays in force whatever people edit.
+    beginnings: BTreeMap<JobUid, ImagePrePullJobSpec>,
+    /// `startTime` of each job.
+    start_times: BTreeMap<JobUid, u64>,
+    /// Whether Nodes were deleted.
+    pub(crate) has_deleted_nodes: bool,
+    /// The attempts of nodes whose start the API server has had.
+    recorded: BTreeSet<(JobUid, NodeName, u32)>,
+    /// Starts that only late writes of killed cloudcores tell of: job, node, time.
+    unread: BTreeSet<(JobUid, NodeName, u64)>,
+    /// The references of each task that was dispatched.
+    references: BTreeMap<(NodeName, TaskId), Vec<String>>,
     /// Attempt and phase of each node, as the leader of the time wrote them last.
     nodes: BTreeMap<(JobUid, NodeName), (u32, NodePhase)>,
-    /// The jobs that have ended, with the number of rounds that they had then.
-    over: BTreeMap<JobUid, u32>,
+    /// The jobs that have ended, when that was, and with how many rounds.
+    over: BTreeMap<JobUid, (u64, u32)>,
     /// How many nodes of each job were `Unknown` when the result arrived that they had succeeded.
     late: BTreeMap<JobUid, u32>,
     /// The outcomes of the results that agents have sent.
@@ -50,11 +62,10 @@ fn is_final(phase: NodePhase) -> bool {
 }
 
 fn timeout(spec: &ImagePrePullJobSpec) -> u64 {
-    u64::try_from(spec.image_pre_pull_template.timeout_seconds).unwrap() * 1000
-}
-
-pub(crate) fn is_bad(spec: &ImagePrePullJobSpec) -> bool {
-    Ratio::parse(&spec.image_pre_pull_template.failure_tolerate).is_err()
+    match u64::try_from(spec.image_pre_pull_template.timeout_seconds).unwrap() {
+        0 => u64::try_from(DEFAULT_TIMEOUT.as_millis()).unwrap(),
+        seconds => seconds * 1000,
+    }
 }
 
 impl Check {
@@ -64,16 +75,21 @@ impl Check {
 
     /// `unread`: the write is one of a killed cloudcore, and the leader had read the object before it. The leader does
     /// not know it, and will replace it.
-    pub(crate) fn landed(&mut self, api: &Api, job: &JobUid, content: &Content, unread: bool, _now: u64) {
+    pub(crate) fn landed(&mut self, api: &Api, job: &JobUid, content: &Content, unread: bool) {
         match content {
             Content::Report(report) => {
                 add_up(&report.summary, report.node_status.iter());
+                self.recorded(job, report);
+                if unread {
+                    self.unread(job, report);
+                }
                 // The reports of a deleted job are garbage-collected, and a late write may create one again.
                 if !unread && api.jobs.contains_key(job) {
                     self.leave(api, job);
                     self.report(job, report);
                 }
                 self.concurrency(api, job);
+                self.waves(api, job);
             }
             Content::Status(status) => {
                 assert!(status.node_status.len() <= MAX_NODES_IN_STATUS, "(8)");

@@ -7,13 +7,14 @@ use std::time::Duration;
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Key};
-use prepull_engine::prepull::controller::{Action, Content, Controller, Dispatch, Input, JobObject, Object};
+use prepull_engine::prepull::controller::{
+    Action, Content, Controller, Dispatch, Input, JobObject, Object, rest_of,
+};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::api::Refused;
-use crate::check::Check;
 use crate::trace::{brief, shown, told};
 use crate::world::{World, at};
 
@@ -46,6 +47,9 @@ pub(crate) enum Boot {
     Jobs,
     Up,
 }
+
+/// How long a secret is tried, in milliseconds.
+const SECRET_TRIED_FOR: u64 = 5_000;
 
 /// A write that is under way.
 pub(crate) struct Write {
@@ -183,14 +187,23 @@ impl World {
         if !matches!(input, Input::Tick) {
             self.log(|| format!("cloud ◀ {}", brief(&input)));
         }
-        let mut news = false;
-        for (job, version, generation, spec) in jobs(&input) {
-            // The version that the first write of the status replaces.
-            self.cloud.versions.entry((job.clone(), Object::Status)).or_insert(version);
-            news |= self.check.delivered(&job, generation, spec, self.now);
-        }
+        let news = self.tell_check(&input);
         self.cloud.stir(&input, news);
         self.cloud.controller.handle(input, at(self.now));
+    }
+
+    /// Notes what the controller gets to know. Returns whether a spec in it is new.
+    fn tell_check(&mut self, input: &Input) -> bool {
+        let loads = self.cloud.boot == Boot::Jobs || matches!(input, Input::Recalled(..));
+        let mut news = false;
+        for Seen { job, version, generation, spec } in jobs(input) {
+            // The version that the first write of the status replaces.
+            self.cloud.versions.entry((job.clone(), Object::Status)).or_insert(version);
+            let status = self.api.jobs.get(&job).and_then(|stored| stored.object.status.as_ref());
+            let loaded = loads.then(|| status.cloned().unwrap_or_default());
+            news |= self.check.delivered(&job, generation, spec, loaded.as_ref(), self.now);
+        }
+        news
     }
 
     fn flush(&mut self) {
@@ -224,7 +237,7 @@ impl World {
             }
             Action::Dispatch(order) => {
                 self.log(|| format!("  dispatch {}/{} to {}", order.job.uid, order.attempt, order.node));
-                Check::dispatched(&self.api, &order);
+                self.check.dispatched(&self.api, &order);
                 self.cloud.dispatches.push((order, self.now));
             }
             Action::Write { job, version, content, .. } => {
@@ -257,7 +270,7 @@ impl World {
                         self.cloud.versions.insert(key, version);
                     }
                 }
-                let object = self.api.read(&job).map(Ok);
+                let object = self.api.read(&job);
                 self.give(Input::Recalled(job, reports, object));
             }
         }
@@ -270,7 +283,7 @@ impl World {
         }
         let Write { job, version, expected, content, stirred } = self.cloud.writes.remove(which);
         let (object, key) = (content.object(), (job.clone(), content.object()));
-        let outcome = if fate == Fate::Lost {
+        let outcome = if fate == Fate::Lost || self.is_refused(object) {
             self.cloud.wrote.remove(&key);
             WriteOutcome::Failed
         } else {
@@ -304,6 +317,11 @@ impl World {
         self.cloud.inputs.push_back(Input::Written { job, object, version, outcome });
     }
 
+    /// Whether the API server refuses writes of such objects at the moment.
+    fn is_refused(&self, object: Object) -> bool {
+        !self.calm && self.now < self.reports_refused_until && matches!(object, Object::Report(_))
+    }
+
     /// The API server makes a write, or refuses it. `ghost`: a killed cloudcore had sent it.
     pub(crate) fn land(
         &mut self,
@@ -318,18 +336,21 @@ impl World {
             Object::Status => self.cloud.boot == Boot::Up,
             Object::Report(_) => matches!(self.cloud.boot, Boot::Jobs | Boot::Up),
         };
-        self.check.landed(&self.api, job, content, ghost && read, self.now);
+        self.check.landed(&self.api, job, content, ghost && read);
         if content.object() == Object::Status
             && let Some(object) = self.api.read(job)
         {
-            self.cloud.watched(Watched::Job(Ok(object)));
+            self.cloud.watched(Watched::Job(object));
         }
         Ok(version)
     }
 
-    /// Ends one dispatch.
+    /// Ends one dispatch. One whose secret cannot be read ends after some seconds.
     pub(crate) fn finish_dispatch(&mut self, which: usize, fate: DispatchFate) {
-        if which >= self.cloud.dispatches.len() {
+        let Some((order, begun)) = self.cloud.dispatches.get(which) else { return };
+        let hangs = self.secrets_hang_until.get(&order.job.uid).is_some_and(|until| self.now < *until);
+        let fate = if hangs && !self.calm { DispatchFate::Postponed } else { fate };
+        if hangs && !self.calm && self.now - begun < SECRET_TRIED_FOR {
             return;
         }
         let (order, begun) = self.cloud.dispatches.remove(which);
@@ -378,17 +399,29 @@ impl World {
     }
 }
 
-/// The jobs in an input: UID, version, generation, spec.
-pub(crate) fn jobs(input: &Input) -> Vec<(JobUid, u64, i64, ImagePrePullJobSpec)> {
-    let spec = |object: &JobObject| {
-        let job = object.as_ref().ok()?;
-        let uid = JobUid(job.metadata.uid.clone()?);
-        let version = job.metadata.resource_version.as_ref()?.parse().ok()?;
-        Some((uid, version, job.metadata.generation?, job.spec.clone()))
+/// A job in an input.
+pub(crate) struct Seen {
+    pub(crate) job: JobUid,
+    pub(crate) version: u64,
+    pub(crate) generation: i64,
+    /// `None` for a job that cannot be read.
+    pub(crate) spec: Option<ImagePrePullJobSpec>,
+}
+
+/// The jobs in an input.
+pub(crate) fn jobs(input: &Input) -> Vec<Seen> {
+    let seen = |object: &JobObject| {
+        let metadata = &rest_of(object).metadata;
+        Some(Seen {
+            job: JobUid(metadata.uid.clone()?),
+            version: metadata.resource_version.as_ref()?.parse().ok()?,
+            generation: metadata.generation?,
+            spec: object.as_ref().ok().map(|job| job.spec.clone()),
+        })
     };
     match input {
-        Input::Job(job) | Input::Recalled(_, _, Some(job)) => spec(job).into_iter().collect(),
-        Input::Jobs(jobs) => jobs.iter().filter_map(spec).collect(),
+        Input::Job(job) | Input::Recalled(_, _, Some(job)) => seen(job).into_iter().collect(),
+        Input::Jobs(jobs) => jobs.iter().filter_map(seen).collect(),
         _ => Vec::new(),
     }
 }

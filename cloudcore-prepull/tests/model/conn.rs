@@ -34,11 +34,8 @@ impl World {
             return;
         }
         self.next_conn += 1;
-        let hello = Hello {
-            max_tasks: Some(self.edges[edge].max_tasks),
-            open: self.edges[edge].agent.open_tasks(),
-            ..Hello::default()
-        };
+        let open = self.edges[edge].agent.open_tasks();
+        let hello = Hello { max_tasks: Some(self.edges[edge].max_tasks), open, ..Hello::default() };
         self.log(|| {
             format!(
                 "n{edge}: dials, open {:?}",

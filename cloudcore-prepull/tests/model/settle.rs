@@ -8,7 +8,7 @@ use crate::world::World;
 /// something is due. A job may have six nodes, one at a time, with rounds and pauses.
 const ROUNDS: usize = 3_000;
 /// How many of the faults in [`World::last_fault`] still happen after the others have stopped.
-const LAST_FAULTS: u32 = 3;
+const LAST_FAULTS: u32 = 4;
 /// By then, in milliseconds, every write that had failed has been made again.
 const WRITTEN: u64 = 7_000;
 
@@ -75,12 +75,24 @@ impl World {
         self.run_cloud(usize::MAX);
     }
 
-    /// A fault that random steps seldom make at the worst moment: an edge is killed when it has pulled some of the
-    /// images of a task, or a task arrives twice while it is being carried out.
+    /// What random steps seldom do at the worst moment: an edge is killed when it has pulled some of the images of a
+    /// task, a task arrives twice while it is being carried out, another leader takes over, or a job is edited that is
+    /// in the middle of its course or has ended.
     fn last_fault(&mut self) {
-        match self.half_done() {
-            Some(edge) if self.rng.chance(70) => self.restart_edge(edge, 0),
-            _ => self.assign_again(),
+        match self.rng.below(7) {
+            0 => match self.half_done() {
+                Some(edge) => self.restart_edge(edge, 0),
+                None => self.assign_again(),
+            },
+            1 => self.assign_again(),
+            2 => self.restart_cloud(),
+            _ => {
+                self.edit_without_suspension();
+                if self.rng.chance(50) {
+                    self.quiet();
+                    self.restart_cloud();
+                }
+            }
         }
     }
 
@@ -154,12 +166,10 @@ impl World {
     }
 
     /// Checks that every edge has the task of its node in progress, unless it is unknown what the node is to pull: its
-    /// Node was deleted, or the images of the job were edited.
+    /// Node was deleted, or the job was edited in a way that it cannot follow.
     fn check_nodes_have_their_tasks(&self) {
-        for (job, stored) in &self.api.jobs {
-            let images = &stored.object.spec.image_pre_pull_template.images;
-            let changed = self.first_images.get(job) != Some(images);
-            for edge in self.edges.iter().filter(|edge| !changed && !self.deleted.contains(&edge.node)) {
+        for job in self.api.jobs.keys().filter(|job| !self.is_fixed_part_edited(job)) {
+            for edge in self.edges.iter().filter(|edge| !self.deleted.contains(&edge.node)) {
                 self.check.works(&self.api, job, edge, self.now);
             }
         }

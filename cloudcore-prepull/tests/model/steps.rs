@@ -5,8 +5,8 @@ use std::time::Duration;
 use edgecore_prepull::tasks::agent::{AgentEvent, TaskEnd, summary};
 use prepull_api::crd::status::NodePhase;
 use prepull_api::task::{
-    Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, TaskId,
-    TaskOutcome, TaskResult,
+    Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, NodeName, PullPolicy,
+    TaskId, TaskOutcome, TaskResult,
 };
 use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
 use prepull_engine::prepull::controller::Object;
@@ -68,7 +68,7 @@ impl World {
     }
 
     fn cause_fault(&mut self) {
-        match self.rng.below(19) {
+        match self.rng.below(22) {
             0..3 => {
                 if let Some(id) = self.any_conn() {
                     self.cut(id);
@@ -110,6 +110,18 @@ impl World {
             14 => self.forge(),
             15 | 16 => self.contradict_result(),
             17 => self.assign_again(),
+            18 => {
+                let until = self.now + self.rng.between(1_000, 90_000);
+                self.log(|| format!("api: refuses reports until {until}"));
+                self.reports_refused_until = until;
+            }
+            19 | 20 => {
+                let until = self.now + self.rng.between(1_000, 90_000);
+                if let Some(job) = self.any_job() {
+                    self.log(|| format!("api: does not answer for the secrets of {job} until {until}"));
+                    self.secrets_hang_until.insert(job, until);
+                }
+            }
             _ => {
                 let which = self.rng.below(self.cloud.deletes.len());
                 self.finish_delete(which);
@@ -121,10 +133,8 @@ impl World {
     /// reports without it, and cannot choose its nodes anew, because the job was edited or Nodes were deleted. That
     /// takes two processes of cloudcore that overlap and, at the same time, an edit that is refused.
     fn would_stay_unknown(&self, ghost: &crate::cloud::Write) -> bool {
-        let Some(stored) = self.api.jobs.get(&ghost.job) else { return false };
-        let images = &stored.object.spec.image_pre_pull_template.images;
-        let changed = self.first_images.get(&ghost.job) != Some(images) || !self.deleted.is_empty();
-        changed && ghost.expected.is_none() && matches!(ghost.content.object(), Object::Report(_))
+        let is_new = ghost.expected.is_none() && matches!(ghost.content.object(), Object::Report(_));
+        is_new && (self.is_fixed_part_edited(&ghost.job) || !self.deleted.is_empty())
     }
 
     pub(crate) fn finish_delete(&mut self, which: usize) {
@@ -165,7 +175,7 @@ impl World {
         let jobs: Vec<JobUid> = self.api.jobs.keys().cloned().collect();
         let Some(job) = jobs.get(self.rng.below(jobs.len())).cloned() else { return };
         let attempt = match self.api.record(&job, &node) {
-            None if self.api.leaves_out(&job, &node) => 1,
+            None if self.leaves_out(&job, &node) => 1,
             // About its own tasks a node may claim anything.
             _ => 99,
         };
@@ -186,6 +196,12 @@ impl World {
         if let Some(conn) = conn.filter(|conn| !conn.cut) {
             conn.to_cloud.push_back(message);
         }
+    }
+
+    /// Whether the job names its nodes, and this one is not among them.
+    fn leaves_out(&self, job: &JobUid, node: &NodeName) -> bool {
+        let names = self.good_specs.get(job).map(|spec| &spec.image_pre_pull_template.node_names);
+        names.is_some_and(|names| !names.is_empty() && !names.contains(&node.0))
     }
 
     /// (1) A node that has sent the result of a task sends a different one.
@@ -243,6 +259,9 @@ impl World {
             _ => {
                 if self.rng.chance(20) {
                     self.now += self.rng.between(30_000, 120_000);
+                } else if self.rng.chance(2) {
+                    // Longer than a job stays in memory after its end.
+                    self.now += self.rng.between(3_600_000, 4_000_000);
                 }
             }
         }

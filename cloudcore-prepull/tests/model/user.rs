@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use prepull_api::crd::EDGE_LABEL;
-use prepull_api::crd::job::{ImagePrePullJobSpec, ImagePrePullTemplate, RolloutStrategy};
+use prepull_api::crd::job::{ImagePrePullJobSpec, ImagePrePullTemplate};
 use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::shared::node_view::NodeView;
 
-use crate::cloud::Watched;
+use crate::check::specs::{follow, is_valid};
+use crate::cloud::{Fate, Watched};
 use crate::world::World;
+
+mod edits;
 
 const IMAGES: usize = 4;
 
@@ -20,9 +23,9 @@ impl World {
             4 => self.delete_some(),
             5..14 => self.edit_some(),
             14 => {
-                let (node, ready, labelled) =
-                    (self.rng.below(self.edges.len()), self.rng.chance(50), self.rng.chance(80));
-                self.put_node(node, ready, labelled);
+                let node = self.rng.below(self.edges.len());
+                let (ready, in_pool) = (self.rng.chance(60), self.rng.chance(80));
+                self.put_node(node, ready, in_pool);
             }
             15 => {
                 let node = self.rng.below(self.edges.len());
@@ -33,17 +36,41 @@ impl World {
                 self.put_node(node, true, true);
             }
         }
+        self.fail_over();
     }
 
-    pub(crate) fn put_node(&mut self, at: usize, ready: bool, labelled: bool) {
+    /// What people do meets a change of leaders: before anybody has seen it, when the leader has, or when its writes are
+    /// made as well.
+    fn fail_over(&mut self) {
+        let when = self.rng.below(100);
+        if when >= 9 {
+            return;
+        }
+        if when >= 3 {
+            while self.cloud.read_watch(1) || self.cloud.read_watch(0) {}
+            self.run_cloud(usize::MAX);
+        }
+        if when >= 6 {
+            while !self.cloud.writes.is_empty() {
+                self.finish_write(0, Fate::Answered);
+            }
+        }
+        self.restart_cloud();
+    }
+
+    /// `in_pool`: with the label that jobs select by. Every other node has the one that overriders select by.
+    pub(crate) fn put_node(&mut self, at: usize, ready: bool, in_pool: bool) {
         let name = NodeName(format!("n{at}"));
         let mut labels = BTreeMap::from([(EDGE_LABEL.to_owned(), String::new())]);
-        if labelled {
+        if in_pool {
             labels.insert("pool".to_owned(), "a".to_owned());
+        }
+        if at % 2 == 1 {
+            labels.insert("region".to_owned(), "x".to_owned());
         }
         let node = NodeView { name: name.clone(), labels, ready };
         if self.api.nodes.insert(name, node.clone()).as_ref() != Some(&node) {
-            self.log(|| format!("user: node n{at} ready {ready} labelled {labelled}"));
+            self.log(|| format!("user: node n{at} ready {ready} in pool {in_pool}"));
             self.cloud.watched(Watched::Node(node));
         }
     }
@@ -53,6 +80,7 @@ impl World {
         if self.api.nodes.remove(&name).is_some() {
             self.log(|| format!("user: deletes node {name}"));
             self.deleted.insert(name.clone());
+            self.check.has_deleted_nodes = true;
             self.cloud.watched(Watched::NodeGone(name));
         }
     }
@@ -62,11 +90,15 @@ impl World {
         if self.api.jobs.values().any(|stored| stored.object.metadata.name.as_ref() == Some(&name)) {
             return;
         }
-        let spec = self.spec();
+        let good = self.spec();
+        let mut spec = good.clone();
+        if self.rng.chance(8) {
+            edits::make_invalid(&mut spec, &mut self.rng);
+        }
         let now = self.time();
         let uid = self.api.create(&name, spec.clone(), now);
         self.log(|| format!("user: creates {name} as {uid}: {}", serde_json::to_string(&spec).unwrap()));
-        self.first_images.insert(uid.clone(), spec.image_pre_pull_template.images);
+        self.good_specs.insert(uid.clone(), good);
         self.tell(&uid);
     }
 
@@ -80,9 +112,6 @@ impl World {
             image_pull_policy: Some(rng.pick(&["IfNotPresent", "Always"]).to_owned()),
             ..ImagePrePullTemplate::default()
         };
-        if rng.chance(8) {
-            "many".clone_into(&mut template.failure_tolerate);
-        }
         if rng.chance(50) {
             let labels = BTreeMap::from([("pool".to_owned(), "a".to_owned())]);
             template.label_selector =
@@ -91,24 +120,21 @@ impl World {
             let nodes = 1 + rng.below(self.edges.len());
             template.node_names = (0..nodes).map(|node| format!("n{node}")).collect();
         }
-        let steps = ["1", "50%", "100%"];
-        let from = rng.below(3);
-        let rollout = rng.chance(30).then(|| RolloutStrategy {
-            steps: steps[from..].iter().map(|step| (*step).to_owned()).collect(),
-            pause_seconds: rng.pick(&[0, 5, 40]),
-        });
+        let rollout = rng.chance(30).then(|| edits::rollout(rng));
+        let image_pre_pull_overriders = if rng.chance(30) { vec![edits::overrider()] } else { Vec::new() };
         ImagePrePullJobSpec {
             image_pre_pull_template: template,
             suspend: rng.chance(10),
             active_deadline_seconds: rng.chance(15).then(|| rng.pick(&[10, 60, 200])),
             ttl_seconds_after_finished: rng.chance(10).then(|| rng.pick(&[0, 30])),
             rollout,
+            retry: if rng.chance(25) { rng.pick(&[1, 2, 3]) } else { 0 },
             follow_nodes: rng.chance(30),
-            ..ImagePrePullJobSpec::default()
+            image_pre_pull_overriders,
         }
     }
 
-    fn any_job(&mut self) -> Option<JobUid> {
+    pub(crate) fn any_job(&mut self) -> Option<JobUid> {
         let at = self.rng.below(self.api.jobs.len());
         self.api.jobs.keys().nth(at).cloned()
     }
@@ -135,50 +161,77 @@ impl World {
 
     fn edit_some(&mut self) {
         let Some(uid) = self.any_job() else { return };
-        // An edit before the start makes it a different job.
+        // An edit of the fixed part before the start makes it a different job.
         let status = self.api.jobs.get(&uid).and_then(|stored| stored.object.status.as_ref());
         let started = status.is_some_and(|status| status.start_time.is_some());
         let edges = self.edges.len();
-        let rng = &mut self.rng;
-        let (what, yes) = (rng.below(11), rng.chance(50));
-        let concurrency = i64::try_from(1 + rng.below(edges)).unwrap();
-        let timeout = rng.pick(&[5, 20, 60]);
-        let tolerance = rng.pick(&["0", "0.3", "1"]);
-        let time = rng.pick(&[10, 60, 200]);
-        let image = format!("r.example/app{}:v1", rng.below(IMAGES));
-        let mut line = String::new();
-        self.api.edit(&uid, |spec| {
-            let template = &mut spec.image_pre_pull_template;
-            match what {
-                0 | 1 => template.concurrency = concurrency,
-                2 => template.timeout_seconds = timeout,
-                3 => tolerance.clone_into(&mut template.failure_tolerate),
-                4 | 5 => spec.suspend = yes,
-                6 => spec.active_deadline_seconds = yes.then_some(time),
-                7 => spec.follow_nodes = yes,
-                8 | 9 => spec.retry += 1,
-                _ if yes && started => template.images = vec![image],
-                _ => {
-                    spec.rollout = Some(RolloutStrategy { steps: vec!["50%".to_owned()], pause_seconds: 5 });
-                }
-            }
-            line = serde_json::to_string(&spec).unwrap();
-        });
-        self.log(|| format!("user: edits {uid}: {line}"));
+        let what = self.rng.below(20);
+        let (rng, good) = (&mut self.rng, &self.good_specs[&uid]);
+        match what {
+            0 => self.api.spoil(&uid),
+            1 | 2 => self.api.edit(&uid, |spec| edits::make_invalid(spec, rng)),
+            3 | 4 if started => self.api.edit(&uid, |spec| edits::edit_fixed_part(spec, edges, rng)),
+            5 | 6 => self.api.edit(&uid, |spec| spec.clone_from(good)),
+            _ => self.api.edit(&uid, |spec| edits::edit(spec, edges, rng)),
+        }
+        self.note_spec(&uid);
+        self.log_spec(&uid);
         self.tell(&uid);
+    }
+
+    /// Edits a job so that it still ends.
+    pub(crate) fn edit_without_suspension(&mut self) {
+        let Some(uid) = self.any_job() else { return };
+        let (edges, fixed) = (self.edges.len(), self.rng.chance(20));
+        let rng = &mut self.rng;
+        self.api.edit(&uid, |spec| {
+            if fixed {
+                edits::edit_fixed_part(spec, edges, rng);
+            } else {
+                edits::edit(spec, edges, rng);
+            }
+            spec.suspend = false;
+        });
+        self.note_spec(&uid);
+        self.log_spec(&uid);
+        self.tell(&uid);
+    }
+
+    fn log_spec(&mut self, uid: &JobUid) {
+        let object = self.api.read(uid);
+        self.log(|| match object {
+            Some(Ok(job)) => format!("user: edits {uid}: {}", serde_json::to_string(&job.spec).unwrap()),
+            _ => format!("user: makes {uid} unreadable"),
+        });
+    }
+
+    /// Keeps what is valid of the spec of a job.
+    fn note_spec(&mut self, uid: &JobUid) {
+        let spec = self.api.read(uid).and_then(Result::ok).map(|job| job.spec);
+        if let Some(spec) = spec.filter(is_valid)
+            && let Some(good) = self.good_specs.get_mut(uid)
+        {
+            *good = follow(good, &spec);
+        }
+    }
+
+    /// Whether the fixed part of the job is not what it was created with, or cannot be read.
+    pub(crate) fn is_fixed_part_edited(&self, uid: &JobUid) -> bool {
+        let spec = self.api.read(uid).and_then(Result::ok).map(|job| job.spec);
+        spec.is_none_or(|spec| follow(&self.good_specs[uid], &spec) != spec)
     }
 
     /// Ends suspensions, makes every node ready, and undoes edits that were refused.
     pub(crate) fn release_jobs(&mut self) {
         let jobs: Vec<_> = self.api.jobs.keys().cloned().collect();
         for uid in jobs {
-            let images = self.first_images.get(&uid).cloned();
+            let good = self.good_specs[&uid].clone();
             self.api.edit(&uid, |spec| {
+                *spec = good;
                 spec.suspend = false;
-                if let Some(images) = images {
-                    spec.image_pre_pull_template.images = images;
-                }
             });
+            self.note_spec(&uid);
+            self.log_spec(&uid);
             self.tell(&uid);
         }
         for node in 0..self.edges.len() {
@@ -188,7 +241,7 @@ impl World {
 
     fn tell(&mut self, uid: &JobUid) {
         if let Some(object) = self.api.read(uid) {
-            self.cloud.watched(Watched::Job(Ok(object)));
+            self.cloud.watched(Watched::Job(object));
         }
     }
 }

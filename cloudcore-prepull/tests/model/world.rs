@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use edgecore_prepull::tasks::agent::AgentEvent;
 use jiff::Timestamp;
+use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::task::{JobUid, NodeName};
 
 use crate::api::Api;
@@ -36,11 +37,15 @@ pub(crate) struct World {
     pub(crate) names: usize,
     /// Nodes that were deleted at some time.
     pub(crate) deleted: BTreeSet<NodeName>,
-    /// The images that each job was created with.
-    pub(crate) first_images: BTreeMap<JobUid, Vec<String>>,
+    /// The last valid spec of each job, with the fixed part that it was created with.
+    pub(crate) good_specs: BTreeMap<JobUid, ImagePrePullJobSpec>,
+    /// Until then the API server refuses every report.
+    pub(crate) reports_refused_until: u64,
+    /// Until then the secrets of these jobs cannot be read.
+    pub(crate) secrets_hang_until: BTreeMap<JobUid, u64>,
 }
 
-const TRACE: usize = 80;
+const TRACE: usize = 200;
 
 impl World {
     pub(crate) fn new(seed: u64, trace: bool) -> Self {
@@ -65,7 +70,9 @@ impl World {
             trace: trace.then(VecDeque::new),
             names,
             deleted: BTreeSet::new(),
-            first_images: BTreeMap::new(),
+            good_specs: BTreeMap::new(),
+            reports_refused_until: 0,
+            secrets_hang_until: BTreeMap::new(),
             rng,
         };
         for n in 0..edges {

@@ -3,13 +3,21 @@
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, Summary};
 use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::prepull::controller::Content;
 use prepull_engine::prepull::validate::Ratio;
 
-use super::{Check, add_up, is_bad};
+use super::{Check, add_up};
 use crate::api::Api;
 use crate::world::millis;
 
 impl Check {
+    /// A write begins.
+    pub(crate) fn emitted(&mut self, job: &JobUid, content: &Content, now: u64) {
+        if let Content::Report(report) = content {
+            self.emitted_report(job, report, now);
+        }
+    }
+
     pub(crate) fn expires(&self, api: &Api, job: &JobUid, now: u64) {
         let Some(stored) = api.jobs.get(job) else { return };
         let ended = stored.object.status.as_ref().and_then(|status| status.completion_time.as_ref());
@@ -21,24 +29,35 @@ impl Check {
     }
 
     pub(super) fn status(&mut self, job: &JobUid, status: &ImagePrePullJobStatus) {
-        let Some(spec) = self.delivered.get(job).and_then(|known| known.last()) else { return };
-        if status.start_time.is_none() && is_bad(&spec.spec) {
-            assert_eq!(status.phase, JobPhase::Failure, "(7) {job} is no valid job");
+        if let Some(start) = &status.start_time {
+            let start = millis(start.0);
+            let first = *self.start_times.entry(job.clone()).or_insert(start);
+            assert_eq!(first, start, "{job} has another startTime");
+        } else {
+            assert!(!self.start_times.contains_key(job), "{job} has lost its startTime");
+            if self.delivered.contains_key(job) && self.accepted(job).is_none() {
+                assert_eq!(status.phase, JobPhase::Failure, "(7) {job} is no valid job");
+            }
         }
         let Some(ended) = &status.completion_time else {
-            if let Some(round) = self.over.remove(job) {
-                assert!(status.retry > round, "(8) {job} had ended and continues without a further round");
+            if let Some((ended, rounds)) = self.over.remove(job) {
+                assert!(status.retry > rounds, "(8) {job} had ended and continues without a further round");
+                self.asks_again(job, ended);
             }
             return;
         };
-        let before = self.over.insert(job.clone(), status.retry);
+        let ended_at = millis(ended.0);
+        let before = self.over.insert(job.clone(), (ended_at, status.retry));
         assert_eq!(status.summary.in_progress, 0, "{job} has ended and nodes are in progress");
-        if before == Some(status.retry) {
+        if before.is_some_and(|(_, rounds)| rounds == status.retry) {
             return;
+        }
+        if let Some((ended, _)) = before {
+            self.asks_again(job, ended);
         }
         let bad = status.summary.failure + status.summary.unknown;
         let late = self.late.get(job).copied().unwrap_or_default();
-        let mut rules = self.in_force(job, millis(ended.0));
+        let mut rules = self.in_force(job, ended_at);
         let exceeded = |spec: &ImagePrePullJobSpec, bad| {
             let tolerance = Ratio::parse(&spec.image_pre_pull_template.failure_tolerate);
             tolerance.is_ok_and(|tolerance| tolerance.exceeded_by(bad, status.summary.desired))
@@ -59,6 +78,13 @@ impl Check {
             ),
             JobPhase::Init | JobPhase::InProgress => panic!("{job} has an end and is {:?}", status.phase),
         }
+    }
+
+    /// A job that had ended continues only if somebody has raised `retry` since.
+    fn asks_again(&self, job: &JobUid, ended: u64) {
+        let asked: Vec<i64> = self.in_force_since(job, ended, u64::MAX).map(|spec| spec.retry).collect();
+        let is_raised = asked.windows(2).any(|pair| pair[1] > pair[0]);
+        assert!(is_raised, "{job} had ended at {ended} and continues, and nobody has raised retry");
     }
 
     /// Every job has ended, and its status agrees with its reports.

@@ -136,7 +136,7 @@ impl Check {
             return;
         };
         let start = millis(record.start_time.as_ref().expect("a node in progress has a start time").0);
-        let timeout = self.delivered.get(job).and_then(|known| known.last()).map(|last| timeout(&last.spec));
+        let timeout = self.accepted(job).map(timeout);
         let task = TaskId { job: job.clone(), attempt: record.attempt };
         assert!(
             start + timeout.unwrap_or(0) <= now

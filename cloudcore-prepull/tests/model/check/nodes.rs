@@ -1,17 +1,20 @@
 //! How the nodes of a job may fare.
 
+use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{NodePhase, NodeStatus};
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskOutcome};
-use prepull_engine::prepull::controller::{Content, Dispatch};
+use prepull_engine::prepull::controller::Dispatch;
+use prepull_engine::prepull::validate::Step;
 
 use super::{Check, GRACE, is_final, timeout};
 use crate::api::Api;
 use crate::world::millis;
 
 impl Check {
-    /// Write, then act: a task is dispatched only if the API server has the node as in progress.
-    pub(crate) fn dispatched(api: &Api, order: &Dispatch) {
+    /// Write, then act: a task is dispatched only if the API server has the node as in progress. A task never changes: it
+    /// pulls what the record of its start names.
+    pub(crate) fn dispatched(&mut self, api: &Api, order: &Dispatch) {
         let (job, node) = (&order.job.uid, &order.node);
         if !api.jobs.contains_key(job) {
             return;
@@ -23,21 +26,61 @@ impl Check {
             order.attempt,
             record.map(|r| (r.phase, r.attempt)),
         );
+        let task = TaskId { job: job.clone(), attempt: order.attempt };
+        let references: Vec<_> = order.plan.images.iter().map(|image| image.pull.to_string()).collect();
+        let named = record.into_iter().flat_map(|record| &record.image_status);
+        let named: Vec<_> = named.map(|image| image.pulled_image.clone()).collect();
+        assert_eq!(references, named, "{task} on {node} does not pull what its record names");
+        let first = self.references.entry((node.clone(), task.clone())).or_insert_with(|| references.clone());
+        assert_eq!(*first, references, "{task} on {node} has changed");
     }
 
-    /// (3) No report that is written says that a node is in progress whose deadline has passed.
-    pub(crate) fn emitted(&self, job: &JobUid, content: &Content, now: u64) {
-        let Content::Report(report) = content else { return };
-        let Some(spec) = self.delivered.get(job).and_then(|known| known.last()) else { return };
-        for node in report.node_status.iter().filter(|node| node.phase == NodePhase::InProgress) {
-            let start = millis(node.start_time.as_ref().expect("a node in progress has a start time").0);
-            let deadline = start + timeout(&spec.spec) + GRACE;
-            assert!(
-                deadline > now,
-                "{} is in progress in {job}, past its deadline {deadline}",
-                node.node_name
-            );
+    /// (3) No report that is written says that a node is in progress whose deadline has passed, or that the time of a
+    /// node was over before its deadline.
+    pub(super) fn emitted_report(&self, job: &JobUid, report: &ReportBody, now: u64) {
+        let longest = self.accepted(job).map(timeout);
+        for node in &report.node_status {
+            let name = &node.node_name;
+            let Some(start) = node.start_time.as_ref().map(|start| millis(start.0)) else {
+                assert_ne!(node.phase, NodePhase::InProgress, "{name} of {job} has not started");
+                continue;
+            };
+            if node.phase == NodePhase::InProgress
+                && let Some(longest) = longest
+            {
+                let deadline = start + longest + GRACE;
+                assert!(deadline > now, "(3) {name} is in progress in {job}, past its deadline {deadline}");
+            }
+            // What it has waited for a secret counts.
+            let task = TaskId { job: job.clone(), attempt: node.attempt };
+            let has_waited = self.unsendable.contains(&(NodeName(name.clone()), task));
+            let is_out_of_time =
+                node.phase == NodePhase::Unknown && node.reason.starts_with("no result within");
+            if is_out_of_time && !has_waited {
+                let shortest = self.in_force_since(job, start, now).map(timeout).min().unwrap_or(0);
+                let earliest = start + shortest + GRACE;
+                assert!(
+                    earliest <= now,
+                    "(3) {name} is out of time in {job}, and may go on until {earliest}"
+                );
+            }
         }
+    }
+
+    /// Starts in a late write of a killed cloudcore, which the leader does not know: nothing was sent, nor will be.
+    pub(super) fn unread(&mut self, job: &JobUid, report: &ReportBody) {
+        for record in &report.node_status {
+            if let Some(start) = &record.start_time {
+                self.unread.insert((job.clone(), NodeName(record.node_name.clone()), millis(start.0)));
+            }
+        }
+    }
+
+    /// The API server has the starts in this report.
+    pub(super) fn recorded(&mut self, job: &JobUid, report: &ReportBody) {
+        let started = report.node_status.iter().filter(|record| record.phase == NodePhase::InProgress);
+        let started = started.map(|record| (job.clone(), NodeName(record.node_name.clone()), record.attempt));
+        self.recorded.extend(started);
     }
 
     pub(crate) fn unsendable(&mut self, node: &NodeName, job: &JobUid, attempt: u32) {
@@ -77,6 +120,7 @@ impl Check {
             if let Some(before) = self.nodes.insert(key, now) {
                 self.goes_on(job, &node, before, now);
             }
+            self.is_chosen(job, &node);
             let told = |outcomes: &[TaskOutcome]| {
                 let said = self.said.get(&(node.clone(), task.clone()));
                 said.is_some_and(|said| outcomes.iter().any(|outcome| said.contains(&(*outcome as u8))))
@@ -98,9 +142,25 @@ impl Check {
                     !self.running.contains(&(node.clone(), task.clone())),
                     "(3) {node} works on {task}, and has no slot"
                 ),
-                NodePhase::InProgress | NodePhase::Unknown => {}
+                NodePhase::Unknown => {
+                    let start = (job.clone(), node.clone(), record.attempt);
+                    let is_deleted = record.attempt > 1 && record.reason.starts_with("the Node was deleted");
+                    assert!(
+                        self.recorded.contains(&start) || is_deleted,
+                        "{node} of {job} counts as failed and has not started: {}",
+                        record.reason
+                    );
+                }
+                NodePhase::InProgress => {}
             }
         }
+    }
+
+    /// A job that names its nodes has no others, whatever names people add later.
+    fn is_chosen(&self, job: &JobUid, node: &NodeName) {
+        let Some(beginning) = self.beginnings.get(job) else { return };
+        let names = &beginning.image_pre_pull_template.node_names;
+        assert!(names.is_empty() || names.contains(&node.0), "{node} is in {job}, which named {names:?}");
     }
 
     /// (8) Within an attempt a node never goes back to an earlier phase.
@@ -124,23 +184,11 @@ impl Check {
 
     /// (3) When a node started, no more nodes were in progress than the job allowed at that time.
     pub(super) fn concurrency(&self, api: &Api, job: &JobUid) {
-        // One report may say that a node has started before another one says that the node has ended whose slot it took.
-        let ended = |record: &NodeStatus, start: u64| {
-            let task = TaskId { job: job.clone(), attempt: record.attempt };
-            let key = (NodeName(record.node_name.clone()), task);
-            let returned = self.returned.get(&key).is_some_and(|at| *at >= start);
-            self.said.contains_key(&key)
-                || self.unsendable.contains(&key)
-                || self.cancelled.contains(&key)
-                || returned && !self.running.contains(&key)
-        };
-        let mut began: Vec<u64> = api
-            .records(job)
-            .filter(|record| record.phase == NodePhase::InProgress)
-            .map(|record| {
-                (record, millis(record.start_time.as_ref().expect("a node in progress has a start time").0))
-            })
-            .filter(|(record, start)| !ended(record, *start))
+        let start_of = |record: &NodeStatus| record.start_time.as_ref().map(|start| millis(start.0));
+        let in_progress = api.records(job).filter(|record| record.phase == NodePhase::InProgress);
+        let mut began: Vec<u64> = in_progress
+            .filter_map(|record| Some((record, start_of(record)?)))
+            .filter(|(record, start)| !self.has_ended(job, record, *start))
             .map(|(_, start)| start)
             .collect();
         began.sort_unstable();
@@ -150,7 +198,7 @@ impl Check {
         }
         for &start in &began {
             let allowed =
-                self.in_force(job, start).map(|spec| spec.image_pre_pull_template.concurrency).max();
+                self.in_force(job, start).map(|spec| spec.image_pre_pull_template.concurrency.max(1)).max();
             let allowed = usize::try_from(allowed.unwrap_or(0)).unwrap();
             let waits = |other: u64| {
                 let shortest = self.in_force_since(job, other, start).map(timeout).min().unwrap_or(0);
@@ -158,6 +206,59 @@ impl Check {
             };
             let held = began.iter().filter(|other| waits(**other)).count();
             assert!(held <= allowed, "(3) {held} nodes of {job} are in progress, and {allowed} are allowed");
+        }
+    }
+
+    /// Whether a node that is in progress in the API server has ended all the same. One report may say that a node has
+    /// started before another one says that the node has ended whose slot it took.
+    fn has_ended(&self, job: &JobUid, record: &NodeStatus, start: u64) -> bool {
+        let task = TaskId { job: job.clone(), attempt: record.attempt };
+        let key = (NodeName(record.node_name.clone()), task);
+        let returned = self.returned.get(&key).is_some_and(|at| *at >= start);
+        let unread = (job.clone(), key.0.clone(), start);
+        self.unread.contains(&unread)
+            || self.said.contains_key(&key)
+            || self.unsendable.contains(&key)
+            || self.cancelled.contains(&key)
+            || returned && !self.running.contains(&key)
+    }
+
+    /// No node of a wave starts before those of the waves before it have ended. Only for a job whose waves are the same
+    /// from its start to its end: in its first round, with the nodes and the steps that it began with.
+    pub(super) fn waves(&self, api: &Api, job: &JobUid) {
+        let specs = || self.in_force_since(job, 0, u64::MAX);
+        let Some(rollout) = specs().find_map(|spec| spec.rollout.as_ref()) else { return };
+        let differs =
+            |spec: &ImagePrePullJobSpec| spec.follow_nodes || spec.rollout.as_ref() != Some(rollout);
+        if self.has_deleted_nodes || specs().any(differs) {
+            return;
+        }
+        let mut started: Vec<(&NodeStatus, u64)> = api
+            .records(job)
+            .filter(|record| record.phase != NodePhase::Pending)
+            .filter_map(|record| Some((record, millis(record.start_time.as_ref()?.0))))
+            .collect();
+        if started.iter().any(|(record, _)| record.attempt > 1) {
+            return;
+        }
+        started.sort_by_key(|(_, start)| *start);
+        let desired = u32::try_from(api.records(job).count()).unwrap();
+        let sizes = rollout.steps.iter().map(|step| Step::parse(step).unwrap().nodes(desired) as usize);
+        for size in sizes.filter(|size| *size < started.len()) {
+            for (late, start) in &started {
+                let earlier: Vec<_> = started.iter().filter(|(_, other)| other < start).collect();
+                if earlier.len() < size {
+                    continue;
+                }
+                let runs = |record: &NodeStatus, start: u64| {
+                    record.phase == NodePhase::InProgress && !self.has_ended(job, record, start)
+                };
+                let waits_for = earlier.iter().take(size).find(|(record, start)| runs(record, *start));
+                if let Some((record, _)) = waits_for {
+                    let (late, runs) = (&late.node_name, &record.node_name);
+                    panic!("{late} of {job} has started, and {runs} of an earlier wave has not ended");
+                }
+            }
         }
     }
 }

@@ -1,31 +1,72 @@
-//! Which spec was in force when.
+//! Which spec was in force when. A running job follows the edits of some fields; the others, its fixed part, stay as they
+//! were when it began. An edit after which it could not be carried out changes nothing.
 
-use prepull_api::crd::job::ImagePrePullJobSpec;
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::JobUid;
+use prepull_engine::prepull::validate::validate;
 
 use super::Check;
 
-/// A spec, and when the controller received it.
+/// A spec that the controller received, and what it changed.
 pub(super) struct Delivered {
-    pub(super) at: u64,
-    pub(super) generation: i64,
-    pub(super) spec: ImagePrePullJobSpec,
+    at: u64,
+    generation: i64,
+    /// What is in force from then on; `None` where no spec of the job was valid so far, or where it is not known what
+    /// was in force before this one, which makes no sense. Then the job is held.
+    accepted: Option<ImagePrePullJobSpec>,
+}
+
+/// Whether a job with this spec can be carried out.
+pub(crate) fn is_valid(spec: &ImagePrePullJobSpec) -> bool {
+    validate(&ImagePrePullJob { spec: spec.clone(), ..ImagePrePullJob::default() }).is_ok()
+}
+
+/// The spec with the fixed part of the one that the job began with.
+pub(crate) fn follow(beginning: &ImagePrePullJobSpec, edited: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
+    let mut spec = edited.clone();
+    let now = &edited.image_pre_pull_template;
+    spec.image_pre_pull_overriders.clone_from(&beginning.image_pre_pull_overriders);
+    spec.image_pre_pull_template = beginning.image_pre_pull_template.clone();
+    let template = &mut spec.image_pre_pull_template;
+    (template.concurrency, template.timeout_seconds) = (now.concurrency, now.timeout_seconds);
+    template.failure_tolerate.clone_from(&now.failure_tolerate);
+    spec
 }
 
 impl Check {
+    /// The controller is told of a job. `spec`: none where it cannot be read. `loaded`: the status in the API server,
+    /// where the controller knows nothing else of the job. Returns whether the generation is new.
     pub(crate) fn delivered(
         &mut self,
         job: &JobUid,
         generation: i64,
-        spec: ImagePrePullJobSpec,
+        spec: Option<ImagePrePullJobSpec>,
+        loaded: Option<&ImagePrePullJobStatus>,
         at: u64,
     ) -> bool {
         let known = self.delivered.entry(job.clone()).or_default();
-        let new = known.last().is_none_or(|last| last.generation != generation);
-        if new {
-            known.push(Delivered { at, generation, spec });
+        let is_new = known.last().is_none_or(|last| last.generation != generation);
+        if !is_new && loaded.is_none() {
+            return false;
         }
-        new
+        let before = match loaded {
+            None => known.last(),
+            Some(status) => stored(known, status),
+        };
+        let before = before.and_then(|before| before.accepted.clone());
+        let edited = spec.and_then(|spec| match self.beginnings.get(job) {
+            Some(beginning) => Some(follow(beginning, &spec)).filter(is_valid),
+            None => is_valid(&spec).then(|| self.beginnings.entry(job.clone()).or_insert(spec).clone()),
+        });
+        let accepted = edited.or(before);
+        known.push(Delivered { at, generation, accepted });
+        is_new
+    }
+
+    /// What is in force now.
+    pub(super) fn accepted(&self, job: &JobUid) -> Option<&ImagePrePullJobSpec> {
+        self.delivered.get(job)?.last()?.accepted.as_ref()
     }
 
     /// The specs that may have been in force at a moment: more than one if an edit arrived at that very moment.
@@ -42,6 +83,13 @@ impl Check {
         let known = self.delivered.get(job).map(Vec::as_slice).unwrap_or_default();
         let before = known.iter().rposition(|delivered| delivered.at < since);
         let until = known.iter().rposition(|delivered| delivered.at <= at).map_or(0, |last| last + 1);
-        known.get(before.unwrap_or(0)..until).unwrap_or_default().iter().map(|delivered| &delivered.spec)
+        known.get(before.unwrap_or(0)..until).unwrap_or_default().iter().flat_map(|known| &known.accepted)
     }
+}
+
+/// What an earlier leader received last and has written: a status tells of a generation, and has the spec that was in
+/// force then.
+fn stored<'a>(known: &'a [Delivered], status: &ImagePrePullJobStatus) -> Option<&'a Delivered> {
+    let observed = status.observed_generation.filter(|_| !status.started_spec.is_empty())?;
+    known.iter().rfind(|known| known.generation <= observed)
 }

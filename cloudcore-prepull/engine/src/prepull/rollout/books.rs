@@ -72,6 +72,7 @@ impl Rollout {
         let attempt = member.record.attempt;
         member.record = NodeStatus { attempt, ..record };
         (member.has_left, member.online, member.busy) = (false, None, false);
+        member.postponed = None;
         self.index.insert(self.name(at), at);
         self.counts.desired += 1;
         self.counts.pending += 1;
