@@ -45,7 +45,9 @@ async fn a_job_that_makes_no_sense_is_refused_with_its_reason_and_the_next_one_r
     let stage = Stage::with_edges(&["edge-1"]).await?;
     stage.cluster.label_node("edge-1", "region", Some("hangzhou")).await?;
     let pid = stage.cloud.process()?.pid();
-    let too_many: Vec<_> = (0..257).map(|n| format!("r.example/app-{n}:v1")).collect();
+    let sources: Vec<_> = (0..129).map(|n| json!({"repository": format!("source-{n}")})).collect();
+    let mut too_many = template("imageSources", json!(sources));
+    too_many["imagePrePullTemplate"]["images"] = (0..128).map(|n| format!("r.example/app-{n}:v1")).collect();
     let long = format!("r.example/{}:v1", "a".repeat(300));
 
     let cases = [
@@ -54,14 +56,10 @@ async fn a_job_that_makes_no_sense_is_refused_with_its_reason_and_the_next_one_r
         ("empty-reference", template("images", json!([""])), vec!["images[0]"]),
         ("long-reference", template("images", json!([long])), vec!["images[0]"]),
         ("no-images", template("images", json!([])), vec!["name at least one image"]),
-        ("too-many-images", template("images", json!(too_many)), vec!["257", "at most 256"]),
+        ("too-many-images", too_many, vec!["257", "at most 256"]),
         ("tolerance", template("failureTolerate", json!("a lot")), vec!["failureTolerate", "a lot"]),
         ("tolerance-above-1", template("failureTolerate", json!("1.5")), vec!["failureTolerate", "1.5"]),
         ("tolerance-below-0", template("failureTolerate", json!("-0.1")), vec!["failureTolerate", "-0.1"]),
-        ("concurrency", template("concurrency", json!(-1)), vec!["concurrency", "-1 is negative"]),
-        ("timeout", template("timeoutSeconds", json!(-5)), vec!["timeoutSeconds", "-5"]),
-        ("long-timeout", template("timeoutSeconds", json!(i64::MAX)), vec!["timeoutSeconds"]),
-        ("retries", template("retryTimes", json!(-1)), vec!["retryTimes", "-1"]),
         ("check", template("checkItems", json!(["disk", "gpu"])), vec!["checkItems[1]", "gpu"]),
         ("policy", template("imagePullPolicy", json!("Sometimes")), vec!["imagePullPolicy", "Sometimes"]),
         (
@@ -222,8 +220,9 @@ async fn an_unreadable_object_fails_alone_and_may_be_corrected() -> Result<()> {
 }
 
 #[tokio::test]
-async fn fields_of_the_wrong_type_are_refused_by_the_api_server() -> Result<()> {
+async fn fields_of_the_wrong_type_or_out_of_bounds_are_refused_by_the_api_server() -> Result<()> {
     let cluster = Cluster::start().await?;
+    let too_many: Vec<_> = (0..257).map(|n| format!("r.example/app-{n}:v1")).collect();
     for (name, field, value) in [
         ("images", "images", json!("nginx")),
         ("image", "images", json!([{"name": "nginx"}])),
@@ -233,11 +232,30 @@ async fn fields_of_the_wrong_type_are_refused_by_the_api_server() -> Result<()> 
         ("timeout", "timeoutSeconds", json!(1.5)),
         ("secrets", "registrySecrets", json!([{"registry": "r.example"}])),
         ("selector", "labelSelector", json!("site=factory")),
+        ("too-many-images", "images", json!(too_many)),
+        ("negative-concurrency", "concurrency", json!(-1)),
+        ("negative-timeout", "timeoutSeconds", json!(-5)),
+        ("long-timeout", "timeoutSeconds", json!(i64::MAX)),
+        ("negative-retries", "retryTimes", json!(-1)),
+        ("huge-retries", "retryTimes", json!(1e20)),
     ] {
         let error = cluster.apply(&yaml(name, &template(field, value.clone()))).await;
         let Err(error) = error else { bail!("{field}: {value} was taken") };
         let error = format!("{error:#}");
         ensure!(error.contains(&format!("spec.imagePrePullTemplate.{field}")), "{field}: {value}: {error}");
+    }
+    for (name, field, value) in [
+        ("negative-round", "retry", json!(-1)),
+        ("huge-round", "retry", json!(1e20)),
+        ("no-time", "activeDeadlineSeconds", json!(0)),
+        ("negative-ttl", "ttlSecondsAfterFinished", json!(-1)),
+        ("negative-pause", "rollout", json!({"pauseSeconds": -1})),
+        ("too-many-waves", "rollout", json!({"steps": vec!["1"; 21]})),
+    ] {
+        let mut spec = template("images", json!(["nginx"]));
+        spec[field] = value.clone();
+        let Err(error) = cluster.apply(&yaml(name, &spec)).await else { bail!("{field}: {value} was taken") };
+        ensure!(format!("{error:#}").contains(&format!("spec.{field}")), "{field}: {value}: {error:#}");
     }
     assert_eq!(cluster.kubectl(&["get", "ippj", "--no-headers"]).await?, "");
     Ok(())

@@ -76,6 +76,13 @@ async fn an_invalid_job_is_refused_in_kruises_words() -> Result<()> {
             Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
         }
     }
+    for (kind, field) in [("ImagePullJob", "spec.image"), ("ImageListPullJob", "spec.images")] {
+        let job = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": kind, "metadata": {"name": "nothing"}, "spec": {},
+        });
+        let Err(error) = cluster.apply(&job.to_string()).await else { bail!("{kind}: a job without images") };
+        ensure!(format!("{error:#}").contains(&format!("{field}: Required value")), "{error:#}");
+    }
     Ok(())
 }
 

@@ -14,3 +14,39 @@ pub mod status;
 pub const GROUP: &str = "operations.kubeedge.io";
 /// Label that KubeEdge sets on edge nodes.
 pub const EDGE_LABEL: &str = "node-role.kubernetes.io/edge";
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+    use serde_json::Value;
+
+    /// The formats that OpenAPI and Kubernetes define. Newer API servers warn of others whenever a definition is applied.
+    const FORMATS: [&str; 3] = ["int32", "int64", "date-time"];
+
+    fn formats<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+        match value {
+            Value::Object(object) => {
+                // A property may have this name, and is no text.
+                found.extend(object.get("format").and_then(Value::as_str));
+                object.values().for_each(|value| formats(value, found));
+            }
+            Value::Array(values) => values.iter().for_each(|value| formats(value, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_format_in_the_definitions_is_known_to_api_servers() {
+        let [pull_job, list_job, node_image] = super::kruise::crds();
+        let all: [CustomResourceDefinition; 5] =
+            [super::job::crd(), super::report::crd(), pull_job, list_job, node_image];
+        for crd in all {
+            let json = serde_json::to_value(&crd).unwrap_or_default();
+            let mut found = Vec::new();
+            formats(&json, &mut found);
+            assert!(!found.is_empty());
+            found.retain(|format| !FORMATS.contains(format));
+            assert!(found.is_empty(), "{:?}: {found:?}", crd.metadata.name);
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! Removal of defaults from generated schemas.
+//! Correction of generated schemas: their defaults, and the formats of their integers.
 //!
 //! The derives give a default to every field that may be absent. Users read the defaults of a definition, so that only
 //! those that carry information may remain.
@@ -20,6 +20,23 @@ pub(super) fn remove_empty_defaults(schema: &mut JSONSchemaProps) {
 pub(super) fn remove_all_defaults(schema: &mut JSONSchemaProps) {
     schema.default = None;
     children(schema).for_each(remove_all_defaults);
+}
+
+/// Replaces the formats of unsigned integers, which OpenAPI does not have and of which newer API servers warn, by
+/// `int64` with the same bounds.
+pub(super) fn replace_unsigned_formats(schema: &mut JSONSchemaProps) {
+    let maximum = match schema.format.as_deref() {
+        Some("uint8") => Some(u8::MAX.into()),
+        Some("uint16") => Some(u16::MAX.into()),
+        Some("uint32") => Some(u32::MAX.into()),
+        _ => None, // the greatest int64 is the bound of its own format
+    };
+    if schema.format.as_deref().is_some_and(|format| format.starts_with("uint")) {
+        schema.format = Some("int64".to_owned());
+        schema.minimum = schema.minimum.or(Some(0.0));
+        schema.maximum = schema.maximum.or(maximum);
+    }
+    children(schema).for_each(replace_unsigned_formats);
 }
 
 fn children(schema: &mut JSONSchemaProps) -> impl Iterator<Item = &mut JSONSchemaProps> {

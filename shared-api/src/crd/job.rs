@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::defaults::{remove_all_defaults, remove_empty_defaults};
+use super::defaults::{remove_all_defaults, remove_empty_defaults, replace_unsigned_formats};
 use super::status::ImagePrePullJobStatus;
 
 /// Pulls images onto edge nodes ahead of the applications that need them.
@@ -44,9 +44,11 @@ pub struct ImagePrePullJobSpec {
     /// starts, and the job becomes a Failure. The time counts from the start, and from zero again when a suspension
     /// ends, as in a Kubernetes Job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4_294_967_295_i64))]
     pub active_deadline_seconds: Option<i64>,
     /// The job is deleted, with its reports, this many seconds after its end. Unset: it is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub ttl_seconds_after_finished: Option<i64>,
     /// Rolls the job out in waves: some of the nodes first, then more. Unset: all nodes are in one wave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,6 +56,7 @@ pub struct ImagePrePullJobSpec {
     /// Number of retry rounds. Raising it by one when the job has ended starts another round for the nodes that
     /// failed, are unknown, or were not started; an image that is on a node already is not pulled again. Default 0.
     #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub retry: i64,
     /// Whether a node that becomes eligible while the job runs joins it, because it gets the label or is Ready again.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -68,9 +71,11 @@ pub struct RolloutStrategy {
     /// "5%", rounded up, or a number, such as "10". The values must rise; the last wave always has all nodes. A wave
     /// ends when its nodes have ended, and the next one begins if no more of them failed than failureTolerate allows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
     pub steps: Vec<String>,
     /// Pause between the end of a wave and the start of the next one, in seconds.
     #[serde(default)]
+    #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub pause_seconds: i64,
 }
 
@@ -83,13 +88,16 @@ pub struct RolloutStrategy {
 )]
 pub struct ImagePrePullTemplate {
     /// Images by reference, such as nginx:1.25 or registry.example/team/app@sha256:…. The registry docker.io,
-    /// the namespace library/ and the tag latest are implied as usual. At most 256 images in all.
+    /// the namespace library/ and the tag latest are implied as usual. At most 256 different images, imageSources
+    /// included.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
     pub images: Vec<String>,
     /// Images by their parts. Each may have a secret and a pull policy of its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
     pub image_sources: Vec<ImageSource>,
-    /// Secrets by registry. An image without a secret of its own uses the entry with the longest match. What is
+    /// Secrets by registry. An image without a secret of its own uses the most specific entry that matches. What is
     /// matched is the reference after the overriders.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub registry_secrets: Vec<RegistrySecret>,
@@ -114,13 +122,16 @@ pub struct ImagePrePullTemplate {
     pub failure_tolerate: String,
     /// How many nodes of the job pull at the same time.
     #[serde(default = "default_concurrency")]
+    #[schemars(range(min = 0, max = 2_147_483_647))]
     pub concurrency: i64,
     /// How long each node may take, in seconds from its start. 0 means 300.
     #[serde(default = "default_timeout_seconds")]
+    #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub timeout_seconds: i64,
     /// How often the pull of each image is retried. Only transient errors are: a broken connection, a 429 or a 5xx,
     /// but not a wrong password or an unknown tag.
     #[serde(default)]
+    #[schemars(range(min = 0, max = 2_147_483_647))]
     pub retry_times: i64,
     /// Always, IfNotPresent or Never, with the kubelet's meaning. Unset: Always for the tag latest and for an image
     /// with neither tag nor digest, otherwise IfNotPresent.
@@ -262,6 +273,7 @@ pub fn crd() -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
             remove_empty_defaults(root);
+            replace_unsigned_formats(root);
             root.properties
                 .iter_mut()
                 .flatten()

@@ -15,7 +15,7 @@ use schemars::transform::AddNullable;
 use serde::{Deserialize, Serialize};
 
 use super::GROUP;
-use super::defaults::remove_all_defaults;
+use super::defaults::{remove_all_defaults, replace_unsigned_formats};
 use super::status::{NodeStatus, Summary};
 
 /// Most nodes in one report. Reports of nodes with many images hold fewer, to stay well below etcd's limit of 1.5 MiB
@@ -154,6 +154,7 @@ fn schema() -> JSONSchemaProps {
     let json = serde_json::to_value(generator.into_root_schema_for::<ReportBody>()).unwrap_or_default();
     let mut schema: JSONSchemaProps = serde_json::from_value(json).unwrap_or_default();
     remove_all_defaults(&mut schema);
+    replace_unsigned_formats(&mut schema);
     schema.description = Some(
         "The state of some nodes of an ImagePrePullJob. The reports of a job together hold all of its nodes, each node once."
             .to_owned(),

@@ -27,7 +27,16 @@ const RULES: &[Rule] = &[
         "type(self) != string || !self.endsWith('%')",
         "parallelism does not support percentage value",
     ),
-    (&["spec", "parallelism"], "type(self) != int || self >= 0", "parallelism must be non-negative"),
+    (
+        &["spec", "parallelism"],
+        "type(self) != string || self.endsWith('%') || self.matches('^[+-]?[0-9]+$')",
+        "parallelism must be a valid integer",
+    ),
+    (
+        &["spec", "parallelism"],
+        "type(self) == int ? self >= 0 : !self.startsWith('-')",
+        "parallelism must be non-negative",
+    ),
     (
         &["spec", "completionPolicy"],
         "!has(self.type) || self.type != 'Never' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished))",
@@ -74,6 +83,9 @@ const DEFAULTS: &[SchemaDefault] = &[
     (&["spec", "images", "*", "tags", "*", "pullPolicy", "backoffLimit"], || json!(3)),
 ];
 
+/// The fields of a spec that Kruise's definitions require.
+const REQUIRED: &[&str] = &["image", "images"];
+
 /// Adds rules, bounds and defaults to the schema of one kind. Paths that the kind does not have are ignored.
 pub(super) fn complete_schema(root: &mut JSONSchemaProps) {
     remove_all_defaults(root);
@@ -102,6 +114,9 @@ pub(super) fn complete_schema(root: &mut JSONSchemaProps) {
     if schema_at(root, &["spec", "completionPolicy"]).is_some()
         && let Some(spec) = schema_at(root, &["spec"])
     {
+        let fields = spec.properties.iter().flatten().map(|(name, _)| name);
+        let required: Vec<_> = fields.filter(|name| REQUIRED.contains(&name.as_str())).cloned().collect();
+        spec.required.get_or_insert_default().extend(required);
         for (rule, message) in JOB_RULES {
             add_rule(spec, rule, message);
         }
@@ -158,6 +173,11 @@ mod tests {
         assert_eq!(
             roots.iter_mut().map(|root| rules(root, &["spec"])).collect::<Vec<_>>(),
             [JOB_RULES.len(), JOB_RULES.len(), 0]
+        );
+        let required = |root: &mut JSONSchemaProps| schema_at(root, &["spec"]).unwrap().required.clone();
+        assert_eq!(
+            roots.iter_mut().map(required).collect::<Vec<_>>(),
+            [Some(vec!["image".to_owned()]), Some(vec!["images".to_owned()]), None]
         );
         assert_eq!(rules(&mut roots[1], &["spec", "images"]), 2);
         assert_eq!(rules(&mut roots[2], &["spec", "images"]), 0);

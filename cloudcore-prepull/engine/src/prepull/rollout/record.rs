@@ -91,6 +91,9 @@ fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> Act
     ActionStatus { action, status, reason: truncate_reason(reason), time: Time(now) }
 }
 
+/// An API server keeps integers of 64 bits with a sign. It would round a greater one, which only a node that lies sends,
+/// and the whole report could not be read again.
 fn bytes(Bytes { done, total }: Bytes) -> ImageBytes {
-    ImageBytes { done, total }
+    const MOST: u64 = i64::MAX.unsigned_abs();
+    ImageBytes { done: done.min(MOST), total: total.min(MOST) }
 }

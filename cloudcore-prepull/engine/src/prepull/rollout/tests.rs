@@ -298,6 +298,18 @@ fn a_node_that_is_tried_again_and_whose_object_is_deleted_stays_a_failure() {
 }
 
 #[test]
+fn a_number_that_an_api_server_cannot_keep_is_cut() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    rollout.advance(at(0));
+    let mut result = result(TaskOutcome::Succeeded);
+    result.images[0].bytes = Some(prepull_api::task::Bytes { done: u64::MAX, total: u64::MAX });
+    assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
+    let bytes = rollout.record(&node(0)).unwrap().image_status[0].bytes.unwrap();
+    assert_eq!((bytes.done, bytes.total), (i64::MAX.unsigned_abs(), i64::MAX.unsigned_abs()));
+}
+
+#[test]
 fn an_image_index_out_of_range_harms_nothing() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
