@@ -79,7 +79,8 @@ pub fn main(cli: Cli) -> ExitCode {
         }),
         Command::Token { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
             let client = cluster::client(kubeconfig.as_deref()).await?;
-            let outcome = commands::token::run(command, client, &namespace, &mut stdout).await;
+            let outcome =
+                commands::token::run(command, client, &namespace, &mut stdout, &mut std::io::stderr()).await;
             cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
         }),
         Command::Completion { shell } => {

@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
 use clap::Subcommand;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::ListParams;
 use prepull_api::enroll::{JoinToken, TOKEN_ID_LEN};
 use prepull_api::task::NodeName;
 use ring::digest::{SHA256, digest};
@@ -24,7 +27,7 @@ pub(crate) enum TokenCommand {
     /// Create a join token and print it.
     ///
     /// With --node it admits that node, once; without, any node until it expires. It cannot be shown again: the
-    /// cluster keeps only a hash.
+    /// cluster keeps only a hash. Only the token goes to stdout; how to use it, and until when, goes to stderr.
     #[command(after_help = "Examples:\n  cloudcore-prepull token create --node edge-1\n  \
                             cloudcore-prepull token create --ttl 8h   # for a whole fleet")]
     Create {
@@ -38,6 +41,9 @@ pub(crate) enum TokenCommand {
         /// there is none].
         #[arg(long, value_name = "FILE", env = "PREPULL_CA_CERT")]
         ca_cert: Option<PathBuf>,
+        /// Host of cloudcore, for the join command that is shown; several are separated by commas.
+        #[arg(long, value_name = "HOST", env = "PREPULL_ADVERTISE", value_delimiter = ',')]
+        server: Vec<String>,
     },
     /// List the valid tokens, without their secrets.
     List,
@@ -62,23 +68,32 @@ fn parse_ttl(text: &str) -> Result<Duration, String> {
     Ok(ttl)
 }
 
-/// Runs the command in `namespace`, and writes its output to `out`: for `create`, the token and nothing else.
+/// Runs the command in `namespace`, and writes its output to `out`: for `create`, the token and nothing else. What a
+/// person should know besides goes to `hints`.
 pub(crate) async fn run(
     command: TokenCommand,
     client: kube::Client,
     namespace: &str,
     out: &mut (dyn Write + Send),
+    hints: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
     let tokens = Tokens::in_cluster(client.clone(), namespace);
     match command {
-        TokenCommand::Create { node, ttl, ca_cert } => {
+        TokenCommand::Create { node, ttl, ca_cert, server } => {
             let ca = match ca_cert {
                 Some(path) => read_fingerprint(&path)?,
-                None => Authority::load_or_create(client, namespace).await?.fingerprint(),
+                None => Authority::load_or_create(client.clone(), namespace).await?.fingerprint(),
+            };
+            let is_missing = match &node {
+                Some(node) => is_missing(client, node).await,
+                None => false,
             };
             let scope = node.map_or(Scope::Fleet, Scope::Node);
-            let token = tokens.create(ca, scope, ttl, SystemTime::now()).await?;
+            let now = SystemTime::now();
+            let token = tokens.create(ca, scope.clone(), ttl, now).await?;
             writeln!(out, "{}", token.expose())?;
+            // The token exists: a closed stderr is no failure.
+            let _ = write!(hints, "{}", render_hints(&scope, now + ttl, &server, is_missing));
         }
         TokenCommand::List => write!(out, "{}", render_table(&tokens.list(SystemTime::now()).await?))?,
         TokenCommand::Revoke { id } => {
@@ -95,6 +110,33 @@ pub(crate) async fn run(
         }
     }
     Ok(())
+}
+
+/// Whether the cluster has no Node of this name. Who may not list nodes is not warned.
+async fn is_missing(client: kube::Client, node: &NodeName) -> bool {
+    let named = ListParams::default().fields(&format!("metadata.name={node}")).limit(1);
+    let nodes = Api::<Node>::all(client).list_metadata(&named).await;
+    nodes.is_ok_and(|nodes| nodes.items.is_empty())
+}
+
+/// What to do with the token, without the token: stderr may end up in a log.
+fn render_hints(scope: &Scope, expires: SystemTime, servers: &[String], is_missing: bool) -> String {
+    let until = humantime::format_rfc3339_seconds(expires);
+    let server = if servers.is_empty() { "CLOUDCORE".to_owned() } else { servers.join(",") };
+    let (whom, place, name, warning) = match scope {
+        Scope::Fleet => ("any node", "each node", "NODE", String::new()),
+        Scope::Node(node) => {
+            let warning = format!(
+                "warning: the cluster has no Node {node} yet, and no job selects the node before: check the name with \
+                 `kubectl get nodes`\n"
+            );
+            ("this node, once", "the node", node.as_str(), if is_missing { warning } else { String::new() })
+        }
+    };
+    format!(
+        "Valid until {until}, for {whom}. On {place}, as root, with the token in place of TOKEN:\n  PREPULL_TOKEN=TOKEN \
+         edgecore-prepull join --server {server} --node-name {name}\n{warning}"
+    )
 }
 
 fn read_fingerprint(path: &std::path::Path) -> anyhow::Result<[u8; 32]> {
@@ -155,6 +197,24 @@ ID            SCOPE        EXPIRES               USED
 2123456789ab  node e       2027-01-15T08:00:00Z  no
 ";
         assert_eq!(render_table(&tokens), expected);
+    }
+
+    #[test]
+    fn whoever_creates_a_token_is_told_its_end_and_the_join_command_without_the_token() {
+        let expires = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let servers = ["a.example".to_owned(), "b.example".to_owned()];
+        assert_eq!(
+            render_hints(&Scope::Node("edge-1".into()), expires, &servers, false),
+            "Valid until 2027-01-15T08:00:00Z, for this node, once. On the node, as root, with the token in place of \
+             TOKEN:\n  PREPULL_TOKEN=TOKEN edgecore-prepull join --server a.example,b.example --node-name edge-1\n"
+        );
+        assert_eq!(
+            render_hints(&Scope::Fleet, expires, &[], false),
+            "Valid until 2027-01-15T08:00:00Z, for any node. On each node, as root, with the token in place of TOKEN:\n  \
+             PREPULL_TOKEN=TOKEN edgecore-prepull join --server CLOUDCORE --node-name NODE\n"
+        );
+        let hints = render_hints(&Scope::Node("edge-1".into()), expires, &servers, true);
+        assert!(hints.contains("\nwarning: the cluster has no Node edge-1 yet"), "{hints}");
     }
 
     #[test]

@@ -38,6 +38,11 @@ async fn a_join_stores_an_identity_that_a_failed_join_does_not_change() {
     // A node's token admits no second key.
     let error = join(&cloud, &token, "edge-1", dir.path()).await.unwrap_err().to_string();
     assert!(error.contains("the token has been used with another key"), "{error}");
+    let until = humantime::format_rfc3339_seconds(joined.not_after);
+    assert!(error.starts_with(&format!("node edge-1 has joined until {until}")), "{error}");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let error = join(&cloud, &token, "edge-1", elsewhere.path()).await.unwrap_err().to_string();
+    assert!(error.contains("used with another key") && !error.contains("has joined until"), "{error}");
     assert_eq!(
         Identity::load(dir.path()).unwrap().node(),
         "edge-1".into(),

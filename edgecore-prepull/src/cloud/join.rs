@@ -128,6 +128,22 @@ pub enum JoinError {
         /// The state directory.
         dir: PathBuf,
     },
+    /// The server refused the token, and this node has a valid certificate already.
+    #[error(
+        "node {node} has joined until {}, when the certificate in {} ends; the agent renews it long before, and nothing is to be \
+         done. To join again all the same, use a new token: {refusal}",
+        humantime::format_rfc3339_seconds(*not_after), dir.display()
+    )]
+    JoinedAlready {
+        /// The node as which it has joined.
+        node: NodeName,
+        /// The end of the certificate's validity.
+        not_after: SystemTime,
+        /// The state directory.
+        dir: PathBuf,
+        /// Why the server issued no other certificate.
+        refusal: RequestError,
+    },
     /// No server answered, or one refused.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -174,8 +190,9 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     let key = dir.requested_key()?;
     let pinned = Arc::new(PinnedCa::new(token.ca));
     let request = EnrollRequest { node: node.clone(), token: token.bearer(), csr: key.csr()? };
+    let answer = post_to_any(&endpoints, ENROLL_PATH, pinned.client_tls()?, &request).await;
     let IssuedCertificate { certificate, ca: _, not_after: _ } =
-        post_to_any(&endpoints, ENROLL_PATH, pinned.client_tls()?, &request).await?;
+        answer.map_err(|error| explain_refusal(error, &node, state_dir.clone()))?;
 
     let facts = check_issued(&certificate, &node, &key).map_err(JoinError::Answer)?;
     // The CA from the handshake, whose hash was checked, rather than the one in the answer.
@@ -183,6 +200,20 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     dir.store_connection(&ca, &Connection { tunnel_urls, enroll_urls, node_name: node.clone() })?;
     dir.store_certificate(&certificate)?;
     Ok(Joined { node, not_after: facts.not_after, state_dir })
+}
+
+/// A node that has joined already is told so where the server refuses its token.
+fn explain_refusal(error: RequestError, node: &NodeName, dir: PathBuf) -> JoinError {
+    let is_refused = matches!(error, RequestError::Refused { .. });
+    match Identity::load(&dir) {
+        Ok(identity) if is_refused && identity.node() == *node => JoinError::JoinedAlready {
+            node: node.clone(),
+            not_after: identity.not_after(),
+            dir,
+            refusal: error,
+        },
+        _ => JoinError::Request(error),
+    }
 }
 
 /// Checks `--server`. Accepts an empty text, because an environment variable that is set to nothing counts as unset.

@@ -43,10 +43,7 @@ pub enum RedeemError {
     #[error("the token is for node {0}: give that name with --node-name, or ask for a token for this node")]
     OtherNode(NodeName),
     /// The node has already joined with another key.
-    #[error(
-        "the token has been used with another key: if that was this node, its state directory was lost in between; \
-         ask for a new token"
-    )]
+    #[error("the token has been used with another key: it lets the node join once; ask for a new token")]
     UsedByOtherKey,
     /// The requested node name is not valid.
     #[error("{0:?} is not a node's name: lower-case letters, digits, '-' and '.', as in `kubectl get nodes`")]
