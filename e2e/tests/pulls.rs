@@ -265,3 +265,41 @@ async fn a_permanent_failure_is_not_retried_and_spares_the_other_images() -> Res
     ensure!(message.starts_with("edge-1: ") && message.contains(&unknown), "{message}");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_pull_by_hand_tells_what_was_there_and_ends_with_130_after_ctrl_c() -> Result<()> {
+    let registry = Registry::start().await?;
+    let containerd = Containerd::start("by-hand").await?;
+    let image = Image::small("by-hand")?;
+    let reference = registry.seed(&image, "team/app:v1")?;
+    let pull = |image: &str| -> Result<tokio::process::Command> {
+        let mut command = tokio::process::Command::new(parts::program("edgecore-prepull")?);
+        command.args(["pull", "--retries", "0", "--runtime-endpoint", &containerd.endpoint(), image]);
+        command.stdout(std::process::Stdio::piped()).kill_on_drop(true);
+        Ok(command)
+    };
+    let digest = image.digest().get(..19).context("a digest")?;
+    for (line, summary) in [
+        (format!("✓ {reference}: pulled, {digest}, "), "✓ 1 image: 1 pulled"),
+        (format!("✓ {reference}: already there, {digest}\n"), "✓ 1 image: 1 already there"),
+    ] {
+        let output = pull(&reference)?.output().await?;
+        let said = String::from_utf8(output.stdout)?;
+        ensure!(output.status.success() && said.contains(&line) && said.contains(summary), "{said}");
+    }
+
+    // A registry that takes connections and says nothing.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let reference = format!("{}/team/app:v1", silent.local_addr()?);
+    let pulling = pull(&reference)?.spawn()?;
+    let _asked =
+        tokio::time::timeout(Duration::from_secs(30), silent.accept()).await.context("not asked")??;
+    let pid =
+        pulling.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).context("ended")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+    let output = tokio::time::timeout(Duration::from_secs(30), pulling.wait_with_output()).await??;
+    let said = String::from_utf8(output.stdout)?;
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    ensure!(said.contains("✗ 1 image: 1 not on this machine"), "{said}");
+    Ok(())
+}

@@ -84,7 +84,7 @@ Examples:
 
 The stderr of credential providers is shown here; the agent discards it.
 
-Exit status: 0 if all images are there, 1 if at least one is not, 2 for wrong usage.")]
+Exit status: 0 if all images are there, 1 if at least one is not, 2 for wrong usage, 130 after Ctrl-C.")]
 pub(crate) struct PullArgs {
     /// The images
     #[arg(required = true, value_name = "IMAGE")]

@@ -1,10 +1,14 @@
 //! `edgecore-prepull pull`: pulls on this machine with the executor of the agent, without a cloud.
 
 mod display;
+#[cfg(test)]
+mod tests;
+mod wording;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context;
 use prepull_api::credentials::RegistryConfig;
@@ -13,12 +17,13 @@ use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskId};
 use prepull_api::wire::Key;
 use prepull_program::signals::wait_for_termination;
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::commands::args::PullArgs;
 use crate::config::Limits;
 use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
+use crate::images::puller::{ErrorClass, Present, PullError, Puller};
 use crate::images::runtime::RuntimeEndpoint;
 use crate::tasks::agent::{Execution, TaskEnd, TaskTerms};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
@@ -26,6 +31,15 @@ use display::Display;
 
 /// Capacity for updates that have not been displayed yet.
 const UPDATES: usize = 16;
+/// How long a runtime may not answer before anything is pulled. A restart of containerd takes less; the agent would wait
+/// for longer, and a person who has mistyped the socket would not.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
+/// Interval between two questions to a runtime that does not answer.
+const RUNTIME_RETRY: Duration = Duration::from_millis(500);
+/// Exit status of a program that SIGINT ended, by the shell's convention.
+const INTERRUPTED: u8 = 130;
+/// Exit status of a program that SIGTERM ended, by the shell's convention.
+const TERMINATED: u8 = 143;
 
 /// Pulls the images. The exit status says whether all of them are on this machine now.
 pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
@@ -72,7 +86,6 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
             sandbox: None,
         });
     }
-    let display = Display::new(&tasks, std::io::stderr().is_terminal());
     let execution = Execution {
         done: vec![None; tasks.len()],
         check: None,
@@ -88,12 +101,17 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     endpoint.find().await?;
     let puller = Arc::new(CriPuller::new(endpoint));
+    wait_for_runtime(&*puller).await?;
+    let present = look_up_all(&*puller, &execution.task.images).await;
+    let display = Display::new(&execution.task.images, present, std::io::stderr().is_terminal());
     let executor = Executor::new(puller, parallel_pulls, Limits::default())
         .with_credential_providers(Arc::new(providers));
     let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
     let (sender, updates) = mpsc::channel(UPDATES);
+    let signalled = OnceLock::new();
     let interrupt = async {
         if let Ok(signal) = wait_for_termination().await {
+            let _ = signalled.set(signal);
             control.send_modify(|control| control.stop = Some(signal.to_owned()));
         }
         // The executor stops by itself; the end of `pulling` decides.
@@ -107,8 +125,46 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     };
     let TaskEnd { outcome: _, reason: _, check: _, images } = end;
     display.show_missing_results(&images);
+    display.show_summary(&images);
     let all = images.iter().all(|image| image.outcome.is_on_node());
-    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match signalled.get() {
+        _ if all => ExitCode::SUCCESS,
+        Some(&"SIGINT") => ExitCode::from(INTERRUPTED),
+        Some(_) => ExitCode::from(TERMINATED),
+        None => ExitCode::FAILURE,
+    })
+}
+
+/// Waits until the runtime answers, for [`RUNTIME_PATIENCE`].
+async fn wait_for_runtime(puller: &impl Puller) -> Result<(), PullError> {
+    let deadline = Instant::now() + RUNTIME_PATIENCE;
+    let mut last = None;
+    let answer = async {
+        loop {
+            match puller.read_version().await {
+                Err(error) if error.class == ErrorClass::RuntimeDown => last = Some(error),
+                // What else is wrong, the pull will say.
+                _ => return,
+            }
+            sleep(RUNTIME_RETRY).await;
+        }
+    };
+    timeout_at(deadline, answer).await.map_err(|_| {
+        let why =
+            last.map_or_else(|| "it accepts connections and is silent".to_owned(), |error| error.message);
+        let message =
+            format!("the container runtime did not answer for {} s: {why}", RUNTIME_PATIENCE.as_secs());
+        PullError::new(ErrorClass::RuntimeDown, message)
+    })
+}
+
+/// What the runtime has before anything is pulled, to tell what was there already. Where it does not say, nothing was.
+async fn look_up_all(puller: &impl Puller, images: &[ImageTask]) -> Vec<Option<Present>> {
+    let mut present = Vec::new();
+    for image in images {
+        present.push(puller.look_up(&image.reference).await.ok().flatten());
+    }
+    present
 }
 
 /// The credentials for an image. Like docker, pulls an image without an entry anonymously; an entry that is malformed

@@ -5,87 +5,107 @@ use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageResult, ImageTask};
+use prepull_api::task::{Bytes, ImagePhase, ImageProgress, ImageResult, ImageTask};
+
+use super::wording::{describe_result, summarize};
+use crate::images::puller::Present;
 
 pub(super) struct Display {
-    names: Vec<String>,
-    /// One bar for each image; empty if there is no terminal.
-    bars: Vec<ProgressBar>,
+    images: Vec<Shown>,
     _all: Option<MultiProgress>,
-    ended: Mutex<BTreeSet<usize>>,
+    state: Mutex<State>,
+}
+
+struct Shown {
+    name: String,
+    /// What the runtime had under the reference before.
+    before: Option<Present>,
+    /// Absent without a terminal.
+    bar: Option<ProgressBar>,
+}
+
+/// Indexes of images.
+#[derive(Default)]
+struct State {
+    ended: BTreeSet<usize>,
+    unpacking: BTreeSet<usize>,
 }
 
 impl Display {
-    pub(super) fn new(images: &[ImageTask], terminal: bool) -> Self {
-        let names: Vec<_> = images.iter().map(|image| image.reference.clone()).collect();
+    pub(super) fn new(images: &[ImageTask], before: Vec<Option<Present>>, terminal: bool) -> Self {
         let all = terminal.then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
-        let bars = all.iter().flat_map(|all| {
-            names.iter().map(|name| {
-                let bar = all.add(ProgressBar::new(0).with_style(style("{prefix} {msg}")));
+        let images = images.iter().zip(before).map(|(image, before)| {
+            let name = image.reference.clone();
+            let bar = all.as_ref().map(|all| {
+                let bar = all.add(ProgressBar::new(0).with_style(style("  {prefix} {msg}")));
                 bar.set_prefix(name.clone());
                 bar.set_message("waiting");
                 bar
-            })
+            });
+            Shown { name, before, bar }
         });
-        let bars = bars.collect();
-        Self { names, bars, _all: all, ended: Mutex::default() }
+        let images = images.collect();
+        Self { images, _all: all, state: Mutex::default() }
     }
 
     /// Displays the progress of an image.
     pub(super) fn show_progress(&self, image: &ImageProgress) {
         let ImageProgress { index, phase, bytes, attempts, reason } = image;
         let index = *index as usize;
-        let name = self.names.get(index).map_or("", String::as_str);
-        let Some(bar) = self.bars.get(index) else {
-            match phase {
-                ImagePhase::Pulling => {
-                    let bytes = bytes.map(|bytes| format!(" {}", format_bytes(bytes))).unwrap_or_default();
-                    print_line(&format!("{name}: pulling{bytes}"));
+        let Some(Shown { name, bar, before: _ }) = self.images.get(index) else { return };
+        let is_unpacking = bytes.is_some_and(|Bytes { done, total }| total > 0 && done >= total);
+        match (phase, bar) {
+            (ImagePhase::Waiting | ImagePhase::Done, _) => {}
+            (ImagePhase::Pulling, Some(bar)) => match bytes {
+                // What the runtime does once it has every byte.
+                _ if is_unpacking => {
+                    bar.set_style(style("  {prefix} {msg}"));
+                    bar.set_message("unpacking");
                 }
-                // No attempt was made, because the runtime did not answer.
-                ImagePhase::BackingOff if *attempts == 0 => {
-                    print_line(&format!("{name}: trying again: {reason}"));
-                }
-                ImagePhase::BackingOff => {
-                    print_line(&format!("{name}: try {attempts} failed, trying again: {reason}"));
-                }
-                ImagePhase::Waiting | ImagePhase::Done => {}
-            }
-            return;
-        };
-        match phase {
-            ImagePhase::Waiting | ImagePhase::Done => {}
-            ImagePhase::BackingOff => bar.set_message(format!("trying again: {reason}")),
-            ImagePhase::Pulling => {
-                bar.set_message("pulling");
-                if let Some(Bytes { done, total }) = bytes {
-                    bar.set_style(style("{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}"));
+                Some(Bytes { done, total }) => {
+                    bar.set_style(style("  {prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}"));
                     bar.set_length(*total);
                     bar.set_position(*done);
                 }
+                None => bar.set_message("pulling"),
+            },
+            (ImagePhase::BackingOff, Some(bar)) => {
+                bar.set_style(style("  {prefix} {msg}"));
+                bar.set_message(format!("trying again: {reason}"));
+            }
+            (ImagePhase::Pulling, None) if is_unpacking => {
+                // Once: there is no progress in it that could be shown.
+                if self.lock().unpacking.insert(index) {
+                    print_line(&format!("{name}: unpacking"));
+                }
+            }
+            (ImagePhase::Pulling, None) => {
+                let bytes = bytes.map(|bytes| format!(" {}", format_bytes(bytes))).unwrap_or_default();
+                print_line(&format!("{name}: pulling{bytes}"));
+            }
+            // No attempt was made, because the runtime did not answer.
+            (ImagePhase::BackingOff, None) if *attempts == 0 => {
+                print_line(&format!("{name}: trying again: {reason}"));
+            }
+            (ImagePhase::BackingOff, None) => {
+                print_line(&format!("{name}: try {attempts} failed, trying again: {reason}"));
             }
         }
     }
 
     /// Displays the result of an image, the first time that it is given.
     pub(super) fn show_result(&self, index: usize, result: &ImageResult) {
-        let ImageResult { outcome, digest, id: _, reason, bytes, attempts: _ } = result;
-        if !self.ended.lock().unwrap_or_else(PoisonError::into_inner).insert(index) {
+        let Some(Shown { name, before, bar }) = self.images.get(index) else { return };
+        if !self.lock().ended.insert(index) {
             return;
         }
-        let digest = digest.as_deref().unwrap_or("digest unknown");
-        let bytes = bytes.map(|bytes| format!(", {}", HumanBytes(bytes.total))).unwrap_or_default();
-        let text = match outcome {
-            ImageOutcome::Pulled => format!("pulled, {digest}{bytes}"),
-            ImageOutcome::Present => format!("there already, {digest}"),
-            ImageOutcome::Failed => format!("failed: {reason}"),
-            ImageOutcome::Stopped => format!("stopped: {reason}"),
-        };
-        if let Some(bar) = self.bars.get(index) {
-            bar.set_style(style("{prefix} {msg}"));
+        let text = describe_result(result, before.as_ref());
+        let mark = if result.outcome.is_on_node() { '✓' } else { '✗' };
+        if let Some(bar) = bar {
+            bar.set_style(style(&format!("{mark} {{prefix}} {{msg}}")));
             bar.finish_with_message(text);
         } else {
-            print_line(&format!("{}: {text}", self.names.get(index).map_or("", String::as_str)));
+            print_line(&format!("{mark} {name}: {text}"));
         }
     }
 
@@ -94,6 +114,16 @@ impl Display {
         for (index, result) in images.iter().enumerate() {
             self.show_result(index, result);
         }
+    }
+
+    /// Displays how many images are on this machine now.
+    pub(super) fn show_summary(&self, images: &[ImageResult]) {
+        let before = self.images.iter().map(|image| image.before.as_ref());
+        print_line(&summarize(images.iter().zip(before)));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub(crate) filesystem_errors: Vec<ErrorClass>,
     /// How often what was pulled has been flushed to the disk.
     pub(crate) flushed: usize,
+    /// Questions about the version that will still find the runtime down.
+    pub(crate) outages: usize,
     /// Free percent of the file system.
     pub(crate) free: u64,
 }
@@ -162,6 +164,11 @@ impl Puller for Fake {
     }
 
     async fn read_version(&self) -> Result<String, PullError> {
+        let mut state = self.state.lock().unwrap();
+        if state.outages > 0 {
+            state.outages -= 1;
+            return Err(PullError::new(ErrorClass::RuntimeDown, "connection refused"));
+        }
         Ok("fake 1".to_owned())
     }
 }

@@ -1,0 +1,17 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::images::puller::fake::Fake;
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_does_not_answer_is_waited_for_and_not_for_long() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().outages = 5;
+    wait_for_runtime(&*fake).await.unwrap();
+
+    fake.state.lock().unwrap().outages = usize::MAX;
+    let began = Instant::now();
+    let error = wait_for_runtime(&*fake).await.unwrap_err().to_string();
+    assert_eq!(began.elapsed().as_secs(), 10);
+    assert_eq!(error, "the container runtime did not answer for 10 s: connection refused");
+}
