@@ -48,11 +48,11 @@ build: ## Release build of cloudcore-prepull and edgecore-prepull
 
 demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its options)
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
-	@$(SETUP)/with-parts.sh $(TARGET)/debug $(TARGET)/debug/demo $(ARGS)
+	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/demo-logs} $(SETUP)/with-parts.sh $(TARGET)/debug $(TARGET)/debug/demo $(ARGS)
 
 fleet: ## One job over NODES=1000 simulated edges, measured (ARGS=--help shows its options)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin fleet'
-	@$(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
+	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/fleet-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
 
 storm: ## Faults by chance and all at once for MINUTES=10, then every job must be as it should be (ARGS='--seed N')
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
@@ -68,7 +68,7 @@ test: ## Every test, on real parts; afterwards no log may hold a credential
 
 bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-e2e --no-run'
-	@$(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-engine -p prepull-e2e
+	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/bench-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-engine -p prepull-e2e
 
 lint: ## Format, clippy, shellcheck, cargo deny
 	@$(SETUP)/packages.sh

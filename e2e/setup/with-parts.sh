@@ -3,7 +3,8 @@
 #
 #   PREPULL_APISERVER_DIR  the directory of kube-apiserver (unset where PREPULL_E2E_KUBECONFIG is set)
 #   PREPULL_BIN_DIR        the directory of cloudcore-prepull and edgecore-prepull: BIN-DIR
-#   PREPULL_E2E_LOGS       where each test writes its logs, emptied first; default: target/e2e-logs
+#   PREPULL_E2E_LOGS       where each test writes its logs, emptied first; default: target/e2e-logs. While a demo that was
+#                          kept (KEEP=1) has this one, it is the first that is free of …-2, …-3
 #   PREPULL_E2E_POOL       where tests find the API servers that they share, and leave what they have started
 #
 # Usage: with-parts.sh [--search-secrets] BIN-DIR COMMAND [ARGUMENT]...
@@ -20,6 +21,17 @@ PREPULL_BIN_DIR=$(realpath -m "$1")
 shift
 target=${CARGO_TARGET_DIR:-$setup/../../target}
 PREPULL_E2E_LOGS=$(realpath -m "${PREPULL_E2E_LOGS:-$target/e2e-logs}")
+# The demo writes the id of the process whose end will end it all (a `sleep`); after that the number may be another's.
+kept() { # DIRECTORY
+  local keeper name
+  { read -r keeper || [[ -n $keeper ]]; } 2>/dev/null <"$1/.kept" || return 1
+  { read -r name <"/proc/$keeper/comm"; } 2>/dev/null && [[ $name == sleep ]]
+}
+first=$PREPULL_E2E_LOGS
+for ((number = 2; number < 100; number++)); do
+  kept "$PREPULL_E2E_LOGS" || break
+  PREPULL_E2E_LOGS=$first-$number
+done
 export PREPULL_BIN_DIR PREPULL_E2E_LOGS
 if [[ -z ${PREPULL_E2E_KUBECONFIG-} ]]; then
   PREPULL_APISERVER_DIR=$("$setup/kube-apiserver.sh")
@@ -80,7 +92,11 @@ done
 trap - INT TERM HUP
 exec 8>&-
 wait "$reaper" || say "the reaper failed, see $PREPULL_E2E_LOGS/reaper-of-the-run.log" >&2
-if ((status == 0)); then say "done after $SECONDS s"; else say "FAILED with status $status after $SECONDS s" >&2; fi
+case $status in
+  0) say "done after $SECONDS s" ;;
+  130) say "interrupted after $SECONDS s" >&2 ;;
+  *) say "FAILED with status $status after $SECONDS s" >&2 ;;
+esac
 if [[ -n $search ]]; then
   "$setup/search-secrets.sh" "$PREPULL_E2E_LOGS" || exit $((status ? status : 1))
 fi

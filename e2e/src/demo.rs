@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use prepull_api::crd::status::JobPhase;
 
+use crate::interrupt::unless_interrupted;
 use crate::jobs::Job;
 use crate::{keep, parts, reaper};
 use live::Live;
@@ -37,10 +38,7 @@ pub async fn run() -> ExitCode {
     let mut story = Story::new();
     let logs = parts::logs_root().map(|root| root.join("demo")).unwrap_or_default();
     let mut stage = None;
-    let told = tokio::select! {
-        told = run_steps(&mut story, &mut stage) => Some(told),
-        _ = tokio::signal::ctrl_c() => None,
-    };
+    let told = Box::pin(unless_interrupted(run_steps(&mut story, &mut stage))).await;
     let (code, reached) = match told {
         None => {
             drop(stage.take());
@@ -60,6 +58,9 @@ pub async fn run() -> ExitCode {
         match reaper::outlive_us() {
             Ok(keeper) => {
                 keep::keep_everything();
+                if let Err(error) = mark_as_kept(keeper) {
+                    story.failure(&error);
+                }
                 stage.print_how_to_go_on(&story, keeper);
             }
             Err(error) => story.failure(&error),
@@ -69,6 +70,12 @@ pub async fn run() -> ExitCode {
         story.note(&format!("Everything is stopped; the logs are in {}", logs.display()));
     }
     code
+}
+
+/// Tells with-parts.sh that the logs are still written to, for as long as the keeper runs.
+fn mark_as_kept(keeper: u32) -> Result<()> {
+    let mark = parts::logs_root()?.join(".kept");
+    std::fs::write(&mark, keeper.to_string()).with_context(|| format!("cannot write {}", mark.display()))
 }
 
 async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdict> {

@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::interrupt::unless_interrupted;
 use crate::place::Place;
 
 pub use figures::{Connect, Figures, Idle, JobFigures, Kill, Reports};
@@ -58,12 +59,10 @@ pub async fn run(options: Options) -> ExitCode {
             Ok(figures.job.is_whole())
         }
     };
-    let measured: Result<bool> = tokio::select! {
-        measured = measure => measured,
-        _ = tokio::signal::ctrl_c() => {
-            teller.step("Interrupted; everything is stopped.");
-            return ExitCode::from(INTERRUPTED);
-        }
+    let measured: Option<Result<bool>> = Box::pin(unless_interrupted(measure)).await;
+    let Some(measured) = measured else {
+        teller.step("Interrupted; everything is stopped.");
+        return ExitCode::from(INTERRUPTED);
     };
     teller.step(&format!("Everything is stopped; the logs are in {}", place.logs().display()));
     match measured {

@@ -36,6 +36,7 @@ pub mod demo;
 pub mod fleet;
 pub mod front;
 pub mod images;
+mod interrupt;
 pub mod intruder;
 pub mod jobs;
 pub mod keep;

@@ -300,3 +300,41 @@ fn processes(which: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(lines.lines().filter(|line| which(line)).map(str::to_owned).collect())
 }
+
+#[tokio::test]
+async fn a_run_beside_a_kept_demo_takes_another_directory_for_its_logs() -> Result<()> {
+    let place = Place::here()?;
+    let logs = place.new_dir("logs")?;
+    std::fs::write(logs.join(".prepull-e2e-logs"), "")?;
+    std::fs::write(logs.join("demo.log"), "kept")?;
+    // A `sleep`, as the one that the demo leaves behind.
+    let mut keeper = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn()?;
+    std::fs::write(logs.join(".kept"), keeper.id().context("it has ended")?.to_string())?;
+    let run = async |status: u8| -> Result<(Option<i32>, String)> {
+        let mut command = tokio::process::Command::new("bash");
+        let script = prepull_e2e::parts::setup_dir().join("with-parts.sh");
+        command.arg(script).args([
+            "/nowhere",
+            "bash",
+            "-c",
+            &format!("echo in $PREPULL_E2E_LOGS.; exit {status}"),
+        ]);
+        // A cluster that is never used, so that none has to be found.
+        command.env("PREPULL_E2E_KUBECONFIG", "none").env("PREPULL_E2E_LOGS", &logs).env_remove("KEEP");
+        let output = command.kill_on_drop(true).output().await?;
+        let said = [output.stdout, output.stderr].concat();
+        Ok((output.status.code(), String::from_utf8(said)?))
+    };
+
+    let (status, said) = run(0).await?;
+    ensure!(status == Some(0) && said.contains(&format!("in {}-2.", logs.display())), "{said}");
+    assert_eq!(std::fs::read_to_string(logs.join("demo.log"))?, "kept");
+
+    // The demo has ended. This run is interrupted, and not failed.
+    keeper.kill().await?;
+    let (status, said) = run(130).await?;
+    ensure!(status == Some(130) && said.contains(&format!("in {}.", logs.display())), "{said}");
+    ensure!(said.contains("interrupted after") && !said.contains("FAILED"), "{said}");
+    ensure!(!logs.join("demo.log").exists(), "the logs of the last run are still there");
+    Ok(())
+}
