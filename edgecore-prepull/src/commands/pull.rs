@@ -142,7 +142,9 @@ async fn wait_for_runtime(puller: &impl Puller) -> Result<(), PullError> {
     let answer = async {
         loop {
             match puller.read_version().await {
-                Err(error) if error.class == ErrorClass::RuntimeDown => last = Some(error),
+                Err(error) if matches!(error.class, ErrorClass::RuntimeDown | ErrorClass::RuntimeLost) => {
+                    last = Some(error);
+                }
                 // What else is wrong, the pull will say.
                 _ => return,
             }
