@@ -127,6 +127,7 @@ fn result(job: &JobUid, outcome: TaskOutcome, images: usize) -> EdgeMessage {
         digest: None,
         id: None,
         reason: "forged".to_owned(),
+        code: None,
         bytes: None,
         attempts: 1,
     };
@@ -147,6 +148,7 @@ fn progress(job: &JobUid, index: u32) -> EdgeMessage {
         bytes: None,
         attempts: 1,
         reason: "forged".to_owned(),
+        code: None,
     };
     EdgeMessage::Progress(Progress { task: task(job, 1), images: vec![image] })
 }

@@ -125,6 +125,7 @@ async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Resul
         digest: None,
         id: None,
         reason: "forged".to_owned(),
+        code: None,
         bytes: None,
         attempts: 1,
     };

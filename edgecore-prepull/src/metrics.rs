@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use prepull_api::task::TaskOutcome;
+use prepull_api::failure::FailureCode;
+use prepull_api::task::{ImageResult, TaskOutcome};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -24,6 +25,8 @@ prepull_program::metrics! {
         tasks: Family<Outcome, Counter>,
         /// Images that ended, by outcome
         images: Family<Outcome, Counter>,
+        /// Images that failed, by the code of the failure
+        image_failures: Family<Code, Counter>,
         /// Runs of credential providers' plugins, by outcome
         credential_provider_execs: Family<ProviderOutcome, Counter>,
         /// How long a run of a credential provider's plugin took
@@ -38,6 +41,11 @@ const PLUGIN_BUCKETS: [f64; 7] = [0.05, 0.2, 0.5, 2.0, 5.0, 15.0, 60.0];
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Code {
+    code: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -116,10 +124,15 @@ impl Metrics {
         self.counted.tasks.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// Counts an image that ended, by whether it is on the node now.
-    pub(crate) fn count_image(&self, is_there: bool) {
+    /// Counts an image that ended, by whether it is on the node now, and if not, why.
+    pub(crate) fn count_image(&self, result: &ImageResult) {
+        let is_there = result.outcome.is_on_node();
         let outcome = if is_there { "there" } else { "failed" };
         self.counted.images.get_or_create(&Outcome { outcome }).inc();
+        if !is_there {
+            let code = result.code.unwrap_or(FailureCode::Other).as_str();
+            self.counted.image_failures.get_or_create(&Code { code }).inc();
+        }
     }
 
     /// Counts and measures a run of a plugin. The configuration bounds the number of providers.

@@ -11,6 +11,7 @@
 //! - [`overriders`]: rules that edit an image reference or a list of secrets.
 //! - [`credentials`]: the contents of a registry secret, and the entries that match a reference.
 //! - [`task`]: the work of one node, its progress and its result.
+//! - [`failure`]: why an image is not on its node, in one word of a closed list.
 //! - [`wire`]: the messages of the tunnel and their limits.
 //! - [`enroll`]: how an edge gets its certificate: join tokens, requests and responses.
 //! - [`crd`]: the Kubernetes resources (feature `crd`, the cloud side only).
@@ -19,6 +20,7 @@ mod abbreviate;
 pub mod credentials;
 mod dns_name;
 pub mod enroll;
+pub mod failure;
 pub mod image;
 pub mod overriders;
 pub mod selector;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::dns_name::is_dns_subdomain;
+use crate::failure::FailureCode;
 
 /// The UID of the object that a task comes from, as Kubernetes gave it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -190,6 +191,9 @@ pub struct ImageProgress {
     /// Why the last try failed; empty if none did. At most [`crate::wire::MAX_REASON`] bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The code of [`Self::reason`]. Absent if no try failed, and from edges without codes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<FailureCode>,
 }
 
 /// How a task ended on the node.
@@ -254,6 +258,9 @@ pub struct ImageResult {
     /// Why the image is not on the node. At most [`crate::wire::MAX_REASON`] bytes; never contains a credential.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The code of [`Self::reason`]. Absent for an image that is on the node, and from edges without codes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<FailureCode>,
     /// Bytes of the image. Absent if the runtime does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Bytes>,

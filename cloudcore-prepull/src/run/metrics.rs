@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use prepull_api::crd::status::JobPhase;
+use prepull_api::failure::FailureCode;
 use prepull_api::task::TaskOutcome;
 use prepull_api::wire::EdgeMessage;
 use prepull_engine::kruise::node_images::Written;
@@ -29,6 +30,11 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CodeLabel {
+    code: &'static str,
+}
+
 prepull_program::metrics! {
     /// The counters and gauges of the engines' inputs, of the sessions and of the election.
     struct Counted {
@@ -40,6 +46,8 @@ prepull_program::metrics! {
         dispatches: Family<OutcomeLabel, Counter>,
         /// Results that edge nodes sent, by outcome
         results: Family<OutcomeLabel, Counter>,
+        /// Images that edge nodes reported as failed, by the code of the failure
+        image_failures: Family<CodeLabel, Counter>,
         /// Writes of job status and of reports, by outcome
         status_writes: Family<OutcomeLabel, Counter>,
         /// Writes of NodeImages, ImagePullJobs and ImageListPullJobs, by outcome
@@ -93,6 +101,10 @@ impl Metrics {
                     TaskOutcome::Cancelled => "cancelled",
                 };
                 self.counted.results.get_or_create(&OutcomeLabel { outcome }).inc();
+                for image in result.images.iter().filter(|image| !image.outcome.is_on_node()) {
+                    let code = image.code.unwrap_or(FailureCode::Other).as_str();
+                    self.counted.image_failures.get_or_create(&CodeLabel { code }).inc();
+                }
             }
             _ => {}
         }

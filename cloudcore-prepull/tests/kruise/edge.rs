@@ -81,6 +81,7 @@ impl Edge {
                 digest: None,
                 id: None,
                 reason: "ended by the test".to_owned(),
+                code: None,
                 bytes: None,
                 attempts: 1,
             }],

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
 use edgecore_prepull::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, Now, TaskRecord};
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId};
 
 use crate::trace::said;
@@ -188,5 +189,6 @@ impl World {
 
 pub(crate) fn image(outcome: ImageOutcome) -> ImageResult {
     let reason = if outcome.is_on_node() { "" } else { "no such image" };
-    ImageResult { outcome, digest: None, id: None, reason: reason.to_owned(), bytes: None, attempts: 1 }
+    let code = (!outcome.is_on_node()).then_some(FailureCode::NotFound);
+    ImageResult { outcome, digest: None, id: None, reason: reason.to_owned(), code, bytes: None, attempts: 1 }
 }

@@ -338,6 +338,7 @@ impl World {
                     bytes,
                     attempts: 1,
                     reason: String::new(),
+                    code: None,
                 };
                 self.on_edge(at, AgentEvent::Progress(Progress { task: id.clone(), images: vec![moment] }));
                 return true;

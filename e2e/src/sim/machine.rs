@@ -218,6 +218,7 @@ fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
         digest: outcome.is_on_node().then(|| DIGEST.to_owned()),
         id: None,
         reason: if outcome == ImageOutcome::Failed { FAILED.to_owned() } else { String::new() },
+        code: None,
         bytes: None,
         attempts,
     }
@@ -228,8 +229,14 @@ fn progress(work: &Execution, pull: &Pull, total: u64, now: Instant) -> AgentEve
     let done = (u128::from(total) * part).checked_div(whole).and_then(|done| u64::try_from(done).ok());
     let bytes = Some(Bytes { done: done.unwrap_or(0), total });
     let index = u32::try_from(pull.index).unwrap_or(u32::MAX);
-    let image =
-        ImageProgress { index, phase: ImagePhase::Pulling, bytes, attempts: 1, reason: String::new() };
+    let image = ImageProgress {
+        index,
+        phase: ImagePhase::Pulling,
+        bytes,
+        attempts: 1,
+        reason: String::new(),
+        code: None,
+    };
     AgentEvent::Progress(Progress { task: work.task.id.clone(), images: vec![image] })
 }
 

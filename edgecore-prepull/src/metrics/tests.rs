@@ -1,4 +1,11 @@
+use prepull_api::task::ImageOutcome;
+
 use super::*;
+
+fn ended(outcome: ImageOutcome, code: Option<FailureCode>) -> ImageResult {
+    let reason = String::new();
+    ImageResult { outcome, digest: None, id: None, reason, code, bytes: None, attempts: 1 }
+}
 
 #[test]
 fn the_exposition_is_the_same_to_the_byte() {
@@ -7,7 +14,7 @@ fn the_exposition_is_the_same_to_the_byte() {
     metrics.set_session(Some("a:1".to_owned()));
     metrics.set_open_tasks(2);
     metrics.count_task(TaskOutcome::DeadlineExceeded);
-    metrics.count_image(true);
+    metrics.count_image(&ended(ImageOutcome::Failed, Some(FailureCode::NoSpace)));
     metrics.count_plugin_run("ecr", PluginOutcome::Ok, Duration::from_secs(1));
     assert_eq!(metrics.render(), include_str!("tests/exposition.txt"));
 }
@@ -17,8 +24,11 @@ fn counted_events_and_the_current_session_are_exposed() {
     let metrics = Metrics::default();
     metrics.set_connected(true);
     metrics.count_task(TaskOutcome::Failed);
+    metrics.count_image(&ended(ImageOutcome::Pulled, None));
     let text = metrics.render();
     assert!(text.contains("edgecore_prepull_connected 1"), "{text}");
+    assert!(text.contains("edgecore_prepull_images_total{outcome=\"there\"} 1"), "{text}");
+    assert!(!text.contains("image_failures_total{"), "{text}");
     assert!(text.contains("edgecore_prepull_tasks_total{outcome=\"failed\"} 1"), "{text}");
     metrics.set_session(Some("a:1".to_owned()));
     metrics.set_session(Some("b:2".to_owned()));

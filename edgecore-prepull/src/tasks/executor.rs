@@ -34,7 +34,7 @@ use self::leftovers::keep_tidy;
 use self::progress::{ProgressPace, send_progress};
 use crate::config::Limits;
 use crate::images::providers::Providers;
-use crate::images::puller::{ErrorClass, Puller};
+use crate::images::puller::{ErrorClass, PullError, Puller};
 use crate::tasks::agent::{Execution, TaskEnd};
 use crate::tasks::checks::{self, Readings};
 pub use control::TaskControl;
@@ -102,7 +102,7 @@ impl<P: Puller> Executor<P> {
         self.hold(&execution.task);
         let board = ImageBoard::new(&execution.done);
         let mut check = execution.check.clone();
-        let mut trouble = String::new();
+        let mut trouble = None;
         let ending = {
             let carry_out = async {
                 if check.is_none() {
@@ -125,7 +125,7 @@ impl<P: Puller> Executor<P> {
                 never = send_progress(&self.pace, &board, &updates) => match never {},
             }
         };
-        let end = conclude(&execution, ending, check, &trouble, &board);
+        let end = conclude(&execution, ending, check, trouble.as_ref(), &board);
         self.let_go(task);
         if end.outcome == TaskOutcome::Cancelled {
             // Nobody will resume the pulls of a cancelled task but another one that has the same image.
@@ -160,8 +160,8 @@ impl<P: Puller> Executor<P> {
     }
 
     /// Runs the checks. While the runtime does not answer, the disk cannot be checked: this waits for the runtime, and
-    /// leaves the reason in `trouble` in case the deadline comes first. Another error is tried again a few times.
-    async fn check(&self, items: &[CheckItem], trouble: &mut String) -> CheckOutcome {
+    /// leaves the error in `trouble` in case the deadline comes first. Another error is tried again a few times.
+    async fn check(&self, items: &[CheckItem], trouble: &mut Option<PullError>) -> CheckOutcome {
         let mut backoff = ImagePulls::<P>::new_backoff();
         let mut failures = 0;
         let disk = loop {
@@ -176,13 +176,13 @@ impl<P: Puller> Executor<P> {
                     }
                     let wait = backoff.next((self.images.random)());
                     tracing::warn!(%error, retry_in = ?wait, "cannot check the disk yet");
-                    *trouble = error.message;
+                    *trouble = Some(error);
                     sleep(wait).await;
                 }
                 Err(error) => break Err(error.message),
             }
         };
-        trouble.clear();
+        *trouble = None;
         let readings = Readings { disk, load: checks::read_load(), memory: checks::read_memory() };
         let mut outcome = checks::judge(items, &self.limits, &readings);
         outcome.reason = truncate_reason(&outcome.reason);

@@ -261,7 +261,7 @@ impl<P: Puller> Node<P> {
                 }
             }
             TaskUpdate::ImageEnded { index, result } => {
-                self.metrics.count_image(result.outcome.is_on_node());
+                self.metrics.count_image(&result);
                 self.handle(AgentEvent::ImageEnded { task, index, result });
             }
         }

@@ -5,6 +5,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::failure::FailureCode;
+
 /// Most nodes in `nodeStatus`, and in `skippedNodes`. Of more nodes, those that need attention are listed.
 pub const MAX_NODES_IN_STATUS: usize = 200;
 
@@ -33,6 +35,9 @@ pub struct ImagePrePullJobStatus {
     /// Counts of the nodes by phase.
     #[serde(default)]
     pub summary: Summary,
+    /// Nodes in Failure and Unknown by code, the most frequent code first. Each node counts once, by its own code.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures_by_code: Vec<FailureCount>,
     /// Progress of the waves. Absent if the job has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
@@ -57,6 +62,15 @@ pub struct ImagePrePullJobStatus {
     /// Nodes that the job names or selects but skips, at most 200. summary.skipped counts all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped_nodes: Vec<SkippedNode>,
+}
+
+/// How many nodes failed for one cause.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureCount {
+    /// The cause.
+    pub code: FailureCode,
+    /// How many nodes have this code.
+    pub nodes: u32,
 }
 
 /// The progress of the waves.
@@ -130,6 +144,10 @@ pub struct NodeStatus {
     /// Why the node is in this phase, as one sentence. May be absent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The cause in one word, if the phase is Failure or Unknown: that of the checks or of the first image that is
+    /// missing, or why there is no result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<FailureCode>,
     /// Number of the attempt that this record describes, counted from 1.
     #[serde(default)]
     pub attempt: u32,
@@ -218,6 +236,9 @@ pub struct ImageStatus {
     /// Why the image failed, or why its last try did.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The cause in one word, where there is a reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<FailureCode>,
     /// Progress in compressed bytes. Absent if the runtime does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<ImageBytes>,

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::credentials::Sensitive;
+use crate::failure::FailureCode;
 use crate::task::{
     Bytes, CheckItem, CheckOutcome, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid, PullPolicy,
     SandboxMetadata, TaskOutcome,
@@ -58,6 +59,7 @@ fn edge_messages_keep_their_bytes() {
         bytes,
         attempts: 1,
         reason: reason.to_owned(),
+        code: None,
     };
     assert_frame(
         &EdgeMessage::Progress(Progress {
@@ -65,7 +67,10 @@ fn edge_messages_keep_their_bytes() {
             images: vec![
                 image(0, ImagePhase::Waiting, None, ""),
                 image(1, ImagePhase::Pulling, Some(Bytes { done: 5, total: 9 }), ""),
-                image(2, ImagePhase::BackingOff, None, "503"),
+                ImageProgress {
+                    code: Some(FailureCode::RegistryError),
+                    ..image(2, ImagePhase::BackingOff, None, "503")
+                },
                 image(3, ImagePhase::Done, None, ""),
             ],
         }),
@@ -73,7 +78,7 @@ fn edge_messages_keep_their_bytes() {
             r#"{"type":"progress","task":{"job":"uid-1","attempt":2},"images":["#,
             r#"{"index":0,"phase":"waiting","attempts":1},"#,
             r#"{"index":1,"phase":"pulling","bytes":{"done":5,"total":9},"attempts":1},"#,
-            r#"{"index":2,"phase":"backingOff","attempts":1,"reason":"503"},"#,
+            r#"{"index":2,"phase":"backingOff","attempts":1,"reason":"503","code":"RegistryError"},"#,
             r#"{"index":3,"phase":"done","attempts":1}]}"#,
         ),
     );
@@ -86,6 +91,7 @@ fn results_keep_their_bytes() {
         digest: None,
         id: None,
         reason: String::new(),
+        code: None,
         bytes: None,
         attempts: 0,
     };
@@ -112,7 +118,11 @@ fn results_keep_their_bytes() {
                         ..image(ImageOutcome::Pulled)
                     },
                     image(ImageOutcome::Present),
-                    ImageResult { reason: "404".to_owned(), ..image(ImageOutcome::Failed) },
+                    ImageResult {
+                        reason: "404".to_owned(),
+                        code: Some(FailureCode::NotFound),
+                        ..image(ImageOutcome::Failed)
+                    },
                     image(ImageOutcome::Stopped),
                 ],
             )
@@ -122,7 +132,7 @@ fn results_keep_their_bytes() {
             r#""check":{"passed":false,"reason":"disk full"},"images":["#,
             r#"{"outcome":"pulled","digest":"sha256:a","id":"sha256:b","bytes":{"done":7,"total":7},"attempts":1},"#,
             r#"{"outcome":"present","attempts":0},"#,
-            r#"{"outcome":"failed","reason":"404","attempts":0},"#,
+            r#"{"outcome":"failed","reason":"404","code":"NotFound","attempts":0},"#,
             r#"{"outcome":"stopped","attempts":0}],"took":1500}"#,
         ),
     );
@@ -225,6 +235,8 @@ fn an_assignment_keeps_its_bytes() {
 fn unknown_fields_are_ignored_and_unknown_types_refused() {
     let newer = r#"{"type":"accepted","task":{"job":"uid-1","attempt":2},"added":"later"}"#;
     assert_eq!(decode::<EdgeMessage>(newer).unwrap(), EdgeMessage::Accepted { task: task_id() });
+    let newer = r#"{"outcome":"failed","reason":"so","code":"Later","attempts":1}"#;
+    assert_eq!(decode::<ImageResult>(newer).unwrap().code, Some(FailureCode::Other));
     let error = decode::<EdgeMessage>(r#"{"type":"s3cret"}"#).unwrap_err().to_string();
     assert!(error.starts_with("not a message of prepull.v1: ") && !error.contains("s3cret"), "{error}");
 }

@@ -361,6 +361,7 @@ impl World {
                     digest: Some(format!("sha256:{:064x}", 7)),
                     id: None,
                     reason: String::new(),
+                    code: None,
                     bytes: None,
                     attempts: 1,
                 };

@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use prepull_api::crd::report::{MAX_NODES_IN_REPORT, ReportBody};
 use prepull_api::crd::status::{
-    ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, RolloutStatus, SkippedNode,
-    Summary,
+    FailureCount, ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus, RolloutStatus,
+    SkippedNode, Summary,
 };
 
 use crate::shared::reasons;
@@ -46,6 +46,8 @@ pub struct Parts<'a> {
     pub started_spec: &'a str,
     /// How many nodes are in each phase, and how many were skipped.
     pub summary: Summary,
+    /// How many nodes have failed or are unknown, by code.
+    pub failures_by_code: Vec<FailureCount>,
     /// The conditions that were written last, so that a transition time changes only with its status.
     pub conditions: &'a [Condition],
     /// What the conditions are to say.
@@ -85,6 +87,7 @@ pub fn status<'a>(
         spec_hash,
         started_spec,
         summary,
+        failures_by_code,
         conditions,
         facts,
         skipped,
@@ -97,6 +100,7 @@ pub fn status<'a>(
         completion_time: completion_time.map(Time),
         active_since: active_since.map(Time),
         summary,
+        failures_by_code,
         rollout,
         retry,
         spec_hash: spec_hash.to_owned(),
@@ -266,6 +270,7 @@ fn bare(node: &NodeStatus) -> NodeStatus {
         node_name: node.node_name.clone(),
         phase: node.phase,
         reason: short(&node.reason),
+        code: node.code,
         attempt: node.attempt,
         start_time: node.start_time.clone(),
         action_flow: Vec::new(),

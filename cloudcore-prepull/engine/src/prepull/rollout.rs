@@ -14,13 +14,14 @@
 //! A node whose Node is deleted before it has started leaves the rollout. Its place stays empty, so that the places of
 //! the others, and with them their reports, stay what they are.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::{NodePhase, NodeStatus, RolloutStatus, Summary, Tristate};
+use prepull_api::crd::status::{FailureCount, NodePhase, NodeStatus, RolloutStatus, Summary, Tristate};
+use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
 use crate::prepull::validate::{Ratio, Step};
@@ -176,6 +177,8 @@ pub struct Rollout {
     /// How many nodes are pending and offline.
     offline: usize,
     counts: Summary,
+    /// How many nodes are in Failure or Unknown, by code; a code of no node may be there.
+    failures: BTreeMap<FailureCode, u32>,
     waves: Waves,
     /// Whether the job is over.
     closed: bool,
@@ -203,6 +206,7 @@ impl Rollout {
             postponed: BTreeSet::new(),
             offline: 0,
             counts: Summary::default(),
+            failures: BTreeMap::new(),
             waves: Waves::default(),
             closed: false,
             touched: Vec::new(),
@@ -255,6 +259,7 @@ impl Rollout {
             is_stamped: false,
             postponed: None,
         });
+        self.count_failure(at, true);
         self.index_member(at);
     }
 
@@ -296,6 +301,15 @@ impl Rollout {
     /// How many nodes are in each phase; `skipped` is not known here.
     pub fn summary(&self) -> &Summary {
         &self.counts
+    }
+
+    /// How many nodes have failed or are unknown, by code, the most frequent code first.
+    pub fn failures(&self) -> Vec<FailureCount> {
+        let counts = self.failures.iter().filter(|(_, nodes)| **nodes > 0);
+        let mut failures: Vec<_> =
+            counts.map(|(code, nodes)| FailureCount { code: *code, nodes: *nodes }).collect();
+        failures.sort_by_key(|failure| std::cmp::Reverse(failure.nodes));
+        failures
     }
 
     /// The records, in the job's order.
@@ -396,14 +410,13 @@ impl Rollout {
         let mut decisions = Vec::new();
         while let Some(&(deadline, at)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) {
             let timeout = self.settings.timeout.as_secs();
-            let reason = match self.members[at].online {
-                Some(_) => {
-                    format!("no result within timeoutSeconds ({timeout}): the node is connected and silent")
-                }
-                None => format!("no result within timeoutSeconds ({timeout}): the node is offline"),
+            let (code, state) = match self.members[at].online {
+                Some(_) => (FailureCode::NoResult, "connected and silent"),
+                None => (FailureCode::Offline, "offline"),
             };
+            let reason = format!("no result within timeoutSeconds ({timeout}): the node is {state}");
             self.deadlines.remove(&(deadline, at));
-            decisions.push(self.expire(at, &reason, now));
+            decisions.push(self.expire(at, code, &reason, now));
         }
         decisions.extend(self.end_postponements(now));
         if self.verdict() == Verdict::Running {
@@ -433,8 +446,8 @@ impl Rollout {
         decisions
     }
 
-    fn expire(&mut self, at: usize, reason: &str, now: Timestamp) -> Decision {
-        self.end(at, NodePhase::Unknown, reason, now);
+    fn expire(&mut self, at: usize, code: FailureCode, reason: &str, now: Timestamp) -> Decision {
+        self.end(at, (NodePhase::Unknown, code), reason, now);
         Decision::Expire(self.name(at))
     }
 

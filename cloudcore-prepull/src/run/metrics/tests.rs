@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use std::time::Duration;
 
-use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
+use prepull_api::task::{ImageOutcome, ImageResult, JobUid, NodeName, TaskId, TaskResult};
 use prepull_engine::prepull::controller::Object;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::session::SessionId;
@@ -26,14 +26,28 @@ fn written(outcome: WriteOutcome) -> Input {
 
 fn result(outcome: TaskOutcome) -> Input {
     let task = TaskId { job: job(), attempt: 1 };
-    let result = TaskResult {
-        task,
+    let image = |outcome, code| ImageResult {
         outcome,
+        digest: None,
+        id: None,
         reason: String::new(),
-        check: None,
-        images: Vec::new(),
-        took: Duration::ZERO,
+        code,
+        bytes: None,
+        attempts: 1,
     };
+    let images = match outcome {
+        TaskOutcome::Succeeded => vec![image(ImageOutcome::Pulled, None)],
+        TaskOutcome::Failed => vec![
+            image(ImageOutcome::Pulled, None),
+            image(ImageOutcome::Failed, Some(FailureCode::Unauthorized)),
+            // Of an edge without codes.
+            image(ImageOutcome::Failed, None),
+        ],
+        TaskOutcome::DeadlineExceeded => vec![image(ImageOutcome::Stopped, Some(FailureCode::Timeout))],
+        TaskOutcome::Cancelled => Vec::new(),
+    };
+    let result =
+        TaskResult { task, outcome, reason: String::new(), check: None, images, took: Duration::ZERO };
     let message = EdgeMessage::Result(result);
     Input::Session(SessionEvent::Message { node: node(), session: SessionId(1), message })
 }

@@ -50,7 +50,7 @@ impl Display {
 
     /// Displays the progress of an image.
     pub(super) fn show_progress(&self, image: &ImageProgress) {
-        let ImageProgress { index, phase, bytes, attempts, reason } = image;
+        let ImageProgress { index, phase, bytes, attempts, reason, code: _ } = image;
         let index = *index as usize;
         let Some(Shown { name, bar, before: _ }) = self.images.get(index) else { return };
         let is_unpacking = bytes.is_some_and(|Bytes { done, total }| total > 0 && done >= total);

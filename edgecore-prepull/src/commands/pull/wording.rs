@@ -74,6 +74,7 @@ mod tests {
             digest: is_on_node.then(|| digest('a')),
             id: is_on_node.then(|| digest('b')),
             reason: if is_on_node { String::new() } else { "because".to_owned() },
+            code: None,
             bytes: Some(Bytes { done: 1 << 20, total: 1 << 20 }),
             attempts: 1,
         }

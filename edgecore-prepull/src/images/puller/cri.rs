@@ -15,6 +15,7 @@ use k8s_cri::v1::{
     VersionRequest,
 };
 use prepull_api::credentials::RegistryCredential;
+use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::SandboxMetadata;
 use prepull_api::wire::Filesystem;
@@ -158,7 +159,8 @@ impl Puller for CriPuller {
                 return Err(PullError::new(
                     ErrorClass::Transient,
                     format!("nothing of the image arrived for {} s; the connection seems dead", after.as_secs()),
-                ));
+                )
+                .with_code(FailureCode::Unreachable));
             }
         };
         // The pull has succeeded. What follows only describes the image: no failure below may fail the pull.

@@ -1,5 +1,7 @@
-//! Errors of a pull: their class, which decides what happens next, and a message without secrets.
+//! Errors of a pull: their class, which decides what happens next, their code, by which tools group them, and a message
+//! without secrets.
 
+use prepull_api::failure::FailureCode;
 use prepull_api::wire::truncate_reason;
 
 /// What a failure means for the next attempt.
@@ -34,6 +36,18 @@ impl ErrorClass {
             Self::Permanent => "permanent",
         }
     }
+
+    /// Code of an error of which no more than its class is known.
+    fn usual_code(self) -> FailureCode {
+        match self {
+            Self::Transient => FailureCode::Other,
+            Self::NoSpace => FailureCode::NoSpace,
+            Self::RuntimeDown | Self::RuntimeLost => FailureCode::RuntimeDown,
+            Self::Auth => FailureCode::Unauthorized,
+            Self::NotFound => FailureCode::NotFound,
+            Self::Permanent => FailureCode::InvalidImage,
+        }
+    }
 }
 
 /// Failure of a pull, or of a question to the container runtime.
@@ -42,14 +56,22 @@ impl ErrorClass {
 pub struct PullError {
     /// What the failure means for the next attempt.
     pub class: ErrorClass,
+    /// What the failure is called in the status, the metrics and the events.
+    pub code: FailureCode,
     /// One line for a person, without secrets, of at most [`prepull_api::wire::MAX_REASON`] bytes.
     pub message: String,
 }
 
 impl PullError {
-    /// An error with this message, from which secrets are removed.
+    /// An error with this message, from which secrets are removed, and with the code that is usual for the class.
     pub(crate) fn new(class: ErrorClass, message: impl AsRef<str>) -> Self {
-        Self { class, message: redact(message.as_ref()) }
+        Self { class, code: class.usual_code(), message: redact(message.as_ref()) }
+    }
+
+    /// The same error with this code.
+    #[must_use]
+    pub(crate) fn with_code(self, code: FailureCode) -> Self {
+        Self { code, ..self }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, OpenPhase, truncate_reason};
 
@@ -283,7 +284,7 @@ impl TaskEntry {
 
     /// Fails the task after a crash of its executor.
     pub(super) fn crash(&mut self, reason: String, now: Now, effects: &mut Vec<AgentEffect>) {
-        let mut images = self.record.results_if_stopped(&reason);
+        let mut images = self.record.results_if_stopped(&reason, FailureCode::Internal);
         for image in &mut images {
             if image.outcome == ImageOutcome::Stopped {
                 image.outcome = ImageOutcome::Failed;
@@ -301,7 +302,11 @@ impl TaskEntry {
         now: Now,
         effects: &mut Vec<AgentEffect>,
     ) {
-        let images = self.record.results_if_stopped(reason);
+        let code = match outcome {
+            TaskOutcome::DeadlineExceeded => FailureCode::Timeout,
+            TaskOutcome::Succeeded | TaskOutcome::Failed | TaskOutcome::Cancelled => FailureCode::Cancelled,
+        };
+        let images = self.record.results_if_stopped(reason, code);
         let check = self.record.check.clone();
         self.end(TaskEnd { outcome, reason: reason.to_owned(), check, images }, now, effects);
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, Task, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::truncate_reason;
 use serde::{Deserialize, Serialize};
@@ -86,13 +87,14 @@ impl TaskRecord {
         self.accepted.until(now)
     }
 
-    /// Returns one result per image: images that have not ended become `Stopped` with this reason.
-    pub(super) fn results_if_stopped(&self, reason: &str) -> Vec<ImageResult> {
+    /// Returns one result per image: images that have not ended become `Stopped` with this reason and code.
+    pub(super) fn results_if_stopped(&self, reason: &str, code: FailureCode) -> Vec<ImageResult> {
         let stopped = || ImageResult {
             outcome: ImageOutcome::Stopped,
             digest: None,
             id: None,
             reason: truncate_reason(reason),
+            code: Some(code),
             bytes: None,
             attempts: 0,
         };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageOutcome, ImageResult, Task, TaskOutcome, TaskResult};
 use prepull_api::wire::{MAX_IMAGES, truncate_reason};
 
@@ -10,11 +11,16 @@ use super::io::{AgentEffect, send_result};
 /// Builds the result of a task that is not taken. It is not written to the disk: a restart loses nothing, because the
 /// same task would be refused again.
 pub(super) fn refuse(task: &Task, outcome: TaskOutcome, reason: &str) -> AgentEffect {
+    let (image_outcome, code) = match outcome {
+        TaskOutcome::Failed => (ImageOutcome::Failed, FailureCode::Internal),
+        _ => (ImageOutcome::Stopped, FailureCode::Cancelled),
+    };
     let image = || ImageResult {
-        outcome: if outcome == TaskOutcome::Failed { ImageOutcome::Failed } else { ImageOutcome::Stopped },
+        outcome: image_outcome,
         digest: None,
         id: None,
         reason: String::new(),
+        code: Some(code),
         bytes: None,
         attempts: 0,
     };

@@ -35,6 +35,7 @@ pub(super) fn pulled() -> ImageResult {
         digest: Some("sha256:1".to_owned()),
         id: None,
         reason: String::new(),
+        code: None,
         bytes: None,
         attempts: 1,
     }

@@ -2,8 +2,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageResult};
 use prepull_api::wire::truncate_reason;
+
+use crate::images::puller::PullError;
 
 /// One row per image of a task.
 #[derive(Debug)]
@@ -42,13 +45,12 @@ impl ImageBoard {
         }
     }
 
-    /// Notes that the image waits for its next attempt, after a failure with this reason.
-    pub(super) fn begin_backoff(&self, index: usize, reason: &str) {
+    /// Notes that the image waits for its next attempt, after this failure.
+    pub(super) fn begin_backoff(&self, index: usize, error: &PullError) {
         self.change(index, |current| {
             current.phase = ImagePhase::BackingOff;
-            if !reason.is_empty() {
-                current.reason = truncate_reason(reason);
-            }
+            current.reason = truncate_reason(&error.message);
+            current.code = Some(error.code);
         });
     }
 
@@ -98,11 +100,16 @@ impl ImageBoard {
         }
     }
 
-    /// Returns one result per image: images that have not ended become `Stopped` for this reason.
-    pub(super) fn results_if_stopped(&self, why: &str) -> Vec<ImageResult> {
+    /// Returns one result per image: images that have not ended become `Stopped` for this reason, with the code that
+    /// `code_of` makes of that of their last failure.
+    pub(super) fn results_if_stopped(
+        &self,
+        why: &str,
+        code_of: impl Fn(Option<FailureCode>) -> FailureCode,
+    ) -> Vec<ImageResult> {
         let result = |row: &Row| {
             row.result.clone().unwrap_or_else(|| {
-                let ImageProgress { index: _, phase, bytes, attempts, reason } = &row.current;
+                let ImageProgress { index: _, phase, bytes, attempts, reason, code } = &row.current;
                 let moment = match phase {
                     ImagePhase::Pulling => "during its pull",
                     ImagePhase::Waiting if *attempts == 0 => "before its pull began",
@@ -117,6 +124,7 @@ impl ImageBoard {
                     digest: None,
                     id: None,
                     reason: truncate_reason(&text),
+                    code: Some(code_of(*code)),
                     bytes: *bytes,
                     attempts: *attempts,
                 }
@@ -132,6 +140,7 @@ impl Row {
         self.current.attempts = result.attempts;
         self.current.bytes = result.bytes;
         self.current.reason.clone_from(&result.reason);
+        self.current.code = result.code;
         self.result = Some(result);
     }
 }
@@ -139,5 +148,12 @@ impl Row {
 fn initial_progress(index: usize) -> ImageProgress {
     // A task has at most MAX_IMAGES images, so the index fits.
     let index = u32::try_from(index).unwrap_or(u32::MAX);
-    ImageProgress { index, phase: ImagePhase::Waiting, bytes: None, attempts: 0, reason: String::new() }
+    ImageProgress {
+        index,
+        phase: ImagePhase::Waiting,
+        bytes: None,
+        attempts: 0,
+        reason: String::new(),
+        code: None,
+    }
 }

@@ -1,9 +1,11 @@
 //! Final state of a task, from the way in which its execution ended.
 
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome};
 use prepull_api::wire::truncate_reason;
 
 use super::board::ImageBoard;
+use crate::images::puller::PullError;
 use crate::tasks::agent::{Execution, TaskEnd, summary};
 
 /// The way in which an execution ended.
@@ -21,13 +23,13 @@ pub(super) fn conclude(
     execution: &Execution,
     ending: Ending,
     check: Option<CheckOutcome>,
-    trouble: &str,
+    trouble: Option<&PullError>,
     board: &ImageBoard,
 ) -> TaskEnd {
     let with_missing = |text: &str, images: &[ImageResult]| {
         let missing = images.iter().filter(|image| !image.outcome.is_on_node()).count();
         let mut reason = format!("{text}; {missing} of {} images are missing", images.len());
-        if !trouble.is_empty() {
+        if let Some(trouble) = trouble {
             reason = format!("{reason}; {trouble}");
         }
         truncate_reason(&reason)
@@ -35,7 +37,7 @@ pub(super) fn conclude(
     let (outcome, reason, images) = match ending {
         Ending::Completed => {
             if let Some(CheckOutcome { passed: false, reason }) = &check {
-                let mut images = board.results_if_stopped("");
+                let mut images = board.results_if_stopped("", |_| FailureCode::CheckFailed);
                 for image in images.iter_mut().filter(|image| image.outcome == ImageOutcome::Stopped) {
                     image.outcome = ImageOutcome::Failed;
                     "not pulled: the node did not pass the checks".clone_into(&mut image.reason);
@@ -43,17 +45,21 @@ pub(super) fn conclude(
                 (TaskOutcome::Failed, truncate_reason(&format!("check failed: {reason}")), images)
             } else {
                 // Every image has a result, so none becomes `Stopped`.
-                let images = board.results_if_stopped("stopped");
+                let images = board.results_if_stopped("stopped", |_| FailureCode::Internal);
                 let (outcome, reason) = summary(&execution.task, &images);
                 (outcome, reason, images)
             }
         }
         Ending::Stopped(reason) => {
-            let images = board.results_if_stopped("cancelled");
+            let images = board.results_if_stopped("cancelled", |_| FailureCode::Cancelled);
             (TaskOutcome::Cancelled, with_missing(&format!("cancelled: {reason}"), &images), images)
         }
         Ending::DeadlineExceeded => {
-            let images = board.results_if_stopped("the deadline passed");
+            // What kept the image from its end says more than that it was kept.
+            let trouble = trouble.map(|trouble| trouble.code);
+            let images = board.results_if_stopped("the deadline passed", |last| {
+                last.or(trouble).unwrap_or(FailureCode::Timeout)
+            });
             (TaskOutcome::DeadlineExceeded, with_missing("the deadline passed", &images), images)
         }
     };

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
+use prepull_api::failure::FailureCode;
+use prepull_api::task::{Bytes, ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
 use prepull_api::wire::{Key, truncate_reason};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
@@ -138,7 +139,7 @@ impl<P: Puller> ImagePulls<P> {
             // At least half of the ceiling, so that a registry that restarts is not given up within a second.
             let wait = backoff.next(0.5 + (self.random)() / 2.0);
             tracing::info!(image = %image.reference, %error, class = error.class.as_str(), retry_in = ?wait, "pull failed, trying again");
-            board.begin_backoff(index, &error.message);
+            board.begin_backoff(index, &error);
             sleep(wait).await;
         };
         board.end(index, result)
@@ -175,10 +176,10 @@ impl<P: Puller> ImagePulls<P> {
             PullPolicy::Never => {
                 return match self.puller.look_up(&image.reference).await? {
                     Some(present) => Ok(already_present(present)),
-                    None => Err(PullError::new(
-                        ErrorClass::Permanent,
-                        format!("image {} is not present and its pull policy is Never", image.reference),
-                    )),
+                    None => {
+                        let message = "the image is not present, and its pull policy is Never";
+                        Err(PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NotPresent))
+                    }
                 };
             }
             PullPolicy::IfNotPresent => {
@@ -196,7 +197,8 @@ impl<P: Puller> ImagePulls<P> {
 
         // Only now: an image that is there needs no key.
         if let Key::Unavailable { reason } = &*key {
-            return Err(PullError::new(ErrorClass::Permanent, reason));
+            let error = PullError::new(ErrorClass::Permanent, reason);
+            return Err(error.with_code(FailureCode::SecretUnusable));
         }
 
         let board = context.board;
@@ -234,7 +236,7 @@ async fn within<T>(
         if asking.load(Ordering::Relaxed) {
             message.push_str(": the node's credential providers had not answered yet");
         }
-        Err(PullError::new(ErrorClass::Transient, message))
+        Err(PullError::new(ErrorClass::Transient, message).with_code(FailureCode::Timeout))
     })
 }
 
@@ -244,18 +246,32 @@ async fn acquire(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
 }
 
 fn failed(error: &PullError) -> ImageResult {
-    let reason = truncate_reason(&error.message);
-    ImageResult { outcome: ImageOutcome::Failed, digest: None, id: None, reason, bytes: None, attempts: 0 }
+    ImageResult {
+        outcome: ImageOutcome::Failed,
+        digest: None,
+        id: None,
+        reason: truncate_reason(&error.message),
+        code: Some(error.code),
+        bytes: None,
+        attempts: 0,
+    }
 }
 
 fn just_pulled(pulled: Pulled) -> ImageResult {
     let Pulled { digest, id, bytes } = pulled;
-    let reason = String::new();
-    ImageResult { outcome: ImageOutcome::Pulled, digest, id, reason, bytes, attempts: 0 }
+    on_node(ImageOutcome::Pulled, digest, id, bytes)
 }
 
 fn already_present(present: Present) -> ImageResult {
     let Present { digest, id } = present;
-    let reason = String::new();
-    ImageResult { outcome: ImageOutcome::Present, digest, id, reason, bytes: None, attempts: 0 }
+    on_node(ImageOutcome::Present, digest, id, None)
+}
+
+fn on_node(
+    outcome: ImageOutcome,
+    digest: Option<String>,
+    id: Option<String>,
+    bytes: Option<Bytes>,
+) -> ImageResult {
+    ImageResult { outcome, digest, id, reason: String::new(), code: None, bytes, attempts: 0 }
 }

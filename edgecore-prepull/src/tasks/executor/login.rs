@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use prepull_api::credentials::RegistryCredential;
+use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::ImageTask;
 use prepull_api::wire::Key;
@@ -135,9 +136,9 @@ async fn pull_with_providers<P: Puller>(
 /// Adds to the refusal which credentials were tried, and which providers had none.
 fn explain_refusal<P>(logins: &Logins<'_, P>, key: &Key, answer: &Answer) -> PullError {
     let Logins { of_key, of_providers, refusal, .. } = logins;
-    let Some(PullError { class, message }) = refusal else {
+    let Some(PullError { class, code, message }) = refusal else {
         let message = "the secret of the image has no credential for its registry";
-        return PullError::new(ErrorClass::Permanent, message);
+        return PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::SecretUnusable);
     };
     let refused = *class == ErrorClass::Auth;
     let mut notes = Vec::new();
@@ -163,8 +164,10 @@ fn explain_refusal<P>(logins: &Logins<'_, P>, key: &Key, answer: &Answer) -> Pul
     }
     // A provider that did not answer may have had the right credential: the next attempt asks it again.
     let class = if refused && answer.failed { ErrorClass::Transient } else { *class };
-    if notes.is_empty() {
-        return PullError::new(class, message);
-    }
-    PullError::new(class, format!("{message} ({})", notes.join("; ")))
+    let error = if notes.is_empty() {
+        PullError::new(class, message)
+    } else {
+        PullError::new(class, format!("{message} ({})", notes.join("; ")))
+    };
+    error.with_code(*code)
 }

@@ -5,6 +5,7 @@ mod providers;
 use std::time::Duration;
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
+use prepull_api::failure::FailureCode as Is;
 use prepull_api::task::{Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
 use prepull_api::wire::Key;
 use tokio::time::Instant;
@@ -126,6 +127,8 @@ async fn only_transient_errors_are_retried() {
     let attempts: Vec<_> = end.images.iter().map(|image| image.attempts).collect();
     assert_eq!(attempts, [3, 3, 1, 1]);
     assert_eq!(end.images[1].reason, "connection refused");
+    let codes: Vec<_> = end.images.iter().map(|image| image.code).collect();
+    assert_eq!(codes, [None, Some(Is::Other), Some(Is::NotFound), Some(Is::Unauthorized)]);
     assert_eq!(
         end.images[3].reason,
         "401 Unauthorized (pulled anonymously: no secret is named for this image)"
@@ -176,6 +179,7 @@ async fn an_outage_that_outlasts_the_deadline_is_in_the_reason() {
     assert_eq!(begun.elapsed().as_secs(), 300);
     assert_eq!(end.reason, "the deadline passed; 1 of 1 images are missing; connection refused");
     assert_eq!(end.images[0].reason, "the deadline passed before its pull began");
+    assert_eq!(end.images[0].code, Some(Is::RuntimeDown), "what kept it from its end");
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,6 +232,7 @@ async fn a_node_that_fails_its_checks_pulls_nothing() {
     let end = (&mut run.end).await.unwrap();
     assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::Failed, vec![Failed]));
     assert!(end.reason.starts_with("check failed: disk: /images has"), "{}", end.reason);
+    assert_eq!(end.images[0].code, Some(Is::CheckFailed));
     assert_eq!(fake.pulls(), [""; 0]);
     assert!(matches!(run.updates.recv().await, Some(TaskUpdate::Checked(outcome)) if !outcome.passed));
 }
@@ -244,7 +249,7 @@ async fn pull_policies_mean_what_they_mean_to_the_kubelet() {
     ];
     let end = run(&fake, execution(images)).await;
     assert_eq!(outcomes(&end), [Already, New, Failed, Already]);
-    assert_eq!(end.images[2].reason, "image absent is not present and its pull policy is Never");
+    assert_eq!(end.images[2].reason, "the image is not present, and its pull policy is Never");
     assert_eq!(end.images[0].digest.as_deref(), Some("sha256:d"));
     assert_eq!(fake.pulls(), ["new"]);
     let end = run(&fake, execution(vec![always("old")])).await;
@@ -300,7 +305,7 @@ async fn an_image_that_need_not_be_pulled_needs_no_key() {
     let end = run(&fake, execution).await;
     assert_eq!(outcomes(&end), [Already, Already, Failed, Failed, Failed]);
     assert_eq!((&end.images[2].reason, &end.images[4].reason), (&reason, &reason));
-    assert_eq!(end.images[3].reason, "image absent is not present and its pull policy is Never");
+    assert_eq!(end.images[3].reason, "the image is not present, and its pull policy is Never");
     assert_eq!(fake.pulls(), [""; 0]);
 }
 
@@ -457,6 +462,7 @@ async fn images_that_ended_before_a_restart_are_not_pulled_again() {
         digest: None,
         id: None,
         reason: "not found".to_owned(),
+        code: None,
         bytes: None,
         attempts: 4,
     };
@@ -585,4 +591,30 @@ async fn the_note_of_an_anonymous_key_explains_a_refusal_and_nothing_else() {
         "401 Unauthorized (pulled anonymously: secret default/a has no entry for r.example)"
     );
     assert_eq!(end.images[1].reason, "not found");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_is_stopped_has_the_code_of_its_last_failure_or_of_what_stopped_it() {
+    let fake = Fake::new();
+    fake.script("slow", [Act::Take(1000)]);
+    fake.script("flaky", vec![Act::Fail(ErrorClass::Transient, "EOF"); 100]);
+    let images = || vec![always("slow"), image("flaky", PullPolicy::Always, 100)];
+    let codes = |end: &TaskEnd| end.images.iter().map(|image| image.code.unwrap()).collect::<Vec<_>>();
+    let end = run(&fake, execution(images())).await;
+    assert_eq!((outcomes(&end), codes(&end)), (vec![Stopped, Stopped], vec![Is::Timeout, Is::Other]));
+    fake.script("slow", [Act::Take(1000)]);
+    let run = start(&executor(&fake), execution(images()));
+    sleep(Duration::from_secs(20)).await;
+    run.control.send_modify(|control| control.stop = Some("enough".to_owned()));
+    assert_eq!(codes(&run.end.await.unwrap()), [Is::Cancelled; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_needs_no_registry_to_fail_has_a_code_of_its_own() {
+    let fake = Fake::new();
+    let mut execution = execution(vec![image("absent", PullPolicy::Never, 0), always("locked")]);
+    execution.terms.keys[1] = Arc::new(Key::Unavailable { reason: "secret a/b does not exist".to_owned() });
+    let end = run(&fake, execution).await;
+    let codes: Vec<_> = end.images.iter().map(|image| image.code.unwrap()).collect();
+    assert_eq!(codes, [Is::NotPresent, Is::SecretUnusable]);
 }

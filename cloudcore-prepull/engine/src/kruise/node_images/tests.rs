@@ -265,6 +265,7 @@ impl World {
             bytes: Some(Bytes { done, total }),
             attempts: 1,
             reason: String::new(),
+            code: None,
         };
         self.receive(EdgeMessage::Progress(Progress { task: task.clone(), images: vec![image] }));
     }
@@ -360,6 +361,7 @@ pub(super) fn pulled() -> ImageResult {
         digest: Some("sha256:aa".to_owned()),
         id: Some("sha256:bb".to_owned()),
         reason: String::new(),
+        code: None,
         bytes: None,
         attempts: 1,
     }
@@ -371,6 +373,7 @@ pub(super) fn failed(reason: &str) -> ImageResult {
         digest: None,
         id: None,
         reason: reason.to_owned(),
+        code: None,
         bytes: None,
         attempts: 1,
     }

@@ -14,7 +14,8 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenPhase, Progress};
 
@@ -168,11 +169,7 @@ impl Job {
 
     pub(super) fn record_result(&mut self, node: &NodeName, result: &TaskResult, effects: &mut Effects<'_>) {
         if self.members.record_result(node, result, effects.now) {
-            let record = self.members.rollout().record(node);
-            let failed = record.filter(|record| record.phase == NodePhase::Failure);
-            if let Some(note) = failed.map(|record| format!("{node}: {}", record.reason)) {
-                self.events.emit_node_warning(reasons::NODE_FAILED, &note, effects);
-            }
+            self.warn_of_failure(node, effects);
             self.collect_changes();
         }
         // Also for a result that changed nothing: it may be in memory and not yet in the API server.
@@ -211,19 +208,23 @@ impl Job {
             }
             DispatchOutcome::Postponed(reason) => {
                 if !self.members.rollout_mut().postpone(node, reason, effects.now) {
-                    self.warn_of_failure(node, reason, effects);
+                    self.warn_of_failure(node, effects);
                 }
             }
             DispatchOutcome::Unsendable(reason) => {
-                self.members.rollout_mut().fail_unsendable(node, reason, effects.now);
-                self.warn_of_failure(node, reason, effects);
+                let rollout = self.members.rollout_mut();
+                rollout.fail_unsendable(node, FailureCode::Internal, reason, effects.now);
+                self.warn_of_failure(node, effects);
             }
         }
         self.collect_changes();
     }
 
-    fn warn_of_failure(&mut self, node: &NodeName, reason: &str, effects: &mut Effects<'_>) {
-        self.events.emit_node_warning(reasons::NODE_FAILED, &format!("{node}: {reason}"), effects);
+    fn warn_of_failure(&mut self, node: &NodeName, effects: &mut Effects<'_>) {
+        let record = self.members.rollout().record(node);
+        if let Some(note) = record.filter(|record| record.phase == NodePhase::Failure).map(note_of) {
+            self.events.emit_node_warning(reasons::NODE_FAILED, &note, effects);
+        }
     }
 
     /// Begins the writes that are due.
@@ -331,6 +332,7 @@ impl Job {
             spec_hash: self.spec.hash(),
             started_spec: self.spec.stored(),
             summary,
+            failures_by_code: rollout.failures(),
             conditions: self.output.conditions(),
             facts: aggregate::facts(
                 course.phase(),
@@ -344,6 +346,12 @@ impl Job {
         };
         aggregate::status(parts, rollout.records(), now)
     }
+}
+
+/// What the event about a failed node says: its name, its code and its reason.
+fn note_of(record: &NodeStatus) -> String {
+    let code = record.code.unwrap_or(FailureCode::Other);
+    format!("{}: {code}: {}", record.node_name, record.reason)
 }
 
 /// What an edge is sent when its result has been written.

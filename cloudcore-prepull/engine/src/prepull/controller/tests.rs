@@ -243,6 +243,7 @@ fn result(outcome: TaskOutcome) -> TaskResult {
             digest: there.then(|| format!("sha256:{}", "0".repeat(64))),
             id: None,
             reason: String::new(),
+            code: None,
             bytes: None,
             attempts: 1,
         }],

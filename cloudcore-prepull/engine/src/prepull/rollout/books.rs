@@ -3,14 +3,26 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{Action, ActionStatus, NodePhase, NodeStatus, Tristate};
+use prepull_api::failure::FailureCode;
 
 use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched};
 use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
 
 impl Rollout {
+    /// The node waits, works, or has succeeded.
     pub(super) fn set(&mut self, at: usize, phase: NodePhase, reason: String) {
+        self.change(at, phase, None, reason);
+    }
+
+    /// The node ends in Failure or Unknown, for this cause.
+    pub(super) fn fail(&mut self, at: usize, (phase, code): (NodePhase, FailureCode), reason: String) {
+        self.change(at, phase, Some(code), reason);
+    }
+
+    fn change(&mut self, at: usize, phase: NodePhase, code: Option<FailureCode>, reason: String) {
         let before = self.members[at].record.phase;
+        self.count_failure(at, false);
         *self.count(before) -= 1;
         *self.count(phase) += 1;
         let offline = usize::from(self.members[at].online.is_none());
@@ -33,6 +45,8 @@ impl Rollout {
         let record = &mut self.members[at].record;
         record.phase = phase;
         record.reason = reason;
+        record.code = code;
+        self.count_failure(at, true);
         self.touched.push(Touched { at, phase: true });
         self.index_member(at);
     }
@@ -99,6 +113,17 @@ impl Rollout {
         Some(Decision::Withdraw(self.name(at), start))
     }
 
+    /// Counts the failure of a node by its code, or takes that back.
+    pub(super) fn count_failure(&mut self, at: usize, is_new: bool) {
+        let record = &self.members[at].record;
+        if !matches!(record.phase, NodePhase::Failure | NodePhase::Unknown) {
+            return;
+        }
+        // A record of a version without codes has none.
+        let nodes = self.failures.entry(record.code.unwrap_or(FailureCode::Other)).or_default();
+        *nodes = if is_new { *nodes + 1 } else { nodes.saturating_sub(1) };
+    }
+
     pub(super) fn count(&mut self, phase: NodePhase) -> &mut u32 {
         match phase {
             NodePhase::Pending => &mut self.counts.pending,
@@ -148,7 +173,13 @@ impl Rollout {
     }
 
     /// A node in progress ends without a result of its edge: so do the actions that are still open.
-    pub(super) fn end(&mut self, at: usize, phase: NodePhase, reason: &str, now: Timestamp) {
+    pub(super) fn end(
+        &mut self,
+        at: usize,
+        (phase, code): (NodePhase, FailureCode),
+        reason: &str,
+        now: Timestamp,
+    ) {
         let status = if phase == NodePhase::Failure { Tristate::False } else { Tristate::Unknown };
         let flow = &mut self.members[at].record.action_flow;
         if flow.is_empty() {
@@ -164,6 +195,6 @@ impl Rollout {
             reason.clone_into(&mut action.reason);
             action.time = Time(now);
         }
-        self.set(at, phase, reason.to_owned());
+        self.fail(at, (phase, code), reason.to_owned());
     }
 }

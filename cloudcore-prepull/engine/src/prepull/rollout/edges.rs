@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::NodePhase;
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, Progress, truncate_reason};
 
@@ -111,16 +112,16 @@ impl Rollout {
     }
 
     /// The task of the node cannot be sent at all.
-    pub fn fail_unsendable(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
+    pub fn fail_unsendable(&mut self, node: &NodeName, code: FailureCode, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
-            self.end(at, NodePhase::Failure, reason, now);
+            self.end(at, (NodePhase::Failure, code), reason, now);
         }
     }
 
     /// The task of the node can no longer be made.
     pub fn mark_lost(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
-            self.end(at, NodePhase::Unknown, reason, now);
+            self.end(at, (NodePhase::Unknown, FailureCode::NodeNotFound), reason, now);
         }
     }
 
@@ -227,16 +228,19 @@ impl Rollout {
         {
             return false;
         }
-        record::apply_result(&mut self.members[at].record, plan, result, now);
-        let (phase, reason) = match (result.outcome, before) {
-            (TaskOutcome::Succeeded, _) => (NodePhase::Successful, String::new()),
+        let record = &mut self.members[at].record;
+        record::apply_result(record, plan, result, now);
+        match (result.outcome, before) {
+            (TaskOutcome::Succeeded, _) => self.set(at, NodePhase::Successful, String::new()),
             // The answer to the Cancel that followed the deadline: what it says of the images is kept.
-            (TaskOutcome::Cancelled, NodePhase::Unknown) => (before, self.members[at].record.reason.clone()),
-            (TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled, _) => {
-                (NodePhase::Failure, truncate_reason(&result.reason))
+            (TaskOutcome::Cancelled, NodePhase::Unknown) => {
+                self.touched.push(Touched { at, phase: true });
             }
-        };
-        self.set(at, phase, reason);
+            (TaskOutcome::Failed | TaskOutcome::DeadlineExceeded | TaskOutcome::Cancelled, _) => {
+                let cause = (NodePhase::Failure, record::code_of(result));
+                self.fail(at, cause, truncate_reason(&result.reason));
+            }
+        }
         true
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::crd::status::NodePhase;
+use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 use prepull_api::wire::truncate_reason;
 
@@ -36,7 +37,8 @@ impl Rollout {
             postponed.postponement.next_wait(tried, timeout)
         };
         let Some(wait) = wait else {
-            self.fail_unsendable(node, reason, now);
+            // Only secrets that cannot be read postpone a task.
+            self.fail_unsendable(node, FailureCode::SecretUnusable, reason, now);
             return false;
         };
         let until = now.after(wait);

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{Action, ActionStatus, ImageBytes, ImageStatus, NodeStatus, Tristate};
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{Bytes, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
 use prepull_api::wire::{Progress, truncate_reason};
 
@@ -19,6 +20,7 @@ pub(super) fn fresh_images(plan: &NodePlan) -> Vec<ImageStatus> {
             digest: None,
             status: Tristate::Unknown,
             reason: String::new(),
+            code: None,
             bytes: None,
             attempts: 0,
         })
@@ -42,6 +44,7 @@ pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress:
         image.bytes = moment.bytes.map(bytes).or(image.bytes);
         image.attempts = moment.attempts;
         image.reason = truncate_reason(&moment.reason);
+        image.code = moment.code;
     }
 }
 
@@ -57,12 +60,13 @@ pub(super) fn apply_result(
         record.image_status = fresh_images(plan);
     }
     for (image, result) in record.image_status.iter_mut().zip(&result.images) {
-        let ImageResult { outcome, digest, id: _, reason, bytes: amount, attempts } = result;
+        let ImageResult { outcome, digest, id: _, reason, code, bytes: amount, attempts } = result;
         image.status = match outcome {
             ImageOutcome::Pulled | ImageOutcome::Present => Tristate::True,
             ImageOutcome::Failed => Tristate::False,
             ImageOutcome::Stopped => Tristate::Unknown,
         };
+        image.code = (!outcome.is_on_node()).then(|| code.unwrap_or(FailureCode::Other));
         image.digest = digest.as_deref().map(truncate_reason);
         image.reason = truncate_reason(reason);
         image.bytes = amount.map(bytes).or(image.bytes);
@@ -85,6 +89,21 @@ pub(super) fn apply_result(
         };
         record.action_flow.push(action(Action::Pull, status, reason, now));
     }
+}
+
+/// Why a node has failed, by its result: its checks, or the first image that is missing. An edge without codes tells no
+/// more than the outcome.
+pub(super) fn code_of(result: &TaskResult) -> FailureCode {
+    if result.check.as_ref().is_some_and(|check| !check.passed) {
+        return FailureCode::CheckFailed;
+    }
+    let by_outcome = match result.outcome {
+        TaskOutcome::Cancelled => return FailureCode::Cancelled,
+        TaskOutcome::DeadlineExceeded => FailureCode::Timeout,
+        TaskOutcome::Failed | TaskOutcome::Succeeded => FailureCode::Other,
+    };
+    let missing = result.images.iter().find(|image| !image.outcome.is_on_node());
+    missing.and_then(|image| image.code).unwrap_or(by_outcome)
 }
 
 fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> ActionStatus {

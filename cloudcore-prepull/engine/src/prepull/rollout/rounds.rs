@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use prepull_api::crd::status::{NodePhase, Tristate};
+use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
 use super::waves::Waves;
@@ -23,7 +24,7 @@ impl Rollout {
             if self.recording.contains(&at) {
                 decisions.extend(self.withdraw(at));
             } else {
-                decisions.push(self.expire(at, reason, now));
+                decisions.push(self.expire(at, FailureCode::Timeout, reason, now));
             }
         }
         decisions
@@ -55,7 +56,7 @@ impl Rollout {
             record.start_time = None;
             record.action_flow.clear();
             for image in record.image_status.iter_mut().filter(|image| image.status != Tristate::True) {
-                (image.status, image.attempts) = (Tristate::Unknown, 0);
+                (image.status, image.attempts, image.code) = (Tristate::Unknown, 0, None);
                 image.reason.clear();
             }
             self.set(at, NodePhase::Pending, String::new());
@@ -102,7 +103,8 @@ impl Rollout {
                 true
             }
             (NodePhase::Pending, _) => {
-                self.set(at, NodePhase::Unknown, "the Node was deleted before it started again".to_owned());
+                let cause = (NodePhase::Unknown, FailureCode::NodeNotFound);
+                self.fail(at, cause, "the Node was deleted before it started again".to_owned());
                 false
             }
             _ => false,

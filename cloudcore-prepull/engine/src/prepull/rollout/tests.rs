@@ -55,6 +55,7 @@ fn result(outcome: TaskOutcome) -> TaskResult {
             digest: None,
             id: None,
             reason: String::new(),
+            code: None,
             bytes: None,
             attempts: 1,
         }],
@@ -322,8 +323,79 @@ fn an_image_index_out_of_range_harms_nothing() {
             bytes: None,
             attempts: 1,
             reason: String::new(),
+            code: None,
         }],
     };
     assert!(rollout.record_progress(&node(0), &plan(), &progress, at(1)));
     assert_eq!(rollout.record(&node(0)).unwrap().image_status.len(), 1);
+}
+
+/// The result of a task of two images that failed, the first of which has this code.
+fn failed_with(outcome: TaskOutcome, code: Option<FailureCode>) -> TaskResult {
+    let mut result = result(outcome);
+    let first = ImageResult { code, ..result.images[0].clone() };
+    let second = ImageResult { code: Some(FailureCode::NoSpace), ..first.clone() };
+    result.images = vec![first, second];
+    result
+}
+
+fn counted(rollout: &Rollout) -> Vec<(FailureCode, u32)> {
+    rollout.failures().into_iter().map(|failure| (failure.code, failure.nodes)).collect()
+}
+
+#[test]
+fn each_failed_node_counts_once_by_its_first_cause_and_the_most_frequent_comes_first() {
+    let mut rollout = rollout(6, 6, "1");
+    all_online(&mut rollout, 6);
+    rollout.advance(at(0));
+    let unauthorized = failed_with(TaskOutcome::Failed, Some(FailureCode::Unauthorized));
+    let unready = TaskResult {
+        check: Some(CheckOutcome { passed: false, reason: "disk: full".to_owned() }),
+        ..unauthorized.clone()
+    };
+    let results = [
+        (&unready, FailureCode::CheckFailed),
+        (&unauthorized, FailureCode::Unauthorized),
+        (&unauthorized, FailureCode::Unauthorized),
+        // Of an edge without codes.
+        (&failed_with(TaskOutcome::Failed, None), FailureCode::Other),
+        (&failed_with(TaskOutcome::DeadlineExceeded, None), FailureCode::Timeout),
+        (&failed_with(TaskOutcome::Cancelled, Some(FailureCode::Cancelled)), FailureCode::Cancelled),
+    ];
+    for (n, (result, code)) in results.into_iter().enumerate() {
+        assert!(rollout.record_result(&node(n), Some(&plan()), result, at(1)));
+        assert_eq!(rollout.record(&node(n)).unwrap().code, Some(code));
+    }
+    assert_eq!(rollout.record(&node(3)).unwrap().image_status[0].code, Some(FailureCode::Other));
+    let once = [FailureCode::Timeout, FailureCode::CheckFailed, FailureCode::Cancelled, FailureCode::Other];
+    let expected = [(FailureCode::Unauthorized, 2)].into_iter().chain(once.map(|code| (code, 1)));
+    assert_eq!(counted(&rollout), expected.collect::<Vec<_>>());
+    // Also in the next life of cloudcore, which has the records of this one, or of a version without codes.
+    let mut records: Vec<NodeStatus> = rollout.records().cloned().collect();
+    records[1].code = None;
+    let again = Rollout::new(unheld(), records);
+    assert_eq!(counted(&again)[0], (FailureCode::Other, 2));
+    assert_eq!(again.failures().iter().map(|failure| failure.nodes).sum::<u32>(), 6);
+}
+
+#[test]
+fn a_node_without_a_result_says_whether_it_was_there() {
+    let mut rollout = rollout(3, 3, "1");
+    all_online(&mut rollout, 3);
+    rollout.advance(at(0));
+    (0..3).for_each(|n| _ = rollout.begin_dispatch(&node(n), at(0)).unwrap());
+    rollout.mark_offline(&node(0), SessionId(1));
+    rollout.advance(at(302));
+    let code = |rollout: &Rollout, n| rollout.record(&node(n)).unwrap().code;
+    assert_eq!(code(&rollout, 0), Some(FailureCode::Offline));
+    assert_eq!(code(&rollout, 1), Some(FailureCode::NoResult));
+    // A late result is the truth.
+    assert!(rollout.record_result(&node(0), None, &result(TaskOutcome::Succeeded), at(400)));
+    let late = failed_with(TaskOutcome::Failed, Some(FailureCode::NotFound));
+    assert!(rollout.record_result(&node(1), None, &late, at(400)));
+    assert_eq!((code(&rollout, 0), code(&rollout, 1)), (None, Some(FailureCode::NotFound)));
+    assert_eq!(counted(&rollout), [(FailureCode::NotFound, 1), (FailureCode::NoResult, 1)]);
+    // A further round forgets the causes of the last one.
+    rollout.begin_round();
+    assert_eq!((counted(&rollout), code(&rollout, 1)), (vec![], None));
 }

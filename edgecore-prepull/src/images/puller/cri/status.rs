@@ -1,10 +1,11 @@
 //! Translation of the container runtime's gRPC errors into pull errors.
 //!
-//! CRI reports nearly every failure as `Unknown`, so the class is found in the text. The needles are taken from what
+//! CRI reports nearly every failure as `Unknown`, so class and code are found in the text. The needles are taken from what
 //! containerd 1.6 to 2.x, CRI-O and the registries behind them write.
 
 use std::error::Error;
 
+use prepull_api::failure::FailureCode;
 use tonic::{Code, Status};
 
 use crate::images::puller::{ErrorClass, PullError};
@@ -14,12 +15,13 @@ use crate::images::runtime::{RuntimeEndpoint, was_not_connected};
 pub(super) fn to_pull_error(status: &Status, reference: &str, endpoint: &RuntimeEndpoint) -> PullError {
     // Only statuses that tonic makes itself have a source: the connection to the runtime failed, not the pull.
     let Some(mut cause) = status.source() else {
-        let class = classify(status.code(), status.message(), reference);
-        let message = status.message();
-        return match class {
+        let (class, code) = classify(status.code(), status.message(), reference);
+        let message = without_image(status.message(), reference);
+        let error = match class {
             ErrorClass::RuntimeDown => PullError::new(class, format!("{message} ({endpoint})")),
             _ => PullError::new(class, message),
         };
+        return error.with_code(code);
     };
     while let Some(deeper) = cause.source() {
         cause = deeper;
@@ -38,23 +40,56 @@ pub(super) fn to_error_of_pull(status: &Status, reference: &str, endpoint: &Runt
     error
 }
 
+/// What containerd and CRI-O put before the cause, each followed by the image in quotes and a colon. The image is named
+/// beside each reason, so that these say nothing.
+const PREAMBLES: &[&str] =
+    &["failed to pull and unpack image ", "failed to resolve reference ", "failed to pull image "];
+
+/// Removes the [`PREAMBLES`] and the name of the image from the beginning of a message.
+fn without_image<'a>(message: &'a str, reference: &str) -> &'a str {
+    let without_preamble = |text: &'a str| {
+        let quoted = PREAMBLES.iter().find_map(|preamble| text.strip_prefix(preamble)?.strip_prefix('"'));
+        let (_, rest) = quoted?.split_once("\": ")?;
+        Some(rest)
+    };
+    let mut rest = message;
+    while let Some(cause) =
+        without_preamble(rest).or_else(|| rest.strip_prefix(reference)?.strip_prefix(": "))
+    {
+        rest = cause;
+    }
+    if rest.is_empty() { message } else { rest }
+}
+
 /// Searched in this order; the first needle found decides. Transient needles come before those of refusals, because
-/// the text of a failed login may end in "connection refused" by the token server.
-const NEEDLES: &[(ErrorClass, &[&str])] = &[
+/// the text of a failed login may end in "connection refused" by the token server. Of those, an answer of a registry
+/// comes before a broken connection: a gateway's answer may quote what went wrong behind it.
+const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
     // The CRI of containerd while it starts; cri-dockerd without its dockerd.
-    (ErrorClass::RuntimeDown, &["server is not initialized yet", "cannot connect to the docker daemon"]),
-    (ErrorClass::NoSpace, &["no space left on device", "disk quota exceeded"]),
+    (
+        ErrorClass::RuntimeDown,
+        FailureCode::RuntimeDown,
+        &["server is not initialized yet", "cannot connect to the docker daemon"],
+    ),
+    (ErrorClass::NoSpace, FailureCode::NoSpace, &["no space left on device", "disk quota exceeded"]),
     (
         ErrorClass::Permanent,
+        FailureCode::PlatformMismatch,
+        &[
+            "no match for platform",
+            "no matching manifest for",
+            "no image found in image index for architecture",
+            "no image found in manifest list for architecture",
+        ],
+    ),
+    (
+        ErrorClass::Permanent,
+        FailureCode::InvalidImage,
         &[
             "invalid reference format",
             "failed to parse image",
             "couldn't parse image",
             "invalid image reference",
-            "no match for platform",
-            "no matching manifest for",
-            "no image found in image index for architecture",
-            "no image found in manifest list for architecture",
             "signaturevalidationfailed",
             "schema 1",
             "schema1",
@@ -64,6 +99,25 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
     ),
     (
         ErrorClass::Transient,
+        FailureCode::RateLimited,
+        &["toomanyrequests", "too many requests", "statuscode: 429"],
+    ),
+    (
+        ErrorClass::Transient,
+        FailureCode::RegistryError,
+        &[
+            "request timeout",
+            "internal server error",
+            "bad gateway",
+            "service unavailable",
+            "gateway timeout",
+            "registryunavailable",
+            "statuscode: 50",
+        ],
+    ),
+    (
+        ErrorClass::Transient,
+        FailureCode::Unreachable,
         &[
             "connection refused",
             "connection reset",
@@ -76,17 +130,17 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
             "i/o timeout",
             "timed out",
             "tls handshake timeout",
+            "x509: ",
+            "server gave http response to https client",
             "deadline exceeded",
             "unexpected eof",
             ": eof",
-            "toomanyrequests",
-            "too many requests",
-            "request timeout",
-            "internal server error",
-            "bad gateway",
-            "service unavailable",
-            "gateway timeout",
-            "registryunavailable",
+        ],
+    ),
+    (
+        ErrorClass::Transient,
+        FailureCode::Other,
+        &[
             "unexpected commit digest",
             "failed size validation",
             // containerd misses something of its own: the content was garbage collected during the pull, or the lease
@@ -101,6 +155,7 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
     ),
     (
         ErrorClass::Auth,
+        FailureCode::Unauthorized,
         &[
             "401 unauthorized",
             "403 forbidden",
@@ -128,6 +183,7 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
     ),
     (
         ErrorClass::NotFound,
+        FailureCode::NotFound,
         &[
             "404 not found",
             "status: 404",
@@ -142,24 +198,26 @@ const NEEDLES: &[(ErrorClass, &[&str])] = &[
     ),
 ];
 
-/// Finds the class of an answer. Names are removed before the text is searched: an image may be called `eof`.
-fn classify(code: Code, message: &str, reference: &str) -> ErrorClass {
+/// Finds the class and the code of an answer. Names are removed before the text is searched: an image may be called
+/// `eof`.
+fn classify(code: Code, message: &str, reference: &str) -> (ErrorClass, FailureCode) {
     let text = remove_quoted(message).replace(reference, "").to_lowercase();
-    let found = NEEDLES.iter().find(|(_, needles)| needles.iter().any(|needle| text.contains(needle)));
-    if let Some((class, _)) = found {
-        return *class;
+    let found = NEEDLES.iter().find(|(.., needles)| needles.iter().any(|needle| text.contains(needle)));
+    if let Some((class, code, _)) = found {
+        return (*class, *code);
     }
     // A registry's error code without its text.
     if ["denied", "unauthorized"].iter().any(|word| text.trim_end().ends_with(word)) {
-        return ErrorClass::Auth;
+        return (ErrorClass::Auth, FailureCode::Unauthorized);
     }
     match code {
         // The runtime answers so while it starts or stops.
-        Code::Unavailable => ErrorClass::RuntimeDown,
-        Code::Unauthenticated | Code::PermissionDenied => ErrorClass::Auth,
-        Code::NotFound => ErrorClass::NotFound,
-        Code::InvalidArgument | Code::Unimplemented => ErrorClass::Permanent,
-        _ => ErrorClass::Transient,
+        Code::Unavailable => (ErrorClass::RuntimeDown, FailureCode::RuntimeDown),
+        Code::Unauthenticated | Code::PermissionDenied => (ErrorClass::Auth, FailureCode::Unauthorized),
+        Code::NotFound => (ErrorClass::NotFound, FailureCode::NotFound),
+        Code::InvalidArgument => (ErrorClass::Permanent, FailureCode::InvalidImage),
+        Code::Unimplemented => (ErrorClass::Permanent, FailureCode::Other),
+        _ => (ErrorClass::Transient, FailureCode::Other),
     }
 }
 

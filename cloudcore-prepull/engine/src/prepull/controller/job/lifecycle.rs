@@ -1,13 +1,15 @@
 //! The steps of a job's course: starts, deadlines, waves, its end, further rounds, its deletion.
 
+use std::fmt::Write as _;
+
 use jiff::Timestamp;
-use prepull_api::crd::status::{JobPhase, RolloutStatus};
+use prepull_api::crd::status::{FailureCount, JobPhase, RolloutStatus};
 use prepull_api::task::TaskId;
 
 use super::super::parked::{Parked, parks_at};
 use super::super::{Action, Effects, cancel};
 use super::course::{Ending, Outlook};
-use super::{Job, Nodes};
+use super::{Job, Nodes, note_of};
 use crate::prepull::rollout::Decision;
 use crate::shared::reasons;
 use crate::shared::writes::{Deferred, Pace};
@@ -52,9 +54,10 @@ impl Job {
             Decision::Redispatch(node) => self.dispatch(&node, effects),
             Decision::Expire(node) => {
                 let record = self.members.rollout().record(&node);
-                let (attempt, reason) = record.map(|r| (r.attempt, r.reason.clone())).unwrap_or_default();
-                effects.emit(cancel(&node, TaskId { job: self.events.uid().clone(), attempt }, &reason));
-                let note = format!("{node}: {reason}");
+                let Some(record) = record else { return };
+                let (attempt, note) = (record.attempt, note_of(record));
+                let task = TaskId { job: self.events.uid().clone(), attempt };
+                effects.emit(cancel(&node, task, &record.reason));
                 self.events.emit_node_warning(reasons::NODE_UNKNOWN, &note, effects);
             }
         }
@@ -105,10 +108,13 @@ impl Job {
         self.members.rollout_mut().close(ending.why_not_started());
         self.course.end(ending, effects.now);
         let summary = self.members.rollout().summary();
-        let counted = format!(
+        let mut counted = format!(
             "{} successful, {} failed, {} unknown",
             summary.successful, summary.failure, summary.unknown
         );
+        for FailureCount { code, nodes } in self.members.rollout().failures() {
+            _ = write!(counted, "; {code}: {nodes}");
+        }
         let note = if ending.note.is_empty() { counted } else { format!("{} ({counted})", ending.note) };
         if ending.phase == JobPhase::Failure {
             self.events.emit_warning(ending.reason, &note, effects);

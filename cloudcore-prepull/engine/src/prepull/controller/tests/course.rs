@@ -372,6 +372,7 @@ fn progress_of_a_large_job_is_written_at_leisure() {
                 bytes: Some(prepull_api::task::Bytes { done: second, total: 100 }),
                 attempts: 1,
                 reason: String::new(),
+                code: None,
             };
             let progress = Progress { task: task(), images: vec![moment] };
             let message = EdgeMessage::Progress(progress);
