@@ -100,7 +100,7 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
 
     let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     endpoint.find().await?;
-    let puller = Arc::new(CriPuller::new(endpoint));
+    let puller = Arc::new(CriPuller::by_hand(endpoint));
     wait_for_runtime(&*puller).await?;
     let present = look_up_all(&*puller, &execution.task.images).await;
     let display = Display::new(&execution.task.images, present, std::io::stderr().is_terminal());

@@ -7,6 +7,6 @@ mod manifest;
 mod namespace;
 mod store;
 
-pub(crate) use leases::{LEASE_HEADER, Leases};
+pub(crate) use leases::{LEASE_HEADER, Leases, Owner};
 pub(crate) use manifest::Layer;
 pub(crate) use store::{ContentStore, Ingest, StoredManifest};

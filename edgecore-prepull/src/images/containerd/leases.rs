@@ -26,50 +26,75 @@ use super::namespace::namespaced;
 
 /// gRPC header in which containerd's clients name the lease of a request.
 pub(crate) const LEASE_HEADER: &str = "containerd-lease";
-/// Beginning of the ids of our leases.
-const PREFIX: &str = "edgecore-prepull-";
-/// Lease without content that is deleted to have containerd collect garbage.
-const BROOM: &str = "edgecore-prepull-broom";
+/// Name of a lease without content that is deleted to have containerd collect garbage.
+const BROOM: &str = "broom";
+const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Time for which the content of an unfinished pull is kept although no task wants it: another round of a job comes
 /// within a day or never.
-const KEPT: Duration = Duration::from_secs(24 * 3600);
-/// Lifetime of a lease. A lease cannot be renewed, and one that expires during a pull takes the fetched content with
-/// it: a machine without a battery for its clock boots with the time at which it was switched off, pulls, and then
-/// jumps forward by as long as it was off.
-const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
+const KEPT: Duration = DAY;
 /// Longest wait for an answer about a lease: a pull works without one.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time for a pull that was stopped to close the blobs that it was writing: garbage collection passes over open ones.
 const CLOSING: Duration = Duration::from_secs(2);
 
+/// For whom leases are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The agent, which deletes all of its leases itself.
+    Agent,
+    /// A person who pulls by hand. Nobody deletes such a lease if the pull fails, and no agent beside may.
+    Person,
+}
+
+impl Owner {
+    /// Beginning of the ids of the owner's leases.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Agent => "edgecore-prepull-",
+            Self::Person => "prepull-by-hand-",
+        }
+    }
+
+    /// Lifetime of a lease. A lease cannot be renewed, and one that expires during a pull takes the fetched content with
+    /// it: a machine without a battery for its clock boots with the time at which it was switched off, pulls, and then
+    /// jumps forward by as long as it was off.
+    fn lifetime(self) -> Duration {
+        match self {
+            Self::Agent => DAY * 30,
+            Self::Person => DAY * 2,
+        }
+    }
+}
+
 /// One lease per image reference.
 #[derive(Debug)]
 pub(crate) struct Leases {
     client: LeasesClient<Channel>,
+    owner: Owner,
     /// Set once the runtime has answered that it knows no leases.
     unsupported: AtomicBool,
 }
 
 impl Leases {
-    pub(crate) fn new(channel: Channel) -> Self {
-        Self { client: LeasesClient::new(channel), unsupported: AtomicBool::new(false) }
+    pub(crate) fn new(channel: Channel, owner: Owner) -> Self {
+        Self { client: LeasesClient::new(channel), owner, unsupported: AtomicBool::new(false) }
     }
 
     /// Creates the lease of the reference, unless an earlier attempt has, and returns the value for [`LEASE_HEADER`].
     /// `None` if the runtime has no leases or does not answer in time: pull without.
     pub(crate) async fn acquire(&self, reference: &str) -> Option<MetadataValue<Ascii>> {
-        let id = lease_id(reference);
-        self.create(&id, LIFETIME).await.then(|| id.parse().ok()).flatten()
+        let id = lease_id(self.owner, reference);
+        self.create(&id).await.then(|| id.parse().ok()).flatten()
     }
 
     /// Deletes the lease of a pull that is done. The image keeps the content from now on.
     pub(crate) async fn release(&self, reference: &str) {
-        self.delete(lease_id(reference), false).await;
+        self.delete(lease_id(self.owner, reference), false).await;
     }
 
     /// Deletes the lease of a pull that nobody will resume, and has containerd remove the content.
     pub(crate) async fn give_up(self: &Arc<Self>, reference: &str) {
-        self.delete(lease_id(reference), true).await;
+        self.delete(lease_id(self.owner, reference), true).await;
         self.sweep_later();
     }
 
@@ -87,10 +112,11 @@ impl Leases {
             Ok(answer) => answer.into_inner().leases,
             Err(status) => return !self.notice_unsupported(&status),
         };
-        let wanted: HashSet<String> = wanted.iter().map(|reference| lease_id(reference)).collect();
+        let wanted: HashSet<String> =
+            wanted.iter().map(|reference| lease_id(self.owner, reference)).collect();
         let now = SystemTime::now();
         let (mut left, mut deleted) = (false, false);
-        for lease in leases.into_iter().filter(|lease| lease.id.starts_with(PREFIX)) {
+        for lease in leases.into_iter().filter(|lease| lease.id.starts_with(self.owner.prefix())) {
             let created = lease.created_at.and_then(|at| SystemTime::try_from(at).ok());
             if !wanted.contains(&lease.id) && (all || has_passed(created, now)) {
                 self.delete(lease.id, true).await;
@@ -105,11 +131,11 @@ impl Leases {
         left
     }
 
-    async fn create(&self, id: &str, lifetime: Duration) -> bool {
+    async fn create(&self, id: &str) -> bool {
         if self.unsupported.load(Ordering::Relaxed) {
             return false;
         }
-        let expire = humantime::format_rfc3339_seconds(SystemTime::now() + lifetime).to_string();
+        let expire = humantime::format_rfc3339_seconds(SystemTime::now() + self.owner.lifetime()).to_string();
         let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expire)]);
         let request = namespaced(CreateRequest { id: id.to_owned(), labels });
         match timeout(PATIENCE, self.client.clone().create(request)).await {
@@ -147,8 +173,9 @@ impl Leases {
         let leases = Arc::clone(self);
         tokio::spawn(async move {
             sleep(CLOSING).await;
-            if leases.create(BROOM, KEPT).await {
-                leases.delete(BROOM.to_owned(), true).await;
+            let broom = format!("{}{BROOM}", leases.owner.prefix());
+            if leases.create(&broom).await {
+                leases.delete(broom, true).await;
             }
         });
     }
@@ -159,9 +186,9 @@ fn has_passed(created: Option<SystemTime>, now: SystemTime) -> bool {
     created.is_none_or(|created| now.duration_since(created).is_ok_and(|age| age >= KEPT))
 }
 
-fn lease_id(reference: &str) -> String {
+fn lease_id(owner: Owner, reference: &str) -> String {
     let hash = ring::digest::digest(&ring::digest::SHA256, reference.as_bytes());
-    hash.as_ref().iter().take(16).fold(PREFIX.to_owned(), |mut id, byte| {
+    hash.as_ref().iter().take(16).fold(owner.prefix().to_owned(), |mut id, byte| {
         // Writing to a String cannot fail.
         let _ = write!(id, "{byte:02x}");
         id
@@ -173,10 +200,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reference_has_a_lease_of_its_own() {
-        assert_eq!(lease_id("r.io/a:1"), lease_id("r.io/a:1"));
-        assert_ne!(lease_id("r.io/a:1"), lease_id("r.io/a:2"));
-        assert_ne!(lease_id("r.io/a:1"), BROOM);
+    fn each_reference_has_a_lease_of_its_own_for_each_owner() {
+        let of = |owner| [lease_id(owner, "r.io/a:1"), lease_id(owner, "r.io/a:2")];
+        let [first, second] = of(Owner::Agent);
+        assert_eq!(of(Owner::Agent), [first.clone(), second.clone()]);
+        assert_ne!(first, second);
+        for by_hand in of(Owner::Person) {
+            assert!(!by_hand.starts_with(Owner::Agent.prefix()), "an agent beside must not delete it");
+        }
     }
 
     #[test]

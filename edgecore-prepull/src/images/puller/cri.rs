@@ -24,7 +24,7 @@ use tonic::transport::Channel;
 use self::progress::{PullWatcher, Stalled};
 use self::status::{to_error_of_pull, to_pull_error};
 use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
-use crate::images::containerd::{ContentStore, LEASE_HEADER, Leases};
+use crate::images::containerd::{ContentStore, LEASE_HEADER, Leases, Owner};
 use crate::images::filesystem::{flush_filesystem, read_filesystem};
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -49,6 +49,15 @@ pub struct CriPuller {
 impl CriPuller {
     /// A client of the runtime at this endpoint. Must be called within a tokio runtime; does not connect yet.
     pub fn new(endpoint: RuntimeEndpoint) -> Self {
+        Self::of(endpoint, Owner::Agent)
+    }
+
+    /// The same for a person who pulls by hand, maybe beside an agent.
+    pub(crate) fn by_hand(endpoint: RuntimeEndpoint) -> Self {
+        Self::of(endpoint, Owner::Person)
+    }
+
+    fn of(endpoint: RuntimeEndpoint, owner: Owner) -> Self {
         let channel = endpoint.connect_lazily();
         let content = Arc::new(ContentStore::new(channel.clone()));
         Self {
@@ -57,7 +66,7 @@ impl CriPuller {
             runtime: RuntimeServiceClient::new(channel.clone()),
             watcher: Arc::new(PullWatcher::new(Arc::clone(&content))),
             content,
-            leases: Arc::new(Leases::new(channel)),
+            leases: Arc::new(Leases::new(channel, owner)),
         }
     }
 
