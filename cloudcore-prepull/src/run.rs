@@ -225,6 +225,9 @@ async fn work(
     let jobs = core.vital.guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
     tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
     core.until(&mut inbox, |listed| listed.jobs, &shutdown).await?;
+    // After the jobs: only the reports of known ones are missed.
+    let reports = core.vital.guard("the watch of reports", watch::reports(client.clone(), inputs.clone()));
+    tokio::spawn(reports.instrument(info_span!("watch", kind = "ImagePrePullReport")));
     if args.enable_kruise_api {
         core.watch_kruise(&client);
         core.until(&mut inbox, |listed| listed.kruise, &shutdown).await?;

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use prepull_api::crd::report::ImagePrePullReport;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
@@ -46,6 +47,37 @@ async fn a_large_job_has_every_node_in_a_report_and_outlives_its_cloud() -> Resu
     let shown = cluster.kubectl(&["get", "ippr", "-l", "operations.kubeedge.io/job-name=large"]).await?;
     assert_eq!(shown.lines().count(), 4, "{shown}");
     ensure!(shown.contains("large   250     247          3        0"), "{shown}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_report_that_is_deleted_comes_back_and_no_node_runs_again() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 2).await?;
+    cluster.edge_nodes(&["absent"]).await?;
+    let names = fleet.names().iter().map(String::as_str).chain(["absent"]);
+    let job = cluster.job("quiet").images([IMAGE]).on(names).concurrency(3).apply().await?;
+    job.until("only waits for a node", |status| status.summary.successful == 2).await?;
+    let ends = |reports: &[ImagePrePullReport]| {
+        let nodes = reports.iter().flat_map(|report| &report.body.node_status);
+        nodes.filter(|node| node.phase == NodePhase::Successful).count()
+    };
+    eventually("the report has both", SOON, async || {
+        ensure!(ends(&job.reports().await?) == 2, "it has not");
+        Ok(())
+    })
+    .await?;
+    cluster.kubectl(&["delete", "ippr", "--all"]).await?;
+    eventually("the report is back", SOON, async || {
+        ensure!(ends(&job.reports().await?) == 2, "it is not");
+        Ok(())
+    })
+    .await?;
+    cloud.restart().await?;
+    fleet.all_connected().await?;
+    job.until("goes on", |status| status.summary.pending == 1).await?;
+    assert_eq!((ends(&job.reports().await?), fleet.pulls(), fleet.pulled_twice()), (2, 2, 0));
     Ok(())
 }
 

@@ -3,13 +3,14 @@
 //! After a watch has broken (410, a restart of the API server) all objects are listed again; the engine finds by
 //! comparison what was deleted meanwhile. Errors are logged and retried with backoff; they never end the stream.
 
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::Api;
+use kube::api::{Api, PartialObjectMeta};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::watcher};
 use kube::{Client, Resource, ResourceExt};
+use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::task::JobUid;
 use prepull_engine::engine;
 use prepull_engine::prepull::controller::{Input, JobObject, rest_of};
@@ -18,6 +19,7 @@ use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use tokio::sync::mpsc;
 
 use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::status_writer::report_id;
 use crate::kube_api::stored_job::StoredJob;
 
 /// Watches all nodes for ever. Of each it keeps only what planning needs.
@@ -52,6 +54,27 @@ fn uid_of(job: &JobObject) -> JobUid {
     JobUid(rest_of(job).metadata.uid.clone().unwrap_or_default())
 }
 
+/// Watches the metadata of all reports for ever, to notice those that somebody deletes.
+pub(crate) async fn reports(client: Client, inputs: mpsc::Sender<engine::Input>) {
+    // A list from the API server's cache: what it may lack is written once more in vain, and the store is spared the
+    // reading of every report.
+    let config = watcher::Config::default().any_semantic();
+    let events = watcher(Api::<PartialObjectMeta<ImagePrePullReport>>::all(client), config).default_backoff();
+    // What is written is this program's own, and known.
+    let events = events.filter(|event| std::future::ready(!matches!(event, Ok(Event::Apply(_)))));
+    follow_events::<ImagePrePullReport, _, _, _>(
+        events,
+        inputs,
+        |report| report_id(&report.metadata),
+        Watched {
+            all: Input::ReportsListed,
+            one: |(job, index)| Input::ReportGone { job, index },
+            gone: |(job, index)| Input::ReportGone { job: job.clone(), index: *index },
+        },
+    )
+    .await;
+}
+
 /// The inputs that the events of a watch become.
 pub(crate) struct Watched<T, I> {
     /// For a list of all objects.
@@ -78,9 +101,22 @@ pub(crate) async fn follow<K, T, I>(
         + 'static,
     I: Into<engine::Input>,
 {
+    follow_events::<K, _, _, _>(watcher(api, config).default_backoff(), inputs, read, watched).await;
+}
+
+/// Follows the events of a watch for objects of the kind `K`, of which each has the form `O`.
+async fn follow_events<K, O, T, I>(
+    events: impl Stream<Item = watcher::Result<Event<O>>>,
+    inputs: mpsc::Sender<engine::Input>,
+    read: impl Fn(O) -> T,
+    watched: Watched<T, I>,
+) where
+    K: kube::Resource<DynamicType = ()>,
+    I: Into<engine::Input>,
+{
     let kind = K::kind(&());
     let (mut listed, log) = (Vec::new(), FailureLog::default());
-    let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
+    let mut stream = std::pin::pin!(events);
     loop {
         let input = match stream.next().await {
             Some(Ok(Event::Init)) => {

@@ -49,6 +49,8 @@ pub(crate) fn brief(input: &Input) -> String {
         Input::Node(node) => format!("node {} ready {}", node.name, node.ready),
         Input::NodeGone(node) => format!("node {node} gone"),
         Input::Reports(reports) => format!("{} reports", reports.len()),
+        Input::ReportsListed(reports) => format!("{} reports exist", reports.len()),
+        Input::ReportGone { job, index } => format!("report {index} of {job} gone"),
         Input::Recalled(job, reports, _) => format!("{} reports of {job}", reports.len()),
         Input::Jobs(jobs) => format!("{} jobs", jobs.len()),
         Input::Job(Ok(job)) => format!(

@@ -90,6 +90,16 @@ impl Controller {
             Input::Node(node) => self.apply_node(node),
             Input::NodeGone(name) => self.remove_node(&name),
             Input::Reports(reports) => self.take_reports(reports),
+            Input::ReportsListed(listed) => {
+                let listed: HashSet<(JobUid, u32)> = listed.into_iter().collect();
+                for uid in self.jobs.keys().cloned().collect::<Vec<_>>() {
+                    let is_gone = |index| !listed.contains(&(uid.clone(), index));
+                    self.change_job(&uid, |job, _| job.rewrite_reports(is_gone));
+                }
+            }
+            Input::ReportGone { job, index } => {
+                self.change_job(&job, |job, _| job.rewrite_reports(|gone| gone == index));
+            }
             Input::Recalled(uid, reports, object) => {
                 // If the job is gone, the watch says so, or has done so already.
                 if let Some(object) = object.filter(|object| !is_being_deleted(object))

@@ -21,6 +21,14 @@ pub(super) fn report_name(job: &JobUid, name: &str, index: u32) -> String {
     format!("{name}-{}-{index}", uid.to_lowercase())
 }
 
+/// The job that owns a report, and its index: of an object that is no report of ours, none that exists.
+pub(crate) fn report_id(metadata: &ObjectMeta) -> (JobUid, u32) {
+    let owner = metadata.owner_references.iter().flatten().next();
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let index = name.rsplit_once('-').and_then(|(_, index)| index.parse().ok());
+    (JobUid(owner.map(|owner| owner.uid.clone()).unwrap_or_default()), index.unwrap_or(u32::MAX))
+}
+
 /// A report as it is written: owned by its job, and to be found by two labels.
 pub(super) fn report_object(
     job: &JobUid,
@@ -73,5 +81,7 @@ mod tests {
         assert_eq!(json["metadata"]["ownerReferences"][0]["uid"], uid().0);
         assert_eq!(json["metadata"]["resourceVersion"], "7");
         assert_eq!(json["index"], 3);
+        let written = report_object(&uid(), "nginx", None, &body);
+        assert_eq!(report_id(&written.metadata), (uid(), 3));
     }
 }

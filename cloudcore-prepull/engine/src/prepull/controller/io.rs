@@ -28,6 +28,15 @@ pub enum Input {
     NodeGone(NodeName),
     /// The reports of all jobs that [need them](super::needs_reports): once, before the first [`Input::Jobs`].
     Reports(Vec<ImagePrePullReport>),
+    /// The reports that exist, by job and index: again after each break of their watch.
+    ReportsListed(Vec<(JobUid, u32)>),
+    /// A report was deleted.
+    ReportGone {
+        /// The job that owned it.
+        job: JobUid,
+        /// Its index.
+        index: u32,
+    },
     /// The answer to [`Action::Recall`]: the reports of the job, and the job as it is now, unless it is gone.
     Recalled(JobUid, Vec<ImagePrePullReport>, Option<JobObject>),
     /// The whole list of jobs, after which those that are not in it are gone.

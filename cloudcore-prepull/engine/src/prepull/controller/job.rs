@@ -227,6 +227,11 @@ impl Job {
         }
     }
 
+    /// Writes the reports again that somebody has deleted.
+    pub(super) fn rewrite_reports(&mut self, is_gone: impl Fn(u32) -> bool) {
+        self.output.rewrite_reports(is_gone);
+    }
+
     /// Begins the writes that are due.
     pub(super) fn write_if_due(&mut self, effects: &mut Effects<'_>) {
         self.collect_changes();

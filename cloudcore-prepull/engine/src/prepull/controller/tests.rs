@@ -12,6 +12,7 @@ use crate::shared::session::SessionEvent;
 mod course;
 mod edits;
 mod leaving;
+mod reports;
 mod rounds;
 mod starts;
 

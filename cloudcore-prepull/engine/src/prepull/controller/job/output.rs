@@ -73,6 +73,11 @@ impl Output {
         }
     }
 
+    /// Writes the reports again that the API server does not have any more.
+    pub(super) fn rewrite_reports(&mut self, is_gone: impl Fn(u32) -> bool) {
+        self.shards.rewrite(is_gone);
+    }
+
     /// Writes all reports as soon as possible: the job is over.
     pub(super) fn hurry_reports(&mut self) {
         self.shards.hurry();

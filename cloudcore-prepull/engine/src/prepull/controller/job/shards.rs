@@ -94,6 +94,16 @@ impl Shards {
         }
     }
 
+    /// Writes those again that the API server had and that are gone.
+    pub(super) fn rewrite(&mut self, is_gone: impl Fn(u32) -> bool) {
+        for at in 0..self.list.len() {
+            let shard = &self.list[at];
+            if shard.writes.exists() && is_gone(shard.index) {
+                self.touch_shard(at, Pace::Now);
+            }
+        }
+    }
+
     /// Holds back until the record at this place is written as it is now. Returns what need not wait.
     pub(super) fn after(&mut self, place: usize, deferred: Deferred) -> Option<Deferred> {
         let shard = self.of(place);

@@ -1,0 +1,73 @@
+//! Reports that somebody deletes.
+
+use super::*;
+
+fn job_uid() -> JobUid {
+    JobUid(UID.to_owned())
+}
+
+/// A job whose only node has succeeded, and that is over.
+fn over() -> World {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(2_000);
+    assert_eq!(world.status().phase, JobPhase::Completed);
+    world
+}
+
+#[test]
+fn a_report_that_somebody_deletes_is_written_again_from_memory() {
+    let mut world = over();
+    let report = world.reports.remove(&0).unwrap();
+    let (writes, dispatched) = (world.writes, world.dispatched.len());
+    world.give(Input::ReportGone { job: job_uid(), index: 0 });
+    world.pass(2_000);
+    assert_eq!(world.reports.get(&0), Some(&report));
+    assert_eq!((world.writes, world.dispatched.len()), (writes + 1, dispatched));
+}
+
+#[test]
+fn a_report_that_was_deleted_while_the_watch_was_broken_is_written_again() {
+    let mut world = over();
+    world.reports.clear();
+    world.give(Input::ReportsListed(Vec::new()));
+    world.pass(2_000);
+    assert_eq!(world.reports.len(), 1);
+    let writes = world.writes;
+    world.give(Input::ReportsListed(vec![(job_uid(), 0)]));
+    world.pass(2_000);
+    assert_eq!(world.writes, writes, "it is there");
+}
+
+#[test]
+fn after_a_deletion_and_a_failover_nothing_runs_again() {
+    let mut world = World::new(&["a", "b"]);
+    world.up("a", &[]);
+    world.give(on(&["a", "b"]));
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(2_000);
+    world.reports.clear();
+    world.give(Input::ReportGone { job: job_uid(), index: 0 });
+    world.pass(2_000);
+    let (object, stored) = (world.object.clone().unwrap().unwrap(), world.stored.clone());
+    world.boot(&["a", "b"]);
+    let mut object = *object;
+    object.status = stored;
+    world.give(Input::Job(Ok(Box::new(object))));
+    world.dispatched.clear();
+    world.up("a", &[]);
+    world.pass(2_000);
+    assert_eq!((world.phase_of("a"), world.dispatched.len()), (NodePhase::Successful, 0));
+}
+
+#[test]
+fn reports_of_other_jobs_and_unknown_ones_concern_nobody() {
+    let mut world = over();
+    let writes = world.writes;
+    world.give(Input::ReportGone { job: job_uid(), index: 7 });
+    world.give(Input::ReportGone { job: JobUid("another".to_owned()), index: 0 });
+    world.pass(2_000);
+    assert_eq!(world.writes, writes);
+}
