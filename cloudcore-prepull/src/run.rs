@@ -16,12 +16,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::CommandFactory;
-use jiff::Timestamp;
 use kube::Client;
 use prepull_engine::engine::Engine;
 use prepull_engine::prepull::controller;
 use prepull_program::errors::with_causes;
-use prepull_program::log;
+use prepull_program::log::{self, LogFormat};
 use prepull_program::signals::wait_for_termination;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -36,7 +35,7 @@ use crate::kube_api::events::Events;
 use crate::kube_api::leader::{self, Leadership};
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
-use crate::kube_api::{cluster, kruise_owner, kruise_writer, watch};
+use crate::kube_api::{cluster, kruise_writer, watch};
 use crate::run::http::Readiness;
 use crate::run::metrics::Metrics;
 
@@ -50,6 +49,7 @@ mod recorder;
 mod vital;
 
 use self::core::{Clock, Core};
+use self::kruise::KruiseGate;
 use recorder::{RecordFile, Recorder};
 use vital::Vital;
 
@@ -70,6 +70,7 @@ pub fn main(cli: Cli) -> ExitCode {
         let _ = Cli::command().error(clap::error::ErrorKind::ValueValidation, error).print();
         return ExitCode::from(2);
     }
+    let is_log_json = matches!(&cli.command, Command::Run(args) if args.log.log_format == LogFormat::Json);
     let outcome = match cli.command {
         Command::Run(args) => block_on(run(*args)),
         Command::Crds(args) => commands::crds::run(&args, &mut stdout),
@@ -90,6 +91,11 @@ pub fn main(cli: Cli) -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever collects the log as JSON would not see anything else. Before the log has started there is nothing else.
+        Err(error) if is_log_json && tracing::dispatcher::has_been_set() => {
+            error!(error = with_causes(error.as_ref()), "cloudcore-prepull cannot go on, and exits");
+            ExitCode::FAILURE
+        }
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "error: {}", with_causes(error.as_ref()));
             ExitCode::FAILURE
@@ -136,7 +142,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.
     listeners::read_authority_files(&args)?;
-    let record_file = args.record.as_deref().map(RecordFile::open).transpose()?;
+    let mut record_file = args.record.as_deref().map(RecordFile::open).transpose()?;
     let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
     // Health answers from the start; metrics with it.
@@ -151,48 +157,51 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             }
         }
     });
-    if !may_serve(&args, &client, &shutdown).await? {
-        return Ok(());
-    }
     let namespace = &args.cluster.namespace;
     let Some(term) = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown).await? else {
         return Ok(());
     };
-    let outcome = work(args, record_file, health, client, leadership, shutdown).await;
+    // As after a failover: what runs is found again by what the API server and the edges say.
+    let outcome = loop {
+        let part = shutdown.child_token();
+        let kruise = KruiseGate::open(&args, &client, &health.readiness, &part).await;
+        let outcome =
+            work(&args, &mut record_file, &health, client.clone(), leadership.clone(), &kruise, part).await;
+        if outcome.is_err() || shutdown.is_cancelled() || !kruise.has_opened() {
+            break outcome;
+        }
+    };
+    // Where a vital task has ended, so does the rest.
+    shutdown.cancel();
     term.release().await;
     outcome
 }
 
-/// Fails where Kruise's API is to be served, and is not ours to serve. `false` at the shutdown.
-async fn may_serve(args: &RunArgs, client: &Client, shutdown: &CancellationToken) -> anyhow::Result<bool> {
-    if !args.enable_kruise_api {
-        return Ok(true);
-    }
-    let check = Box::pin(kruise_owner::check(client, Timestamp::now()));
-    Ok(shutdown.run_until_cancelled(check).await.transpose()?.is_some())
-}
-
 /// What the leader does, until the shutdown. Nothing of it writes any more when this returns.
 async fn work(
-    args: RunArgs,
-    record_file: Option<RecordFile>,
-    Health { address: health_address, metrics, readiness }: Health,
+    args: &RunArgs,
+    record_file: &mut Option<RecordFile>,
+    Health { address: health_address, metrics, readiness }: &Health,
     client: Client,
     leadership: Leadership,
+    kruise: &KruiseGate,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    // A standby may have waited for long.
-    if !may_serve(&args, &client, &shutdown).await? {
-        return Ok(());
-    }
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = cluster::leaders_client(kubeconfig, leadership.clone()).await?;
-    if shutdown.run_until_cancelled(preflight::wait_until_passed(&client, &readiness)).await.is_none() {
+    if shutdown.run_until_cancelled(preflight::wait_until_passed(&client, readiness)).await.is_none() {
         return Ok(());
     }
     let (inputs, mut inbox) = mpsc::channel(INPUTS);
     let events = Events::start(writes.clone());
-    let kruise = args.enable_kruise_api.then(|| args.kruise_node_selector.clone());
+    let kruise = kruise.is_open().then(|| args.kruise_node_selector.clone());
+    let record_file = match (record_file.take(), &args.record) {
+        // Not the first start of the work: what is served matters more than its recording.
+        (None, Some(path)) => RecordFile::open(path)
+            .inspect_err(|error| error!(error = with_causes(error.as_ref()), "the recording ends"))
+            .ok(),
+        (opened, _) => opened,
+    };
     let mut core = Core {
         engine: kruise.clone().map_or_else(Engine::default, Engine::with_kruise),
         recorder: record_file
@@ -205,13 +214,13 @@ async fn work(
         writer: Writer::new(writes, events.clone()),
         events,
         leadership,
-        metrics,
+        metrics: metrics.clone(),
         inputs: inputs.clone(),
         work: JoinSet::new(),
         vital: Vital::default(),
     };
 
-    tokio::spawn(core.secrets.clone().drop_expired_forever());
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(core.secrets.clone().drop_expired_forever()));
 
     // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since
     // an edge with a task of a job that is not known is told to stop.
@@ -228,7 +237,7 @@ async fn work(
     // After the jobs: only the reports of known ones are missed.
     let reports = core.vital.guard("the watch of reports", watch::reports(client.clone(), inputs.clone()));
     tokio::spawn(reports.instrument(info_span!("watch", kind = "ImagePrePullReport")));
-    if args.enable_kruise_api {
+    if kruise.is_some() {
         core.watch_kruise(&client);
         core.until(&mut inbox, |listed| listed.kruise, &shutdown).await?;
     }
@@ -237,23 +246,23 @@ async fn work(
     }
     info!("jobs and nodes are known");
 
-    let tunnel = listeners::start(&args, health_address, client, &core, shutdown.clone()).await?;
+    let mut listeners = listeners::start(args, *health_address, client, &core, shutdown.clone()).await?;
     readiness.set_serving(true);
 
     let outcome = core.until(&mut inbox, |_| false, &shutdown).await;
-    // Where a vital task has ended, so does the rest.
     shutdown.cancel();
 
     info!("ending: edges are told to come back, what is being written is waited for");
     readiness.set_serving(false);
     let drained = tokio::time::timeout(DRAIN, async {
         while core.work.join_next().await.is_some() {}
-        let _ = tunnel.await;
+        while listeners.join_next().await.is_some() {}
     })
     .await;
     if drained.is_err() {
         info!("not all was written in time; it is written after the restart");
         core.work.shutdown().await;
+        listeners.shutdown().await;
     }
     outcome
 }

@@ -65,6 +65,18 @@ fn an_error_without_a_cluster_lists_where_it_was_looked_for() {
     assert_error("run --kubeconfig a", &[("a", "not: [yaml")], 1, &["--kubeconfig a", "unclosed bracket"]);
 }
 
+#[test]
+fn an_error_at_the_start_is_in_the_format_of_the_log() {
+    let (ended, said) = run("run --log-format json --kubeconfig nope", &[]);
+    assert_eq!(ended, Some(1), "{said}");
+    let line: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!(line["level"], "ERROR", "{said}");
+    let error = line["fields"]["error"].as_str().unwrap();
+    assert!(error.contains("--kubeconfig nope") && error.contains("No such file"), "{said}");
+    // Where there is no log yet, or none is wanted as JSON, a person reads it.
+    assert_error("run --log-format json --log a=b=c", &[], 1, &["--log a=b=c is not a filter"]);
+}
+
 /// A kubeconfig of a cluster that does not answer: nobody listens on port 1.
 const DEAD: &str = r#"{
     "apiVersion": "v1", "kind": "Config", "current-context": "c",

@@ -1,8 +1,5 @@
 //! Refusals: invalid jobs, unreadable objects, and clusters where another controller serves Kruise's API.
 
-use std::process::Stdio;
-use std::time::Duration;
-
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -12,9 +9,6 @@ use prepull_e2e::kruise::{DEFINITIONS, FLAG};
 use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
-
-/// Limit for a start that is refused, which takes a second.
-const REFUSED_WITHIN: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn an_invalid_job_is_refused_in_kruises_words() -> Result<()> {
@@ -172,20 +166,19 @@ async fn the_api_is_disabled_by_default() -> Result<()> {
     Ok(())
 }
 
-/// Starts a cloudcore that must refuse to start, checks its exit status 1, and returns its log.
-async fn says_no(cluster: &Cluster) -> Result<String> {
-    let mut command = tokio::process::Command::new(parts::program("cloudcore-prepull")?);
-    command.args(["run", "--leader-elect=false", FLAG, "--namespace", prepull_e2e::cluster::NAMESPACE]);
-    command.arg("--kubeconfig").arg(cluster.cloudcore_kubeconfig());
-    for listen in ["--tunnel-listen", "--enroll-listen", "--metrics-listen"] {
-        command.args([listen, "127.0.0.1:0"]);
-    }
-    command.kill_on_drop(true).stdin(Stdio::null());
-    let output = tokio::time::timeout(REFUSED_WITHIN, command.output()).await.context("it runs")??;
-    let said =
-        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    ensure!(output.status.code() == Some(1), "{}: {said}", output.status);
-    Ok(said)
+/// Checks that cloudcore serves ImagePrePullJobs and not Kruise's API, and says why.
+async fn says_why_not(cluster: &Cluster, cloud: &Cloud, job: &str, words: &[&str]) -> Result<()> {
+    prepull_e2e::cleanup::eventually("/readyz says why", SOON, async || {
+        let (status, body) = cloud.readiness().await?;
+        ensure!(status == 200 && body.starts_with("ok\nOpenKruise's API is not served: "), "{status} {body}");
+        has_all(&body, words)
+    })
+    .await?;
+    let log = cloud.log();
+    let said = log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
+    assert_eq!(said, 1, "{log}");
+    cluster.job(job).images(["nginx:1.9.1"]).on(["nobody"]).apply().await?.fails().await?;
+    Ok(())
 }
 
 fn has_all(said: &str, words: &[&str]) -> Result<()> {
@@ -196,35 +189,33 @@ fn has_all(said: &str, words: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn cloudcore_refuses_to_start_without_the_definitions_or_with_foreign_ones() -> Result<()> {
+async fn without_the_definitions_or_with_foreign_ones_only_kruises_api_is_not_served() -> Result<()> {
     let cluster = Cluster::own().await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
     cluster.apply_file(&parts::workspace().join("manifests/kruise/rbac.yaml")).await?;
-    has_all(&says_no(&cluster).await?, &["imagepulljobs.apps.kruise.io", "manifests/kruise"])?;
+    let mut cloud = Cloud::start(&cluster).arg(FLAG).await?;
+    let missing = ["imagepulljobs.apps.kruise.io is missing", "manifests/kruise"];
+    says_why_not(&cluster, &cloud, "missing", &missing).await?;
 
+    // Once they are there it is served, without a restart by hand.
     cluster.install_kruise().await?;
+    cluster.node_image("edge-1").exists().await?;
+    cloud.leads(SOON).await?;
+    assert_eq!(cloud.readiness().await?, (200, "ok\n".to_owned()));
+    cluster.job("served").images(["nginx:1.9.1"]).on(["nobody"]).apply().await?.fails().await?;
+    cloud.terminate().await?;
+
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let label = |value: Option<&str>| Patch::Merge(json!({"metadata": {"labels": {PART_OF_LABEL: value}}}));
     definitions.patch("nodeimages.apps.kruise.io", &PatchParams::default(), &label(None)).await?;
-    has_all(&says_no(&cluster).await?, &["nodeimages.apps.kruise.io", PART_OF_LABEL])?;
-    definitions
-        .patch("nodeimages.apps.kruise.io", &PatchParams::default(), &label(Some("image-prepull")))
-        .await?;
-    let mut cloud = Cloud::with_kruise(&cluster).await?;
-    cloud.terminate().await?;
-
-    definitions.delete("imagelistpulljobs.apps.kruise.io", &DeleteParams::default()).await?;
-    prepull_e2e::cleanup::eventually("the definition is gone", SOON, async || {
-        let found = definitions.get_opt("imagelistpulljobs.apps.kruise.io").await?;
-        ensure!(found.is_none(), "it is there");
-        Ok(())
-    })
-    .await?;
-    has_all(&says_no(&cluster).await?, &["imagelistpulljobs.apps.kruise.io"])
+    cloud.restart().await?;
+    says_why_not(&cluster, &cloud, "foreign", &["nodeimages.apps.kruise.io", PART_OF_LABEL]).await
 }
 
 #[tokio::test]
-async fn cloudcore_refuses_to_start_beside_kruises_own_controller() -> Result<()> {
+async fn beside_kruises_own_controller_only_kruises_api_is_not_served() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
     cluster.namespace("kruise-system").await?;
     let leases: Api<Lease> = Api::namespaced(cluster.client(), "kruise-system");
     let renewed = |age: i64| {
@@ -239,13 +230,15 @@ async fn cloudcore_refuses_to_start_beside_kruises_own_controller() -> Result<()
     let metadata = ObjectMeta { name: Some("kruise-manager".to_owned()), ..ObjectMeta::default() };
     let lease = Lease { metadata, spec: Some(renewed(0)) };
     leases.create(&PostParams::default(), &lease).await?;
-    let said = says_no(&cluster).await?;
-    has_all(&said, &["kruise-system/kruise-manager", "kruise-controller-manager-7d9c_1", FLAG])?;
+    let cloud = Cloud::start(&cluster).arg(FLAG).await?;
+    let words = ["kruise-system/kruise-manager", "kruise-controller-manager-7d9c_1", FLAG];
+    says_why_not(&cluster, &cloud, "beside", &words).await?;
+    ensure!(!cluster.node_image("edge-1").exists_now().await?, "it writes Kruise's objects");
 
     // A Lease that expired long ago is no reason to refuse.
     let stale = Patch::Merge(json!({"spec": renewed(3600)}));
     leases.patch("kruise-manager", &PatchParams::default(), &stale).await?;
-    Cloud::with_kruise(&cluster).await?.terminate().await
+    cluster.node_image("edge-1").exists().await.map(drop)
 }
 
 #[tokio::test]

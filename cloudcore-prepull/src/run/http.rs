@@ -21,12 +21,19 @@ pub(crate) struct Readiness {
     serving: AtomicBool,
     /// What keeps it from serving, if that is known.
     obstacle: Mutex<Option<String>>,
+    /// What is not served although it is asked for, and why; the rest is.
+    lack: Mutex<Option<String>>,
 }
 
 impl Readiness {
     /// The readiness at the start: not ready.
     pub(crate) fn new(leadership: Leadership) -> Self {
-        Self { leadership, serving: AtomicBool::new(false), obstacle: Mutex::default() }
+        Self {
+            leadership,
+            serving: AtomicBool::new(false),
+            obstacle: Mutex::default(),
+            lack: Mutex::default(),
+        }
     }
 
     /// Sets whether the tunnel listens.
@@ -39,10 +46,19 @@ impl Readiness {
         *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = obstacle;
     }
 
+    /// Sets what is not served although it is asked for, for the answer of /readyz.
+    pub(crate) fn set_lack(&self, lack: Option<String>) {
+        *self.lack.lock().unwrap_or_else(PoisonError::into_inner) = lack;
+    }
+
     fn answer(&self) -> (StatusCode, String) {
         let reason = match self.leadership.why_not() {
             Some(why) => format!("not the leader: {why}\n"),
-            None if self.serving.load(Ordering::Relaxed) => return (StatusCode::OK, "ok\n".to_owned()),
+            None if self.serving.load(Ordering::Relaxed) => {
+                let lack = self.lack.lock().unwrap_or_else(PoisonError::into_inner);
+                let lack = lack.as_ref().map(|lack| format!("{lack}\n")).unwrap_or_default();
+                return (StatusCode::OK, format!("ok\n{lack}"));
+            }
             None => {
                 let obstacle = self.obstacle.lock().unwrap_or_else(PoisonError::into_inner);
                 obstacle.as_ref().map_or_else(

@@ -1,15 +1,100 @@
-//! Kruise's objects: their watches, and the actions that the engine asks for.
+//! Kruise's objects: whether they are ours to serve, their watches, and the actions that the engine asks for.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
 use kube::Client;
 use prepull_engine::kruise::jobs;
 use prepull_engine::kruise::node_images::{self, Written};
 use prepull_engine::kruise::{Action, Input};
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use tracing::{Instrument, info, info_span};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, error, info, info_span};
 
 use super::core::{Core, caught};
+use crate::commands::args::RunArgs;
 use crate::edges::dispatch::dispatch_node_image_task;
-use crate::kube_api::kruise_watch;
+use crate::kube_api::{kruise_owner, kruise_watch};
+use crate::run::http::Readiness;
+
+/// Between two checks whether Kruise's kinds are ours to serve by now. Whoever applies what is missing waits for it.
+const RECHECK: Duration = Duration::from_secs(5);
+
+/// Whether Kruise's API is served. Where it is asked for, and its kinds are not ours to serve, ImagePrePullJobs are served
+/// all the same: a flag that comes before its definitions stops nothing that worked.
+pub(super) struct KruiseGate {
+    is_open: bool,
+    has_opened: CancellationToken,
+}
+
+impl KruiseGate {
+    /// Checks whose the kinds are. If they are not ours, that is logged, and is part of the answer of /readyz; it is
+    /// checked again, and `shutdown` is cancelled once they are, for a start with Kruise's API.
+    pub(super) async fn open(
+        args: &RunArgs,
+        client: &Client,
+        readiness: &Arc<Readiness>,
+        shutdown: &CancellationToken,
+    ) -> Self {
+        let has_opened = CancellationToken::new();
+        let refusal = if args.enable_kruise_api {
+            shutdown.run_until_cancelled(refusal(client, readiness)).await
+        } else {
+            return Self { is_open: false, has_opened };
+        };
+        let is_open = refusal == Some(None);
+        if let Some(Some(refusal)) = refusal {
+            let (client, readiness) = (client.clone(), readiness.clone());
+            let (opened, stop) = (has_opened.clone(), shutdown.clone());
+            log_refusal(&refusal);
+            let recheck = async move {
+                let mut last = refusal;
+                loop {
+                    tokio::time::sleep(RECHECK).await;
+                    match self::refusal(&client, &readiness).await {
+                        Some(refusal) if refusal == last => {}
+                        Some(refusal) => {
+                            log_refusal(&refusal);
+                            last = refusal;
+                        }
+                        None => break,
+                    }
+                }
+                info!("OpenKruise's API can be served now: the work begins anew, with it");
+                opened.cancel();
+                stop.cancel();
+            };
+            tokio::spawn(shutdown.clone().run_until_cancelled_owned(recheck));
+        }
+        Self { is_open, has_opened }
+    }
+
+    /// Whether the API is served.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Whether the API can be served by now, and is not.
+    pub(super) fn has_opened(&self) -> bool {
+        self.has_opened.is_cancelled()
+    }
+}
+
+/// Why Kruise's API cannot be served, if so.
+async fn refusal(client: &Client, readiness: &Readiness) -> Option<String> {
+    let refusal =
+        kruise_owner::check(client, Timestamp::now()).await.err().map(|refusal| refusal.to_string());
+    readiness.set_lack(refusal.as_ref().map(|refusal| format!("OpenKruise's API is not served: {refusal}")));
+    refusal
+}
+
+fn log_refusal(refusal: &str) {
+    error!(
+        problem = refusal,
+        "OpenKruise's API is not served, ImagePrePullJobs are; checking again until it can be"
+    );
+}
 
 impl Core {
     /// Starts the watches of Kruise's objects and of pods.

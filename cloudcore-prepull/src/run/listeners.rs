@@ -10,7 +10,7 @@ use prepull_engine::prepull::controller::Input;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span};
 
@@ -24,14 +24,14 @@ use crate::edges::tunnel::{self, listener};
 /// Events of sessions that wait for the engine's queue. When it is full, the sessions wait.
 const EVENTS: usize = 1024;
 
-/// Opens both ports. The handle ends when the tunnel has drained after `shutdown`.
+/// Opens both ports. The tasks end when both have drained after `shutdown`.
 pub(super) async fn start(
     args: &RunArgs,
     health: SocketAddr,
     client: Client,
     core: &Core,
     shutdown: CancellationToken,
-) -> anyhow::Result<JoinHandle<()>> {
+) -> anyhow::Result<JoinSet<()>> {
     let (vital, inputs) = (&core.vital, core.inputs.clone());
     let namespace = &args.cluster.namespace;
     let authority = match read_authority_files(args)? {
@@ -60,7 +60,8 @@ pub(super) async fn start(
     let settings = enroll::Settings { certificate_ttl: args.edge_cert_ttl };
     let tokens = Tokens::in_cluster(client, namespace);
     let serving = enroll::serve(enrolment, enroll_tls, authority, tokens, settings, shutdown.clone());
-    tokio::spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
+    let mut listeners = JoinSet::new();
+    listeners.spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
 
     let (events, mut arriving) = mpsc::channel(EVENTS);
     let forwarding = async move {
@@ -74,15 +75,14 @@ pub(super) async fn start(
     let settings = tunnel::Settings { heartbeat: args.heartbeat, ..tunnel::Settings::default() };
     let (sessions, metrics) = (core.sessions.clone(), core.metrics.tunnel());
     let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, metrics, shutdown);
-    let serving =
-        tokio::spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
+    listeners.spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
 
     if let Some(file) = &args.ports_file {
         let ports = json!({ "tunnel": tunnel_address, "enroll": enroll_address, "metrics": health });
         write_atomically(file, &ports.to_string())
             .with_context(|| format!("write --ports-file {}", file.display()))?;
     }
-    Ok(serving)
+    Ok(listeners)
 }
 
 /// The CA of `--ca-cert` and `--ca-key`, if they are given.
