@@ -55,7 +55,7 @@ pub(crate) struct Check {
 /// In milliseconds.
 const GRACE: u64 = REPORT_GRACE.as_secs() * 1_000;
 
-const PARKED: u64 = PARK_AFTER.as_secs() * 1_000;
+pub(crate) const PARKED: u64 = PARK_AFTER.as_secs() * 1_000;
 
 fn is_final(phase: NodePhase) -> bool {
     matches!(phase, NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown)

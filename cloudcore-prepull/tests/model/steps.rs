@@ -157,6 +157,7 @@ impl World {
     pub(crate) fn collect_garbage(&mut self) {
         let jobs = &self.api.jobs;
         self.api.reports.retain(|(job, _), _| jobs.contains_key(job));
+        self.api.deleted.retain(|(job, _), _| jobs.contains_key(job));
     }
 
     fn any_edge(&mut self) -> usize {
