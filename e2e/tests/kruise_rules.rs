@@ -3,7 +3,7 @@
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use prepull_api::crd::kruise::{ImagePullJob, PART_OF_LABEL};
 use prepull_e2e::kruise::{DEFINITIONS, FLAG};
 use prepull_e2e::parts;

@@ -39,7 +39,7 @@ impl KruiseGate {
     ) -> Self {
         let has_opened = CancellationToken::new();
         let refusal = if args.enable_kruise_api {
-            shutdown.run_until_cancelled(refusal(client, readiness)).await
+            shutdown.run_until_cancelled(Box::pin(refusal(client, readiness))).await
         } else {
             return Self { is_open: false, has_opened };
         };
