@@ -41,8 +41,8 @@ pub struct ImagePrePullJobSpec {
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
     /// How long the whole job may take, in seconds. When the time is up, running pulls are stopped, no further node
-    /// starts, and the job becomes a Failure. The time counts from the start, and from zero again when a suspension
-    /// ends, as in a Kubernetes Job.
+    /// starts, and the job becomes a Failure. The time counts from the start over all rounds, and from zero again when a
+    /// suspension ends, as in a Kubernetes Job, or when another round is asked for after the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4_294_967_295_i64))]
     pub active_deadline_seconds: Option<i64>,
@@ -54,9 +54,10 @@ pub struct ImagePrePullJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStrategy>,
     /// Number of retry rounds. Raising it by one when the job has ended starts another round for the nodes that
-    /// failed, are unknown, or were not started; an image that is on a node already is not pulled again. Default 0.
+    /// failed, are unknown, or were not started; an image that is on a node already is not pulled again. What is left of
+    /// it when the job ends starts nothing. At most 1000. Default 0.
     #[serde(default, skip_serializing_if = "is_zero")]
-    #[schemars(range(min = 0, max = 4_294_967_295_i64))]
+    #[schemars(range(min = 0, max = 1000))]
     pub retry: i64,
     /// Whether a node that becomes eligible while the job runs joins it, because it gets the label or is Ready again.
     #[serde(default, skip_serializing_if = "is_false")]

@@ -116,14 +116,14 @@ impl Controller {
                 for uid in gone {
                     self.remove_job(&uid);
                 }
-                for job in jobs {
+                for job in &jobs {
                     self.apply_job(job);
                 }
                 self.gone.retain(|uid| listed.contains(uid));
                 // The remaining reports belong to deleted jobs; the API server garbage-collects them.
                 self.reports = HashMap::new();
             }
-            Input::Job(job) => self.apply_job(job),
+            Input::Job(job) => self.apply_job(&job),
             Input::JobGone(uid) => {
                 self.gone.remove(&uid);
                 self.remove_job(&uid);
@@ -270,39 +270,39 @@ impl Controller {
         }
     }
 
-    fn apply_job(&mut self, object: JobObject) {
-        let uid = job::uid_of(&object);
+    fn apply_job(&mut self, object: &JobObject) {
+        let uid = job::uid_of(object);
         if self.gone.contains(&uid) {
             return;
         }
-        if is_being_deleted(&object) {
+        if is_being_deleted(object) {
             return self.remove_job(&uid);
         }
         if let Some(parked) = self.parked.get_mut(&uid) {
             // What the watch tells of may be behind the status that this job ended with.
-            if parked.is_edited(&object) && !std::mem::replace(&mut parked.recalled, true) {
+            if parked.is_edited(object) && !std::mem::replace(&mut parked.recalled, true) {
                 self.actions.push(Action::Recall { job: uid, name: parked.name.clone() });
             }
             return;
         }
         if let Some(known) = self.jobs.get_mut(&uid) {
-            if known.apply_change(&object, &self.nodes, &mut Effects::new(self.now, &mut self.actions)) {
+            if known.apply_change(object, &self.nodes, &mut Effects::new(self.now, &mut self.actions)) {
                 self.agenda.mark(&uid);
                 self.attach_all(&uid);
             }
             return;
         }
         let reports = self.reports.remove(&uid).unwrap_or_default();
-        if let Some(parked) = Parked::settled(&object, self.now) {
-            self.agenda.add(&uid, created(&object, self.now));
+        if let Some(parked) = Parked::settled(object, self.now) {
+            self.agenda.add(&uid, created(object, self.now));
             self.park(&uid, parked);
-        } else if let Some(parked) = Parked::without_reports(&object, &reports) {
+        } else if let Some(parked) = Parked::without_reports(object, &reports) {
             let name = parked.name.clone();
-            self.agenda.add(&uid, created(&object, self.now));
+            self.agenda.add(&uid, created(object, self.now));
             self.parked.insert(uid.clone(), Parked { recalled: true, ..parked });
             self.actions.push(Action::Recall { job: uid, name });
         } else {
-            self.load(&uid, &object, reports);
+            self.load(&uid, object, reports);
         }
     }
 

@@ -3,13 +3,13 @@
 //! Nodes for which the same overriders match share one [`NodePlan`], so that ten
 //! thousand nodes cost ten thousand selector matches and a handful of plans.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use prepull_api::crd::EDGE_LABEL;
-use prepull_api::crd::status::SkippedNode;
+use prepull_api::crd::status::{ImageStatus, SkippedNode};
 use prepull_api::credentials::RegistryPattern;
-use prepull_api::image::NormalizedReference;
+use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{OverrideError, SecretRef};
 use prepull_api::task::{NodeName, PullPolicy};
 
@@ -64,6 +64,19 @@ pub struct PlannedImage {
     pub policy: PullPolicy,
     /// The secrets to try, in this order. Without any the pull is anonymous.
     pub secrets: Vec<SecretRef>,
+}
+
+impl NodePlan {
+    /// Whether these records of images are of this plan, or of none: a node that was never sent anything has none.
+    pub fn is_of(&self, images: &[ImageStatus]) -> bool {
+        images.is_empty()
+            || images.len() == self.images.len()
+                && self
+                    .images
+                    .iter()
+                    .zip(images)
+                    .all(|(planned, recorded)| planned.pull.to_string() == recorded.pulled_image)
+    }
 }
 
 const NOT_FOUND: &str = "not found";
@@ -124,12 +137,41 @@ pub fn plan_one(job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Re
 
 /// The plans of one job, by the indexes of the overriders that apply.
 #[derive(Debug, Default)]
-pub struct Shared(HashMap<Vec<usize>, Arc<NodePlan>>);
+pub struct Shared(BTreeMap<Vec<usize>, Arc<NodePlan>>);
 
 impl Shared {
     /// Plans a node as [`plan_one`] does, once for all nodes with the same overriders.
     pub fn plan_one(&mut self, job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
-        let groups = matching_groups(job, node);
+        self.of_groups(job, matching_groups(job, node))
+    }
+
+    /// The plan of a node that was sent its task when it had other labels. `plan`: the one by its present labels; `images`:
+    /// what was recorded then. It is the plan by any overriders that make these references, which brings its secrets;
+    /// where none do, the present plan with the recorded references.
+    pub fn plan_as_recorded(
+        &mut self,
+        job: &ValidatedJob,
+        plan: &Arc<NodePlan>,
+        images: &[ImageStatus],
+    ) -> Arc<NodePlan> {
+        let single = (0..job.overriders.len()).map(|group| vec![group]);
+        for groups in std::iter::once(Vec::new()).chain(single) {
+            // One that is impossible made no record.
+            let _ = self.of_groups(job, groups);
+        }
+        if let Some(known) = self.0.values().find(|known| known.is_of(images)) {
+            return Arc::clone(known);
+        }
+        let mut plan = NodePlan::clone(plan);
+        for (planned, recorded) in plan.images.iter_mut().zip(images) {
+            if let Ok(reference) = Reference::parse(&recorded.pulled_image) {
+                planned.pull = reference.normalized();
+            }
+        }
+        Arc::new(plan)
+    }
+
+    fn of_groups(&mut self, job: &ValidatedJob, groups: Vec<usize>) -> Result<Arc<NodePlan>, Refusal> {
         if let Some(plan) = self.0.get(&groups) {
             return Ok(Arc::clone(plan));
         }

@@ -19,8 +19,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::{FailureCount, NodePhase, NodeStatus, RolloutStatus, Summary, Tristate};
+use prepull_api::crd::status::{FailureCount, NodePhase, NodeStatus, RolloutStatus, Summary};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
@@ -34,6 +33,7 @@ mod edges;
 mod postponed;
 mod record;
 mod rounds;
+mod starts;
 #[cfg(test)]
 mod tests;
 mod waves;
@@ -133,6 +133,8 @@ pub enum Reattach {
     Leave,
     /// Send the Assign again.
     Dispatch,
+    /// Record the node as in progress; once that is written, dispatch its task.
+    Start,
     /// Tell the edge to stop.
     Cancel,
 }
@@ -220,7 +222,7 @@ impl Rollout {
 
     /// Resumes the waves where an earlier run of cloudcore left them.
     pub fn resume_waves(&mut self, status: &RolloutStatus) {
-        self.waves = Waves::resumed(status);
+        self.waves = Waves::resumed(status, self.settings.pause);
         // A wave that has shrunk since, because waiting nodes were deleted, has not ended by that.
         if self.started() > status.nodes {
             self.waves.catch_up(&self.settings.steps, &self.counts);
@@ -295,7 +297,7 @@ impl Rollout {
 
     /// Where the waves stand; `None` for a job without waves.
     pub fn waves(&self) -> Option<RolloutStatus> {
-        self.waves.status(&self.settings.steps, self.wave_size())
+        self.waves.status(&self.settings.steps, self.wave_size(), self.settings.pause)
     }
 
     /// How many nodes are in each phase; `skipped` is not known here.
@@ -366,26 +368,6 @@ impl Rollout {
         }
     }
 
-    /// Whether one more node may start now.
-    fn may_start(&self) -> bool {
-        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
-        self.may_go_on() && self.slots_taken() < self.settings.concurrency && self.started() < limit
-    }
-
-    /// Whether so many nodes may be in progress now, and so many may have started.
-    fn may_go_on(&self) -> bool {
-        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
-        !self.settings.hold
-            && self.waves.paused_until().is_none()
-            && self.verdict() == Verdict::Running
-            && self.slots_taken() <= self.settings.concurrency
-            && self.started() <= limit
-    }
-
-    fn slots_taken(&self) -> usize {
-        self.in_progress.len() + self.withdrawn.len()
-    }
-
     /// How many nodes have started, those that have ended included.
     fn started(&self) -> u32 {
         self.counts.desired - self.counts.pending
@@ -397,60 +379,6 @@ impl Rollout {
         self.waves.limit(&self.settings.steps, self.counts.desired).max(self.started())
     }
 
-    /// The moment at which [`Self::advance`] has something to do although nothing happened.
-    pub fn next_deadline(&self) -> Option<Timestamp> {
-        let deadline = self.deadlines.first().map(|(at, _)| *at);
-        let wave = self.waves.paused_until().filter(|_| self.verdict() == Verdict::Running);
-        let postponed = self.postponed.first().map(|(at, _)| *at);
-        deadline.into_iter().chain(wave).chain(postponed).min()
-    }
-
-    /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.
-    pub fn advance(&mut self, now: Timestamp) -> Vec<Decision> {
-        let mut decisions = Vec::new();
-        while let Some(&(deadline, at)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) {
-            let timeout = self.settings.timeout.as_secs();
-            let (code, state) = match self.members[at].online {
-                Some(_) => (FailureCode::NoResult, "connected and silent"),
-                None => (FailureCode::Offline, "offline"),
-            };
-            let reason = format!("no result within timeoutSeconds ({timeout}): the node is {state}");
-            self.deadlines.remove(&(deadline, at));
-            decisions.push(self.expire(at, code, &reason, now));
-        }
-        decisions.extend(self.end_postponements(now));
-        if self.verdict() == Verdict::Running {
-            let Settings { steps, pause, .. } = &self.settings;
-            self.waves.advance(steps, *pause, &self.counts, now);
-        }
-        // What the settings, a failure or a deletion forbids by now, and was not recorded yet, has not begun.
-        while !self.may_go_on()
-            && let Some(at) = self.recording.last().copied()
-        {
-            decisions.extend(self.withdraw(at));
-        }
-        while self.may_start()
-            && let Some(at) = self.startable.first().copied()
-        {
-            let member = &mut self.members[at];
-            member.record.attempt = member.record.attempt.max(1);
-            member.record.start_time = Some(Time(now));
-            member.flight = Flight::Recording;
-            self.starts += 1;
-            (member.start, member.is_stamped) = (self.starts, false);
-            self.withdrawn.remove(&at);
-            self.recording.insert(at);
-            self.set(at, NodePhase::InProgress, String::new());
-            decisions.push(Decision::Start(self.name(at)));
-        }
-        decisions
-    }
-
-    fn expire(&mut self, at: usize, code: FailureCode, reason: &str, now: Timestamp) -> Decision {
-        self.end(at, (NodePhase::Unknown, code), reason, now);
-        Decision::Expire(self.name(at))
-    }
-
     /// The nodes in progress that have a session and were sent their task. A task that is still to be sent takes the
     /// settings of that moment anyway.
     pub fn reachable(&self) -> Vec<NodeName> {
@@ -459,31 +387,6 @@ impl Rollout {
             online.is_some() && matches!(flight, Flight::Sent(_) | Flight::Accepted)
         });
         sent.map(|&at| self.name(at)).collect()
-    }
-
-    /// Notes whether the node works on as many tasks as it can. Returns whether its record changed by that.
-    pub fn set_busy(&mut self, node: &NodeName, busy: bool) -> bool {
-        let Some(&at) = self.index.get(node) else { return false };
-        let member = &mut self.members[at];
-        if member.busy == busy {
-            return false;
-        }
-        member.busy = busy;
-        let waits = member.record.phase == NodePhase::Pending && member.online.is_some();
-        self.index_member(at);
-        waits
-    }
-
-    /// The images that the node has pulled in an earlier attempt, by their index.
-    pub fn pulled_images(&self, node: &NodeName) -> Vec<usize> {
-        let images = self.record(node).map(|record| record.image_status.as_slice()).unwrap_or_default();
-        let there = images.iter().enumerate().filter(|(_, image)| image.status == Tristate::True);
-        there.map(|(index, _)| index).collect()
-    }
-
-    /// The nodes in progress, each with its attempt.
-    pub fn tasks_in_progress(&self) -> impl Iterator<Item = (NodeName, u32)> {
-        self.in_progress.iter().map(|&at| (self.name(at), self.members[at].record.attempt))
     }
 
     fn in_progress(&self, node: &NodeName) -> Option<usize> {

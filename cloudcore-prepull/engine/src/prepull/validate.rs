@@ -30,6 +30,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// The longest timeout of a node: what KubeEdge's own field can hold, so that none of its manifests is refused. Nothing
 /// here depends on it being short; a node that is silent for long keeps its slot because the job says so.
 pub const MAX_TIMEOUT_SECONDS: i64 = u32::MAX as i64;
+/// The most rounds beyond the first: each may fail within a second, and makes an event.
+pub const MAX_ROUNDS: u32 = 1_000;
 /// The most retries of an image: what KubeEdge's own field can hold. The node's timeout ends them long before.
 pub const MAX_RETRIES: i64 = i32::MAX as i64;
 
@@ -228,8 +230,8 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
             format!("{} is not more than the step before, {}: steps rise", steps[at + 1], steps[at]);
         return Err(Refusal::new(format!("spec.rollout.steps[{}]", at + 1), message));
     }
-    let retry = u32::try_from(*retry).map_err(|_| {
-        Refusal::new("spec.retry", format!("{retry} is not allowed: write 0 to {}", u32::MAX))
+    let retry = u32::try_from(*retry).ok().filter(|retry| *retry <= MAX_ROUNDS).ok_or_else(|| {
+        Refusal::new("spec.retry", format!("{retry} is not allowed: write 0 to {MAX_ROUNDS}"))
     })?;
     Ok(RunPolicy {
         suspend: *suspend,

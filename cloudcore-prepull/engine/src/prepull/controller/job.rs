@@ -119,8 +119,11 @@ impl Job {
     ) {
         let Some(before) = self.members.phase_of(node) else { return };
         let is_running = self.course.is_running();
-        if self.members.rollout_mut().mark_online(node, session, open, effects.now) == Reattach::Dispatch {
-            self.dispatch(node, effects);
+        match self.members.rollout_mut().mark_online(node, session, open, effects.now) {
+            Reattach::Dispatch => self.dispatch(node, effects),
+            Reattach::Start => self.record_start(node, effects),
+            // The controller cancels whatever is not in progress.
+            Reattach::Cancel | Reattach::Leave => {}
         }
         if before == NodePhase::Pending && is_running {
             self.output.touch_status(Pace::Slow);

@@ -12,6 +12,7 @@ use crate::shared::session::SessionEvent;
 mod course;
 mod edits;
 mod leaving;
+mod relabelled;
 mod reports;
 mod rounds;
 mod starts;
@@ -32,6 +33,8 @@ struct World {
     there: Vec<Vec<usize>>,
     /// What was to be pulled, image by image.
     images: Vec<String>,
+    /// What was to be pulled, by its reference, and with which secrets.
+    pulls: Vec<String>,
     /// Its session takes nothing.
     dead: Option<NodeName>,
     /// Why the secrets cannot be read, if they cannot.
@@ -63,6 +66,7 @@ impl World {
             object: None,
             there: Vec::new(),
             images: Vec::new(),
+            pulls: Vec::new(),
             dead: None,
             secrets: None,
             tried: Vec::new(),
@@ -120,6 +124,10 @@ impl World {
                         self.dispatched.push(order.node.clone());
                         self.there.push(order.there.clone());
                         self.remaining.push(order.remaining);
+                        self.pulls.extend(order.plan.images.iter().map(|image| {
+                            let secrets: Vec<_> = image.secrets.iter().map(ToString::to_string).collect();
+                            format!("{} {}", image.pull, secrets.join(","))
+                        }));
                         self.images.extend(order.plan.images.iter().map(|image| image.image.clone()));
                         let outcome = if self.dead.as_ref() == Some(&order.node) {
                             DispatchOutcome::Offline

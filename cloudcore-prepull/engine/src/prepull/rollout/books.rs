@@ -4,12 +4,26 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{Action, ActionStatus, NodePhase, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
+use prepull_api::task::NodeName;
 
 use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched};
 use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
 
 impl Rollout {
+    /// Notes whether the node works on as many tasks as it can. Returns whether its record changed by that.
+    pub fn set_busy(&mut self, node: &NodeName, busy: bool) -> bool {
+        let Some(&at) = self.index.get(node) else { return false };
+        let member = &mut self.members[at];
+        if member.busy == busy {
+            return false;
+        }
+        member.busy = busy;
+        let waits = member.record.phase == NodePhase::Pending && member.online.is_some();
+        self.index_member(at);
+        waits
+    }
+
     /// The node waits, works, or has succeeded.
     pub(super) fn set(&mut self, at: usize, phase: NodePhase, reason: String) {
         self.change(at, phase, None, reason);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::NodePhase;
+use prepull_api::crd::status::{NodePhase, Tristate};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, Progress, truncate_reason};
@@ -40,13 +40,33 @@ impl Rollout {
         }
     }
 
-    /// Names the images in the record of a node that starts, so that it is complete whatever happens next.
+    /// Names the images in the record of a node that starts, so that it is complete whatever happens next. What an earlier
+    /// attempt pulled under another reference is not there.
     pub fn name_images(&mut self, node: &NodeName, plan: &NodePlan) {
-        if let Some(at) = self.position(node)
-            && self.members[at].record.image_status.len() != plan.images.len()
-        {
-            self.members[at].record.image_status = record::fresh_images(plan);
+        let Some(at) = self.position(node) else { return };
+        let images = &mut self.members[at].record.image_status;
+        let fresh = record::fresh_images(plan);
+        if images.len() != fresh.len() {
+            *images = fresh;
+            return;
         }
+        for (image, fresh) in images.iter_mut().zip(fresh) {
+            if image.pulled_image != fresh.pulled_image {
+                *image = fresh;
+            }
+        }
+    }
+
+    /// The nodes in progress, each with its attempt.
+    pub fn tasks_in_progress(&self) -> impl Iterator<Item = (NodeName, u32)> {
+        self.in_progress.iter().map(|&at| (self.name(at), self.members[at].record.attempt))
+    }
+
+    /// The images that the node has pulled in an earlier attempt, by their index.
+    pub fn pulled_images(&self, node: &NodeName) -> Vec<usize> {
+        let images = self.record(node).map(|record| record.image_status.as_slice()).unwrap_or_default();
+        let there = images.iter().enumerate().filter(|(_, image)| image.status == Tristate::True);
+        there.map(|(index, _)| index).collect()
     }
 
     /// The start of the node is recorded: its task is being dispatched. Returns the time that is left for it, if any.
@@ -171,14 +191,18 @@ impl Rollout {
                 Flight::Recording | Flight::Dispatching { .. } => Reattach::Leave,
                 Flight::Sent(_) | Flight::Accepted => Reattach::Dispatch,
             },
-            // A start is recorded before it is sent, so the record was lost: its report was deleted, edited, or
-            // restored by hand. What runs is taken as it is.
+            // A start is recorded before it is sent, so the record was lost (its report was deleted, edited, or restored by
+            // hand), or the edge says what is not true. It goes on where it might start now, and is recorded first.
             (NodePhase::Pending, Some((attempt, _))) => {
-                self.members[at].record.attempt = attempt;
-                self.members[at].record.start_time = Some(Time(now));
-                self.members[at].flight = Flight::Accepted;
-                self.set(at, NodePhase::InProgress, String::new());
-                Reattach::Dispatch
+                let may_start = self.may_start() && self.startable.contains(&at);
+                self.members[at].record.attempt = if may_start { attempt } else { attempt.saturating_add(1) };
+                if may_start {
+                    self.start(at, now);
+                    return Reattach::Start;
+                }
+                // With the next number, what is said of the cancelled task changes nothing.
+                self.touched.push(Touched { at, phase: true });
+                Reattach::Cancel
             }
             (NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown, Some(_)) => Reattach::Cancel,
             (_, None) => Reattach::Leave,

@@ -30,6 +30,11 @@ impl Rollout {
         decisions
     }
 
+    pub(super) fn expire(&mut self, at: usize, code: FailureCode, reason: &str, now: Timestamp) -> Decision {
+        self.end(at, (NodePhase::Unknown, code), reason, now);
+        Decision::Expire(self.name(at))
+    }
+
     /// Marks all nodes offline: while the job was over nobody reported their sessions.
     pub fn forget_sessions(&mut self) {
         for at in self.taken_places() {

@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::status::Tristate;
 use prepull_api::image::Reference;
 use prepull_api::task::{
     CheckOutcome, ImageOutcome, ImageResult, JobUid, PullPolicy, TaskId, TaskOutcome, TaskResult,
@@ -228,7 +230,8 @@ fn what_a_hello_says_decides_what_happens_to_a_task() {
         (NodePhase::InProgress, Some((1, finished)), Reattach::Leave),
         (NodePhase::InProgress, Some((7, running)), Reattach::Dispatch),
         (NodePhase::Pending, None, Reattach::Leave),
-        (NodePhase::Pending, Some((1, running)), Reattach::Dispatch),
+        (NodePhase::Pending, Some((1, running)), Reattach::Start),
+        (NodePhase::Pending, Some((1, needs)), Reattach::Start),
         (NodePhase::Successful, Some((1, running)), Reattach::Cancel),
         (NodePhase::Unknown, Some((1, needs)), Reattach::Cancel),
         (NodePhase::Unknown, Some((1, finished)), Reattach::Leave),
@@ -246,6 +249,14 @@ fn what_a_hello_says_decides_what_happens_to_a_task() {
         let settings = unheld();
         let mut rollout = Rollout::new(settings, vec![record]);
         assert_eq!(rollout.mark_online(&node(0), SessionId(1), open, at(1)), expected, "{phase:?} {open:?}");
+    }
+    // One that may not start now is told to stop, and nothing that is said of that task counts any more.
+    for open in [running, needs] {
+        let mut rollout = rollout(1, 1, "0");
+        rollout.configure(Settings { hold: true, ..rollout.settings().clone() });
+        let reattach = rollout.mark_online(&node(0), SessionId(1), Some((1, open)), at(1));
+        assert_eq!((reattach, rollout.record(&node(0)).unwrap().attempt), (Reattach::Cancel, 2));
+        assert!(!rollout.record_result(&node(0), None, &result(TaskOutcome::Cancelled), at(2)));
     }
 }
 

@@ -1,5 +1,7 @@
 //! The waves: how many nodes may have started by now.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use prepull_api::crd::status::{RolloutStatus, Summary};
 
@@ -10,16 +12,16 @@ use crate::prepull::validate::Step;
 pub(super) struct Waves {
     /// Index of the wave that runs. Beyond the last step: all nodes.
     at: usize,
-    /// The wave has ended, and the next begins then.
-    paused_until: Option<Timestamp>,
+    /// When the wave ended. The next one begins a pause later, which may still be changed.
+    ended: Option<Timestamp>,
 }
 
 impl Waves {
-    /// The waves as an earlier run of cloudcore left them.
-    pub(super) fn resumed(status: &RolloutStatus) -> Self {
+    /// The waves as an earlier run of cloudcore left them, which paused them for so long.
+    pub(super) fn resumed(status: &RolloutStatus, pause: Duration) -> Self {
         Self {
             at: (status.step as usize).saturating_sub(1),
-            paused_until: status.paused_until.as_ref().map(|time| time.0),
+            ended: status.paused_until.as_ref().and_then(|until| until.0.checked_sub(pause).ok()),
         }
     }
 
@@ -27,7 +29,7 @@ impl Waves {
     /// failures are not to be held against a smaller wave.
     pub(super) fn catch_up(&mut self, steps: &[Step], counts: &Summary) {
         while self.at < steps.len() && self.limit(steps, counts.desired) < counts.desired - counts.pending {
-            (self.at, self.paused_until) = (self.at + 1, None);
+            (self.at, self.ended) = (self.at + 1, None);
         }
     }
 
@@ -35,7 +37,7 @@ impl Waves {
     pub(super) fn again(steps: &[Step], counts: &Summary) -> Self {
         let started = counts.desired - counts.pending;
         let at = steps.iter().position(|step| step.nodes(counts.desired) > started);
-        Self { at: at.unwrap_or(steps.len()), paused_until: None }
+        Self { at: at.unwrap_or(steps.len()), ended: None }
     }
 
     /// How many nodes may have started by now, those of the earlier waves included.
@@ -47,37 +49,35 @@ impl Waves {
     }
 
     /// Goes on to the next wave if this one has ended. The caller has checked the tolerance.
-    pub(super) fn advance(
-        &mut self,
-        steps: &[Step],
-        pause: std::time::Duration,
-        counts: &Summary,
-        now: Timestamp,
-    ) {
+    pub(super) fn advance(&mut self, steps: &[Step], pause: Duration, counts: &Summary, now: Timestamp) {
         while counts.pending > 0
             && counts.in_progress == 0
             && counts.desired - counts.pending >= self.limit(steps, counts.desired)
         {
-            let until = *self.paused_until.get_or_insert(now.checked_add(pause).unwrap_or(now));
-            if until > now {
+            let ended = *self.ended.get_or_insert(now);
+            if ended.checked_add(pause).is_ok_and(|until| until > now) {
                 return;
             }
-            self.paused_until = None;
+            self.ended = None;
             self.at += 1;
         }
         // The wave has not ended: more nodes have joined, or an earlier life of cloudcore had written that it had,
         // and not yet how its nodes did.
-        self.paused_until = None;
+        self.ended = None;
     }
 
-    /// When the next wave begins, while a pause runs.
-    pub(super) fn paused_until(&self) -> Option<Timestamp> {
-        self.paused_until
+    /// When the next wave begins, while a pause runs that takes so long.
+    pub(super) fn paused_until(&self, pause: Duration) -> Option<Timestamp> {
+        self.ended?.checked_add(pause).ok()
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.ended.is_some()
     }
 
     /// The waves as the status has them, for people and for the next run of cloudcore. `size`: nodes of the wave that
     /// runs, those of the earlier waves included.
-    pub(super) fn status(&self, steps: &[Step], size: u32) -> Option<RolloutStatus> {
+    pub(super) fn status(&self, steps: &[Step], size: u32, pause: Duration) -> Option<RolloutStatus> {
         let last_is_all = steps.last()? == &Step::Percent(100);
         let waves = steps.len() + usize::from(!last_is_all);
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -85,7 +85,7 @@ impl Waves {
             step: count(self.at.saturating_add(1).min(waves)),
             steps: count(waves),
             nodes: size,
-            paused_until: self.paused_until.map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
+            paused_until: self.paused_until(pause).map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
         })
     }
 }

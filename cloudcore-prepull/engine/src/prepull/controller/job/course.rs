@@ -24,6 +24,8 @@ pub(super) struct Course {
     times: Option<Times>,
     /// Rounds of `spec.retry` that have begun.
     rounds: u32,
+    /// Whether too many nodes have failed in this round, and the others may end.
+    is_draining: bool,
     /// When a deletion that had no effect is asked for again.
     delete_again_at: Option<Timestamp>,
 }
@@ -92,6 +94,7 @@ impl Course {
             tolerance: String::new(),
             times: None,
             rounds: 0,
+            is_draining: false,
             delete_again_at: None,
         }
     }
@@ -252,6 +255,11 @@ impl Course {
         }
     }
 
+    /// Too many nodes have failed. Returns whether that is new.
+    pub(super) fn begin_draining(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_draining, true)
+    }
+
     /// Says what the job waits for, or that it is about to fail. Returns whether that is new.
     pub(super) fn explain(&mut self, reason: String) -> bool {
         let is_new = self.reason != reason;
@@ -282,6 +290,7 @@ impl Course {
         self.phase = JobPhase::InProgress;
         self.reason.clear();
         self.failed_as = None;
+        self.is_draining = false;
         self.delete_again_at = None;
     }
 

@@ -150,9 +150,8 @@ impl Job {
             }
             self.output.grow(self.members.rollout().len());
         }
-        let summary = self.members.rollout().summary();
         // Nodes may be in progress in a job that is over: see `resume`.
-        if summary.failure + summary.unknown + summary.pending + summary.in_progress == 0 {
+        if self.members.rollout().summary().in_progress == 0 && !self.members.can_begin_round(nodes) {
             return;
         }
         self.members.rollout_mut().forget_sessions();

@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use prepull_api::crd::status::{FailureCount, JobPhase, RolloutStatus};
-use prepull_api::task::TaskId;
+use prepull_api::task::{NodeName, TaskId};
 
 use super::super::parked::{Parked, parks_at};
 use super::super::{Action, Effects, cancel};
 use super::course::{Ending, Outlook};
 use super::{Job, Nodes, note_of};
-use crate::prepull::rollout::Decision;
+use crate::prepull::rollout::{Decision, Verdict};
 use crate::shared::reasons;
 use crate::shared::writes::{Deferred, Pace};
 
@@ -23,8 +23,10 @@ impl Job {
         if self.is_held() {
             return;
         }
-        let is_out_of_time = self.course.active_deadline().is_some_and(|deadline| deadline <= effects.now);
+        let is_late = self.course.active_deadline().is_some_and(|deadline| deadline <= effects.now);
         let rollout = self.members.rollout_mut();
+        // What had ended by itself is judged by that, however late: the leader may have died before it wrote so.
+        let is_out_of_time = is_late && matches!(rollout.verdict(), Verdict::Running | Verdict::Draining);
         let waves_before = rollout.waves();
         let decisions = if is_out_of_time {
             rollout.expire_all(&self.course.deadline_reason(), effects.now)
@@ -39,17 +41,12 @@ impl Job {
         if let Some(waves) = waves.filter(|waves| waves_before.as_ref() != Some(waves)) {
             self.announce_wave(&waves, effects);
         }
-        self.conclude(is_out_of_time, nodes, effects);
+        self.conclude(is_late, is_out_of_time, nodes, effects);
     }
 
     fn carry_out(&mut self, decision: Decision, effects: &mut Effects<'_>) {
         match decision {
-            Decision::Start(node) => {
-                self.members.name_images(&node);
-                if let Some(start) = self.members.rollout().start_of(&node) {
-                    self.after_write(&node, Deferred::Dispatch(node.clone(), start), effects);
-                }
-            }
+            Decision::Start(node) => self.record_start(&node, effects),
             Decision::Withdraw(node, start) => self.after_write(&node, Deferred::Withdraw(start), effects),
             Decision::Redispatch(node) => self.dispatch(&node, effects),
             Decision::Expire(node) => {
@@ -60,6 +57,15 @@ impl Job {
                 effects.emit(cancel(&node, task, &record.reason));
                 self.events.emit_node_warning(reasons::NODE_UNKNOWN, &note, effects);
             }
+        }
+    }
+
+    /// The task of a node that starts goes out once its start is recorded.
+    pub(super) fn record_start(&mut self, node: &NodeName, effects: &mut Effects<'_>) {
+        self.members.name_images(node);
+        self.collect_changes();
+        if let Some(start) = self.members.rollout().start_of(node) {
+            self.after_write(node, Deferred::Dispatch(node.clone(), start), effects);
         }
     }
 
@@ -84,20 +90,26 @@ impl Job {
         [deadline, active, write, self.delete_due(), self.park_due()].into_iter().flatten().min()
     }
 
-    fn conclude(&mut self, is_out_of_time: bool, nodes: &Nodes, effects: &mut Effects<'_>) {
+    /// `is_late`: no further round may begin. `is_out_of_time`: nodes were stopped by that.
+    fn conclude(&mut self, is_late: bool, is_out_of_time: bool, nodes: &Nodes, effects: &mut Effects<'_>) {
         let rollout = self.members.rollout();
         let (summary, waves) = (rollout.summary(), rollout.waves());
-        let has_unsuccessful = summary.failure + summary.unknown + summary.pending > 0;
         match self.course.judge(rollout.verdict(), summary, waves.as_ref(), is_out_of_time) {
             Outlook::Running => self.explain_waiting(),
             Outlook::Draining(excess) => {
-                let note = format!("{excess}; no further node starts");
-                if self.course.explain(excess) {
+                // Once: each further failure makes another sentence.
+                if self.course.begin_draining() {
+                    let note = format!("{excess}; no further node starts");
                     self.events.emit_warning(reasons::TOLERANCE_EXCEEDED, &note, effects);
                     self.output.touch_status(Pace::Now);
                 }
+                if self.course.explain(excess) {
+                    self.output.touch_status(Pace::Slow);
+                }
             }
-            Outlook::Ended(_) if self.course.wants_round() && has_unsuccessful && !is_out_of_time => {
+            Outlook::Ended(_)
+                if self.course.wants_round() && !is_late && self.members.can_begin_round(nodes) =>
+            {
                 self.begin_round(nodes, effects);
             }
             Outlook::Ended(ending) => self.end(&ending, effects),

@@ -117,6 +117,18 @@ impl Members {
         }
     }
 
+    /// Whether a further round could start a node: one that has not succeeded, whose Node is there, and for which there
+    /// is a plan.
+    pub(super) fn can_begin_round(&self, nodes: &Nodes) -> bool {
+        let Some(job) = &self.job else { return false };
+        let mut shared = plan::Shared::default();
+        let mut tried_again = self.rollout.records().filter(|record| record.phase != NodePhase::Successful);
+        tried_again.any(|record| {
+            let node = nodes.get(&NodeName(record.node_name.clone()));
+            node.is_some_and(|node| shared.plan_one(job, node).is_ok())
+        })
+    }
+
     /// Changes what is carried out, and leaves the plans as they are.
     pub(super) fn set_job(&mut self, job: Arc<ValidatedJob>) {
         self.job = Some(job);
@@ -206,11 +218,20 @@ pub(super) fn plans<'a>(
     records: impl IntoIterator<Item = &'a NodeStatus>,
     nodes: &Nodes,
 ) -> HashMap<NodeName, Arc<NodePlan>> {
-    let mut shared = plan::Shared::default();
-    let plan = |record: &NodeStatus| {
+    let (mut shared, mut plans, mut relabelled) = (plan::Shared::default(), HashMap::new(), Vec::new());
+    for record in records {
         let name = NodeName(record.node_name.clone());
-        let plan = shared.plan_one(job, nodes.get(&name)?).ok()?;
-        Some((name, plan))
-    };
-    records.into_iter().filter_map(plan).collect()
+        let Some(plan) = nodes.get(&name).and_then(|node| shared.plan_one(job, node).ok()) else { continue };
+        if record.phase == NodePhase::InProgress && !plan.is_of(&record.image_status) {
+            relabelled.push((name.clone(), &record.image_status));
+        }
+        plans.insert(name, plan);
+    }
+    // Its edge may have the task, which is the same one as long as the attempt is: it pulls what it was sent.
+    for (name, images) in relabelled {
+        if let Some(plan) = plans.get(&name).map(|plan| shared.plan_as_recorded(job, plan, images)) {
+            plans.insert(name, plan);
+        }
+    }
+    plans
 }

@@ -83,3 +83,157 @@ fn a_finished_job_is_parked_although_something_is_left_of_retry() {
     world.give(with_spec(template(&nodes), json!({"retry": 3}), 1, Some(&stored)));
     assert_eq!((world.controller.jobs.len(), world.controller.parked.len()), (0, 1));
 }
+
+#[test]
+fn the_time_of_a_job_is_one_over_its_rounds_unless_somebody_asks_for_another() {
+    let (mut world, nodes) = fleet(1);
+    let template = json!({"nodeNames": nodes, "failureTolerate": "0"});
+    let spec = |retry| json!({"retry": retry, "activeDeadlineSeconds": 100});
+    world.give(with_spec(template.clone(), spec(5), 1, None));
+    world.pass(60_000);
+    world.ends("n0", TaskOutcome::Failed);
+    world.pass(1_000);
+    assert_eq!((world.status().retry, world.taken().len()), (1, 2));
+    world.pass(38_000);
+    assert_eq!(world.status().phase, JobPhase::InProgress);
+    world.pass(1_000);
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.condition("Failed").1), (JobPhase::Failure, "DeadlineExceeded"));
+    world.give(with_spec(template, spec(6), 2, None));
+    world.pass(99_000);
+    assert_eq!((world.status().phase, world.taken().len()), (JobPhase::InProgress, 1));
+    world.pass(1_000);
+    assert_eq!(world.status().phase, JobPhase::Failure);
+}
+
+#[test]
+fn a_job_whose_nodes_have_ended_is_judged_by_them_although_its_leader_died_before_it_said_so() {
+    for (outcome, phase) in
+        [(TaskOutcome::Succeeded, JobPhase::Completed), (TaskOutcome::Failed, JobPhase::Failure)]
+    {
+        let (mut world, nodes) = fleet(1);
+        let template = json!({"nodeNames": nodes, "failureTolerate": "0"});
+        let spec = json!({"activeDeadlineSeconds": 60, "retry": 1});
+        world.give(with_spec(template.clone(), spec.clone(), 1, None));
+        world.pass(1_000);
+        let stored = world.status().clone();
+        world.ends("n0", outcome);
+        world.pass(1_000);
+        if outcome == TaskOutcome::Failed {
+            // As the report was before the next round.
+            let record = &mut world.reports.get_mut(&0).unwrap().node_status[0];
+            (record.phase, record.attempt) = (NodePhase::Failure, 1);
+        }
+        world.restart(&nodes);
+        world.pass(100_000);
+        world.give(with_spec(template, spec, 1, Some(&stored)));
+        world.up("n0", &[]);
+        world.pass(1_000);
+        assert_eq!((world.status().phase, world.taken().len()), (phase, 0));
+        assert_ne!(world.condition("Failed").1, "DeadlineExceeded");
+    }
+}
+
+#[test]
+fn no_round_begins_in_which_nothing_can_start() {
+    let (mut world, nodes) = fleet(2);
+    let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "1"});
+    let spec = |retry| json!({"retry": retry});
+    world.give(with_spec(template.clone(), spec(1_000), 1, None));
+    world.give(Input::NodeGone("n0".into()));
+    world.ends("n1", TaskOutcome::Succeeded);
+    world.ends("n0", TaskOutcome::Failed);
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.status().retry), (JobPhase::Completed, 0));
+    world.give(with_spec(template.clone(), spec(1_001), 2, None));
+    world.pass(1_000);
+    assert_eq!(world.condition("Valid").0, "False");
+    world.give(with_spec(template, spec(999), 3, None));
+    world.pass(1_000);
+    assert!(!world.events.contains(&"Retrying"), "{:?}", world.events);
+    assert_eq!((world.status().phase, world.condition("Valid").0), (JobPhase::Completed, "True"));
+}
+
+#[test]
+fn that_too_many_nodes_have_failed_is_said_once_in_a_round() {
+    let (mut world, nodes) = fleet(6);
+    let template = json!({"nodeNames": nodes, "concurrency": 6, "failureTolerate": "0"});
+    world.give(with_spec(template, json!({}), 1, None));
+    for node in &nodes[..5] {
+        world.ends(node, TaskOutcome::Failed);
+        world.pass(1_000);
+    }
+    let said = world.events.iter().filter(|reason| **reason == "ToleranceExceeded").count();
+    assert_eq!((said, world.status().phase), (1, JobPhase::InProgress));
+    assert!(world.status().reason.starts_with("5 of 6"), "{}", world.status().reason);
+}
+
+#[test]
+fn a_changed_pause_counts_from_the_end_of_the_wave() {
+    for is_unseen in [false, true] {
+        let (mut world, nodes) = fleet(4);
+        let spec = |pause| json!({"rollout": {"steps": ["1", "100%"], "pauseSeconds": pause}});
+        world.give(with_spec(template(&nodes), spec(86_400), 1, None));
+        let first = world.taken();
+        world.all_end(&first, TaskOutcome::Succeeded);
+        world.pass(30_000);
+        let stored = world.status().clone();
+        if is_unseen {
+            world.restart(&nodes);
+        }
+        world.give(with_spec(template(&nodes), spec(60), 2, Some(&stored)));
+        for node in nodes.iter().filter(|_| is_unseen) {
+            world.up(node, &[]);
+        }
+        world.pass(28_000);
+        assert_eq!(world.taken().len(), 0);
+        world.pass(2_000);
+        assert_eq!(
+            (world.taken().len(), world.status().rollout.as_ref().unwrap().step),
+            (3, 2),
+            "{is_unseen}"
+        );
+    }
+}
+
+#[test]
+fn what_an_edge_says_starts_no_node_that_may_not_start() {
+    let (mut world, nodes) = fleet(3);
+    let open = |attempt, phase| vec![(UID, attempt, phase)];
+    let spec = |suspend| json!({"rollout": {"steps": ["1", "100%"]}, "suspend": suspend});
+    world.give(with_spec(template(&nodes), spec(true), 1, None));
+    world.pass(1_000);
+    for phase in [OpenPhase::NeedsKeys, OpenPhase::Running] {
+        world.sent.clear();
+        world.up("n1", &open(world.record("n1").attempt.max(1), phase));
+        world.pass(1_000);
+        assert_eq!((world.taken().len(), world.cancels()), (0, vec!["n1"]));
+    }
+    world.ends("n1", TaskOutcome::Cancelled);
+    assert_eq!((world.phase_of("n1"), world.acks()), (NodePhase::Pending, 1));
+    world.give(with_spec(template(&nodes), spec(false), 2, None));
+    world.pass(1_000);
+    assert_eq!(world.taken(), ["n0"]);
+    // Beyond the wave.
+    world.sent.clear();
+    world.up("n2", &open(1, OpenPhase::NeedsKeys));
+    world.pass(1_000);
+    assert_eq!((world.taken().len(), world.cancels()), (0, vec!["n2"]));
+    world.ends("n0", TaskOutcome::Succeeded);
+    world.pass(1_000);
+    assert_eq!((world.taken(), world.record("n1").attempt), (vec!["n1".to_owned(), "n2".to_owned()], 3));
+    // Where it may start, it is recorded first.
+    let (mut world, nodes) = fleet(2);
+    world.give(with_spec(template(&nodes[..1]), json!({"suspend": true}), 1, None));
+    world.pass(1_000);
+    world.restart(&nodes);
+    let stored = world.status().clone();
+    world.give(with_spec(template(&nodes[..1]), json!({}), 2, Some(&stored)));
+    world.api_up = false;
+    world.up("n0", &open(1, OpenPhase::Running));
+    world.pass(10_000);
+    assert_eq!((world.taken().len(), world.cancels().len()), (0, 0));
+    world.api_up = true;
+    world.pass(6_000);
+    assert_eq!((world.taken(), world.record("n0").attempt), (vec!["n0".to_owned()], 1));
+}

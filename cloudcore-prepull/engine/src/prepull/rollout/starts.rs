@@ -1,0 +1,84 @@
+//! Which nodes start, and which starts are withdrawn before they are recorded.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::status::NodePhase;
+use prepull_api::failure::FailureCode;
+
+use super::{Decision, Flight, Rollout, Settings, Verdict};
+
+impl Rollout {
+    /// The moment at which [`Self::advance`] has something to do although nothing happened.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        let wave =
+            self.waves.paused_until(self.settings.pause).filter(|_| self.verdict() == Verdict::Running);
+        let postponed = self.postponed.first().map(|(at, _)| *at);
+        deadline.into_iter().chain(wave).chain(postponed).min()
+    }
+
+    /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.
+    pub fn advance(&mut self, now: Timestamp) -> Vec<Decision> {
+        let mut decisions = Vec::new();
+        while let Some(&(deadline, at)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) {
+            let timeout = self.settings.timeout.as_secs();
+            let (code, state) = match self.members[at].online {
+                Some(_) => (FailureCode::NoResult, "connected and silent"),
+                None => (FailureCode::Offline, "offline"),
+            };
+            let reason = format!("no result within timeoutSeconds ({timeout}): the node is {state}");
+            self.deadlines.remove(&(deadline, at));
+            decisions.push(self.expire(at, code, &reason, now));
+        }
+        decisions.extend(self.end_postponements(now));
+        if self.verdict() == Verdict::Running {
+            let Settings { steps, pause, .. } = &self.settings;
+            self.waves.advance(steps, *pause, &self.counts, now);
+        }
+        // What the settings, a failure or a deletion forbids by now, and was not recorded yet, has not begun.
+        while !self.may_go_on()
+            && let Some(at) = self.recording.last().copied()
+        {
+            decisions.extend(self.withdraw(at));
+        }
+        while self.may_start()
+            && let Some(at) = self.startable.first().copied()
+        {
+            self.start(at, now);
+            decisions.push(Decision::Start(self.name(at)));
+        }
+        decisions
+    }
+
+    pub(super) fn start(&mut self, at: usize, now: Timestamp) {
+        let member = &mut self.members[at];
+        member.record.attempt = member.record.attempt.max(1);
+        member.record.start_time = Some(Time(now));
+        member.flight = Flight::Recording;
+        self.recording.insert(at);
+        self.starts += 1;
+        (member.start, member.is_stamped) = (self.starts, false);
+        self.withdrawn.remove(&at);
+        self.set(at, NodePhase::InProgress, String::new());
+    }
+
+    /// Whether one more node may start now.
+    pub(super) fn may_start(&self) -> bool {
+        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
+        self.may_go_on() && self.slots_taken() < self.settings.concurrency && self.started() < limit
+    }
+
+    /// Whether so many nodes may be in progress now, and so many may have started.
+    fn may_go_on(&self) -> bool {
+        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
+        !self.settings.hold
+            && !self.waves.is_paused()
+            && self.verdict() == Verdict::Running
+            && self.slots_taken() <= self.settings.concurrency
+            && self.started() <= limit
+    }
+
+    fn slots_taken(&self) -> usize {
+        self.in_progress.len() + self.withdrawn.len()
+    }
+}
