@@ -39,6 +39,8 @@ pub(crate) struct Edge {
     pub(crate) max_tasks: u32,
     /// Tasks that the disk had no room for.
     pub(crate) refused: BTreeSet<TaskId>,
+    /// Tasks whose last write the disk refused: how they ended is told from memory.
+    pub(crate) unsaved: BTreeSet<TaskId>,
 }
 
 impl Edge {
@@ -54,6 +56,7 @@ impl Edge {
             skew,
             max_tasks,
             refused: BTreeSet::new(),
+            unsaved: BTreeSet::new(),
         }
     }
 
@@ -63,6 +66,7 @@ impl Edge {
         self.agent = agent(self.max_tasks);
         self.writes.clear();
         self.execs.clear();
+        self.unsaved.clear();
         self.conn = None;
     }
 
@@ -140,6 +144,7 @@ impl World {
             Some(Record::Save(_)) if !works => {
                 let Some(Record::Save(record)) = edge.writes.pop_front() else { return false };
                 let task = record.id().clone();
+                edge.unsaved.insert(task.clone());
                 self.log(|| format!("n{at}: disk full, {task}"));
                 self.on_edge(at, AgentEvent::PersistFailed { task, reason: "disk full".to_owned() });
             }
@@ -157,6 +162,7 @@ impl World {
         match edge.writes.pop_front()? {
             Record::Save(record) => {
                 let task = record.id().clone();
+                edge.unsaved.remove(&task);
                 edge.disk.insert(task.clone(), *record);
                 Some(task)
             }
