@@ -234,10 +234,14 @@ pub fn encode<T: Serialize>(message: &T) -> Result<String, DecodeError> {
 }
 
 /// Cuts a text at a character boundary to at most [`MAX_REASON`] bytes. A text that was cut ends in `…`.
+///
+/// A control character becomes a space: it would take six bytes of a message, so that [`MAX_IMAGES`] reasons would not
+/// fit into one. A line feed and a tab, which take two, stay.
 pub fn truncate_reason(text: &str) -> String {
     const MARK: &str = " …";
+    let text = text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), " ");
     if text.len() <= MAX_REASON {
-        return text.to_owned();
+        return text;
     }
     let mut end = MAX_REASON - MARK.len();
     while !text.is_char_boundary(end) {

@@ -24,6 +24,32 @@ fn assert_frame<T: Serialize + DeserializeOwned + PartialEq + Debug>(message: &T
 }
 
 #[test]
+fn a_result_fits_into_a_message_whatever_the_reasons() {
+    for reason in ["\u{1}", "\"", "\n", "é", "\u{85}", "a"] {
+        let reason = truncate_reason(&reason.repeat(MAX_REASON + 1));
+        assert!(reason.len() <= MAX_REASON && reason.ends_with('…'), "{reason:?}");
+        let image = ImageResult {
+            outcome: ImageOutcome::Failed,
+            digest: Some(format!("sha512:{}", "a".repeat(128))),
+            id: Some(format!("sha512:{}", "a".repeat(128))),
+            reason: reason.clone(),
+            bytes: Some(Bytes { done: u64::MAX, total: u64::MAX }),
+            code: Some(FailureCode::PlatformMismatch),
+            attempts: u32::MAX,
+        };
+        let result = TaskResult {
+            task: task_id(),
+            outcome: TaskOutcome::Failed,
+            reason: reason.clone(),
+            check: Some(CheckOutcome { passed: false, reason }),
+            images: vec![image; MAX_IMAGES],
+            took: Duration::MAX,
+        };
+        encode(&EdgeMessage::Result(result)).unwrap();
+    }
+}
+
+#[test]
 fn edge_messages_keep_their_bytes() {
     assert_frame(
         &EdgeMessage::Hello(Hello {
