@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::Tristate;
+use prepull_api::crd::status::ImageStatus;
 use prepull_api::image::Reference;
 use prepull_api::task::{
     CheckOutcome, ImageOutcome, ImageResult, JobUid, PullPolicy, TaskId, TaskOutcome, TaskResult,
@@ -409,4 +410,33 @@ fn a_node_without_a_result_says_whether_it_was_there() {
     // A further round forgets the causes of the last one.
     rollout.begin_round();
     assert_eq!((counted(&rollout), code(&rollout, 1)), (vec![], None));
+}
+
+#[test]
+fn a_rollout_that_is_closed_gives_its_reason_to_the_nodes_that_never_started_and_to_no_other() {
+    let mut rollout = rollout(3, 2, "1");
+    all_online(&mut rollout, 3);
+    rollout.advance(at(0));
+    rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(1));
+    rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Failed), at(1));
+    rollout.take_touched();
+    rollout.close("the job is over");
+    assert_eq!(rollout.take_touched(), [Touched { at: 2, phase: true }]);
+    let reasons: Vec<_> = rollout.records().map(|record| record.reason.as_str()).collect();
+    assert_eq!(reasons, ["", "because", "the job is over"]);
+    rollout.close("the job is over");
+    assert_eq!(rollout.take_touched(), [], "it says so already");
+}
+
+#[test]
+fn the_images_that_an_earlier_attempt_pulled_are_those_that_are_on_the_node() {
+    let image = |status| ImageStatus { status, ..ImageStatus::default() };
+    let record = NodeStatus {
+        node_name: node(0).0,
+        image_status: [Tristate::Unknown, Tristate::True, Tristate::False, Tristate::True].map(image).into(),
+        ..NodeStatus::default()
+    };
+    let rollout = Rollout::new(unheld(), vec![record]);
+    assert_eq!(rollout.pulled_images(&node(0)), [1, 3]);
+    assert_eq!(rollout.pulled_images(&node(1)), [0; 0]);
 }
