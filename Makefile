@@ -34,7 +34,7 @@ REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test repl
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet storm check test bench lint crds clean
+.PHONY: help setup build demo fleet storm check test bench fuzz mutants lint crds clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,13 @@ test: ## Every test, on real parts; afterwards no log may hold a credential
 bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-e2e --no-run'
 	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/bench-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-engine -p prepull-e2e
+
+fuzz: ## Look for inputs that break something (MINUTES=10 or RUNS=, TARGET=, KEEP=1)
+	@$(SETUP)/packages.sh g++:g++
+	@$(SETUP)/fuzz.sh
+
+mutants: ## Which changes of the code no test notices (BASE=REVISION: of what changed since; ARGS=)
+	@$(SETUP)/mutants.sh $(ARGS)
 
 lint: ## Format, clippy, shellcheck, cargo deny
 	@$(SETUP)/packages.sh

@@ -40,3 +40,4 @@ mod kube_api {
 pub mod run;
 
 pub use commands::args::Cli;
+pub use commands::plan::{Output, PlanArgs, run as print_plan};

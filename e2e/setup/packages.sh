@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building and testing need and this machine lacks, from Debian's own packages.
 # Does nothing, at once, when all of it is there. No packaged service is started.
+# Usage: packages.sh [COMMAND:PACKAGE]..., what is needed beyond that.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin # where ip and iptables are, also for users who have not got it in PATH
 
@@ -30,6 +31,7 @@ required=(
   unshare:util-linux
   faketime:faketime
   flock:util-linux
+  "$@"
 )
 # Nice to have: looking into a cluster by hand, linting these scripts.
 optional=(

@@ -38,7 +38,7 @@ pub mod tasks {
 pub mod images {
     pub(crate) mod containerd;
     pub(crate) mod filesystem;
-    pub(crate) mod providers;
+    pub mod providers;
     pub mod puller;
     pub mod runtime;
 }

@@ -36,28 +36,28 @@ Examples:
 
 Exit status: 0 the job is valid and, where secrets are known, each image has credentials; 1 it is refused, an image has
 none, or the command failed (stderr says why); 2 wrong usage.")]
-pub(crate) struct PlanArgs {
+pub struct PlanArgs {
     /// YAML or JSON file with one ImagePrePullJob; objects of other kinds are ignored
     #[arg(long, value_name = "FILE")]
-    pub(crate) job: PathBuf,
+    pub job: PathBuf,
     /// YAML or JSON file with Nodes, such as `kubectl get nodes -o yaml` prints [default: the cluster's nodes]
     #[arg(long, value_name = "FILE", env = "PREPULL_NODES")]
-    pub(crate) nodes: Option<PathBuf>,
+    pub nodes: Option<PathBuf>,
     /// YAML or JSON file with Secrets, to check that each image has credentials; they are never shown [default: the
     /// cluster's Secrets, or no check with --nodes]
     #[arg(long, value_name = "FILE", env = "PREPULL_SECRETS")]
-    pub(crate) secrets: Option<PathBuf>,
+    pub secrets: Option<PathBuf>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    pub(crate) output: Output,
+    pub output: Output,
     /// Kubeconfig file [default: $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod]
     #[arg(long, value_name = "FILE", env = "PREPULL_KUBECONFIG")]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    pub kubeconfig: Option<PathBuf>,
 }
 
 /// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Output {
+pub enum Output {
     /// A table for people
     #[default]
     Table,
@@ -107,7 +107,7 @@ struct SkippedReport {
 type Secrets = BTreeMap<SecretRef, SecretLookup>;
 
 /// Runs the command. A refused job is an error; so is, after the plan, an image without usable credentials.
-pub(crate) async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
+pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
     let PlanArgs { job, nodes, secrets, output, kubeconfig } = args;
     let job = manifests::read_job(job)?;
     let job = validate(&job).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;

@@ -11,7 +11,7 @@ mod cache;
 mod config;
 mod duration;
 mod exec;
-mod protocol;
+pub mod protocol;
 #[cfg(test)]
 pub(crate) mod tests;
 

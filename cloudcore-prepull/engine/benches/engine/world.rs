@@ -68,7 +68,7 @@ pub(crate) struct World {
 }
 
 /// The name of the n-th node.
-fn name(index: usize) -> NodeName {
+pub(crate) fn name(index: usize) -> NodeName {
     NodeName(format!("edge-{index:06}"))
 }
 
@@ -250,11 +250,13 @@ impl World {
         }
     }
 
-    fn happens(&mut self, input: Input) {
+    /// Something happens now.
+    pub(crate) fn happens(&mut self, input: Input) {
         self.happens_after(SignedDuration::ZERO, input);
     }
 
-    fn happens_after(&mut self, wait: SignedDuration, input: Input) {
+    /// Something happens in a while.
+    pub(crate) fn happens_after(&mut self, wait: SignedDuration, input: Input) {
         self.arrivals += 1;
         self.due.insert((self.now + wait, self.arrivals), input);
     }
@@ -379,7 +381,8 @@ impl World {
     }
 }
 
-fn session(node: &NodeName) -> SessionId {
+/// The session of a node.
+pub(crate) fn session(node: &NodeName) -> SessionId {
     let index: u64 = node.0.trim_start_matches("edge-").parse().expect("a node of this world");
     SessionId(index + 1)
 }

@@ -12,17 +12,21 @@ const GROUP: &str = "credentialprovider.kubelet.k8s.io/";
 
 /// Versions of the protocol. In the fields used here they do not differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub enum Version {
+    /// `v1`.
     V1,
+    /// `v1beta1`.
     V1Beta1,
+    /// `v1alpha1`.
     V1Alpha1,
 }
 
 impl Version {
-    const ALL: [Self; 3] = [Self::V1, Self::V1Beta1, Self::V1Alpha1];
+    /// All versions, the newest first.
+    pub const ALL: [Self; 3] = [Self::V1, Self::V1Beta1, Self::V1Alpha1];
 
     /// The version as in `apiVersion`.
-    pub(super) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::V1 => "credentialprovider.kubelet.k8s.io/v1",
             Self::V1Beta1 => "credentialprovider.kubelet.k8s.io/v1beta1",
@@ -37,7 +41,7 @@ impl Version {
 
 /// The images that an answer is valid for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
-pub(super) enum CacheKeyType {
+pub enum CacheKeyType {
     /// The image that was asked for, whatever its tag.
     Image,
     /// All images of its registry.
@@ -48,11 +52,13 @@ pub(super) enum CacheKeyType {
 
 /// A valid answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Response {
-    pub(super) key_type: CacheKeyType,
+pub struct Response {
+    /// The images that the answer is valid for.
+    pub key_type: CacheKeyType,
     /// How long the answer may be kept; none for the provider's default.
-    pub(super) cache_for: Option<Duration>,
-    pub(super) logins: RegistryConfig,
+    pub cache_for: Option<Duration>,
+    /// The credentials.
+    pub logins: RegistryConfig,
 }
 
 /// The request for the plugin's stdin.
@@ -93,7 +99,7 @@ struct RawLogin {
 }
 
 /// Decodes an answer. An error quotes nothing from it, because any part may be a credential.
-pub(super) fn decode_response(version: Version, output: &[u8]) -> Result<Response, String> {
+pub fn decode_response(version: Version, output: &[u8]) -> Result<Response, String> {
     let raw: RawResponse = serde_json::from_slice(output).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         match error.classify() {

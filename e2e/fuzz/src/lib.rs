@@ -1,0 +1,111 @@
+//! What is fuzzed: one function for each kind of input that others write.
+//!
+//! ```text
+//!  corpus/TARGET ─▶ tests/corpus.rs (`make test`) ─┐
+//!                └▶ bin/libfuzzer.rs (`make fuzz`) ┴─▶ check ─▶ targets::TARGET ─▶ the code of the programs
+//! ```
+//!
+//! A target panics where something is wrong. Beyond what a target says itself, [`check`] bounds the memory.
+
+#![allow(clippy::expect_used, reason = "a target panics where something is wrong")]
+
+use peak_alloc::PeakAlloc;
+
+pub mod mutate;
+mod targets {
+    pub(crate) mod cloud_messages;
+    pub(crate) mod docker_configs;
+    pub(crate) mod edge_messages;
+    pub(crate) mod enrolment;
+    pub(crate) mod overriders;
+    pub(crate) mod plan;
+    pub(crate) mod provider_answers;
+    pub(crate) mod recordings;
+    pub(crate) mod references;
+    pub(crate) mod selectors;
+}
+
+/// Counts what is allocated, so that [`check`] can bound it.
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// Ends each input in a file of the corpus: ASCII's "record separator", which is in no text.
+pub const SEPARATOR: u8 = 0x1e;
+
+/// What inputs look like, for mutations that keep them plausible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Lines of text.
+    Lines,
+    /// One JSON value.
+    Json,
+    /// A JSON value on each line, and perhaps other lines.
+    JsonLines,
+}
+
+/// A kind of input.
+#[derive(Debug)]
+pub struct Target {
+    /// Its name, which is that of its file in the corpus.
+    pub name: &'static str,
+    /// What inputs look like.
+    pub form: Form,
+    /// Takes an input in as the program would, and panics where a promise is broken.
+    run: fn(&[u8]),
+    /// The bytes that may be allocated at a time.
+    memory: Memory,
+}
+
+/// A bound of memory that grows with the input.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    fixed: usize,
+    per_byte: usize,
+}
+
+/// A parsed value is at most this many times as large as its text: `[],` takes 3 bytes of JSON, and 32 as a value in a
+/// list that has grown to twice its size.
+const PARSED: Memory = Memory { fixed: 256 * 1024, per_byte: 64 };
+/// A world of nodes and jobs stands around each input, and remembers what it was told.
+const WORLD: Memory = Memory { fixed: 16 * 1024 * 1024, per_byte: 256 };
+
+/// Aliases may repeat 64 Ki values, whatever the length of the text.
+const PLANNED: Memory = Memory { fixed: 16 * 1024 * 1024, per_byte: 1024 };
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    target("references", Form::Lines, targets::references::run, PARSED),
+    target("selectors", Form::Lines, targets::selectors::run, PARSED),
+    target("overriders", Form::Lines, targets::overriders::run, PARSED),
+    target("docker_configs", Form::Json, targets::docker_configs::run, PARSED),
+    target("provider_answers", Form::Json, targets::provider_answers::run, PARSED),
+    target("enrolment", Form::Json, targets::enrolment::run, PARSED),
+    target("plan", Form::Lines, targets::plan::run, PLANNED),
+    target("cloud_messages", Form::JsonLines, targets::cloud_messages::run, WORLD),
+    target("edge_messages", Form::JsonLines, targets::edge_messages::run, WORLD),
+    target("recordings", Form::JsonLines, targets::recordings::run, WORLD),
+];
+
+const fn target(name: &'static str, form: Form, run: fn(&[u8]), memory: Memory) -> Target {
+    Target { name, form, run, memory }
+}
+
+/// The target of this name.
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
+/// Gives one input to a target.
+///
+/// # Panics
+/// Where a promise is broken, or the input took more memory than its size allows. Other threads must not allocate
+/// meanwhile.
+pub fn check(target: &Target, input: &[u8]) {
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+    (target.run)(input);
+    let taken = MEMORY.peak_usage().saturating_sub(before);
+    let Memory { fixed, per_byte } = target.memory;
+    let bound = fixed + per_byte * input.len();
+    assert!(taken <= bound, "{} bytes of input took {taken} bytes of memory, more than {bound}", input.len());
+}

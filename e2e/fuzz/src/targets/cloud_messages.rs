@@ -1,0 +1,206 @@
+//! Messages from the cloud to an edge, a frame on each line. Other lines are what happens on the node meanwhile: see
+//! [`Node::happens`].
+//!
+//! Whatever the cloud says, the agent's answers and records have a size that is taken, and no more tasks are kept and run
+//! than may be.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use edgecore_prepull::tasks::agent::{
+    Agent, AgentEffect, AgentEvent, Execution, Now, TaskEnd, TaskRecord, WallClock,
+};
+use prepull_api::task::{ImageOutcome, ImageResult, TaskId, TaskOutcome};
+use prepull_api::wire::{CloudMessage, MAX_OPEN_TASKS, decode, encode, truncate_reason};
+
+/// The largest record that the agent reads again.
+const MAX_RECORD: usize = 4 * 1024 * 1024;
+
+pub(crate) fn run(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let mut node = Node::new();
+    node.handle(AgentEvent::Loaded(Vec::new()));
+    node.handle(AgentEvent::Connected);
+    for line in text.split('\n') {
+        match decode::<CloudMessage>(line) {
+            Ok(message) => {
+                let again = encode(&message).and_then(|frame| decode(&frame));
+                assert_eq!(again.ok().as_ref(), Some(&message), "{line}");
+                node.receive(message);
+            }
+            Err(_) => node.happens(line),
+        }
+    }
+    node.settle();
+}
+
+struct Node {
+    agent: Agent,
+    now: Now,
+    disk: BTreeMap<TaskId, TaskRecord>,
+    writes: VecDeque<TaskRecord>,
+    running: VecDeque<Execution>,
+    /// What an executor says of an image, if not that it was pulled.
+    reason: String,
+}
+
+const MAX_TASKS: NonZeroU32 = NonZeroU32::new(2).unwrap();
+
+impl Node {
+    fn new() -> Self {
+        let wall = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let now = Now { monotonic: Instant::now(), wall, boot: None };
+        Self {
+            agent: Agent::new(MAX_TASKS),
+            now,
+            disk: BTreeMap::new(),
+            writes: VecDeque::new(),
+            running: VecDeque::new(),
+            reason: String::new(),
+        }
+    }
+
+    fn receive(&mut self, message: CloudMessage) {
+        match message {
+            CloudMessage::Assign(assign) => self.handle(AgentEvent::Assign(assign)),
+            CloudMessage::ResultAck { task } => self.handle(AgentEvent::ResultAck(task)),
+            CloudMessage::Cancel { task, reason } => self.handle(AgentEvent::Cancel { task, reason }),
+            CloudMessage::Welcome(_) | CloudMessage::Goaway { .. } => {}
+        }
+    }
+
+    /// What a line that is no frame stands for.
+    fn happens(&mut self, line: &str) {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "saved" => self.save(),
+            "unsaved" => {
+                if let Some(record) = self.writes.pop_front() {
+                    let (task, reason) = (record.id().clone(), rest.to_owned());
+                    self.handle(AgentEvent::PersistFailed { task, reason });
+                }
+            }
+            "ends" => {
+                self.reason = truncate_reason(rest);
+                self.end();
+            }
+            "crashes" => {
+                if let Some(execution) = self.running.pop_front() {
+                    let (task, reason) = (execution.task.id, rest.to_owned());
+                    self.handle(AgentEvent::Crashed { task, reason });
+                }
+            }
+            "disconnects" => self.handle(AgentEvent::Disconnected),
+            "connects" => self.handle(AgentEvent::Connected),
+            "restarts" => {
+                self.agent = Agent::new(MAX_TASKS);
+                self.writes.clear();
+                self.running.clear();
+                let records = self.disk.values().cloned().collect();
+                self.handle(AgentEvent::Loaded(records));
+                self.handle(AgentEvent::Connected);
+            }
+            "waits" => {
+                let wait = Duration::from_millis(rest.parse().unwrap_or(0));
+                let after = |now: Now| Some((now.monotonic.checked_add(wait)?, now.wall.checked_add(wait)?));
+                if let Some((monotonic, wall)) = after(self.now) {
+                    self.now = Now { monotonic, wall, boot: None };
+                }
+                self.handle(AgentEvent::Tick);
+            }
+            // The clock of the node is set.
+            "dates" => {
+                self.now.wall = UNIX_EPOCH + Duration::from_secs(u64::from(rest.parse().unwrap_or(0_u32)));
+            }
+            // A record as another version of the agent may have left it.
+            "record" => {
+                if let Ok(record) = serde_json::from_str::<TaskRecord>(rest) {
+                    let images = record.task.images.len();
+                    let ends =
+                        record.result.as_ref().map_or(record.images.len(), |result| result.images.len());
+                    if ends == images && images > 0 && self.disk.len() < MAX_OPEN_TASKS {
+                        self.disk.insert(record.id().clone(), record);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn handle(&mut self, event: AgentEvent) {
+        for effect in self.agent.handle(event, self.now) {
+            match effect {
+                AgentEffect::Persist(record) => {
+                    assert!(
+                        !self.writes.iter().any(|other| other.id() == record.id()),
+                        "two writes at a time"
+                    );
+                    self.writes.push_back(*record);
+                }
+                AgentEffect::Forget(task) => {
+                    self.writes.retain(|record| *record.id() != task);
+                    self.disk.remove(&task);
+                }
+                AgentEffect::Start(execution) => self.running.push_back(*execution),
+                AgentEffect::Stop { task, reason } => {
+                    assert!(self.running.iter().any(|execution| execution.task.id == task));
+                    self.reason = reason;
+                }
+                AgentEffect::Renew(task, terms) => {
+                    let running = self.running.iter_mut().find(|execution| execution.task.id == task);
+                    running.expect("a task that runs").terms = terms;
+                }
+                AgentEffect::Send(message) => {
+                    assert!(encode(&message).is_ok(), "a message that the tunnel does not take: {message:?}");
+                }
+            }
+        }
+        assert!(self.running.len() <= MAX_TASKS.get() as usize);
+        assert!(self.agent.len() <= MAX_OPEN_TASKS);
+        for execution in &self.running {
+            assert_eq!(execution.terms.keys.len(), execution.task.images.len(), "a key for each image");
+        }
+    }
+
+    fn save(&mut self) {
+        let Some(record) = self.writes.pop_front() else { return };
+        let text = serde_json::to_vec(&record).expect("a record");
+        assert!(text.len() <= MAX_RECORD, "a record of {} bytes", text.len());
+        let read: TaskRecord = serde_json::from_slice(&text).expect("the record");
+        assert_eq!(read, record, "a record is read as it was written");
+        assert!(record.accepted >= WallClock(0));
+        let task = record.id().clone();
+        self.disk.insert(task.clone(), record);
+        self.handle(AgentEvent::Persisted(task));
+    }
+
+    /// The executor that runs longest ends its task.
+    fn end(&mut self) {
+        let Some(execution) = self.running.pop_front() else { return };
+        let Execution { task, check, done, terms: _ } = execution;
+        let outcome = if self.reason.is_empty() { ImageOutcome::Pulled } else { ImageOutcome::Failed };
+        let image = ImageResult {
+            outcome,
+            digest: None,
+            id: None,
+            reason: self.reason.clone(),
+            code: None,
+            bytes: None,
+            attempts: 1,
+        };
+        let images = done.into_iter().map(|done| done.unwrap_or_else(|| image.clone())).collect();
+        let outcome = if self.reason.is_empty() { TaskOutcome::Succeeded } else { TaskOutcome::Failed };
+        let end = TaskEnd { outcome, reason: self.reason.clone(), check, images };
+        self.handle(AgentEvent::Ended(task.id, end));
+    }
+
+    /// Everything under way comes to its end: each task has a result, on the disk.
+    fn settle(&mut self) {
+        self.reason.clear();
+        while !(self.writes.is_empty() && self.running.is_empty()) {
+            self.save();
+            self.end();
+        }
+    }
+}

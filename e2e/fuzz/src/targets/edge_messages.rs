@@ -1,0 +1,64 @@
+//! Messages from two edges to the cloud, a frame on each line: the first one works on, and says these as well.
+//!
+//! Whatever the frames say, each job ends, and what is written and sent has a size that is taken.
+
+use jiff::SignedDuration;
+use prepull_api::wire::{EdgeMessage, decode, encode};
+use prepull_engine::prepull::controller::Input;
+use prepull_engine::recording::{Replay, replay};
+use prepull_engine::shared::session::SessionEvent;
+
+use self::world::{World, name, session};
+use super::recordings;
+
+#[path = "../../../../cloudcore-prepull/engine/benches/engine/world.rs"]
+#[allow(
+    dead_code,
+    unfulfilled_lint_expectations,
+    reason = "the benchmark uses the rest, and may ask for the time"
+)]
+mod world;
+
+/// A pull takes as long as a few frames.
+fn pull_time(_: usize) -> SignedDuration {
+    SignedDuration::from_millis(8)
+}
+
+pub(crate) fn run(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let messages: Vec<EdgeMessage> = text.split('\n').filter_map(read).collect();
+    if messages.is_empty() {
+        return;
+    }
+    let mut world = World::new(2, true, pull_time, true);
+    world.make_job("all", None);
+    world.make_pull_job("kruise", None);
+    let node = name(0);
+    let mut wait = SignedDuration::ZERO;
+    for message in messages {
+        wait += SignedDuration::from_millis(2);
+        let (node, session) = (node.clone(), session(&node));
+        if let EdgeMessage::Hello(hello) = message {
+            let down = SessionEvent::Down { node: node.clone(), session };
+            world.happens_after(wait, Input::Session(down).into());
+            world.happens_after(wait, Input::Session(SessionEvent::Up { node, session, hello }).into());
+        } else {
+            let said = SessionEvent::Message { node, session, message };
+            world.happens_after(wait, Input::Session(said).into());
+        }
+    }
+    world.run_until_ended(2);
+    world.settle();
+    let recording = world.recording.take().unwrap_or_default();
+    let replayed = replay(recording.as_slice(), |_, action| recordings::check(action));
+    let Replay { differences, .. } = replayed.expect("what was recorded can be played");
+    assert_eq!(differences, Vec::<String>::new(), "a replay takes the same actions");
+}
+
+/// Decodes a frame, and checks that what is sent again is the same.
+fn read(frame: &str) -> Option<EdgeMessage> {
+    let message = decode(frame).ok()?;
+    let again = encode(&message).and_then(|frame| decode(&frame));
+    assert_eq!(again.ok().as_ref(), Some(&message), "{frame}");
+    Some(message)
+}

@@ -1,0 +1,49 @@
+//! `cloudcore-prepull plan`, with one file that is read as the job, as the nodes and as the secrets.
+
+use std::cell::RefCell;
+use std::io::Write as _;
+
+use cloudcore_prepull::{Output, PlanArgs, print_plan};
+use futures::FutureExt;
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+thread_local! {
+    static FILE: RefCell<Option<NamedTempFile>> = const { RefCell::new(None) };
+}
+
+pub(crate) fn run(input: &[u8]) {
+    FILE.with_borrow_mut(|file| {
+        let path = write(file, input);
+        let print = |output| {
+            let (job, nodes, secrets) = (path.clone(), Some(path.clone()), Some(path.clone()));
+            let args = PlanArgs { job, nodes, secrets, output, kubeconfig: None };
+            let mut printed = Vec::new();
+            // Without a cluster there is nothing to wait for.
+            let outcome = print_plan(&args, &mut printed).now_or_never().expect("the command waits");
+            (String::from_utf8(printed).expect("text"), outcome.map_err(|error| format!("{error:#}")))
+        };
+        let (json, outcome) = print(Output::Json);
+        if let Err(error) = &outcome {
+            assert!(error.len() < 16 * 1024, "an error of {} bytes", error.len());
+        }
+        // What is printed is whole, also where it ends in an error: of an image without credentials.
+        if json.is_empty() {
+            assert!(outcome.is_err(), "neither a plan nor an error");
+            return;
+        }
+        let json: Value = serde_json::from_str(&json).expect("JSON");
+        let (yaml, _) = print(Output::Yaml);
+        assert_eq!(serde_saphyr::from_str::<Value>(&yaml).ok(), Some(json), "{yaml}");
+        let (table, _) = print(Output::Table);
+        assert!(!table.is_empty());
+    });
+}
+
+/// Replaces the file's contents: in memory where there is such a file system, for speed.
+fn write(file: &mut Option<NamedTempFile>, input: &[u8]) -> std::path::PathBuf {
+    let new = || NamedTempFile::new_in("/dev/shm").or_else(|_| NamedTempFile::new());
+    let file = file.get_or_insert_with(|| new().expect("a temporary file"));
+    std::fs::write(file.path(), input).and_then(|()| file.flush()).expect("a file that can be written");
+    file.path().to_owned()
+}

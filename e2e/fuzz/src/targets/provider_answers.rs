@@ -1,0 +1,21 @@
+//! What the kubelet's credential provider plugins print.
+
+use edgecore_prepull::images::providers::protocol::{Response, Version, decode_response};
+
+use super::docker_configs;
+
+pub(crate) fn run(input: &[u8]) {
+    for version in Version::ALL {
+        match decode_response(version, input) {
+            Ok(Response { key_type: _, cache_for, logins }) => {
+                docker_configs::check(&logins);
+                // 292 years: what Go can express, and the kubelet with it.
+                assert!(
+                    cache_for.is_none_or(|length| i64::try_from(length.as_nanos()).is_ok()),
+                    "{cache_for:?}"
+                );
+            }
+            Err(error) => assert!(error.len() < 200, "{error}"),
+        }
+    }
+}

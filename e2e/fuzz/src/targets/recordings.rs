@@ -1,0 +1,47 @@
+//! What `cloudcore-prepull run --record` wrote, or somebody else.
+
+use prepull_engine::engine::Action;
+use prepull_engine::recording::{Replay, replay};
+
+pub(crate) fn run(input: &[u8]) {
+    let play = || {
+        let mut actions = Vec::new();
+        let outcome = replay(input, |at, action| {
+            check(action);
+            actions.push(format!("{at} {action:?}"));
+        });
+        (outcome.map(|Replay { differences, .. }| differences).map_err(|error| error.to_string()), actions)
+    };
+    assert_eq!(play(), play(), "the same inputs lead to the same actions");
+}
+
+/// That what the engine wants done can be done.
+pub(crate) fn check(action: &Action) {
+    use prepull_api::wire::encode;
+    use prepull_engine::kruise::{self, jobs::JobWrite, node_images::Write};
+    use prepull_engine::prepull::controller::{self, Content};
+
+    /// An API server takes no larger object, since etcd does not.
+    const MAX_OBJECT: usize = 3 * 1024 * 1024 / 2;
+    fn assert_fits(object: &impl serde::Serialize) {
+        let bytes = serde_json::to_vec(object).expect("an object").len();
+        assert!(bytes < MAX_OBJECT, "an object of {bytes} bytes");
+    }
+    match action {
+        Action::Prepull(controller::Action::Write { content: Content::Status(status), .. }) => {
+            assert_fits(status);
+        }
+        Action::Prepull(controller::Action::Write { content: Content::Report(report), .. }) => {
+            assert_fits(report);
+        }
+        Action::Prepull(controller::Action::Send(_, message))
+        | Action::Kruise(kruise::Action::Send(_, message)) => {
+            assert!(encode(message).is_ok(), "a message that no session takes: {message:?}");
+        }
+        Action::Kruise(kruise::Action::NodeImage(_, Write::Status { status, .. })) => assert_fits(status),
+        Action::Kruise(kruise::Action::NodeImage(_, Write::Spec { spec, .. })) => assert_fits(spec),
+        Action::Kruise(kruise::Action::Job(JobWrite::PullJobStatus(_, status))) => assert_fits(status),
+        Action::Kruise(kruise::Action::Job(JobWrite::ListJobStatus(_, status))) => assert_fits(status),
+        _ => {}
+    }
+}
