@@ -57,6 +57,29 @@ async fn a_disk_that_a_pull_has_filled_is_named_and_gets_its_room_back() -> Resu
 }
 
 #[tokio::test]
+async fn what_a_missed_deadline_left_is_removed_when_the_disk_needs_the_room() -> Result<()> {
+    const LEAST: u64 = 2 * MIB;
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.disk(32 * MIB).args(&["--disk-min-free", "10%"]).await?;
+    let (_, reference) = site.image("late", &[16 * MIB])?;
+    site.link.throttle(Some(2 * MIB));
+    site.job("late").images([&reference]).on(["edge-1"]).timeout_seconds(5).fails().await?;
+    node.forgets_all_tasks().await?;
+    let left = || async { anyhow::Ok(node.containerd().ingests().await?.values().sum::<u64>()) };
+    let before = left().await?;
+    ensure!(before > 2 * MIB, "only {before} bytes were left for the next round");
+
+    let filler = usize::try_from(node.containerd().free_space()?.saturating_sub(LEAST))?;
+    std::fs::write(node.containerd().root().join("filler"), vec![0; filler])?;
+    eventually("what the pull had fetched is gone", Duration::from_secs(60), async || {
+        let (now, free) = (left().await?, node.containerd().free_space()?);
+        ensure!(now == 0 && free >= LEAST + before, "{now} bytes are left, and {free} are free");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
 async fn a_node_that_can_write_nothing_still_tells_how_its_task_ended() -> Result<()> {
     let site = Site::start().await?;
     let mut node = site.node("edge-1").await?.without_agent().await?;

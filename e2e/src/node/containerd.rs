@@ -66,7 +66,8 @@ impl Containerd {
         Ok(containerd)
     }
 
-    fn root(&self) -> PathBuf {
+    /// Directory of its data, which is a disk of its own if containerd was started on one.
+    pub fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
 

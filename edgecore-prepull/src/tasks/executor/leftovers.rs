@@ -13,8 +13,9 @@ use super::image::ImagePulls;
 use crate::config::{Amount, Limits};
 use crate::images::puller::Puller;
 
-/// Interval of looking for leftovers: the kubelet evicts pods some minutes after a disk has become full.
-const INTERVAL: Duration = Duration::from_secs(30);
+/// Interval of looking for leftovers, while there may be any: the kubelet waits for minutes before it evicts pods from a
+/// disk that has become full.
+const INTERVAL: Duration = Duration::from_secs(15);
 /// Leftovers that no task wants are kept as long as so much of the disk is free: with less, the kubelet begins to
 /// remove images, and cannot remove these.
 const ROOM: Amount = Amount::Percent(15);

@@ -436,7 +436,7 @@ async fn leftovers_that_no_task_wants_are_released_when_the_disk_needs_the_room(
     });
     let next = async |free| {
         fake.state.lock().unwrap().free = free;
-        sleep(Duration::from_secs(30)).await;
+        sleep(Duration::from_secs(15)).await;
         fake.state.lock().unwrap().released.drain(..).collect::<Vec<_>>()
     };
     sleep(Duration::from_secs(1)).await;
