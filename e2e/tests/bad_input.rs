@@ -200,8 +200,8 @@ async fn an_unreadable_object_fails_alone_and_may_be_corrected() -> Result<()> {
     let says = ["get", "ippj", "unreadable", "-o", "jsonpath={.status.phase}: {.status.reason}"];
     eventually("the status says why", Duration::from_secs(10), async || {
         let status = stage.cluster.kubectl(&says).await?;
-        let expected = "Failure: the object cannot be read: ";
-        ensure!(status.starts_with(expected) && status.contains("Expected a sequence"), "{status}");
+        let expected = "Failure: the object cannot be read: spec.imagePrePullTemplate.images: ";
+        ensure!(status.starts_with(expected) && status.contains("expected a sequence"), "{status}");
         Ok(())
     })
     .await?;

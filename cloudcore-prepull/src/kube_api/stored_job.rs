@@ -18,8 +18,9 @@ pub(crate) struct StoredJob(pub(crate) JobObject);
 impl<'de> Deserialize<'de> for StoredJob {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let error = match ImagePrePullJob::deserialize(&value) {
+        let error = match serde_path_to_error::deserialize::<_, ImagePrePullJob>(&value) {
             Ok(job) => return Ok(Self(Ok(Box::new(job)))),
+            // With the path of the field.
             Err(error) => format!("the object cannot be read: {error}"),
         };
         let metadata = ObjectMeta::deserialize(&value["metadata"]).map_err(D::Error::custom)?;
@@ -82,7 +83,10 @@ mod tests {
         let status = json!({"phase": "InProgress", "startTime": "2026-11-21T09:00:00Z"});
         assert!(read(&json!({"retry": 1}), &status).is_ok());
         let unreadable = read(&json!({"retry": 1e20}), &status).unwrap_err();
-        assert!(unreadable.error.contains("expected i64"), "{}", unreadable.error);
+        assert_eq!(
+            unreadable.error,
+            "the object cannot be read: spec.retry: invalid type: floating point `1e+20`, expected i64"
+        );
         let rest = &unreadable.rest;
         assert_eq!((rest.metadata.uid.as_deref(), rest.metadata.generation), (Some("u"), Some(2)));
         let kept = rest.status.as_ref().unwrap();
