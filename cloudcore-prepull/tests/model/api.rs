@@ -30,7 +30,7 @@ pub(crate) struct Api {
     pub(crate) jobs: BTreeMap<JobUid, Stored<ImagePrePullJob>>,
     pub(crate) reports: BTreeMap<(JobUid, u32), Stored<ReportBody>>,
     /// Reports that somebody has deleted, until they are written again.
-    pub(crate) deleted: BTreeMap<(JobUid, u32), ReportBody>,
+    pub(crate) deleted_reports: BTreeMap<(JobUid, u32), ReportBody>,
     pub(crate) nodes: BTreeMap<NodeName, NodeView>,
     /// Jobs with a field of the wrong type, which an older definition let through.
     unreadable: BTreeSet<JobUid>,
@@ -101,7 +101,7 @@ impl Api {
                 if self.reports.get(&key).map(|stored| stored.version) != expected {
                     return Err(Refused::Conflict);
                 }
-                self.deleted.remove(&key);
+                self.deleted_reports.remove(&key);
                 self.reports.insert(key, Stored { version, object: (**body).clone() });
             }
         }
@@ -147,10 +147,10 @@ impl Api {
     /// The records of the nodes of a job in its reports.
     pub(crate) fn records<'a>(&'a self, job: &JobUid) -> impl Iterator<Item = &'a NodeStatus> + use<'a> {
         let range = (job.clone(), 0)..=(job.clone(), u32::MAX);
-        let there = self.reports.range(range.clone()).map(|(_, stored)| &stored.object);
-        // The leader has their content, and is about to write it again.
-        let deleted = self.deleted.range(range).map(|(_, deleted)| deleted);
-        there.chain(deleted).flat_map(|report| report.node_status.iter())
+        let existing = self.reports.range(range.clone()).map(|(_, stored)| &stored.object);
+        // The leader knows what was in a deleted one, and is about to write it again.
+        let deleted = self.deleted_reports.range(range).map(|(_, report)| report);
+        existing.chain(deleted).flat_map(|report| report.node_status.iter())
     }
 
     pub(crate) fn record(&self, job: &JobUid, node: &NodeName) -> Option<&NodeStatus> {

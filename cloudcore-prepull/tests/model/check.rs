@@ -27,14 +27,22 @@ pub(crate) struct Check {
     beginnings: BTreeMap<JobUid, ImagePrePullJobSpec>,
     /// `startTime` of each job.
     start_times: BTreeMap<JobUid, u64>,
+    /// When the active time of each job began to count at the latest.
+    active_since: BTreeMap<JobUid, u64>,
     /// Whether Nodes were deleted.
     pub(crate) has_deleted_nodes: bool,
+    /// Jobs that are over for the cloudcore that runs, whether or not it has written so.
+    ended: BTreeSet<JobUid>,
+    /// Jobs whose exceeded tolerance this cloudcore has announced, and could not have fallen below since.
+    exceeded: BTreeSet<JobUid>,
     /// The attempts of nodes whose start the API server has had.
     recorded: BTreeSet<(JobUid, NodeName, u32)>,
     /// Starts that only late writes of killed cloudcores tell of: job, node, time.
     unread: BTreeSet<(JobUid, NodeName, u64)>,
     /// The references of each task that was dispatched.
     references: BTreeMap<(NodeName, TaskId), Vec<String>>,
+    /// The phase of each node in the write that began last.
+    emitted: BTreeMap<(JobUid, NodeName), NodePhase>,
     /// Attempt and phase of each node, as the leader of the time wrote them last.
     nodes: BTreeMap<(JobUid, NodeName), (u32, NodePhase)>,
     /// The jobs that have ended, when that was, and with how many rounds.

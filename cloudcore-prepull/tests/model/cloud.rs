@@ -1,7 +1,7 @@
 //! One process of cloudcore: the controller, and what the program around it does, one step at a time. Everything that
 //! depends on the controller's interface is in this file.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use prepull_api::crd::job::ImagePrePullJobSpec;
@@ -15,6 +15,7 @@ use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::api::Refused;
+use crate::check::Check;
 use crate::trace::{brief, shown, told};
 use crate::world::{World, at};
 
@@ -84,6 +85,8 @@ pub(crate) struct Cloud {
     /// The current connection of each node, as the registry of sessions has it.
     pub(crate) registry: BTreeMap<NodeName, u64>,
     pub(crate) sessions: u64,
+    /// The Nodes that the controller knows.
+    pub(crate) nodes: BTreeSet<NodeName>,
     /// What this process has written last of each object, if it knows that the write succeeded.
     pub(crate) wrote: HashMap<(JobUid, Object), (Content, u64)>,
     /// How many inputs may have changed something, perhaps only to change it back: a repeated write is then no fault.
@@ -104,6 +107,7 @@ impl Cloud {
             versions: HashMap::new(),
             registry: BTreeMap::new(),
             sessions: 0,
+            nodes: BTreeSet::new(),
             wrote: HashMap::new(),
             stirred: 0,
         }
@@ -203,6 +207,24 @@ impl World {
             let loaded = loads.then(|| status.cloned().unwrap_or_default());
             news |= self.check.delivered(&job, generation, spec, loaded.as_ref(), self.now);
         }
+        match input {
+            Input::Nodes(nodes) => {
+                self.cloud.nodes = nodes.iter().map(|node| node.name.clone()).collect();
+                self.check.may_exceed_again();
+            }
+            Input::Node(node) => {
+                self.cloud.nodes.insert(node.name.clone());
+                self.check.may_exceed_again();
+            }
+            Input::NodeGone(node) => {
+                self.cloud.nodes.remove(node);
+                self.check.may_exceed_again();
+            }
+            Input::Session(SessionEvent::Message { message: EdgeMessage::Result(_), .. }) => {
+                self.check.may_exceed_again();
+            }
+            _ => {}
+        }
         news
     }
 
@@ -227,6 +249,7 @@ impl World {
                 // A change of one job may make another one wait for a moment.
                 self.cloud.stirred += 1;
                 self.log(|| format!("  event {} {}", event.reason, event.note));
+                self.check.announced(&self.cloud.nodes, &event);
             }
             Action::Send(node, message) => {
                 self.log(|| format!("  send {node} {}", told(&message)));
@@ -237,7 +260,7 @@ impl World {
             }
             Action::Dispatch(order) => {
                 self.log(|| format!("  dispatch {}/{} to {}", order.job.uid, order.attempt, order.node));
-                self.check.dispatched(&self.api, &order);
+                Check::dispatched(&self.api, &order);
                 self.cloud.dispatches.push((order, self.now));
             }
             Action::Write { job, version, content, .. } => {
@@ -366,8 +389,11 @@ impl World {
         } else {
             let elapsed = Duration::from_millis(self.now - begun);
             let assign = assign(&order, order.remaining.saturating_sub(elapsed));
+            let task = assign.task.clone();
             let session = self.send(&node, CloudMessage::Assign(assign));
-            if session.is_none() {
+            if session.is_some() {
+                self.check.sent(&node, &task);
+            } else {
                 self.check.unreached(&node, &job, attempt, self.now);
             }
             session.map_or(DispatchOutcome::Offline, DispatchOutcome::Sent)
@@ -387,9 +413,13 @@ impl World {
 
     /// Kills cloudcore and starts it anew. Its writes that were under way may still reach the API server.
     pub(crate) fn restart_cloud(&mut self) {
+        // What was in a deleted report is lost with the leader that knew it: nothing can be said of the job any more.
+        let lost: Vec<JobUid> = self.api.deleted_reports.keys().map(|(job, _)| job.clone()).collect();
+        lost.iter().for_each(|job| self.delete_job(job));
         self.log(|| "cloud: killed".to_owned());
         let old = std::mem::replace(&mut self.cloud, Cloud::new(self.report));
         self.ghosts.extend(old.writes);
+        self.check.restarted();
         for conn in self.conns.values_mut() {
             (conn.cut, conn.cloud_open) = (true, false);
             conn.to_edge.clear();

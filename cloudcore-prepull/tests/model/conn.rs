@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use edgecore_prepull::tasks::agent::AgentEvent;
-use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, Welcome};
+use prepull_api::crd::status::NodePhase;
+use prepull_api::task::TaskId;
+use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Hello, OpenPhase, OpenTask, Welcome};
 use prepull_engine::prepull::controller::Input;
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 
@@ -34,7 +36,10 @@ impl World {
             return;
         }
         self.next_conn += 1;
-        let open = self.edges[edge].agent.open_tasks();
+        let mut open = self.edges[edge].agent.open_tasks();
+        if !self.calm && self.rng.chance(4) {
+            open.extend(self.forge_task(edge));
+        }
         let hello = Hello { max_tasks: Some(self.edges[edge].max_tasks), open, ..Hello::default() };
         self.log(|| {
             format!(
@@ -55,6 +60,15 @@ impl World {
         };
         self.conns.insert(self.next_conn, conn);
         self.edges[edge].conn = Some(self.next_conn);
+    }
+
+    /// (4) A task that the edge claims to have, and that its node has not started.
+    fn forge_task(&mut self, edge: usize) -> Option<OpenTask> {
+        let job = self.any_job()?;
+        let record = self.api.record(&job, &self.edges[edge].node)?;
+        let task = TaskId { job, attempt: record.attempt.max(1) };
+        let phase = self.rng.pick(&[OpenPhase::Running, OpenPhase::NeedsKeys]);
+        (record.phase == NodePhase::Pending).then_some(OpenTask { task, phase })
     }
 
     /// The cloud accepts a session, which replaces an earlier one of the node.

@@ -1,11 +1,8 @@
 //! The end of a run: the faults stop, and every job has to end.
 
-use prepull_api::task::JobUid;
-use prepull_engine::prepull::controller::Input;
-
-use crate::check::{Check, PARKED};
+use crate::check::Check;
 use crate::cloud::{Boot, DispatchFate, Fate};
-use crate::world::{World, millis};
+use crate::world::World;
 
 /// Rounds of [`World::settle`]: in each, everything that is due is done, and time moves to the next moment at which
 /// something is due. A job may have six nodes, one at a time, with rounds and pauses.
@@ -78,33 +75,9 @@ impl World {
         self.run_cloud(usize::MAX);
     }
 
-    /// Somebody deletes a report of a job that the leader has in memory, which writes it again.
-    fn delete_a_report(&mut self) {
-        let is_known = |job: &JobUid| {
-            let Some(stored) = self.api.jobs.get(job) else { return false };
-            let ended = stored.object.status.as_ref().and_then(|status| status.completion_time.as_ref());
-            ended.is_none_or(|ended| millis(ended.0) + PARKED > self.now)
-        };
-        let keys: Vec<_> = self.api.reports.keys().filter(|(job, _)| is_known(job)).cloned().collect();
-        let Some((job, index)) = self.rng.choose(&keys).cloned() else { return };
-        let Some(report) = self.api.reports.remove(&(job.clone(), index)) else { return };
-        self.log(|| format!("user: deletes report {index} of {job}"));
-        self.api.deleted.insert((job.clone(), index), report.object);
-        self.cloud.inputs.push_back(Input::ReportGone { job, index });
-        for _ in 0..ROUNDS {
-            self.quiet();
-            if self.api.deleted.is_empty() {
-                return;
-            }
-            self.now = self.next_moment().unwrap_or(self.now + 1_000);
-            self.tick_edges();
-        }
-        panic!("a report that was deleted is not written again: {:?}", self.api.deleted.keys());
-    }
-
     /// What random steps seldom do at the worst moment: an edge is killed when it has pulled some of the images of a
-    /// task, a task arrives twice while it is being carried out, another leader takes over, a report is deleted, or a job is
-    /// edited that is in the middle of its course or has ended.
+    /// task, a task arrives twice while it is being carried out, another leader takes over, a report is deleted, or a
+    /// job is edited that is in the middle of its course or has ended.
     fn last_fault(&mut self) {
         match self.rng.below(8) {
             0 => match self.half_done() {
@@ -113,7 +86,7 @@ impl World {
             },
             1 => self.assign_again(),
             2 => self.restart_cloud(),
-            3 => self.delete_a_report(),
+            3 => self.delete_report(),
             _ => {
                 self.edit_without_suspension();
                 if self.rng.chance(50) {
@@ -196,7 +169,7 @@ impl World {
     /// Checks that every edge has the task of its node in progress, unless it is unknown what the node is to pull: its
     /// Node was deleted, or the job was edited in a way that it cannot follow.
     fn check_nodes_have_their_tasks(&self) {
-        for job in self.api.jobs.keys().filter(|job| !self.is_fixed_part_edited(job)) {
+        for job in self.api.jobs.keys().filter(|job| !self.refused.contains(*job)) {
             for edge in self.edges.iter().filter(|edge| !self.deleted.contains(&edge.node)) {
                 self.check.works(&self.api, job, edge, self.now);
             }

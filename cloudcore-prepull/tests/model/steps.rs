@@ -68,7 +68,7 @@ impl World {
     }
 
     fn cause_fault(&mut self) {
-        match self.rng.below(22) {
+        match self.rng.below(23) {
             0..3 => {
                 if let Some(id) = self.any_conn() {
                     self.cut(id);
@@ -115,7 +115,8 @@ impl World {
                 self.log(|| format!("api: refuses reports until {until}"));
                 self.reports_refused_until = until;
             }
-            19 | 20 => {
+            19 => self.delete_report(),
+            20 | 21 => {
                 let until = self.now + self.rng.between(1_000, 90_000);
                 if let Some(job) = self.any_job() {
                     self.log(|| format!("api: does not answer for the secrets of {job} until {until}"));
@@ -134,7 +135,7 @@ impl World {
     /// takes two processes of cloudcore that overlap and, at the same time, an edit that is refused.
     fn would_stay_unknown(&self, ghost: &crate::cloud::Write) -> bool {
         let is_new = ghost.expected.is_none() && matches!(ghost.content.object(), Object::Report(_));
-        is_new && (self.is_fixed_part_edited(&ghost.job) || !self.deleted.is_empty())
+        is_new && (self.refused.contains(&ghost.job) || !self.deleted.is_empty())
     }
 
     pub(crate) fn finish_delete(&mut self, which: usize) {
@@ -150,6 +151,8 @@ impl World {
         if self.cloud.boot == crate::cloud::Boot::Up {
             self.cloud.inputs.push_back(Input::Nodes(self.api.nodes.values().cloned().collect()));
             self.cloud.inputs.push_back(Input::Jobs(self.api.list()));
+            let reports = self.api.reports.keys().cloned().collect();
+            self.cloud.inputs.push_back(Input::ReportsListed(reports));
         }
     }
 
@@ -157,7 +160,7 @@ impl World {
     pub(crate) fn collect_garbage(&mut self) {
         let jobs = &self.api.jobs;
         self.api.reports.retain(|(job, _), _| jobs.contains_key(job));
-        self.api.deleted.retain(|(job, _), _| jobs.contains_key(job));
+        self.api.deleted_reports.retain(|(job, _), _| jobs.contains_key(job));
     }
 
     fn any_edge(&mut self) -> usize {

@@ -6,11 +6,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::job::{ImagePrePullJobSpec, ImagePrePullTemplate};
 use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::prepull::controller::Input;
 use prepull_engine::shared::node_view::NodeView;
 
+use crate::check::PARKED;
 use crate::check::specs::{follow, is_valid};
-use crate::cloud::{Fate, Watched};
-use crate::world::World;
+use crate::cloud::{Boot, Fate, Watched};
+use crate::world::{World, millis};
 
 mod edits;
 
@@ -24,8 +26,9 @@ impl World {
             5..14 => self.edit_some(),
             14 => {
                 let node = self.rng.below(self.edges.len());
-                let (ready, in_pool) = (self.rng.chance(60), self.rng.chance(80));
-                self.put_node(node, ready, in_pool);
+                let (ready, in_pool, in_region) =
+                    (self.rng.chance(60), self.rng.chance(80), self.rng.chance(50));
+                self.put_node(node, ready, in_pool, in_region);
             }
             15 => {
                 let node = self.rng.below(self.edges.len());
@@ -33,7 +36,7 @@ impl World {
             }
             _ => {
                 let node = self.rng.below(self.edges.len());
-                self.put_node(node, true, true);
+                self.put_node(node, true, true, false);
             }
         }
         self.fail_over();
@@ -58,19 +61,19 @@ impl World {
         self.restart_cloud();
     }
 
-    /// `in_pool`: with the label that jobs select by. Every other node has the one that overriders select by.
-    pub(crate) fn put_node(&mut self, at: usize, ready: bool, in_pool: bool) {
+    /// `in_pool`: with the label that jobs select by; `in_region`: with the label that overriders select by.
+    pub(crate) fn put_node(&mut self, at: usize, ready: bool, in_pool: bool, in_region: bool) {
         let name = NodeName(format!("n{at}"));
         let mut labels = BTreeMap::from([(EDGE_LABEL.to_owned(), String::new())]);
         if in_pool {
             labels.insert("pool".to_owned(), "a".to_owned());
         }
-        if at % 2 == 1 {
+        if in_region {
             labels.insert("region".to_owned(), "x".to_owned());
         }
         let node = NodeView { name: name.clone(), labels, ready };
         if self.api.nodes.insert(name, node.clone()).as_ref() != Some(&node) {
-            self.log(|| format!("user: node n{at} ready {ready} in pool {in_pool}"));
+            self.log(|| format!("user: node n{at} ready {ready} in pool {in_pool} in region {in_region}"));
             self.cloud.watched(Watched::Node(node));
         }
     }
@@ -152,6 +155,25 @@ impl World {
         self.delete_job(&uid);
     }
 
+    /// Deletes a report of a job that the leader has in memory.
+    pub(crate) fn delete_report(&mut self) {
+        if self.cloud.boot != Boot::Up {
+            return;
+        }
+        let is_known = |job: &JobUid| {
+            let status = self.api.jobs.get(job).and_then(|stored| stored.object.status.as_ref());
+            let ended = status.and_then(|status| status.completion_time.as_ref());
+            self.api.jobs.contains_key(job) && ended.is_none_or(|ended| millis(ended.0) + PARKED > self.now)
+        };
+        let reports: Vec<_> = self.api.reports.keys().filter(|(job, _)| is_known(job)).cloned().collect();
+        let Some((job, index)) = self.rng.choose(&reports).cloned() else { return };
+        if let Some(report) = self.api.reports.remove(&(job.clone(), index)) {
+            self.log(|| format!("user: deletes report {index} of {job}"));
+            self.api.deleted_reports.insert((job.clone(), index), report.object);
+            self.cloud.inputs.push_back(Input::ReportGone { job, index });
+        }
+    }
+
     pub(crate) fn delete_job(&mut self, uid: &JobUid) {
         if self.api.jobs.remove(uid).is_some() {
             self.log(|| format!("api: {uid} is deleted"));
@@ -175,8 +197,6 @@ impl World {
             _ => self.api.edit(&uid, |spec| edits::edit(spec, edges, rng)),
         }
         self.note_spec(&uid);
-        self.log_spec(&uid);
-        self.tell(&uid);
     }
 
     /// Edits a job so that it still ends.
@@ -193,32 +213,27 @@ impl World {
             spec.suspend = false;
         });
         self.note_spec(&uid);
-        self.log_spec(&uid);
-        self.tell(&uid);
     }
 
-    fn log_spec(&mut self, uid: &JobUid) {
-        let object = self.api.read(uid);
-        self.log(|| match object {
-            Some(Ok(job)) => format!("user: edits {uid}: {}", serde_json::to_string(&job.spec).unwrap()),
-            _ => format!("user: makes {uid} unreadable"),
-        });
-    }
-
-    /// Keeps what is valid of the spec of a job.
+    /// Notes what a job is asked for now: what is valid of its spec is kept, should the rest be undone.
     fn note_spec(&mut self, uid: &JobUid) {
-        let spec = self.api.read(uid).and_then(Result::ok).map(|job| job.spec);
-        if let Some(spec) = spec.filter(is_valid)
-            && let Some(good) = self.good_specs.get_mut(uid)
-        {
-            *good = follow(good, &spec);
+        let Some(object) = self.api.read(uid) else { return };
+        let Some(good) = self.good_specs.get_mut(uid) else { return };
+        if object.as_ref().is_ok_and(|job| follow(good, &job.spec) == job.spec) {
+            self.refused.remove(uid);
+        } else {
+            self.refused.insert(uid.clone());
         }
-    }
-
-    /// Whether the fixed part of the job is not what it was created with, or cannot be read.
-    pub(crate) fn is_fixed_part_edited(&self, uid: &JobUid) -> bool {
-        let spec = self.api.read(uid).and_then(Result::ok).map(|job| job.spec);
-        spec.is_none_or(|spec| follow(&self.good_specs[uid], &spec) != spec)
+        if let Ok(job) = &object
+            && is_valid(&job.spec)
+        {
+            *good = follow(good, &job.spec);
+        }
+        self.log(|| match &object {
+            Ok(job) => format!("user: edits {uid}: {}", serde_json::to_string(&job.spec).unwrap()),
+            Err(_) => format!("user: makes {uid} unreadable"),
+        });
+        self.cloud.watched(Watched::Job(object));
     }
 
     /// Ends suspensions, makes every node ready, and undoes edits that were refused.
@@ -231,11 +246,10 @@ impl World {
                 spec.suspend = false;
             });
             self.note_spec(&uid);
-            self.log_spec(&uid);
-            self.tell(&uid);
         }
         for node in 0..self.edges.len() {
-            self.put_node(node, true, true);
+            let in_region = self.rng.chance(50);
+            self.put_node(node, true, true, in_region);
         }
     }
 

@@ -39,6 +39,8 @@ pub(crate) struct World {
     pub(crate) deleted: BTreeSet<NodeName>,
     /// The last valid spec of each job, with the fixed part that it was created with.
     pub(crate) good_specs: BTreeMap<JobUid, ImagePrePullJobSpec>,
+    /// The jobs whose spec has another fixed part by now, or cannot be read.
+    pub(crate) refused: BTreeSet<JobUid>,
     /// Until then the API server refuses every report.
     pub(crate) reports_refused_until: u64,
     /// Until then the secrets of these jobs cannot be read.
@@ -71,6 +73,7 @@ impl World {
             names,
             deleted: BTreeSet::new(),
             good_specs: BTreeMap::new(),
+            refused: BTreeSet::new(),
             reports_refused_until: 0,
             secrets_hang_until: BTreeMap::new(),
             rng,
@@ -78,7 +81,7 @@ impl World {
         for n in 0..edges {
             let (max_tasks, skew) = (world.rng.pick(&[1, 1, 2]), world.rng.pick(&[0, 0, 300_000]));
             world.edges.push(Edge::new(NodeName(format!("n{n}")), max_tasks, skew));
-            world.put_node(n, true, true);
+            world.put_node(n, true, true, false);
             world.on_edge(n, AgentEvent::Loaded(Vec::new()));
         }
         world

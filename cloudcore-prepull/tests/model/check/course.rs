@@ -1,10 +1,14 @@
 //! How a job may go on, end, and be deleted.
 
+use std::collections::BTreeSet;
+
 use prepull_api::crd::job::ImagePrePullJobSpec;
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, Summary};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, Summary};
 use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::prepull::controller::Content;
 use prepull_engine::prepull::validate::Ratio;
+use prepull_engine::shared::events::ObjectEvent;
+use prepull_engine::shared::reasons;
 
 use super::{Check, add_up};
 use crate::api::Api;
@@ -13,9 +17,85 @@ use crate::world::millis;
 impl Check {
     /// A write begins.
     pub(crate) fn emitted(&mut self, job: &JobUid, content: &Content, now: u64) {
-        if let Content::Report(report) = content {
-            self.emitted_report(job, report, now);
+        match content {
+            Content::Report(report) => self.emitted_report(job, report, now),
+            Content::Status(status) => self.emitted_status(job, status, now),
         }
+    }
+
+    /// A job does not run for longer than `activeDeadlineSeconds`, and no pause between two waves lasts for longer than
+    /// `pauseSeconds`, as the spec has them by now.
+    fn emitted_status(&mut self, job: &JobUid, status: &ImagePrePullJobStatus, now: u64) {
+        let Some(start) = status.start_time.as_ref().map(|start| millis(start.0)) else { return };
+        let since = start.max(self.active_since.get(job).copied().unwrap_or(start));
+        let Some(spec) = self.accepted(job).filter(|_| status.completion_time.is_none()) else { return };
+        let seconds = |seconds: i64| u64::try_from(seconds).unwrap() * 1_000;
+        if let Some(deadline) = spec.active_deadline_seconds.filter(|_| !spec.suspend) {
+            let until = since + seconds(deadline);
+            assert!(now < until, "{job} runs, and its activeDeadlineSeconds were over at {until}");
+        }
+        let longest = spec.rollout.as_ref().map_or(0, |rollout| seconds(rollout.pause_seconds));
+        let pause = status.rollout.as_ref().and_then(|waves| waves.paused_until.as_ref());
+        if let Some(until) = pause.map(|until| millis(until.0)) {
+            assert!(until <= now + longest, "{job} pauses until {until}, and pauseSeconds is {longest} ms");
+        }
+    }
+
+    /// The active time of a job counts from now on, or from earlier.
+    pub(super) fn count_active_time(&mut self, job: &JobUid, now: u64) {
+        self.active_since.insert(job.clone(), now);
+    }
+
+    /// A leader takes over. What the one before it did last need not be in the API server: that a suspension has ended,
+    /// that a further round was begun, that the job was started, or that it is over.
+    pub(super) fn take_over(&mut self, job: &JobUid, status: &ImagePrePullJobStatus, now: u64) {
+        let mut conditions = status.conditions.iter();
+        let is_suspended = conditions.any(|known| known.type_ == "Suspended" && known.status == "True");
+        if is_suspended || status.completion_time.is_some() {
+            self.count_active_time(job, now);
+        }
+        if status.start_time.is_none() {
+            self.active_since.remove(job);
+        }
+        if status.completion_time.is_some() {
+            self.ended.insert(job.clone());
+        } else {
+            self.ended.remove(job);
+        }
+    }
+
+    /// Events tell of changes. That too many nodes have failed is told once, not of each further node; and a round
+    /// begins only if one of its nodes can start. `nodes`: the Nodes that the controller knows.
+    pub(crate) fn announced(&mut self, nodes: &BTreeSet<NodeName>, event: &ObjectEvent) {
+        let job = &event.object.uid;
+        if event.reason == reasons::TOLERANCE_EXCEEDED {
+            assert!(self.exceeded.insert(job.clone()), "{job} has told before: {}", event.note);
+        }
+        if [reasons::COMPLETED, reasons::FAILED, reasons::DEADLINE_EXCEEDED, reasons::NOT_STARTED]
+            .contains(&event.reason)
+        {
+            self.ended.insert(job.clone());
+        }
+        if event.reason == reasons::RETRYING {
+            self.ended.remove(job);
+            self.exceeded.remove(job);
+            let nodes_of_job = self.emitted.range((job.clone(), NodeName(String::new()))..);
+            let mut nodes_of_job = nodes_of_job.take_while(|((of, _), _)| of == job).peekable();
+            let is_written = nodes_of_job.peek().is_some();
+            let can_start = nodes_of_job
+                .any(|((_, node), phase)| *phase != NodePhase::Successful && nodes.contains(node));
+            assert!(can_start || !is_written, "{job} begins a round in which nothing can start");
+        }
+    }
+
+    /// Fewer nodes than before may count as failed: a result arrived late, or there are other nodes.
+    pub(crate) fn may_exceed_again(&mut self) {
+        self.exceeded.clear();
+    }
+
+    /// Another cloudcore leads, which has announced nothing yet.
+    pub(crate) fn restarted(&mut self) {
+        self.exceeded.clear();
     }
 
     pub(crate) fn expires(&self, api: &Api, job: &JobUid, now: u64) {
@@ -78,6 +158,12 @@ impl Check {
             ),
             JobPhase::Init | JobPhase::InProgress => panic!("{job} has an end and is {:?}", status.phase),
         }
+        let is_complete = status.summary.successful == status.summary.desired && status.summary.desired > 0;
+        assert!(
+            !is_complete || status.phase == JobPhase::Completed,
+            "every node of {job} succeeded, and it is a Failure: {}",
+            status.reason
+        );
     }
 
     /// A job that had ended continues only if somebody has raised `retry` since.
@@ -89,6 +175,8 @@ impl Check {
 
     /// Every job has ended, and its status agrees with its reports.
     pub(crate) fn settled(api: &Api) {
+        let missing = api.deleted_reports.keys().find(|(job, _)| api.jobs.contains_key(job));
+        assert_eq!(missing, None, "a deleted report is not written again");
         for (uid, stored) in &api.jobs {
             let status = stored.object.status.clone().unwrap_or_default();
             let over = matches!(status.phase, JobPhase::Completed | JobPhase::Failure);

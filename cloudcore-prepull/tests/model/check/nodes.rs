@@ -3,7 +3,7 @@
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{NodePhase, NodeStatus};
-use prepull_api::task::{JobUid, NodeName, TaskId, TaskOutcome};
+use prepull_api::task::{JobUid, NodeName, Task, TaskId, TaskOutcome};
 use prepull_engine::prepull::controller::Dispatch;
 use prepull_engine::prepull::validate::Step;
 
@@ -12,9 +12,9 @@ use crate::api::Api;
 use crate::world::millis;
 
 impl Check {
-    /// Write, then act: a task is dispatched only if the API server has the node as in progress. A task never changes: it
-    /// pulls what the record of its start names.
-    pub(crate) fn dispatched(&mut self, api: &Api, order: &Dispatch) {
+    /// Write, then act: a task is dispatched only if the API server has the node as in progress. The task pulls
+    /// what the record of its start names.
+    pub(crate) fn dispatched(api: &Api, order: &Dispatch) {
         let (job, node) = (&order.job.uid, &order.node);
         if !api.jobs.contains_key(job) {
             return;
@@ -31,16 +31,23 @@ impl Check {
         let named = record.into_iter().flat_map(|record| &record.image_status);
         let named: Vec<_> = named.map(|image| image.pulled_image.clone()).collect();
         assert_eq!(references, named, "{task} on {node} does not pull what its record names");
-        let first = self.references.entry((node.clone(), task.clone())).or_insert_with(|| references.clone());
-        assert_eq!(*first, references, "{task} on {node} has changed");
+    }
+
+    /// A task is handed to a session: it is what it was before.
+    pub(crate) fn sent(&mut self, node: &NodeName, task: &Task) {
+        let references: Vec<_> = task.images.iter().map(|image| image.reference.clone()).collect();
+        let key = (node.clone(), task.id.clone());
+        let first = self.references.entry(key).or_insert_with(|| references.clone());
+        assert_eq!(*first, references, "{} on {node} has changed", task.id);
     }
 
     /// (3) No report that is written says that a node is in progress whose deadline has passed, or that the time of a
     /// node was over before its deadline.
-    pub(super) fn emitted_report(&self, job: &JobUid, report: &ReportBody, now: u64) {
+    pub(super) fn emitted_report(&mut self, job: &JobUid, report: &ReportBody, now: u64) {
         let longest = self.accepted(job).map(timeout);
         for node in &report.node_status {
             let name = &node.node_name;
+            self.emitted.insert((job.clone(), NodeName(name.clone())), node.phase);
             let Some(start) = node.start_time.as_ref().map(|start| millis(start.0)) else {
                 assert_ne!(node.phase, NodePhase::InProgress, "{name} of {job} has not started");
                 continue;

@@ -45,6 +45,9 @@ impl Check {
         loaded: Option<&ImagePrePullJobStatus>,
         at: u64,
     ) -> bool {
+        if let Some(status) = loaded {
+            self.take_over(job, status, at);
+        }
         let known = self.delivered.entry(job.clone()).or_default();
         let is_new = known.last().is_none_or(|last| last.generation != generation);
         if !is_new && loaded.is_none() {
@@ -56,11 +59,25 @@ impl Check {
         };
         let before = before.and_then(|before| before.accepted.clone());
         let edited = spec.and_then(|spec| match self.beginnings.get(job) {
-            Some(beginning) => Some(follow(beginning, &spec)).filter(is_valid),
+            Some(beginning) => {
+                let mut followed = follow(beginning, &spec);
+                // A further round has to wait until the whole spec can be followed.
+                if followed != spec && self.ended.contains(job) {
+                    followed.retry = before.as_ref().map_or(followed.retry, |before| before.retry);
+                }
+                Some(followed).filter(is_valid)
+            }
             None => is_valid(&spec).then(|| self.beginnings.entry(job.clone()).or_insert(spec).clone()),
         });
-        let accepted = edited.or(before);
+        let accepted = edited.or_else(|| before.clone());
+        let (was, is) = (before.unwrap_or_default(), accepted.clone().unwrap_or_default());
         known.push(Delivered { at, generation, accepted });
+        if was.suspend && !is.suspend || is.retry > was.retry {
+            self.count_active_time(job, at);
+        }
+        if is_new {
+            self.exceeded.remove(job);
+        }
         is_new
     }
 
