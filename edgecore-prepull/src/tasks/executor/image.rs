@@ -174,13 +174,11 @@ impl<P: Puller> ImagePulls<P> {
         let key = current_key(&context.control, index);
         match image.policy {
             PullPolicy::Never => {
-                return match self.puller.look_up(&image.reference).await? {
-                    Some(present) => Ok(already_present(present)),
-                    None => {
-                        let message = "the image is not present, and its pull policy is Never";
-                        Err(PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NotPresent))
-                    }
-                };
+                let present = self.puller.look_up(&image.reference).await?;
+                return present.map(already_present).ok_or_else(|| {
+                    let message = "the image is not present, and its pull policy is Never";
+                    PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NotPresent)
+                });
             }
             PullPolicy::IfNotPresent => {
                 if let Some(present) = self.puller.look_up(&image.reference).await? {
