@@ -415,7 +415,9 @@ impl World {
     pub(crate) fn restart_cloud(&mut self) {
         // What was in a deleted report is lost with the leader that knew it: nothing can be said of the job any more.
         let lost: Vec<JobUid> = self.api.deleted_reports.keys().map(|(job, _)| job.clone()).collect();
-        lost.iter().for_each(|job| self.delete_job(job));
+        for job in &lost {
+            self.delete_job(job);
+        }
         self.log(|| "cloud: killed".to_owned());
         let old = std::mem::replace(&mut self.cloud, Cloud::new(self.report));
         self.ghosts.extend(old.writes);
