@@ -104,7 +104,7 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
 
 #[tokio::test]
 async fn a_runtime_that_ends_during_a_pull_is_told_from_one_that_was_down() {
-    let runtime = FakeRuntime::named("containerd", None, "");
+    let mut runtime = FakeRuntime::named("containerd", None, "");
     let puller = CriPuller::new(runtime.endpoint());
     let request = PullRequest { reference: "r.io/a:1", credential: None, sandbox: None };
     let pull = puller.pull(request, &|_| {});
@@ -112,7 +112,7 @@ async fn a_runtime_that_ends_during_a_pull_is_told_from_one_that_was_down() {
         while runtime.pulls().is_empty() {
             tokio::task::yield_now().await;
         }
-        runtime.end();
+        runtime.end().await;
     };
     let error = tokio::join!(pull, end).0.unwrap_err();
     assert_eq!(error.class, ErrorClass::RuntimeLost, "{error}");

@@ -59,8 +59,10 @@ impl FakeRuntime {
     }
 
     /// Ends the server, with its connections.
-    pub(super) fn end(&self) {
+    pub(super) async fn end(&mut self) {
         self.server.abort();
+        // Only then the socket is closed.
+        (&mut self.server).await.unwrap_err();
         for connection in self.connections.lock().unwrap().iter() {
             connection.shutdown(Shutdown::Both).unwrap();
         }
