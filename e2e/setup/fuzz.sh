@@ -41,19 +41,18 @@ unpack() { # FILE DIRECTORY
   split --separator=$'\x1e' --lines=1 --suffix-length=5 --filter='head --bytes=-1 >"$FILE"' "$1" "$2/kept-"
 }
 
-# Control characters, and those that change the order of others: no file of text should have them.
-invisible='[\x00-\x08\x0b-\x1f\x7f-\x9f\x{200b}-\x{200f}\x{202a}-\x{202e}]'
-
-# The fewest of the inputs in a directory that reach as much, as a file of the corpus. Inputs that are no text, or long,
-# stay out of it.
+# The fewest of the inputs in a directory that reach as much, as a file of the corpus: the shortest of them, up to 16 KiB,
+# and only those that are text.
 pack() { # TARGET DIRECTORY FILE
   local fewest=$2.fewest input
   rm -rf "$fewest" && mkdir "$fewest"
   PREPULL_FUZZ_TARGET=$1 "$fuzzer" -set_cover_merge=1 -use_counters=0 "${limits[@]}" "$fewest" "$2" 2>"$2.merge.log" ||
     { tail -n 20 "$2.merge.log" >&2 && return 1; }
-  find "$fewest" -type f -size -8k -printf '%s %p\n' | sort --numeric-sort --key=1,1 --key=2 | while read -r _ input; do
+  find "$fewest" -type f -printf '%s %p\n' | sort --numeric-sort --key=1,1 --key=2 |
+    awk '(sum += $1 + 1) <= 16384 { print $2 }' | while read -r input; do
+    # shellcheck disable=SC2094
     if iconv --from-code=utf-8 --to-code=utf-8 "$input" >/dev/null 2>&1 &&
-      ! LC_ALL=C.UTF-8 grep --quiet --perl-regexp "$invisible" "$input"; then
+      tr --delete '\000-\010\013-\037\177' <"$input" | cmp --quiet - "$input"; then
       cat "$input" && printf '\x1e'
     fi
   done >"$3"

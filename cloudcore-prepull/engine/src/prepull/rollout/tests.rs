@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::Tristate;
 use prepull_api::crd::status::ImageStatus;
+use prepull_api::crd::status::Tristate;
 use prepull_api::image::Reference;
 use prepull_api::task::{
     CheckOutcome, ImageOutcome, ImageResult, JobUid, PullPolicy, TaskId, TaskOutcome, TaskResult,
