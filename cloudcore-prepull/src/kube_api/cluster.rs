@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use axum::http::HeaderValue;
+use axum::http::header::USER_AGENT;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
@@ -50,6 +52,9 @@ pub(crate) async fn leaders_client(
     Ok(builder.with_layer(&Fence(leadership)).build())
 }
 
+/// What the API server's audit log calls us. What stands before the slash is the manager in `managedFields` of what we
+/// write.
+const AGENT: &str = concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION"));
 /// How long a request may go without a byte of an answer: after that, something on the way has dropped the connection.
 /// Longer than an idle watch, which the API server ends after 290 s.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
@@ -85,6 +90,7 @@ async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     config.read_timeout = Some(READ_TIMEOUT);
     // The timeout counts from the request, not from the last use of the connection.
     config.reset_reader_on_write = true;
+    config.headers.push((USER_AGENT, HeaderValue::from_static(AGENT)));
     Ok(config)
 }
 

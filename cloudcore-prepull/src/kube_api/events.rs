@@ -55,10 +55,10 @@ impl Events {
     /// Queues an event. Those of single images on single nodes are dropped beyond a rate: the status says the same.
     pub(crate) fn send(&self, event: ObjectEvent) {
         let ObjectEvent { kind, object, warning, reason, note } = &event;
-        if *kind == ObjectKind::ImagePrePullJob {
-            info!(job = object.name, reason, note, "event");
-        } else {
-            debug!(kind = kind.as_str(), %object, reason, note, "event");
+        match (kind, warning) {
+            (ObjectKind::ImagePrePullJob, true) => warn!(job = object.name, reason, note, "event"),
+            (ObjectKind::ImagePrePullJob, false) => info!(job = object.name, reason, note, "event"),
+            _ => debug!(kind = kind.as_str(), %object, reason, note, "event"),
         }
         let bucket = if *warning { &self.failures } else { &self.successes };
         // Nothing that holds the lock can leave the bucket half changed.

@@ -19,9 +19,13 @@ mod tests;
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
-use prepull_api::task::{CheckItem, CheckOutcome, ImageOutcome, ImageResult, Task, TaskId, TaskOutcome};
+use prepull_api::failure::FailureCode;
+use prepull_api::task::{
+    CheckItem, CheckOutcome, ImageOutcome, ImageResult, ImageTask, Task, TaskId, TaskOutcome,
+};
 use prepull_api::wire::truncate_reason;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
@@ -151,8 +155,7 @@ impl<P: Puller> Executor<P> {
             .filter(|(index, _)| execution.done.get(*index).is_none_or(Option::is_none));
         let pulls = open.map(|(index, image)| async move {
             let result = self.images.pull(context, index, image).await;
-            let ImageResult { outcome, digest, reason, .. } = &result;
-            tracing::info!(image = %image.reference, ?outcome, digest, reason, attempts = result.attempts, "image ended");
+            log_end(image, &result, context.board.time_since_first_attempt(index));
             // The receiver is gone when the agent stops.
             let _ = updates.send(TaskUpdate::ImageEnded { index, result }).await;
         });
@@ -187,5 +190,19 @@ impl<P: Puller> Executor<P> {
         let mut outcome = checks::judge(items, &self.limits, &readings);
         outcome.reason = truncate_reason(&outcome.reason);
         outcome
+    }
+}
+
+/// Logs how an image ended, in fields that a person can filter by.
+fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
+    let ImageResult { outcome, digest, id: _, reason, code, bytes, attempts } = result;
+    let image = &image.reference;
+    let bytes = bytes.map(|bytes| bytes.total);
+    let seconds = took.map(|took| took.as_secs_f64());
+    if outcome.is_on_node() {
+        tracing::info!(image, ?outcome, digest, bytes, seconds, attempts, "image ended");
+    } else {
+        let code = code.map(FailureCode::as_str);
+        tracing::warn!(image, ?outcome, code, reason, bytes, seconds, attempts, "image failed");
     }
 }

@@ -235,7 +235,11 @@ impl<P: Puller> Node<P> {
         self.controls.remove(&task);
         match ended {
             Ok(end) => {
-                info!(%task, outcome = ?end.outcome, reason = end.reason, "task ended");
+                if end.outcome == TaskOutcome::Succeeded {
+                    info!(%task, outcome = ?end.outcome, "task ended");
+                } else {
+                    warn!(%task, outcome = ?end.outcome, reason = end.reason, "task ended");
+                }
                 self.metrics.count_task(end.outcome);
                 self.handle(AgentEvent::Ended(task, end));
             }

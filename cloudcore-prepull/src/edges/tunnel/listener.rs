@@ -56,7 +56,8 @@ pub async fn serve(
         unconstrained(shutdown.run_until_cancelled(next_connection())).await
     {
         let (admission, abort) = (Arc::clone(&admission), abort.clone());
-        let span = tracing::info_span!("tunnel", %address, node = tracing::field::Empty);
+        // Without the listener's span around it, which has the same name and no fields.
+        let span = tracing::info_span!(parent: None, "tunnel", %address, node = tracing::field::Empty);
         let connection = async move {
             tokio::select! {
                 () = admission.serve_connection(stream, queue_slot) => {}

@@ -1,10 +1,12 @@
 //! Current state of each image of a task, and which part of it has been reported.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageResult};
 use prepull_api::wire::truncate_reason;
+use tokio::time::Instant;
 
 use crate::images::puller::PullError;
 
@@ -19,6 +21,8 @@ struct Row {
     current: ImageProgress,
     reported: ImageProgress,
     result: Option<ImageResult>,
+    /// When the first attempt began.
+    began: Option<Instant>,
 }
 
 impl ImageBoard {
@@ -26,7 +30,7 @@ impl ImageBoard {
     pub(super) fn new(done: &[Option<ImageResult>]) -> Self {
         let row = |(index, result): (usize, &Option<ImageResult>)| {
             let initial = initial_progress(index);
-            let mut row = Row { current: initial.clone(), reported: initial, result: None };
+            let mut row = Row { current: initial.clone(), reported: initial, result: None, began: None };
             if let Some(result) = result {
                 row.end(result.clone());
             }
@@ -56,10 +60,17 @@ impl ImageBoard {
 
     /// Counts an attempt that begins.
     pub(super) fn begin_attempt(&self, index: usize) {
-        self.change(index, |current| {
-            current.phase = ImagePhase::Pulling;
-            current.attempts += 1;
-        });
+        if let Some(row) = self.lock().get_mut(index) {
+            row.current.phase = ImagePhase::Pulling;
+            row.current.attempts += 1;
+            row.began.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// How long ago the first attempt began; `None` if none did.
+    pub(super) fn time_since_first_attempt(&self, index: usize) -> Option<Duration> {
+        let began = self.lock().get(index)?.began?;
+        Some(began.elapsed())
     }
 
     /// Takes the attempt back, because no registry could be asked.

@@ -138,7 +138,8 @@ impl<P: Puller> ImagePulls<P> {
             }
             // At least half of the ceiling, so that a registry that restarts is not given up within a second.
             let wait = backoff.next(0.5 + (self.random)() / 2.0);
-            tracing::info!(image = %image.reference, %error, class = error.class.as_str(), retry_in = ?wait, "pull failed, trying again");
+            let (class, code) = (error.class.as_str(), error.code.as_str());
+            tracing::warn!(image = %image.reference, code, class, %error, retry_in = ?wait, "pull failed, trying again");
             board.begin_backoff(index, &error);
             sleep(wait).await;
         };
