@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use prepull_api::failure::FailureCode;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
 
@@ -67,6 +68,8 @@ async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> R
     let image = |reference: &str| status.image("edge-1", reference).context("no image");
     let (of_broken, of_missing, of_fine) = (image(&broken)?, image(&missing)?, image(&fine)?);
     assert_eq!((of_broken.status, of_broken.attempts), (Tristate::False, 3), "{of_broken:?}");
+    assert_eq!(of_broken.code, Some(FailureCode::RegistryError), "{of_broken:?}");
+    assert_eq!(of_missing.code, Some(FailureCode::NotFound), "{of_missing:?}");
     ensure!(of_broken.reason.contains("503"), "the registry's answer is not in {of_broken:?}");
     let asked = site.link.records().iter().filter(|record| record.injected).count();
     assert_eq!(asked, 3, "the first try and two more");
@@ -84,7 +87,7 @@ async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> R
     let of_node = status.node("edge-1").context("no node")?;
     assert_eq!(of_node.phase, NodePhase::Failure);
     ensure!(of_node.reason.contains("2 of 3 images"), "{of_node:?}");
-    assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0.1 allows");
+    assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0.1 allows (RegistryError 1)");
     Ok(())
 }
 

@@ -86,10 +86,14 @@ async fn three_nodes_pull_four_images_from_two_registries_with_a_secret_each() -
     // The output of kubectl.
     let columns = stage.cluster.kubectl(&["get", "ippj"]).await?;
     let rows: Vec<Vec<_>> = columns.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[0], ["NAME", "PHASE", "DESIRED", "SUCCESSFUL", "FAILED", "AGE"], "{columns}");
+    assert_eq!(rows[0], ["NAME", "PHASE", "DESIRED", "SUCCESSFUL", "FAILED", "SKIPPED", "AGE"], "{columns}");
     assert_eq!(rows[1][..5], ["three-nodes", "Completed", "3", "3", "0"], "{columns}");
     let wide = stage.cluster.kubectl(&["get", "ippj", "-o", "wide"]).await?;
     ensure!(wide.lines().next().is_some_and(|header| header.trim_end().ends_with("REASON")), "{wide}");
+
+    let managers = "jsonpath={.metadata.managedFields[*].manager}";
+    let managers = stage.cluster.kubectl(&["get", "ippj", "three-nodes", "-o", managers]).await?;
+    ensure!(managers.split(' ').any(|manager| manager == "cloudcore-prepull"), "{managers}");
 
     let (kind, message) = job.event("Completed").await?;
     assert_eq!((kind.as_str(), message.as_str()), ("Normal", "3 successful, 0 failed, 0 unknown"));
@@ -250,7 +254,7 @@ async fn a_permanent_failure_is_not_retried_and_spares_the_other_images() -> Res
     assert_eq!(node.phase, NodePhase::Failure);
     let says = "2 of 4 images failed";
     ensure!(node.reason.contains(says) && node.reason.contains(&unknown), "{}", node.reason);
-    assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0 allows");
+    assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0 allows (NotFound 1)");
     // containerd itself asks a few times before it gives up; four tries would be four times as many.
     let asked = registry.requests().filter(|request| request.path.ends_with("/manifests/v2")).len();
     ensure!(asked <= 3, "{asked} requests for {unknown}");
@@ -259,7 +263,7 @@ async fn a_permanent_failure_is_not_retried_and_spares_the_other_images() -> Res
     let tolerant = job("tolerant").tolerate("1").apply().await?;
     let status = tolerant.completes().await?;
     assert_eq!(status.node("edge-1").map(|node| node.phase), Some(NodePhase::Failure));
-    assert_eq!(status.reason, "1 of 1 nodes failed, within failureTolerate 1");
+    assert_eq!(status.reason, "1 of 1 nodes failed, within failureTolerate 1 (NotFound 1)");
     let (kind, message) = tolerant.event("NodeFailed").await?;
     assert_eq!(kind, "Warning");
     ensure!(message.starts_with("edge-1: ") && message.contains(&unknown), "{message}");

@@ -46,7 +46,7 @@ async fn one_of_ten_may_fail_at_a_tenth_and_two_may_not() -> Result<()> {
 
     let one = job("one").on(&fleet.names()[1..]).completes().await?;
     assert_eq!((one.summary.desired, one.summary.failure, one.summary.successful), (10, 1, 9));
-    assert_eq!(one.reason, "1 of 10 nodes failed, within failureTolerate 0.1");
+    assert_eq!(one.reason, "1 of 10 nodes failed, within failureTolerate 0.1 (Unreachable 1)");
     let failed = one.node("sim-1").context("no node")?;
     assert_eq!(
         (failed.phase, failed.reason.as_str()),
@@ -58,7 +58,7 @@ async fn one_of_ten_may_fail_at_a_tenth_and_two_may_not() -> Result<()> {
     assert_eq!((two.summary.desired, two.summary.failure, two.summary.pending), (10, 2, 8));
     assert_eq!(
         two.reason,
-        "2 of 10 nodes failed, more than failureTolerate 0.1 allows; 8 nodes were not started"
+        "2 of 10 nodes failed, more than failureTolerate 0.1 allows; 8 nodes were not started (Unreachable 2)"
     );
     nothing_else_starts(&fleet, pulled + 2).await?;
     let untouched = two.node("sim-2").context("no node")?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use prepull_api::crd::status::ImagePrePullJobStatus;
+use prepull_api::failure::FailureCode;
 use prepull_e2e::prelude::*;
 
 fn skipped(status: &ImagePrePullJobStatus) -> BTreeMap<&str, &str> {
@@ -14,7 +15,7 @@ fn nodes(status: &ImagePrePullJobStatus) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn skipped_nodes_are_listed_with_their_reason_and_not_counted() -> Result<()> {
+async fn skipped_nodes_are_listed_with_their_reason_and_names_without_a_node_count_as_failed() -> Result<()> {
     let registry = Registry::start().await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     stage.cluster.node("cloud-1").ready().create().await?;
@@ -22,13 +23,19 @@ async fn skipped_nodes_are_listed_with_their_reason_and_not_counted() -> Result<
     let reference = registry.seed(&Image::small("selection")?, "team/app:v1")?;
 
     let names = ["ghost", "edge-1", "cloud-1", "edge-1", "edge-2", "ghost"];
-    let job = stage.cluster.job("names").images([&reference]).on(names).tolerate("0").apply().await?;
+    let job = stage.cluster.job("names").images([&reference]).on(names).tolerate("0.5").apply().await?;
     let status = job.completes().await?;
-    assert_eq!(nodes(&status), ["edge-1"], "each once");
-    let reasons = [("cloud-1", "not an edge node"), ("edge-2", "NotReady"), ("ghost", "not found")];
+    assert_eq!(nodes(&status), ["edge-1", "ghost"], "each once");
+    let reasons = [("cloud-1", "not an edge node"), ("edge-2", "NotReady")];
     assert_eq!(skipped(&status), BTreeMap::from(reasons));
-    assert_eq!((status.summary.desired, status.summary.successful, status.summary.skipped), (1, 1, 3));
-    assert_eq!(job.event("Started").await?.1, "1 images on 1 nodes, 3 skipped");
+    let summary = &status.summary;
+    assert_eq!((summary.desired, summary.successful, summary.failure, summary.skipped), (2, 1, 1, 2));
+    assert_eq!(status.node("ghost").and_then(|node| node.code), Some(FailureCode::NodeNotFound));
+    assert_eq!(job.event("Started").await?.1, "1 images on 1 nodes, 2 skipped, 1 not found");
+    let (kind, note) = job.event("NodesSkipped").await?;
+    assert_eq!((kind.as_str(), note.contains("edge-2 (NotReady)")), ("Warning", true), "{note}");
+    let (kind, note) = job.event("NodesMissing").await?;
+    assert_eq!((kind.as_str(), note.contains("ghost")), ("Warning", true), "{note}");
     Ok(())
 }
 

@@ -123,6 +123,7 @@ impl World {
             let nodes = 1 + rng.below(self.edges.len());
             template.node_names = (0..nodes).map(|node| format!("n{node}")).collect();
         }
+        let allow_missing_nodes = template.node_names.len() % 2 == 1;
         let rollout = rng.chance(30).then(|| edits::rollout(rng));
         let image_pre_pull_overriders = if rng.chance(30) { vec![edits::overrider()] } else { Vec::new() };
         ImagePrePullJobSpec {
@@ -133,6 +134,8 @@ impl World {
             rollout,
             retry: if rng.chance(25) { rng.pick(&[1, 2, 3]) } else { 0 },
             follow_nodes: rng.chance(30),
+            // Without a draw, so that the seeds that found something still mean what they did.
+            allow_missing_nodes,
             image_pre_pull_overriders,
         }
     }

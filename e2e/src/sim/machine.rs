@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use edgecore_prepull::tasks::agent::{AgentEvent, Execution, TaskEnd, TaskTerms};
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{
     Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, PullPolicy, TaskId,
     TaskOutcome,
@@ -218,7 +219,7 @@ fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
         digest: outcome.is_on_node().then(|| DIGEST.to_owned()),
         id: None,
         reason: if outcome == ImageOutcome::Failed { FAILED.to_owned() } else { String::new() },
-        code: None,
+        code: (outcome == ImageOutcome::Failed).then_some(FailureCode::Unreachable),
         bytes: None,
         attempts,
     }

@@ -25,7 +25,11 @@ use super::status::ImagePrePullJobStatus;
     printcolumn = r#"{"name":"Desired","type":"integer","jsonPath":".status.summary.desired"}"#,
     printcolumn = r#"{"name":"Successful","type":"integer","jsonPath":".status.summary.successful"}"#,
     printcolumn = r#"{"name":"Failed","type":"integer","jsonPath":".status.summary.failure"}"#,
+    printcolumn = r#"{"name":"Skipped","type":"integer","jsonPath":".status.summary.skipped"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Pending","type":"integer","priority":1,"jsonPath":".status.summary.pending"}"#,
+    printcolumn = r#"{"name":"Running","type":"integer","priority":1,"jsonPath":".status.summary.inProgress"}"#,
+    printcolumn = r#"{"name":"Unknown","type":"integer","priority":1,"jsonPath":".status.summary.unknown"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","priority":1,"jsonPath":".status.reason"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -62,6 +66,10 @@ pub struct ImagePrePullJobSpec {
     /// Whether a node that becomes eligible while the job runs joins it, because it gets the label or is Ready again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub follow_nodes: bool,
+    /// Whether names in nodeNames may be without a Node. If false, each of them counts as a failed node; if true, they are
+    /// skipped.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub allow_missing_nodes: bool,
 }
 
 /// Rollout of a job in waves.
@@ -107,8 +115,9 @@ pub struct ImagePrePullTemplate {
     /// entry for the registry, the image fails: it is never pulled anonymously instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_secrets: Option<String>,
-    /// Nodes by name. Exactly one of nodeNames and labelSelector must be set. Nodes that are unknown, not edge
-    /// nodes, or not Ready are skipped and listed in status.skippedNodes.
+    /// Nodes by name. Exactly one of nodeNames and labelSelector must be set. Nodes that are not edge nodes,
+    /// or not Ready, are skipped and listed in status.skippedNodes. A name without a Node counts as a failed node, unless
+    /// allowMissingNodes is true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_names: Vec<String>,
     /// Nodes by label. Exactly one of nodeNames and labelSelector must be set.

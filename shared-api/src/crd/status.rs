@@ -52,7 +52,7 @@ pub struct ImagePrePullJobStatus {
     /// could follow. Absent if it is longer than 256 KiB.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub started_spec: String,
-    /// Conditions of the types Valid, Progressing, Suspended, Complete and Failed.
+    /// Conditions of the types Valid, Progressing, Suspended, Complete, Failed and Finished.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// Records of at most 200 nodes. Of more nodes, those that need attention are listed, failed ones first. The
@@ -128,7 +128,8 @@ pub struct Summary {
     /// Nodes without a result at their deadline. failureTolerate counts them as failed.
     #[serde(default)]
     pub unknown: u32,
-    /// Nodes that were skipped: not found, not an edge node, or NotReady.
+    /// Nodes that were skipped: not an edge node, NotReady, deleted before their start, or not found with
+    /// allowMissingNodes.
     #[serde(default)]
     pub skipped: u32,
 }

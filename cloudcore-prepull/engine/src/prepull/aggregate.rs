@@ -59,7 +59,7 @@ pub struct Parts<'a> {
 /// One condition, as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// Valid, Progressing, Complete, Failed.
+    /// Valid, Progressing, Suspended, Complete, Failed or Finished.
     pub type_: &'static str,
     /// True or False.
     pub status: bool,
@@ -152,6 +152,9 @@ const COMPLETE: &str = "Complete";
 /// Condition type: whether the job has ended badly.
 pub(crate) const FAILED: &str = "Failed";
 
+/// Condition type: whether the job has ended, either way.
+const FINISHED: &str = "Finished";
+
 /// The conditions of a job. `refusal`: why the spec, or its last change, was not accepted.
 pub fn facts(
     phase: JobPhase,
@@ -200,7 +203,13 @@ pub fn facts(
             ),
         ],
     };
-    [valid, suspension].into_iter().chain(rest).collect()
+    let [_, complete, failed] = &rest;
+    let end = [complete, failed].into_iter().find(|fact| fact.status);
+    let finished = match end {
+        Some(end) => fact(FINISHED, true, end.reason, &end.message),
+        None => fact(FINISHED, false, complete.reason, ""),
+    };
+    [valid, suspension].into_iter().chain(rest).chain([finished]).collect()
 }
 
 /// The nodes of a status: those that need attention first, or all in the job's order if they fit.

@@ -33,6 +33,14 @@ pub struct Selection {
     pub skipped: Vec<SkippedNode>,
 }
 
+impl Selection {
+    /// Takes the names that have no Node out of the skipped ones: they count as failed, unless the job allows them.
+    pub fn take_missing(&mut self) -> Vec<NodeName> {
+        let is_missing = |node: &mut SkippedNode| node.reason == NOT_FOUND;
+        self.skipped.extract_if(.., is_missing).map(|node| NodeName(node.node_name)).collect()
+    }
+}
+
 /// What each node of a job pulls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {

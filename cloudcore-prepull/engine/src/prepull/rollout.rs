@@ -154,6 +154,11 @@ pub enum Verdict {
     NoneLeft,
 }
 
+/// Whether this is the record of a node that did not exist when the job began, and counts as failed.
+pub fn is_missing(record: &NodeStatus) -> bool {
+    record.phase == NodePhase::Failure && record.attempt == 0
+}
+
 /// The nodes of one job.
 #[derive(Clone, Debug)]
 pub struct Rollout {
@@ -181,6 +186,8 @@ pub struct Rollout {
     counts: Summary,
     /// How many nodes are in Failure or Unknown, by code; a code of no node may be there.
     failures: BTreeMap<FailureCode, u32>,
+    /// How many nodes have failed because there is no Node of their name. They take no part in the waves.
+    missing: u32,
     waves: Waves,
     /// Whether the job is over.
     closed: bool,
@@ -209,6 +216,7 @@ impl Rollout {
             offline: 0,
             counts: Summary::default(),
             failures: BTreeMap::new(),
+            missing: 0,
             waves: Waves::default(),
             closed: false,
             touched: Vec::new(),
@@ -225,7 +233,7 @@ impl Rollout {
         self.waves = Waves::resumed(status, self.settings.pause);
         // A wave that has shrunk since, because waiting nodes were deleted, has not ended by that.
         if self.started() > status.nodes {
-            self.waves.catch_up(&self.settings.steps, &self.counts);
+            self.waves.catch_up(&self.settings.steps, &self.present());
         }
     }
 
@@ -345,7 +353,7 @@ impl Rollout {
         let has_new_waves = self.settings.steps != settings.steps;
         self.settings = settings;
         if has_new_waves {
-            self.waves.catch_up(&self.settings.steps, &self.counts);
+            self.waves.catch_up(&self.settings.steps, &self.present());
         }
         self.deadlines.clear();
         for at in 0..self.members.len() {
@@ -353,13 +361,32 @@ impl Rollout {
         }
     }
 
-    /// Whether the job is over, and how. The tolerance holds for the wave that runs.
+    /// The counts without the nodes that do not exist: those of the waves.
+    fn present(&self) -> Summary {
+        let Summary { desired, failure, .. } = self.counts;
+        Summary { desired: desired - self.missing, failure: failure - self.missing, ..self.counts.clone() }
+    }
+
+    /// How many nodes do not exist, and count as failed.
+    pub fn missing(&self) -> u32 {
+        self.missing
+    }
+
+    /// Whether the nodes that do not exist are more than may fail, so that no round can help.
+    pub fn is_lost(&self) -> bool {
+        self.settings.tolerance.exceeded_by(self.missing, self.counts.desired)
+    }
+
+    /// Whether the job is over, and how. The tolerance holds for the wave that runs; nodes that do not exist count against
+    /// that of the whole job.
     pub fn verdict(&self) -> Verdict {
         if self.counts.desired == 0 {
             return Verdict::NoneLeft;
         }
         let bad = self.counts.failure + self.counts.unknown;
-        let exceeded = self.settings.tolerance.exceeded_by(bad, self.wave_size());
+        let tolerance = &self.settings.tolerance;
+        let exceeded = tolerance.exceeded_by(bad - self.missing, self.wave_size())
+            || tolerance.exceeded_by(bad, self.counts.desired);
         match (exceeded, self.counts.in_progress, self.counts.pending) {
             (true, 0, _) => Verdict::Failed,
             (true, _, _) => Verdict::Draining,
@@ -370,13 +397,13 @@ impl Rollout {
 
     /// How many nodes have started, those that have ended included.
     fn started(&self) -> u32 {
-        self.counts.desired - self.counts.pending
+        self.counts.desired - self.counts.pending - self.missing
     }
 
     /// How many nodes the wave that runs has, those of the earlier waves included. More may have started than it would
     /// have now that waiting nodes were deleted.
     fn wave_size(&self) -> u32 {
-        self.waves.limit(&self.settings.steps, self.counts.desired).max(self.started())
+        self.waves.limit(&self.settings.steps, self.present().desired).max(self.started())
     }
 
     /// The nodes in progress that have a session and were sent their task. A task that is still to be sent takes the

@@ -95,6 +95,8 @@ pub struct RunPolicy {
     pub retry: u32,
     /// Whether nodes that become eligible join the running job.
     pub follow_nodes: bool,
+    /// Whether names without a Node are skipped, and do not count as failed.
+    pub allow_missing_nodes: bool,
 }
 
 /// An image of the job, before the overriders.
@@ -204,6 +206,7 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
         rollout,
         retry,
         follow_nodes,
+        allow_missing_nodes,
     } = spec;
     let seconds = |field: &str, value: i64, least: i64| {
         u32::try_from(value)
@@ -245,6 +248,7 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
         pause: seconds("rollout.pauseSeconds", pause_seconds, 0)?,
         retry,
         follow_nodes: *follow_nodes,
+        allow_missing_nodes: *allow_missing_nodes,
     })
 }
 

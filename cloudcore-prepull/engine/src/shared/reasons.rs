@@ -30,6 +30,10 @@ pub const NOT_STARTED: &str = "NotStarted";
 /// Nodes of a job have been offline for too long and count as failed.
 pub const UNRESPONSIVE: &str = "Unresponsive";
 
+/// Nodes that a job asks for are left out.
+pub const NODES_SKIPPED: &str = "NodesSkipped";
+/// Names in nodeNames have no Node, and count as failed.
+pub const NODES_MISSING: &str = "NodesMissing";
 /// A node of a job has failed.
 pub const NODE_FAILED: &str = "NodeFailed";
 /// A node of a job did not report in time.

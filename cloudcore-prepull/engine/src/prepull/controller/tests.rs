@@ -12,6 +12,7 @@ use crate::shared::session::SessionEvent;
 mod course;
 mod edits;
 mod leaving;
+mod left_out;
 mod relabelled;
 mod reports;
 mod rounds;

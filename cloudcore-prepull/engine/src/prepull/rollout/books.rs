@@ -6,7 +6,7 @@ use prepull_api::crd::status::{Action, ActionStatus, NodePhase, NodeStatus, Tris
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
-use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched};
+use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched, is_missing};
 use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
 
@@ -135,7 +135,14 @@ impl Rollout {
         }
         // A record of a version without codes has none.
         let nodes = self.failures.entry(record.code.unwrap_or(FailureCode::Other)).or_default();
-        *nodes = if is_new { *nodes + 1 } else { nodes.saturating_sub(1) };
+        let missing = u32::from(is_missing(record));
+        if is_new {
+            *nodes += 1;
+            self.missing += missing;
+        } else {
+            *nodes -= 1;
+            self.missing -= missing;
+        }
     }
 
     pub(super) fn count(&mut self, phase: NodePhase) -> &mut u32 {

@@ -8,7 +8,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
 use super::waves::Waves;
-use super::{Decision, Rollout, Touched};
+use super::{Decision, Rollout, Touched, is_missing};
 use crate::shared::node_view::NodeView;
 
 impl Rollout {
@@ -42,14 +42,16 @@ impl Rollout {
         }
     }
 
-    /// Begins a further round: the failed, unknown and not started nodes become pending, with a new attempt. Returns how
-    /// many.
-    pub fn begin_round(&mut self) -> usize {
+    /// Begins a further round: the failed, unknown and not started nodes become pending, with a new attempt. Those that
+    /// did not exist at the start, and `remain` missing, stay as they are. Returns how many become pending.
+    pub fn begin_round(&mut self, remain: impl Fn(&NodeName) -> bool) -> usize {
         self.closed = false;
         let mut again = 0;
         for at in self.taken_places() {
             let phase = self.members[at].record.phase;
-            if !matches!(phase, NodePhase::Failure | NodePhase::Unknown | NodePhase::Pending) {
+            if !matches!(phase, NodePhase::Failure | NodePhase::Unknown | NodePhase::Pending)
+                || (is_missing(&self.members[at].record) && remain(&self.name(at)))
+            {
                 continue;
             }
             again += 1;
@@ -66,8 +68,17 @@ impl Rollout {
             }
             self.set(at, NodePhase::Pending, String::new());
         }
-        self.waves = Waves::again(&self.settings.steps, &self.counts);
+        self.waves = Waves::again(&self.settings.steps, &self.present());
         again
+    }
+
+    /// A node that did not exist does now: it waits like any other.
+    pub fn find(&mut self, node: &NodeName) {
+        if let Some(&at) = self.index.get(node)
+            && is_missing(&self.members[at].record)
+        {
+            self.set(at, NodePhase::Pending, String::new());
+        }
     }
 
     /// Closes the rollout: the job is over, and nothing starts any more. Nodes that never started get this reason.

@@ -32,8 +32,9 @@ impl Rollout {
         }
         decisions.extend(self.end_postponements(now));
         if self.verdict() == Verdict::Running {
+            let present = self.present();
             let Settings { steps, pause, .. } = &self.settings;
-            self.waves.advance(steps, *pause, &self.counts, now);
+            self.waves.advance(steps, *pause, &present, now);
         }
         // What the settings, a failure or a deletion forbids by now, and was not recorded yet, has not begun.
         while !self.may_go_on()
@@ -64,13 +65,13 @@ impl Rollout {
 
     /// Whether one more node may start now.
     pub(super) fn may_start(&self) -> bool {
-        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
+        let limit = self.waves.limit(&self.settings.steps, self.present().desired);
         self.may_go_on() && self.slots_taken() < self.settings.concurrency && self.started() < limit
     }
 
     /// Whether so many nodes may be in progress now, and so many may have started.
     fn may_go_on(&self) -> bool {
-        let limit = self.waves.limit(&self.settings.steps, self.counts.desired);
+        let limit = self.waves.limit(&self.settings.steps, self.present().desired);
         !self.settings.hold
             && !self.waves.is_paused()
             && self.verdict() == Verdict::Running

@@ -305,7 +305,7 @@ fn a_node_that_is_tried_again_and_whose_object_is_deleted_stays_a_failure() {
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
     rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1));
-    rollout.begin_round();
+    rollout.begin_round(|_| false);
     assert!(!rollout.remove_node(&node(0)));
     assert_eq!((rollout.summary().unknown, rollout.verdict()), (1, Verdict::Completed));
 }
@@ -408,7 +408,7 @@ fn a_node_without_a_result_says_whether_it_was_there() {
     assert_eq!((code(&rollout, 0), code(&rollout, 1)), (None, Some(FailureCode::NotFound)));
     assert_eq!(counted(&rollout), [(FailureCode::NotFound, 1), (FailureCode::NoResult, 1)]);
     // A further round forgets the causes of the last one.
-    rollout.begin_round();
+    rollout.begin_round(|_| false);
     assert_eq!((counted(&rollout), code(&rollout, 1)), (vec![], None));
 }
 

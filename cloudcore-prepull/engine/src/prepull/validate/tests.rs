@@ -443,6 +443,7 @@ fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
     };
     let all = json!({
         "suspend": true, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "retry": 2, "followNodes": true,
+        "allowMissingNodes": true,
         "rollout": {"steps": ["5%", "25%", "100%"], "pauseSeconds": 10},
     });
     let expected = RunPolicy {
@@ -453,6 +454,7 @@ fn the_course_of_a_job_is_read_and_a_mistake_in_it_is_named() {
         pause: Duration::from_secs(10),
         retry: 2,
         follow_nodes: true,
+        allow_missing_nodes: true,
     };
     assert_eq!(course(all), Ok(expected));
     assert_eq!(course(json!({})), Ok(RunPolicy::default()));

@@ -267,13 +267,14 @@ impl Course {
         is_new
     }
 
-    pub(super) fn end(&mut self, ending: &Ending, now: Timestamp) {
+    /// `causes`: those of the failed nodes, if any.
+    pub(super) fn end(&mut self, ending: &Ending, causes: &str, now: Timestamp) {
         if let Some(times) = &mut self.times {
             times.ended = Some(now);
         }
         self.phase = ending.phase;
         self.failed_as = ending.failed_as();
-        self.reason.clone_from(&ending.note);
+        self.reason = format!("{}{causes}", ending.note);
     }
 
     /// Whether the spec asks for more rounds than have begun.

@@ -1,11 +1,13 @@
 //! The Kubernetes events about one job.
 
-use prepull_api::task::JobUid;
+use prepull_api::crd::status::SkippedNode;
+use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::truncate_reason;
 
 use super::super::{Action, Effects};
 use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::ObjectId;
+use crate::shared::reasons;
 
 /// The most events about single nodes, per job and run of cloudcore: the reports name every node, the events are for a
 /// person who watches, and a fleet that fails as a whole must not flood the API server.
@@ -47,6 +49,26 @@ impl JobEvents {
         }
     }
 
+    /// Warns of the nodes that a job leaves out, and of names that have no Node.
+    pub(super) fn emit_left_out(
+        &self,
+        skipped: &[SkippedNode],
+        missing: &[NodeName],
+        effects: &mut Effects<'_>,
+    ) {
+        if !skipped.is_empty() {
+            let nodes = skipped.iter().map(|node| format!("{} ({})", node.node_name, node.reason));
+            let note = format!("{} nodes are skipped: {}", skipped.len(), some_of(nodes));
+            self.emit_warning(reasons::NODES_SKIPPED, &note, effects);
+        }
+        if !missing.is_empty() {
+            let (count, nodes) = (missing.len(), some_of(missing.iter().map(ToString::to_string)));
+            let remedy = "correct nodeNames, or set allowMissingNodes to skip such names";
+            let note = format!("{count} names have no Node and count as failed: {nodes}; {remedy}");
+            self.emit_warning(reasons::NODES_MISSING, &note, effects);
+        }
+    }
+
     fn emit(&self, warning: bool, reason: &'static str, note: &str, effects: &mut Effects<'_>) {
         effects.emit(Action::Event(ObjectEvent {
             kind: ObjectKind::ImagePrePullJob,
@@ -56,4 +78,15 @@ impl JobEvents {
             note: truncate_reason(note),
         }));
     }
+}
+
+/// As many nodes as a person reads.
+fn some_of(nodes: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 5;
+    let more = nodes.len().saturating_sub(SHOWN);
+    let mut shown: Vec<_> = nodes.take(SHOWN).collect();
+    if more > 0 {
+        shown.push(format!("{more} more"));
+    }
+    shown.join(", ")
 }

@@ -1,7 +1,5 @@
 //! The steps of a job's course: starts, deadlines, waves, its end, further rounds, its deletion.
 
-use std::fmt::Write as _;
-
 use jiff::Timestamp;
 use prepull_api::crd::status::{FailureCount, JobPhase, RolloutStatus};
 use prepull_api::task::{NodeName, TaskId};
@@ -10,7 +8,7 @@ use super::super::parked::{Parked, parks_at};
 use super::super::{Action, Effects, cancel};
 use super::course::{Ending, Outlook};
 use super::{Job, Nodes, note_of};
-use crate::prepull::rollout::{Decision, Verdict};
+use crate::prepull::rollout::{Decision, Rollout, Verdict};
 use crate::shared::reasons;
 use crate::shared::writes::{Deferred, Pace};
 
@@ -93,7 +91,10 @@ impl Job {
     /// `is_late`: no further round may begin. `is_out_of_time`: nodes were stopped by that.
     fn conclude(&mut self, is_late: bool, is_out_of_time: bool, nodes: &Nodes, effects: &mut Effects<'_>) {
         let rollout = self.members.rollout();
-        let (summary, waves) = (rollout.summary(), rollout.waves());
+        let summary = rollout.summary();
+        // Nodes that do not exist belong to no wave.
+        let waves = rollout.waves().filter(|_| rollout.missing() == 0);
+        let causes = causes_of(rollout);
         match self.course.judge(rollout.verdict(), summary, waves.as_ref(), is_out_of_time) {
             Outlook::Running => self.explain_waiting(),
             Outlook::Draining(excess) => {
@@ -103,12 +104,15 @@ impl Job {
                     self.events.emit_warning(reasons::TOLERANCE_EXCEEDED, &note, effects);
                     self.output.touch_status(Pace::Now);
                 }
-                if self.course.explain(excess) {
+                if self.course.explain(format!("{excess}{causes}")) {
                     self.output.touch_status(Pace::Slow);
                 }
             }
             Outlook::Ended(_)
-                if self.course.wants_round() && !is_late && self.members.can_begin_round(nodes) =>
+                if self.course.wants_round()
+                    && !is_late
+                    && !self.members.rollout().is_lost()
+                    && self.members.can_begin_round(nodes) =>
             {
                 self.begin_round(nodes, effects);
             }
@@ -118,14 +122,16 @@ impl Job {
 
     fn end(&mut self, ending: &Ending, effects: &mut Effects<'_>) {
         self.members.rollout_mut().close(ending.why_not_started());
-        self.course.end(ending, effects.now);
-        let summary = self.members.rollout().summary();
+        let rollout = self.members.rollout();
+        self.course.end(ending, &causes_of(rollout), effects.now);
+        let summary = rollout.summary();
         let mut counted = format!(
             "{} successful, {} failed, {} unknown",
             summary.successful, summary.failure, summary.unknown
         );
-        for FailureCount { code, nodes } in self.members.rollout().failures() {
-            _ = write!(counted, "; {code}: {nodes}");
+        let codes = list_codes(&rollout.failures(), usize::MAX);
+        if !codes.is_empty() {
+            counted = format!("{counted}; {codes}");
         }
         let note = if ending.note.is_empty() { counted } else { format!("{} ({counted})", ending.note) };
         if ending.phase == JobPhase::Failure {
@@ -151,6 +157,14 @@ impl Job {
         } else {
             String::new()
         };
+        let failed = summary.failure + summary.unknown;
+        let reason = if failed > 0 {
+            let causes = causes_of(rollout);
+            let separator = if reason.is_empty() { "" } else { "; " };
+            format!("{failed} nodes failed so far{causes}{separator}{reason}")
+        } else {
+            reason
+        };
         if self.course.explain(reason) {
             self.output.touch_status(Pace::Slow);
         }
@@ -158,7 +172,9 @@ impl Job {
 
     /// Begins a further round for the nodes that did not succeed.
     pub(super) fn begin_round(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
-        let again = self.members.rollout_mut().begin_round();
+        let allows_missing = self.course.policy().allow_missing_nodes;
+        let again =
+            self.members.rollout_mut().begin_round(|node| !allows_missing && !nodes.contains_key(node));
         self.members.remove_missing(nodes);
         self.members.refresh_plans(nodes);
         self.course.begin_round();
@@ -201,4 +217,22 @@ impl Job {
             effects.emit(Action::Delete { job, name });
         }
     }
+}
+
+/// The most frequent causes of failures, with their counts; nothing where no node has failed.
+fn list_codes(failures: &[FailureCount], most: usize) -> String {
+    let mut listed: Vec<_> =
+        failures.iter().take(most).map(|FailureCount { code, nodes }| format!("{code} {nodes}")).collect();
+    if failures.len() > most {
+        listed.push("…".to_owned());
+    }
+    listed.join(", ")
+}
+
+/// What the reason of a job ends with: why most of its nodes have failed, where some have.
+fn causes_of(rollout: &Rollout) -> String {
+    /// More are in `status.failuresByCode`.
+    const LISTED: usize = 3;
+    let causes = list_codes(&rollout.failures(), LISTED);
+    if causes.is_empty() { causes } else { format!(" ({causes})") }
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use prepull_api::crd::status::{NodePhase, NodeStatus, SkippedNode};
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskResult};
 use prepull_api::wire::Progress;
 
 use super::super::Dispatch;
 use super::Nodes;
 use crate::prepull::plan::{self, NodePlan};
-use crate::prepull::rollout::{Rollout, Settings};
+use crate::prepull::rollout::{self, Rollout, Settings};
 use crate::prepull::validate::ValidatedJob;
 use crate::shared::node_view::NodeView;
 
@@ -71,6 +72,12 @@ impl Members {
     /// These nodes were left out; `total` may be more than are named.
     pub(super) fn set_skipped(&mut self, skipped: Vec<SkippedNode>, total: u32) {
         (self.skipped, self.skipped_total) = (skipped, total);
+    }
+
+    /// These nodes were left out, and no others.
+    pub(super) fn skip_all(&mut self, skipped: Vec<SkippedNode>) {
+        let total = u32::try_from(skipped.len()).unwrap_or(u32::MAX);
+        self.set_skipped(skipped, total);
     }
 
     pub(super) fn skipped(&self) -> &[SkippedNode] {
@@ -137,12 +144,18 @@ impl Members {
     /// Adds the node if the job chooses it and can plan for it. Returns whether it was added.
     pub(super) fn add_if_chosen(&mut self, node: &NodeView) -> bool {
         let Some(job) = &self.job else { return false };
-        if self.rollout.position(&node.name).is_some() || !plan::chooses(job, node) {
+        let record = self.rollout.record(&node.name);
+        let was_missing = record.is_some_and(rollout::is_missing);
+        if (record.is_some() && !was_missing) || !plan::chooses(job, node) {
             return false;
         }
         // What an overrider makes impossible for this node does not concern the others.
         let Ok(plan) = plan::plan_one(job, node) else { return false };
-        self.rollout.add(fresh_record(&node.name));
+        if was_missing {
+            self.rollout.find(&node.name);
+        } else {
+            self.rollout.add(fresh_record(&node.name));
+        }
         self.plans.insert(node.name.clone(), plan);
         let skipped = self.skipped.len();
         self.skipped.retain(|skipped| skipped.node_name != node.name.0);
@@ -203,6 +216,16 @@ impl Members {
         let there = if attempt > 1 { self.rollout.pulled_images(node) } else { Vec::new() };
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
         Prepared::Dispatch(Dispatch { job, node, attempt, plan, there, remaining })
+    }
+}
+
+/// The record of a name without a Node, which counts as failed.
+pub(super) fn missing_record(node: &NodeName) -> NodeStatus {
+    NodeStatus {
+        phase: NodePhase::Failure,
+        reason: "there is no Node of this name".to_owned(),
+        code: Some(FailureCode::NodeNotFound),
+        ..fresh_record(node)
     }
 }
 

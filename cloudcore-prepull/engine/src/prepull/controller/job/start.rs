@@ -1,6 +1,6 @@
 //! How a job begins, and how it goes on after a restart.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus, Summary};
 
 use super::super::{Effects, JobObject, rest_of};
-use super::members::{fresh_record, plans};
+use super::members::{fresh_record, missing_record, plans};
 use super::stored::StoredRecords;
 use super::{Course, Job, JobEvents, Members, Nodes, Output, SpecState, generation_of, spec, uid_of};
 use crate::prepull::plan;
@@ -62,19 +62,24 @@ impl Job {
             Ok(job) => Arc::new(job),
             Err(refusal) => return self.refuse(reasons::INVALID_SPEC, &refusal.to_string(), effects),
         };
-        let selection = plan::select(&job, nodes);
-        let skipped = u32::try_from(selection.skipped.len()).unwrap_or(u32::MAX);
-        self.members.set_skipped(selection.skipped, skipped);
+        let mut selection = plan::select(&job, nodes);
         let plan = match plan::plan(&job, nodes) {
             Ok(plan) => plan,
             Err(refusal) => {
                 let has_nodes = !selection.eligible.is_empty();
                 let reason = if has_nodes { reasons::INVALID_SPEC } else { reasons::NO_ELIGIBLE_NODES };
+                self.members.skip_all(selection.skipped);
                 return self.refuse(reason, &refusal.to_string(), effects);
             }
         };
-        let records: Vec<_> = plan.nodes.iter().map(|(node, _)| fresh_record(node)).collect();
-        let note = format!("{} images on {} nodes, {skipped} skipped", job.images.len(), records.len());
+        let missing = if job.policy.allow_missing_nodes { Vec::new() } else { selection.take_missing() };
+        let (images, chosen, skipped) = (job.images.len(), plan.nodes.len(), selection.skipped.len());
+        let mut note = format!("{images} images on {chosen} nodes, {skipped} skipped");
+        if !missing.is_empty() {
+            note = format!("{note}, {} not found", missing.len());
+        }
+        let records = plan.nodes.iter().map(|(node, _)| fresh_record(node));
+        let records: Vec<_> = records.chain(missing.iter().map(missing_record)).collect();
         self.course.configure(&job);
         self.course.begin(effects.now);
         self.spec.begin(&object.spec);
@@ -83,6 +88,8 @@ impl Job {
         let rollout = Rollout::new(settings(&job), records);
         self.members.begin(Some(job), plan.nodes.into_iter().collect(), rollout);
         self.events.emit_normal(reasons::STARTED, &note, effects);
+        self.events.emit_left_out(&selection.skipped, &missing, effects);
+        self.members.skip_all(selection.skipped);
         self.output.touch_status(Pace::Now);
     }
 
@@ -119,9 +126,18 @@ impl Job {
             // Reports may not have been made, or were deleted; nodes may have joined meanwhile.
             let may_be_incomplete = status.start_time.is_none() || has_lost_records;
             if may_be_incomplete || job.policy.follow_nodes {
-                let chosen = plan::select(job, nodes).eligible.into_iter();
-                let new = chosen.filter(|node| !stored_nodes.contains(&node.0));
+                let mut chosen = plan::select(job, nodes);
+                // A node that left the job is among the skipped ones.
+                let left: HashSet<_> = status.skipped_nodes.iter().map(|node| &node.node_name).collect();
+                let missing = chosen.take_missing().into_iter();
+                let missing = missing
+                    .filter(|node| !job.policy.allow_missing_nodes && !left.contains(&node.0))
+                    .filter(|node| !stored_nodes.contains(&node.0));
+                let new = chosen.eligible.into_iter().filter(|node| !stored_nodes.contains(&node.0));
                 records.extend(new.map(|node| fresh_record(&node)));
+                if may_be_incomplete {
+                    records.extend(missing.map(|node| missing_record(&node)));
+                }
             }
             plans = self::plans(job, &records, nodes);
         }

@@ -1,0 +1,131 @@
+//! Names without a Node, and what a status says of them and of other failures.
+
+use prepull_api::crd::status::FailureCount;
+use prepull_api::failure::FailureCode;
+
+use super::*;
+
+fn names(names: &[&str]) -> serde_json::Value {
+    json!({"nodeNames": names, "concurrency": 10, "images": ["nginx:1.25"]})
+}
+
+fn missing(world: &World) -> Vec<&str> {
+    let nodes = world.status().node_status.iter();
+    nodes.filter(|node| node.code == Some(FailureCode::NodeNotFound)).map(|n| n.node_name.as_str()).collect()
+}
+
+#[test]
+fn a_name_without_a_node_counts_as_failed_and_the_reason_says_so() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(job(names(&["a", "ghost"]), 1, None));
+    world.pass(1000);
+    // One of two is more than the tolerance allows: nothing is pulled for nothing.
+    assert_eq!(world.dispatched, []);
+    assert_eq!(missing(&world), ["ghost"]);
+    let status = world.status();
+    assert_eq!((status.phase, status.summary.failure, status.summary.desired), (JobPhase::Failure, 1, 2));
+    let reason = "1 of 2 nodes failed, more than failureTolerate 0.1 allows; 1 nodes were not started \
+                  (NodeNotFound 1)";
+    assert_eq!(status.reason, reason);
+    let count = FailureCount { code: FailureCode::NodeNotFound, nodes: 1 };
+    assert_eq!(status.failures_by_code, [count]);
+    assert!(world.events.contains(&"NodesMissing") && !world.events.contains(&"NodesSkipped"));
+}
+
+#[test]
+fn a_name_without_a_node_is_skipped_where_the_job_allows_it() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(with_spec(names(&["a", "ghost"]), json!({"allowMissingNodes": true}), 1, None));
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(1000);
+    let status = world.status();
+    assert_eq!((status.phase, status.summary.skipped, status.summary.desired), (JobPhase::Completed, 1, 1));
+    assert_eq!(status.skipped_nodes[0].node_name, "ghost");
+    assert!(world.events.contains(&"NodesSkipped") && !world.events.contains(&"NodesMissing"));
+}
+
+#[test]
+fn a_missing_node_takes_no_part_in_the_waves_and_no_round_is_made_for_it() {
+    let (mut world, mut nodes) = course::fleet(19);
+    nodes.insert(0, "ghost".to_owned());
+    let spec = json!({"rollout": {"steps": ["1", "100%"]}, "retry": 3});
+    world.give(with_spec(course::template(&nodes), spec, 1, None));
+    assert_eq!(world.taken(), ["n0"]);
+    world.all_end(&["n0".to_owned()], TaskOutcome::Succeeded);
+    let rest = world.taken();
+    assert_eq!(rest.len(), 18);
+    world.all_end(&rest, TaskOutcome::Succeeded);
+    let status = world.status();
+    assert_eq!((status.phase, status.summary.failure, status.retry), (JobPhase::Completed, 1, 0));
+    assert_eq!(status.reason, "1 of 20 nodes failed, within failureTolerate 0.3 (NodeNotFound 1)");
+    assert!(!world.events.contains(&"Retrying"));
+}
+
+#[test]
+fn a_missing_node_is_remembered_over_a_restart_and_tried_in_a_round_once_it_exists() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    let template = |retry: u32| {
+        let template =
+            json!({"nodeNames": ["a", "ghost"], "failureTolerate": "0.5", "images": ["nginx:1.25"]});
+        (template, json!({"retry": retry}))
+    };
+    let (first, spec) = template(0);
+    world.give(with_spec(first, spec, 1, None));
+    world.pass(1000);
+    let stored = world.status().clone();
+    world.boot(&["a"]);
+    let (first, spec) = template(0);
+    world.give(with_spec(first, spec, 1, Some(&stored)));
+    world.up("a", &[(UID, 1, OpenPhase::Running)]);
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(1000);
+    assert_eq!((world.status().phase, missing(&world)), (JobPhase::Completed, vec!["ghost"]));
+    // Somebody makes the Node, and asks for a further round.
+    world.give(Input::Node(edge("ghost")));
+    world.up("ghost", &[]);
+    world.dispatched.clear();
+    let (second, spec) = template(1);
+    let stored = world.status().clone();
+    world.give(with_spec(second, spec, 2, Some(&stored)));
+    world.pass(1000);
+    assert_eq!(world.dispatched, ["ghost".into()]);
+    world.ends("ghost", TaskOutcome::Succeeded);
+    world.pass(1000);
+    assert_eq!((world.status().phase, world.status().summary.successful), (JobPhase::Completed, 2));
+}
+
+#[test]
+fn the_condition_finished_is_true_at_either_end() {
+    for (outcome, phase, reason) in [
+        (TaskOutcome::Succeeded, JobPhase::Completed, "Completed"),
+        (TaskOutcome::Failed, JobPhase::Failure, "ToleranceExceeded"),
+    ] {
+        let mut world = World::new(&["a"]);
+        world.up("a", &[]);
+        world.give(job(names(&["a"]), 1, None));
+        world.pass(1000);
+        assert_eq!(world.condition("Finished"), ("False", "NodesPulling"));
+        world.ends("a", outcome);
+        world.pass(1000);
+        assert_eq!(world.status().phase, phase);
+        assert_eq!(world.condition("Finished"), ("True", reason));
+    }
+}
+
+#[test]
+fn a_running_job_says_why_nodes_have_failed_so_far() {
+    let mut world = World::new(&["a", "b", "c"]);
+    for node in ["a", "b", "c"] {
+        world.up(node, &[]);
+    }
+    let template = json!({"nodeNames": ["a", "b", "c"], "failureTolerate": "1", "concurrency": 3,
+        "images": ["nginx:1.25"]});
+    world.give(job(template, 1, None));
+    world.ends("a", TaskOutcome::Failed);
+    world.ends("b", TaskOutcome::DeadlineExceeded);
+    world.pass(3000);
+    assert_eq!(world.status().reason, "2 nodes failed so far (Timeout 1, Other 1)");
+}
