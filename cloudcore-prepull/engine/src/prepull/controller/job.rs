@@ -39,7 +39,7 @@ mod spec;
 mod start;
 mod stored;
 
-use course::Course;
+use course::{Course, reason_with_refusal};
 use events::JobEvents;
 use members::{Members, Prepared};
 use output::Output;
@@ -331,7 +331,7 @@ impl Job {
         let parts = Parts {
             generation: Some(self.spec.generation()),
             phase: course.phase(),
-            reason: course.reason().to_owned(),
+            reason: reason_with_refusal(course.reason(), self.spec.refusal().filter(|_| course.has_begun())),
             start_time: course.started(),
             completion_time: course.ended(),
             active_since: course.active_since(),

@@ -44,6 +44,8 @@ struct World {
     tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
     dispatched: Vec<NodeName>,
+    /// The secrets of each image of each dispatch.
+    used_secrets: Vec<String>,
     events: Vec<&'static str>,
     writes: usize,
     /// Of each dispatch, the time that was left.
@@ -73,6 +75,7 @@ impl World {
             tried: Vec::new(),
             sent: Vec::new(),
             dispatched: Vec::new(),
+            used_secrets: Vec::new(),
             events: Vec::new(),
             writes: 0,
             remaining: Vec::new(),
@@ -130,6 +133,8 @@ impl World {
                             format!("{} {}", image.pull, secrets.join(","))
                         }));
                         self.images.extend(order.plan.images.iter().map(|image| image.image.clone()));
+                        let secrets = order.plan.images.iter().flat_map(|image| &image.secrets);
+                        self.used_secrets.extend(secrets.map(ToString::to_string));
                         let outcome = if self.dead.as_ref() == Some(&order.node) {
                             DispatchOutcome::Offline
                         } else if let Some(reason) = self.secrets {

@@ -182,7 +182,7 @@ impl Course {
         });
         self.rounds = status.retry + u32::from(has_further_round);
         self.phase = if is_over { status.phase } else { JobPhase::InProgress };
-        self.reason.clone_from(&status.reason);
+        without_refusal(&status.reason).clone_into(&mut self.reason);
         let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);
         self.failed_as = failed.and_then(|condition| unusual_failure(&condition.reason));
     }
@@ -305,4 +305,20 @@ impl Course {
     pub(super) fn note_deletion(&mut self, now: Timestamp) {
         self.delete_again_at = now.checked_add(DELETE_RETRY).ok();
     }
+}
+
+/// What stands in `status.reason` before the refusal of an edit.
+const REFUSED_EDIT: &str = "edit refused: ";
+
+/// What `status.reason` says of a job: its own reason, and why its last edit was refused, if it was.
+pub(super) fn reason_with_refusal(reason: &str, refusal: Option<&str>) -> String {
+    match (reason, refusal) {
+        (_, None) => reason.to_owned(),
+        ("", Some(refusal)) => format!("{REFUSED_EDIT}{refusal}"),
+        (_, Some(refusal)) => format!("{reason}; {REFUSED_EDIT}{refusal}"),
+    }
+}
+
+fn without_refusal(reason: &str) -> &str {
+    reason.split_once(REFUSED_EDIT).map_or(reason, |(before, _)| before.trim_end_matches("; "))
 }

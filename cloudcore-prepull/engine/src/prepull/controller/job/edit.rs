@@ -11,8 +11,7 @@ use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::reasons;
 use crate::shared::writes::Pace;
 
-const CHANGED: &str =
-    "what is pulled, and on which nodes, cannot change once a job has started: create a new job";
+const CHANGED: &str = "what is pulled, and on which nodes, cannot change once a job has started: undo the change, or create a new job";
 const CHANGED_UNSEEN: &str = "the spec was changed, and what the job began with is not known";
 const HELD: &str = "no node starts or is given up until the change is undone";
 
@@ -91,6 +90,7 @@ impl Job {
         }
         self.configure(&job, was_held, effects);
         if is_whole {
+            self.members.take_secrets(&job, nodes);
             self.spec.clear_refusal();
             if let Some(pace) = news {
                 self.output.touch_status(pace);

@@ -117,6 +117,19 @@ impl Members {
         self.job = Some(job);
     }
 
+    /// Takes over the secrets of a job that is equal but for them: for nodes that have not started, and for further rounds.
+    pub(super) fn take_secrets(&mut self, job: &ValidatedJob, nodes: &Nodes) {
+        fn secrets(job: &ValidatedJob) -> impl PartialEq + '_ {
+            (&job.images, &job.overriders, &job.registry_secrets, &job.fallback_secret)
+        }
+        if self.job.as_deref().is_none_or(|now| secrets(now) == secrets(job)) {
+            return;
+        }
+        let waiting = self.rollout.records().filter(|record| record.phase == NodePhase::Pending);
+        self.plans.extend(plans(job, waiting, nodes));
+        self.job = Some(Arc::new(job.clone()));
+    }
+
     /// Plans anew, also for nodes that were gone and are there again.
     pub(super) fn refresh_plans(&mut self, nodes: &Nodes) {
         if let Some(job) = &self.job {

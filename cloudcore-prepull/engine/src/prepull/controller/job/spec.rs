@@ -66,6 +66,9 @@ impl SpecState {
     pub(super) fn restore(&mut self, hash: String, accepted: Option<ImagePrePullJobSpec>) {
         self.hash = hash;
         if let Some(accepted) = accepted {
+            if is_hash_of(&self.hash, &accepted) {
+                self.hash = spec_hash(&accepted);
+            }
             self.accept(accepted);
         }
     }
@@ -96,7 +99,7 @@ impl SpecState {
 
     /// Whether the job may have begun with this spec. It matters where it is not known what is carried out.
     pub(super) fn may_have_begun_with(&self, spec: &ImagePrePullJobSpec) -> bool {
-        self.hash.is_empty() || self.hash == spec_hash(spec)
+        self.hash.is_empty() || is_hash_of(&self.hash, spec)
     }
 
     /// `status.specHash`.
@@ -136,14 +139,14 @@ pub(super) fn accepted_before(
     let Ok(mut stored) = serde_json::from_str::<ImagePrePullJobSpec>(&status.started_spec) else {
         // Too long, or written by version 0.1, which stored it only where the spec had become another one.
         let begun_with =
-            |spec: &&ImagePrePullJobSpec| status.spec_hash.is_empty() || status.spec_hash == spec_hash(spec);
+            |spec: &&ImagePrePullJobSpec| status.spec_hash.is_empty() || is_hash_of(&status.spec_hash, spec);
         return spec.filter(begun_with).map(|spec| as_before(spec.clone(), status, is_seen));
     };
     if stored.image_pre_pull_template.label_selector.is_none() {
         let template = &mut stored.image_pre_pull_template;
         template.node_names =
             spec.map(|spec| spec.image_pre_pull_template.node_names.clone()).unwrap_or_default();
-        if status.spec_hash != spec_hash(&stored) {
+        if !is_hash_of(&status.spec_hash, &stored) {
             // The names were edited, or cannot be read.
             let skipped = status.skipped_nodes.iter().map(|skipped| skipped.node_name.clone());
             stored.image_pre_pull_template.node_names = nodes.chain(skipped).collect();
@@ -174,9 +177,30 @@ fn as_before(
     spec
 }
 
-/// A hash of what must not change once a job has begun, the names of nodes included. A field that is not set is not in the
-/// hash, so that a later version with more fields computes the same.
+/// Whether this is the hash of the spec, made by this version or by 0.1, which counted the secrets among what must not
+/// change.
+fn is_hash_of(hash: &str, spec: &ImagePrePullJobSpec) -> bool {
+    hash == spec_hash(spec) || hash == hash_of(&fixed_part(spec))
+}
+
+/// A hash of what must not change once a job has begun, the names of nodes included.
 fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
+    let mut fixed = fixed_part(spec);
+    let template = &mut fixed.image_pre_pull_template;
+    template.registry_secrets.clear();
+    template.image_secrets = None;
+    template.image_sources.iter_mut().for_each(|source| source.image_secret = None);
+    let overriders = &mut fixed.image_pre_pull_overriders;
+    overriders.retain_mut(|entry| {
+        let overriders = &mut entry.image_pre_pull_overrider.overriders;
+        overriders.secret_overriders.clear();
+        !overriders.image_overriders.is_empty()
+    });
+    hash_of(&fixed)
+}
+
+/// What cannot change once a job has begun, and the secrets.
+fn fixed_part(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
     let mut fixed = ImagePrePullJobSpec {
         image_pre_pull_template: spec.image_pre_pull_template.clone(),
         image_pre_pull_overriders: spec.image_pre_pull_overriders.clone(),
@@ -186,8 +210,13 @@ fn spec_hash(spec: &ImagePrePullJobSpec) -> String {
     template.concurrency = 0;
     template.timeout_seconds = 0;
     template.failure_tolerate.clear();
+    fixed
+}
+
+/// A field that is not set is not in the hash, so that a later version with more fields computes the same.
+fn hash_of(spec: &ImagePrePullJobSpec) -> String {
     // Maps are sorted, and a spec always serialises.
-    let json = serde_json::to_vec(&fixed).unwrap_or_default();
+    let json = serde_json::to_vec(spec).unwrap_or_default();
     // Half of the digest tells any two specs apart that nobody made for the purpose.
     enroll::hex(digest(&SHA256, &json).as_ref().get(..16).unwrap_or_default())
 }

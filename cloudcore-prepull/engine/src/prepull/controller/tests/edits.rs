@@ -233,3 +233,70 @@ fn the_copy_of_the_spec_in_the_status_holds_no_names_of_nodes() {
         assert_eq!(world.taken().len(), usize::from(goes_on));
     }
 }
+
+/// A job whose images need a secret of this name.
+fn with_secret(retry: u32, secret: &str, image: &str) -> (serde_json::Value, serde_json::Value) {
+    let overrider = json!({"imagePrePullOverrider": {"nodeLabel": "gpu", "overriders":
+        {"secretOverriders": [{"component": "SecretName", "operator": "replace", "value": secret}]}}});
+    let template = json!({"nodeNames": ["a", "b"], "failureTolerate": "0.5", "images": [image],
+        "imageSecrets": format!("default/{secret}")});
+    (template, json!({"retry": retry, "imagePrePullOverriders": [overrider]}))
+}
+
+#[test]
+fn a_secret_may_be_corrected_and_a_further_round_uses_it() {
+    let mut world = World::new(&["a", "b"]);
+    for node in ["a", "b"] {
+        world.up(node, &[]);
+    }
+    let (template, spec) = with_secret(0, "wrong", "nginx:1.25");
+    world.give(with_spec(template, spec, 1, None));
+    world.pass(1000);
+    // Also a node that starts after the edit uses it.
+    let (template, spec) = with_secret(0, "better", "nginx:1.25");
+    world.give(with_spec(template, spec, 2, None));
+    world.pass(1000);
+    assert_eq!(world.condition("Valid").0, "True");
+    world.ends("a", TaskOutcome::Failed);
+    world.ends("b", TaskOutcome::Succeeded);
+    world.pass(1000);
+    assert_eq!(world.status().phase, JobPhase::Completed);
+    assert_eq!(world.used_secrets, ["default/wrong", "default/better"]);
+    let (template, spec) = with_secret(1, "right", "nginx:1.25");
+    let stored = world.status().clone();
+    world.restart(&["a".to_owned(), "b".to_owned()]);
+    for node in ["a", "b"] {
+        world.up(node, &[]);
+    }
+    world.give(with_spec(template, spec, 3, Some(&stored)));
+    world.pass(1000);
+    assert_eq!((world.condition("Valid").0, world.status().retry), ("True", 1));
+    assert_eq!(world.taken(), ["a"]);
+    assert_eq!(world.used_secrets.last().map(String::as_str), Some("default/right"));
+}
+
+#[test]
+fn the_reason_says_that_an_edit_was_refused_until_it_is_undone_whoever_leads() {
+    let mut world = World::new(&["a", "b"]);
+    world.up("a", &[]);
+    let (template, spec) = with_secret(0, "s", "nginx:1.25");
+    world.give(with_spec(template.clone(), spec.clone(), 1, None));
+    world.ends("a", TaskOutcome::Failed);
+    world.pass(1000);
+    let own = world.status().reason.clone();
+    assert!(!own.is_empty() && !own.contains("edit refused"), "{own}");
+    let (edited, _) = with_secret(0, "s", "redis:7");
+    world.give(with_spec(edited.clone(), spec.clone(), 2, None));
+    world.pass(1000);
+    let refused = world.status().reason.clone();
+    assert!(refused.starts_with(&format!("{own}; edit refused: what is pulled")), "{refused}");
+    let stored = world.status().clone();
+    world.restart(&["a".to_owned(), "b".to_owned()]);
+    world.give(with_spec(edited, spec.clone(), 2, Some(&stored)));
+    world.up("a", &[]);
+    world.pass(5000);
+    assert_eq!(world.status().reason.matches("edit refused").count(), 1, "{}", world.status().reason);
+    world.give(with_spec(template, spec, 3, None));
+    world.pass(1000);
+    assert!(!world.status().reason.contains("edit refused"), "{}", world.status().reason);
+}
