@@ -20,8 +20,8 @@ pub(super) struct Edit {
     /// What is carried out from now on.
     pub(super) spec: ImagePrePullJobSpec,
     job: ValidatedJob,
-    /// Whether that is what the spec says.
-    is_whole: bool,
+    /// Why it is not all that the spec says, if it is not.
+    refusal: Option<String>,
 }
 
 impl Job {
@@ -62,26 +62,33 @@ impl Job {
 
     pub(super) fn read_edit(&self, object: &JobObject) -> Result<Edit, String> {
         let object = object.as_ref().map_err(|unreadable| unreadable.error.clone())?;
-        let is_whole = self.spec.may_have_begun_with(&object.spec);
-        let spec = match self.spec.accepted() {
-            _ if is_whole => object.spec.clone(),
-            None => return Err(CHANGED_UNSEEN.to_owned()),
-            Some(accepted) => {
-                let mut spec = spec::merged(accepted, &object.spec);
-                if self.is_over() {
-                    // A further round has to wait until the whole spec can be followed.
-                    spec.retry = accepted.retry;
-                }
-                spec
-            }
+        let validated = |spec| {
+            let job = ImagePrePullJob { metadata: object.metadata.clone(), spec, status: None };
+            validate::validate(&job).map(|valid| (job.spec, valid)).map_err(|refusal| refusal.to_string())
         };
-        let job = ImagePrePullJob { metadata: object.metadata.clone(), spec, status: None };
-        let validated = validate::validate(&job).map_err(|refusal| refusal.to_string())?;
-        Ok(Edit { spec: job.spec, job: validated, is_whole })
+        let refusal = if self.spec.may_have_begun_with(&object.spec) {
+            match validated(object.spec.clone()) {
+                Ok((spec, job)) => return Ok(Edit { spec, job, refusal: None }),
+                Err(refusal) => refusal,
+            }
+        } else {
+            CHANGED.to_owned()
+        };
+        let Some(accepted) = self.spec.accepted() else {
+            return Err(if refusal == CHANGED { CHANGED_UNSEEN.to_owned() } else { refusal });
+        };
+        // What can be followed is: a job is suspended although its secrets make no sense.
+        let mut spec = spec::merged(accepted, &object.spec);
+        if self.is_over() {
+            // A further round has to wait until the whole spec can be followed.
+            spec.retry = accepted.retry;
+        }
+        let (spec, job) = validated(spec)?;
+        Ok(Edit { spec, job, refusal: Some(refusal) })
     }
 
     fn take_edit(&mut self, edit: Edit, news: Option<Pace>, nodes: &Nodes, effects: &mut Effects<'_>) {
-        let Edit { spec, job, is_whole } = edit;
+        let Edit { spec, job, refusal } = edit;
         let is_asked_again = self.asks_for_round(&spec);
         let was_held = self.is_held();
         self.spec.accept(spec);
@@ -89,14 +96,14 @@ impl Job {
             self.members.replan(Arc::new(job.clone()), nodes);
         }
         self.configure(&job, was_held, effects);
-        if is_whole {
+        if let Some(refusal) = refusal {
+            self.refuse_edit(&refusal, news, effects);
+        } else {
             self.members.take_secrets(&job, nodes);
             self.spec.clear_refusal();
             if let Some(pace) = news {
                 self.output.touch_status(pace);
             }
-        } else {
-            self.refuse_edit(CHANGED, news, effects);
         }
         if is_asked_again {
             self.start_requested_round(job, nodes, effects);
