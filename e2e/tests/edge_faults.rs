@@ -95,7 +95,7 @@ async fn a_node_that_can_write_nothing_still_tells_how_its_task_ended() -> Resul
     site.link_carries(MIB).await?;
     node.accepts_a_task().await?;
 
-    let full = std::fs::write(tasks.join("filler"), [0; 128 * 1024]);
+    let full = std::fs::write(tasks.join("filler"), vec![0; 128 * 1024]);
     ensure!(full.is_err(), "the disk has room");
     job.completes().await?;
     ensure!(node.agent_log().contains("No space left on device"), "the result was stored");
