@@ -258,14 +258,14 @@ async fn only_changes_of_mutable_fields_take_effect() -> Result<()> {
     }
     // A change while no cloudcore runs is refused as well, and the job goes on with what it began with.
     cloud.kill9()?;
-    job.patch_spec(json!({"imagePrePullTemplate": {"images": ["harbor.example/other:v1"], "concurrency": 6}})).await?;
+    job.patch_spec(
+        json!({"imagePrePullTemplate": {"images": ["harbor.example/other:v1"], "concurrency": 6}}),
+    )
+    .await?;
     cloud.restart().await?;
     job.until("it is refused", |status| valid(status).is_some_and(|(status, _)| status == "False")).await?;
     let status = job.completes().await?;
-    ensure!(
-        valid(&status).is_some_and(|(_, message)| message.contains("create a new job")),
-        "{status:?}"
-    );
+    ensure!(valid(&status).is_some_and(|(_, message)| message.contains("create a new job")), "{status:?}");
     ensure!(status.node_status.iter().all(|node| node.image_status[0].image == IMAGE), "{status:?}");
     assert_eq!((fleet.pulls(), fleet.pulled_twice()), (6, 0));
     Ok(())
