@@ -14,7 +14,7 @@ use prepull_api::credentials::RegistryPattern;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{NodeName, PullPolicy};
 use prepull_api::wire::Key;
-use prepull_engine::prepull::plan::{Plan, PlannedImage, SecretLookup, plan, resolve_key};
+use prepull_engine::prepull::plan::{Plan, PlannedImage, SecretLookup, is_missing, plan, resolve_key};
 use prepull_engine::prepull::validate::{ValidatedJob, validate};
 use prepull_engine::shared::node_view::NodeView;
 use serde::Serialize;
@@ -144,7 +144,8 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
     Ok(())
 }
 
-/// Overriders that match none of the nodes, and registry secrets that match none of the images: perhaps misspelt.
+/// Overriders that match none of the nodes, registry secrets that match none of the images, and names without a Node:
+/// perhaps misspelt.
 fn find_warnings(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>, plan: &Plan) -> Vec<String> {
     let chosen: Vec<&NodeView> = plan.nodes.iter().filter_map(|(name, _)| nodes.get(name)).collect();
     let mut warnings = Vec::new();
@@ -165,6 +166,15 @@ fn find_warnings(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>, plan:
                 "spec.imagePrePullTemplate.registrySecrets[{index}] serves no image: none is at {pattern}"
             ));
         }
+    }
+    let missing = plan.skipped.iter().filter(|node| !job.policy.allow_missing_nodes && is_missing(node));
+    let missing: Vec<_> = missing.map(|node| node.node_name.as_str()).collect();
+    if let Some(first) = missing.first() {
+        warnings.push(format!(
+            "spec.imagePrePullTemplate.nodeNames: {} names have no Node and would count as failed, such as {first}: \
+             correct them, or set spec.allowMissingNodes",
+            missing.len()
+        ));
     }
     warnings
 }

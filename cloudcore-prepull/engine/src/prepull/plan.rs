@@ -36,9 +36,13 @@ pub struct Selection {
 impl Selection {
     /// Takes the names that have no Node out of the skipped ones: they count as failed, unless the job allows them.
     pub fn take_missing(&mut self) -> Vec<NodeName> {
-        let is_missing = |node: &mut SkippedNode| node.reason == NOT_FOUND;
-        self.skipped.extract_if(.., is_missing).map(|node| NodeName(node.node_name)).collect()
+        self.skipped.extract_if(.., |node| is_missing(node)).map(|node| NodeName(node.node_name)).collect()
     }
+}
+
+/// Whether there is no Node of this name.
+pub fn is_missing(node: &SkippedNode) -> bool {
+    node.reason == NOT_FOUND
 }
 
 /// What each node of a job pulls.

@@ -268,6 +268,18 @@ async fn what_the_job_says_without_any_effect_is_a_warning() {
 }
 
 #[tokio::test]
+async fn names_without_a_node_are_a_warning_unless_the_job_allows_them() {
+    let job = JOB.replace("[edge-1, cloud-1, edge-2]", "[edge-1, egde-2, edge-3]");
+    let json: Value = serde_json::from_str(&plan_of(&job, NODES, None, Output::Json).await.unwrap()).unwrap();
+    let warning = "spec.imagePrePullTemplate.nodeNames: 2 names have no Node and would count as failed, such as egde-2: \
+                   correct them, or set spec.allowMissingNodes";
+    assert_eq!(json["warnings"], json!([warning]));
+    let job = job.replace("spec:\n", "spec:\n  allowMissingNodes: true\n");
+    let json: Value = serde_json::from_str(&plan_of(&job, NODES, None, Output::Json).await.unwrap()).unwrap();
+    assert_eq!(json["warnings"], json!([]));
+}
+
+#[tokio::test]
 async fn an_unknown_field_is_an_error_with_the_field_that_was_meant() {
     let template = |line: &str| JOB.replace("    nodeNames:", &format!("    {line}\n    nodeNames:"));
     for (job, message) in [
