@@ -34,6 +34,21 @@ pub(crate) fn follow(beginning: &ImagePrePullJobSpec, edited: &ImagePrePullJobSp
     spec
 }
 
+/// The spec without its secrets, which may change at any time.
+fn without_secrets(spec: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
+    let mut spec = spec.clone();
+    let template = &mut spec.image_pre_pull_template;
+    template.image_secrets = None;
+    template.registry_secrets.clear();
+    template.image_sources.iter_mut().for_each(|source| source.image_secret = None);
+    spec.image_pre_pull_overriders.retain_mut(|entry| {
+        let overriders = &mut entry.image_pre_pull_overrider.overriders;
+        overriders.secret_overriders.clear();
+        !overriders.image_overriders.is_empty()
+    });
+    spec
+}
+
 impl Check {
     /// The controller is told of a job. `spec`: none where it cannot be read. `loaded`: the status in the API server,
     /// where the controller knows nothing else of the job. Returns whether the generation is new.
@@ -59,8 +74,14 @@ impl Check {
         };
         let before = before.and_then(|before| before.accepted.clone());
         let edited = spec.and_then(|spec| match self.beginnings.get(job) {
+            Some(beginning)
+                if without_secrets(&follow(beginning, &spec)) == without_secrets(&spec)
+                    && is_valid(&spec) =>
+            {
+                Some(spec)
+            }
             Some(beginning) => {
-                let mut followed = follow(beginning, &spec);
+                let mut followed = follow(before.as_ref().unwrap_or(beginning), &spec);
                 // A further round has to wait until the whole spec can be followed.
                 if followed != spec && self.ended.contains(job) {
                     followed.retry = before.as_ref().map_or(followed.retry, |before| before.retry);
