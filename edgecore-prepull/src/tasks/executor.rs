@@ -1,6 +1,6 @@
 //! Execution of one task: the checks, then the images, a few at a time over the whole node.
 //!
-//! - An image that waits between two attempts holds no permit to pull.
+//! - An image that waits between two attempts, or to be on the disk, holds no permit to pull.
 //! - A task asks for no more permits than the node has, so that a long task does not starve a short one.
 //! - The deadline is enforced here, by the monotonic clock. Pulls that run then are dropped, which stops them in the
 //!   runtime as well.
@@ -8,6 +8,7 @@
 mod board;
 mod conclusion;
 mod control;
+mod flushes;
 mod image;
 mod leftovers;
 mod locks;

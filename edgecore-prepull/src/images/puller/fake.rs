@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub(crate) filesystem_errors: Vec<ErrorClass>,
     /// How often what was pulled has been flushed to the disk.
     pub(crate) flushed: usize,
+    /// How long a flush takes.
+    pub(crate) flush_takes: Duration,
     /// Questions about the version that will still find the runtime down.
     pub(crate) outages: usize,
     /// Free percent of the file system.
@@ -150,6 +152,8 @@ impl Puller for Fake {
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
+        let takes = self.state.lock().unwrap().flush_takes;
+        sleep(takes).await;
         self.state.lock().unwrap().flushed += 1;
     }
 

@@ -13,6 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::board::ImageBoard;
 use super::control::{TaskControl, current_key};
+use super::flushes::Flushes;
 use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
@@ -40,6 +41,7 @@ pub(super) struct ImagePulls<P> {
     /// One permit per pull that may run on the node.
     node_permits: Semaphore,
     locks: ReferenceLocks,
+    flushes: Flushes,
     pub(super) wanted: Wanted,
     /// Whether unfinished pulls may have left something in the runtime, also such from before a restart.
     leftovers: AtomicBool,
@@ -66,6 +68,7 @@ impl<P: Puller> ImagePulls<P> {
             parallel,
             node_permits: Semaphore::new(parallel),
             locks: ReferenceLocks::default(),
+            flushes: Flushes::default(),
             wanted: Wanted::default(),
             leftovers: AtomicBool::new(true),
         }
@@ -169,8 +172,8 @@ impl<P: Puller> ImagePulls<P> {
         // The lock comes first: an image that waits for another pull of the same reference must not hold a permit that
         // a different image could use.
         let mut recent = self.locks.lock(&image.reference).await;
-        let _of_task = acquire(&context.task_permits).await;
-        let _of_node = acquire(&self.node_permits).await;
+        let of_task = acquire(&context.task_permits).await;
+        let of_node = acquire(&self.node_permits).await;
 
         let key = current_key(&context.control, index);
         match image.policy {
@@ -208,8 +211,10 @@ impl<P: Puller> ImagePulls<P> {
         let pull = pull_with_key(&*self.puller, &self.providers, image, &key, &asking, &progress);
         match within(image.timeout, &asking, pull).await {
             Ok(pulled) => {
+                // The disk of this image, and the link for the next one.
+                drop((of_task, of_node));
                 // Before anybody learns of it: what is reported as pulled must outlive a power cut.
-                self.puller.flush().await;
+                self.flushes.cover(self.puller.flush()).await;
                 *recent = Some(RecentPull::new(&key, &pulled));
                 Ok(just_pulled(pulled))
             }

@@ -327,6 +327,20 @@ async fn an_image_counts_as_pulled_only_when_it_is_on_the_disk() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_image_is_pulled_while_the_one_before_goes_to_the_disk() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().flush_takes = Duration::from_secs(60);
+    let executor = Arc::new(Executor::new(fake.clone(), NonZeroUsize::MIN, Limits::default()));
+    let begun = Instant::now();
+    let end = run_on(&executor, execution(["a", "b", "c", "d"].map(always).into())).await;
+    assert_eq!(outcomes(&end), [New; 4]);
+    // The first image takes a second and a flush, in which the others are pulled; they share the next flush.
+    assert_eq!(begun.elapsed().as_secs(), 121);
+    let state = fake.state.lock().unwrap();
+    assert_eq!((state.most, state.flushed), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_reference_is_pulled_once_over_all_tasks() {
     for policy in [PullPolicy::Always, PullPolicy::IfNotPresent] {
         let fake = Fake::new();
