@@ -1,9 +1,12 @@
-//! cloudcore killed repeatedly, at random moments, in the middle of a job with waves, retries and failures.
+//! cloudcore killed repeatedly, in the middle of a job with waves, retries and failures: at random moments, and at each
+//! step.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_e2e::prelude::*;
+use serde_json::json;
 
 const EDGES: u32 = 64;
 const IMAGES: [&str; 2] = ["harbor.example/a:v1", "harbor.example/b:v1"];
@@ -74,4 +77,88 @@ async fn a_job_survives_ten_kills_of_the_cloud_at_random_moments() -> Result<()>
     let attempts: u64 = nodes.iter().map(|node| u64::from(node.attempt)).sum();
     assert_eq!((nodes.len(), attempts), (EDGES as usize, tally.tasks));
     Ok(())
+}
+
+/// Whether the API server has the last change of the spec as one that was refused.
+fn is_refused(status: &ImagePrePullJobStatus) -> bool {
+    status.conditions.iter().any(|known| known.type_ == "Valid" && known.status == "False")
+}
+
+#[tokio::test]
+async fn a_job_goes_on_whatever_step_its_cloud_is_killed_at() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 8)
+        .behaves(Behaviour {
+            pull: PullTime::Between(Duration::from_millis(700), Duration::from_millis(1300)),
+            redial_within: Some(Duration::from_millis(500)),
+            ..Behaviour::default()
+        })
+        .the_first_fail(1)
+        .await?;
+    let job = cluster.job("stepwise").images(IMAGES).on(fleet.names()).concurrency(3).tolerate("0.5");
+    let job = job.waves(&["25%", "100%"], 2).spec(|spec| spec.active_deadline_seconds = Some(600));
+    let job = job.apply().await?;
+
+    let wave = |status: &ImagePrePullJobStatus| status.rollout.as_ref().map_or(0, |rollout| rollout.step);
+    let begun = job.until("it has begun", |status| status.start_time.is_some()).await?.start_time;
+    cloud.restart().await?;
+    job.until("the first wave runs", |status| wave(status) == 1 && status.summary.in_progress > 0).await?;
+    cloud.restart().await?;
+    job.until("the first wave is over", |status| {
+        status.rollout.as_ref().is_some_and(|rollout| rollout.paused_until.is_some())
+    })
+    .await?;
+    cloud.restart().await?;
+    job.until("the second wave runs", |status| wave(status) == 2 && status.summary.in_progress == 3).await?;
+    // Refused, but for the field that may change; by the next cloudcore, which has not seen what was there before.
+    cloud.kill9()?;
+    let edit = json!({"images": ["harbor.example/other:v1"], "concurrency": 2});
+    job.patch_spec(json!({"imagePrePullTemplate": edit})).await?;
+    cloud.restart().await?;
+    job.until("the change is refused", is_refused).await?;
+    cloud.restart().await?;
+    let first = job.completes().await?;
+    ensure!(is_refused(&first), "{:?}", first.conditions);
+    assert_eq!((first.start_time.as_ref(), first.retry), (begun.as_ref(), 0));
+    assert_eq!((first.summary.successful, first.summary.failure), (7, 1), "{:?}", first.summary);
+    assert_eq!((fleet.tally().tasks, fleet.pulled_twice()), (8, 0));
+
+    // What has ended stays as it is, and the round that follows is begun once.
+    cloud.restart().await?;
+    fleet.all_connected().await?;
+    let undone = json!({"images": IMAGES, "concurrency": 2});
+    job.patch_spec(json!({"imagePrePullTemplate": undone, "retry": 1})).await?;
+    job.until("the second round runs", |status| status.retry == 1 && status.summary.in_progress > 0).await?;
+    cloud.restart().await?;
+    let ended = |status: &ImagePrePullJobStatus| status.retry == 1 && status.completion_time.is_some();
+    let second = job.until("the second round is over", ended).await?;
+    assert_eq!((second.start_time.as_ref(), second.phase), (begun.as_ref(), JobPhase::Completed));
+    assert_eq!((second.summary.successful, second.summary.failure), (7, 1), "{:?}", second.summary);
+    cloud.restart().await?;
+    fleet.all_connected().await?;
+    fleet.all_acknowledged().await?;
+    let after = job.status().await?;
+    assert_eq!((after.completion_time, after.retry), (second.completion_time, 1));
+    let tally = fleet.tally();
+    assert_eq!((tally.tasks, tally.pulled_twice, tally.most_at_once), (9, 0, 3), "{tally:?}");
+    assert_eq!((tally.open, tally.running), (0, 0), "{tally:?}");
+
+    // A deadline that passes while no cloudcore runs ends the job all the same, once.
+    let late = cluster.job("late").images(["harbor.example/late:v1"]).on(&fleet.names()[1..]).concurrency(1);
+    let late = late.spec(|spec| spec.active_deadline_seconds = Some(4)).apply().await?;
+    let started = late.until("it runs", |status| status.summary.in_progress == 1).await?.start_time;
+    cloud.kill9()?;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    cloud.restart().await?;
+    let failed = late.fails().await?;
+    ensure!(failed.reason.starts_with("activeDeadlineSeconds (4) is over"), "{}", failed.reason);
+    cloud.restart().await?;
+    late.patch_spec(json!({"activeDeadlineSeconds": 600, "retry": 1})).await?;
+    let retried = late.until("it is tried again", |status| status.retry == 1).await?;
+    cloud.restart().await?;
+    let ended = late.until("it is over", |status| status.phase == JobPhase::Completed).await?;
+    assert_eq!((retried.start_time, ended.start_time.as_ref()), (started.clone(), started.as_ref()));
+    assert_eq!((ended.summary.successful, fleet.pulled_twice()), (7, 0));
+    fleet.all_acknowledged().await
 }
