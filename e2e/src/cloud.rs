@@ -58,7 +58,8 @@ pub struct Start<'a> {
     kubeconfig: PathBuf,
     name: String,
     arguments: Vec<OsString>,
-    replica: bool,
+    /// Flags of the leader election, if there is one.
+    election: Option<&'static [&'static str]>,
     standby: bool,
     space: Option<Space>,
 }
@@ -74,7 +75,7 @@ impl Cloud {
             name: PROGRAM.to_owned(),
             arguments: Vec::new(),
             space: None,
-            replica: false,
+            election: None,
             standby: false,
         }
     }
@@ -294,7 +295,7 @@ impl Start<'_> {
     /// Runs the cloud with leader election, with times that replace a leader that hangs within seconds.
     #[must_use]
     pub fn replica(mut self) -> Self {
-        self.replica = true;
+        self.election = Some(&ELECTION);
         self
     }
 
@@ -303,6 +304,13 @@ impl Start<'_> {
     pub fn standby(mut self) -> Self {
         self.standby = true;
         self.replica()
+    }
+
+    /// Elects the leader with the times that the program has by default, which a busy machine keeps.
+    #[must_use]
+    pub fn default_election_times(mut self) -> Self {
+        self.election = Some(&[]);
+        self
     }
 
     /// Sets the kubeconfig.
@@ -322,10 +330,9 @@ impl Start<'_> {
     async fn start(self) -> Result<Cloud> {
         let place = Arc::clone(self.cluster.place());
         let mut arguments = self.arguments;
-        if self.replica {
-            arguments.extend(ELECTION.map(Into::into));
-        } else {
-            arguments.push("--leader-elect=false".into());
+        match self.election {
+            Some(times) => arguments.extend(times.iter().map(Into::into)),
+            None => arguments.push("--leader-elect=false".into()),
         }
         // `make test` plays every recording again, and looks for credentials in it.
         if std::env::var_os("PREPULL_E2E_RECORD").is_some() {

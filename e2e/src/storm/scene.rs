@@ -86,10 +86,11 @@ impl Scene {
         let api = ApiProxy::start(&cluster, seed)?;
         diary.note("two replicas of cloudcore-prepull, and a front before them");
         let flags = ["--heartbeat", "2s"];
-        let mut first = Cloud::with_kruise(&cluster).through(&api).standby().args(&flags).await?;
+        let replica =
+            || Cloud::with_kruise(&cluster).through(&api).standby().default_election_times().args(&flags);
+        let mut first = replica().await?;
         first.leads(Duration::from_secs(60)).await?;
-        let second = Cloud::with_kruise(&cluster).through(&api).standby().args(&flags);
-        let mut second = second.named("cloudcore-prepull-2").await?;
+        let mut second = replica().named("cloudcore-prepull-2").await?;
         let front = Front::of(&[first.backend(), second.backend()])?;
         first.behind(&front);
         second.behind(&front);

@@ -83,8 +83,10 @@ impl Trouble {
             Self::AgentDead(_) => (0, 10),
             Self::EtcdDead => (1, 8),
             Self::ApiFrozen | Self::RuntimeFrozen(_) | Self::AgentFrozen(_) => (1, 12),
-            // A cloud's are longer than a Lease, at times; after a boot the runtime comes late.
-            Self::CloudFrozen(_) | Self::RuntimeDead(_) | Self::MachineOff(_) => (1, 15),
+            // Longer than a Lease, at times.
+            Self::CloudFrozen(_) => (1, 25),
+            // After a boot the runtime comes late.
+            Self::RuntimeDead(_) | Self::MachineOff(_) => (1, 15),
             Self::ApiFaults | Self::RegistryDown(_) | Self::RegistryFrozen(_) => (3, 20),
             Self::LinkFrozen(_) | Self::LinkRefused(_) | Self::LinkSlow(_) | Self::DiskFull => (3, 30),
             Self::RegistrySlow(_) => (10, 40),
