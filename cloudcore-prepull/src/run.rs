@@ -21,6 +21,7 @@ use prepull_engine::engine::Engine;
 use prepull_engine::prepull::controller;
 use prepull_program::errors::with_causes;
 use prepull_program::log::{self, LogFormat};
+use prepull_program::process;
 use prepull_program::signals::wait_for_termination;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -56,11 +57,18 @@ use vital::Vital;
 /// Inputs that wait for the engine. It takes a batch in well below a millisecond; where it cannot keep up
 /// the sessions and watches wait, and nothing grows.
 const INPUTS: usize = 4096;
+/// kube's client returns what it would log here, and whoever called it knows what it means. An answer that it cannot
+/// parse it would log whole, which may be a Secret.
+const LOG_DEFAULTS: &str = "kube_client::client=off";
+/// Open files that a whole fleet and every flood together need: sessions (20,000), connections that wait (10,000), silent
+/// ones (4,096), those of enrolment and of metrics, and the program's own.
+const OPEN_FILES: u64 = 37_000;
 /// What is under way when the program is told to end may take this long: the results that are being written.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Runs a command; errors go to stderr, with their causes.
 pub fn main(cli: Cli) -> ExitCode {
+    process::protect_memory();
     // A second install is refused and harmless: the first one is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut stdout = std::io::stdout();
@@ -136,8 +144,8 @@ impl Health {
 
 /// `cloudcore-prepull run`: health, then the election, then the work; the Lease is given back after it.
 async fn run(args: RunArgs) -> anyhow::Result<()> {
-    // kube's client returns these errors as well, and whoever called it knows what they mean.
-    log::start(&args.log, "kube_client::client::builder=off")?;
+    log::start(&args.log, LOG_DEFAULTS)?;
+    process::raise_open_files(OPEN_FILES);
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.

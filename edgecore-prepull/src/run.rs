@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::{CommandFactory, Parser};
 use prepull_program::errors::with_causes;
-use prepull_program::log;
 use prepull_program::signals::wait_for_termination;
+use prepull_program::{log, process};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -54,6 +54,7 @@ const BLOCKING_THREADS: usize = 4;
 /// Parses the command line and runs its command. Errors go to stderr, with their causes.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    process::protect_memory();
     // A second installation fails without harm: the provider is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match cli.command {

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use axum::http::HeaderValue;
+use hyper::header::HeaderValue;
 use jiff::Timestamp;
 use kube::api::{Api, ListParams, PartialObjectMeta, PostParams};
 use kube::{Client, Error, ResourceExt};

@@ -1,18 +1,19 @@
 //! The plain HTTP server for Prometheus and the kubelet's probes. It serves no secrets.
 
+use std::future::ready;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
-use axum::routing::get;
+use hyper::StatusCode;
+use prepull_program::http::{self, Answer, METRICS, TEXT, answer_request};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::kube_api::leader::Leadership;
 use crate::run::metrics::Metrics;
+
+/// Connections at a time, of probes and collectors, and of whoever else there is in the network.
+const CONNECTIONS: usize = 256;
 
 /// The readiness of cloudcore: it leads, jobs and nodes have been listed, and the tunnel listens.
 #[derive(Debug)]
@@ -77,23 +78,25 @@ pub(crate) async fn serve(
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,
     shutdown: CancellationToken,
-) -> std::io::Result<()> {
-    let app = Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(answer_ready))
-        .route("/metrics", get(answer_metrics))
-        .with_state((metrics, readiness));
-    axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
+) {
+    let serve_one = |stream| {
+        let (metrics, readiness) = (Arc::clone(&metrics), Arc::clone(&readiness));
+        answer_request(stream, move |request| ready(answer(&metrics, &readiness, request.uri().path())))
+    };
+    http::serve_connections(listener, CONNECTIONS, shutdown, serve_one).await;
 }
 
-type Shared = State<(Arc<Metrics>, Arc<Readiness>)>;
-
-async fn answer_ready(State((_, readiness)): Shared) -> impl IntoResponse {
-    readiness.answer()
-}
-
-async fn answer_metrics(State((metrics, readiness)): Shared) -> impl IntoResponse {
-    metrics.set_leadership(&readiness.leadership);
-    let format = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, format)], metrics.render())
+fn answer(metrics: &Metrics, readiness: &Readiness, path: &str) -> Answer {
+    match path {
+        "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
+        "/readyz" => {
+            let (status, text) = readiness.answer();
+            (status, TEXT, text)
+        }
+        "/metrics" => {
+            metrics.set_leadership(&readiness.leadership);
+            (StatusCode::OK, METRICS, metrics.render())
+        }
+        _ => (StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
+    }
 }

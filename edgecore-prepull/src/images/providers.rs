@@ -5,7 +5,7 @@
 //!  image ─▶ providers that match ─▶ cache, or else one run of the plugin for all who wait ─▶ credentials that match
 //! ```
 //!
-//! Credentials are kept in memory only, and are wiped once they have expired.
+//! Credentials are kept in memory only, and what is kept of them is wiped once they have expired.
 
 mod cache;
 mod config;

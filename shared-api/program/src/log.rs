@@ -33,8 +33,7 @@ pub enum LogFormat {
 /// # Errors
 /// `--log` is not a filter.
 pub fn start(args: &LogArgs, defaults: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(format!("{defaults},{}", args.log))
-        .with_context(|| format!("--log {} is not a filter; try info or debug", args.log))?;
+    let filter = filter(&args.log, defaults)?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // When stderr is closed, reporting the failed write there would panic.
     let builder = builder.log_internal_errors(false);
@@ -43,4 +42,55 @@ pub fn start(args: &LogArgs, defaults: &str) -> anyhow::Result<()> {
         LogFormat::Json => builder.json().init(),
     }
     Ok(())
+}
+
+fn filter(log: &str, defaults: &str) -> anyhow::Result<EnvFilter> {
+    EnvFilter::try_new(format!("{defaults},{log}"))
+        .with_context(|| format!("--log {log} is not a filter; try info or debug"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(log: &str) -> String {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let filter = filter(log, "quiet::inside=off").unwrap();
+        let builder = tracing_subscriber::fmt().with_env_filter(filter);
+        let subscriber = builder.with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(target: "quiet::inside::module", "a body");
+            tracing::warn!(target: "quiet::outside", "a warning");
+        });
+        let bytes = sink.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn what_is_off_by_default_stays_off_unless_it_is_named() {
+        for log in ["info", "debug", "trace", "quiet=trace"] {
+            let logged = logged(log);
+            assert!(logged.contains("a warning") && !logged.contains("a body"), "{log}: {logged}");
+        }
+        assert!(logged("info,quiet::inside=trace").contains("a body"));
+    }
 }

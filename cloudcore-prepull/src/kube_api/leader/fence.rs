@@ -4,8 +4,8 @@
 use std::future::{Ready, ready};
 use std::task::{Context, Poll};
 
-use axum::http::{Request, Response};
 use futures::future::Either;
+use hyper::{Request, Response};
 use kube::client::Body;
 use tower::{BoxError, Layer, Service};
 
@@ -60,7 +60,7 @@ where
 mod tests {
     use std::time::{Duration, Instant};
 
-    use axum::http::Method;
+    use hyper::Method;
 
     use super::*;
 
