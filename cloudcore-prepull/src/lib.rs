@@ -15,10 +15,15 @@ pub(crate) mod commands;
 pub mod edges {
     mod accept;
     pub mod dispatch;
+    mod door;
     pub mod enroll;
+    mod log_rate;
+    mod metrics;
     pub mod pki;
     pub mod tokens;
     pub mod tunnel;
+
+    pub use metrics::EdgeMetrics;
 }
 
 /// Everything that talks to the Kubernetes API.

@@ -16,7 +16,7 @@
 //! - [`enroll`]: how an edge gets its certificate: join tokens, requests and responses.
 //! - [`crd`]: the Kubernetes resources (feature `crd`, the cloud side only).
 
-mod abbreviate;
+pub mod abbreviate;
 pub mod credentials;
 mod dns_name;
 pub mod enroll;

@@ -6,37 +6,46 @@
 //!  POST /v1/renew   certificate, CSR    ─▶ Peer ───▶ Authority::sign_client
 //! ```
 
-mod failed_tokens;
 mod routes;
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use anyhow::Context;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use prepull_program::errors::with_causes;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::edges::EdgeMetrics;
 use crate::edges::accept::accept_connection;
+use crate::edges::door::{Arrived, Attention, Door, Limits};
+use crate::edges::log_rate::LogRate;
 use crate::edges::pki::Authority;
 use crate::edges::pki::peer::Peer;
 use crate::edges::tokens::Tokens;
-use failed_tokens::FailedTokens;
 use routes::Routes;
 
-/// The most connections at a time. Each serves one request and closes; further ones wait in the kernel.
-const MAX_CONNECTIONS: usize = 1024;
-/// The most tokens that are looked up at a time. It protects the API server, and is how far the limit of failed
-/// tokens can be exceeded.
-const MAX_LOOKUPS: usize = 32;
-/// The deadline for a whole connection: TLS, one request, the API server, the answer.
-const CONNECTION_DEADLINE: Duration = Duration::from_secs(20);
+/// The bounds of the port. Each connection serves one request.
+const LIMITS: Limits = Limits {
+    silent: 1024,
+    // Some of a fleet that renews at once.
+    waiting: 1024,
+    // Each may have a request to the API server under way.
+    slots: 128,
+    hello_deadline: TLS_DEADLINE,
+    waiting_deadline: Duration::from_secs(10),
+    patience: Duration::from_millis(200),
+    turn: Duration::from_secs(3),
+    deadline: Duration::from_secs(20),
+};
+/// The deadline for the ClientHello, and for the rest of the TLS handshake: two round trips, and two losses.
+const TLS_DEADLINE: Duration = Duration::from_secs(3);
 /// The deadline for the request's head, after TLS.
 const HEADER_DEADLINE: Duration = Duration::from_secs(5);
 /// The most bytes of a request's head. A few hundred would do; hyper's minimum is 8 KiB.
@@ -65,28 +74,17 @@ pub async fn serve(
     authority: Arc<Authority>,
     tokens: Tokens,
     settings: Settings,
+    metrics: EdgeMetrics,
     shutdown: CancellationToken,
 ) {
-    let acceptor = TlsAcceptor::from(tls);
-    let failed_tokens = Mutex::new(FailedTokens::new());
-    let lookups = Semaphore::new(MAX_LOOKUPS);
-    let routes = Arc::new(Routes { authority, tokens, settings, failed_tokens, lookups });
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let routes = Routes { authority, tokens, settings, refusal_log: LogRate::default() };
+    let endpoint = Arc::new(Endpoint { door: Door::new("enroll", LIMITS, metrics), tls, routes });
     let tracker = TaskTracker::new();
     let accept = async {
-        // Loops forever: the semaphore is never closed.
-        while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+        loop {
             let (stream, address) = accept_connection(&listener).await;
-            let (acceptor, routes) = (acceptor.clone(), Arc::clone(&routes));
-            tracker.spawn(async move {
-                match timeout(CONNECTION_DEADLINE, serve_connection(acceptor, stream, address, routes)).await
-                {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%address, %error, "enrolment connection failed"),
-                    Err(_) => tracing::debug!(%address, "enrolment connection took too long"),
-                }
-                drop(slot);
-            });
+            let endpoint = Arc::clone(&endpoint);
+            tracker.spawn(async move { endpoint.serve_connection(stream, address).await });
         }
     };
     shutdown.run_until_cancelled(accept).await;
@@ -94,24 +92,52 @@ pub async fn serve(
     let _ = timeout(DRAIN_DEADLINE, tracker.wait()).await;
 }
 
-async fn serve_connection(
-    acceptor: TlsAcceptor,
-    stream: TcpStream,
-    address: SocketAddr,
-    routes: Arc<Routes>,
-) -> anyhow::Result<()> {
-    let stream = acceptor.accept(stream).await?;
-    let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now());
-    let (peer, routes) = (&peer, &routes);
-    let service = service_fn(move |request| async move {
-        Ok::<_, std::convert::Infallible>(routes.handle(request, peer, address.ip()).await)
-    });
-    http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_DEADLINE)
-        .max_buf_size(MAX_HEAD)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service)
-        .await?;
-    Ok(())
+/// What all connections share.
+struct Endpoint {
+    door: Door,
+    tls: Arc<rustls::ServerConfig>,
+    routes: Routes,
+}
+
+impl Endpoint {
+    async fn serve_connection(&self, stream: TcpStream, address: SocketAddr) {
+        let serving = self.door.pass(stream, address, |arrived, attention| {
+            self.answer_request(arrived, attention, address.ip())
+        });
+        if let Err(error) = serving.await {
+            tracing::debug!(%address, error = with_causes(error.as_ref()), "enrolment connection failed");
+        }
+    }
+
+    /// Performs the TLS handshake, and answers one request.
+    async fn answer_request(
+        &self,
+        arrived: Arrived,
+        attention: Attention,
+        address: IpAddr,
+    ) -> anyhow::Result<()> {
+        let handshake = timeout(TLS_DEADLINE, arrived.into_stream(Arc::clone(&self.tls)));
+        let stream = handshake.await.context("the TLS handshake took too long")??;
+        let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now());
+        let (peer, attention) = (&peer, &attention);
+        let service = service_fn(move |request| async move {
+            let response = match routes::read_body(request).await {
+                Ok(request) => {
+                    // Not the client is slow now, if anybody is.
+                    let _busy = attention.busy();
+                    self.routes.handle(request, peer, address).await
+                }
+                Err(response) => response,
+            };
+            Ok::<_, std::convert::Infallible>(response)
+        });
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_DEADLINE)
+            .max_buf_size(MAX_HEAD)
+            .keep_alive(false)
+            .serve_connection(TokioIo::new(stream), service)
+            .await?;
+        Ok(())
+    }
 }

@@ -3,16 +3,19 @@
 //! Each token is a Secret in the namespace of cloudcore-prepull. Redeeming a node's token replaces that Secret under
 //! its resource version, so that of two edges that redeem it at two replicas, one is refused.
 
+mod known;
 mod record;
 mod store;
 
-use std::time::{Duration, SystemTime};
+use std::future::Future;
+use std::time::{Duration, Instant, SystemTime};
 
 use prepull_api::credentials::Sensitive;
 use prepull_api::enroll::{JoinToken, TOKEN_ID_LEN, TOKEN_SECRET_LEN, hex};
 use prepull_api::task::NodeName;
 use ring::rand::{SecureRandom, SystemRandom};
 
+use known::{Known, Recognised};
 use record::{Decision, Record};
 pub use record::{RedeemError, Scope};
 use store::{Store, StoreError};
@@ -38,6 +41,9 @@ pub enum TokenError {
     /// The token was changed at every attempt to mark it as used.
     #[error("token {0} is being redeemed by another edge at the same moment: try again")]
     Contended(String),
+    /// Too many unknown tokens have come at once to look all of them up.
+    #[error("too many unknown tokens have come at once: if this one is right, try again in a second")]
+    TooManyUnknown,
     /// The operating system provides no random bytes.
     #[error("no random bytes from the operating system")]
     Random,
@@ -60,17 +66,27 @@ pub struct ListedToken {
 #[derive(Clone, Debug)]
 pub struct Tokens {
     store: Store,
+    /// What a watch has shown, where there is one.
+    known: Option<Known>,
 }
 
 impl Tokens {
     /// Tokens that are stored as Secrets in `namespace`.
     pub(crate) fn in_cluster(client: kube::Client, namespace: &str) -> Self {
-        Self { store: Store::in_cluster(client, namespace) }
+        Self { store: Store::in_cluster(client, namespace), known: None }
+    }
+
+    /// Tokens that are stored as Secrets in `namespace`, and a watch of them, which is to be run: for a server, to which
+    /// anybody may send wrong tokens.
+    pub(crate) fn watched(client: kube::Client, namespace: &str) -> (Self, impl Future<Output = ()> + use<>) {
+        let known = Known::default();
+        let watch = known.clone().follow(kube::Api::namespaced(client.clone(), namespace));
+        (Self { store: Store::in_cluster(client, namespace), known: Some(known) }, watch)
     }
 
     /// Tokens that are stored in this process, for tests.
     pub fn in_memory() -> Self {
-        Self { store: Store::in_memory() }
+        Self { store: Store::in_memory(), known: None }
     }
 
     /// Creates a token for the server whose CA has the fingerprint `ca`. The full token is only in the return value.
@@ -107,6 +123,16 @@ impl Tokens {
     /// Deletes a token. Nodes that have joined with it stay joined.
     pub(crate) async fn revoke(&self, id: &str) -> Result<(), TokenError> {
         if self.store.delete(id).await? { Ok(()) } else { Err(TokenError::NotFound(id.to_owned())) }
+    }
+
+    /// Refuses a token that is certainly wrong, without a request to the API server; others are for [`Self::redeem`].
+    pub(crate) fn recognise(&self, bearer: &str, now: Instant) -> Result<(), TokenError> {
+        let (id, secret) = JoinToken::split_bearer(bearer).map_err(|_| RedeemError::Malformed)?;
+        match self.known.as_ref().map(|known| known.recognise(id, secret, now)) {
+            None | Some(Recognised::Perhaps) => Ok(()),
+            Some(Recognised::Wrong) => Err(RedeemError::Unknown.into()),
+            Some(Recognised::TooMany) => Err(TokenError::TooManyUnknown),
+        }
     }
 
     /// Checks that the holder of `bearer` may become `node` with this key. A node's token is bound to the first key

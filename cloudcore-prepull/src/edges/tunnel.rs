@@ -1,16 +1,15 @@
 //! The cloud side of the tunnel: one websocket session per connected node.
 //!
 //! ```text
-//! listener ─▶ admission ─▶ handshake ─▶ session (one task each) ─SessionEvent─▶ controller
-//!                                          ▲ outbox (bounded queue)
-//!                                       registry (the only owner of sessions) ◀─send─ dispatch
+//! listener ─▶ admission (door) ─▶ handshake ─▶ session (one task each) ─SessionEvent─▶ controller
+//!                                                 ▲ outbox (bounded queue)
+//!                                              registry (the only owner of sessions) ◀─send─ dispatch
 //! ```
 
 mod admission;
 mod handshake;
 mod inbound;
 pub mod listener;
-mod metrics;
 mod node_connections;
 mod outbox;
 mod overload;
@@ -19,6 +18,5 @@ mod registry;
 mod session;
 mod settings;
 
-pub use metrics::TunnelMetrics;
 pub use registry::{SendError, Sessions};
 pub use settings::Settings;

@@ -143,7 +143,7 @@ async fn follow_events<K, O, T, I>(
 }
 
 /// What keeps a watch from being started again until somebody acts.
-fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
+pub(crate) fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
     match error {
         watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {
             explain::<K>(error)

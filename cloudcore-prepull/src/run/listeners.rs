@@ -58,8 +58,14 @@ pub(super) async fn start(
     info!(address = %enroll_address, "enrolment listens");
 
     let settings = enroll::Settings { certificate_ttl: args.edge_cert_ttl };
-    let tokens = Tokens::in_cluster(client, namespace);
-    let serving = enroll::serve(enrolment, enroll_tls, authority, tokens, settings, shutdown.clone());
+    let (tokens, watch) = Tokens::watched(client, namespace);
+    let watch = shutdown.clone().run_until_cancelled_owned(watch);
+    tokio::spawn(
+        vital.guard("the watch of join tokens", watch).instrument(info_span!("watch", kind = "Secret")),
+    );
+    let metrics = core.metrics.edges();
+    let serving =
+        enroll::serve(enrolment, enroll_tls, authority, tokens, settings, metrics, shutdown.clone());
     let mut listeners = JoinSet::new();
     listeners.spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
 
@@ -73,7 +79,7 @@ pub(super) async fn start(
     };
     tokio::spawn(vital.guard("the forwarding of the sessions' events", forwarding));
     let settings = tunnel::Settings { heartbeat: args.heartbeat, ..tunnel::Settings::default() };
-    let (sessions, metrics) = (core.sessions.clone(), core.metrics.tunnel());
+    let (sessions, metrics) = (core.sessions.clone(), core.metrics.edges());
     let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, metrics, shutdown);
     listeners.spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
 

@@ -17,7 +17,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use crate::edges::tunnel::TunnelMetrics;
+use crate::edges::EdgeMetrics;
 use crate::kube_api::leader::Leadership;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -66,16 +66,16 @@ prepull_program::metrics! {
 pub struct Metrics {
     registry: Registry,
     counted: Counted,
-    tunnel: TunnelMetrics,
+    edges: EdgeMetrics,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("cloudcore_prepull");
-        let (counted, tunnel) = (Counted::default(), TunnelMetrics::default());
-        tunnel.register(&mut registry);
+        let (counted, edges) = (Counted::default(), EdgeMetrics::default());
+        edges.register(&mut registry);
         counted.register(&mut registry);
-        Self { registry, counted, tunnel }
+        Self { registry, counted, edges }
     }
 }
 
@@ -167,9 +167,9 @@ impl Metrics {
         self.counted.lease_transitions.set(leadership.transitions());
     }
 
-    /// The metrics that the tunnel counts itself.
-    pub fn tunnel(&self) -> TunnelMetrics {
-        self.tunnel.clone()
+    /// The metrics that the ports of the edges count themselves.
+    pub fn edges(&self) -> EdgeMetrics {
+        self.edges.clone()
     }
 
     /// All metrics in the text format of OpenMetrics.

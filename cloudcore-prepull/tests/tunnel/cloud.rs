@@ -64,17 +64,18 @@ impl Cloud {
         let (sender, events) = mpsc::channel(64);
         let (sessions, tokens, shutdown) =
             (Sessions::default(), Tokens::in_memory(), CancellationToken::new());
+        let metrics = Metrics::default();
         tokio::spawn(enroll::serve(
             enroll,
             identity.enroll_tls().unwrap(),
             Arc::clone(&authority),
             tokens.clone(),
             enroll::Settings::default(),
+            metrics.edges(),
             shutdown.clone(),
         ));
         let tls = identity.tunnel_tls().unwrap();
-        let metrics = Metrics::default();
-        let (meters, stop) = (metrics.tunnel(), shutdown.clone());
+        let (meters, stop) = (metrics.edges(), shutdown.clone());
         let serving =
             tokio::spawn(listener::serve(tunnel, tls, sessions.clone(), sender, settings, meters, stop));
         Self {

@@ -5,13 +5,13 @@ use std::time::Duration;
 use cloudcore_prepull::edges::tunnel::{SendError, Settings};
 use futures::{SinkExt, StreamExt};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase, OpenTask};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 use crate::cloud::{Cloud, SOON, ack, fast, task};
-use crate::raw::{self, Credentials, closed, dial, heard, say, tls};
+use crate::raw::{self, Credentials, client_hello, closed, dial, heard, say, tls};
 
 #[tokio::test]
 async fn an_invalid_message_closes_only_its_own_session() {
@@ -151,11 +151,21 @@ async fn abandoned_handshakes_do_not_block_others() {
 #[tokio::test]
 async fn a_connection_that_waits_too_long_for_its_handshake_is_closed() {
     let (queue_deadline, handshake_deadline) = (Duration::from_millis(300), Duration::from_secs(20));
-    let settings = Settings { max_handshakes: 1, queue_deadline, handshake_deadline, ..Settings::default() };
+    let settings = Settings {
+        max_handshakes: 1,
+        queue_deadline,
+        handshake_deadline,
+        handshake_patience: handshake_deadline,
+        handshake_turn: handshake_deadline,
+        ..Settings::default()
+    };
     let cloud = Cloud::start_with(settings);
-    let _first = TcpStream::connect(cloud.tunnel).await.unwrap(); // sends nothing
+    let hello = client_hello(&cloud);
+    let mut first = TcpStream::connect(cloud.tunnel).await.unwrap();
+    first.write_all(&hello).await.unwrap(); // and nothing more
     tokio::time::sleep(Duration::from_millis(100)).await;
     let (mut second, mut rest) = (TcpStream::connect(cloud.tunnel).await.unwrap(), Vec::new());
+    second.write_all(&hello).await.unwrap();
     let start = Instant::now();
     timeout(SOON, second.read_to_end(&mut rest)).await.unwrap().ok();
     let waited = start.elapsed();

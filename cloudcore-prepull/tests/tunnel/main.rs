@@ -7,6 +7,7 @@ mod raw;
 
 mod addresses;
 mod certificates;
+mod floods;
 mod hostile;
 mod joining;
 mod overload;

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use cloudcore_prepull::edges::tunnel::Settings;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use crate::agent::Agent;
 use crate::cloud::{Cloud, SOON, ack, fast, task};
-use crate::raw::{self, Credentials, Socket, closed, dial, heard, say, tls};
+use crate::raw::{self, Credentials, Socket, client_hello, closed, dial, heard, say, tls};
 
 /// Dials, says `Hello`, and returns the delay and the reason of the `Goaway`.
 async fn sent_away(cloud: &Cloud, node: &str) -> (Duration, String) {
@@ -113,15 +114,15 @@ async fn a_stalled_controller_costs_talking_and_new_sessions_but_not_quiet_ones(
 
 #[tokio::test]
 async fn stalled_handshakes_make_room_while_others_wait() {
-    let settings = Settings {
-        max_handshakes: 4,
-        contended_handshake_deadline: Duration::from_millis(200),
-        ..Settings::default()
-    };
+    let settings =
+        Settings { max_handshakes: 4, handshake_patience: Duration::from_millis(200), ..Settings::default() };
     let mut cloud = Cloud::start_with(settings);
-    let mut idle = Vec::new();
+    let hello = client_hello(&cloud);
+    let mut stalled = Vec::new();
     for _ in 0..12 {
-        idle.push(TcpStream::connect(cloud.tunnel).await.unwrap());
+        let mut stream = TcpStream::connect(cloud.tunnel).await.unwrap();
+        stream.write_all(&hello).await.unwrap();
+        stalled.push(stream);
     }
     let begin = Instant::now();
     raw::session(&mut cloud, "edge-1").await;

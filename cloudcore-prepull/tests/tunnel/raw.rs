@@ -61,6 +61,17 @@ pub(crate) fn tls(cloud: &Cloud, credentials: Option<&Credentials>) -> Arc<Clien
     })
 }
 
+/// A whole ClientHello, as an edge begins with.
+pub(crate) fn client_hello(cloud: &Cloud) -> Vec<u8> {
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut client = rustls::ClientConnection::new(tls(cloud, None), name).unwrap();
+    let mut hello = Vec::new();
+    while client.wants_write() {
+        client.write_tls(&mut hello).unwrap();
+    }
+    hello
+}
+
 pub(crate) async fn dial(address: SocketAddr, tls: Arc<ClientConfig>) -> Result<Socket, Error> {
     dial_path(address, tls, "/v1/edge", Some(SUBPROTOCOL)).await
 }

@@ -3,35 +3,37 @@
 use std::error::Error as _;
 use std::fmt::Display;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes};
-use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
+use prepull_api::abbreviate::{abbreviate, abbreviate_to};
 use prepull_api::enroll::{
     CA_PATH, ENROLL_PATH, EnrollRequest, ErrorBody, IssuedCertificate, MAX_BODY, RENEW_PATH, RenewRequest,
 };
 use prepull_api::task::NodeName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::Settings;
-use super::failed_tokens::FailedTokens;
+use crate::edges::log_rate::LogRate;
 use crate::edges::pki::peer::{Peer, PeerError};
 use crate::edges::pki::{Authority, PkiError, VerifiedCsr};
 use crate::edges::tokens::{RedeemError, TokenError, Tokens};
+
+/// The longest name that a node can have (RFC 1123).
+const MAX_NODE_NAME: usize = 253;
 
 /// The routes, and what all requests share.
 pub(super) struct Routes {
     pub(super) authority: Arc<Authority>,
     pub(super) tokens: Tokens,
     pub(super) settings: Settings,
-    pub(super) failed_tokens: Mutex<FailedTokens>,
-    pub(super) lookups: Semaphore,
+    pub(super) refusal_log: LogRate,
 }
 
 /// A refused request. The text is for the operator of the edge.
@@ -39,12 +41,11 @@ pub(super) struct Routes {
 struct Denial {
     status: StatusCode,
     error: String,
-    retry_after: Option<u64>,
 }
 
 impl Denial {
     fn new(status: StatusCode, error: impl Display) -> Self {
-        Self { status, error: format!("{error}"), retry_after: None }
+        Self { status, error: format!("{error}") }
     }
 }
 
@@ -114,24 +115,27 @@ impl Routes {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let EnrollRequest { node, token, csr } = read_json(body).await?;
-        // Never closed. Held until a failure is recorded, so that concurrent requests hardly exceed the limit.
-        let _lookup = self.lookups.acquire().await;
-        // Before the token is looked up: this limits guessing.
-        if let Err(wait) = self.failed_tokens().check(address, Instant::now()) {
-            let seconds = wait.as_secs() + 1;
-            let error = format!("too many failed tokens from {address}: try again in {seconds} s");
-            return Err(Denial {
-                retry_after: Some(seconds),
-                ..Denial::new(StatusCode::TOO_MANY_REQUESTS, error)
-            });
-        }
+        // Before anything that takes time: anybody can send a wrong token.
+        let recognised = self.tokens.recognise(token.expose(), Instant::now().into_std());
+        recognised.map_err(|error| self.refuse_token(error, address, &node))?;
         let csr = VerifiedCsr::from_pem(&csr)?;
         let now = SystemTime::now();
-        match self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await {
-            Ok(()) => {}
-            Err(TokenError::Refused(refusal)) => {
-                self.failed_tokens().record(address, Instant::now());
-                tracing::warn!(%address, %node, reason = %refusal, "a token was refused");
+        let redeemed = self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await;
+        redeemed.map_err(|error| self.refuse_token(error, address, &node))?;
+        let issued = self.sign(&csr, &node, now)?;
+        tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
+        Ok(issued)
+    }
+
+    /// The answer to a token that lets nobody in.
+    fn refuse_token(&self, error: TokenError, address: IpAddr, node: &NodeName) -> Denial {
+        let is_logged = self.refusal_log.allows(Instant::now());
+        let node = abbreviate_to(node.as_str(), MAX_NODE_NAME);
+        match error {
+            TokenError::Refused(refusal) => {
+                if is_logged {
+                    tracing::warn!(%address, node, reason = abbreviate(&refusal.to_string()), "a token was refused");
+                }
                 let status = match refusal {
                     RedeemError::Malformed | RedeemError::NotANode(_) => StatusCode::BAD_REQUEST,
                     RedeemError::Unknown => StatusCode::UNAUTHORIZED,
@@ -139,18 +143,23 @@ impl Routes {
                         StatusCode::FORBIDDEN
                     }
                 };
-                return Err(Denial::new(status, refusal));
+                Denial::new(status, refusal)
             }
-            Err(error) => {
-                let cause = error.source().map(ToString::to_string);
-                tracing::error!(%node, %error, cause, "a token was not redeemed");
+            TokenError::TooManyUnknown => {
+                if is_logged {
+                    tracing::warn!(%address, node, %error, "a token was not looked up");
+                }
+                Denial::new(StatusCode::SERVICE_UNAVAILABLE, error)
+            }
+            error => {
+                if is_logged {
+                    let cause = error.source().map(ToString::to_string);
+                    tracing::error!(node, %error, cause, "a token was not redeemed");
+                }
                 let error = "cloudcore could not check the token at the API server: try again, or see cloudcore's log";
-                return Err(Denial::new(StatusCode::SERVICE_UNAVAILABLE, error));
+                Denial::new(StatusCode::SERVICE_UNAVAILABLE, error)
             }
         }
-        let issued = self.sign(&csr, &node, now)?;
-        tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
-        Ok(issued)
     }
 
     async fn renew<B>(&self, body: B, peer: &Result<Peer, PeerError>) -> Result<IssuedCertificate, Denial>
@@ -173,9 +182,23 @@ impl Routes {
             not_after: humantime::format_rfc3339_seconds(signed.not_after).to_string(),
         })
     }
+}
 
-    fn failed_tokens(&self) -> MutexGuard<'_, FailedTokens> {
-        self.failed_tokens.lock().unwrap_or_else(PoisonError::into_inner)
+fn incomplete_body() -> Denial {
+    let error = format!("the body is incomplete or longer than {MAX_BODY} bytes");
+    Denial::new(StatusCode::PAYLOAD_TOO_LARGE, error)
+}
+
+/// Reads the whole body of a request; the error is the answer to one that is incomplete or too long.
+pub(super) async fn read_body<B>(request: Request<B>) -> Result<Request<Full<Bytes>>, Response<Full<Bytes>>>
+where
+    B: Body,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (head, body) = request.into_parts();
+    match Limited::new(body, MAX_BODY).collect().await {
+        Ok(body) => Ok(Request::from_parts(head, Full::new(body.to_bytes()))),
+        Err(_) => Err(error_response(incomplete_body())),
     }
 }
 
@@ -185,12 +208,7 @@ where
     B: Body,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|_| {
-        Denial::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body is incomplete or longer than {MAX_BODY} bytes"),
-        )
-    })?;
+    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|_| incomplete_body())?;
     // The parser's error would quote the body, which contains the token.
     serde_json::from_slice(&body.to_bytes())
         .map_err(|_| Denial::new(StatusCode::BAD_REQUEST, "the body is not the JSON that this path expects"))
@@ -205,12 +223,8 @@ fn json_response(status: StatusCode, body: &impl Serialize) -> Response<Full<Byt
 }
 
 fn error_response(denial: Denial) -> Response<Full<Bytes>> {
-    let Denial { status, error, retry_after } = denial;
-    let mut response = json_response(status, &ErrorBody { error });
-    if let Some(seconds) = retry_after {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    response
+    let Denial { status, error } = denial;
+    json_response(status, &ErrorBody { error })
 }
 
 #[cfg(test)]

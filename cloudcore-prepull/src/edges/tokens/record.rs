@@ -55,8 +55,7 @@ pub enum RedeemError {
 pub(super) struct Record {
     pub(super) scope: Scope,
     pub(super) expires: SystemTime,
-    /// The SHA-256 of the secret. A slower hash would add nothing: 32 random bytes cannot be guessed.
-    pub(super) secret_hash: [u8; 32],
+    pub(super) secret_hash: SecretHash,
     /// The SHA-256 of the public key that has redeemed a node's token.
     pub(super) used_by: Option<[u8; 32]>,
 }
@@ -72,7 +71,7 @@ pub(super) enum Decision {
 
 impl Record {
     pub(super) fn new(token: &JoinToken, scope: Scope, expires: SystemTime) -> Self {
-        Self { scope, expires, secret_hash: hash(token.secret.expose()), used_by: None }
+        Self { scope, expires, secret_hash: SecretHash::of(token.secret.expose()), used_by: None }
     }
 
     /// Decides whether the holder of `secret` may join as `node` with this key.
@@ -84,7 +83,7 @@ impl Record {
         now: SystemTime,
     ) -> Result<Decision, RedeemError> {
         // The secret first, so that a wrong guess reveals nothing else.
-        if !equal(&hash(secret), &self.secret_hash) {
+        if !self.secret_hash.is_of(secret) {
             return Err(RedeemError::Unknown);
         }
         if self.expires <= now {
@@ -105,10 +104,21 @@ impl Record {
     }
 }
 
-fn hash(secret: &str) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
-    hash
+/// The SHA-256 of a token's secret. A slower hash would add nothing: 32 random bytes cannot be guessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SecretHash(pub(super) [u8; 32]);
+
+impl SecretHash {
+    pub(super) fn of(secret: &str) -> Self {
+        let mut hash = [0; 32];
+        hash.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
+        Self(hash)
+    }
+
+    /// Whether it is the hash of this secret, in constant time.
+    pub(super) fn is_of(&self, secret: &str) -> bool {
+        equal(&Self::of(secret).0, &self.0)
+    }
 }
 
 /// Compares in constant time.

@@ -10,10 +10,10 @@ use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
 use prepull_api::enroll::{hex, unhex};
 use prepull_api::task::NodeName;
 
-use super::record::{Record, Scope};
+use super::record::{Record, Scope, SecretHash};
 
 /// The label of every token's Secret. Its value is the token's id.
-const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
+pub(super) const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
 
 /// The prefix of the Secrets' names. The token's id follows.
 const NAME_PREFIX: &str = "prepull-token-";
@@ -134,10 +134,11 @@ impl Store {
                 let mut tokens = Vec::new();
                 loop {
                     let page = secrets.list(&params).await.map_err(store_error("listing", "*"))?;
-                    tokens.extend(page.items.iter().filter_map(|secret| {
-                        let id = secret.metadata.name.as_deref()?.strip_prefix(NAME_PREFIX)?;
-                        Some((id.to_owned(), from_secret(secret)))
-                    }));
+                    tokens.extend(
+                        page.items
+                            .iter()
+                            .filter_map(|secret| Some((id_of(secret)?.to_owned(), from_secret(secret)))),
+                    );
                     match page.metadata.continue_.filter(|token| !token.is_empty()) {
                         Some(next) => params = params.continue_token(&next),
                         None => return Ok(tokens),
@@ -172,7 +173,7 @@ const USED_BY: &str = "used-by-key-sha256";
 fn to_secret(id: &str, record: &Record, version: Option<String>) -> Secret {
     let Record { scope, expires, secret_hash, used_by } = record;
     let mut data = BTreeMap::from([
-        (SECRET_HASH, hex(secret_hash)),
+        (SECRET_HASH, hex(&secret_hash.0)),
         (EXPIRATION, humantime::format_rfc3339_seconds(*expires).to_string()),
     ]);
     if let Scope::Node(node) = scope {
@@ -196,11 +197,17 @@ fn to_secret(id: &str, record: &Record, version: Option<String>) -> Secret {
     }
 }
 
-fn from_secret(secret: &Secret) -> Option<Record> {
+/// The token's id, from the name of its Secret.
+pub(super) fn id_of(secret: &Secret) -> Option<&str> {
+    secret.metadata.name.as_deref()?.strip_prefix(NAME_PREFIX)
+}
+
+/// The token's record; `None` if somebody has spoilt it.
+pub(super) fn from_secret(secret: &Secret) -> Option<Record> {
     let data = secret.data.as_ref()?;
     let text = |key: &str| data.get(key).map(|bytes| std::str::from_utf8(&bytes.0).ok());
     Some(Record {
-        secret_hash: unhex(text(SECRET_HASH)??)?,
+        secret_hash: SecretHash(unhex(text(SECRET_HASH)??)?),
         expires: humantime::parse_rfc3339(text(EXPIRATION)??).ok()?,
         scope: match text(NODE) {
             Some(node) => Scope::Node(NodeName::from(node?)),
@@ -223,7 +230,7 @@ mod tests {
     #[test]
     fn a_token_is_read_back_from_its_secret_unless_it_is_malformed() {
         let expires = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let fleet = Record { scope: Scope::Fleet, expires, secret_hash: [1; 32], used_by: None };
+        let fleet = Record { scope: Scope::Fleet, expires, secret_hash: SecretHash([1; 32]), used_by: None };
         let node = Record { scope: Scope::Node("edge-1".into()), used_by: Some([2; 32]), ..fleet.clone() };
         for record in [fleet, node] {
             let mut secret = to_secret("0123456789ab", &record, Some("7".into()));
@@ -237,7 +244,7 @@ mod tests {
     #[tokio::test]
     async fn a_token_that_has_changed_is_not_replaced() {
         let (store, expires) = (Store::in_memory(), UNIX_EPOCH);
-        let record = Record { scope: Scope::Fleet, expires, secret_hash: [1; 32], used_by: None };
+        let record = Record { scope: Scope::Fleet, expires, secret_hash: SecretHash([1; 32]), used_by: None };
         store.create("x", &record).await.unwrap();
         let (_, first) = store.get("x").await.unwrap().unwrap();
         let (_, second) = store.get("x").await.unwrap().unwrap();

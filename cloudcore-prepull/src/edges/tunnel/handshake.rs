@@ -1,13 +1,10 @@
-//! The TLS and websocket handshakes of one connection.
+//! The TLS and websocket handshakes of one connection, from its ClientHello on.
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
 use prepull_tunnel::{Channel, CountingStream, Terms, websocket_config};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tokio_tungstenite::accept_hdr_async_with_config;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode, header::SEC_WEBSOCKET_PROTOCOL};
@@ -15,6 +12,7 @@ use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode, header::SEC_
 use super::Settings;
 use super::node_connections::{NodeConnections, OpenConnection};
 use super::refusal::Refusal;
+use crate::edges::door::{Arrived, Secured, Turned};
 use crate::edges::pki::peer::Peer;
 
 /// The most outgoing bytes that rustls buffers per session: one TLS record. Beyond it, the websocket waits.
@@ -22,7 +20,7 @@ const TLS_BUFFER: usize = 16 * 1024;
 
 /// Performs handshakes, and counts the connections of each node.
 pub(super) struct Handshaker {
-    acceptor: TlsAcceptor,
+    tls: Arc<rustls::ServerConfig>,
     node_connections: NodeConnections,
     max_connections_per_node: usize,
     terms: Terms,
@@ -30,7 +28,7 @@ pub(super) struct Handshaker {
 
 /// A websocket with an authenticated node at its other end.
 pub(super) struct Connected {
-    pub(super) channel: Channel<TlsStream<TcpStream>>,
+    pub(super) channel: Channel<Secured>,
     pub(super) peer: Peer,
     /// Counts the connection until it is dropped.
     pub(super) open: OpenConnection,
@@ -39,7 +37,7 @@ pub(super) struct Connected {
 impl Handshaker {
     pub(super) fn new(tls: Arc<rustls::ServerConfig>, settings: &Settings) -> Self {
         Self {
-            acceptor: TlsAcceptor::from(tls),
+            tls,
             node_connections: NodeConnections::default(),
             max_connections_per_node: settings.max_connections_per_node,
             terms: Terms { heartbeat: settings.heartbeat, write_grace: settings.write_grace },
@@ -47,11 +45,9 @@ impl Handshaker {
     }
 
     /// Performs both handshakes. A peer that TLS accepts and we refuse gets an HTTP status with the reason.
-    pub(super) async fn accept(&self, stream: TcpStream) -> Result<Connected, Refusal> {
-        // Every message is flushed when it is complete: Nagle's algorithm would only delay it.
-        let _ = stream.set_nodelay(true);
+    pub(super) async fn accept(&self, arrived: Arrived) -> Result<Connected, Refusal> {
         let limit = |connection: &mut rustls::ServerConnection| connection.set_buffer_limit(Some(TLS_BUFFER));
-        let stream = self.acceptor.accept_with(stream, limit).await.map_err(Refusal::Tls)?;
+        let stream = arrived.into_stream_with(Arc::clone(&self.tls), limit).await.map_err(Turned::Tls)?;
         let admitted = self.admit_peer(&stream);
         let refused = admitted.as_ref().err().map(|refusal| {
             let status = match refusal {
@@ -73,7 +69,7 @@ impl Handshaker {
         Ok(Connected { channel: Channel::new(socket, self.terms), peer, open })
     }
 
-    fn admit_peer(&self, stream: &TlsStream<TcpStream>) -> Result<(Peer, OpenConnection), Refusal> {
+    fn admit_peer(&self, stream: &Secured) -> Result<(Peer, OpenConnection), Refusal> {
         let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now())?;
         let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);
         let open = open.ok_or_else(|| Refusal::TooManyConnections(peer.node.clone()))?;

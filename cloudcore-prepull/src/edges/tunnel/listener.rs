@@ -8,18 +8,21 @@ use std::time::Duration;
 use prepull_engine::shared::session::SessionEvent;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
-use tokio::task::unconstrained;
+use tokio::task::{unconstrained, yield_now};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::admission::Admission;
-use super::{Sessions, Settings, TunnelMetrics};
+use super::{Sessions, Settings};
+use crate::edges::EdgeMetrics;
 use crate::edges::accept::accept_connection;
 
 /// The kernel's queue of established connections: a fleet's first second after a restart fits into it.
 const BACKLOG: u32 = 4096;
+/// Connections that are accepted in a row before other tasks get a turn: a quarter of the backlog.
+const ACCEPT_BATCH: usize = 1024;
 /// The interval, while draining, between two looks for connections that became sessions in the meantime.
 const DRAIN_STEP: Duration = Duration::from_millis(100);
 
@@ -39,28 +42,29 @@ pub async fn serve(
     sessions: Sessions,
     events: mpsc::Sender<SessionEvent>,
     settings: Settings,
-    metrics: TunnelMetrics,
+    metrics: EdgeMetrics,
     shutdown: CancellationToken,
 ) {
     let drain_deadline = settings.drain_deadline;
     let admission = Arc::new(Admission::new(tls, sessions.clone(), events, settings, metrics));
     let tracker = TaskTracker::new();
     let abort = CancellationToken::new();
-    let next_connection = || async {
-        let queue_slot = admission.queue_slot().await?;
-        Some((accept_connection(&listener).await, queue_slot))
-    };
+    let mut in_a_row = 0;
     // Unconstrained, so that this task does not yield while connections wait: hundreds of handshakes could run
-    // before its next turn, and the backlog would overflow. The number of queue slots bounds the loop.
-    while let Some(Some(((stream, address), queue_slot))) =
-        unconstrained(shutdown.run_until_cancelled(next_connection())).await
+    // before its next turn, and the backlog would overflow.
+    while let Some((stream, address)) =
+        unconstrained(shutdown.run_until_cancelled(accept_connection(&listener))).await
     {
+        in_a_row = (in_a_row + 1) % ACCEPT_BATCH;
+        if in_a_row == 0 {
+            yield_now().await;
+        }
         let (admission, abort) = (Arc::clone(&admission), abort.clone());
         // Without the listener's span around it, which has the same name and no fields.
         let span = tracing::info_span!(parent: None, "tunnel", %address, node = tracing::field::Empty);
         let connection = async move {
             tokio::select! {
-                () = admission.serve_connection(stream, queue_slot) => {}
+                () = admission.serve_connection(stream, address) => {}
                 () = abort.cancelled() => {}
             }
         };

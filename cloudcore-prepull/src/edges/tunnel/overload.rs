@@ -9,7 +9,7 @@ use prepull_api::wire::{CloudMessage, encode};
 use prepull_tunnel::Utf8Bytes;
 use tokio::time::Instant;
 
-use super::TunnelMetrics;
+use crate::edges::EdgeMetrics;
 
 /// Edges that are asked back per second: a fifth of what a drain asks back to a successor that has nothing else to
 /// do. Each one that comes in vain costs a handshake, about a millisecond of a core with resumption.
@@ -53,7 +53,7 @@ impl OverloadReason {
 #[derive(Debug)]
 pub(super) struct Overload {
     state: Mutex<State>,
-    metrics: TunnelMetrics,
+    metrics: EdgeMetrics,
 }
 
 #[derive(Debug)]
@@ -70,7 +70,7 @@ struct State {
 }
 
 impl Overload {
-    pub(super) fn new(metrics: TunnelMetrics, now: Instant) -> Self {
+    pub(super) fn new(metrics: EdgeMetrics, now: Instant) -> Self {
         let state = State { next_free: now, given: HashMap::new(), next_sweep: now, behind_until: now };
         Self { state: Mutex::new(state), metrics }
     }
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn return_times_are_distinct_and_bounded() {
         let start = Instant::now();
-        let overload = Overload::new(TunnelMetrics::default(), start);
+        let overload = Overload::new(EdgeMetrics::default(), start);
         let returns: Vec<_> = (0..300).map(|n| overload.assign_return(&node(n), start).as_millis()).collect();
         assert_eq!((returns[0], returns[1], returns[299]), (2000, 2010, 4990));
         // A node that is sent away later does not return before one that was sent away earlier.
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_node_that_returns_early_is_told_the_same_time_again() {
         let start = Instant::now();
-        let (overload, ms) = (Overload::new(TunnelMetrics::default(), start), Duration::from_millis);
+        let (overload, ms) = (Overload::new(EdgeMetrics::default(), start), Duration::from_millis);
         assert_eq!(overload.assign_return(&node(0), start), ms(2000));
         for millis in 1..2000 {
             assert_eq!(overload.assign_return(&node(0), start + ms(millis)), ms(2000 - millis));
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn the_controller_counts_as_behind_for_as_long_as_it_stalled() {
         let start = Instant::now();
-        let (overload, second) = (Overload::new(TunnelMetrics::default(), start), Duration::from_secs(1));
+        let (overload, second) = (Overload::new(EdgeMetrics::default(), start), Duration::from_secs(1));
         assert!(!overload.is_controller_behind(start));
         overload.mark_controller_behind(15 * second, start);
         assert!(overload.is_controller_behind(start + 14 * second));

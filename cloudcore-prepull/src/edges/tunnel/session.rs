@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::error::Error as _;
 use std::time::SystemTime;
 
+use prepull_api::abbreviate::abbreviate_to;
 use prepull_api::task::NodeName;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, decode, encode};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
@@ -20,6 +21,9 @@ use super::overload::{Overload, OverloadReason};
 use super::{Sessions, Settings};
 use crate::edges::pki::peer::Peer;
 use end::SessionEnd;
+
+/// The most characters of an edge's version that are logged: a message may have a million.
+const MAX_VERSION: usize = 64;
 
 /// The node of a session, and what the session shares with all others.
 pub(super) struct SessionContext<'a> {
@@ -126,7 +130,8 @@ impl SessionContext<'_> {
         });
         // Before any message that is queued for the node.
         channel.start_send(encode(&welcome)?.into())?;
-        tracing::info!(session = %outbox.id, version = hello.version, open = hello.open.len(), "session up");
+        let version = abbreviate_to(&hello.version, MAX_VERSION);
+        tracing::info!(session = %outbox.id, version, open = hello.open.len(), "session up");
         self.notify_controller(SessionEvent::Up { node: self.peer.node.clone(), session: outbox.id, hello })
             .await?;
         *announced = true;

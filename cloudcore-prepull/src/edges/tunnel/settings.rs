@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::edges::door::Limits;
+
 /// Bounds and timing of the tunnel's cloud side.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -15,27 +17,53 @@ pub struct Settings {
     /// The most connections of one node at a time: its session, the one that replaces it, and some that are
     /// closing.
     pub max_connections_per_node: usize,
-    /// The most TLS and websocket handshakes in flight. With more than the cores can complete before the deadline,
-    /// all of them would fail.
+    /// The most connections whose client is silent, before its ClientHello or in the middle of a handshake. Each takes
+    /// up to 30 KiB. Those that come beyond take the place of the oldest, of the address that has the most; at 2,000 a
+    /// second from one address that is two seconds old, and an edge speaks at once.
+    pub max_silent: usize,
+    /// The most TLS and websocket handshakes at work. With more than the cores can complete before the deadline, all
+    /// of them would fail. Together with the patience it limits what clients cost that send a ClientHello and nothing
+    /// more, to some 500 signatures a second.
     pub max_handshakes: usize,
-    /// The most connections that wait for their handshake to begin. Each is a socket and a task.
+    /// The most connections that wait for their handshake to begin: a whole fleet behind one load balancer. Each is a
+    /// socket, a task, and a ClientHello, some 8 KiB.
     pub max_waiting: usize,
+    /// The deadline for the ClientHello, which an edge sends as soon as it is connected: that, and two losses.
+    pub client_hello_deadline: Duration,
     /// How long a connection may wait for its handshake to begin. An edge gives up after 20 s; a handshake that
     /// begins later is wasted.
     pub queue_deadline: Duration,
     /// The deadline for the TLS and websocket handshakes together: four round trips on a bad link.
     pub handshake_deadline: Duration,
-    /// The handshake deadline while all handshake slots are taken, so that a stalled handshake makes room. It
-    /// covers four round trips at 300 ms with some loss, and the time that a slow machine needs for all slots:
-    /// when a whole fleet reconnects, the slots are always taken, and every edge that is cut off tries again and
-    /// adds to the load.
-    pub contended_handshake_deadline: Duration,
+    /// How long a client may be silent in its handshake, while others wait, until it counts as a silent one: more than
+    /// most round trips take. On a slower link it goes on when it speaks, and only its slot is somebody else's.
+    pub handshake_patience: Duration,
+    /// How long a handshake may take, while others wait, until it counts as a silent one although its client sends
+    /// something now and then. It covers the time that a slow machine needs for all slots: when a whole fleet
+    /// reconnects they are always taken, and it must not take on even more at a time.
+    pub handshake_turn: Duration,
     /// The deadline for `Hello`, which the edge sends without waiting for anything.
     pub hello_deadline: Duration,
     /// How long a write may take in addition to its size at 8 KiB/s.
     pub write_grace: Duration,
     /// How long sessions may take to end after `shutdown`.
     pub drain_deadline: Duration,
+}
+
+impl Settings {
+    /// The limits of the way in.
+    pub(super) fn door(&self) -> Limits {
+        Limits {
+            silent: self.max_silent,
+            waiting: self.max_waiting,
+            slots: self.max_handshakes,
+            hello_deadline: self.client_hello_deadline.min(self.handshake_deadline),
+            waiting_deadline: self.queue_deadline,
+            patience: self.handshake_patience,
+            turn: self.handshake_turn,
+            deadline: self.handshake_deadline,
+        }
+    }
 }
 
 impl Default for Settings {
@@ -45,11 +73,14 @@ impl Default for Settings {
             progress_interval: Duration::from_secs(1),
             max_connections: 20_000,
             max_connections_per_node: 4,
-            max_handshakes: 512,
+            max_silent: 4096,
+            max_handshakes: 128,
             max_waiting: 10_000,
             queue_deadline: Duration::from_secs(15),
             handshake_deadline: Duration::from_secs(10),
-            contended_handshake_deadline: Duration::from_secs(3),
+            client_hello_deadline: Duration::from_secs(5),
+            handshake_patience: Duration::from_millis(200),
+            handshake_turn: Duration::from_secs(3),
             hello_deadline: Duration::from_secs(10),
             write_grace: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(5),

@@ -18,8 +18,7 @@ fn routes() -> Routes {
         authority: Arc::new(Authority::generate(SystemTime::now()).unwrap().0),
         tokens: Tokens::in_memory(),
         settings: Settings::default(),
-        failed_tokens: Mutex::new(FailedTokens::new()),
-        lookups: Semaphore::new(1),
+        refusal_log: LogRate::default(),
     }
 }
 
@@ -94,17 +93,16 @@ async fn every_refusal_gives_a_reason_and_never_quotes_the_token() {
     assert_eq!(post(&routes, "/v1", "", &nobody).await.0, 404);
 }
 
+/// Wrong tokens cannot be guessed and cost nothing: there is nothing to limit, and behind a NAT it would hit others.
 #[tokio::test]
-async fn an_address_with_too_many_failures_must_wait() {
+async fn a_valid_token_is_good_however_many_wrong_ones_came_before() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
     let token = routes.tokens.create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
     let wrong = JoinToken { secret: Sensitive::new("0".repeat(64)), ..token.clone() };
-    for _ in 0..10 {
+    for _ in 0..300 {
         assert_eq!(enroll(&routes, "edge-1", &wrong, &key).await.0, 401);
     }
-    let (status, body) = enroll(&routes, "edge-1", &token, &key).await;
-    assert_eq!(status, 429);
-    assert!(body.contains("try again in"), "{body}");
+    assert_eq!(enroll(&routes, "edge-1", &token, &key).await.0, 200);
 }
 
 #[tokio::test]

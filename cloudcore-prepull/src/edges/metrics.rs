@@ -1,4 +1,5 @@
-//! Metrics of what the controller does not learn about: queued and rejected connections.
+//! Metrics of what the controller does not learn about: connections that wait or do not get in, and edges that are sent
+//! away.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -10,33 +11,46 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PortLabels {
+    port: &'static str,
+    reason: &'static str,
+}
+
 prepull_program::metrics! {
-    /// Metrics of the tunnel. Cheap to clone; all clones share the values.
-    pub struct TunnelMetrics {
+    /// Metrics of both ports. Cheap to clone; all clones share the values.
+    pub struct EdgeMetrics {
         /// Edges that were told to come back later, by reason
         sent_away: Family<ReasonLabel, Counter>,
         /// Connections that wait for their handshake to begin
         waiting_connections: Gauge<i64>,
+        /// Connections that ended before or during their handshake, by port and reason
+        turned_away: Family<PortLabels, Counter>,
     }
 }
 
-impl TunnelMetrics {
+impl EdgeMetrics {
     /// Counts an edge that was told to come back later.
     pub(super) fn count_sent_away(&self, reason: &'static str) {
         self.sent_away.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     /// Counts a connection that waits for its handshake, until the guard is dropped.
-    pub(super) fn count_queued(&self) -> QueuedConnection {
+    pub(super) fn count_waiting(&self) -> WaitingConnection {
         self.waiting_connections.inc();
-        QueuedConnection(self.waiting_connections.clone())
+        WaitingConnection(self.waiting_connections.clone())
+    }
+
+    /// Counts a connection that did not get in.
+    pub(super) fn count_turned_away(&self, port: &'static str, reason: &'static str) {
+        self.turned_away.get_or_create(&PortLabels { port, reason }).inc();
     }
 }
 
 /// One counted connection that waits for its handshake.
-pub(super) struct QueuedConnection(Gauge<i64>);
+pub(super) struct WaitingConnection(Gauge<i64>);
 
-impl Drop for QueuedConnection {
+impl Drop for WaitingConnection {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -1,0 +1,136 @@
+//! A stream that knows when its client was last heard.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+/// Whose turn it is on a connection, the client's or ours, and since when it is the client's. Clones share it.
+#[derive(Clone, Debug)]
+pub(in crate::edges) struct Attention(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    begun: Instant,
+    /// When the client was last heard, in milliseconds since `begun`.
+    heard: AtomicU64,
+    /// Requests of the client that we work on.
+    busy: AtomicUsize,
+}
+
+impl Attention {
+    /// How long the client has sent nothing although it was its turn. What has arrived and was not read yet does not
+    /// count as sent: look right after the work has been polled.
+    pub(super) fn silent_for(&self, now: Instant) -> Duration {
+        if self.is_busy() {
+            return Duration::ZERO;
+        }
+        let heard = self.0.begun + Duration::from_millis(self.0.heard.load(Ordering::Relaxed));
+        now.saturating_duration_since(heard)
+    }
+
+    /// Whether it is our turn.
+    pub(super) fn is_busy(&self) -> bool {
+        self.0.busy.load(Ordering::Relaxed) > 0
+    }
+
+    /// Says that it is our turn, until the guard is dropped.
+    pub(in crate::edges) fn busy(&self) -> Busy {
+        self.0.busy.fetch_add(1, Ordering::Relaxed);
+        Busy(self.clone())
+    }
+
+    fn hear(&self) {
+        let millis = u64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.0.heard.store(millis, Ordering::Relaxed);
+    }
+}
+
+/// Work on a request.
+#[derive(Debug)]
+pub(in crate::edges) struct Busy(Attention);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.hear();
+        self.0.0.busy.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A stream that notes when bytes were read from it.
+#[derive(Debug)]
+pub(in crate::edges) struct HeardStream<S> {
+    stream: S,
+    attention: Attention,
+}
+
+impl<S> HeardStream<S> {
+    pub(super) fn new(stream: S) -> Self {
+        let state = State { begun: Instant::now(), heard: AtomicU64::new(0), busy: AtomicUsize::new(0) };
+        Self { stream, attention: Attention(Arc::new(state)) }
+    }
+
+    pub(super) fn attention(&self) -> Attention {
+        self.attention.clone()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for HeardStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.attention.hear();
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for HeardStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_is_silent_since_its_last_byte_unless_we_work_for_it() {
+        let (mut client, server) = tokio::io::duplex(16);
+        let mut heard = HeardStream::new(server);
+        let (attention, second) = (heard.attention(), Duration::from_secs(1));
+        tokio::time::advance(second).await;
+        assert_eq!(attention.silent_for(Instant::now()), second);
+        client.write_all(b"x").await.unwrap();
+        heard.read_u8().await.unwrap();
+        assert_eq!(attention.silent_for(Instant::now()), Duration::ZERO);
+        let busy = attention.busy();
+        tokio::time::advance(second).await;
+        assert_eq!(attention.silent_for(Instant::now()), Duration::ZERO);
+        drop(busy);
+        tokio::time::advance(2 * second).await;
+        assert_eq!(attention.silent_for(Instant::now()), 2 * second);
+    }
+}
