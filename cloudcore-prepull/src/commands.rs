@@ -1,6 +1,7 @@
-//! The command line, and the commands that do not stay running: `plan`, `token`, `crds`.
+//! The command line, and the commands that do not stay running: `plan`, `token`, `ca`, `crds`.
 
 pub(crate) mod args;
+pub(crate) mod ca;
 pub(crate) mod crds;
 pub(crate) mod plan;
 pub(crate) mod token;

@@ -47,6 +47,7 @@ mod listeners;
 pub mod metrics;
 mod preflight;
 mod recorder;
+mod rotation;
 mod vital;
 
 use self::core::{Clock, Core};
@@ -90,6 +91,11 @@ pub fn main(cli: Cli) -> ExitCode {
             let client = cluster::client(kubeconfig.as_deref()).await?;
             let outcome =
                 commands::token::run(command, client, &namespace, &mut stdout, &mut std::io::stderr()).await;
+            cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
+        }),
+        Command::Ca { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
+            let client = cluster::client(kubeconfig.as_deref()).await?;
+            let outcome = commands::ca::run(command, client, &namespace, &mut stdout).await;
             cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
         }),
         Command::Completion { shell } => {
@@ -149,7 +155,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.
-    listeners::read_authority_files(&args)?;
+    listeners::read_ca_files(&args)?;
     let mut record_file = args.record.as_deref().map(RecordFile::open).transpose()?;
     let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
@@ -219,7 +225,7 @@ async fn work(
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone()),
         kruise_writer: kruise_writer::Writer::new(writes.clone()),
-        writer: Writer::new(writes, events.clone()),
+        writer: Writer::new(writes.clone(), events.clone()),
         events,
         leadership,
         metrics: metrics.clone(),
@@ -254,7 +260,8 @@ async fn work(
     }
     info!("jobs and nodes are known");
 
-    let mut listeners = listeners::start(args, *health_address, client, &core, shutdown.clone()).await?;
+    let mut listeners =
+        listeners::start(args, *health_address, client, writes, &core, shutdown.clone()).await?;
     readiness.set_serving(true);
 
     let outcome = core.until(&mut inbox, |_| false, &shutdown).await;

@@ -122,6 +122,13 @@ impl Cloud {
         Ok(parts::output(command).await?.trim().to_owned())
     }
 
+    /// Runs a command like [`Self::command`], as somebody else.
+    pub async fn command_as(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(parts::program(PROGRAM)?);
+        command.args(arguments).arg("--kubeconfig").arg(kubeconfig).args(["--namespace", NAMESPACE]);
+        Ok(parts::output(command).await?.trim().to_owned())
+    }
+
     /// Runs `plan` against the cluster, with the rights of the cloud, and returns its output.
     pub async fn plan(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::program(PROGRAM)?);

@@ -193,6 +193,21 @@ impl Cluster {
         &self.cloudcore_kubeconfig
     }
 
+    /// A kubeconfig file with the rights of this user.
+    pub fn kubeconfig_as(&self, user: &str) -> Result<PathBuf> {
+        let text = std::fs::read_to_string(&self.kubeconfig)?;
+        let mut config: serde_json::Value = serde_saphyr::from_str(&text)?;
+        config["users"][0]["user"]["as"] = user.into();
+        let file = self.place.new_dir("kubeconfig")?.join("impersonated");
+        std::fs::write(&file, config.to_string())?;
+        Ok(file)
+    }
+
+    /// A client with the rights of a kubeconfig file.
+    pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
+        client(kubeconfig).await
+    }
+
     /// Runs kubectl with all rights, and returns its output.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::kubectl());

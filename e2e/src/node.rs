@@ -63,6 +63,17 @@ pub struct Start<'a> {
     disk: Option<u64>,
     eavesdropped: bool,
     agent: bool,
+    identity: Origin,
+}
+
+/// Where the identity of a node comes from.
+enum Origin {
+    /// A new token.
+    Token,
+    /// This token.
+    Given(String),
+    /// A state directory of another time, which is copied.
+    StateDir(PathBuf),
 }
 
 impl EdgeNode {
@@ -79,6 +90,7 @@ impl EdgeNode {
             disk: None,
             eavesdropped: false,
             agent: true,
+            identity: Origin::Token,
         }
     }
 
@@ -289,17 +301,45 @@ impl Start<'_> {
         self
     }
 
+    /// Joins with this token instead of a new one.
+    #[must_use]
+    pub fn with_token(mut self, token: &str) -> Self {
+        self.identity = Origin::Given(token.to_owned());
+        self
+    }
+
+    /// Takes a copy of this state directory instead of joining. Where the cloud is, [`Self::args`] has to say.
+    #[must_use]
+    pub fn joined_before(mut self, state: &Path) -> Self {
+        self.identity = Origin::StateDir(state.to_owned());
+        self
+    }
+
     async fn start(self) -> Result<EdgeNode> {
-        let Self { cloud, name, tunnel, arguments, space, environment, disk, eavesdropped, agent } = self;
-        let (containerd, token) = tokio::try_join!(Containerd::start_on(&name, disk), cloud.token(&name))?;
+        let Self { cloud, name, tunnel, arguments, space, environment, disk, eavesdropped, agent, identity } =
+            self;
+        let token = async {
+            Ok(match &identity {
+                Origin::Token => Some(cloud.token(&name).await?),
+                Origin::Given(token) => Some(token.clone()),
+                Origin::StateDir(_) => None,
+            })
+        };
+        let (containerd, token) = tokio::try_join!(Containerd::start_on(&name, disk), token)?;
         let place = Place::here()?;
         let state = containerd.dir().join("agent");
-        let mut command = Command::new(parts::program(PROGRAM)?);
-        command.args(["join", "--token", &token, "--node-name", &name]).arg("--state-dir").arg(&state);
-        command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
-        command.args(["--tunnel-url", &format!("wss://{tunnel}{}", prepull_api::wire::TUNNEL_PATH)]);
-        command.envs(environment.iter().cloned());
-        parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
+        if let Some(token) = token {
+            let mut command = Command::new(parts::program(PROGRAM)?);
+            command.args(["join", "--token", &token, "--node-name", &name]).arg("--state-dir").arg(&state);
+            command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
+            command.args(["--tunnel-url", &format!("wss://{tunnel}{}", prepull_api::wire::TUNNEL_PATH)]);
+            command.envs(environment.iter().cloned());
+            parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
+        } else if let Origin::StateDir(from) = &identity {
+            let mut copy = Command::new("cp");
+            copy.arg("-r").arg(from).arg(&state);
+            parts::output(copy).await?;
+        }
         let metrics = Port::reserve()?;
         let space = match space {
             Some(space) => {

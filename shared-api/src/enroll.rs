@@ -19,6 +19,8 @@ pub const ENROLL_PATH: &str = "/v1/enroll";
 pub const RENEW_PATH: &str = "/v1/renew";
 /// Largest body in bytes, enforced on both sides: a CSR is below 1 KiB, two certificates are below 4 KiB.
 pub const MAX_BODY: usize = 16 * 1024;
+/// Most CAs that an edge trusts. A rotation needs two; the rest is room for whoever brings CAs of their own.
+pub const MAX_TRUSTED_CAS: usize = 8;
 /// Organisation in the subject of every node's certificate, as in the kubelet's.
 pub const NODES_ORGANISATION: &str = "system:nodes";
 /// Prefix of the common name of every node's certificate; the name of the node follows.

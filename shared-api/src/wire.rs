@@ -42,6 +42,11 @@ pub enum EdgeMessage {
     Progress(Progress),
     /// Final result of a task. Sent again in every session until it is acknowledged.
     Result(TaskResult),
+    /// Answer to [`CloudMessage::Trust`]: the CAs are on the edge's disk.
+    Trusts {
+        /// SHA-256 of [`TrustedCas::bundle`], in hex.
+        bundle: String,
+    },
 }
 
 /// A message from the cloud to the edge.
@@ -64,6 +69,8 @@ pub enum CloudMessage {
         /// Why the task is stopped, for the log and the result.
         reason: String,
     },
+    /// The CAs to trust from now on. Only for an edge whose `Hello` says which ones it trusts.
+    Trust(TrustedCas),
     /// Tells the edge to close the session and to reconnect later. Takes precedence over the edge's own backoff.
     Goaway {
         /// Earliest time of the next connection, from now.
@@ -96,6 +103,22 @@ pub struct Hello {
     /// All tasks in the ledger. At most [`MAX_OPEN_TASKS`].
     #[serde(default)]
     pub open: Vec<OpenTask>,
+    /// SHA-256 of the CAs that the edge trusts, as [`TrustedCas::bundle`] holds them, in hex. Absent for agents that
+    /// cannot be told of another CA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trusts: Option<String>,
+}
+
+/// The CAs that an edge is to trust.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrustedCas {
+    /// Certificates as PEM, at most [`crate::enroll::MAX_TRUSTED_CAS`]. The first CA signs.
+    pub bundle: String,
+    /// An edge whose certificate is of another CA than the first one renews it at a time of its own choice, but
+    /// within this time: a whole fleet must not do so at once.
+    #[serde(with = "millis")]
+    pub renew_within: Duration,
 }
 
 /// A file system and its size.

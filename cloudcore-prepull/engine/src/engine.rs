@@ -201,7 +201,7 @@ fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
         ),
         SessionEvent::Message { ref message, .. } => {
             let task = match message {
-                EdgeMessage::Hello(_) => None,
+                EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } => None,
                 EdgeMessage::Accepted { task } => Some(task),
                 EdgeMessage::Progress(progress) => Some(&progress.task),
                 EdgeMessage::Result(result) => Some(&result.task),

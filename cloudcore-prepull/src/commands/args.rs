@@ -10,6 +10,7 @@ use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 use prepull_program::log::LogArgs;
 
+use crate::commands::ca::CaCommand;
 use crate::commands::plan::PlanArgs;
 use crate::commands::token::TokenCommand;
 use crate::kube_api::leader::{Timing, TimingError};
@@ -50,6 +51,15 @@ pub(crate) enum Command {
         /// The command about tokens.
         #[command(subcommand)]
         command: TokenCommand,
+    },
+    /// Show, rotate and retire the CA of the edges' certificates.
+    Ca {
+        /// The flags of the cluster.
+        #[command(flatten)]
+        cluster: ClusterArgs,
+        /// The command about the CA.
+        #[command(subcommand)]
+        command: CaCommand,
     },
     /// Print the completion script for a shell.
     #[command(
@@ -97,7 +107,8 @@ pub(crate) struct RunArgs {
     /// DNS name or IP address by which edges reach this server; may be repeated.
     #[arg(long, value_name = "NAME", value_parser = parse_advertised, env = "PREPULL_ADVERTISE", value_delimiter = ',')]
     pub(crate) advertise: Vec<String>,
-    /// PEM file of the CA certificate [default: the CA in the Secret prepull-ca].
+    /// PEM file of the CA certificate, and of others that are trusted beside it [default: the CA in the Secret
+    /// prepull-ca].
     #[arg(long, value_name = "FILE", requires = "ca_key", env = "PREPULL_CA_CERT")]
     pub(crate) ca_cert: Option<PathBuf>,
     /// PEM file of the CA key [default: the CA in the Secret prepull-ca].

@@ -15,7 +15,8 @@ use ring::digest::{SHA256, digest};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
-use crate::edges::pki::Authority;
+use crate::edges::pki::published::{CA_CONFIG_MAP, Published};
+use crate::edges::pki::store::CaStore;
 use crate::edges::tokens::{ListedToken, Scope, Tokens};
 
 /// The longest lifetime of a token. A longer-lived one would be a forgotten key to the fleet.
@@ -37,8 +38,7 @@ pub(crate) enum TokenCommand {
         /// Lifetime of the token, such as 30m, 1h or 2d; at most 30 days.
         #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl)]
         ttl: Duration,
-        /// The CA certificate, if `run` has it by --ca-cert [default: the CA in the Secret prepull-ca, created if
-        /// there is none].
+        /// The CA certificate [default: the one that cloudcore-prepull publishes in the ConfigMap prepull-ca].
         #[arg(long, value_name = "FILE", env = "PREPULL_CA_CERT")]
         ca_cert: Option<PathBuf>,
         /// Host of cloudcore, for the join command that is shown; several are separated by commas.
@@ -82,7 +82,7 @@ pub(crate) async fn run(
         TokenCommand::Create { node, ttl, ca_cert, server } => {
             let ca = match ca_cert {
                 Some(path) => read_fingerprint(&path)?,
-                None => Authority::load_or_create(client.clone(), namespace).await?.fingerprint(),
+                None => fingerprint(client.clone(), namespace).await?,
             };
             let is_missing = match &node {
                 Some(node) => is_missing(client, node).await,
@@ -110,6 +110,23 @@ pub(crate) async fn run(
         }
     }
     Ok(())
+}
+
+/// The hash of the CA as cloudcore publishes it. Before cloudcore has run for the first time, of the CA in the Secret,
+/// which is created if there is none; that needs the rights of cloudcore.
+async fn fingerprint(client: kube::Client, namespace: &str) -> anyhow::Result<[u8; 32]> {
+    let published = Published::read(client.clone(), namespace).await;
+    let published = published.with_context(|| format!("reading ConfigMap {namespace}/{CA_CONFIG_MAP}"))?;
+    if let Some(fingerprint) = published.and_then(|published| published.fingerprint()) {
+        return Ok(fingerprint);
+    }
+    let stored = CaStore::new(client, namespace).load_or_create().await.with_context(|| {
+        format!(
+            "there is no ConfigMap {namespace}/{CA_CONFIG_MAP} with the CA yet (cloudcore-prepull makes it when it \
+             leads), and the CA itself cannot be used"
+        )
+    })?;
+    Ok(stored.rotation.set.signer().fingerprint())
 }
 
 /// Whether the cluster has no Node of this name. Who may not list nodes is not warned.
@@ -176,6 +193,7 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
+    use crate::edges::pki::Authority;
 
     #[test]
     fn the_table_shows_scope_expiry_and_use_of_each_token() {

@@ -1,7 +1,7 @@
 //! The enrolment endpoint: three HTTPS routes, without state of its own.
 //!
 //! ```text
-//!  GET  /v1/ca                          ─▶ the CA's certificate
+//!  GET  /v1/ca                          ─▶ the CAs' certificates
 //!  POST /v1/enroll  token, CSR          ─▶ tokens ─▶ Authority::sign_client
 //!  POST /v1/renew   certificate, CSR    ─▶ Peer ───▶ Authority::sign_client
 //! ```
@@ -26,7 +26,7 @@ use crate::edges::EdgeMetrics;
 use crate::edges::accept::accept_connection;
 use crate::edges::door::{Arrived, Attention, Door, Limits};
 use crate::edges::log_rate::LogRate;
-use crate::edges::pki::Authority;
+use crate::edges::pki::ServerIdentity;
 use crate::edges::pki::peer::Peer;
 use crate::edges::tokens::Tokens;
 use routes::Routes;
@@ -70,15 +70,15 @@ impl Default for Settings {
 /// Serves edges until `shutdown`; requests in progress then have two more seconds.
 pub async fn serve(
     listener: TcpListener,
-    tls: Arc<rustls::ServerConfig>,
-    authority: Arc<Authority>,
+    identity: Arc<ServerIdentity>,
     tokens: Tokens,
     settings: Settings,
     metrics: EdgeMetrics,
     shutdown: CancellationToken,
 ) {
-    let routes = Routes { authority, tokens, settings, refusal_log: LogRate::default() };
-    let endpoint = Arc::new(Endpoint { door: Door::new("enroll", LIMITS, metrics), tls, routes });
+    let routes =
+        Routes { identity: Arc::clone(&identity), tokens, settings, refusal_log: LogRate::default() };
+    let endpoint = Arc::new(Endpoint { door: Door::new("enroll", LIMITS, metrics), identity, routes });
     let tracker = TaskTracker::new();
     let accept = async {
         loop {
@@ -95,7 +95,7 @@ pub async fn serve(
 /// What all connections share.
 struct Endpoint {
     door: Door,
-    tls: Arc<rustls::ServerConfig>,
+    identity: Arc<ServerIdentity>,
     routes: Routes,
 }
 
@@ -116,7 +116,7 @@ impl Endpoint {
         attention: Attention,
         address: IpAddr,
     ) -> anyhow::Result<()> {
-        let handshake = timeout(TLS_DEADLINE, arrived.into_stream(Arc::clone(&self.tls)));
+        let handshake = timeout(TLS_DEADLINE, arrived.into_stream(self.identity.enroll_tls()));
         let stream = handshake.await.context("the TLS handshake took too long")??;
         let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now());
         let (peer, attention) = (&peer, &attention);

@@ -1,13 +1,16 @@
 //! The CA and the certificates that it signs: cloudcore's own and those of the edges.
 //!
 //! ```text
-//!  Secret or files ─▶ Authority ─sign_server─▶ ServerIdentity ─▶ TLS of both listeners
-//!                         └──────sign_client─▶ enroll ─▶ edge ─▶ Peer, on each connection
+//!  Secret or files ─▶ CaSet: Authority ─sign_server─▶ ServerIdentity ─▶ TLS of both listeners
+//!                                └──────sign_client─▶ enroll ─▶ edge ─▶ Peer, on each connection
 //! ```
 
+pub(crate) mod ca_set;
 pub(crate) mod peer;
+pub(crate) mod published;
+pub(crate) mod rotation;
 mod server;
-mod store;
+pub(crate) mod store;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,11 +30,13 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+pub use ca_set::CaSet;
+pub use rotation::Rotation;
 pub use server::ServerIdentity;
 pub(crate) use server::is_server_name;
 use store::CA_SECRET;
 
-/// The lifetime of the CA. Replacing it means that every edge must join again.
+/// The lifetime of the CA. A rotation replaces it without anybody joining again.
 const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// The lifetime of cloudcore's own certificate; it is renewed when a third is left.
 const SERVER_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
@@ -145,8 +150,13 @@ impl Authority {
     pub fn generate(now: SystemTime) -> Result<(Self, String), PkiError> {
         let key = KeyPair::generate()?;
         let mut params = certificate_params(now, now + CA_LIFE)?;
-        params.distinguished_name.push(DnType::CommonName, "cloudcore-prepull CA");
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        // A name of its own, so that whoever verifies need not try the keys of all CAs of the same name.
+        let mut name = [0; 4];
+        SystemRandom::new().fill(&mut name).map_err(|_| PkiError::Random)?;
+        let name = format!("cloudcore-prepull CA {}", prepull_api::enroll::hex(&name));
+        params.distinguished_name.push(DnType::CommonName, name);
+        // One level below it: the next CA, when this one certifies it.
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.use_authority_key_identifier_extension = false; // self-signed
         let certificate = params.self_signed(&key)?.pem();
@@ -211,6 +221,20 @@ impl Authority {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = params.signed_by(&csr.key, &self.issuer)?;
         Ok(SignedCertificate { pem: certificate.pem(), not_after })
+    }
+
+    /// Certifies the key of a CA that [`Self::generate`] has made, so that whoever trusts this one can verify what that
+    /// one signs. PEM.
+    fn certify(&self, other: &Self, now: SystemTime) -> Result<String, PkiError> {
+        let unusable = || PkiError::Csr("the new CA's certificate cannot be read");
+        let (_, certificate) = X509Certificate::from_der(&other.certificate).map_err(|_| unusable())?;
+        let name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+        let mut params = certificate_params(now, other.not_after.min(self.not_after))?;
+        params.distinguished_name.push(DnType::CommonName, name.ok_or_else(unusable)?);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = SubjectPublicKeyInfo::from_der(certificate.public_key().raw)?;
+        Ok(params.signed_by(&key, &self.issuer)?.pem())
     }
 
     /// Generates a key and signs a certificate for cloudcore itself.

@@ -17,6 +17,8 @@ mod refusal;
 mod registry;
 mod session;
 mod settings;
+mod trust;
 
 pub use registry::{SendError, Sessions};
 pub use settings::Settings;
+pub(crate) use trust::CaCensus;

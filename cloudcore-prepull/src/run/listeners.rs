@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use kube::Client;
@@ -15,37 +15,66 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span};
 
 use super::core::Core;
+use super::rotation::{RotationKeeper, Source};
 use crate::commands::args::RunArgs;
 use crate::edges::enroll;
-use crate::edges::pki::{Authority, ServerIdentity};
+use crate::edges::pki::store::CaStore;
+use crate::edges::pki::{CaSet, ServerIdentity};
 use crate::edges::tokens::Tokens;
 use crate::edges::tunnel::{self, listener};
+use crate::kube_api::refusal::FailureLog;
 
 /// Events of sessions that wait for the engine's queue. When it is full, the sessions wait.
 const EVENTS: usize = 1024;
 
-/// Opens both ports. The tasks end when both have drained after `shutdown`.
+/// How long after its end a certificate may still be renewed.
+const RENEW_GRACE: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// Opens both ports. `writes` is the leader's client. The tasks end when both have drained after `shutdown`.
 pub(super) async fn start(
     args: &RunArgs,
     health: SocketAddr,
     client: Client,
+    writes: Client,
     core: &Core,
     shutdown: CancellationToken,
 ) -> anyhow::Result<JoinSet<()>> {
     let (vital, inputs) = (&core.vital, core.inputs.clone());
     let namespace = &args.cluster.namespace;
-    let authority = match read_authority_files(args)? {
-        Some(authority) => authority,
-        None => Authority::load_or_create(client.clone(), namespace).await.with_context(|| {
-            format!("read or create the CA, the Secret prepull-ca in the namespace {namespace}")
-        })?,
+    let (cas, source) = match (read_ca_files(args)?, &args.ca_cert, &args.ca_key) {
+        (Some(cas), Some(certificates), Some(key)) => {
+            (cas, Source::Files { certificates: certificates.clone(), key: key.clone() })
+        }
+        _ => {
+            let store = |client: &Client| CaStore::new(client.clone(), namespace);
+            let stored = store(&client).load_or_create().await.with_context(|| {
+                format!("read or create the CA, the Secret prepull-ca in the namespace {namespace}")
+            })?;
+            (stored.rotation.set, Source::Secret { read: store(&client), write: store(&writes) })
+        }
     };
-    let authority = Arc::new(authority);
-    let identity =
-        ServerIdentity::new(authority.clone(), &args.advertise).context("issue the server's certificate")?;
-    let (tunnel_tls, enroll_tls) = (identity.tunnel_tls()?, identity.enroll_tls()?);
+    let identity = ServerIdentity::new(cas, &args.advertise).context("issue the server's certificate")?;
     tokio::spawn(
-        vital.guard("the renewal of the server's certificate", identity.keep_renewed(shutdown.clone())),
+        vital.guard(
+            "the renewal of the server's certificate",
+            identity.clone().keep_renewed(shutdown.clone()),
+        ),
+    );
+
+    let keeper = RotationKeeper {
+        source,
+        identity: identity.clone(),
+        sessions: core.sessions.clone(),
+        writes,
+        namespace: namespace.clone(),
+        old_life: args.edge_cert_ttl + RENEW_GRACE,
+        log: FailureLog::default(),
+    };
+    let (begun, published) = keeper.begin().await;
+    tokio::spawn(
+        shutdown
+            .clone()
+            .run_until_cancelled_owned(vital.guard("the rotation of the CA", keeper.keep(begun, published))),
     );
 
     let tunnel = listener::bind(args.tunnel_listen)
@@ -64,8 +93,7 @@ pub(super) async fn start(
         vital.guard("the watch of join tokens", watch).instrument(info_span!("watch", kind = "Secret")),
     );
     let metrics = core.metrics.edges();
-    let serving =
-        enroll::serve(enrolment, enroll_tls, authority, tokens, settings, metrics, shutdown.clone());
+    let serving = enroll::serve(enrolment, identity.clone(), tokens, settings, metrics, shutdown.clone());
     let mut listeners = JoinSet::new();
     listeners.spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
 
@@ -80,7 +108,7 @@ pub(super) async fn start(
     tokio::spawn(vital.guard("the forwarding of the sessions' events", forwarding));
     let settings = tunnel::Settings { heartbeat: args.heartbeat, ..tunnel::Settings::default() };
     let (sessions, metrics) = (core.sessions.clone(), core.metrics.edges());
-    let serving = listener::serve(tunnel, tunnel_tls, sessions, events, settings, metrics, shutdown);
+    let serving = listener::serve(tunnel, identity, sessions, events, settings, metrics, shutdown);
     listeners.spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
 
     if let Some(file) = &args.ports_file {
@@ -92,9 +120,9 @@ pub(super) async fn start(
 }
 
 /// The CA of `--ca-cert` and `--ca-key`, if they are given.
-pub(super) fn read_authority_files(args: &RunArgs) -> anyhow::Result<Option<Authority>> {
+pub(super) fn read_ca_files(args: &RunArgs) -> anyhow::Result<Option<CaSet>> {
     let (Some(certificate), Some(key)) = (&args.ca_cert, &args.ca_key) else { return Ok(None) };
-    Authority::from_files(certificate, key).map(Some).context("read --ca-cert and --ca-key")
+    CaSet::from_files(certificate, key).map(Some).context("read --ca-cert and --ca-key")
 }
 
 fn write_atomically(file: &Path, text: &str) -> std::io::Result<()> {

@@ -138,7 +138,7 @@ impl Edge {
                     self.ledger.remove(&task);
                 }
             }
-            CloudMessage::Welcome(_) | CloudMessage::Goaway { .. } => {}
+            CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => {}
         }
     }
 }

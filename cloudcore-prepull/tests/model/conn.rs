@@ -169,7 +169,7 @@ impl World {
                 CloudMessage::Assign(assign) => AgentEvent::Assign(assign),
                 CloudMessage::ResultAck { task } => AgentEvent::ResultAck(task),
                 CloudMessage::Cancel { task, reason } => AgentEvent::Cancel { task, reason },
-                CloudMessage::Goaway { .. } => return true,
+                CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => return true,
             },
         );
         true

@@ -10,6 +10,7 @@ pub(crate) fn told(message: &CloudMessage) -> String {
         CloudMessage::ResultAck { task } => format!("ResultAck {task}"),
         CloudMessage::Cancel { task, reason } => format!("Cancel {task}: {reason}"),
         CloudMessage::Welcome(_) => "Welcome".to_owned(),
+        CloudMessage::Trust(_) => "Trust".to_owned(),
         CloudMessage::Goaway { .. } => "Goaway".to_owned(),
     }
 }
@@ -17,6 +18,7 @@ pub(crate) fn told(message: &CloudMessage) -> String {
 pub(crate) fn said(message: &EdgeMessage) -> String {
     match message {
         EdgeMessage::Hello(_) => "Hello".to_owned(),
+        EdgeMessage::Trusts { .. } => "Trusts".to_owned(),
         EdgeMessage::Accepted { task } => format!("Accepted {task}"),
         EdgeMessage::Progress(progress) => format!("Progress {}", progress.task),
         EdgeMessage::Result(result) => {

@@ -38,23 +38,36 @@ pub(crate) async fn join(
     timeout(SOON, join::run(join_args(cloud, token, node, dir))).await.unwrap()
 }
 
+/// Short waits between two attempts.
+pub(crate) fn impatient() -> Settings {
+    Settings {
+        first_backoff: Duration::from_millis(20),
+        last_backoff: Duration::from_millis(100),
+        ..Settings::default()
+    }
+}
+
 pub(crate) struct Agent {
     pub(crate) identity: Identity,
     pub(crate) link: Link,
     events: mpsc::Receiver<TunnelEvent>,
     pub(crate) shutdown: CancellationToken,
     _stop: DropGuard,
-    _state: TempDir,
+    pub(crate) state: TempDir,
 }
 
 impl Agent {
+    /// Joins, and leaves it at that.
+    pub(crate) async fn join(cloud: &Cloud, node: &str) -> TempDir {
+        let state = tempfile::tempdir().unwrap();
+        let token = cloud.token(cloudcore_prepull::edges::tokens::Scope::Node(node.into())).await;
+        join(cloud, &token, node, state.path()).await.unwrap();
+        state
+    }
+
     /// Joins and starts to dial the cloud, or `tunnel_url` if it is given.
     pub(crate) async fn start(cloud: &Cloud, node: &str, tunnel_url: Option<String>) -> Self {
-        let settings = Settings {
-            first_backoff: Duration::from_millis(20),
-            last_backoff: Duration::from_millis(100),
-            ..Settings::default()
-        };
+        let settings = impatient();
         let url = tunnel_url.unwrap_or_else(|| cloud.tunnel_url());
         Self::dialling(cloud, node, vec![url], settings).await
     }
@@ -66,9 +79,11 @@ impl Agent {
         tunnel_urls: Vec<String>,
         settings: Settings,
     ) -> Self {
-        let state = tempfile::tempdir().unwrap();
-        let token = cloud.token(cloudcore_prepull::edges::tokens::Scope::Node(node.into())).await;
-        join(cloud, &token, node, state.path()).await.unwrap();
+        Self::wake(Self::join(cloud, node).await, tunnel_urls, settings)
+    }
+
+    /// Starts to dial these URLs, with what a join has left.
+    pub(crate) fn wake(state: TempDir, tunnel_urls: Vec<String>, settings: Settings) -> Self {
         let identity = Identity::load(state.path()).unwrap();
         let (link, outgoing) = Link::new(8);
         let (sender, events) = mpsc::channel(8);
@@ -76,7 +91,7 @@ impl Agent {
         let dialler =
             dial::run_with(settings, identity.clone(), tunnel_urls, sender, outgoing, shutdown.clone());
         tokio::spawn(dialler);
-        Self { identity, link, events, _stop: shutdown.clone().drop_guard(), shutdown, _state: state }
+        Self { identity, link, events, _stop: shutdown.clone().drop_guard(), shutdown, state }
     }
 
     pub(crate) async fn event(&mut self) -> TunnelEvent {

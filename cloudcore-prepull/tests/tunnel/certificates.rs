@@ -68,7 +68,7 @@ async fn a_certificate_is_accepted_with_clocks_five_minutes_apart() {
 async fn a_certificate_of_the_ca_for_another_subject_is_refused() {
     let cloud = Cloud::start();
     let ca_key = KeyPair::from_pem(&cloud.authority_key).unwrap();
-    let issuer = Issuer::from_ca_cert_der(cloud.authority.certificate(), ca_key).unwrap();
+    let issuer = Issuer::from_ca_cert_der(cloud.cas().signer().certificate(), ca_key).unwrap();
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["system:node:edge-1".to_owned()]).unwrap();
     params.distinguished_name.push(DnType::CommonName, "admin");

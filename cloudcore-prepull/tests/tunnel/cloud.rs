@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cloudcore_prepull::edges::enroll;
-use cloudcore_prepull::edges::pki::{Authority, ServerIdentity, VerifiedCsr};
+use cloudcore_prepull::edges::pki::{Authority, CaSet, ServerIdentity, VerifiedCsr};
 use cloudcore_prepull::edges::tokens::{Scope, Tokens};
 use cloudcore_prepull::edges::tunnel::{Sessions, Settings, listener};
 use cloudcore_prepull::run::metrics::Metrics;
@@ -22,7 +22,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(15);
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 pub(crate) struct Cloud {
-    pub(crate) authority: Arc<Authority>,
+    pub(crate) identity: Arc<ServerIdentity>,
     /// The CA's key, PEM.
     pub(crate) authority_key: String,
     pub(crate) tokens: Tokens,
@@ -48,16 +48,16 @@ impl Cloud {
 
     pub(crate) fn start_with(settings: Settings) -> Self {
         let (authority, authority_key) = Authority::generate(SystemTime::now()).unwrap();
-        Self::of(Arc::new(authority), authority_key, settings)
+        let identity = ServerIdentity::new(authority, &["cloud.example".to_owned()]).unwrap();
+        Self::of(identity, authority_key, settings)
     }
 
     /// Starts another replica with the same CA.
     pub(crate) fn beside(&self, settings: Settings) -> Self {
-        Self::of(Arc::clone(&self.authority), self.authority_key.clone(), settings)
+        Self::of(Arc::clone(&self.identity), self.authority_key.clone(), settings)
     }
 
-    fn of(authority: Arc<Authority>, authority_key: String, settings: Settings) -> Self {
-        let identity = ServerIdentity::new(Arc::clone(&authority), &["cloud.example".to_owned()]).unwrap();
+    fn of(identity: Arc<ServerIdentity>, authority_key: String, settings: Settings) -> Self {
         let any = "127.0.0.1:0".parse().unwrap();
         let (tunnel, enroll) = (listener::bind(any).unwrap(), listener::bind(any).unwrap());
         let (tunnel_address, enroll_address) = (tunnel.local_addr().unwrap(), enroll.local_addr().unwrap());
@@ -67,19 +67,18 @@ impl Cloud {
         let metrics = Metrics::default();
         tokio::spawn(enroll::serve(
             enroll,
-            identity.enroll_tls().unwrap(),
-            Arc::clone(&authority),
+            Arc::clone(&identity),
             tokens.clone(),
             enroll::Settings::default(),
             metrics.edges(),
             shutdown.clone(),
         ));
-        let tls = identity.tunnel_tls().unwrap();
         let (meters, stop) = (metrics.edges(), shutdown.clone());
         let serving =
-            tokio::spawn(listener::serve(tunnel, tls, sessions.clone(), sender, settings, meters, stop));
+            listener::serve(tunnel, Arc::clone(&identity), sessions.clone(), sender, settings, meters, stop);
+        let serving = tokio::spawn(serving);
         Self {
-            authority,
+            identity,
             authority_key,
             tokens,
             sessions,
@@ -93,6 +92,11 @@ impl Cloud {
         }
     }
 
+    /// The CA that signs.
+    pub(crate) fn cas(&self) -> Arc<CaSet> {
+        self.identity.cas()
+    }
+
     pub(crate) fn tunnel_url(&self) -> String {
         format!("wss://{}/v1/edge", self.tunnel)
     }
@@ -102,13 +106,13 @@ impl Cloud {
     }
 
     pub(crate) async fn token(&self, scope: Scope) -> JoinToken {
-        self.tokens.create(self.authority.fingerprint(), scope, HOUR, SystemTime::now()).await.unwrap()
+        self.tokens.create(self.cas().signer().fingerprint(), scope, HOUR, SystemTime::now()).await.unwrap()
     }
 
     /// Signs a certificate as enrolment would, for any validity.
     pub(crate) fn certificate(&self, csr: &str, node: &str, ttl: Duration, now: SystemTime) -> String {
         let csr = VerifiedCsr::from_pem(csr).unwrap();
-        self.authority.sign_client(&csr, &node.into(), ttl, now).unwrap().pem
+        self.cas().signer().sign_client(&csr, &node.into(), ttl, now).unwrap().pem
     }
 
     pub(crate) async fn event(&mut self) -> SessionEvent {

@@ -29,7 +29,7 @@ async fn a_join_stores_an_identity_that_a_failed_join_does_not_change() {
     assert!(joined.to_string().starts_with("joined as node edge-1"), "{joined}");
     let month = SystemTime::now() + 30 * 24 * HOUR;
     assert!(month.duration_since(joined.not_after).unwrap() < HOUR);
-    assert_eq!(read(dir.path(), "ca.crt"), cloud.authority.pem());
+    assert_eq!(read(dir.path(), "ca.crt"), cloud.cas().bundle());
     assert_eq!(Identity::load(dir.path()).unwrap().node(), "edge-1".into());
     let connection = Connection::load(dir.path()).unwrap();
     assert_eq!(connection.tunnel_urls, cloud.tunnel_url().into());
@@ -99,9 +99,7 @@ async fn the_token_is_never_shown_to_a_server_that_is_not_the_one() {
 
     // Another installation, with a valid certificate of its own CA, that records what it receives.
     let stranger = Cloud::start();
-    let identity =
-        cloudcore_prepull::edges::pki::ServerIdentity::new(Arc::clone(&stranger.authority), &[]).unwrap();
-    let acceptor = TlsAcceptor::from(identity.enroll_tls().unwrap());
+    let acceptor = TlsAcceptor::from(stranger.identity.enroll_tls());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let recording = tokio::spawn(async move {
@@ -134,7 +132,10 @@ async fn a_server_whose_chain_merely_contains_the_ca_is_not_trusted() {
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![own.cert.der().clone(), cloud.authority.certificate().clone()], key.into())
+        .with_single_cert(
+            vec![own.cert.der().clone(), cloud.cas().signer().certificate().clone()],
+            key.into(),
+        )
         .unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -307,5 +308,5 @@ async fn renewing_requires_a_client_certificate_and_reading_the_ca_does_not() {
     let get = "GET /v1/ca HTTP/1.1\r\nHost: x\r\n\r\n";
     assert!(get.contains(CA_PATH));
     let answer = request(get, nobody).await;
-    assert!(answer.ends_with(&cloud.authority.pem()), "{answer}");
+    assert!(answer.ends_with(&cloud.cas().bundle()), "{answer}");
 }

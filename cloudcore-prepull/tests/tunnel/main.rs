@@ -4,6 +4,7 @@
 mod agent;
 mod cloud;
 mod raw;
+mod rotation;
 
 mod addresses;
 mod certificates;

@@ -44,7 +44,7 @@ impl Credentials {
 /// The TLS configuration of a client that trusts the cloud, with or without a certificate.
 pub(crate) fn tls(cloud: &Cloud, credentials: Option<&Credentials>) -> Arc<ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(cloud.authority.certificate().clone()).unwrap();
+    roots.add(cloud.cas().signer().certificate().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

@@ -23,7 +23,7 @@ const SYSTEM: &str = "kube-system";
 /// Media type of lists that have only metadata.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// Kinds of objects that tests leave: path of the group, and plural.
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 11] = [
     ("/apis/operations.kubeedge.io/v1alpha2", "imageprepulljobs"),
     ("/apis/operations.kubeedge.io/v1alpha2", "imageprepullreports"),
     ("/apis/apps.kruise.io/v1beta1", "imagelistpulljobs"),
@@ -32,6 +32,7 @@ const KINDS: [(&str, &str); 10] = [
     ("/api/v1", "nodes"),
     ("/api/v1", "pods"),
     ("/api/v1", "secrets"),
+    ("/api/v1", "configmaps"),
     ("/apis/coordination.k8s.io/v1", "leases"),
     ("/api/v1", "events"),
 ];

@@ -200,6 +200,7 @@ impl Edge {
                     image_filesystem: None,
                     max_tasks: Some(self.agent.max_tasks().get()),
                     open: self.agent.open_tasks(),
+                    trusts: None, // the tunnel knows
                 };
                 let _ = answer.send(hello); // fails if the attempt to connect is over
                 return None;
@@ -224,7 +225,7 @@ impl Edge {
             }
             CloudMessage::ResultAck { task } => Some(AgentEvent::ResultAck(task)),
             CloudMessage::Cancel { task, reason } => Some(AgentEvent::Cancel { task, reason }),
-            CloudMessage::Welcome(_) | CloudMessage::Goaway { .. } => None,
+            CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => None,
         }
     }
 

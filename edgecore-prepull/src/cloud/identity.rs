@@ -10,6 +10,7 @@ mod current;
 mod error;
 mod files;
 mod renew;
+mod trust;
 
 pub(crate) use current::Current;
 pub use current::Identity;

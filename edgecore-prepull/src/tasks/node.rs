@@ -315,7 +315,9 @@ impl<P: Puller> Node<P> {
                 self.handle(AgentEvent::Cancel { task, reason });
             }
             // The tunnel handles these itself.
-            TunnelEvent::Message(message @ (CloudMessage::Welcome(_) | CloudMessage::Goaway { .. })) => {
+            TunnelEvent::Message(
+                message @ (CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. }),
+            ) => {
                 debug!(?message, "message is not for the agent");
             }
         }

@@ -62,15 +62,17 @@ fn edge_messages_keep_their_bytes() {
             open: [OpenPhase::Running, OpenPhase::NeedsKeys, OpenPhase::Finished]
                 .map(|phase| OpenTask { task: task_id(), phase })
                 .to_vec(),
+            trusts: Some("ab".to_owned()),
         }),
         concat!(
             r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
             r#""imageFilesystem":{"mountpoint":"/var","available":1,"capacity":2},"maxTasks":3,"open":["#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"running"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
-            r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}]}"#,
+            r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab"}"#,
         ),
     );
+    assert_frame(&EdgeMessage::Trusts { bundle: "ab".to_owned() }, r#"{"type":"trusts","bundle":"ab"}"#);
     assert_frame(
         &EdgeMessage::Hello(Hello::default()),
         r#"{"type":"hello","version":"","os":"","arch":"","open":[]}"#,
@@ -190,6 +192,10 @@ fn cloud_messages_keep_their_bytes() {
     assert_frame(
         &CloudMessage::Cancel { task: task_id(), reason: "the job is gone".to_owned() },
         r#"{"type":"cancel","task":{"job":"uid-1","attempt":2},"reason":"the job is gone"}"#,
+    );
+    assert_frame(
+        &CloudMessage::Trust(TrustedCas { bundle: "PEM".to_owned(), renew_within: Duration::from_secs(20) }),
+        r#"{"type":"trust","bundle":"PEM","renewWithin":20000}"#,
     );
     assert_frame(
         &CloudMessage::Goaway { after: Duration::from_millis(250), reason: "overload".to_owned() },

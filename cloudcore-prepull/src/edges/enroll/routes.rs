@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use super::Settings;
 use crate::edges::log_rate::LogRate;
 use crate::edges::pki::peer::{Peer, PeerError};
-use crate::edges::pki::{Authority, PkiError, VerifiedCsr};
+use crate::edges::pki::{PkiError, ServerIdentity, VerifiedCsr};
 use crate::edges::tokens::{RedeemError, TokenError, Tokens};
 
 /// The longest name that a node can have (RFC 1123).
@@ -30,7 +30,7 @@ const MAX_NODE_NAME: usize = 253;
 
 /// The routes, and what all requests share.
 pub(super) struct Routes {
-    pub(super) authority: Arc<Authority>,
+    pub(super) identity: Arc<ServerIdentity>,
     pub(super) tokens: Tokens,
     pub(super) settings: Settings,
     pub(super) refusal_log: LogRate,
@@ -94,7 +94,7 @@ impl Routes {
             ));
         }
         if method == Method::GET {
-            let mut response = Response::new(Full::from(self.authority.pem()));
+            let mut response = Response::new(Full::from(self.identity.cas().bundle()));
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-pem-file"));
             return response;
         }
@@ -175,10 +175,11 @@ impl Routes {
     }
 
     fn sign(&self, csr: &VerifiedCsr, node: &NodeName, now: SystemTime) -> Result<IssuedCertificate, Denial> {
-        let signed = self.authority.sign_client(csr, node, self.settings.certificate_ttl, now)?;
+        let cas = self.identity.cas();
+        let signed = cas.signer().sign_client(csr, node, self.settings.certificate_ttl, now)?;
         Ok(IssuedCertificate {
             certificate: signed.pem,
-            ca: self.authority.pem(),
+            ca: cas.signer().pem(),
             not_after: humantime::format_rfc3339_seconds(signed.not_after).to_string(),
         })
     }

@@ -2,32 +2,39 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rcgen::SanType;
+use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier};
-use rustls::sign::CertifiedKey;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Authority, PkiError};
+use super::{CaSet, PkiError};
 
 /// The interval of checks whether the certificate is due for renewal. A month is left when it is due.
 const CHECK_EVERY: Duration = Duration::from_secs(24 * 3600);
 
-/// cloudcore's own certificate, which is renewed while listeners use it.
+/// What the listeners serve with, and what certificates are signed with: replaced as a whole when the certificate is
+/// renewed or the CAs change.
 pub struct ServerIdentity {
-    authority: Arc<Authority>,
     provider: Arc<CryptoProvider>,
     subject_names: Vec<SanType>,
-    current: RwLock<IssuedCertificate>,
+    serving: watch::Sender<Arc<Serving>>,
 }
 
-struct IssuedCertificate {
-    key: Arc<CertifiedKey>,
+/// The CAs of one moment, and TLS that goes with them.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    pub(crate) cas: Arc<CaSet>,
+    /// The TLS configuration of the tunnel, which requires a client certificate of our CAs.
+    pub(crate) tunnel: Arc<ServerConfig>,
+    /// The TLS configuration of enrolment, where a client certificate of our CAs is optional.
+    pub(crate) enroll: Arc<ServerConfig>,
     issued: SystemTime,
     not_after: SystemTime,
 }
@@ -40,21 +47,40 @@ impl fmt::Debug for ServerIdentity {
 
 impl ServerIdentity {
     /// Issues a certificate for `advertise` (DNS names or IP addresses), `localhost`, `127.0.0.1` and `::1`.
-    pub fn new(authority: Arc<Authority>, advertise: &[String]) -> Result<Arc<Self>, PkiError> {
+    pub fn new(cas: impl Into<CaSet>, advertise: &[String]) -> Result<Arc<Self>, PkiError> {
         let subject_names = subject_names(advertise)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let current = issue_certificate(&authority, &provider, &subject_names, SystemTime::now())?;
-        Ok(Arc::new(Self { authority, provider, subject_names, current: RwLock::new(current) }))
+        let serving = serve_with(Arc::new(cas.into()), &provider, &subject_names, SystemTime::now())?;
+        Ok(Arc::new(Self { provider, subject_names, serving: watch::Sender::new(Arc::new(serving)) }))
     }
 
-    /// The TLS configuration of the tunnel, which requires a client certificate of our CA.
-    pub fn tunnel_tls(self: &Arc<Self>) -> Result<Arc<ServerConfig>, PkiError> {
-        self.tls_config(true)
+    /// The CAs that are in use now.
+    pub fn cas(&self) -> Arc<CaSet> {
+        Arc::clone(&self.serving.borrow().cas)
     }
 
-    /// The TLS configuration of enrolment, where a client certificate of our CA is optional.
-    pub fn enroll_tls(self: &Arc<Self>) -> Result<Arc<ServerConfig>, PkiError> {
-        self.tls_config(false)
+    /// The TLS configuration of enrolment that is in use now.
+    pub fn enroll_tls(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.serving.borrow().enroll)
+    }
+
+    /// What is in use now.
+    pub(crate) fn serving(&self) -> Arc<Serving> {
+        Arc::clone(&self.serving.borrow())
+    }
+
+    /// What is in use now, and a notification whenever it is replaced.
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Serving>> {
+        self.serving.subscribe()
+    }
+
+    /// Takes other CAs into use, with a certificate of their signer. Connections that are being made keep what they began
+    /// with. Returns whether anything has changed.
+    pub fn adopt(&self, cas: CaSet) -> Result<bool, PkiError> {
+        if self.serving.borrow().cas.is_same(&cas) {
+            return Ok(false);
+        }
+        self.reissue(Arc::new(cas), SystemTime::now()).map(|()| true)
     }
 
     /// Renews the certificate whenever it is due, until `shutdown`.
@@ -71,41 +97,18 @@ impl ServerIdentity {
 
     /// Renews the certificate if a third or less of its lifetime is left. Returns whether it did.
     fn renew_if_due(&self, now: SystemTime) -> Result<bool, PkiError> {
-        {
-            let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-            let life = current.not_after.duration_since(current.issued).unwrap_or_default();
-            if current.not_after.duration_since(now).unwrap_or_default() > life / 3 {
-                return Ok(false);
-            }
+        let serving = self.serving();
+        let life = serving.not_after.duration_since(serving.issued).unwrap_or_default();
+        if serving.not_after.duration_since(now).unwrap_or_default() > life / 3 {
+            return Ok(false);
         }
-        let renewed = issue_certificate(&self.authority, &self.provider, &self.subject_names, now)?;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = renewed;
-        Ok(true)
+        self.reissue(Arc::clone(&serving.cas), now).map(|()| true)
     }
 
-    fn tls_config(self: &Arc<Self>, certificate_required: bool) -> Result<Arc<ServerConfig>, PkiError> {
-        let tls_error = |error: &dyn fmt::Display| PkiError::Tls(error.to_string());
-        let mut roots = RootCertStore::empty();
-        roots.add(self.authority.certificate().clone()).map_err(|error| tls_error(&error))?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&self.provider));
-        let verifier = if certificate_required { verifier } else { verifier.allow_unauthenticated() };
-        let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
-            .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
-            .map_err(|error| tls_error(&error))?
-            .with_client_cert_verifier(verifier.build().map_err(|error| tls_error(&error))?)
-            .with_cert_resolver(Arc::clone(self) as Arc<dyn ResolvesServerCert>);
-        // Resumption state is in the ticket, which the edge keeps: it takes no memory here. Each listener has a ticket
-        // key of its own, so that a ticket of one is useless at the other.
-        config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| tls_error(&error))?;
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 1; // an edge opens one connection at a time
-        Ok(Arc::new(config))
-    }
-}
-
-impl ResolvesServerCert for ServerIdentity {
-    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).key))
+    fn reissue(&self, cas: Arc<CaSet>, now: SystemTime) -> Result<(), PkiError> {
+        let serving = serve_with(cas, &self.provider, &self.subject_names, now)?;
+        self.serving.send_replace(Arc::new(serving));
+        Ok(())
     }
 }
 
@@ -136,25 +139,51 @@ fn subject_names(advertise: &[String]) -> Result<Vec<SanType>, PkiError> {
     Ok(names)
 }
 
-fn issue_certificate(
-    authority: &Authority,
-    provider: &CryptoProvider,
+/// Issues a certificate, and sets TLS up with it.
+fn serve_with(
+    cas: Arc<CaSet>,
+    provider: &Arc<CryptoProvider>,
     subject_names: &[SanType],
     now: SystemTime,
-) -> Result<IssuedCertificate, PkiError> {
-    let (certificate, key, not_after) = authority.sign_server(subject_names.to_vec(), now)?;
+) -> Result<Serving, PkiError> {
+    let (certificate, key, not_after) = cas.signer().sign_server(subject_names.to_vec(), now)?;
     let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let signer =
         provider.key_provider.load_private_key(private).map_err(|error| PkiError::Tls(error.to_string()))?;
-    // The chain includes the CA, because a joining edge knows only its hash.
-    let chain = vec![certificate, authority.certificate().clone()];
-    Ok(IssuedCertificate { key: Arc::new(CertifiedKey::new(chain, signer)), issued: now, not_after })
+    let chain = std::iter::once(certificate).chain(cas.chain()).collect();
+    let own = Arc::new(SingleCertAndKey::from(CertifiedKey::new(chain, signer)));
+    let tunnel = tls_config(&cas, provider, &own, true)?;
+    let enroll = tls_config(&cas, provider, &own, false)?;
+    Ok(Serving { cas, tunnel, enroll, issued: now, not_after })
+}
+
+fn tls_config(
+    cas: &CaSet,
+    provider: &Arc<CryptoProvider>,
+    own: &Arc<SingleCertAndKey>,
+    certificate_required: bool,
+) -> Result<Arc<ServerConfig>, PkiError> {
+    let tls_error = |error: &dyn fmt::Display| PkiError::Tls(error.to_string());
+    let verifier = WebPkiClientVerifier::builder_with_provider(cas.roots()?.into(), Arc::clone(provider));
+    let verifier = if certificate_required { verifier } else { verifier.allow_unauthenticated() };
+    let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
+        .map_err(|error| tls_error(&error))?
+        .with_client_cert_verifier(verifier.build().map_err(|error| tls_error(&error))?)
+        .with_cert_resolver(Arc::<SingleCertAndKey>::clone(own));
+    // Resumption state is in the ticket, which the edge keeps: it takes no memory here. Each configuration has a ticket
+    // key of its own, so that a ticket of one listener is useless at the other, and none outlives the trust in a CA.
+    config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| tls_error(&error))?;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 1; // an edge opens one connection at a time
+    Ok(Arc::new(config))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::edges::pki::Authority;
 
     #[test]
     fn an_advertised_value_is_a_dns_name_or_an_ip_address() {
@@ -171,13 +200,12 @@ mod tests {
     #[test]
     fn the_certificate_is_renewed_when_a_third_of_its_life_is_left() {
         let (authority, _) = Authority::generate(SystemTime::now()).unwrap();
-        let identity = ServerIdentity::new(Arc::new(authority), &[]).unwrap();
-        let shown = || identity.current.read().unwrap().key.cert[0].clone();
-        let (first, day) = (shown(), Duration::from_secs(24 * 3600));
+        let identity = ServerIdentity::new(authority, &[]).unwrap();
+        let (first, day) = (identity.serving(), Duration::from_secs(24 * 3600));
         assert!(!identity.renew_if_due(SystemTime::now() + 59 * day).unwrap());
-        assert_eq!(shown(), first);
+        assert!(Arc::ptr_eq(&identity.serving(), &first));
         assert!(identity.renew_if_due(SystemTime::now() + 61 * day).unwrap());
-        assert_ne!(shown(), first);
+        assert!(identity.serving().not_after > first.not_after);
         assert!(!identity.renew_if_due(SystemTime::now() + 62 * day).unwrap());
     }
 }

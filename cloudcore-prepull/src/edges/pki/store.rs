@@ -9,78 +9,100 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 
+use super::ca_set::{CaSet, certificates_of_pem};
+use super::rotation::Rotation;
 use super::{Authority, PkiError};
 
 /// The name of the CA's Secret, of type `kubernetes.io/tls`, in the namespace of cloudcore-prepull.
 pub(super) const CA_SECRET: &str = "prepull-ca";
 
-const CERTIFICATE: &str = "tls.crt";
-const KEY: &str = "tls.key";
+/// The CA's Secret.
+#[derive(Clone, Debug)]
+pub(crate) struct CaStore {
+    secrets: Api<Secret>,
+    namespace: String,
+}
 
-impl Authority {
-    /// Reads the CA from the Secret [`CA_SECRET`], or generates and stores one if there is none. If several replicas
-    /// do so at once, the first wins and the others use its CA.
-    pub(crate) async fn load_or_create(client: kube::Client, namespace: &str) -> Result<Self, PkiError> {
-        let secrets: Api<Secret> = Api::namespaced(client, namespace);
-        let failed = |operation| {
-            move |source| PkiError::Secret {
-                operation,
-                namespace: namespace.to_owned(),
-                source: Box::new(source),
-            }
-        };
-        let now = SystemTime::now();
-        if let Some(secret) = secrets.get_opt(CA_SECRET).await.map_err(failed("reading"))? {
-            return from_secret(&secret, namespace, now);
+/// The Secret as it was read, and what it means.
+pub(crate) struct Stored {
+    secret: Secret,
+    pub(crate) rotation: Rotation,
+}
+
+impl CaStore {
+    pub(crate) fn new(client: kube::Client, namespace: &str) -> Self {
+        Self { secrets: Api::namespaced(client, namespace), namespace: namespace.to_owned() }
+    }
+
+    /// Reads the CA, or generates and stores one if there is none. If several replicas do so at once, the first wins and
+    /// the others use its CA.
+    pub(crate) async fn load_or_create(&self) -> Result<Stored, PkiError> {
+        if let Some(stored) = self.read().await? {
+            return Ok(stored);
         }
-        let (authority, key) = Self::generate(now)?;
-        let secret = to_secret(&authority, &key);
-        match secrets.create(&PostParams::default(), &secret).await {
-            Ok(_) => {
-                tracing::info!(namespace, secret = CA_SECRET, ca = ?authority, "generated a new CA");
-                Ok(authority)
+        let secret = Secret {
+            metadata: ObjectMeta { name: Some(CA_SECRET.to_owned()), ..ObjectMeta::default() },
+            type_: Some("kubernetes.io/tls".to_owned()),
+            data: Some(Rotation::first(SystemTime::now())?),
+            ..Secret::default()
+        };
+        match self.secrets.create(&PostParams::default(), &secret).await {
+            Ok(created) => {
+                let stored = self.parse(created)?;
+                let ca = stored.rotation.set.signer();
+                tracing::info!(namespace = self.namespace, secret = CA_SECRET, ?ca, "generated a new CA");
+                Ok(stored)
             }
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                let secret = secrets.get(CA_SECRET).await.map_err(failed("reading"))?;
-                from_secret(&secret, namespace, now)
+                self.parse(self.secrets.get(CA_SECRET).await.map_err(|error| self.failed("reading", error))?)
             }
-            Err(error) => Err(failed("creating")(error)),
+            Err(error) => Err(self.failed("creating", error)),
         }
     }
 
-    /// Reads the CA from two PEM files. Replacing them takes effect at the next restart.
-    pub(crate) fn from_files(certificate: &Path, key: &Path) -> Result<Self, PkiError> {
+    /// Reads the CA; none if there is no Secret.
+    pub(crate) async fn read(&self) -> Result<Option<Stored>, PkiError> {
+        let secret = self.secrets.get_opt(CA_SECRET).await.map_err(|error| self.failed("reading", error))?;
+        secret.map(|secret| self.parse(secret)).transpose()
+    }
+
+    /// Stores a step that was made from what was read, unless somebody has made another one since.
+    pub(crate) async fn write(
+        &self,
+        read: Stored,
+        data: BTreeMap<String, ByteString>,
+    ) -> Result<Stored, PkiError> {
+        // With the resource version, by which the API server notices another write.
+        let secret = Secret { data: Some(data), ..read.secret };
+        let written = self.secrets.replace(CA_SECRET, &PostParams::default(), &secret).await;
+        self.parse(written.map_err(|error| self.failed("writing", error))?)
+    }
+
+    fn parse(&self, secret: Secret) -> Result<Stored, PkiError> {
+        let origin = format!("Secret {}/{CA_SECRET}", self.namespace);
+        let data = secret.data.clone().unwrap_or_default();
+        Ok(Stored { rotation: Rotation::parse(data, &origin, SystemTime::now())?, secret })
+    }
+
+    fn failed(&self, operation: &'static str, source: kube::Error) -> PkiError {
+        PkiError::Secret { operation, namespace: self.namespace.clone(), source: Box::new(source) }
+    }
+}
+
+impl CaSet {
+    /// Reads the CAs from two PEM files: the signer's certificate first, then others that are trusted, and the signer's
+    /// key.
+    pub(crate) fn from_files(certificates: &Path, key: &Path) -> Result<Self, PkiError> {
         let read = |path: &Path| {
             std::fs::read_to_string(path).map_err(|source| PkiError::File { path: path.to_owned(), source })
         };
-        let origin = format!("{} with {}", certificate.display(), key.display());
-        Self::from_pem(&read(certificate)?, &read(key)?, &origin, SystemTime::now())
+        let origin = format!("{} with {}", certificates.display(), key.display());
+        let pem = read(certificates)?;
+        let signer = Authority::from_pem(&pem, &read(key)?, &origin, SystemTime::now())?;
+        let all = certificates_of_pem(&pem)
+            .map_err(|reason| PkiError::Unusable { origin: origin.clone(), reason: reason.to_owned() })?;
+        Self::new(signer, all.into_iter().skip(1), &origin)
     }
-}
-
-fn to_secret(authority: &Authority, key: &str) -> Secret {
-    let data = [(CERTIFICATE, authority.pem()), (KEY, key.to_owned())];
-    Secret {
-        metadata: ObjectMeta { name: Some(CA_SECRET.to_owned()), ..ObjectMeta::default() },
-        type_: Some("kubernetes.io/tls".to_owned()),
-        data: Some(data.map(|(name, text)| (name.to_owned(), ByteString(text.into_bytes()))).into()),
-        ..Secret::default()
-    }
-}
-
-fn from_secret(secret: &Secret, namespace: &str, now: SystemTime) -> Result<Authority, PkiError> {
-    let origin = format!("Secret {namespace}/{CA_SECRET}");
-    let empty = BTreeMap::new();
-    let data = secret.data.as_ref().unwrap_or(&empty);
-    let part = |name: &str| {
-        data.get(name).and_then(|bytes| std::str::from_utf8(&bytes.0).ok()).ok_or_else(|| {
-            PkiError::Unusable {
-                origin: origin.clone(),
-                reason: format!("the key {name} is missing or is not text"),
-            }
-        })
-    };
-    Authority::from_pem(part(CERTIFICATE)?, part(KEY)?, &origin, now)
 }
 
 #[cfg(test)]
@@ -89,30 +111,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ca_is_read_back_from_its_secret() {
-        let now = SystemTime::now();
-        let (authority, key) = Authority::generate(now).unwrap();
-        let mut secret = to_secret(&authority, &key);
-        assert_eq!(from_secret(&secret, "ns", now).unwrap().fingerprint(), authority.fingerprint());
-        secret.data.as_mut().unwrap().remove(KEY);
-        let error = from_secret(&secret, "ns", now).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "Secret ns/prepull-ca holds no CA that can be used: the key tls.key is missing or is not text"
-        );
-    }
-
-    #[test]
     fn a_ca_is_read_back_from_files_and_a_missing_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let (authority, key) = Authority::generate(SystemTime::now()).unwrap();
         let (crt_path, key_path) = (dir.path().join("ca.crt"), dir.path().join("ca.key"));
         std::fs::write(&crt_path, authority.pem()).unwrap();
-        assert!(Authority::from_files(&crt_path, &key_path).unwrap_err().to_string().ends_with("ca.key"));
+        assert!(CaSet::from_files(&crt_path, &key_path).unwrap_err().to_string().ends_with("ca.key"));
         std::fs::write(&key_path, key).unwrap();
-        assert_eq!(
-            Authority::from_files(&crt_path, &key_path).unwrap().fingerprint(),
-            authority.fingerprint()
-        );
+        let read = CaSet::from_files(&crt_path, &key_path).unwrap();
+        assert_eq!(read.bundle(), authority.pem());
+    }
+
+    #[test]
+    fn files_hold_the_signer_first_then_what_is_trusted_and_what_the_signer_is_certified_by() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = SystemTime::now();
+        let ((old, _), (new, key)) = (Authority::generate(now).unwrap(), Authority::generate(now).unwrap());
+        let (crt_path, key_path) = (dir.path().join("ca.crt"), dir.path().join("ca.key"));
+        let cross = old.certify(&new, now).unwrap();
+        std::fs::write(&crt_path, [new.pem(), old.pem(), cross].concat()).unwrap();
+        std::fs::write(&key_path, key).unwrap();
+        let set = CaSet::from_files(&crt_path, &key_path).unwrap();
+        assert_eq!(set.bundle(), [new.pem(), old.pem()].concat(), "the cross certificate is no CA to trust");
+        assert_eq!(set.chain().count(), 3);
     }
 }

@@ -23,10 +23,12 @@ use super::{Sessions, Settings};
 use crate::edges::EdgeMetrics;
 use crate::edges::door::{Door, Secured};
 use crate::edges::log_rate::LogRate;
+use crate::edges::pki::ServerIdentity;
 
 /// What all connections share, and what limits them.
 pub(super) struct Admission {
     door: Door,
+    identity: Arc<ServerIdentity>,
     handshaker: Handshaker,
     sessions: Sessions,
     events: mpsc::Sender<SessionEvent>,
@@ -38,7 +40,7 @@ pub(super) struct Admission {
 
 impl Admission {
     pub(super) fn new(
-        tls: Arc<rustls::ServerConfig>,
+        identity: Arc<ServerIdentity>,
         sessions: Sessions,
         events: mpsc::Sender<SessionEvent>,
         settings: Settings,
@@ -46,7 +48,8 @@ impl Admission {
     ) -> Self {
         Self {
             door: Door::new("tunnel", settings.door(), metrics.clone()),
-            handshaker: Handshaker::new(tls, &settings),
+            handshaker: Handshaker::new(Arc::clone(&identity), &settings),
+            identity,
             sessions,
             events,
             session_slots: Arc::new(Semaphore::new(settings.max_connections)),
@@ -64,7 +67,7 @@ impl Admission {
         let passing = self.door.pass(stream, address, |arrived, _| self.handshaker.accept(arrived));
         // Boxed, so that the session does not hold on to the handshake's memory.
         let refusal = match Box::pin(passing).await {
-            Ok((Connected { channel, peer, open }, handshake_slot)) => {
+            Ok((Connected { channel, peer, issuer, open }, handshake_slot)) => {
                 tracing::Span::current().record("node", tracing::field::display(&peer.node));
                 let session_slot = Arc::clone(&self.session_slots).try_acquire_owned().ok();
                 let overload = if session_slot.is_none() {
@@ -79,6 +82,8 @@ impl Admission {
                         drop(handshake_slot);
                         let context = SessionContext {
                             peer,
+                            issuer,
+                            identity: &self.identity,
                             sessions: &self.sessions,
                             events: &self.events,
                             settings: &self.settings,

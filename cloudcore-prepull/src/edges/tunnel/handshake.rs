@@ -13,14 +13,16 @@ use super::Settings;
 use super::node_connections::{NodeConnections, OpenConnection};
 use super::refusal::Refusal;
 use crate::edges::door::{Arrived, Secured, Turned};
+use crate::edges::pki::ca_set::Fingerprint;
 use crate::edges::pki::peer::Peer;
+use crate::edges::pki::{CaSet, ServerIdentity};
 
 /// The most outgoing bytes that rustls buffers per session: one TLS record. Beyond it, the websocket waits.
 const TLS_BUFFER: usize = 16 * 1024;
 
 /// Performs handshakes, and counts the connections of each node.
 pub(super) struct Handshaker {
-    tls: Arc<rustls::ServerConfig>,
+    identity: Arc<ServerIdentity>,
     node_connections: NodeConnections,
     max_connections_per_node: usize,
     terms: Terms,
@@ -30,14 +32,16 @@ pub(super) struct Handshaker {
 pub(super) struct Connected {
     pub(super) channel: Channel<Secured>,
     pub(super) peer: Peer,
+    /// The CA of the node's certificate.
+    pub(super) issuer: Fingerprint,
     /// Counts the connection until it is dropped.
     pub(super) open: OpenConnection,
 }
 
 impl Handshaker {
-    pub(super) fn new(tls: Arc<rustls::ServerConfig>, settings: &Settings) -> Self {
+    pub(super) fn new(identity: Arc<ServerIdentity>, settings: &Settings) -> Self {
         Self {
-            tls,
+            identity,
             node_connections: NodeConnections::default(),
             max_connections_per_node: settings.max_connections_per_node,
             terms: Terms { heartbeat: settings.heartbeat, write_grace: settings.write_grace },
@@ -47,8 +51,10 @@ impl Handshaker {
     /// Performs both handshakes. A peer that TLS accepts and we refuse gets an HTTP status with the reason.
     pub(super) async fn accept(&self, arrived: Arrived) -> Result<Connected, Refusal> {
         let limit = |connection: &mut rustls::ServerConnection| connection.set_buffer_limit(Some(TLS_BUFFER));
-        let stream = arrived.into_stream_with(Arc::clone(&self.tls), limit).await.map_err(Turned::Tls)?;
-        let admitted = self.admit_peer(&stream);
+        let serving = self.identity.serving();
+        let stream =
+            arrived.into_stream_with(Arc::clone(&serving.tunnel), limit).await.map_err(Turned::Tls)?;
+        let admitted = self.admit_peer(&stream, &serving.cas);
         let refused = admitted.as_ref().err().map(|refusal| {
             let status = match refusal {
                 Refusal::TooManyConnections(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -64,16 +70,23 @@ impl Handshaker {
         };
         let accepted =
             accept_hdr_async_with_config(CountingStream::new(stream), check, Some(websocket_config())).await;
-        let (peer, open) = admitted?;
+        let (peer, issuer, open) = admitted?;
         let socket = accepted.map_err(Refusal::WebSocket)?;
-        Ok(Connected { channel: Channel::new(socket, self.terms), peer, open })
+        Ok(Connected { channel: Channel::new(socket, self.terms), peer, issuer, open })
     }
 
-    fn admit_peer(&self, stream: &Secured) -> Result<(Peer, OpenConnection), Refusal> {
-        let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now())?;
+    fn admit_peer(
+        &self,
+        stream: &Secured,
+        cas: &CaSet,
+    ) -> Result<(Peer, Fingerprint, OpenConnection), Refusal> {
+        let chain = stream.get_ref().1.peer_certificates();
+        let peer = Peer::from_chain(chain, SystemTime::now())?;
+        // TLS has verified it with one of these CAs: which one?
+        let issuer = chain.and_then(|chain| cas.issuer_of(chain.first()?)).ok_or(Refusal::UnknownCa)?;
         let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);
         let open = open.ok_or_else(|| Refusal::TooManyConnections(peer.node.clone()))?;
-        Ok((peer, open))
+        Ok((peer, issuer, open))
     }
 }
 

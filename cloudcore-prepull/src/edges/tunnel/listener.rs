@@ -18,6 +18,7 @@ use super::admission::Admission;
 use super::{Sessions, Settings};
 use crate::edges::EdgeMetrics;
 use crate::edges::accept::accept_connection;
+use crate::edges::pki::ServerIdentity;
 
 /// The kernel's queue of established connections: a fleet's first second after a restart fits into it.
 const BACKLOG: u32 = 4096;
@@ -38,7 +39,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// sessions have ended, at the latest after [`Settings::drain_deadline`].
 pub async fn serve(
     listener: TcpListener,
-    tls: Arc<rustls::ServerConfig>,
+    identity: Arc<ServerIdentity>,
     sessions: Sessions,
     events: mpsc::Sender<SessionEvent>,
     settings: Settings,
@@ -46,7 +47,7 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) {
     let drain_deadline = settings.drain_deadline;
-    let admission = Arc::new(Admission::new(tls, sessions.clone(), events, settings, metrics));
+    let admission = Arc::new(Admission::new(identity, sessions.clone(), events, settings, metrics));
     let tracker = TaskTracker::new();
     let abort = CancellationToken::new();
     let mut in_a_row = 0;

@@ -8,6 +8,8 @@ use prepull_engine::shared::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::sync::Notify;
 
+use super::trust::SessionTrust;
+
 /// The most messages that wait for one node. It holds at most [`MAX_OPEN_TASKS`] tasks, and each may be assigned,
 /// cancelled and acknowledged while the node does not read.
 pub(super) const MAX_QUEUED: usize = 4 * MAX_OPEN_TASKS;
@@ -50,6 +52,7 @@ pub(super) enum PushError {
 #[derive(Debug)]
 pub(super) struct Outbox {
     pub(super) id: SessionId,
+    pub(super) trust: SessionTrust,
     queue: Mutex<Queue>,
     wake: Notify,
 }
@@ -64,8 +67,8 @@ struct Queue {
 }
 
 impl Outbox {
-    pub(super) fn new(id: SessionId) -> Self {
-        Self { id, queue: Mutex::default(), wake: Notify::new() }
+    pub(super) fn new(id: SessionId, trust: SessionTrust) -> Self {
+        Self { id, trust, queue: Mutex::default(), wake: Notify::new() }
     }
 
     /// Queues a message. A queue without room closes the session instead.

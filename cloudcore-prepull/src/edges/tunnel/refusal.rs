@@ -17,6 +17,8 @@ pub(super) enum Refusal {
     SentAway(OverloadReason),
     #[error("{0}")]
     Peer(#[from] PeerError),
+    #[error("the client certificate is of no CA that is trusted")]
+    UnknownCa,
     #[error("node {0} has too many open connections")]
     TooManyConnections(NodeName),
     #[error("websocket handshake failed")]

@@ -11,6 +11,8 @@ use prepull_engine::shared::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
 
 use super::outbox::{Close, Outbox, PushError};
+use super::trust::{CaCensus, SessionTrust};
+use crate::edges::pki::CaSet;
 
 /// The rate at which a drain lets edges come back. A full TLS handshake takes about a millisecond of a core, so
 /// this leaves half a core to the rest of the successor's work.
@@ -90,6 +92,11 @@ impl Sessions {
         self.len() == 0
     }
 
+    /// Counts how far the connected edges are in a rotation of the CA.
+    pub(crate) fn ca_census(&self, cas: &CaSet) -> CaCensus {
+        CaCensus::of(self.lock().values().map(|outbox| &outbox.trust), cas)
+    }
+
     /// Asks every node to come back at a time of its own, and closes its session after that message.
     pub fn goaway_all(&self, reason: &str) {
         let outboxes: Vec<_> = self.lock().drain().map(|(_, outbox)| outbox).collect();
@@ -104,11 +111,11 @@ impl Sessions {
     }
 
     /// Makes a new session the node's only one, and closes the one that it replaces.
-    pub(super) fn register(&self, node: NodeName) -> Arc<Outbox> {
+    pub(super) fn register(&self, node: NodeName, trust: SessionTrust) -> Arc<Outbox> {
         let mut table = self.lock();
         // Relaxed: the table's lock orders the sessions of a node.
         let id = SessionId(self.shared.last_id.fetch_add(1, Ordering::Relaxed) + 1);
-        let outbox = Arc::new(Outbox::new(id));
+        let outbox = Arc::new(Outbox::new(id, trust));
         let replaced = table.insert(node, Arc::clone(&outbox));
         drop(table);
         if let Some(replaced) = replaced {
@@ -166,7 +173,7 @@ mod tests {
     fn messages_are_sent_in_order() {
         let sessions = Sessions::default();
         assert_eq!(sessions.send(&node(), cancel("0")), Err(SendError::Offline));
-        let outbox = sessions.register(node());
+        let outbox = sessions.register(node(), SessionTrust::default());
         sessions.send(&node(), cancel("1")).unwrap();
         sessions.send(&node(), cancel("2")).unwrap();
         let expected = |reason| Some(Outgoing::Message(encode(&cancel(reason)).unwrap().into()));
@@ -179,7 +186,7 @@ mod tests {
     fn a_queue_full_of_messages_or_of_bytes_closes_the_session() {
         for (reason, fits) in [("x".to_owned(), MAX_QUEUED), ("x".repeat(1024 * 1000), 4)] {
             let sessions = Sessions::default();
-            let outbox = sessions.register(node());
+            let outbox = sessions.register(node(), SessionTrust::default());
             for _ in 0..fits {
                 sessions.send(&node(), cancel(&reason)).unwrap();
             }
@@ -193,7 +200,7 @@ mod tests {
     #[test]
     fn sent_bytes_make_room_in_the_queue() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node());
+        let outbox = sessions.register(node(), SessionTrust::default());
         for _ in 0..20 {
             sessions.send(&node(), cancel(&"x".repeat(1024 * 1000))).unwrap();
             assert!(matches!(outbox.next(true).now_or_never(), Some(Outgoing::Message(_))));
@@ -203,8 +210,8 @@ mod tests {
     #[test]
     fn a_second_session_replaces_the_first_and_outlives_its_end() {
         let sessions = Sessions::default();
-        let first = sessions.register(node());
-        let second = sessions.register(node());
+        let first = sessions.register(node(), SessionTrust::default());
+        let second = sessions.register(node(), SessionTrust::default());
         assert!(second.id > first.id);
         assert_eq!(closed(&first).as_deref(), Some("replaced by a newer session of this node"));
         sessions.remove(&node(), first.id);
@@ -216,7 +223,8 @@ mod tests {
     #[test]
     fn a_drain_gives_every_node_its_own_return_time_before_it_closes() {
         let sessions = Sessions::default();
-        let outboxes = ["a", "b", "c", "d"].map(|name| sessions.register(name.into()));
+        let outboxes =
+            ["a", "b", "c", "d"].map(|name| sessions.register(name.into(), SessionTrust::default()));
         sessions.goaway_all("restart");
         assert!(sessions.is_empty());
         let mut delays = Vec::new();
@@ -236,7 +244,7 @@ mod tests {
     #[test]
     fn an_immediate_close_does_not_wait_for_a_write_in_progress() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node());
+        let outbox = sessions.register(node(), SessionTrust::default());
         sessions.send(&node(), cancel("x")).unwrap();
         assert_eq!(outbox.next(false).now_or_never(), None);
         sessions.goaway_all("restart");
@@ -248,7 +256,7 @@ mod tests {
     #[test]
     fn an_immediate_close_drops_the_queued_messages() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node());
+        let outbox = sessions.register(node(), SessionTrust::default());
         sessions.send(&node(), cancel("x")).unwrap();
         outbox.close(Close::new(CloseCode::Policy, "node deleted"));
         assert_eq!(closed(&outbox).as_deref(), Some("node deleted"));

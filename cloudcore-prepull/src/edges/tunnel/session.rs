@@ -18,8 +18,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::inbound::InboundLimit;
 use super::outbox::{Outbox, Outgoing};
 use super::overload::{Overload, OverloadReason};
+use super::trust::SessionTrust;
 use super::{Sessions, Settings};
+use crate::edges::pki::ca_set::Fingerprint;
 use crate::edges::pki::peer::Peer;
+use crate::edges::pki::{CaSet, ServerIdentity};
 use end::SessionEnd;
 
 /// The most characters of an edge's version that are logged: a message may have a million.
@@ -28,6 +31,9 @@ const MAX_VERSION: usize = 64;
 /// The node of a session, and what the session shares with all others.
 pub(super) struct SessionContext<'a> {
     pub(super) peer: Peer,
+    /// The CA of the node's certificate.
+    pub(super) issuer: Fingerprint,
+    pub(super) identity: &'a ServerIdentity,
     pub(super) sessions: &'a Sessions,
     pub(super) events: &'a mpsc::Sender<SessionEvent>,
     pub(super) settings: &'a Settings,
@@ -41,7 +47,8 @@ where
 {
     let (end, announced) = match timeout(context.settings.hello_deadline, receive_hello(&mut channel)).await {
         Ok(Ok(hello)) => {
-            let outbox = context.sessions.register(context.peer.node.clone());
+            let trust = SessionTrust::new(context.issuer, &hello);
+            let outbox = context.sessions.register(context.peer.node.clone(), trust);
             let id = outbox.id;
             let registration = Registration { sessions: context.sessions, node: &context.peer.node, id };
             let mut announced = false;
@@ -136,6 +143,9 @@ impl SessionContext<'_> {
             .await?;
         *announced = true;
 
+        let mut serving = self.identity.watch();
+        self.tell_cas(outbox, &serving.borrow_and_update().cas)?;
+
         let lifetime = self.peer.not_after.duration_since(SystemTime::now()).unwrap_or_default();
         let expires = Instant::now() + lifetime;
         let mut limit = InboundLimit::new();
@@ -148,21 +158,35 @@ impl SessionContext<'_> {
                 },
                 event = channel.next(paused_until.is_none()) => match event? {
                     ChannelEvent::Writable => {}
-                    event => paused_until = self.handle_incoming(event, outbox.id, &mut limit).await?,
+                    event => paused_until = self.handle_incoming(event, outbox, &mut limit).await?,
                 },
                 () = sleep_until(paused_until.unwrap_or(expires)), if paused_until.is_some() => {
                     paused_until = None;
                 }
+                // Always: the sender is part of `identity`.
+                Ok(()) = serving.changed() => self.tell_cas(outbox, &serving.borrow_and_update().cas)?,
                 () = sleep_until(expires) => return Err(SessionEnd::CertificateExpired),
             }
         }
+    }
+
+    /// Tells the node which CAs there are, if it does not know. Ends the session where the node's own is not among them.
+    fn tell_cas(&self, outbox: &Outbox, cas: &CaSet) -> Result<(), SessionEnd> {
+        if !outbox.trust.is_accepted(cas) {
+            return Err(SessionEnd::CaRetired);
+        }
+        if let Some(news) = outbox.trust.news(cas, self.sessions.len()) {
+            // A session that cannot take it is closing.
+            let _ = outbox.push(encode(&news)?.into());
+        }
+        Ok(())
     }
 
     /// Forwards a message to the controller. Returns until when to pause reading, if the node sends too much.
     async fn handle_incoming(
         &self,
         event: ChannelEvent,
-        session: SessionId,
+        outbox: &Outbox,
         limit: &mut InboundLimit,
     ) -> Result<Option<Instant>, SessionEnd> {
         let (message, bytes) = match event {
@@ -173,8 +197,9 @@ impl SessionContext<'_> {
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
         match message {
             Some(EdgeMessage::Hello(_)) => return Err(SessionEnd::SecondHello),
+            Some(EdgeMessage::Trusts { bundle }) => outbox.trust.confirm(&bundle),
             Some(message) => {
-                let node = self.peer.node.clone();
+                let (node, session) = (self.peer.node.clone(), outbox.id);
                 self.notify_controller(SessionEvent::Message { node, session, message }).await?;
             }
             None => {}

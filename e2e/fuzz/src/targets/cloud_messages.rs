@@ -66,7 +66,7 @@ impl Node {
             CloudMessage::Assign(assign) => self.handle(AgentEvent::Assign(assign)),
             CloudMessage::ResultAck { task } => self.handle(AgentEvent::ResultAck(task)),
             CloudMessage::Cancel { task, reason } => self.handle(AgentEvent::Cancel { task, reason }),
-            CloudMessage::Welcome(_) | CloudMessage::Goaway { .. } => {}
+            CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => {}
         }
     }
 

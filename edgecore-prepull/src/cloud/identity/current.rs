@@ -5,11 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use prepull_api::enroll::certificate_pem;
 use prepull_api::task::NodeName;
 use rustls::ClientConfig;
 use rustls::client::Resumption;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::watch;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::error::IdentityError;
 use super::files::{Facts, Pki, StateDir};
@@ -22,6 +24,8 @@ const TICKETS: usize = 4;
 pub struct Identity {
     pub(super) dir: StateDir,
     pub(super) current: Arc<watch::Sender<Arc<Current>>>,
+    /// When to renew because another CA signs by now, although the certificate has not aged yet.
+    pub(super) renew_at: Arc<watch::Sender<Option<SystemTime>>>,
 }
 
 /// One certificate, ready for use.
@@ -31,6 +35,10 @@ pub(crate) struct Current {
     pub(crate) not_after: SystemTime,
     pub(crate) tls: Arc<ClientConfig>,
     certificate: CertificateDer<'static>,
+    /// The CAs as PEM.
+    pub(super) bundle: String,
+    /// Whether the certificate is of the CA that signs.
+    pub(super) is_of_signer: bool,
 }
 
 impl fmt::Debug for Identity {
@@ -48,7 +56,8 @@ impl Identity {
         let dir = StateDir::new(state_dir);
         let current = load_current(&dir)?;
         current.check_expiry(SystemTime::now())?;
-        Ok(Self { dir, current: Arc::new(watch::Sender::new(Arc::new(current))) })
+        let current = Arc::new(watch::Sender::new(Arc::new(current)));
+        Ok(Self { dir, current, renew_at: Arc::new(watch::Sender::new(None)) })
     }
 
     /// The node that the certificate is for.
@@ -66,15 +75,14 @@ impl Identity {
         self.current.subscribe()
     }
 
-    /// Takes over the certificate on disk. Returns whether it differs from the current one.
+    /// Takes over the certificate and the CAs on disk. Returns whether the certificate differs from the current one: only
+    /// then are sessions to begin anew.
     pub(super) fn reload(&self) -> Result<bool, IdentityError> {
         let loaded = load_current(&self.dir)?;
         loaded.check_expiry(SystemTime::now())?;
         Ok(self.current.send_if_modified(|current| {
             let is_new = current.certificate != loaded.certificate;
-            if is_new {
-                *current = Arc::new(loaded);
-            }
+            *current = Arc::new(loaded);
             is_new
         }))
     }
@@ -90,22 +98,35 @@ impl Current {
 }
 
 fn load_current(dir: &StateDir) -> Result<Current, IdentityError> {
-    let Pki { ca, certificate, key, facts } = dir.read_pki()?;
-    let tls = client_tls(ca, certificate.clone(), key)
+    let Pki { cas, certificate, key, facts } = dir.read_pki()?;
+    let is_of_signer = cas.first().is_some_and(|signer| has_signed(signer, &certificate));
+    let bundle = cas.iter().map(|ca| certificate_pem(ca)).collect();
+    let tls = client_tls(cas, certificate.clone(), key)
         .map_err(|error| IdentityError::Unusable { dir: dir.pki(), reason: error.to_string() })?;
     let Facts { node, not_before, not_after, public_key: _ } = facts;
-    Ok(Current { node, not_before, not_after, tls: Arc::new(tls), certificate })
+    Ok(Current { node, not_before, not_after, tls: Arc::new(tls), certificate, bundle, is_of_signer })
 }
 
-/// TLS that trusts our CA alone. Each certificate has a session store of its own, because a ticket stands for the
+fn has_signed(ca: &CertificateDer<'_>, certificate: &CertificateDer<'_>) -> bool {
+    let (Ok((_, ca)), Ok((_, certificate))) =
+        (X509Certificate::from_der(ca), X509Certificate::from_der(certificate))
+    else {
+        return false;
+    };
+    certificate.verify_signature(Some(ca.public_key())).is_ok()
+}
+
+/// TLS that trusts our CAs alone. Each certificate has a session store of its own, because a ticket stands for the
 /// certificate that it was issued to.
 fn client_tls(
-    ca: CertificateDer<'static>,
+    cas: Vec<CertificateDer<'static>>,
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
 ) -> Result<ClientConfig, rustls::Error> {
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(ca)?;
+    for ca in cas {
+        roots.add(ca)?;
+    }
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
         .with_root_certificates(roots)

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use prepull_api::enroll::NODE_PREFIX;
+use prepull_api::enroll::{MAX_TRUSTED_CAS, NODE_PREFIX};
 use prepull_api::task::NodeName;
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls_pki_types::pem::PemObject;
@@ -61,7 +61,8 @@ pub(crate) struct StateDir(PathBuf);
 
 /// The content of `DIR/pki`: the key is known to belong to the certificate.
 pub(super) struct Pki {
-    pub(super) ca: CertificateDer<'static>,
+    /// Never empty.
+    pub(super) cas: Vec<CertificateDer<'static>>,
     pub(super) certificate: CertificateDer<'static>,
     pub(super) key: PrivateKeyDer<'static>,
     pub(super) facts: Facts,
@@ -105,6 +106,20 @@ pub(crate) fn check_issued(pem: &str, node: &NodeName, key: &NewKey) -> Result<F
 
 fn parse_pem(pem: &str) -> Result<CertificateDer<'static>, &'static str> {
     CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|_| "it is not a PEM block CERTIFICATE")
+}
+
+/// Parses the certificates of CAs.
+pub(super) fn parse_bundle(pem: &str) -> Result<Vec<CertificateDer<'static>>, &'static str> {
+    let cas = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let cas = cas.map_err(|_| "it has a PEM block that is no CERTIFICATE")?;
+    if cas.is_empty() {
+        return Err("it is not a PEM block CERTIFICATE");
+    }
+    if cas.len() > MAX_TRUSTED_CAS {
+        return Err("it has too many CAs");
+    }
+    let is_ca = |ca: &CertificateDer<'_>| X509Certificate::from_der(ca).is_ok_and(|(_, ca)| ca.is_ca());
+    if cas.iter().all(is_ca) { Ok(cas) } else { Err("it has a certificate that is not a CA's") }
 }
 
 fn parse_facts(der: &CertificateDer<'_>) -> Result<Facts, &'static str> {
@@ -152,7 +167,8 @@ impl StateDir {
     pub(super) fn read_pki(&self) -> Result<Pki, IdentityError> {
         let (certificate, facts) = self.read_certificate()?;
         let path = self.in_pki(CA);
-        let ca = parse_pem(&read_text(&path)?).map_err(|reason| IdentityError::Malformed { path, reason })?;
+        let cas =
+            parse_bundle(&read_text(&path)?).map_err(|reason| IdentityError::Malformed { path, reason })?;
         let key = if let Some(key) = self.read_key(KEY, &facts)? {
             key
         } else {
@@ -163,7 +179,7 @@ impl StateDir {
             self.promote_key()?;
             key
         };
-        Ok(Pki { ca, certificate, key, facts })
+        Ok(Pki { cas, certificate, key, facts })
     }
 
     fn read_certificate(&self) -> Result<(CertificateDer<'static>, Facts), IdentityError> {
@@ -229,6 +245,11 @@ impl StateDir {
             .map_err(|error| IdentityError::file("write", &path, error.into()))?;
         write(&path, &json, 0o644)?;
         write(&self.in_pki(CA), ca.as_bytes(), 0o644)
+    }
+
+    /// Stores the CAs to trust. Whichever of the files the power leaves, the certificate stays usable.
+    pub(super) fn store_bundle(&self, bundle: &str) -> Result<(), IdentityError> {
+        write(&self.in_pki(CA), bundle.as_bytes(), 0o644)
     }
 
     fn promote_key(&self) -> Result<(), IdentityError> {

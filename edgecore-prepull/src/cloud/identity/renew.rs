@@ -52,6 +52,7 @@ impl Identity {
         check_issued(&certificate, &self.node(), &key).map_err(RenewError::Answer)?;
         self.dir.store_certificate(&certificate)?;
         self.reload()?;
+        self.renew_at.send_replace(None);
         Ok(())
     }
 
@@ -97,13 +98,19 @@ impl Identity {
 
     async fn sleep_until_due(&self) {
         let chance = random();
+        let mut renew_at = self.renew_at.subscribe();
         loop {
+            let early = *renew_at.borrow_and_update();
             let due = {
                 let current = self.current.borrow();
-                due(current.not_before, current.not_after, chance)
+                let due = due(current.not_before, current.not_after, chance);
+                early.map_or(due, |early| due.min(early))
             };
             match due.duration_since(SystemTime::now()) {
-                Ok(left) if !left.is_zero() => tokio::time::sleep(left.min(LONGEST_SLEEP)).await,
+                Ok(left) if !left.is_zero() => tokio::select! {
+                    () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {}
+                    Ok(()) = renew_at.changed() => {}
+                },
                 _ => return,
             }
         }

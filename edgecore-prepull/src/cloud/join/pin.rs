@@ -15,7 +15,8 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use crate::cloud::endpoint::PinMismatch;
 
 /// Trusts the one CA whose certificate has the SHA-256 `pin`. The server must send that certificate in its chain; the
-/// server's own certificate is then verified as usual: signature, time and name.
+/// server's own certificate is then verified as usual: signature, time and name. After a rotation of the CA, its issuer
+/// may be a newer CA that the pinned one has certified.
 #[derive(Debug)]
 pub(super) struct PinnedCa {
     pin: [u8; 32],
@@ -65,7 +66,8 @@ impl ServerCertVerifier for PinnedCa {
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), Arc::clone(&self.provider))
             .build()
             .map_err(|error| Error::General(error.to_string()))?;
-        let proof = verifier.verify_server_cert(end_entity, &[], server_name, ocsp_response, now)?;
+        let proof =
+            verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
         // Already set by an earlier handshake, it holds the same CA: the hash is the same.
         let _ = self.found.set(ca);
         Ok(proof)

@@ -5,9 +5,9 @@ mod end;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, Welcome, decode, encode};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TrustedCas, Welcome, decode, encode};
 use prepull_tunnel::{Channel, ChannelEvent, CountingStream, Terms, websocket_config};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -90,7 +90,8 @@ pub async fn run_with(
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let dial = Dial { settings, identity: identity.watch(), events, shutdown, metrics: None };
+    let dial =
+        Dial { settings, identity: identity.watch(), trust: identity, events, shutdown, metrics: None };
     dial.keep_session(tunnel_urls.into(), outgoing).await
 }
 
@@ -103,14 +104,16 @@ pub(crate) async fn run_measured(
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let settings = Settings::default();
-    let dial = Dial { settings, identity: identity.watch(), events, shutdown, metrics: Some(metrics) };
+    let (settings, metrics) = (Settings::default(), Some(metrics));
+    let dial = Dial { settings, identity: identity.watch(), trust: identity, events, shutdown, metrics };
     dial.keep_session(tunnel_urls, outgoing).await
 }
 
 struct Dial {
     settings: Settings,
     identity: watch::Receiver<Arc<Current>>,
+    /// Takes over the CAs that the cloud names.
+    trust: Identity,
     events: mpsc::Sender<TunnelEvent>,
     shutdown: CancellationToken,
     metrics: Option<Arc<Metrics>>,
@@ -243,6 +246,7 @@ impl Dial {
     async fn greet(&self, channel: &mut Tunnel) -> Result<Welcome, End> {
         let greeting = async {
             let hello = self.request_hello().await.ok_or(End::NoHello)?;
+            let hello = Hello { trusts: Some(self.trust.trusts()), ..hello };
             channel.start_send(encode(&EdgeMessage::Hello(hello))?.into())?;
             loop {
                 match channel.next(true).await? {
@@ -282,8 +286,13 @@ impl Dial {
         channel: &mut Tunnel,
         outgoing: &mut mpsc::Receiver<EdgeMessage>,
     ) -> Result<std::convert::Infallible, End> {
-        let mut room = None;
+        let (mut room, mut confirmation) = (None, None);
         loop {
+            if channel.is_writable()
+                && let Some(confirmation) = confirmation.take()
+            {
+                channel.start_send(encode(&confirmation)?.into())?;
+            }
             tokio::select! {
                 permit = self.events.reserve(), if room.is_none() => {
                     room = Some(permit.map_err(|_| End::Shutdown)?);
@@ -302,6 +311,7 @@ impl Dial {
                         CloudMessage::Goaway { after, reason } => {
                             return Err(End::Goaway { after, reason: printable(&reason) });
                         }
+                        CloudMessage::Trust(cas) => confirmation = self.take_over(&cas).or(confirmation),
                         message => {
                             // `next` reads only if there is room.
                             if let Some(permit) = room.take() {
@@ -314,6 +324,21 @@ impl Dial {
                     changed.map_err(|_| End::Shutdown)?;
                     return Err(End::Renewed);
                 }
+            }
+        }
+    }
+
+    /// Trusts the CAs that the cloud names, and returns the confirmation.
+    fn take_over(&self, cas: &TrustedCas) -> Option<EdgeMessage> {
+        match self.trust.trust(cas, SystemTime::now(), random()) {
+            Ok(bundle) => {
+                tracing::info!(bundle, "the CAs that the cloud named are trusted");
+                Some(EdgeMessage::Trusts { bundle })
+            }
+            // The CAs of before are trusted still, and the cloud names them again in the next session.
+            Err(error) => {
+                tracing::error!(%error, "the CAs that the cloud named were not taken over");
+                None
             }
         }
     }

@@ -31,6 +31,7 @@ pub(super) async fn describe_node(
         image_filesystem: image_filesystem.ok().and_then(Result::ok),
         max_tasks: Some(max_tasks.get()),
         open,
+        trusts: None, // the tunnel knows
     }
 }
 

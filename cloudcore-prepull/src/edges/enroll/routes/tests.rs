@@ -9,13 +9,14 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
 use super::*;
+use crate::edges::pki::Authority;
 use crate::edges::tokens::Scope;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn routes() -> Routes {
     Routes {
-        authority: Arc::new(Authority::generate(SystemTime::now()).unwrap().0),
+        identity: ServerIdentity::new(Authority::generate(SystemTime::now()).unwrap().0, &[]).unwrap(),
         tokens: Tokens::in_memory(),
         settings: Settings::default(),
         refusal_log: LogRate::default(),
@@ -122,5 +123,5 @@ async fn the_ca_is_served_without_a_client_certificate() {
     let routes = routes();
     let request = Request::builder().uri(CA_PATH).body(Full::new(Bytes::new())).unwrap();
     let response = routes.handle(request, &Err(PeerError::Missing), [192, 0, 2, 1].into()).await;
-    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), routes.authority.pem());
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), routes.identity.cas().bundle());
 }

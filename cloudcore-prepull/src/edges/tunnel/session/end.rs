@@ -29,6 +29,8 @@ pub(super) enum SessionEnd {
     MessageNotTaken(Duration),
     #[error("the client certificate has expired: renew it, or join again with a new token")]
     CertificateExpired,
+    #[error("the CA of the client certificate is not trusted any more: join again with a new token")]
+    CaRetired,
     /// The registry closed the session: it was replaced, its queue was full, or cloudcore shuts down.
     #[error("{}", .0.reason)]
     Closed(Close),
@@ -44,7 +46,7 @@ impl SessionEnd {
             Self::NoHello(_) | Self::NotHello | Self::SecondHello | Self::TooManyTasks(_) => {
                 Some(CloseCode::Protocol)
             }
-            Self::Flood | Self::CertificateExpired => Some(CloseCode::Policy),
+            Self::Flood | Self::CertificateExpired | Self::CaRetired => Some(CloseCode::Policy),
             Self::MessageNotTaken(_) => Some(CloseCode::Again),
             Self::Closed(close) => Some(close.code),
         }
@@ -67,7 +69,8 @@ impl SessionEnd {
             | Self::TooManyTasks(_)
             | Self::Flood
             | Self::MessageNotTaken(_)
-            | Self::CertificateExpired => true,
+            | Self::CertificateExpired
+            | Self::CaRetired => true,
         }
     }
 }

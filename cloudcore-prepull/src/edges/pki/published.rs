@@ -1,0 +1,117 @@
+//! What is public of the CAs: a ConfigMap with their certificates, and how far a rotation is. Whoever makes join tokens
+//! reads this, and needs no right to a key.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{ObjectMeta, PostParams};
+use serde::{Deserialize, Serialize};
+
+use super::rotation::Step;
+use super::sha256;
+use crate::edges::tunnel::CaCensus;
+
+/// The name of the ConfigMap, in the namespace of cloudcore.
+pub(crate) const CA_CONFIG_MAP: &str = "prepull-ca";
+/// The certificates as PEM, the signer first.
+const BUNDLE: &str = "ca.crt";
+/// A [`Progress`] as JSON.
+const PROGRESS: &str = "rotation.json";
+
+/// The content of the ConfigMap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Published {
+    pub(crate) bundle: String,
+    pub(crate) progress: Option<Progress>,
+}
+
+/// How far a rotation is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Progress {
+    pub(crate) step: Step,
+    /// When the step began, as RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) since: Option<String>,
+    /// When the old CA is retired by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) retired_after: Option<String>,
+    /// The edges that are connected, while there are two CAs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) edges: Option<CaCensus>,
+}
+
+impl Published {
+    /// Reads the ConfigMap; none if there is none, or if it holds no certificate.
+    pub(crate) async fn read(client: kube::Client, namespace: &str) -> kube::Result<Option<Self>> {
+        let maps: Api<ConfigMap> = Api::namespaced(client, namespace);
+        Ok(maps.get_opt(CA_CONFIG_MAP).await?.as_ref().and_then(Self::of))
+    }
+
+    /// Makes the ConfigMap say this, if it does not.
+    pub(crate) async fn write(&self, client: kube::Client, namespace: &str) -> kube::Result<()> {
+        let maps: Api<ConfigMap> = Api::namespaced(client, namespace);
+        match maps.get_opt(CA_CONFIG_MAP).await? {
+            Some(found) if Self::of(&found).as_ref() == Some(self) => Ok(()),
+            Some(found) => {
+                let map = ConfigMap { data: Some(self.data()), ..found };
+                maps.replace(CA_CONFIG_MAP, &PostParams::default(), &map).await.map(drop)
+            }
+            None => {
+                let metadata = ObjectMeta { name: Some(CA_CONFIG_MAP.to_owned()), ..ObjectMeta::default() };
+                let map = ConfigMap { metadata, data: Some(self.data()), ..ConfigMap::default() };
+                maps.create(&PostParams::default(), &map).await.map(drop)
+            }
+        }
+    }
+
+    /// The hash that new join tokens carry: that of the CA that signs.
+    pub(crate) fn fingerprint(&self) -> Option<[u8; 32]> {
+        let cas = super::ca_set::certificates_of_pem(&self.bundle).ok()?;
+        cas.first().map(|signer| sha256(signer))
+    }
+
+    fn of(map: &ConfigMap) -> Option<Self> {
+        let data = map.data.as_ref()?;
+        let progress = data.get(PROGRESS).and_then(|json| serde_json::from_str(json).ok());
+        Some(Self { bundle: data.get(BUNDLE)?.clone(), progress })
+    }
+
+    fn data(&self) -> BTreeMap<String, String> {
+        let progress = self.progress.as_ref().and_then(|progress| serde_json::to_string(progress).ok());
+        let mut data = BTreeMap::from([(BUNDLE.to_owned(), self.bundle.clone())]);
+        data.extend(progress.map(|json| (PROGRESS.to_owned(), json)));
+        data
+    }
+}
+
+/// A time as [`Progress`] has it.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::edges::pki::{Authority, CaSet};
+
+    #[test]
+    fn what_is_published_holds_no_key_and_names_the_ca_that_signs() {
+        let now = SystemTime::now();
+        let (signer, other) = (Authority::generate(now).unwrap().0, Authority::generate(now).unwrap().0);
+        let fingerprint = signer.fingerprint();
+        let set = CaSet::new(signer, [other.certificate().clone()], "here").unwrap();
+        let edges = Some(CaCensus { connected: 3, informed: 2, renewed: 1, unable: 1 });
+        let progress =
+            Progress { step: Step::Signing, since: Some(rfc3339(now)), retired_after: None, edges };
+        let published = Published { bundle: set.bundle(), progress: Some(progress) };
+        let map = ConfigMap { data: Some(published.data()), ..ConfigMap::default() };
+        assert!(!format!("{map:?}").contains("PRIVATE"));
+        let read = Published::of(&map).unwrap();
+        assert_eq!(read, published);
+        assert_eq!(read.fingerprint(), Some(fingerprint));
+    }
+}

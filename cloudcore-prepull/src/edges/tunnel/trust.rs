@@ -1,0 +1,128 @@
+//! What each session tells of the CAs: which one has signed the node's certificate, and which ones the node trusts.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use prepull_api::enroll::unhex;
+use prepull_api::wire::{CloudMessage, Hello, TrustedCas};
+
+use crate::edges::pki::CaSet;
+use crate::edges::pki::ca_set::Fingerprint;
+
+/// The rate at which a fleet renews its certificates for another CA: each is two handshakes, of some milliseconds of a
+/// core, beside all other work.
+const RENEWALS_PER_SECOND: u32 = 50;
+/// The shortest time over which renewals are spread.
+const MIN_SPREAD: Duration = Duration::from_secs(2);
+
+/// The CAs as the node of one session has them.
+#[derive(Debug, Default)]
+pub(super) struct SessionTrust {
+    issuer: Fingerprint,
+    /// The hash of the bundle that the node has; none where the agent cannot be told of another one.
+    bundle: Mutex<Option<Fingerprint>>,
+}
+
+/// How far the connected edges are in a rotation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct CaCensus {
+    /// Edges with a session.
+    pub(crate) connected: usize,
+    /// Those that trust exactly the CAs that are to be trusted.
+    pub(crate) informed: usize,
+    /// Those whose certificate is of the CA that signs.
+    pub(crate) renewed: usize,
+    /// Those whose agent is too old to be told of another CA.
+    pub(crate) unable: usize,
+}
+
+impl SessionTrust {
+    pub(super) fn new(issuer: Fingerprint, hello: &Hello) -> Self {
+        Self { issuer, bundle: Mutex::new(hello.trusts.as_deref().and_then(unhex)) }
+    }
+
+    /// Whether the node's certificate is still accepted.
+    pub(super) fn is_accepted(&self, cas: &CaSet) -> bool {
+        cas.is_trusted(&self.issuer)
+    }
+
+    /// The node has stored a bundle.
+    pub(super) fn confirm(&self, bundle: &str) {
+        *self.bundle.lock().unwrap_or_else(PoisonError::into_inner) = unhex(bundle);
+    }
+
+    /// What the node has to be told, if anything; `sessions` is how many nodes there are.
+    pub(super) fn news(&self, cas: &CaSet, sessions: usize) -> Option<CloudMessage> {
+        let known = self.bundle()?;
+        let is_done = unhex(&cas.bundle_id()) == Some(known) && self.issuer == cas.signer().fingerprint();
+        let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
+        let spread = Duration::from_secs(1).saturating_mul(sessions) / RENEWALS_PER_SECOND;
+        let news = TrustedCas { bundle: cas.bundle(), renew_within: spread.max(MIN_SPREAD) };
+        (!is_done).then_some(CloudMessage::Trust(news))
+    }
+
+    fn bundle(&self) -> Option<Fingerprint> {
+        *self.bundle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CaCensus {
+    /// Counts sessions.
+    pub(super) fn of<'a>(sessions: impl Iterator<Item = &'a SessionTrust>, cas: &CaSet) -> Self {
+        let (bundle, signer) = (unhex(&cas.bundle_id()), cas.signer().fingerprint());
+        let mut census = Self::default();
+        for session in sessions {
+            let known = session.bundle();
+            census.connected += 1;
+            census.informed += usize::from(known.is_some() && known == bundle);
+            census.renewed += usize::from(session.issuer == signer);
+            census.unable += usize::from(known.is_none());
+        }
+        census
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::edges::pki::Authority;
+
+    #[test]
+    fn an_edge_is_told_until_it_trusts_the_cas_and_has_a_certificate_of_the_signer() {
+        let cas = CaSet::from(Authority::generate(SystemTime::now()).unwrap().0);
+        let signer = cas.signer().fingerprint();
+        let session =
+            |issuer, trusts: Option<String>| SessionTrust::new(issuer, &Hello { trusts, ..Hello::default() });
+        let told = |session: &SessionTrust| session.news(&cas, 0).is_some();
+        let (id, other) = (cas.bundle_id(), "0".repeat(64));
+        let sessions = [
+            session(signer, Some(id.clone())),
+            session(signer, Some(other.clone())),
+            session([0; 32], Some(id.clone())),
+            session([0; 32], None),
+        ];
+        assert_eq!(sessions.each_ref().map(told), [false, true, true, false]);
+        assert_eq!(
+            CaCensus::of(sessions.iter(), &cas),
+            CaCensus { connected: 4, informed: 2, renewed: 2, unable: 1 }
+        );
+        sessions[1].confirm(&id);
+        assert!(!told(&sessions[1]));
+        assert_eq!(CaCensus::of(sessions.iter(), &cas).informed, 3);
+    }
+
+    #[test]
+    fn a_fleet_spreads_its_renewals() {
+        let cas = CaSet::from(Authority::generate(SystemTime::now()).unwrap().0);
+        let session = SessionTrust::new([0; 32], &Hello { trusts: Some("0".repeat(64)), ..Hello::default() });
+        let spread = |sessions| match session.news(&cas, sessions).unwrap() {
+            CloudMessage::Trust(cas) => cas.renew_within.as_secs(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([1, 1000, 20_000].map(spread), [2, 20, 400]);
+    }
+}

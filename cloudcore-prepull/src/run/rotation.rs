@@ -1,0 +1,193 @@
+//! The leader's part in the rotation of the CA: it takes up what the Secret or the files say, makes the step that is due,
+//! and publishes what there is.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::{Client, Resource};
+use tracing::{error, info, warn};
+
+use crate::edges::pki::published::{Progress, Published, rfc3339};
+use crate::edges::pki::rotation::{Due, Rotation, Step};
+use crate::edges::pki::store::{CaStore, Stored};
+use crate::edges::pki::{CaSet, PkiError, ServerIdentity};
+use crate::edges::tunnel::Sessions;
+use crate::kube_api::refusal::{FailureLog, explain};
+
+/// The time between two looks at the Secret or the files. Whoever rotates waits for it; it is one small read.
+const PERIOD: Duration = Duration::from_secs(2);
+/// How often the ConfigMap is read when it has nothing new to say: somebody may have changed or deleted it.
+const CHECK_PUBLISHED: Duration = Duration::from_secs(30);
+/// The time between two writes of the ConfigMap for numbers alone.
+const PUBLISH_NUMBERS: Duration = Duration::from_secs(5);
+
+/// Where the CAs come from.
+pub(super) enum Source {
+    /// The Secret: read by the one client, written by the leader's.
+    Secret {
+        read: CaStore,
+        write: CaStore,
+    },
+    Files {
+        certificates: PathBuf,
+        key: PathBuf,
+    },
+}
+
+/// What the leader looks at.
+pub(super) struct RotationKeeper {
+    pub(super) source: Source,
+    pub(super) identity: Arc<ServerIdentity>,
+    pub(super) sessions: Sessions,
+    /// The leader's client.
+    pub(super) writes: Client,
+    pub(super) namespace: String,
+    /// How long after its last signature a CA has to be trusted.
+    pub(super) old_life: Duration,
+    pub(super) log: FailureLog,
+}
+
+/// What was published last, and when.
+pub(super) type LastPublished = Option<(Published, Instant)>;
+
+impl RotationKeeper {
+    /// Publishes the CAs before edges are served: whoever waits for the ports may make a token at once. Returns when the
+    /// leader began to serve, and what was published.
+    pub(super) async fn begin(&self) -> (Instant, LastPublished) {
+        let mut last = None;
+        self.look(Duration::ZERO, &mut last).await;
+        (Instant::now(), last)
+    }
+
+    /// Looks again and again, for as long as the process runs.
+    pub(super) async fn keep(self, begun: Instant, mut last: LastPublished) {
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            self.look(begun.elapsed(), &mut last).await;
+        }
+    }
+
+    async fn look(&self, served: Duration, last: &mut LastPublished) {
+        let progress = match &self.source {
+            Source::Files { certificates, key } => {
+                match CaSet::from_files(certificates, key) {
+                    Ok(cas) => self.adopt(cas),
+                    // Between the replacement of the one file and that of the other one.
+                    Err(error) => self.report("read the files of", &error),
+                }
+                None
+            }
+            Source::Secret { read, write } => match self.follow(read, write, served).await {
+                Ok(progress) => progress,
+                Err(error) => {
+                    self.report("read or write", &error);
+                    return;
+                }
+            },
+        };
+        self.publish(Published { bundle: self.identity.cas().bundle(), progress }, last).await;
+    }
+
+    /// Takes up the Secret, and makes the step that is due.
+    async fn follow(
+        &self,
+        read: &CaStore,
+        write: &CaStore,
+        served: Duration,
+    ) -> Result<Option<Progress>, PkiError> {
+        let Some(mut stored) = read.read().await? else {
+            // Somebody has deleted it. What is in use stays in use; the next leader would make another CA.
+            let text =
+                "the Secret prepull-ca is gone: restore it from a backup, or every edge has to join again";
+            if self.log.is_due("read", text, Instant::now()) {
+                error!(text);
+            }
+            return Ok(None);
+        };
+        let now = SystemTime::now();
+        let census = self.sessions.ca_census(&self.identity.cas());
+        // Only what this process already serves with: the edges have been told of it.
+        let is_served = self.identity.cas().is_same(&stored.rotation.set);
+        let due = stored.rotation.due(&census, served, self.old_life, now).filter(|_| is_served);
+        if let Some(due) = due {
+            stored = self.step(write, stored, due, now).await?;
+        }
+        let Rotation { step, since, .. } = stored.rotation;
+        self.adopt(stored.rotation.set);
+        let census = self.sessions.ca_census(&self.identity.cas());
+        let retired_after = since.filter(|_| step == Step::Signing).map(|since| since + self.old_life);
+        Ok(Some(Progress {
+            step,
+            since: since.map(rfc3339),
+            retired_after: retired_after.map(rfc3339),
+            edges: (step != Step::Settled).then_some(census),
+        }))
+    }
+
+    async fn step(
+        &self,
+        write: &CaStore,
+        stored: Stored,
+        due: Due,
+        now: SystemTime,
+    ) -> Result<Stored, PkiError> {
+        let (data, text) = match due {
+            Due::Activate => (stored.rotation.activate(now), "the new CA signs from now on"),
+            Due::Retire => (stored.rotation.retire(now).ok(), "the old CA is not trusted any more"),
+        };
+        // `due` asks for a step that can be made.
+        let Some(data) = data else { return Ok(stored) };
+        let stored = write.write(stored, data).await?;
+        info!(ca = ?stored.rotation.set.signer(), "{text}");
+        Ok(stored)
+    }
+
+    fn adopt(&self, cas: CaSet) {
+        match self.identity.adopt(cas) {
+            Ok(true) => {
+                let cas = self.identity.cas();
+                info!(signer = ?cas.signer(), trusted = cas.trusted().count(), "other CAs are in use; edges are told");
+            }
+            Ok(false) => {}
+            Err(error) => self.report("use", &error),
+        }
+    }
+
+    async fn publish(&self, published: Published, last: &mut LastPublished) {
+        let is_due = last.as_ref().is_none_or(|(said, at)| {
+            let numbers_alone = said.bundle == published.bundle
+                && said.progress.as_ref().map(|progress| progress.step)
+                    == published.progress.as_ref().map(|progress| progress.step);
+            let pause = match (*said == published, numbers_alone) {
+                (true, _) => CHECK_PUBLISHED,
+                (false, true) => PUBLISH_NUMBERS,
+                (false, false) => Duration::ZERO,
+            };
+            at.elapsed() >= pause
+        });
+        if !is_due {
+            return;
+        }
+        match published.write(self.writes.clone(), &self.namespace).await {
+            Ok(()) => *last = Some((published, Instant::now())),
+            Err(error) => {
+                let object = ConfigMap::kind(&());
+                self.log.record("publish", &object, explain::<ConfigMap>(&error).as_deref(), &error);
+            }
+        }
+    }
+
+    fn report(&self, operation: &'static str, error: &PkiError) {
+        let problem = match error {
+            PkiError::Secret { source, .. } => explain::<Secret>(source),
+            PkiError::Unusable { .. } | PkiError::File { .. } => Some(error.to_string()),
+            _ => None,
+        };
+        self.log.record(operation, "the CA", problem.as_deref(), error);
+        if matches!(error, PkiError::Unusable { .. }) {
+            warn!("the CAs of before stay in use");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Rotation of the CA, with edges that are away at each of its steps.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::SystemTime;
+
+use cloudcore_prepull::edges::pki::{CaSet, Rotation};
+use cloudcore_prepull::edges::tokens::Scope;
+use edgecore_prepull::cloud::identity::Identity;
+use k8s_openapi::ByteString;
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use tempfile::TempDir;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::agent::{Agent, impatient, join};
+use crate::cloud::{Cloud, SOON};
+use crate::raw::{self, Credentials, closed, dial, heard, say};
+
+/// A rotation as the leader and `cloudcore-prepull ca` make it, without the Secret.
+struct Steps {
+    data: BTreeMap<String, ByteString>,
+}
+
+impl Steps {
+    fn of(cloud: &Cloud) -> Self {
+        let part = |name: &str, text: String| (name.to_owned(), ByteString(text.into_bytes()));
+        let data = [part("tls.crt", cloud.cas().bundle()), part("tls.key", cloud.authority_key.clone())];
+        Self { data: data.into() }
+    }
+
+    fn read(&self) -> Rotation {
+        Rotation::parse(self.data.clone(), "the test", SystemTime::now()).unwrap()
+    }
+
+    /// Makes a step, which the cloud takes up.
+    fn make(
+        &mut self,
+        cloud: &Cloud,
+        step: impl Fn(&Rotation, SystemTime) -> Option<BTreeMap<String, ByteString>>,
+    ) {
+        self.data = step(&self.read(), SystemTime::now()).unwrap();
+        assert!(cloud.identity.adopt(self.read().into_set()).unwrap());
+    }
+
+    fn announce(&mut self, cloud: &Cloud) {
+        self.make(cloud, |rotation, now| rotation.rotate(now).ok());
+    }
+
+    fn activate(&mut self, cloud: &Cloud) {
+        self.make(cloud, Rotation::activate);
+    }
+
+    fn retire(&mut self, cloud: &Cloud) {
+        self.make(cloud, |rotation, now| rotation.retire(now).ok());
+    }
+}
+
+fn read(state: &Path, name: &str) -> String {
+    std::fs::read_to_string(state.join("pki").join(name)).unwrap()
+}
+
+/// Whether the node's certificate is of the CA that signs.
+fn is_of_signer(state: &Path, cas: &CaSet) -> bool {
+    let certificate = CertificateDer::from_pem_slice(read(state, "client.crt").as_bytes()).unwrap();
+    let (_, certificate) = X509Certificate::from_der(&certificate).unwrap();
+    let (_, signer) = X509Certificate::from_der(cas.signer().certificate()).unwrap();
+    certificate.verify_signature(Some(signer.public_key())).is_ok()
+}
+
+async fn until(what: &str, is_met: impl Fn() -> bool) {
+    let met = async {
+        while !is_met() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, met).await.unwrap_or_else(|_| panic!("{what}: not in time"));
+}
+
+/// Has an agent renew by itself, as it does when it runs.
+fn keep_renewed(agent: &Agent, cloud: &Cloud) {
+    let work = agent.identity.clone().keep_renewed(cloud.enroll_url(), agent.shutdown.clone());
+    tokio::spawn(work);
+}
+
+fn wake(cloud: &Cloud, state: TempDir) -> Agent {
+    let agent = Agent::wake(state, vec![cloud.tunnel_url()], impatient());
+    keep_renewed(&agent, cloud);
+    agent
+}
+
+/// Answers as an agent does until the node trusts the CAs and has a certificate of the signer.
+async fn is_done(agent: &mut Agent, cloud: &Cloud) {
+    let cas = cloud.cas();
+    let state = agent.state.path().to_owned();
+    let met = until("the edge has the CAs and a certificate of the signer", || {
+        read(&state, "ca.crt") == cas.bundle() && is_of_signer(&state, &cas)
+    });
+    tokio::select! {
+        () = met => {}
+        never = async { loop { agent.connected(Hello::default()).await; } } => never,
+    }
+}
+
+#[tokio::test]
+async fn edges_that_are_away_at_any_step_of_a_rotation_come_back_without_joining_again() {
+    let mut cloud = Cloud::start();
+    let mut steps = Steps::of(&cloud);
+    let before = cloud.cas();
+    let old_token = cloud.token(Scope::Fleet).await;
+    let mut present = wake(&cloud, Agent::join(&cloud, "present").await);
+    present.connected(Hello::default()).await;
+    let (asleep, too_long) = (Agent::join(&cloud, "asleep").await, Agent::join(&cloud, "too-long").await);
+    // Knows of the announcement, and of nothing later.
+    let mut leaves_early = wake(&cloud, Agent::join(&cloud, "leaves-early").await);
+    leaves_early.connected(Hello::default()).await;
+
+    steps.announce(&cloud);
+    is_done(&mut present, &cloud).await;
+    is_done(&mut leaves_early, &cloud).await;
+    assert!(is_of_signer(present.state.path(), &before), "the old CA signs still");
+    leaves_early.shutdown.cancel();
+    let left = std::mem::replace(&mut leaves_early.state, tempfile::tempdir().unwrap());
+
+    steps.activate(&cloud);
+    is_done(&mut present, &cloud).await;
+    assert!(!is_of_signer(present.state.path(), &before));
+    // It knows the old CA alone, and has slept through all of it.
+    assert_eq!(read(asleep.path(), "ca.crt"), before.bundle());
+    let mut asleep = wake(&cloud, asleep);
+    is_done(&mut asleep, &cloud).await;
+    // A token of before the rotation names the old CA.
+    let late = tempfile::tempdir().unwrap();
+    join(&cloud, &old_token, "late", late.path()).await.unwrap();
+    let mut late = wake(&cloud, late);
+    is_done(&mut late, &cloud).await;
+    let mut left = wake(&cloud, left);
+    is_done(&mut left, &cloud).await;
+
+    // The retirement ends no session of an edge that is done.
+    let mut ups = 0;
+    while tokio::time::timeout(std::time::Duration::from_millis(500), cloud.event()).await.is_ok() {
+        ups += 1;
+    }
+    assert!(ups > 5, "sessions came and went before");
+    steps.retire(&cloud);
+    is_done(&mut present, &cloud).await;
+    cloud.no_event(std::time::Duration::from_millis(500)).await;
+    for agent in [&mut asleep, &mut late, &mut left] {
+        is_done(agent, &cloud).await;
+        assert!(
+            !read(agent.state.path(), "ca.crt").contains(&before.bundle()),
+            "the old CA is trusted still"
+        );
+    }
+    assert!(cloud.sessions.is_online(&"present".into()));
+
+    // Now the old CA is of no use to anybody.
+    let refused = Identity::load(too_long.path()).unwrap().renew(cloud.enroll_url()).await.unwrap_err();
+    assert!(refused.to_string().contains("not from the CA that this node has joined"), "{refused}");
+    let refused = join(&cloud, &old_token, "later", tempfile::tempdir().unwrap().path()).await.unwrap_err();
+    assert!(refused.to_string().contains("the server is not the one that the token is for"), "{refused}");
+}
+
+#[tokio::test]
+async fn whoever_holds_a_certificate_of_a_retired_ca_loses_its_session_and_gets_no_other() {
+    let mut cloud = Cloud::start();
+    let mut steps = Steps::of(&cloud);
+    // An agent that knows nothing of rotations says nothing of the CAs, and is told nothing.
+    let credentials = Credentials::of(&cloud, "edge-1");
+    let tls = raw::tls(&cloud, Some(&credentials));
+    let mut socket = dial(cloud.tunnel, tls.clone()).await.unwrap();
+    say(&mut socket, &EdgeMessage::Hello(Hello::default())).await;
+    assert!(matches!(heard(&mut socket).await, CloudMessage::Welcome(_)));
+    cloud.up().await;
+
+    steps.announce(&cloud);
+    steps.activate(&cloud);
+    // It trusts the old CA alone: the chain leads there. The ticket of before is of no use, and not needed.
+    let second = dial(cloud.tunnel, tls.clone()).await.unwrap();
+    assert_eq!(second.get_ref().get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::Full));
+    drop(second);
+    cloud.no_event(std::time::Duration::from_millis(200)).await;
+
+    steps.retire(&cloud);
+    let (code, reason) = closed(&mut socket).await;
+    assert_eq!(
+        (code, reason.starts_with("the CA of the client certificate is not trusted")),
+        (1008, true),
+        "{reason}"
+    );
+    // Even if it trusts the new one: the server does not trust its certificate.
+    let tls = raw::tls(&cloud, Some(&credentials));
+    assert!(dial(cloud.tunnel, tls).await.is_err());
+}

@@ -1,0 +1,76 @@
+//! What release 0.1 has left (`e2e/testdata/release-0.1`), with the programs of today.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use edgecore_prepull::cloud::identity::Identity;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, PostParams};
+use prepull_api::wire::TUNNEL_PATH;
+
+use prepull_e2e::prelude::*;
+
+fn left(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/release-0.1").join(file)
+}
+
+async fn restore(cluster: &Cluster, file: &str, change: impl Fn(&mut Secret)) -> Result<()> {
+    let mut secret: Secret = serde_json::from_str(&std::fs::read_to_string(left(file))?)?;
+    change(&mut secret);
+    let secrets: Api<Secret> = Api::namespaced(cluster.client(), "prepull-system");
+    secrets.create(&PostParams::default(), &secret).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    restore(&cluster, "ca.secret.json", |_| {}).await?;
+    restore(&cluster, "join-token.secret.json", |secret| {
+        let end = humantime::format_rfc3339_seconds(SystemTime::now() + Duration::from_secs(3600));
+        let data = secret.data.get_or_insert_default();
+        data.insert("expiration".to_owned(), ByteString(end.to_string().into_bytes()));
+    })
+    .await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
+    let registry = Registry::start().await?;
+    let reference = registry.seed(&Image::of_layers("of-today", &[MIB])?, "team/of-today:v1")?;
+
+    // Its addresses have changed since.
+    let tunnel = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
+    let enroll = format!("https://{}", cloud.enroll_addr());
+    let mut node = EdgeNode::start(&cluster, &cloud, "edge-1")
+        .joined_before(&left("state"))
+        .args(&["--tunnel-url", &tunnel, "--enroll-url", &enroll])
+        .without_agent()
+        .await?;
+    assert_eq!(node.ledger()?.len(), 2);
+    let certificate = || std::fs::read(node.state_dir().join("pki/client.crt"));
+    let old = certificate()?;
+    node.restart_agent()?;
+    node.is_connected().await?;
+    // The one task has ended, the other one is of a job that is gone: both are told and forgotten.
+    node.forgets_all_tasks().await?;
+    ensure!(
+        node.agent_log().contains("the ledger has tasks from before the restart tasks=2"),
+        "{}",
+        node.agent_log()
+    );
+    cluster.job("with-old").images([&reference]).on(["edge-1"]).completes().await?;
+    ensure!(std::fs::read(node.state_dir().join("pki/client.crt"))? == old, "it was renewed by itself");
+
+    node.terminate_agent().await?;
+    Identity::load(node.state_dir())?.renew(enroll).await?;
+    ensure!(std::fs::read(node.state_dir().join("pki/client.crt"))? != old, "it was not renewed");
+    node.restart_agent()?;
+    node.is_connected().await?;
+    node.remove_image(&reference).await?;
+    cluster.job("with-new").images([&reference]).on(["edge-1"]).completes().await?;
+
+    let token = std::fs::read_to_string(left("join-token"))?;
+    let other = EdgeNode::start(&cluster, &cloud, "edge-2").with_token(token.trim()).await?;
+    other.is_connected().await?;
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! The CAs that this node trusts, as cloudcore changes them while the CA is rotated.
+
+use std::time::{Duration, SystemTime};
+
+use prepull_api::enroll::hex;
+use prepull_api::wire::TrustedCas;
+use ring::digest::{SHA256, digest};
+
+use super::current::Identity;
+use super::error::IdentityError;
+use super::files::parse_bundle;
+
+/// The longest time over which a renewal is spread, whatever the cloud says.
+const LONGEST_SPREAD: Duration = Duration::from_secs(3600);
+
+/// Why the CAs were not taken over.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TrustError {
+    #[error("the list of CAs cannot be used: {0}")]
+    Bundle(&'static str),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+impl Identity {
+    /// The name of the CAs that this node trusts.
+    pub(crate) fn trusts(&self) -> String {
+        bundle_id(&self.current.borrow().bundle)
+    }
+
+    /// Trusts these CAs from now on, also after a restart. If the certificate is of another CA than the first, it is
+    /// renewed soon; `chance`, from 0 to 1, says how soon. Sessions go on.
+    pub(crate) fn trust(&self, cas: &TrustedCas, now: SystemTime, chance: f64) -> Result<String, TrustError> {
+        parse_bundle(&cas.bundle).map_err(TrustError::Bundle)?;
+        if self.current.borrow().bundle != cas.bundle {
+            self.dir.store_bundle(&cas.bundle)?;
+            self.reload()?;
+        }
+        let is_of_signer = self.current.borrow().is_of_signer;
+        let due = (!is_of_signer).then(|| now + cas.renew_within.min(LONGEST_SPREAD).mul_f64(chance));
+        self.renew_at.send_if_modified(|at| {
+            // A second message must not put it off.
+            let next = due.map(|due| at.map_or(due, |at| at.min(due)));
+            std::mem::replace(at, next) != next
+        });
+        Ok(bundle_id(&cas.bundle))
+    }
+}
+
+fn bundle_id(bundle: &str) -> String {
+    hex(digest(&SHA256, bundle.as_bytes()).as_ref())
+}
+
+#[cfg(test)]
+mod tests;

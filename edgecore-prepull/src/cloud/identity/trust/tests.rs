@@ -1,0 +1,100 @@
+#![allow(clippy::unwrap_used)]
+use std::path::Path;
+
+use prepull_api::task::NodeName;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+use super::*;
+use crate::cloud::identity::Connection;
+use crate::cloud::identity::files::StateDir;
+
+/// A CA, and what it signs.
+struct Ca {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Ca {
+    fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // As cloudcore encodes it, so that texts can be compared.
+        let pem = prepull_api::enroll::certificate_pem(params.self_signed(&key).unwrap().der());
+        Self { pem, issuer: Issuer::new(params, key) }
+    }
+
+    /// Joins a node.
+    fn join(&self, state_dir: &Path) -> Identity {
+        let dir = StateDir::new(state_dir);
+        dir.requested_key().unwrap();
+        let urls = |scheme: &str| format!("{scheme}://localhost").into();
+        let (tunnel_urls, enroll_urls) = (urls("wss"), urls("https"));
+        let node_name = NodeName::from("edge-1");
+        dir.store_connection(&self.pem, &Connection { tunnel_urls, enroll_urls, node_name }).unwrap();
+        dir.store_certificate(&self.sign(state_dir)).unwrap();
+        Identity::load(state_dir).unwrap()
+    }
+
+    /// A certificate for the key that was requested.
+    fn sign(&self, state_dir: &Path) -> String {
+        let key = std::fs::read_to_string(state_dir.join("pki/client.key.new")).unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "system:node:edge-1");
+        params.not_after = rcgen::date_time_ymd(2999, 1, 1);
+        params.signed_by(&KeyPair::from_pem(&key).unwrap(), &self.issuer).unwrap().pem()
+    }
+}
+
+fn named(cas: &[&Ca]) -> TrustedCas {
+    let bundle = cas.iter().map(|ca| ca.pem.as_str()).collect();
+    TrustedCas { bundle, renew_within: Duration::from_secs(100) }
+}
+
+#[test]
+fn the_cas_that_the_cloud_names_are_on_the_disk_and_no_session_ends_for_them() {
+    let (old, new, dir) = (Ca::new("old"), Ca::new("new"), tempfile::tempdir().unwrap());
+    let identity = old.join(dir.path());
+    let mut watched = identity.watch();
+    let (both, now) = (named(&[&old, &new]), SystemTime::now());
+    assert_eq!(identity.trusts(), bundle_id(&old.pem));
+
+    let confirmed = identity.trust(&both, now, 0.5).unwrap();
+    assert_eq!(confirmed, bundle_id(&both.bundle));
+    assert_eq!(identity.trusts(), confirmed);
+    assert!(!watched.has_changed().unwrap(), "a session would begin anew");
+    assert_eq!(watched.borrow_and_update().bundle, both.bundle, "the next connection trusts both");
+    assert_eq!(*identity.renew_at.borrow(), None, "the old CA signs still");
+    assert_eq!(Identity::load(dir.path()).unwrap().trusts(), confirmed, "after a restart as well");
+}
+
+#[test]
+fn a_certificate_of_a_ca_that_signs_no_more_is_renewed_within_the_time_that_the_cloud_gives() {
+    let (old, new, dir) = (Ca::new("old"), Ca::new("new"), tempfile::tempdir().unwrap());
+    let identity = old.join(dir.path());
+    let (cas, now) = (named(&[&new, &old]), SystemTime::now());
+    let due = || *identity.renew_at.borrow();
+    identity.trust(&cas, now, 0.5).unwrap();
+    assert_eq!(due(), Some(now + Duration::from_secs(50)));
+    identity.trust(&cas, now + Duration::from_secs(40), 1.0).unwrap();
+    assert_eq!(due(), Some(now + Duration::from_secs(50)), "hearing it again puts nothing off");
+
+    identity.dir.requested_key().unwrap();
+    identity.dir.store_certificate(&new.sign(dir.path())).unwrap();
+    assert!(identity.reload().unwrap());
+    identity.trust(&named(&[&new]), now, 0.5).unwrap();
+    assert_eq!(due(), None);
+}
+
+#[test]
+fn a_list_of_cas_that_makes_no_sense_changes_nothing() {
+    let (old, dir) = (Ca::new("old"), tempfile::tempdir().unwrap());
+    let identity = old.join(dir.path());
+    let leaf = std::fs::read_to_string(dir.path().join("pki/client.crt")).unwrap();
+    for bundle in [String::new(), "x".to_owned(), old.pem.repeat(9), leaf] {
+        let cas = TrustedCas { bundle, renew_within: Duration::ZERO };
+        assert!(matches!(identity.trust(&cas, SystemTime::now(), 0.0), Err(TrustError::Bundle(_))));
+    }
+    assert_eq!(Identity::load(dir.path()).unwrap().trusts(), bundle_id(&old.pem));
+}
