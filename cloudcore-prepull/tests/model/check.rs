@@ -51,11 +51,12 @@ pub(crate) struct Check {
     late: BTreeMap<JobUid, u32>,
     /// The outcomes of the results that agents have sent.
     said: BTreeMap<(NodeName, TaskId), BTreeSet<u8>>,
+    /// Tasks that could not be sent at all.
     unsendable: BTreeSet<(NodeName, TaskId)>,
+    /// Tasks that had to wait for a secret.
+    postponed: BTreeSet<(NodeName, TaskId)>,
     /// Tasks that the cloud has cancelled, whether or not the edge has received that.
     cancelled: BTreeSet<(NodeName, TaskId)>,
-    /// When a task could last not be sent, because its node had no session.
-    returned: BTreeMap<(NodeName, TaskId), u64>,
     /// Tasks that edges carry out.
     running: BTreeSet<(NodeName, TaskId)>,
 }

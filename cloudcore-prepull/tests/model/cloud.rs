@@ -87,6 +87,9 @@ pub(crate) struct Cloud {
     pub(crate) sessions: u64,
     /// The Nodes that the controller knows.
     pub(crate) nodes: BTreeSet<NodeName>,
+    /// Those of which it has heard since the last flush that they are gone: what it did before it heard so comes out of
+    /// the next one.
+    nodes_gone: BTreeSet<NodeName>,
     /// What this process has written last of each object, if it knows that the write succeeded.
     pub(crate) wrote: HashMap<(JobUid, Object), (Content, u64)>,
     /// How many inputs may have changed something, perhaps only to change it back: a repeated write is then no fault.
@@ -108,6 +111,7 @@ impl Cloud {
             registry: BTreeMap::new(),
             sessions: 0,
             nodes: BTreeSet::new(),
+            nodes_gone: BTreeSet::new(),
             wrote: HashMap::new(),
             stirred: 0,
         }
@@ -209,7 +213,9 @@ impl World {
         }
         match input {
             Input::Nodes(nodes) => {
-                self.cloud.nodes = nodes.iter().map(|node| node.name.clone()).collect();
+                let listed = nodes.iter().map(|node| node.name.clone()).collect();
+                let before = std::mem::replace(&mut self.cloud.nodes, listed);
+                self.cloud.nodes_gone.extend(before);
                 self.check.may_exceed_again();
             }
             Input::Node(node) => {
@@ -218,6 +224,7 @@ impl World {
             }
             Input::NodeGone(node) => {
                 self.cloud.nodes.remove(node);
+                self.cloud.nodes_gone.insert(node.clone());
                 self.check.may_exceed_again();
             }
             Input::Session(SessionEvent::Message { message: EdgeMessage::Result(_), .. }) => {
@@ -233,6 +240,7 @@ impl World {
         for action in self.cloud.controller.flush(at(self.now)) {
             self.act(action);
         }
+        self.cloud.nodes_gone.clear();
         // A write of this flush may still be made before that.
         self.cloud.stirred += u64::from(self.cloud.stirred != before);
         let due = self.cloud.controller.next_wakeup();
@@ -249,7 +257,8 @@ impl World {
                 // A change of one job may make another one wait for a moment.
                 self.cloud.stirred += 1;
                 self.log(|| format!("  event {} {}", event.reason, event.note));
-                self.check.announced(&self.cloud.nodes, &event);
+                let known = self.cloud.nodes.union(&self.cloud.nodes_gone).cloned().collect();
+                self.check.announced(&known, &event);
             }
             Action::Send(node, message) => {
                 self.log(|| format!("  send {node} {}", told(&message)));
@@ -383,8 +392,7 @@ impl World {
             DispatchOutcome::Unsendable("the task is too large".to_owned())
         } else if fate == DispatchFate::Postponed {
             // Where no time is left to wait, that is a failure.
-            self.check.unsendable(&node, &job, attempt);
-            self.check.unreached(&node, &job, attempt, self.now);
+            self.check.postponed(&node, &job, attempt);
             DispatchOutcome::Postponed("the secret cannot be read".to_owned())
         } else {
             let elapsed = Duration::from_millis(self.now - begun);
@@ -393,8 +401,6 @@ impl World {
             let session = self.send(&node, CloudMessage::Assign(assign));
             if session.is_some() {
                 self.check.sent(&node, &task);
-            } else {
-                self.check.unreached(&node, &job, attempt, self.now);
             }
             session.map_or(DispatchOutcome::Offline, DispatchOutcome::Sent)
         };

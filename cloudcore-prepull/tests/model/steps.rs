@@ -131,11 +131,10 @@ impl World {
     }
 
     /// Whether a late write would create a report that the leader does not know and cannot make again: it has read the
-    /// reports without it, and cannot choose its nodes anew, because the job was edited or Nodes were deleted. That
-    /// takes two processes of cloudcore that overlap and, at the same time, an edit that is refused.
+    /// reports without it, and cannot choose its nodes anew, because Nodes were deleted.
     fn would_stay_unknown(&self, ghost: &crate::cloud::Write) -> bool {
         let is_new = ghost.expected.is_none() && matches!(ghost.content.object(), Object::Report(_));
-        is_new && (self.refused.contains(&ghost.job) || !self.deleted.is_empty())
+        is_new && !self.deleted.is_empty()
     }
 
     pub(crate) fn finish_delete(&mut self, which: usize) {

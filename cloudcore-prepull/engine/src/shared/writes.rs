@@ -142,6 +142,16 @@ impl Writes {
         None
     }
 
+    /// The version in memory.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether the API server has this version, or a later one.
+    pub(crate) fn has(&self, version: u64) -> bool {
+        self.written >= version
+    }
+
     /// Whether the API server has the state as it is in memory.
     pub(crate) fn is_clean(&self) -> bool {
         self.written >= self.version

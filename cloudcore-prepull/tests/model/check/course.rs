@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, Summary};
-use prepull_api::task::{JobUid, NodeName};
+use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_engine::prepull::controller::Content;
 use prepull_engine::prepull::validate::Ratio;
 use prepull_engine::shared::events::ObjectEvent;
@@ -56,6 +56,8 @@ impl Check {
         }
         if status.start_time.is_none() {
             self.active_since.remove(job);
+            // Before its status says that it has begun, nothing else of it is written: it begins anew.
+            self.beginnings.remove(job);
         }
         if status.completion_time.is_some() {
             self.ended.insert(job.clone());
@@ -65,9 +67,16 @@ impl Check {
     }
 
     /// Events tell of changes. That too many nodes have failed is told once, not of each further node; and a round
-    /// begins only if one of its nodes can start. `nodes`: the Nodes that the controller knows.
+    /// begins only if one of its nodes can start. `nodes`: the Nodes that the controller knew at that time.
     pub(crate) fn announced(&mut self, nodes: &BTreeSet<NodeName>, event: &ObjectEvent) {
         let job = &event.object.uid;
+        if event.reason == reasons::NODE_FAILED {
+            // A task that waited for a secret until no time was left was never sent.
+            let is_of = |(node, task): &&(NodeName, TaskId)| {
+                task.job == *job && event.note.starts_with(&format!("{node}: "))
+            };
+            self.unsendable.extend(self.postponed.iter().filter(is_of).cloned());
+        }
         if event.reason == reasons::TOLERANCE_EXCEEDED {
             assert!(self.exceeded.insert(job.clone()), "{job} has told before: {}", event.note);
         }
@@ -160,7 +169,7 @@ impl Check {
         }
         let is_complete = status.summary.successful == status.summary.desired && status.summary.desired > 0;
         assert!(
-            !is_complete || status.phase == JobPhase::Completed,
+            !is_complete || status.phase == JobPhase::Completed || late > 0,
             "every node of {job} succeeded, and it is a Failure: {}",
             status.reason
         );

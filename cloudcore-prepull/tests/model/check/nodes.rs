@@ -61,7 +61,7 @@ impl Check {
             }
             // What it has waited for a secret counts.
             let task = TaskId { job: job.clone(), attempt: node.attempt };
-            let has_waited = self.unsendable.contains(&(NodeName(name.clone()), task));
+            let has_waited = self.postponed.contains(&(NodeName(name.clone()), task));
             let is_out_of_time =
                 node.phase == NodePhase::Unknown && node.reason.starts_with("no result within");
             if is_out_of_time && !has_waited {
@@ -95,12 +95,12 @@ impl Check {
         self.unsendable.insert((node.clone(), TaskId { job: job.clone(), attempt }));
     }
 
-    pub(crate) fn cancelled(&mut self, node: &NodeName, task: &TaskId) {
-        self.cancelled.insert((node.clone(), task.clone()));
+    pub(crate) fn postponed(&mut self, node: &NodeName, job: &JobUid, attempt: u32) {
+        self.postponed.insert((node.clone(), TaskId { job: job.clone(), attempt }));
     }
 
-    pub(crate) fn unreached(&mut self, node: &NodeName, job: &JobUid, attempt: u32, now: u64) {
-        self.returned.insert((node.clone(), TaskId { job: job.clone(), attempt }), now);
+    pub(crate) fn cancelled(&mut self, node: &NodeName, task: &TaskId) {
+        self.cancelled.insert((node.clone(), task.clone()));
     }
 
     /// (8) Only a node that has not started can leave a job.
@@ -225,13 +225,11 @@ impl Check {
     fn has_ended(&self, job: &JobUid, record: &NodeStatus, start: u64) -> bool {
         let task = TaskId { job: job.clone(), attempt: record.attempt };
         let key = (NodeName(record.node_name.clone()), task);
-        let returned = self.returned.get(&key).is_some_and(|at| *at >= start);
         let unread = (job.clone(), key.0.clone(), start);
         self.unread.contains(&unread)
             || self.said.contains_key(&key)
             || self.unsendable.contains(&key)
             || self.cancelled.contains(&key)
-            || returned && !self.running.contains(&key)
     }
 
     /// No node of a wave starts before those of the waves before it have ended. Only for a job whose waves are the same
@@ -253,7 +251,9 @@ impl Check {
             return;
         }
         started.sort_by_key(|(_, start)| *start);
-        let desired = u32::try_from(api.records(job).count()).unwrap();
+        // Not all reports need be there. A job that was deleted has no waves any more.
+        let status = api.jobs.get(job).and_then(|stored| stored.object.status.as_ref());
+        let Some(desired) = status.map(|status| status.summary.desired) else { return };
         let sizes = rollout.steps.iter().map(|step| Step::parse(step).unwrap().nodes(desired) as usize);
         for size in sizes.filter(|size| *size < started.len()) {
             for (late, start) in &started {

@@ -221,6 +221,9 @@ impl Job {
             }
         }
         self.collect_changes();
+        if let Some(start) = self.members.rollout().withdrawn(node) {
+            self.after_write(node, Deferred::Withdraw(start), effects);
+        }
     }
 
     fn warn_of_failure(&mut self, node: &NodeName, effects: &mut Effects<'_>) {
@@ -238,15 +241,16 @@ impl Job {
     /// Begins the writes that are due.
     pub(super) fn write_if_due(&mut self, effects: &mut Effects<'_>) {
         self.collect_changes();
-        let rollout = self.members.rollout();
-        for report in self.output.begin_reports(effects.now, |places| rollout.any_in_progress(places)) {
+        let (rollout, is_over) = (self.members.rollout(), self.course.ended().is_some());
+        let any_in_progress = |places| rollout.any_in_progress(places);
+        for report in self.output.begin_reports(effects.now, is_over, any_in_progress) {
             self.members.rollout_mut().stamp_starts(report.nodes.clone(), effects.now);
             let rollout = self.members.rollout();
             let body = aggregate::report(self.events.name(), report.index, rollout.records_of(report.nodes));
             let write = self.write(report.version, Content::Report(Box::new(body)));
             effects.emit(write);
         }
-        let status_due = self.output.next_status(self.course.ended().is_some());
+        let status_due = self.output.next_status(is_over);
         if status_due.is_none_or(|due| due > effects.now) {
             return;
         }

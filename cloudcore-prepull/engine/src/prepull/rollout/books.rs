@@ -109,16 +109,11 @@ impl Rollout {
         self.index_member(at);
     }
 
-    /// A node in progress was sent nothing: it waits again.
-    pub(super) fn put_back(&mut self, at: usize) {
-        self.set(at, NodePhase::Pending, String::new());
-        self.members[at].record.start_time = None;
-    }
-
-    /// The start of a node that is not recorded yet does not happen.
+    /// The start of a node that was sent nothing does not happen: it waits again.
     pub(super) fn withdraw(&mut self, at: usize) -> Option<Decision> {
-        self.put_back(at);
-        let member = &self.members[at];
+        self.set(at, NodePhase::Pending, String::new());
+        let member = &mut self.members[at];
+        member.record.start_time = None;
         if !member.is_stamped {
             return None;
         }

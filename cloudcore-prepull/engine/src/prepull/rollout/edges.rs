@@ -33,6 +33,12 @@ impl Rollout {
         Some(Start { place, number: self.members[place].start })
     }
 
+    /// The start of the node that does not happen, where the API server may have it all the same.
+    pub fn withdrawn(&self, node: &NodeName) -> Option<Start> {
+        let place = self.position(node).filter(|at| self.withdrawn.contains(at))?;
+        Some(Start { place, number: self.members[place].start })
+    }
+
     /// The API server has it that this start did not happen.
     pub fn forget_start(&mut self, start: Start) {
         if self.members.get(start.place).is_some_and(|member| member.start == start.number) {
@@ -126,7 +132,7 @@ impl Rollout {
         if again {
             self.members[at].flight = Flight::Sent(None);
         } else {
-            self.put_back(at);
+            self.withdraw(at);
         }
         Reattach::Leave
     }

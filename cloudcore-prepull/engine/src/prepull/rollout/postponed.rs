@@ -47,7 +47,7 @@ impl Rollout {
         if again {
             member.flight = Flight::Sent(session);
         } else {
-            self.put_back(at);
+            self.withdraw(at);
         }
         true
     }

@@ -66,7 +66,8 @@ impl Rollout {
     /// Whether one more node may start now.
     pub(super) fn may_start(&self) -> bool {
         let limit = self.waves.limit(&self.settings.steps, self.present().desired);
-        self.may_go_on() && self.slots_taken() < self.settings.concurrency && self.started() < limit
+        let started = self.started() as usize + self.withdrawn.len();
+        self.may_go_on() && self.slots_taken() < self.settings.concurrency && started < limit as usize
     }
 
     /// Whether so many nodes may be in progress now, and so many may have started.

@@ -212,6 +212,23 @@ fn an_assign_that_found_no_session_gives_the_slot_back() {
 }
 
 #[test]
+fn a_node_that_was_sent_nothing_keeps_its_place_among_the_started_until_that_is_recorded() {
+    for (concurrency, steps) in [(1, vec![]), (3, vec![Step::parse("1").unwrap()])] {
+        let mut rollout = rollout(3, concurrency, "0");
+        rollout.configure(Settings { steps, ..rollout.settings().clone() });
+        all_online(&mut rollout, 3);
+        assert_eq!(started(&rollout.advance(at(0))), [node(0)]);
+        rollout.stamp_starts(0..3, at(0));
+        rollout.begin_dispatch(&node(0), at(0)).unwrap();
+        rollout.mark_not_sent(&node(0));
+        assert_eq!((rollout.summary().pending, rollout.advance(at(1))), (3, vec![]));
+        let start = rollout.withdrawn(&node(0)).unwrap();
+        rollout.forget_start(start);
+        assert_eq!(started(&rollout.advance(at(1))), [node(1)]);
+    }
+}
+
+#[test]
 fn an_assign_that_went_to_a_session_which_was_replaced_is_sent_again() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);

@@ -20,6 +20,9 @@ pub(super) struct Output {
     status: Writes,
     /// As they were written last, so that a transition time changes only with its status.
     conditions: Vec<Condition>,
+    /// The version of the status that tells that the job has begun, and with what. Reports wait for it: without it another
+    /// leader would not know what their nodes pull.
+    beginning: u64,
     shards: Shards,
     /// Nodes in a report, where the rule of [`aggregate::nodes_in_report`] would allow more.
     report_capacity: usize,
@@ -28,7 +31,7 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn new(report_capacity: usize) -> Self {
         let shards = Shards::stored(&[], MAX_NODES_IN_REPORT);
-        Self { status: Writes::default(), conditions: Vec::new(), shards, report_capacity }
+        Self { status: Writes::default(), conditions: Vec::new(), beginning: 0, shards, report_capacity }
     }
 
     pub(super) fn conditions(&self) -> &[Condition] {
@@ -63,6 +66,12 @@ impl Output {
         self.status.touch(pace);
     }
 
+    /// The job begins: the status is to tell of that before anything else is written.
+    pub(super) fn begin(&mut self) {
+        self.status.touch(Pace::Now);
+        self.beginning = self.status.version();
+    }
+
     /// These records changed; the status tells of them as well.
     pub(super) fn touch_records(&mut self, touched: &[Touched]) {
         for touched in touched {
@@ -88,13 +97,14 @@ impl Output {
         self.shards.after(place, deferred)
     }
 
-    /// Begins the writes of reports that are due.
+    /// Begins the writes of reports that are due. `is_over`: whether the job is.
     pub(super) fn begin_reports(
         &mut self,
         now: Timestamp,
+        is_over: bool,
         any_in_progress: impl Fn(Range<usize>) -> bool,
     ) -> Vec<Report> {
-        self.shards.begin(now, any_in_progress)
+        if self.may_write_reports(is_over) { self.shards.begin(now, any_in_progress) } else { Vec::new() }
     }
 
     /// Begins a write of the status. Returns its version.
@@ -123,14 +133,19 @@ impl Output {
 
     /// When a write is due. `is_over`: whether the job is.
     pub(super) fn next_write(&self, is_over: bool) -> Option<Timestamp> {
-        self.shards.due().into_iter().chain(self.next_status(is_over)).min()
+        let reports = self.shards.due().filter(|_| self.may_write_reports(is_over));
+        reports.into_iter().chain(self.next_status(is_over)).min()
     }
 
-    /// When the status is due. It says that a job has begun when there is a report of every node, and that it is over when
-    /// the reports say how each of them ended.
+    /// When the status is due. It says that a job is over when the reports say how each of its nodes ended.
     pub(super) fn next_status(&self, is_over: bool) -> Option<Timestamp> {
-        let may_follow = if is_over { self.shards.all_written() } else { self.shards.all_exist() };
+        let may_follow = !is_over || self.shards.all_written();
         self.status.due((Duration::ZERO, Duration::ZERO)).filter(|_| may_follow)
+    }
+
+    /// A job that is over before its beginning is written has started nothing: its reports need not wait.
+    fn may_write_reports(&self, is_over: bool) -> bool {
+        is_over || self.status.has(self.beginning)
     }
 
     /// Whether the API server has everything as it is in memory.

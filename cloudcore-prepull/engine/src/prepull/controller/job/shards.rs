@@ -113,11 +113,6 @@ impl Shards {
         }
     }
 
-    /// Whether the API server has every report, in whatever version.
-    pub(super) fn all_exist(&self) -> bool {
-        self.dirty.iter().all(|&shard| self.list[shard].writes.exists())
-    }
-
     /// Whether the API server has every report as it is now.
     pub(super) fn all_written(&self) -> bool {
         self.dirty.is_empty()
@@ -226,9 +221,9 @@ mod tests {
         let mut shards = Shards::stored(&[], 250);
         shards.grow(600);
         assert_eq!(ranges(&shards), [(0, 0..250), (1, 250..500), (2, 500..600)]);
-        assert!(!shards.all_exist());
+        assert!(!shards.all_written());
         let mut shards = Shards::stored(&[(0, 250), (5, 100)], 250);
-        assert!(shards.all_exist() && shards.all_written());
+        assert!(shards.all_written());
         shards.grow(351);
         shards.grow(501);
         assert_eq!(ranges(&shards), [(0, 0..250), (5, 250..500), (1, 500..501)]);

@@ -4,6 +4,8 @@
 //! the job began with, and those changes since that it could follow. The names of nodes are left out, for there may be
 //! thousands: those that were chosen are in the reports, and those that were skipped in the status.
 
+use std::collections::BTreeSet;
+
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::enroll;
@@ -147,9 +149,14 @@ pub(super) fn accepted_before(
         template.node_names =
             spec.map(|spec| spec.image_pre_pull_template.node_names.clone()).unwrap_or_default();
         if !is_hash_of(&status.spec_hash, &stored) {
-            // The names were edited, or cannot be read.
+            // The names were edited, or cannot be read. Reports may not have been made yet.
+            let shown = status.node_status.iter().map(|node| node.node_name.clone());
+            let known: BTreeSet<_> = nodes.chain(shown).collect();
+            if known.len() < status.summary.desired as usize {
+                return None;
+            }
             let skipped = status.skipped_nodes.iter().map(|skipped| skipped.node_name.clone());
-            stored.image_pre_pull_template.node_names = nodes.chain(skipped).collect();
+            stored.image_pre_pull_template.node_names = known.into_iter().chain(skipped).collect();
         }
     }
     // Version 0.1 stored only what must not change, and left the rest empty.

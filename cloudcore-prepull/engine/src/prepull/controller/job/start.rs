@@ -7,13 +7,14 @@ use std::time::Duration;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus, Summary};
+use prepull_api::task::NodeName;
 
 use super::super::{Effects, JobObject, rest_of};
 use super::members::{fresh_record, missing_record, plans};
 use super::stored::StoredRecords;
 use super::{Course, Job, JobEvents, Members, Nodes, Output, SpecState, generation_of, spec, uid_of};
 use crate::prepull::plan;
-use crate::prepull::rollout::{Rollout, Settings};
+use crate::prepull::rollout::{Rollout, Settings, is_missing};
 use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
@@ -90,7 +91,7 @@ impl Job {
         self.events.emit_normal(reasons::STARTED, &note, effects);
         self.events.emit_left_out(&selection.skipped, &missing, effects);
         self.members.skip_all(selection.skipped);
-        self.output.touch_status(Pace::Now);
+        self.output.begin();
     }
 
     /// Goes on with a job that an earlier run of cloudcore began: with what that one carried out, and then with what was
@@ -104,7 +105,8 @@ impl Job {
         effects: &mut Effects<'_>,
     ) {
         let is_seen = status.observed_generation == rest_of(object).metadata.generation;
-        let StoredRecords { mut records, reports, nodes: stored_nodes } = StoredRecords::new(reports);
+        let status_has_begun = status.start_time.is_some();
+        let StoredRecords { mut records, reports, nodes: mut stored_nodes } = StoredRecords::new(reports);
         let before = accepted_before(object, &status, is_seen, &records);
         self.spec.restore(status.spec_hash.clone(), before.as_ref().map(|(spec, _)| spec.clone()));
         let job = before.map(|(_, job)| job);
@@ -126,6 +128,12 @@ impl Job {
             // Reports may not have been made, or were deleted; nodes may have joined meanwhile.
             let may_be_incomplete = status.start_time.is_none() || has_lost_records;
             if may_be_incomplete || job.policy.follow_nodes {
+                if has_lost_records {
+                    // What the status shows was chosen, whether or not it would be now.
+                    let shown = status.node_status.iter();
+                    let shown = shown.filter(|node| stored_nodes.insert(node.node_name.clone()));
+                    records.extend(shown.map(chosen_again));
+                }
                 let mut chosen = plan::select(job, nodes);
                 // A node that left the job is among the skipped ones.
                 let left: HashSet<_> = status.skipped_nodes.iter().map(|node| &node.node_name).collect();
@@ -161,7 +169,12 @@ impl Job {
             self.apply_edit(object, news.filter(|_| !is_seen), nodes, effects);
         } else {
             self.members.remove_missing(nodes);
-            self.output.touch_status(Pace::Slow);
+            if status_has_begun {
+                self.output.touch_status(Pace::Slow);
+            } else {
+                // Written by a version that began with the reports.
+                self.output.begin();
+            }
             let news = Some(Pace::Now).filter(|_| !is_seen || self.is_held());
             self.apply_edit(object, news, nodes, effects);
         }
@@ -181,6 +194,12 @@ impl Job {
         self.events.emit_warning(reason, message, effects);
         self.output.touch_status(Pace::Now);
     }
+}
+
+/// The record of a node that was chosen, and whose report is not there.
+fn chosen_again(shown: &NodeStatus) -> NodeStatus {
+    let node = NodeName(shown.node_name.clone());
+    if is_missing(shown) { missing_record(&node) } else { fresh_record(&node) }
 }
 
 /// What an earlier run of cloudcore carried out, if that is known and makes sense.

@@ -1,7 +1,31 @@
 //! Starts that are slow to be recorded, or are not recorded at all.
 
-use super::course::fleet;
+use super::course::{fleet, template};
 use super::*;
+
+#[test]
+fn what_a_job_begins_with_is_written_before_anything_starts_and_holds_under_the_next_leader() {
+    // Of a large job the status does not show every node, nor are all names known then.
+    for (shows_nodes, taken, says) in [(true, 2, "undo the change"), (false, 0, "no node starts")] {
+        let (mut world, nodes) = fleet(2);
+        world.answers = false;
+        world.give(job(template(&nodes), 1, None));
+        world.pass(5_000);
+        assert_eq!((world.tried.clone(), world.taken().len()), (vec![Object::Status], 0));
+        // Its leader dies, and somebody takes out a name.
+        let mut stored = world.status().clone();
+        if !shows_nodes {
+            stored.node_status.clear();
+        }
+        (world.answers, world.unanswered) = (true, Vec::new());
+        world.restart(&nodes);
+        nodes.iter().for_each(|node| world.up(node, &[]));
+        world.give(job(template(&nodes[..1]), 2, Some(&stored)));
+        world.pass(1_000);
+        assert_eq!((world.taken().len(), world.condition("Valid").0), (taken, "False"));
+        assert!(world.status().reason.contains(says), "{}", world.status().reason);
+    }
+}
 
 #[test]
 fn the_clock_of_a_node_runs_from_the_write_that_recorded_its_start() {
