@@ -170,7 +170,7 @@ async fn a_job_stops_at_its_deadline_and_a_retry_completes_it() -> Result<()> {
     let attempts: Vec<_> = status.node_status.iter().map(|node| node.attempt).collect();
     assert_eq!(attempts.iter().filter(|attempt| **attempt == 2).count(), 2, "{attempts:?}");
     let (_, note) = job.event("Retrying").await?;
-    ensure!(note.contains("4 nodes are tried again"), "{note}");
+    ensure!(note.contains("another try for 4 nodes"), "{note}");
     fleet.all_acknowledged().await
 }
 

@@ -58,7 +58,7 @@ async fn one_of_ten_may_fail_at_a_tenth_and_two_may_not() -> Result<()> {
     assert_eq!((two.summary.desired, two.summary.failure, two.summary.pending), (10, 2, 8));
     assert_eq!(
         two.reason,
-        "2 of 10 nodes failed, more than failureTolerate 0.1 allows; 8 nodes were not started (Unreachable 2)"
+        "2 of 10 nodes failed, more than failureTolerate 0.1 allows; 8 nodes not started (Unreachable 2)"
     );
     nothing_else_starts(&fleet, pulled + 2).await?;
     let untouched = two.node("sim-2").context("no node")?;
@@ -200,7 +200,7 @@ async fn a_node_that_is_offline_takes_no_slot_and_gets_its_task_when_it_comes_ba
         .await?;
     let status = job
         .until("the others are done, and it is said who is waited for", |status| {
-            status.summary.successful == 2 && status.reason.contains("1 nodes that are offline")
+            status.summary.successful == 2 && status.reason.contains("1 offline node")
         })
         .await?;
     assert_eq!((status.phase, status.summary.pending), (JobPhase::InProgress, 1));

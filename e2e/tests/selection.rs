@@ -31,7 +31,7 @@ async fn skipped_nodes_are_listed_with_their_reason_and_names_without_a_node_cou
     let summary = &status.summary;
     assert_eq!((summary.desired, summary.successful, summary.failure, summary.skipped), (2, 1, 1, 2));
     assert_eq!(status.node("ghost").and_then(|node| node.code), Some(FailureCode::NodeNotFound));
-    assert_eq!(job.event("Started").await?.1, "1 images on 1 nodes, 2 skipped, 1 not found");
+    assert_eq!(job.event("Started").await?.1, "1 image on 1 node, 2 skipped, 1 not found");
     let (kind, note) = job.event("NodesSkipped").await?;
     assert_eq!((kind.as_str(), note.contains("edge-2 (NotReady)")), ("Warning", true), "{note}");
     let (kind, note) = job.event("NodesMissing").await?;

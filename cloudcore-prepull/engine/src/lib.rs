@@ -24,6 +24,7 @@ pub mod recording;
 /// What both engines use.
 pub mod shared {
     pub(crate) mod agenda;
+    pub(crate) mod counted;
     pub(crate) mod delay_queue;
     pub(crate) mod effects;
     pub mod events;

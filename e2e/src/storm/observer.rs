@@ -162,7 +162,6 @@ fn look_at_end(job: &ImagePullJob, status: &ImagePullJobStatus, diary: &Diary) {
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
-    use prepull_api::crd::report::MAX_NODES_IN_REPORT;
     use prepull_api::crd::status::Summary;
 
     use super::*;

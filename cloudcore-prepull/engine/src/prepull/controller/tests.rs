@@ -553,7 +553,7 @@ fn a_node_whose_secret_cannot_be_read_gives_back_its_slot_and_waits_with_the_rea
     );
     assert_eq!(world.record("a").start_time, None);
     world.pass(2_000);
-    assert_eq!(world.status().reason, "1 nodes wait: secret s/t could not be read: 500");
+    assert_eq!(world.status().reason, "1 node waiting: secret s/t could not be read: 500");
     assert_eq!(world.dispatched.len(), 1, "it is not tried all the time");
     world.secrets = None;
     world.pass(2_000);

@@ -7,6 +7,7 @@ use super::super::DELETE_RETRY;
 use crate::prepull::aggregate;
 use crate::prepull::rollout::Verdict;
 use crate::prepull::validate::{RunPolicy, ValidatedJob};
+use crate::shared::counted::counted;
 use crate::shared::reasons;
 
 /// Where a job is on its way.
@@ -232,9 +233,9 @@ impl Course {
             _ if is_out_of_time => failure(
                 reasons::DEADLINE_EXCEEDED,
                 format!(
-                    "activeDeadlineSeconds ({}) is over; {} nodes did not end, {} were not started",
+                    "activeDeadlineSeconds ({}) is over; {} did not end, {} not started",
                     self.active_deadline_seconds(),
-                    summary.unknown,
+                    counted(summary.unknown, "node"),
                     summary.pending
                 ),
             ),
@@ -248,9 +249,10 @@ impl Course {
             Verdict::NoneLeft => {
                 failure(reasons::NOT_STARTED, "every node was deleted before it started".to_owned())
             }
-            Verdict::Failed if summary.pending > 0 => {
-                failure(reasons::FAILED, format!("{}; {} nodes were not started", excess(), summary.pending))
-            }
+            Verdict::Failed if summary.pending > 0 => failure(
+                reasons::FAILED,
+                format!("{}; {} not started", excess(), counted(summary.pending, "node")),
+            ),
             Verdict::Failed => failure(reasons::FAILED, excess()),
         }
     }

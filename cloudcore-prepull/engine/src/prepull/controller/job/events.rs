@@ -5,6 +5,7 @@ use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::truncate_reason;
 
 use super::super::{Action, Effects};
+use crate::shared::counted::counted_len;
 use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
@@ -58,13 +59,14 @@ impl JobEvents {
     ) {
         if !skipped.is_empty() {
             let nodes = skipped.iter().map(|node| format!("{} ({})", node.node_name, node.reason));
-            let note = format!("{} nodes are skipped: {}", skipped.len(), some_of(nodes));
+            let note = format!("{} skipped: {}", counted_len(skipped.len(), "node"), some_of(nodes));
             self.emit_warning(reasons::NODES_SKIPPED, &note, effects);
         }
         if !missing.is_empty() {
             let (count, nodes) = (missing.len(), some_of(missing.iter().map(ToString::to_string)));
             let remedy = "correct nodeNames, or set allowMissingNodes to skip such names";
-            let note = format!("{count} names have no Node and count as failed: {nodes}; {remedy}");
+            let count = counted_len(count, "name");
+            let note = format!("{count} without a Node, counted as failed: {nodes}; {remedy}");
             self.emit_warning(reasons::NODES_MISSING, &note, effects);
         }
     }

@@ -9,6 +9,7 @@ use super::super::{Action, Effects, cancel};
 use super::course::{Ending, Outlook};
 use super::{Job, Nodes, note_of};
 use crate::prepull::rollout::{Decision, Rollout, Verdict};
+use crate::shared::counted::{counted, counted_len};
 use crate::shared::reasons;
 use crate::shared::writes::{Deferred, Pace};
 
@@ -149,11 +150,15 @@ impl Job {
         let rollout = self.members.rollout();
         let (summary, offline) = (rollout.summary(), rollout.waiting_offline());
         let reason = if self.course.policy().suspend {
-            format!("suspended: {} nodes go on, {} wait", summary.in_progress, summary.pending)
+            format!(
+                "suspended: {} at work, {} waiting",
+                counted(summary.in_progress, "node"),
+                summary.pending
+            )
         } else if offline > 0 && summary.in_progress == 0 && summary.pending as usize == offline {
-            format!("waiting for {offline} nodes that are offline")
+            format!("waiting for {}", counted_len(offline, "offline node"))
         } else if let Some((nodes, reason)) = rollout.waiting_for_secrets() {
-            format!("{nodes} nodes wait: {reason}")
+            format!("{} waiting: {reason}", counted_len(nodes, "node"))
         } else {
             String::new()
         };
@@ -161,7 +166,7 @@ impl Job {
         let reason = if failed > 0 {
             let causes = causes_of(rollout);
             let separator = if reason.is_empty() { "" } else { "; " };
-            format!("{failed} nodes failed so far{causes}{separator}{reason}")
+            format!("{} failed so far{causes}{separator}{reason}", counted(failed, "node"))
         } else {
             reason
         };
@@ -179,7 +184,7 @@ impl Job {
         self.members.refresh_plans(nodes);
         self.course.begin_round();
         let (round, rounds) = (self.course.rounds(), self.course.policy().retry);
-        let note = format!("round {round} of {rounds}: {again} nodes are tried again");
+        let note = format!("round {round} of {rounds}: another try for {}", counted_len(again, "node"));
         self.events.emit_normal(reasons::RETRYING, &note, effects);
         self.collect_changes();
         self.output.touch_status(Pace::Now);

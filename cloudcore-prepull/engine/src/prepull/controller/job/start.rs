@@ -16,6 +16,7 @@ use super::{Course, Job, JobEvents, Members, Nodes, Output, SpecState, generatio
 use crate::prepull::plan;
 use crate::prepull::rollout::{Rollout, Settings, is_missing};
 use crate::prepull::validate::{self, ValidatedJob};
+use crate::shared::counted::counted_len;
 use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
 use crate::shared::writes::Pace;
@@ -75,7 +76,8 @@ impl Job {
         };
         let missing = if job.policy.allow_missing_nodes { Vec::new() } else { selection.take_missing() };
         let (images, chosen, skipped) = (job.images.len(), plan.nodes.len(), selection.skipped.len());
-        let mut note = format!("{images} images on {chosen} nodes, {skipped} skipped");
+        let (images, chosen) = (counted_len(images, "image"), counted_len(chosen, "node"));
+        let mut note = format!("{images} on {chosen}, {skipped} skipped");
         if !missing.is_empty() {
             note = format!("{note}, {} not found", missing.len());
         }

@@ -25,7 +25,7 @@ fn a_name_without_a_node_counts_as_failed_and_the_reason_says_so() {
     assert_eq!(missing(&world), ["ghost"]);
     let status = world.status();
     assert_eq!((status.phase, status.summary.failure, status.summary.desired), (JobPhase::Failure, 1, 2));
-    let reason = "1 of 2 nodes failed, more than failureTolerate 0.1 allows; 1 nodes were not started \
+    let reason = "1 of 2 nodes failed, more than failureTolerate 0.1 allows; 1 node not started \
                   (NodeNotFound 1)";
     assert_eq!(status.reason, reason);
     let count = FailureCount { code: FailureCode::NodeNotFound, nodes: 1 };
