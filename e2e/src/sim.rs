@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use prepull_api::task::JobUid;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -125,6 +126,11 @@ impl Fleet {
     /// Number of complete images that their task pulled again, which must be 0.
     pub fn pulled_twice(&self) -> u64 {
         self.tally().pulled_twice
+    }
+
+    /// [`Self::pulled_twice`], for such jobs alone.
+    pub fn pulled_twice_for(&self, counts: impl Fn(&JobUid) -> bool) -> u64 {
+        self.counts.pulled_twice(counts)
     }
 
     /// Largest number of edges that were pulling at the same time.

@@ -1,8 +1,11 @@
 //! Counters that all edges of a fleet share.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use prepull_api::task::JobUid;
 use tokio::sync::watch;
 
 /// The counters of a fleet.
@@ -13,7 +16,8 @@ pub(super) struct Counts {
     pub(super) present: watch::Sender<(u64, usize)>,
     pub(super) pulls: AtomicU64,
     pub(super) whole: AtomicU64,
-    pub(super) twice: AtomicU64,
+    /// Complete images that their task began again, by job.
+    twice: Mutex<BTreeMap<JobUid, u64>>,
     pub(super) tasks: AtomicUsize,
     pub(super) running: AtomicUsize,
     pub(super) most_running: AtomicUsize,
@@ -73,7 +77,7 @@ impl Counts {
             present: watch::Sender::default(),
             pulls: AtomicU64::new(0),
             whole: AtomicU64::new(0),
-            twice: AtomicU64::new(0),
+            twice: Mutex::default(),
             tasks: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             most_running: AtomicUsize::new(0),
@@ -91,6 +95,17 @@ impl Counts {
         }
     }
 
+    /// Counts an image of this job that was complete and is begun again.
+    pub(super) fn pull_twice(&self, job: &JobUid) {
+        *self.twice.lock().unwrap_or_else(PoisonError::into_inner).entry(job.clone()).or_default() += 1;
+    }
+
+    /// Images of such jobs that were complete and begun again.
+    pub(super) fn pulled_twice(&self, counts: impl Fn(&JobUid) -> bool) -> u64 {
+        let twice = self.twice.lock().unwrap_or_else(PoisonError::into_inner);
+        twice.iter().filter(|(job, _)| counts(job)).map(|(_, images)| images).sum()
+    }
+
     pub(super) fn tally(&self) -> Tally {
         let number = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         Tally {
@@ -103,7 +118,7 @@ impl Counts {
             failed: number(&self.failed),
             pulls: number(&self.pulls),
             whole: number(&self.whole),
-            pulled_twice: number(&self.twice),
+            pulled_twice: self.pulled_twice(|_| true),
             running: self.running.load(Ordering::SeqCst) as u64,
             most_at_once: self.most_running.load(Ordering::SeqCst),
             open: self.tasks.load(Ordering::SeqCst),

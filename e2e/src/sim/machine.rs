@@ -140,8 +140,9 @@ impl Machine {
     fn begin(&mut self, index: usize, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front_mut() else { return };
         let image = &run.work.task.images[index];
-        let again = self.whole.contains(&(run.work.task.id.clone(), index));
-        self.counts.twice.fetch_add(u64::from(again), Ordering::SeqCst);
+        if self.whole.contains(&(run.work.task.id.clone(), index)) {
+            self.counts.pull_twice(&run.work.task.id.job);
+        }
         let there = self.images.contains(&hash(&image.reference));
         if image.policy != PullPolicy::Always && there {
             return self.end_image(index, result(ImageOutcome::Present, 0), events);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use kube::api::{Api, DeleteParams, ListParams};
 use prepull_api::crd::report::ImagePrePullReport;
+use prepull_api::task::JobUid;
 use serde_json::json;
 
 use super::diary::Diary;
@@ -42,6 +43,8 @@ pub(super) struct People {
     jobs: Vec<String>,
     pull_jobs: Vec<String>,
     list_jobs: Vec<String>,
+    /// UIDs of the jobs whose reports they have deleted.
+    without_reports: BTreeSet<String>,
     /// Nodes that are to be repaired.
     broken: BTreeSet<String>,
     made: usize,
@@ -62,6 +65,7 @@ impl People {
             jobs: Vec::new(),
             pull_jobs: Vec::new(),
             list_jobs: Vec::new(),
+            without_reports: BTreeSet::new(),
             broken: BTreeSet::new(),
             made: 0,
         }
@@ -268,14 +272,23 @@ impl People {
         }
     }
 
+    /// Whether somebody has deleted the reports of a job. If no cloudcore led at that moment, nobody knows any more which
+    /// of its nodes were done, and they are asked again.
+    pub(super) fn have_deleted_reports_of(&self, job: &JobUid) -> bool {
+        self.without_reports.contains(&job.0)
+    }
+
     async fn delete_reports(&mut self, around: &Around<'_>, diary: &Diary) {
         if self.jobs.is_empty() {
             return;
         }
         let name = self.one_of(&self.jobs.clone());
+        let without_reports = &mut self.without_reports;
         deed(&format!("the reports of {name} are deleted"), diary, async {
             let api: Api<ImagePrePullReport> = Api::all(around.cluster.client());
-            let reports = around.cluster.existing_job(&name).reports().await?;
+            let job = around.cluster.existing_job(&name);
+            without_reports.insert(job.uid().await?);
+            let reports = job.reports().await?;
             for report in reports {
                 api.delete(&report.metadata.name.unwrap_or_default(), &DeleteParams::default()).await?;
             }
