@@ -37,7 +37,7 @@ use crate::kube_api::leader::{self, Leadership};
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
 use crate::kube_api::{cluster, kruise_writer, watch};
-use crate::run::http::Readiness;
+use crate::run::http::{CertificateFiles, Protection, Readiness};
 use crate::run::metrics::Metrics;
 
 mod core;
@@ -133,9 +133,16 @@ struct Health {
 impl Health {
     async fn listen(
         args: &RunArgs,
+        client: &Client,
         leadership: Leadership,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<Self> {
+        let files = args.metrics_cert.clone().zip(args.metrics_key.clone());
+        let files = files.map(|(certificate, key)| CertificateFiles { certificate, key });
+        let protection = args
+            .metrics_secure
+            .then(|| Protection::new(files, client.clone(), shutdown.clone()))
+            .transpose()?;
         let listener = TcpListener::bind(args.metrics_listen)
             .await
             .with_context(|| format!("cannot listen on --metrics-listen {}", args.metrics_listen))?;
@@ -143,7 +150,7 @@ impl Health {
         info!(%address, "metrics and health listen");
         let metrics = Arc::new(Metrics::default());
         let readiness = Arc::new(Readiness::new(leadership));
-        tokio::spawn(http::serve(listener, metrics.clone(), readiness.clone(), shutdown.clone()));
+        tokio::spawn(http::serve(listener, metrics.clone(), readiness.clone(), protection, shutdown.clone()));
         Ok(Self { address, metrics, readiness })
     }
 }
@@ -160,7 +167,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
     // Health answers from the start; metrics with it.
-    let health = Health::listen(&args, leadership.clone(), &shutdown).await?;
+    let health = Health::listen(&args, &client, leadership.clone(), &shutdown).await?;
 
     tokio::spawn({
         let shutdown = shutdown.clone();

@@ -15,6 +15,7 @@
 //!    ├─ Stage     cluster, cloud and edge nodes in one step
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
 //!    ├─ Intruder  a client with a node's certificate that does not keep to the protocol
+//!    ├─ Flood     connections by the thousand, of somebody without certificate and token
 //!    └─ Fleet     simulated edges: the real tunnel, real certificates, pulls that only take time
 //! ```
 //!
@@ -34,6 +35,7 @@ pub mod cloud;
 pub mod cluster;
 pub mod demo;
 pub mod fleet;
+pub mod flood;
 pub mod front;
 pub mod images;
 mod interrupt;

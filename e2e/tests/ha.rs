@@ -299,7 +299,7 @@ async fn of_two_replicas_that_start_together_one_leads() -> Result<()> {
 #[tokio::test]
 async fn an_api_server_accepts_the_manifests() -> Result<()> {
     let cluster = Cluster::own().await?;
-    for file in ["deployment", "service"] {
+    for file in ["deployment", "service", "optional/network-policy", "optional/metrics-secure"] {
         cluster.apply_file(&workspace().join(format!("manifests/cloudcore-prepull/{file}.yaml"))).await?;
     }
     let api: Api<Deployment> = Api::namespaced(cluster.client(), NAMESPACE);

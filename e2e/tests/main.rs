@@ -8,6 +8,7 @@ mod credential_providers;
 mod deletion;
 mod edge_faults;
 mod fleet;
+mod floods;
 mod ha;
 mod harness;
 mod harness_edge;

@@ -101,9 +101,19 @@ pub(crate) struct RunArgs {
     /// Address on which edges join and renew their certificate (TLS).
     #[arg(long, value_name = "ADDR", env = "PREPULL_ENROLL_LISTEN", default_value = "0.0.0.0:10002")]
     pub(crate) enroll_listen: SocketAddr,
-    /// Address of metrics and health probes (plain HTTP).
+    /// Address of metrics and health probes (plain HTTP; see --metrics-secure).
     #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN", default_value = "0.0.0.0:10003")]
     pub(crate) metrics_listen: SocketAddr,
+    /// Serve metrics over TLS only, and only to bearers of a token that may `get` /metrics. Health probes stay open,
+    /// over TLS and without. Requires manifests/cloudcore-prepull/optional/metrics-secure.yaml.
+    #[arg(long, env = "PREPULL_METRICS_SECURE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) metrics_secure: bool,
+    /// PEM file of the metrics' certificate, which is read again when it changes [default: self-signed].
+    #[arg(long, value_name = "FILE", requires_all = ["metrics_key", "metrics_secure"], env = "PREPULL_METRICS_CERT")]
+    pub(crate) metrics_cert: Option<PathBuf>,
+    /// PEM file of the metrics' key.
+    #[arg(long, value_name = "FILE", requires = "metrics_cert", env = "PREPULL_METRICS_KEY")]
+    pub(crate) metrics_key: Option<PathBuf>,
     /// DNS name or IP address by which edges reach this server; may be repeated.
     #[arg(long, value_name = "NAME", value_parser = parse_advertised, env = "PREPULL_ADVERTISE", value_delimiter = ',')]
     pub(crate) advertise: Vec<String>,

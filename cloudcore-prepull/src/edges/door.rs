@@ -123,10 +123,11 @@ impl Door {
     ) -> Result<(T, Option<Slot>), E> {
         let source = Source::from(address.ip());
         let passing = async {
+            // Each phase has its own memory, for as long as it lasts: of a silent client's there may be thousands.
             let arrived = Box::pin(self.wait_for_hello(stream, source)).await?;
             let slot = self.wait_for_slot(source).await?;
             let attention = arrived.io.attention();
-            self.limit_work(work(arrived, attention.clone()), slot, &attention, source).await
+            Box::pin(self.limit_work(work(arrived, attention.clone()), slot, &attention, source)).await
         };
         let (outcome, slot) =
             passing.await.inspect_err(|turned| self.metrics.count_turned_away(self.port, turned.label()))?;

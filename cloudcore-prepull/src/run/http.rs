@@ -1,16 +1,26 @@
-//! The plain HTTP server for Prometheus and the kubelet's probes. It serves no secrets.
+//! The HTTP server for Prometheus and the kubelet's probes. It serves no secrets; with `--metrics-secure` it serves the
+//! metrics over TLS to those who may read them, and the probes to everybody.
+
+mod access;
+mod certificate;
 
 use std::future::ready;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hyper::StatusCode;
+use hyper::body::Incoming;
+use hyper::header::AUTHORIZATION;
+use hyper::{Request, StatusCode};
+use kube::Client;
 use prepull_program::http::{self, Answer, METRICS, TEXT, answer_request};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use crate::kube_api::leader::Leadership;
 use crate::run::metrics::Metrics;
+use access::Access;
+pub(crate) use certificate::CertificateFiles;
 
 /// Connections at a time, of probes and collectors, and of whoever else there is in the network.
 const CONNECTIONS: usize = 256;
@@ -72,31 +82,98 @@ impl Readiness {
     }
 }
 
+/// What `--metrics-secure` asks for.
+pub(crate) struct Protection {
+    access: Access,
+    tls: TlsAcceptor,
+}
+
+impl Protection {
+    /// Metrics over TLS, for those whom the API server allows to read them. The files are read again until `shutdown`.
+    pub(crate) fn new(
+        files: Option<CertificateFiles>,
+        client: Client,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        Ok(Self { access: Access::new(client), tls: certificate::tls(files, shutdown)?.into() })
+    }
+}
+
 /// Serves /healthz, /readyz and /metrics until `shutdown`.
 pub(crate) async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,
+    protection: Option<Protection>,
     shutdown: CancellationToken,
 ) {
+    let endpoint = Arc::new(Endpoint { metrics, readiness, protection });
     let serve_one = |stream| {
-        let (metrics, readiness) = (Arc::clone(&metrics), Arc::clone(&readiness));
-        answer_request(stream, move |request| ready(answer(&metrics, &readiness, request.uri().path())))
+        let endpoint = Arc::clone(&endpoint);
+        async move { endpoint.serve_one(stream).await }
     };
     http::serve_connections(listener, CONNECTIONS, shutdown, serve_one).await;
 }
 
-fn answer(metrics: &Metrics, readiness: &Readiness, path: &str) -> Answer {
-    match path {
-        "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
-        "/readyz" => {
-            let (status, text) = readiness.answer();
-            (status, TEXT, text)
+/// What all connections share.
+struct Endpoint {
+    metrics: Arc<Metrics>,
+    readiness: Arc<Readiness>,
+    protection: Option<Protection>,
+}
+
+impl Endpoint {
+    /// Serves one connection. With protection, probes may come with or without TLS: the kubelet verifies no certificate,
+    /// and what it learns is no secret.
+    async fn serve_one(&self, stream: TcpStream) {
+        match &self.protection {
+            None => answer_request(stream, |request| ready(self.answer(request.uri().path()))).await,
+            Some(protection) if begins_with_tls(&stream).await => {
+                let Ok(stream) = protection.tls.accept(stream).await else { return };
+                answer_request(stream, |request| self.answer_permitted(request, &protection.access)).await;
+            }
+            Some(_) => {
+                let answer = |request: Request<Incoming>| match request.uri().path() {
+                    access::PATH => {
+                        (StatusCode::FORBIDDEN, TEXT, "metrics are served over https\n".to_owned())
+                    }
+                    path => self.answer(path),
+                };
+                answer_request(stream, |request| ready(answer(request))).await;
+            }
         }
-        "/metrics" => {
-            metrics.set_leadership(&readiness.leadership);
-            (StatusCode::OK, METRICS, metrics.render())
-        }
-        _ => (StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
     }
+
+    async fn answer_permitted(&self, request: Request<Incoming>, access: &Access) -> Answer {
+        let path = request.uri().path();
+        if path == access::PATH
+            && let Err(refused) = access.check(request.headers().get(AUTHORIZATION)).await
+        {
+            return refused;
+        }
+        self.answer(path)
+    }
+
+    fn answer(&self, path: &str) -> Answer {
+        match path {
+            "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
+            "/readyz" => {
+                let (status, text) = self.readiness.answer();
+                (status, TEXT, text)
+            }
+            access::PATH => {
+                self.metrics.set_leadership(&self.readiness.leadership);
+                (StatusCode::OK, METRICS, self.metrics.render())
+            }
+            _ => (StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
+        }
+    }
+}
+
+/// Whether the client begins with a TLS record; waits for its first byte.
+async fn begins_with_tls(stream: &TcpStream) -> bool {
+    /// The content type of a handshake (RFC 8446, section 5.1). No HTTP method begins with it.
+    const HANDSHAKE: u8 = 22;
+    let mut first = [0];
+    matches!(stream.peek(&mut first).await, Ok(1)) && first[0] == HANDSHAKE
 }

@@ -65,8 +65,7 @@ impl Admission {
     /// edge retries only after 1, 2 and 4 s.
     pub(super) async fn serve_connection(&self, stream: TcpStream, address: SocketAddr) {
         let passing = self.door.pass(stream, address, |arrived, _| self.handshaker.accept(arrived));
-        // Boxed, so that the session does not hold on to the handshake's memory.
-        let refusal = match Box::pin(passing).await {
+        let refusal = match passing.await {
             Ok((Connected { channel, peer, issuer, open }, handshake_slot)) => {
                 tracing::Span::current().record("node", tracing::field::display(&peer.node));
                 let session_slot = Arc::clone(&self.session_slots).try_acquire_owned().ok();
@@ -89,7 +88,8 @@ impl Admission {
                             settings: &self.settings,
                             overload: &self.overload,
                         };
-                        session::run(channel, context).await;
+                        // Boxed, so that a connection that never becomes a session does not take its memory.
+                        Box::pin(session::run(channel, context)).await;
                         drop((open, session_slot));
                         return;
                     }

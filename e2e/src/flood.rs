@@ -1,0 +1,97 @@
+//! Floods of connections by somebody who has neither certificate nor token.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{sleep, timeout};
+
+/// Connections that a flood keeps open at most: older ones are of no use to it any more.
+const HELD: usize = 3000;
+/// The most connections that it has begun to open and that are not answered.
+const OPENING: usize = 1000;
+/// Interval at which it opens connections.
+const STEP: Duration = Duration::from_millis(10);
+
+/// An address of this machine that is not the one of the edges.
+pub fn elsewhere(last: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(127, 0, 0, last))
+}
+
+/// Opens a connection from an address of this machine.
+pub async fn connect_from(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((from, 0).into())?;
+    Ok(socket.connect(to).await?)
+}
+
+/// A flood, on a thread of its own, until it is dropped.
+pub struct Flood {
+    opened: Arc<AtomicU32>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    begun: Instant,
+}
+
+impl Flood {
+    /// Opens so many connections a second, sends `first_bytes` into each, and nothing more.
+    pub fn start(from: IpAddr, to: SocketAddr, per_second: u32, first_bytes: Vec<u8>) -> Result<Self> {
+        let (opened, stop) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, stopped) = (Arc::clone(&opened), Arc::clone(&stop));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let flood = async move {
+            let (mut held, mut opening) = (VecDeque::new(), FuturesUnordered::new());
+            let (begun, mut attempts) = (Instant::now(), 0.0);
+            while !stopped.load(Ordering::Relaxed) {
+                while attempts < begun.elapsed().as_secs_f64() * f64::from(per_second)
+                    && opening.len() < OPENING
+                {
+                    opening.push(async {
+                        let mut stream = connect_from(from, to).await?;
+                        stream.write_all(&first_bytes).await?;
+                        anyhow::Ok(stream)
+                    });
+                    attempts += 1.0;
+                }
+                let _ = timeout(STEP, async {
+                    while let Some(opened) = opening.next().await {
+                        if let Ok(stream) = opened {
+                            held.push_back(stream);
+                            count.fetch_add(1, Ordering::Relaxed);
+                        }
+                        while held.len() > HELD {
+                            held.pop_front();
+                        }
+                    }
+                    sleep(STEP).await;
+                })
+                .await;
+            }
+        };
+        let thread = std::thread::Builder::new().name("flood".to_owned());
+        let thread = thread.spawn(move || runtime.block_on(flood)).context("no thread for the flood")?;
+        Ok(Self { opened, stop, thread: Some(thread), begun: Instant::now() })
+    }
+
+    /// Connections that were opened so far, per second.
+    pub fn rate(&self) -> f64 {
+        f64::from(self.opened.load(Ordering::Relaxed)) / self.begun.elapsed().as_secs_f64()
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
