@@ -11,6 +11,7 @@ mod kruise;
 mod measure;
 mod options;
 mod requests;
+mod rotation;
 mod scene;
 mod sizes;
 mod table;
@@ -28,6 +29,7 @@ pub use figures::{Connect, Figures, Idle, JobFigures, Kill, Reports};
 pub use kruise::KruiseFigures;
 pub use measure::Plan;
 pub use options::Options;
+pub use rotation::RotationFigures;
 pub use scene::Scene;
 pub use table::print;
 pub use teller::Teller;
@@ -47,7 +49,11 @@ pub async fn run(options: Options) -> ExitCode {
         }
     };
     let measure = async {
-        if options.kruise {
+        if options.rotate {
+            let figures = RotationFigures::measure(&options, &teller).await?;
+            write_json(&options, &figures)?;
+            Ok(figures.is_whole())
+        } else if options.kruise {
             let figures = KruiseFigures::measure(&options, &teller).await?;
             table::print_kruise(&figures);
             write_json(&options, &figures)?;

@@ -21,6 +21,8 @@ Examples:
       cloudcore is killed when half of the images are there, and started again
   make fleet NODES=1000 ARGS='--kruise'
       OpenKruise's API: how many writes a node and an image cost
+  make fleet NODES=1000 ARGS='--rotate'
+      a rotation of the CA, of which a tenth of the nodes learns only afterwards
 
 Everything runs on this machine, the edges too: take their part off when you size a cluster. The program is
 target/release/fleet; it needs the environment that e2e/setup/with-parts.sh makes.";
@@ -72,6 +74,10 @@ pub struct Options {
     /// ImageListPullJob of several images. Not with --tolerate, --kill-cloud or --idle
     #[arg(long, conflicts_with_all = ["tolerate", "kill_cloud", "idle"])]
     pub kruise: bool,
+    /// Measure a rotation of the CA instead, while a tenth of the nodes is away. Of the other options only --nodes and
+    /// --json matter
+    #[arg(long)]
+    pub rotate: bool,
     /// Before the job, measure the idle sessions for this long
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
