@@ -53,7 +53,7 @@ pub(crate) struct Agent {
     events: mpsc::Receiver<TunnelEvent>,
     pub(crate) shutdown: CancellationToken,
     _stop: DropGuard,
-    pub(crate) state: TempDir,
+    _state: TempDir,
 }
 
 impl Agent {
@@ -91,7 +91,16 @@ impl Agent {
         let dialler =
             dial::run_with(settings, identity.clone(), tunnel_urls, sender, outgoing, shutdown.clone());
         tokio::spawn(dialler);
-        Self { identity, link, events, _stop: shutdown.clone().drop_guard(), shutdown, state }
+        Self { identity, link, events, _stop: shutdown.clone().drop_guard(), shutdown, _state: state }
+    }
+
+    /// Says `Hello` whenever it is asked to, until the shutdown.
+    pub(crate) async fn say_hello_forever(mut self) {
+        while let Some(event) = self.events.recv().await {
+            if let TunnelEvent::Connecting(answer) = event {
+                let _ = answer.send(Hello::default());
+            }
+        }
     }
 
     pub(crate) async fn event(&mut self) -> TunnelEvent {

@@ -1,8 +1,8 @@
 //! Rotation of the CA, with edges that are away at each of its steps.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::time::SystemTime;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use cloudcore_prepull::edges::pki::{CaSet, Rotation};
 use cloudcore_prepull::edges::tokens::Scope;
@@ -12,6 +12,7 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::agent::{Agent, impatient, join};
@@ -69,38 +70,52 @@ fn is_of_signer(state: &Path, cas: &CaSet) -> bool {
     certificate.verify_signature(Some(signer.public_key())).is_ok()
 }
 
+/// Copies what joining has left.
+fn copy_pki(from: &Path, to: &Path) {
+    std::fs::create_dir(to.join("pki")).unwrap();
+    for file in ["ca.crt", "client.crt", "client.key"] {
+        std::fs::copy(from.join("pki").join(file), to.join("pki").join(file)).unwrap();
+    }
+}
+
 async fn until(what: &str, is_met: impl Fn() -> bool) {
     let met = async {
         while !is_met() {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     tokio::time::timeout(SOON, met).await.unwrap_or_else(|_| panic!("{what}: not in time"));
 }
 
-/// Has an agent renew by itself, as it does when it runs.
-fn keep_renewed(agent: &Agent, cloud: &Cloud) {
-    let work = agent.identity.clone().keep_renewed(cloud.enroll_url(), agent.shutdown.clone());
-    tokio::spawn(work);
+/// An agent that runs, with all that it does by itself.
+struct Running {
+    state: PathBuf,
+    shutdown: CancellationToken,
 }
 
-fn wake(cloud: &Cloud, state: TempDir) -> Agent {
+fn wake(cloud: &Cloud, state: TempDir) -> Running {
+    let path = state.path().to_owned();
     let agent = Agent::wake(state, vec![cloud.tunnel_url()], impatient());
-    keep_renewed(&agent, cloud);
-    agent
+    let shutdown = agent.shutdown.clone();
+    tokio::spawn(agent.identity.clone().keep_renewed(cloud.enroll_url(), shutdown.clone()));
+    tokio::spawn(agent.say_hello_forever());
+    Running { state: path, shutdown }
 }
 
-/// Answers as an agent does until the node trusts the CAs and has a certificate of the signer.
-async fn is_done(agent: &mut Agent, cloud: &Cloud) {
-    let cas = cloud.cas();
-    let state = agent.state.path().to_owned();
-    let met = until("the edge has the CAs and a certificate of the signer", || {
-        read(&state, "ca.crt") == cas.bundle() && is_of_signer(&state, &cas)
-    });
-    tokio::select! {
-        () = met => {}
-        never = async { loop { agent.connected(Hello::default()).await; } } => never,
+impl Running {
+    /// Waits until the node trusts the CAs, and has a certificate of the signer.
+    async fn is_done(&self, cloud: &Cloud) {
+        let cas = cloud.cas();
+        until("the edge has the CAs and a certificate of the signer", || {
+            read(&self.state, "ca.crt") == cas.bundle() && is_of_signer(&self.state, &cas)
+        })
+        .await;
     }
+}
+
+/// Waits until sessions have stopped to come and go.
+async fn quiet(cloud: &mut Cloud) {
+    while tokio::time::timeout(Duration::from_secs(1), cloud.event()).await.is_ok() {}
 }
 
 #[tokio::test]
@@ -109,51 +124,48 @@ async fn edges_that_are_away_at_any_step_of_a_rotation_come_back_without_joining
     let mut steps = Steps::of(&cloud);
     let before = cloud.cas();
     let old_token = cloud.token(Scope::Fleet).await;
-    let mut present = wake(&cloud, Agent::join(&cloud, "present").await);
-    present.connected(Hello::default()).await;
+    let present = wake(&cloud, Agent::join(&cloud, "present").await);
     let (asleep, too_long) = (Agent::join(&cloud, "asleep").await, Agent::join(&cloud, "too-long").await);
     // Knows of the announcement, and of nothing later.
-    let mut leaves_early = wake(&cloud, Agent::join(&cloud, "leaves-early").await);
-    leaves_early.connected(Hello::default()).await;
+    let leaving = Agent::join(&cloud, "leaves-early").await;
+    let copy = tempfile::tempdir().unwrap();
+    let leaves_early = wake(&cloud, leaving);
+    for _ in 0..2 {
+        cloud.up().await;
+    }
 
     steps.announce(&cloud);
-    is_done(&mut present, &cloud).await;
-    is_done(&mut leaves_early, &cloud).await;
-    assert!(is_of_signer(present.state.path(), &before), "the old CA signs still");
+    for running in [&present, &leaves_early] {
+        running.is_done(&cloud).await;
+    }
+    assert!(is_of_signer(&present.state, &before), "the old CA signs still");
+    copy_pki(&leaves_early.state, copy.path());
     leaves_early.shutdown.cancel();
-    let left = std::mem::replace(&mut leaves_early.state, tempfile::tempdir().unwrap());
+    assert_eq!(cloud.down().await.0, "leaves-early".into());
 
     steps.activate(&cloud);
-    is_done(&mut present, &cloud).await;
-    assert!(!is_of_signer(present.state.path(), &before));
+    present.is_done(&cloud).await;
+    assert!(!is_of_signer(&present.state, &before));
     // It knows the old CA alone, and has slept through all of it.
     assert_eq!(read(asleep.path(), "ca.crt"), before.bundle());
-    let mut asleep = wake(&cloud, asleep);
-    is_done(&mut asleep, &cloud).await;
+    let asleep = wake(&cloud, asleep);
+    asleep.is_done(&cloud).await;
     // A token of before the rotation names the old CA.
     let late = tempfile::tempdir().unwrap();
     join(&cloud, &old_token, "late", late.path()).await.unwrap();
-    let mut late = wake(&cloud, late);
-    is_done(&mut late, &cloud).await;
-    let mut left = wake(&cloud, left);
-    is_done(&mut left, &cloud).await;
+    let late = wake(&cloud, late);
+    late.is_done(&cloud).await;
+    let left = wake(&cloud, copy);
+    left.is_done(&cloud).await;
 
     // The retirement ends no session of an edge that is done.
-    let mut ups = 0;
-    while tokio::time::timeout(std::time::Duration::from_millis(500), cloud.event()).await.is_ok() {
-        ups += 1;
-    }
-    assert!(ups > 5, "sessions came and went before");
+    quiet(&mut cloud).await;
     steps.retire(&cloud);
-    is_done(&mut present, &cloud).await;
-    cloud.no_event(std::time::Duration::from_millis(500)).await;
-    for agent in [&mut asleep, &mut late, &mut left] {
-        is_done(agent, &cloud).await;
-        assert!(
-            !read(agent.state.path(), "ca.crt").contains(&before.bundle()),
-            "the old CA is trusted still"
-        );
+    for running in [&present, &asleep, &late, &left] {
+        running.is_done(&cloud).await;
+        assert!(!read(&running.state, "ca.crt").contains(&before.bundle()), "the old CA is trusted still");
     }
+    cloud.no_event(Duration::from_millis(500)).await;
     assert!(cloud.sessions.is_online(&"present".into()));
 
     // Now the old CA is of no use to anybody.
@@ -181,7 +193,7 @@ async fn whoever_holds_a_certificate_of_a_retired_ca_loses_its_session_and_gets_
     let second = dial(cloud.tunnel, tls.clone()).await.unwrap();
     assert_eq!(second.get_ref().get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::Full));
     drop(second);
-    cloud.no_event(std::time::Duration::from_millis(200)).await;
+    cloud.no_event(Duration::from_millis(200)).await;
 
     steps.retire(&cloud);
     let (code, reason) = closed(&mut socket).await;
