@@ -162,7 +162,10 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.
-    listeners::read_ca_files(&args)?;
+    let clusters_cas = cluster::authorities(args.cluster.kubeconfig.as_deref()).await?;
+    if let Some(cas) = listeners::read_ca_files(&args)? {
+        cas.check_not_of(&clusters_cas)?;
+    }
     let mut record_file = args.record.as_deref().map(RecordFile::open).transpose()?;
     let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();

@@ -111,6 +111,18 @@ fn the_ca_files_are_checked_before_this_replica_leads() {
 }
 
 #[test]
+fn a_ca_that_is_the_clusters_is_refused_at_the_start() {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let certificate = params.self_signed(&key).unwrap().pem();
+    let kubeconfig = DEAD.replace(r#"127.0.0.1:1""#, r#"127.0.0.1:1", "certificate-authority": "ca.crt""#);
+    let files = [("of-cluster", &*kubeconfig), ("ca.crt", &*certificate), ("ca.key", &*key.serialize_pem())];
+    let line = "run --kubeconfig of-cluster --ca-cert ca.crt --ca-key ca.key";
+    assert_error(line, &files, 1, &["is the cluster's own", "a CA that is used for nothing else"]);
+}
+
+#[test]
 fn an_invalid_token_id_is_neither_sent_nor_quoted() {
     for id in ["../../secrets/x", "0123456789AB", "abc.0123456789ab.s3cret"] {
         let line = format!("token revoke {id} --kubeconfig dead");

@@ -8,6 +8,8 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, PostParams};
 use prepull_api::wire::TUNNEL_PATH;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 
 use prepull_e2e::prelude::*;
 
@@ -21,6 +23,13 @@ async fn restore(cluster: &Cluster, file: &str, change: impl Fn(&mut Secret)) ->
     let secrets: Api<Secret> = Api::namespaced(cluster.client(), "prepull-system");
     secrets.create(&PostParams::default(), &secret).await?;
     Ok(())
+}
+
+/// Whether the node's certificate has this text in it.
+fn names(node: &EdgeNode, subject: &str) -> Result<bool> {
+    let pem = std::fs::read(node.state_dir().join("pki/client.crt"))?;
+    let der = CertificateDer::from_pem_slice(&pem)?;
+    Ok(der.windows(subject.len()).any(|bytes| bytes == subject.as_bytes()))
 }
 
 #[tokio::test]
@@ -47,8 +56,10 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
         .without_agent()
         .await?;
     assert_eq!(node.ledger()?.len(), 2);
-    let certificate = || std::fs::read(node.state_dir().join("pki/client.crt"));
+    let file = node.state_dir().join("pki/client.crt");
+    let certificate = || std::fs::read(&file);
     let old = certificate()?;
+    ensure!(names(&node, "system:node:edge-1")?, "it is not what release 0.1 has left");
     node.restart_agent()?;
     node.is_connected().await?;
     // The one task has ended, the other one is of a job that is gone: both are told and forgotten.
@@ -59,11 +70,12 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
         node.agent_log()
     );
     cluster.job("with-old").images([&reference]).on(["edge-1"]).completes().await?;
-    ensure!(std::fs::read(node.state_dir().join("pki/client.crt"))? == old, "it was renewed by itself");
+    ensure!(certificate()? == old, "it was renewed by itself");
 
     node.terminate_agent().await?;
     Identity::load(node.state_dir())?.renew(enroll).await?;
-    ensure!(std::fs::read(node.state_dir().join("pki/client.crt"))? != old, "it was not renewed");
+    ensure!(certificate()? != old, "it was not renewed");
+    ensure!(names(&node, "prepull:node:edge-1")?, "the subject is not of our own");
     node.restart_agent()?;
     node.is_connected().await?;
     node.remove_image(&reference).await?;

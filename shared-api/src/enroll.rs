@@ -21,10 +21,42 @@ pub const RENEW_PATH: &str = "/v1/renew";
 pub const MAX_BODY: usize = 16 * 1024;
 /// Most CAs that an edge trusts. A rotation needs two; the rest is room for whoever brings CAs of their own.
 pub const MAX_TRUSTED_CAS: usize = 8;
-/// Organisation in the subject of every node's certificate, as in the kubelet's.
-pub const NODES_ORGANISATION: &str = "system:nodes";
-/// Prefix of the common name of every node's certificate; the name of the node follows.
-pub const NODE_PREFIX: &str = "system:node:";
+
+/// The form of the subject of a node's certificate: an organisation, and a common name that begins with a prefix and ends
+/// with the name of the node. Never both forms in one subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubjectForm {
+    /// Of our own: it means nothing to anybody else, whichever CA has signed.
+    Own,
+    /// That of a kubelet, which agents of release 0.1 expect. Signed by the CA of a cluster, it would be a kubelet.
+    Kubelet,
+}
+
+impl SubjectForm {
+    /// All forms.
+    pub const ALL: [Self; 2] = [Self::Own, Self::Kubelet];
+
+    /// The organisation.
+    pub fn organisation(self) -> &'static str {
+        match self {
+            Self::Own => "prepull:nodes",
+            Self::Kubelet => "system:nodes",
+        }
+    }
+
+    /// What the common name begins with.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Self::Own => "prepull:node:",
+            Self::Kubelet => "system:node:",
+        }
+    }
+
+    /// The form that a request asks for. Agents of release 0.1 ask for none.
+    pub fn requested(organisation: Option<&str>) -> Self {
+        if organisation == Some(Self::Own.organisation()) { Self::Own } else { Self::Kubelet }
+    }
+}
 
 /// A request for a node's first certificate, authorised by a join token.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -35,6 +67,9 @@ pub struct EnrollRequest {
     pub token: Sensitive,
     /// PEM. Only its public key counts.
     pub csr: String,
+    /// The organisation that the edge knows to be that of its certificate: [`SubjectForm::requested`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub organisation: Option<String>,
 }
 
 /// A request for another certificate, for the node that the client certificate names.
@@ -42,6 +77,9 @@ pub struct EnrollRequest {
 pub struct RenewRequest {
     /// PEM. Only its public key counts.
     pub csr: String,
+    /// The organisation that the edge knows to be that of its certificate: [`SubjectForm::requested`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub organisation: Option<String>,
 }
 
 /// A certificate that was issued, with its CA.

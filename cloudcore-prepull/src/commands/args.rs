@@ -127,6 +127,10 @@ pub(crate) struct RunArgs {
     /// Lifetime of an edge's certificate, which the edge renews after two thirds of it.
     #[arg(long, value_name = "TIME", value_parser = parse_certificate_ttl, default_value = "30d", env = "PREPULL_EDGE_CERT_TTL")]
     pub(crate) edge_cert_ttl: Duration,
+    /// Accept the certificates of release 0.1, whose subject is a kubelet's (O=system:nodes), and issue them to its
+    /// agents. `false` once all agents are newer and have renewed.
+    #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true, env = "PREPULL_ACCEPT_SYSTEM_NODES")]
+    pub(crate) accept_system_nodes: bool,
     /// Interval of pings in both directions. A session ends after two intervals of silence.
     #[arg(long, value_name = "TIME", value_parser = parse_heartbeat, default_value = "15s", env = "PREPULL_HEARTBEAT")]
     pub(crate) heartbeat: Duration,

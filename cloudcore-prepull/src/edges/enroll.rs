@@ -59,11 +59,13 @@ pub struct Settings {
     /// The lifetime of an edge's certificate, `--edge-cert-ttl`. The edge renews it when a third is left; one that is
     /// offline for longer than that third must join again.
     pub certificate_ttl: Duration,
+    /// Whether subjects of release 0.1 are accepted, and issued to its agents: `--accept-system-nodes`.
+    pub accept_system_nodes: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { certificate_ttl: Duration::from_secs(30 * 24 * 3600) }
+        Self { certificate_ttl: Duration::from_secs(30 * 24 * 3600), accept_system_nodes: true }
     }
 }
 

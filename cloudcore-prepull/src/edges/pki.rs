@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION, certificate_pem};
+use prepull_api::enroll::{SubjectForm, certificate_pem};
 use prepull_api::task::NodeName;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -75,6 +75,12 @@ pub enum PkiError {
         /// What is wrong with the CA.
         reason: String,
     },
+    /// The CA is the one that the API server has its own certificate from, and may verify its users by.
+    #[error(
+        "the CA {0} is the cluster's own: with its key, cloudcore-prepull could issue certificates that the API server \
+         accepts. Give --ca-cert and --ca-key, or the Secret prepull-ca, a CA that is used for nothing else"
+    )]
+    OfCluster(String),
     /// A value of `--advertise` cannot be in a certificate.
     #[error("--advertise {0}: neither a DNS name nor an IP address")]
     Advertise(String),
@@ -210,13 +216,14 @@ impl Authority {
         &self,
         csr: &VerifiedCsr,
         node: &NodeName,
+        form: SubjectForm,
         ttl: Duration,
         now: SystemTime,
     ) -> Result<SignedCertificate, PkiError> {
         let not_after = (now + ttl).min(self.not_after);
         let mut params = certificate_params(now, not_after)?;
-        params.distinguished_name.push(DnType::OrganizationName, NODES_ORGANISATION);
-        params.distinguished_name.push(DnType::CommonName, format!("{NODE_PREFIX}{node}"));
+        params.distinguished_name.push(DnType::OrganizationName, form.organisation());
+        params.distinguished_name.push(DnType::CommonName, format!("{}{node}", form.prefix()));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let certificate = params.signed_by(&csr.key, &self.issuer)?;

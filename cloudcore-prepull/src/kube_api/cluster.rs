@@ -10,6 +10,7 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
 use prepull_engine::shared::pacing::Backoff;
+use rustls_pki_types::CertificateDer;
 use tracing::info;
 
 use crate::kube_api::leader::{Fence, Leadership};
@@ -20,6 +21,12 @@ pub(crate) async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> 
     let config = config(kubeconfig).await?;
     info!(server = %config.cluster_url, "the API server");
     Client::try_from(config).context(PREPARE)
+}
+
+/// The CAs by which the API server is verified; none where the machine's own are.
+pub(crate) async fn authorities(kubeconfig: Option<&Path>) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let roots = read_config(kubeconfig).await?.root_cert.unwrap_or_default();
+    Ok(roots.into_iter().map(CertificateDer::from).collect())
 }
 
 /// Adds the API server's address to an error that comes from the network.

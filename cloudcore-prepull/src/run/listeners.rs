@@ -22,6 +22,7 @@ use crate::edges::pki::store::CaStore;
 use crate::edges::pki::{CaSet, ServerIdentity};
 use crate::edges::tokens::Tokens;
 use crate::edges::tunnel::{self, listener};
+use crate::kube_api::cluster;
 use crate::kube_api::refusal::FailureLog;
 
 /// Events of sessions that wait for the engine's queue. When it is full, the sessions wait.
@@ -53,6 +54,8 @@ pub(super) async fn start(
             (stored.rotation.set, Source::Secret { read: store(&client), write: store(&writes) })
         }
     };
+    let clusters_cas = cluster::authorities(args.cluster.kubeconfig.as_deref()).await?;
+    cas.check_not_of(&clusters_cas)?;
     let identity = ServerIdentity::new(cas, &args.advertise).context("issue the server's certificate")?;
     tokio::spawn(
         vital.guard(
@@ -63,6 +66,7 @@ pub(super) async fn start(
 
     let keeper = RotationKeeper {
         source,
+        clusters_cas,
         identity: identity.clone(),
         sessions: core.sessions.clone(),
         writes,
@@ -86,7 +90,10 @@ pub(super) async fn start(
     info!(address = %tunnel_address, "tunnel listens");
     info!(address = %enroll_address, "enrolment listens");
 
-    let settings = enroll::Settings { certificate_ttl: args.edge_cert_ttl };
+    let settings = enroll::Settings {
+        certificate_ttl: args.edge_cert_ttl,
+        accept_system_nodes: args.accept_system_nodes,
+    };
     let (tokens, watch) = Tokens::watched(client, namespace);
     let watch = shutdown.clone().run_until_cancelled_owned(watch);
     tokio::spawn(
@@ -106,7 +113,11 @@ pub(super) async fn start(
         }
     };
     tokio::spawn(vital.guard("the forwarding of the sessions' events", forwarding));
-    let settings = tunnel::Settings { heartbeat: args.heartbeat, ..tunnel::Settings::default() };
+    let settings = tunnel::Settings {
+        heartbeat: args.heartbeat,
+        accept_system_nodes: args.accept_system_nodes,
+        ..tunnel::Settings::default()
+    };
     let (sessions, metrics) = (core.sessions.clone(), core.metrics.edges());
     let serving = listener::serve(tunnel, identity, sessions, events, settings, metrics, shutdown);
     listeners.spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));

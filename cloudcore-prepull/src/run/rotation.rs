@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{Client, Resource};
+use rustls_pki_types::CertificateDer;
 use tracing::{error, info, warn};
 
 use crate::edges::pki::published::{Progress, Published, rfc3339};
@@ -39,6 +40,7 @@ pub(super) enum Source {
 /// What the leader looks at.
 pub(super) struct RotationKeeper {
     pub(super) source: Source,
+    pub(super) clusters_cas: Vec<CertificateDer<'static>>,
     pub(super) identity: Arc<ServerIdentity>,
     pub(super) sessions: Sessions,
     /// The leader's client.
@@ -145,7 +147,7 @@ impl RotationKeeper {
     }
 
     fn adopt(&self, cas: CaSet) {
-        match self.identity.adopt(cas) {
+        match cas.check_not_of(&self.clusters_cas).and_then(|()| self.identity.adopt(cas)) {
             Ok(true) => {
                 let cas = self.identity.cas();
                 info!(signer = ?cas.signer(), trusted = cas.trusted().count(), "other CAs are in use; edges are told");
@@ -182,7 +184,9 @@ impl RotationKeeper {
     fn report(&self, operation: &'static str, error: &PkiError) {
         let problem = match error {
             PkiError::Secret { source, .. } => explain::<Secret>(source),
-            PkiError::Unusable { .. } | PkiError::File { .. } => Some(error.to_string()),
+            PkiError::Unusable { .. } | PkiError::File { .. } | PkiError::OfCluster(_) => {
+                Some(error.to_string())
+            }
             _ => None,
         };
         self.log.record(operation, "the CA", problem.as_deref(), error);

@@ -8,7 +8,7 @@ use cloudcore_prepull::edges::pki::{Authority, CaSet, ServerIdentity, VerifiedCs
 use cloudcore_prepull::edges::tokens::{Scope, Tokens};
 use cloudcore_prepull::edges::tunnel::{Sessions, Settings, listener};
 use cloudcore_prepull::run::metrics::Metrics;
-use prepull_api::enroll::JoinToken;
+use prepull_api::enroll::{JoinToken, SubjectForm};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
@@ -112,7 +112,7 @@ impl Cloud {
     /// Signs a certificate as enrolment would, for any validity.
     pub(crate) fn certificate(&self, csr: &str, node: &str, ttl: Duration, now: SystemTime) -> String {
         let csr = VerifiedCsr::from_pem(csr).unwrap();
-        self.cas().signer().sign_client(&csr, &node.into(), ttl, now).unwrap().pem
+        self.cas().signer().sign_client(&csr, &node.into(), SubjectForm::Own, ttl, now).unwrap().pem
     }
 
     pub(crate) async fn event(&mut self) -> SessionEvent {

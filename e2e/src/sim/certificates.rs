@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use edgecore_prepull::cloud::identity::Identity;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
-use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION};
+use prepull_api::enroll::SubjectForm;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose};
 
 use crate::cluster::{Cluster, NAMESPACE};
@@ -85,11 +85,19 @@ impl Authority {
     /// Signs a certificate for a node as enrolment would, and returns it as PEM.
     pub(crate) fn certificate(&self, node: &str, key: &KeyPair) -> Result<String> {
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::OrganizationName, NODES_ORGANISATION);
-        params.distinguished_name.push(DnType::CommonName, format!("{NODE_PREFIX}{node}"));
+        params.distinguished_name.push(DnType::OrganizationName, SubjectForm::Own.organisation());
+        params.distinguished_name.push(DnType::CommonName, format!("{}{node}", SubjectForm::Own.prefix()));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         Ok(params.signed_by(key, &self.issuer)?.pem())
+    }
+
+    /// Writes a state directory as joining would, with a key of its own.
+    pub(crate) fn join(&self, state: &Path, node: &str) -> Result<()> {
+        let key = KeyPair::generate()?;
+        self.state(state, &key)?;
+        std::fs::write(state.join("pki/client.crt"), self.certificate(node, &key)?)?;
+        Ok(())
     }
 
     /// Certificate of the CA as PEM.

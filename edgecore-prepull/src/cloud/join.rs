@@ -16,7 +16,9 @@ use std::time::SystemTime;
 
 use clap::Args;
 use prepull_api::credentials::Sensitive;
-use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, IssuedCertificate, JoinToken, JoinTokenError};
+use prepull_api::enroll::{
+    ENROLL_PATH, EnrollRequest, IssuedCertificate, JoinToken, JoinTokenError, SubjectForm,
+};
 use prepull_api::task::NodeName;
 use prepull_api::wire::TUNNEL_PATH;
 
@@ -189,7 +191,12 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
 
     let key = dir.requested_key()?;
     let pinned = Arc::new(PinnedCa::new(token.ca));
-    let request = EnrollRequest { node: node.clone(), token: token.bearer(), csr: key.csr()? };
+    let request = EnrollRequest {
+        node: node.clone(),
+        token: token.bearer(),
+        csr: key.csr()?,
+        organisation: Some(SubjectForm::Own.organisation().to_owned()),
+    };
     let answer = post_to_any(&endpoints, ENROLL_PATH, pinned.client_tls()?, &request).await;
     let IssuedCertificate { certificate, ca: _, not_after: _ } =
         answer.map_err(|error| explain_refusal(error, &node, state_dir.clone()))?;

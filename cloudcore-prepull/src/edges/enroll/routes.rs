@@ -13,6 +13,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use prepull_api::abbreviate::{abbreviate, abbreviate_to};
 use prepull_api::enroll::{
     CA_PATH, ENROLL_PATH, EnrollRequest, ErrorBody, IssuedCertificate, MAX_BODY, RENEW_PATH, RenewRequest,
+    SubjectForm,
 };
 use prepull_api::task::NodeName;
 use serde::Serialize;
@@ -114,7 +115,8 @@ impl Routes {
         B: Body,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let EnrollRequest { node, token, csr } = read_json(body).await?;
+        let EnrollRequest { node, token, csr, organisation } = read_json(body).await?;
+        let form = self.accepted_form(organisation.as_deref())?;
         // Before anything that takes time: anybody can send a wrong token.
         let recognised = self.tokens.recognise(token.expose(), Instant::now().into_std());
         recognised.map_err(|error| self.refuse_token(error, address, &node))?;
@@ -122,7 +124,7 @@ impl Routes {
         let now = SystemTime::now();
         let redeemed = self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await;
         redeemed.map_err(|error| self.refuse_token(error, address, &node))?;
-        let issued = self.sign(&csr, &node, now)?;
+        let issued = self.sign(&csr, &node, form, now)?;
         tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
         Ok(issued)
     }
@@ -168,15 +170,33 @@ impl Routes {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let peer = peer.as_ref().map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
-        let RenewRequest { csr } = read_json(body).await?;
-        let issued = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, SystemTime::now())?;
+        let RenewRequest { csr, organisation } = read_json(body).await?;
+        let form = self.accepted_form(organisation.as_deref())?;
+        let issued = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, form, SystemTime::now())?;
         tracing::info!(node = %peer.node, not_after = issued.not_after, "a node's certificate was renewed");
         Ok(issued)
     }
 
-    fn sign(&self, csr: &VerifiedCsr, node: &NodeName, now: SystemTime) -> Result<IssuedCertificate, Denial> {
+    /// The form of the subject that an edge gets.
+    fn accepted_form(&self, organisation: Option<&str>) -> Result<SubjectForm, Denial> {
+        let form = SubjectForm::requested(organisation);
+        if form == SubjectForm::Own || self.settings.accept_system_nodes {
+            return Ok(form);
+        }
+        let error = "this agent is of release 0.1, whose certificates cloudcore does not issue any more \
+                     (--accept-system-nodes): upgrade it";
+        Err(Denial::new(StatusCode::FORBIDDEN, error))
+    }
+
+    fn sign(
+        &self,
+        csr: &VerifiedCsr,
+        node: &NodeName,
+        form: SubjectForm,
+        now: SystemTime,
+    ) -> Result<IssuedCertificate, Denial> {
         let cas = self.identity.cas();
-        let signed = cas.signer().sign_client(csr, node, self.settings.certificate_ttl, now)?;
+        let signed = cas.signer().sign_client(csr, node, form, self.settings.certificate_ttl, now)?;
         Ok(IssuedCertificate {
             certificate: signed.pem,
             ca: cas.signer().pem(),

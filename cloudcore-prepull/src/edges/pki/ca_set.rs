@@ -96,6 +96,14 @@ impl CaSet {
         self.trusted().find(has_signed).map(|ca| sha256(ca))
     }
 
+    /// Refuses CAs whose key is that of one of these: the cluster's. Whoever had a certificate of such a CA might be
+    /// somebody for the API server as well.
+    pub(crate) fn check_not_of(&self, clusters: &[CertificateDer<'_>]) -> Result<(), PkiError> {
+        let of_cluster: Vec<_> = clusters.iter().filter_map(public_key).collect();
+        let shared = self.trusted().find(|ca| public_key(ca).is_some_and(|key| of_cluster.contains(&key)));
+        shared.map_or(Ok(()), |ca| Err(PkiError::OfCluster(hex(&sha256(ca)))))
+    }
+
     /// The roots by which clients are verified.
     pub(super) fn roots(&self) -> Result<RootCertStore, PkiError> {
         let mut roots = RootCertStore::empty();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use prepull_api::enroll::{NODE_PREFIX, NODES_ORGANISATION};
+use prepull_api::enroll::SubjectForm;
 use prepull_api::task::NodeName;
 use rustls_pki_types::CertificateDer;
 use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME};
@@ -12,6 +12,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) node: NodeName,
+    pub(crate) form: SubjectForm,
     pub(crate) not_after: SystemTime,
 }
 
@@ -23,10 +24,16 @@ pub(crate) enum PeerError {
     #[error("the client certificate is malformed")]
     Malformed,
     #[error(
-        "the client certificate is not a node's: its subject must be CN={NODE_PREFIX}<name>, O={NODES_ORGANISATION} \
-         and nothing else"
+        "the client certificate is not a node's: its subject must be CN={}<name>, O={} and nothing else",
+        SubjectForm::Own.prefix(),
+        SubjectForm::Own.organisation()
     )]
     NotANode,
+    #[error(
+        "the client certificate of node {0} has the subject of release 0.1 (O=system:nodes), which cloudcore does not \
+         accept any more (--accept-system-nodes): upgrade the agent and join again with a new token"
+    )]
+    OldSubject(NodeName),
     #[error(
         "the client certificate of node {node} expired at {}: join again with a new token",
         humantime::format_rfc3339_seconds(*not_after)
@@ -35,6 +42,15 @@ pub(crate) enum PeerError {
 }
 
 impl Peer {
+    /// Refuses a subject of release 0.1, unless those are accepted.
+    pub(crate) fn with_accepted_subject(self, accept_system_nodes: bool) -> Result<Self, PeerError> {
+        if self.form == SubjectForm::Own || accept_system_nodes {
+            Ok(self)
+        } else {
+            Err(PeerError::OldSubject(self.node))
+        }
+    }
+
     /// Reads the identity from the leaf of a chain that TLS has verified against our CA.
     ///
     /// The expiry is checked again because TLS checks it only in a full handshake: a resumed session brings the chain
@@ -45,19 +61,19 @@ impl Peer {
     ) -> Result<Self, PeerError> {
         let leaf = chain.and_then(<[_]>::first).ok_or(PeerError::Missing)?;
         let (_, certificate) = X509Certificate::from_der(leaf).map_err(|_| PeerError::Malformed)?;
-        let node = node_name(&certificate).ok_or(PeerError::NotANode)?;
+        let (node, form) = node_name(&certificate).ok_or(PeerError::NotANode)?;
         let seconds =
             u64::try_from(certificate.validity().not_after.timestamp()).map_err(|_| PeerError::Malformed)?;
         let not_after = UNIX_EPOCH + Duration::from_secs(seconds);
         if not_after <= now {
             Err(PeerError::Expired { node, not_after })
         } else {
-            Ok(Self { node, not_after })
+            Ok(Self { node, form, not_after })
         }
     }
 }
 
-fn node_name(certificate: &X509Certificate<'_>) -> Option<NodeName> {
+fn node_name(certificate: &X509Certificate<'_>) -> Option<(NodeName, SubjectForm)> {
     let (mut common_name, mut organisation) = (None, None);
     for attribute in certificate.subject().iter_attributes() {
         let part = if *attribute.attr_type() == OID_X509_COMMON_NAME {
@@ -71,11 +87,10 @@ fn node_name(certificate: &X509Certificate<'_>) -> Option<NodeName> {
             return None;
         }
     }
-    if organisation? != NODES_ORGANISATION {
-        return None;
-    }
-    let node = NodeName::from(common_name?.strip_prefix(NODE_PREFIX)?);
-    node.is_valid().then_some(node)
+    let organisation = organisation?;
+    let form = SubjectForm::ALL.into_iter().find(|form| form.organisation() == organisation)?;
+    let node = NodeName::from(common_name?.strip_prefix(form.prefix())?);
+    node.is_valid().then_some((node, form))
 }
 
 #[cfg(test)]
@@ -103,7 +118,10 @@ mod tests {
     fn only_the_exact_subject_names_a_node() {
         use DnType::{CommonName as CN, OrganizationName as O, OrganizationalUnitName as OU};
         let read = |subject: &[(DnType, &str)]| Peer::from_chain(Some(&[certificate(subject)]), at(0));
-        assert_eq!(read(&[(O, "system:nodes"), (CN, "system:node:edge-1")]).unwrap().node, "edge-1".into());
+        let own = read(&[(O, "prepull:nodes"), (CN, "prepull:node:edge-1")]).unwrap();
+        assert_eq!((own.node, own.form), ("edge-1".into(), SubjectForm::Own));
+        let old = read(&[(O, "system:nodes"), (CN, "system:node:edge-1")]).unwrap();
+        assert_eq!((old.node, old.form), ("edge-1".into(), SubjectForm::Kubelet));
         let long = format!("system:node:{}", vec!["a".repeat(60); 4].join("."));
         assert_eq!(read(&[(CN, &long), (O, "system:nodes")]).unwrap().node.as_str().len(), 243);
         for bad in [
@@ -111,6 +129,8 @@ mod tests {
             &[(CN, "system:node:edge-1")],
             &[(O, "system:nodes")],
             &[(O, "system:masters"), (CN, "system:node:edge-1")],
+            &[(O, "system:nodes"), (CN, "prepull:node:edge-1")],
+            &[(O, "prepull:nodes"), (CN, "system:node:edge-1")],
             &[(O, "system:nodes"), (CN, "edge-1")],
             &[(O, "system:nodes"), (CN, "system:node:")],
             &[(O, "system:nodes"), (CN, "system:node:Edge_1")],

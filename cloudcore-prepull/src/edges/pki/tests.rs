@@ -28,11 +28,11 @@ fn greedy_csr(key: &KeyPair) -> String {
 fn only_the_public_key_is_taken_from_a_csr() {
     let (authority, key, now) = (authority(), KeyPair::generate().unwrap(), SystemTime::now());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
-    let signed = authority.sign_client(&csr, &"edge-1".into(), 30 * DAY, now).unwrap();
+    let signed = authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, 30 * DAY, now).unwrap();
 
     let der = CertificateDer::from_pem_slice(signed.pem.as_bytes()).unwrap();
     let (_, certificate) = X509Certificate::from_der(&der).unwrap();
-    assert_eq!(certificate.subject().to_string(), "O=system:nodes, CN=system:node:edge-1");
+    assert_eq!(certificate.subject().to_string(), "O=prepull:nodes, CN=prepull:node:edge-1");
     assert_eq!(certificate.public_key().raw, key.subject_public_key_info());
     assert!(!certificate.is_ca());
     assert!(certificate.subject_alternative_name().unwrap().is_none());
@@ -54,7 +54,8 @@ fn every_certificate_has_its_own_serial_number() {
     let (authority, key) = (authority(), KeyPair::generate().unwrap());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
     let serial = || {
-        let signed = authority.sign_client(&csr, &"edge-1".into(), DAY, SystemTime::now()).unwrap();
+        let signed =
+            authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, DAY, SystemTime::now()).unwrap();
         let der = CertificateDer::from_pem_slice(signed.pem.as_bytes()).unwrap();
         X509Certificate::from_der(&der).unwrap().1.raw_serial().to_vec()
     };
@@ -66,7 +67,7 @@ fn no_certificate_outlives_the_ca() {
     let (authority, key) = (authority(), KeyPair::generate().unwrap());
     let csr = VerifiedCsr::from_pem(&greedy_csr(&key)).unwrap();
     let late = SystemTime::now() + 3645 * DAY;
-    let signed = authority.sign_client(&csr, &"edge-1".into(), 30 * DAY, late).unwrap();
+    let signed = authority.sign_client(&csr, &"edge-1".into(), SubjectForm::Own, 30 * DAY, late).unwrap();
     assert_eq!(signed.not_after, authority.not_after);
 }
 
@@ -106,4 +107,20 @@ fn an_unusable_ca_is_refused_with_the_reason() {
         assert!(error.starts_with("here holds no CA") && error.contains(reason), "{error}");
         assert!(!error.contains("BEGIN"), "{error}");
     }
+}
+
+#[test]
+fn a_ca_with_the_key_of_the_clusters_is_refused_also_with_another_certificate() {
+    let now = SystemTime::now();
+    let ((own, _), (clusters, key)) = (Authority::generate(now).unwrap(), Authority::generate(now).unwrap());
+    let mut params = certificate_params(now, now + DAY).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "kubernetes");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let renewed = params.self_signed(&KeyPair::from_pem(&key).unwrap()).unwrap();
+    let of_cluster = [renewed.der().clone()];
+    let own = CaSet::from(own);
+    own.check_not_of(&of_cluster).unwrap();
+    let fingerprint = prepull_api::enroll::hex(&clusters.fingerprint());
+    let error = CaSet::from(clusters).check_not_of(&of_cluster).unwrap_err().to_string();
+    assert!(error.contains(&fingerprint) && error.contains("is the cluster's own"), "{error}");
 }

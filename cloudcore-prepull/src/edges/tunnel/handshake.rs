@@ -25,6 +25,7 @@ pub(super) struct Handshaker {
     identity: Arc<ServerIdentity>,
     node_connections: NodeConnections,
     max_connections_per_node: usize,
+    accept_system_nodes: bool,
     terms: Terms,
 }
 
@@ -44,6 +45,7 @@ impl Handshaker {
             identity,
             node_connections: NodeConnections::default(),
             max_connections_per_node: settings.max_connections_per_node,
+            accept_system_nodes: settings.accept_system_nodes,
             terms: Terms { heartbeat: settings.heartbeat, write_grace: settings.write_grace },
         }
     }
@@ -82,6 +84,7 @@ impl Handshaker {
     ) -> Result<(Peer, Fingerprint, OpenConnection), Refusal> {
         let chain = stream.get_ref().1.peer_certificates();
         let peer = Peer::from_chain(chain, SystemTime::now())?;
+        let peer = peer.with_accepted_subject(self.accept_system_nodes)?;
         // TLS has verified it with one of these CAs: which one?
         let issuer = chain.and_then(|chain| cas.issuer_of(chain.first()?)).ok_or(Refusal::UnknownCa)?;
         let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);

@@ -9,6 +9,8 @@ use crate::edges::door::Limits;
 pub struct Settings {
     /// The interval of pings in both directions; `--heartbeat`.
     pub heartbeat: Duration,
+    /// Whether certificates with the subject of release 0.1 are accepted; `--accept-system-nodes`.
+    pub accept_system_nodes: bool,
     /// The shortest time between two `Progress` messages about one task: nobody reads them faster.
     pub progress_interval: Duration,
     /// The most sessions at a time, over all nodes. An idle session takes up to 25 KiB. Edges beyond the limit are
@@ -70,6 +72,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             heartbeat: Duration::from_secs(15),
+            accept_system_nodes: true,
             progress_interval: Duration::from_secs(1),
             max_connections: 20_000,
             max_connections_per_node: 4,

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cloudcore_prepull::edges::pki::{Authority, VerifiedCsr};
 use prepull_api::enroll::{
-    EnrollRequest, ErrorBody, IssuedCertificate, JoinToken, MAX_BODY, RenewRequest, certificate_pem,
+    EnrollRequest, ErrorBody, IssuedCertificate, JoinToken, MAX_BODY, RenewRequest, SubjectForm,
+    certificate_pem,
 };
 use prepull_api::task::NodeName;
 
@@ -20,13 +21,13 @@ pub(crate) fn run(input: &[u8]) {
     if input.len() > MAX_BODY {
         return;
     }
-    if let Ok(EnrollRequest { node, token, csr }) = serde_json::from_slice(input) {
+    if let Ok(EnrollRequest { node, token, csr, organisation: _ }) = serde_json::from_slice(input) {
         if let Ok((id, secret)) = JoinToken::split_bearer(token.expose()) {
             assert_eq!(format!("{id}.{secret}"), token.expose());
         }
         sign(&csr, &node);
     }
-    if let Ok(RenewRequest { csr }) = serde_json::from_slice(input) {
+    if let Ok(RenewRequest { csr, organisation: _ }) = serde_json::from_slice(input) {
         sign(&csr, &"edge-1".into());
     }
     let _ = serde_json::from_slice::<IssuedCertificate>(input);
@@ -44,6 +45,6 @@ pub(crate) fn run(input: &[u8]) {
 fn sign(csr: &str, node: &NodeName) {
     let Ok(csr) = VerifiedCsr::from_pem(csr) else { return };
     let Some(authority) = AUTHORITY.as_ref().filter(|_| node.is_valid()) else { return };
-    let signed = authority.sign_client(&csr, node, Duration::from_secs(3600), now());
+    let signed = authority.sign_client(&csr, node, SubjectForm::Own, Duration::from_secs(3600), now());
     assert!(signed.is_ok(), "a CSR that was verified is signed: {:?}", signed.err());
 }

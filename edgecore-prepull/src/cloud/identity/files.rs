@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use prepull_api::enroll::{MAX_TRUSTED_CAS, NODE_PREFIX};
+use prepull_api::enroll::{MAX_TRUSTED_CAS, SubjectForm};
 use prepull_api::task::NodeName;
 use rcgen::{CertificateParams, KeyPair, PublicKeyData};
 use rustls_pki_types::pem::PemObject;
@@ -118,15 +118,20 @@ pub(super) fn parse_bundle(pem: &str) -> Result<Vec<CertificateDer<'static>>, &'
     if cas.len() > MAX_TRUSTED_CAS {
         return Err("it has too many CAs");
     }
+    Ok(cas)
+}
+
+/// Whether every certificate is a CA's.
+pub(super) fn are_cas(certificates: &[CertificateDer<'_>]) -> bool {
     let is_ca = |ca: &CertificateDer<'_>| X509Certificate::from_der(ca).is_ok_and(|(_, ca)| ca.is_ca());
-    if cas.iter().all(is_ca) { Ok(cas) } else { Err("it has a certificate that is not a CA's") }
+    certificates.iter().all(is_ca)
 }
 
 fn parse_facts(der: &CertificateDer<'_>) -> Result<Facts, &'static str> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|_| "it is not an X.509 certificate")?;
     let common_name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
     let node = common_name
-        .and_then(|name| name.strip_prefix(NODE_PREFIX))
+        .and_then(|name| SubjectForm::ALL.iter().find_map(|form| name.strip_prefix(form.prefix())))
         .ok_or("it is not a node's certificate")?;
     let time = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     Ok(Facts {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use prepull_api::enroll::{IssuedCertificate, RENEW_PATH, RenewRequest};
+use prepull_api::enroll::{IssuedCertificate, RENEW_PATH, RenewRequest, SubjectForm};
 use tokio_util::sync::CancellationToken;
 
 use super::current::Identity;
@@ -46,7 +46,8 @@ impl Identity {
         let endpoints = enroll_urls.into().endpoints(ENROLL_SCHEME)?;
         let key = self.dir.requested_key()?;
         let tls = self.current.borrow().tls.clone();
-        let request = RenewRequest { csr: key.csr()? };
+        let request =
+            RenewRequest { csr: key.csr()?, organisation: Some(SubjectForm::Own.organisation().to_owned()) };
         let IssuedCertificate { certificate, ca: _, not_after: _ } =
             post_to_any(&endpoints, RENEW_PATH, tls, &request).await?;
         check_issued(&certificate, &self.node(), &key).map_err(RenewError::Answer)?;

@@ -8,7 +8,7 @@ use ring::digest::{SHA256, digest};
 
 use super::current::Identity;
 use super::error::IdentityError;
-use super::files::parse_bundle;
+use super::files::{are_cas, parse_bundle};
 
 /// The longest time over which a renewal is spread, whatever the cloud says.
 const LONGEST_SPREAD: Duration = Duration::from_secs(3600);
@@ -31,7 +31,10 @@ impl Identity {
     /// Trusts these CAs from now on, also after a restart. If the certificate is of another CA than the first, it is
     /// renewed soon; `chance`, from 0 to 1, says how soon. Sessions go on.
     pub(crate) fn trust(&self, cas: &TrustedCas, now: SystemTime, chance: f64) -> Result<String, TrustError> {
-        parse_bundle(&cas.bundle).map_err(TrustError::Bundle)?;
+        let certificates = parse_bundle(&cas.bundle).map_err(TrustError::Bundle)?;
+        if !are_cas(&certificates) {
+            return Err(TrustError::Bundle("it has a certificate that is not a CA's"));
+        }
         if self.current.borrow().bundle != cas.bundle {
             self.dir.store_bundle(&cas.bundle)?;
             self.reload()?;

@@ -41,7 +41,8 @@ async fn post(
 }
 
 async fn enroll(routes: &Routes, node: &str, token: &JoinToken, key: &KeyPair) -> (u16, String) {
-    let request = EnrollRequest { node: node.into(), token: token.bearer(), csr: csr(key) };
+    let request =
+        EnrollRequest { node: node.into(), token: token.bearer(), csr: csr(key), organisation: None };
     post(routes, ENROLL_PATH, serde_json::to_vec(&request).unwrap(), &Err(PeerError::Missing)).await
 }
 
@@ -109,8 +110,9 @@ async fn a_valid_token_is_good_however_many_wrong_ones_came_before() {
 #[tokio::test]
 async fn a_renewal_is_for_the_node_of_the_certificate() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
-    let body = serde_json::to_vec(&RenewRequest { csr: csr(&key) }).unwrap();
-    let peer = Ok(Peer { node: "edge-7".into(), not_after: SystemTime::now() + HOUR });
+    let body = serde_json::to_vec(&RenewRequest { csr: csr(&key), organisation: None }).unwrap();
+    let peer =
+        Ok(Peer { node: "edge-7".into(), form: SubjectForm::Own, not_after: SystemTime::now() + HOUR });
     let (status, issued) = post(&routes, RENEW_PATH, body.clone(), &peer).await;
     assert_eq!((status, issued_to(&issued).as_str()), (200, "edge-7"));
     let (status, denied) = post(&routes, RENEW_PATH, body, &Err(PeerError::Missing)).await;
@@ -124,4 +126,30 @@ async fn the_ca_is_served_without_a_client_certificate() {
     let request = Request::builder().uri(CA_PATH).body(Full::new(Bytes::new())).unwrap();
     let response = routes.handle(request, &Err(PeerError::Missing), [192, 0, 2, 1].into()).await;
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), routes.identity.cas().bundle());
+}
+
+#[tokio::test]
+async fn an_edge_gets_the_subject_that_it_knows_and_the_old_one_only_while_that_is_accepted() {
+    let (mut routes, key) = (routes(), KeyPair::generate().unwrap());
+    let not_after = SystemTime::now() + HOUR;
+    let peer = Ok(Peer { node: "edge-1".into(), form: SubjectForm::Kubelet, not_after });
+    let renew = async |routes: &Routes, organisation: Option<&str>| {
+        let request = RenewRequest { csr: csr(&key), organisation: organisation.map(str::to_owned) };
+        let (status, body) = post(routes, RENEW_PATH, serde_json::to_vec(&request).unwrap(), &peer).await;
+        let subject = serde_json::from_str::<IssuedCertificate>(&body).map(|issued| {
+            let der = CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap();
+            let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+            certificate.subject().to_string()
+        });
+        (status, subject.unwrap_or(body))
+    };
+    let (own, old) = ("O=prepull:nodes, CN=prepull:node:edge-1", "O=system:nodes, CN=system:node:edge-1");
+    assert_eq!(renew(&routes, Some("prepull:nodes")).await, (200, own.to_owned()));
+    for other in [None, Some("system:masters")] {
+        assert_eq!(renew(&routes, other).await, (200, old.to_owned()));
+    }
+    routes.settings.accept_system_nodes = false;
+    assert_eq!(renew(&routes, Some("prepull:nodes")).await.0, 200);
+    let (status, reason) = renew(&routes, None).await;
+    assert!(status == 403 && reason.contains("this agent is of release 0.1"), "{reason}");
 }
