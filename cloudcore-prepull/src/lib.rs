@@ -40,9 +40,10 @@ mod kube_api {
     pub(crate) mod status_writer;
     mod stored_job;
     pub(crate) mod watch;
+    pub(crate) mod withheld;
 }
 
 pub mod run;
 
-pub use commands::args::Cli;
+pub use commands::args::{Cli, ConsentArgs};
 pub use commands::plan::{Output, PlanArgs, run as print_plan};

@@ -36,6 +36,7 @@ use crate::kube_api::events::Events;
 use crate::kube_api::leader::{self, Leadership};
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
+use crate::kube_api::withheld::watch_for_consents;
 use crate::kube_api::{cluster, kruise_writer, watch};
 use crate::run::http::{CertificateFiles, Protection, Readiness};
 use crate::run::metrics::Metrics;
@@ -233,7 +234,7 @@ async fn work(
             .transpose()?,
         clock: Clock::start(),
         sessions: Sessions::default(),
-        secrets: Secrets::new(client.clone()),
+        secrets: Secrets::new(client.clone(), args.consent.require_secret_consent),
         kruise_writer: kruise_writer::Writer::new(writes.clone()),
         writer: Writer::new(writes.clone(), events.clone()),
         events,
@@ -245,6 +246,8 @@ async fn work(
     };
 
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(core.secrets.clone().drop_expired_forever()));
+    let consents = watch_for_consents(core.secrets.clone(), inputs.clone());
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(consents));
 
     // Nodes and reports before jobs, since a job is planned when it is first seen; and all before the tunnel, since
     // an edge with a task of a job that is not known is told to stop.

@@ -28,6 +28,8 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// Limit for the end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const PROGRAM: &str = "cloudcore-prepull";
+/// The flag of `run` and of `plan`.
+const WITHOUT_CONSENT: &str = "--require-secret-consent=false";
 /// Times of the leader election: short, since tests wait for them, and long enough for a busy machine.
 const ELECTION: [&str; 3] =
     ["--lease-duration=4s", "--lease-renew-deadline=3s", "--lease-retry-period=500ms"];
@@ -58,6 +60,7 @@ pub struct Start<'a> {
     kubeconfig: PathBuf,
     name: String,
     arguments: Vec<OsString>,
+    requires_consent: bool,
     /// Flags of the leader election, if there is one.
     election: Option<&'static [&'static str]>,
     standby: bool,
@@ -66,7 +69,8 @@ pub struct Start<'a> {
 
 impl Cloud {
     /// Starts a cloud with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`. By default it runs
-    /// without leader election; see [`Start::replica`].
+    /// without leader election, and without asking for the consent of secrets' owners; see [`Start::replica`] and
+    /// [`Start::requires_consent`].
     pub fn start(cluster: &Cluster) -> Start<'_> {
         let kubeconfig = cluster.cloudcore_kubeconfig().to_owned();
         Start {
@@ -74,6 +78,7 @@ impl Cloud {
             kubeconfig,
             name: PROGRAM.to_owned(),
             arguments: Vec::new(),
+            requires_consent: false,
             space: None,
             election: None,
             standby: false,
@@ -133,6 +138,7 @@ impl Cloud {
     pub async fn plan(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::program(PROGRAM)?);
         command.arg("plan").args(arguments).arg("--kubeconfig").arg(&self.kubeconfig);
+        command.args(self.arguments.iter().filter(|argument| *argument == WITHOUT_CONSENT));
         parts::output(command).await
     }
 
@@ -285,6 +291,13 @@ impl Start<'_> {
         self
     }
 
+    /// Uses a secret only for those whom its owner allows: as released.
+    #[must_use]
+    pub fn requires_consent(mut self) -> Self {
+        self.requires_consent = true;
+        self
+    }
+
     /// Connects to the API server through a proxy.
     #[must_use]
     pub fn through(mut self, api: &ApiProxy) -> Self {
@@ -337,6 +350,9 @@ impl Start<'_> {
     async fn start(self) -> Result<Cloud> {
         let place = Arc::clone(self.cluster.place());
         let mut arguments = self.arguments;
+        if !self.requires_consent {
+            arguments.push(WITHOUT_CONSENT.into());
+        }
         match self.election {
             Some(times) => arguments.extend(times.iter().map(Into::into)),
             None => arguments.push("--leader-elect=false".into()),

@@ -16,8 +16,8 @@ pub enum FailureCode {
     Unauthorized,
     /// The registry has no such image, or hides it from these credentials.
     NotFound,
-    /// A secret that is named for the image does not exist, may not be read, could not be read in time, is malformed, or
-    /// has no entry for the registry.
+    /// A secret that is named for the image does not exist, may not be read or used, could not be read in time, is
+    /// malformed, or has no entry for the registry.
     SecretUnusable,
     /// The reference or the format of the image is not valid, or its signature is refused.
     InvalidImage,

@@ -275,6 +275,11 @@ impl SecretRule {
         Ok(Self { component, operation })
     }
 
+    /// Whether an image without a secret may have one by this rule.
+    pub fn adds(&self) -> bool {
+        matches!(self.operation, Operation::Add(_))
+    }
+
     /// Applies the rule, and removes secrets that are listed twice.
     pub fn apply(&self, mut secrets: Vec<SecretRef>) -> Result<Vec<SecretRef>, OverrideError> {
         match &self.operation {

@@ -30,6 +30,11 @@ impl Selector {
         self.requirements.iter().all(|requirement| requirement.matches(labels))
     }
 
+    /// The label of each requirement, and whether it must be present.
+    pub fn keys(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.requirements.iter().map(|requirement| (requirement.key(), requirement.demands_presence()))
+    }
+
     /// Whether the selector has no requirements, and so selects every object.
     pub fn selects_everything(&self) -> bool {
         self.requirements.is_empty()

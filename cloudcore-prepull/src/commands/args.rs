@@ -144,6 +144,9 @@ pub(crate) struct RunArgs {
         default_value = prepull_api::crd::EDGE_LABEL
     )]
     pub(crate) kruise_node_selector: Selector,
+    /// The flag of the consent.
+    #[command(flatten)]
+    pub(crate) consent: ConsentArgs,
     /// The flags of the leader election.
     #[command(flatten)]
     pub(crate) election: ElectionArgs,
@@ -194,6 +197,19 @@ fn parse_advertised(text: &str) -> Result<String, String> {
     let valid = crate::edges::pki::is_server_name(text);
     let reason = "neither a DNS name nor an IP address (without a port)";
     valid.then(|| text.to_owned()).ok_or_else(|| reason.to_owned())
+}
+
+/// The flag that says whether a secret serves only those whom its owner allows. On by default, so that whoever forgets it
+/// is safe.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ConsentArgs {
+    /// Use a registry secret only for the jobs that its annotation prepull.kubeedge.io/allow names. With `false`, as in
+    /// KubeEdge, whoever may create a job has every registry secret that cloudcore-prepull may read.
+    #[arg(
+        long, value_name = "BOOL", env = "PREPULL_REQUIRE_SECRET_CONSENT", action = ArgAction::Set,
+        default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true"
+    )]
+    pub require_secret_consent: bool,
 }
 
 /// The flags of the leader election.
@@ -296,6 +312,20 @@ mod tests {
         assert_eq!(timing(&["--leader-elect"]), Ok(Some(usual)));
         assert_eq!(timing(&["--leader-elect=false"]), Ok(None));
         timing(&["--lease-duration", "10s"]).unwrap_err();
+    }
+
+    #[test]
+    fn consent_is_required_unless_it_is_switched_off() {
+        for (flags, is_required) in [
+            (&[][..], true),
+            (&["--require-secret-consent"], true),
+            (&["--require-secret-consent=true"], true),
+            (&["--require-secret-consent=false"], false),
+        ] {
+            let line = ["c", "run"].iter().chain(flags);
+            let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not run") };
+            assert_eq!(args.consent.require_secret_consent, is_required, "{flags:?}");
+        }
     }
 
     #[test]

@@ -10,14 +10,18 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
-use prepull_api::credentials::RegistryPattern;
+use prepull_api::credentials::{RegistryPattern, SecretUser};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{NodeName, PullPolicy};
 use prepull_api::wire::Key;
-use prepull_engine::prepull::plan::{Plan, PlannedImage, SecretLookup, is_missing, plan, resolve_key};
+use prepull_engine::prepull::plan::{
+    Plan, PlannedImage, SecretLookup, is_missing, plan, resolve_key, self_assigned_labels,
+};
 use prepull_engine::prepull::validate::{ValidatedJob, validate};
 use prepull_engine::shared::node_view::NodeView;
 use serde::Serialize;
+
+use crate::commands::args::ConsentArgs;
 
 mod cluster;
 mod definition;
@@ -47,6 +51,9 @@ pub struct PlanArgs {
     /// cluster's Secrets, or no check with --nodes]
     #[arg(long, value_name = "FILE", env = "PREPULL_SECRETS")]
     pub secrets: Option<PathBuf>,
+    /// The flag of the consent.
+    #[command(flatten)]
+    pub consent: ConsentArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
@@ -108,7 +115,7 @@ type Secrets = BTreeMap<SecretRef, SecretLookup>;
 
 /// Runs the command. A refused job is an error; so is, after the plan, an image without usable credentials.
 pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
-    let PlanArgs { job, nodes, secrets, output, kubeconfig } = args;
+    let PlanArgs { job, nodes, secrets, consent, output, kubeconfig } = args;
     let job = manifests::read_job(job)?;
     let job = validate(&job).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
 
@@ -131,7 +138,8 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
         (None, Some(client)) => Some(cluster::read_secrets(client, secret_names(&plan)).await),
         (None, None) => None,
     };
-    let report = build_report(&plan, secrets.as_ref(), find_warnings(&job, &nodes, &plan));
+    let user = consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
+    let report = build_report(&plan, secrets.as_ref(), user, find_warnings(&job, &nodes, &plan));
     print(&report, *output, stdout).context("writing the plan to stdout")?;
     let without: BTreeSet<&str> = report
         .nodes
@@ -167,6 +175,10 @@ fn find_warnings(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>, plan:
             ));
         }
     }
+    warnings.extend(
+        self_assigned_labels(job)
+            .map(|warning| warning.strip_prefix("warning: ").unwrap_or(&warning).to_owned()),
+    );
     let missing = plan.skipped.iter().filter(|node| !job.policy.allow_missing_nodes && is_missing(node));
     let missing: Vec<_> = missing.map(|node| node.node_name.as_str()).collect();
     if let Some(first) = missing.first() {
@@ -184,7 +196,12 @@ fn secret_names(plan: &Plan) -> BTreeSet<SecretRef> {
     images.flat_map(|image| image.secrets.iter().cloned()).collect()
 }
 
-fn build_report(plan: &Plan, secrets: Option<&Secrets>, warnings: Vec<String>) -> Report {
+fn build_report(
+    plan: &Plan,
+    secrets: Option<&Secrets>,
+    user: Option<SecretUser<'_>>,
+    warnings: Vec<String>,
+) -> Report {
     let Plan { nodes, skipped } = plan;
     // Many nodes share one plan, which is resolved once.
     let mut resolved: BTreeMap<*const prepull_engine::prepull::plan::NodePlan, Vec<ImageReport>> =
@@ -194,7 +211,7 @@ fn build_report(plan: &Plan, secrets: Option<&Secrets>, warnings: Vec<String>) -
             .iter()
             .map(|(name, node)| {
                 let images = resolved.entry(std::sync::Arc::as_ptr(node)).or_insert_with(|| {
-                    node.images.iter().map(|image| build_image_report(image, secrets)).collect()
+                    node.images.iter().map(|image| build_image_report(image, secrets, user)).collect()
                 });
                 NodeReport { name: name.0.clone(), images: images.clone() }
             })
@@ -207,14 +224,17 @@ fn build_report(plan: &Plan, secrets: Option<&Secrets>, warnings: Vec<String>) -
     }
 }
 
-fn build_image_report(planned: &PlannedImage, known: Option<&Secrets>) -> ImageReport {
+fn build_image_report(
+    planned: &PlannedImage,
+    known: Option<&Secrets>,
+    user: Option<SecretUser<'_>>,
+) -> ImageReport {
     let PlannedImage { image, name: _, pull, policy, secrets } = planned;
     let error = known.and_then(|known| {
         let lookup = |secret: &SecretRef| known.get(secret).cloned().unwrap_or(SecretLookup::Missing);
-        match resolve_key(secrets, pull, lookup) {
-            Key::Anonymous { .. } | Key::Credentials { .. } => None,
-            Key::Unavailable { reason } => Some(reason),
-        }
+        let resolved = resolve_key(secrets, pull, user, lookup);
+        // In detail: whoever runs this has read the secrets.
+        matches!(resolved.key, Key::Unavailable { .. }).then(|| resolved.details.join("; "))
     });
     ImageReport {
         image: image.clone(),

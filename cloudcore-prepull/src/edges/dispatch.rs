@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use prepull_api::credentials::SecretUser;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageTask, NodeName, PullPolicy, Task, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Key};
@@ -16,8 +17,9 @@ use crate::kube_api::secrets::Secrets;
 
 /// Resolves the keys of a job's task, and queues the task on the node's session.
 ///
-/// If the API server fails to return a secret, the task is postponed after a few seconds. Cancel-safe: nothing is sent
-/// before all keys are resolved.
+/// If the API server fails to return a secret, the task is postponed after a few seconds; so it is where the owner of one
+/// has not allowed the job to use it, as long as there is time to wait for that. Cancel-safe: nothing is sent before all
+/// keys are resolved.
 pub(crate) async fn dispatch_job_task(
     order: &Dispatch,
     secrets: &Secrets,
@@ -25,29 +27,50 @@ pub(crate) async fn dispatch_job_task(
 ) -> DispatchOutcome {
     let begun = Instant::now();
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
+    let user = secrets.consent_for(SecretUser::Job(&order.job.name));
     let mut keys = Vec::with_capacity(order.plan.images.len());
+    let (mut withheld, mut reason) = (Vec::new(), None);
     for image in &order.plan.images {
-        match read_secrets(&image.secrets, secrets).await {
-            Ok(found) => keys.push(plan::resolve_key(&image.secrets, &image.pull, found)),
+        let found = match read_secrets(&image.secrets, &|_| user, secrets).await {
+            Ok(found) => found,
             Err(postponed) => return postponed,
+        };
+        let resolved = plan::resolve_key(&image.secrets, &image.pull, user, found);
+        secrets.withheld().log(&format!("imageprepulljob/{}", order.job.name), &resolved.details, begun);
+        if !resolved.withheld.is_empty() {
+            if let Key::Unavailable { reason: text } = &resolved.key {
+                reason.get_or_insert_with(|| text.clone());
+            }
+            withheld.extend(resolved.withheld);
         }
+        keys.push(resolved.key);
+    }
+    if let Some(reason) = reason.filter(|_| order.may_wait) {
+        secrets.withheld().wait(&order.job.uid, &order.job.name, &withheld, begun);
+        let secrets = withheld.iter().map(ToString::to_string).collect();
+        return DispatchOutcome::Withheld { secrets, reason };
     }
     send(&order.node, build_assign(order, keys, remaining()), sessions)
 }
 
-/// Does the same as [`dispatch_job_task`] for a task of a NodeImage.
+/// Does the same as [`dispatch_job_task`] for a task of a NodeImage, which waits for no owner: what a secret does not
+/// give, another one may.
 pub(crate) async fn dispatch_node_image_task(
     order: TagDispatch,
     secrets: &Secrets,
     sessions: &Sessions,
 ) -> DispatchOutcome {
     let begun = Instant::now();
-    let key = match read_secrets(&order.secrets, secrets).await {
-        Ok(found) => plan::resolve_pull_secrets(&order.secrets, &order.reference, found),
+    let node_image = secrets.consent_for(SecretUser::NodeImage(&order.node.0));
+    let user = |secret: &SecretRef| node_image.filter(|_| !order.of_jobs.contains(secret));
+    let found = match read_secrets(&order.secrets, &user, secrets).await {
+        Ok(found) => found,
         Err(postponed) => return postponed,
     };
+    let resolved = plan::resolve_pull_secrets(&order.secrets, &order.reference, user, found);
+    secrets.withheld().log(&format!("nodeimage/{}", order.node), &resolved.details, begun);
     let remaining = order.remaining.saturating_sub(begun.elapsed());
-    send(&order.node, Assign { task: order.task, remaining, keys: vec![key] }, sessions)
+    send(&order.node, Assign { task: order.task, remaining, keys: vec![resolved.key] }, sessions)
 }
 
 fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome {
@@ -104,15 +127,16 @@ impl KeyTable {
 }
 
 /// Reads the secrets, and returns a look-up by name. Fails if one of them cannot be read for now.
-async fn read_secrets(
+async fn read_secrets<'a>(
     names: &[SecretRef],
+    user: &(dyn Fn(&SecretRef) -> Option<SecretUser<'a>> + Sync),
     secrets: &Secrets,
 ) -> Result<impl Fn(&SecretRef) -> SecretLookup + use<>, DispatchOutcome> {
     let mut found = Vec::with_capacity(names.len());
     for name in names {
         let lookup = secrets.get(name).await;
         if let SecretLookup::Error(reason) = lookup {
-            return Err(DispatchOutcome::Postponed(format!("secret {name} could not be read: {reason}")));
+            return Err(DispatchOutcome::Postponed(plan::unreadable_text(name, user(name), &reason)));
         }
         found.push((name.clone(), lookup));
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
 use kube::{Client, Error};
+use prepull_api::credentials::SecretUser;
 use prepull_api::overriders::SecretRef;
 use prepull_engine::prepull::plan::SecretLookup;
 use prepull_engine::shared::pacing::Backoff;
@@ -15,6 +16,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tracing::warn;
 
 use crate::kube_api::refusal::FailureLog;
+use crate::kube_api::withheld::Withheld;
 
 /// How long a secret is cached: a changed password is used by the next wave, and 10,000 nodes that start together cost
 /// one request.
@@ -36,16 +38,44 @@ pub(crate) struct Secrets {
     recent: Arc<Mutex<HashMap<SecretRef, Slot>>>,
     requests: Arc<Semaphore>,
     log: Arc<FailureLog>,
+    requires_consent: bool,
+    withheld: Arc<Withheld>,
 }
 
 /// One secret: whoever asks while it is read waits for the same answer.
 type Slot = Arc<Mutex<Option<(Instant, SecretLookup)>>>;
 
 impl Secrets {
-    /// Reads secrets with the rights of this client.
-    pub(crate) fn new(client: Client) -> Self {
-        let requests = Arc::new(Semaphore::new(REQUESTS));
-        Self { client, recent: Arc::default(), requests, log: Arc::default() }
+    /// Reads secrets with the rights of this client. `requires_consent`: a secret serves only those whom its owner allows.
+    pub(crate) fn new(client: Client, requires_consent: bool) -> Self {
+        Self {
+            client,
+            recent: Arc::default(),
+            requests: Arc::new(Semaphore::new(REQUESTS)),
+            log: Arc::default(),
+            requires_consent,
+            withheld: Arc::default(),
+        }
+    }
+
+    /// This user, if it needs the consent of the owners.
+    pub(crate) fn consent_for<'a>(&self, user: SecretUser<'a>) -> Option<SecretUser<'a>> {
+        self.requires_consent.then_some(user)
+    }
+
+    /// Those that serve nobody for now.
+    pub(crate) fn withheld(&self) -> &Withheld {
+        &self.withheld
+    }
+
+    /// Reads the secret once, whatever is known of it; `None` where the API server fails. What was read is what
+    /// [`Self::get`] returns next.
+    pub(crate) async fn look_again(&self, secret: &SecretRef) -> Option<SecretLookup> {
+        let slot = self.slot(secret).await;
+        let mut answer = slot.lock().await;
+        let lookup = tokio::time::timeout(READ_LIMIT, self.try_read(secret)).await.ok()?.ok()?;
+        *answer = Some((Instant::now(), lookup.clone()));
+        Some(lookup)
     }
 
     /// The secret, or the reason why there is none. That is final unless it is [`SecretLookup::Error`], which says that
@@ -175,7 +205,7 @@ mod tests {
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
             }
         };
-        (Secrets::new(Client::new(tower::service_fn(serve), "default")), requests)
+        (Secrets::new(Client::new(tower::service_fn(serve), "default"), false), requests)
     }
 
     #[tokio::test(start_paused = true)]

@@ -138,6 +138,7 @@ impl Metrics {
             DispatchOutcome::Sent(_) => "sent",
             DispatchOutcome::Offline => "offline",
             DispatchOutcome::Postponed(_) => "postponed",
+            DispatchOutcome::Withheld { .. } => "withheld",
             DispatchOutcome::Unsendable(_) => "unsendable",
         };
         self.counted.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();

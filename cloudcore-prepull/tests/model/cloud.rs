@@ -393,7 +393,13 @@ impl World {
         } else if fate == DispatchFate::Postponed {
             // Where no time is left to wait, that is a failure.
             self.check.postponed(&node, &job, attempt);
-            DispatchOutcome::Postponed("the secret cannot be read".to_owned())
+            // The hour decides, so that no seed leads elsewhere by that.
+            if order.may_wait && self.now.is_multiple_of(2) {
+                let secrets = vec!["default/registry".to_owned()];
+                DispatchOutcome::Withheld { secrets, reason: "its owner has not allowed this".to_owned() }
+            } else {
+                DispatchOutcome::Postponed("the secret cannot be read".to_owned())
+            }
         } else {
             let elapsed = Duration::from_millis(self.now - begun);
             let assign = assign(&order, order.remaining.saturating_sub(elapsed));
@@ -405,7 +411,13 @@ impl World {
             session.map_or(DispatchOutcome::Offline, DispatchOutcome::Sent)
         };
         self.log(|| format!("cloud: dispatch of {job}/{attempt} to {node}: {outcome:?}"));
-        self.cloud.inputs.push_back(Input::Dispatched { job, node, attempt, outcome });
+        let is_allowed_at_once =
+            matches!(outcome, DispatchOutcome::Withheld { .. }) && self.now.is_multiple_of(3);
+        self.cloud.inputs.push_back(Input::Dispatched { job: job.clone(), node, attempt, outcome });
+        if is_allowed_at_once {
+            let secret = "default/registry".to_owned();
+            self.cloud.inputs.push_back(Input::SecretAllowed { job, secret });
+        }
     }
 
     /// Sends a message in the node's session, as the registry does: whether or not the link still works.

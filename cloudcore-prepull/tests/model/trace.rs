@@ -73,6 +73,7 @@ pub(crate) fn brief(input: &Input) -> String {
         Input::Written { job, object, version, outcome } => {
             format!("written {object:?} of {job} v{version}: {outcome:?}")
         }
+        Input::SecretAllowed { job, secret } => format!("{job} may use {secret}"),
         Input::Tick => "tick".to_owned(),
     }
 }

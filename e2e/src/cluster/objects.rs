@@ -122,6 +122,20 @@ impl Cluster {
         Ok(())
     }
 
+    /// Sets an annotation of a secret, or removes it with None.
+    pub async fn annotate_secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        key: &str,
+        value: Option<&str>,
+    ) -> Result<()> {
+        let patch = json!({"metadata": {"annotations": {key: value}}});
+        let secrets = Api::<Secret>::namespaced(self.client(), namespace);
+        secrets.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
     /// Deletes a secret.
     pub async fn delete_secret(&self, namespace: &str, name: &str) -> Result<()> {
         Api::<Secret>::namespaced(self.client(), namespace).delete(name, &DeleteParams::default()).await?;

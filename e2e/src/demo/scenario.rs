@@ -11,6 +11,8 @@ pub(super) const HARBOR_USER: &str = "alice";
 /// User of [`HANGZHOU`].
 pub(super) const HANGZHOU_USER: &str = "bob";
 
+/// Label of a node's region: one that a kubelet cannot give itself, since it decides about secrets.
+pub(super) const REGION: &str = "node-restriction.kubernetes.io/region";
 /// Edge nodes, each with its region if it has one.
 pub(super) const NODES: [(&str, Option<&str>); 3] =
     [("edge-1", None), ("edge-2", Some("hangzhou")), ("edge-3", Some("hangzhou"))];
@@ -56,7 +58,7 @@ pub(super) const MAIN: Plan = Plan {
     ],
     words: &[
         "Secrets: by registry for both registries; database and model name one of their own.",
-        "Overrider: nodes with region=hangzhou take everything from hangzhou.example, with its secret.",
+        "Overrider: nodes of the region hangzhou take everything from hangzhou.example, with its secret.",
         "Asked for as well, and to be left out: cloud-1 (not an edge node), edge-4 (NotReady).",
     ],
 };
@@ -109,7 +111,7 @@ spec:
     timeoutSeconds: 120
   imagePrePullOverriders:
   - imagePrePullOverrider:
-      nodeLabel: region=hangzhou
+      nodeLabel: {REGION}=hangzhou
       overriders:
         imageOverriders:
         - {{component: Registry, operator: replace, value: {HANGZHOU}}}

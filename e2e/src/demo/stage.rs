@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use futures::future::try_join_all;
+use prepull_api::credentials::ALLOW;
 
 use super::scenario::{
-    CLOUD_NODE, HANGZHOU, HANGZHOU_USER, HARBOR, HARBOR_USER, IMAGES, NODES, OFFLINE_NODE,
+    CLOUD_NODE, HANGZHOU, HANGZHOU_USER, HARBOR, HARBOR_USER, IMAGES, MAIN, NODES, OFFLINE_NODE, REGION,
+    SECOND,
 };
 use super::story::{Story, megabytes, table};
 use crate::certs::Authority;
@@ -70,9 +72,14 @@ impl Stage {
         cluster.registry_secret("default", "hangzhou", &[hangzhou.login(HANGZHOU_USER)?]).await?;
         cluster.registry_secret("default", "wrong", &[(HARBOR, HARBOR_USER, &wrong)]).await?;
         story.line("Secrets: default/harbor, default/hangzhou, and default/wrong with a wrong password");
+        let jobs = format!("{},{}", MAIN.name, SECOND.name);
+        for secret in ["harbor", "hangzhou", "wrong"] {
+            cluster.annotate_secret("default", secret, ALLOW, Some(&jobs)).await?;
+        }
+        story.line(&format!("each for the jobs that its owner allows: {ALLOW}={jobs}"));
 
         story.step("cloudcore-prepull");
-        let cloud = Cloud::start(&cluster).await?;
+        let cloud = Cloud::start(&cluster).requires_consent().await?;
         story.line(&format!(
             "acts as its ServiceAccount with the rights of manifests/; edges dial wss://{}",
             cloud.tunnel_addr()
@@ -87,7 +94,7 @@ impl Stage {
         for (name, region) in NODES {
             let node = cluster.node(name).edge().ready();
             match region {
-                Some(region) => node.label("region", region).create().await?,
+                Some(region) => node.label(REGION, region).create().await?,
                 None => node.create().await?,
             }
         }

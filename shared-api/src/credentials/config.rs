@@ -173,8 +173,18 @@ impl RegistryConfig {
 
     /// Usable credentials for an image, as [`Self::credentials_for`], and the matching entries that cannot be used.
     pub fn lookup(&self, reference: &NormalizedReference) -> Lookup {
+        Self::lookup_among(&self.entries.iter().collect::<Vec<_>>(), reference)
+    }
+
+    /// The same without the entries whose host is a wildcard.
+    pub fn lookup_exact(&self, reference: &NormalizedReference) -> Lookup {
+        let exact = self.entries.iter().filter(|entry| !entry.pattern.has_wildcard());
+        Self::lookup_among(&exact.collect::<Vec<_>>(), reference)
+    }
+
+    fn lookup_among(entries: &[&Entry], reference: &NormalizedReference) -> Lookup {
         let mut lookup = Lookup::default();
-        let found = RegistryPattern::select(&self.entries, |entry| &entry.pattern, reference);
+        let found = RegistryPattern::select(entries, |entry| &entry.pattern, reference);
         for Entry { key, pattern: _, credential } in found {
             match credential {
                 Ok(credential) => lookup.credentials.push(credential.clone()),

@@ -121,12 +121,17 @@ impl RegistryPattern {
         selected
     }
 
+    /// Whether the host of the pattern is not one host, but any of several.
+    pub fn has_wildcard(&self) -> bool {
+        self.labels.iter().any(|label| label.contains('*'))
+    }
+
     /// Rank of this pattern among those that match the same image.
     pub(super) fn specificity(&self) -> Specificity {
         let letters = |label: &String| label.bytes().filter(|b| *b != b'*').count();
         Specificity {
             path: self.path.len(),
-            exact_host: self.labels.iter().all(|label| !label.contains('*')),
+            exact_host: !self.has_wildcard(),
             letters: self.labels.iter().map(letters).sum(),
         }
     }
@@ -147,9 +152,9 @@ impl fmt::Display for RegistryPattern {
     }
 }
 
-/// Matches one label of a host; `*` stands for any text, also the empty one. Takes time linear in the label for each
+/// Matches one label of a host, or a name; `*` stands for any text, also the empty one. Takes time linear in the label for each
 /// star, without backtracking.
-fn glob_matches(glob: &str, label: &str) -> bool {
+pub(super) fn glob_matches(glob: &str, label: &str) -> bool {
     let mut parts = glob.split('*');
     let Some(mut rest) = parts.next().and_then(|first| label.strip_prefix(first)) else { return false };
     let mut parts = parts.peekable();

@@ -29,6 +29,15 @@ enum Operator {
 }
 
 impl Requirement {
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Whether no object without the label fulfils it.
+    pub(super) fn demands_presence(&self) -> bool {
+        !matches!(self.operator, Operator::NotIn(_) | Operator::DoesNotExist)
+    }
+
     /// `key in (values)`, or `key notin (values)` if negated. Checks the key, the values and that there are any.
     pub(super) fn membership(key: &str, negated: bool, values: Vec<String>) -> Result<Self, SelectorError> {
         check_key(key)?;

@@ -1,6 +1,7 @@
 //! The two halves put together: jobs, and the NodeImages that they write into. Pure.
 
 use jiff::Timestamp;
+use prepull_api::overriders::SecretRef;
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 use prepull_api::wire::CloudMessage;
@@ -112,7 +113,13 @@ impl Kruise {
                     node_images::Action::NotifyJobs(update) => {
                         self.jobs.handle(jobs::Input::NodeImage(update), now);
                     }
-                    node_images::Action::Dispatch(dispatch) => actions.push(Action::Dispatch(dispatch)),
+                    node_images::Action::Dispatch(mut dispatch) => {
+                        let jobs = &dispatch.jobs;
+                        let is_named =
+                            |secret: &&SecretRef| jobs.iter().any(|job| self.jobs.names_secret(job, secret));
+                        dispatch.of_jobs = dispatch.secrets.iter().filter(is_named).cloned().collect();
+                        actions.push(Action::Dispatch(dispatch));
+                    }
                     node_images::Action::Send(node, message) => actions.push(Action::Send(node, message)),
                     node_images::Action::Write(node, write) => actions.push(Action::NodeImage(node, write)),
                     node_images::Action::Event(event) => actions.push(Action::Event(event)),

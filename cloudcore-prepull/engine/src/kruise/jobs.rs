@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
+use prepull_api::overriders::SecretRef;
 use prepull_api::task::{JobUid, NodeName};
 
 use super::{Liveness, NodeImageUpdate, TagKey, TagState};
@@ -90,6 +91,11 @@ impl Jobs {
         } else {
             Liveness::Deleted
         }
+    }
+
+    /// Whether the job is there, in the namespace of this secret, and names it.
+    pub(crate) fn names_secret(&self, job: &JobUid, secret: &SecretRef) -> bool {
+        self.registry.running.get(job).is_some_and(|job| job.names_secret(secret))
     }
 
     fn with_effects(&mut self, now: Timestamp, act: impl FnOnce(&mut Self, &mut Effects<'_>)) {

@@ -155,19 +155,21 @@ pub(crate) const FAILED: &str = "Failed";
 /// Condition type: whether the job has ended, either way.
 const FINISHED: &str = "Finished";
 
-/// The conditions of a job. `refusal`: why the spec, or its last change, was not accepted.
+/// The conditions of a job. `refusal`: why the spec, or its last change, was not accepted. `warning`: what is dangerous
+/// about it, although it is carried out.
 pub fn facts(
     phase: JobPhase,
     started: bool,
     suspended: bool,
     ended_as: Option<&'static str>,
     refusal: Option<&str>,
+    warning: Option<&str>,
     reason: &str,
 ) -> Vec<Fact> {
     let fact =
         |type_, status, reason, message: &str| Fact { type_, status, reason, message: message.to_owned() };
     let valid = match refusal {
-        None => fact(VALID, true, reasons::ACCEPTED, ""),
+        None => fact(VALID, true, reasons::ACCEPTED, warning.unwrap_or_default()),
         Some(refusal) => fact(VALID, false, reasons::REFUSED, refusal),
     };
     let suspended = suspended && matches!(phase, JobPhase::Init | JobPhase::InProgress);

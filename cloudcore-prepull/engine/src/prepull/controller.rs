@@ -132,6 +132,9 @@ impl Controller {
             Input::Dispatched { job, node, attempt, outcome } => {
                 self.finish_dispatch(&job, &node, attempt, &outcome);
             }
+            Input::SecretAllowed { job, secret } => {
+                self.change_job(&job, |job, effects| job.end_waits_for(&secret, effects.now));
+            }
             Input::Written { job, object, version, outcome } => match (object, outcome) {
                 (Object::Status, WriteOutcome::Gone) => {
                     self.remove_job(&job);

@@ -19,10 +19,12 @@ use crate::prepull::validate::{
 use crate::shared::node_view::NodeView;
 
 mod keys;
+mod labels;
 #[cfg(test)]
 mod tests;
 
-pub use keys::{SecretLookup, resolve_key, resolve_pull_secrets};
+pub use keys::{Resolved, SecretLookup, resolve_key, resolve_pull_secrets, unreadable_text};
+pub use labels::self_assigned_labels;
 
 /// The nodes that a job chooses, and those that it leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 //!  Pending ─────────────────────────────────────────▶ InProgress ──result──▶ Successful | Failure
 //!     ▲                                                 │    │                    ▲
 //!     ├── the Assign could not be handed to a session ──┤    └──deadline──▶ Unknown ──late result
-//!     └── a secret cannot be read for now ──────────────┘
+//!     └── a secret cannot be read, or used, for now ────┘
 //! ```
 //!
 //! A node whose Node is deleted before it has started leaves the rollout. Its place stays empty, so that the places of
@@ -105,12 +105,14 @@ struct Member {
     postponed: Option<Box<Postponed>>,
 }
 
-/// A node whose secrets could not be read.
+/// A node whose secrets could not be read, or are withheld.
 #[derive(Clone, Debug)]
 struct Postponed {
     postponement: Postponement,
     /// When they are to be read again, and why they could not be; `None` once that time has come.
     waits: Option<(Timestamp, String)>,
+    /// The secrets that it waits for because their owners have not allowed their use, as namespace/name.
+    withheld: Vec<String>,
 }
 
 /// A decision that the controller carries out.

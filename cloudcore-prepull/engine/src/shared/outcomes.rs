@@ -13,6 +13,13 @@ pub enum DispatchOutcome {
     Offline,
     /// The task could not be made for now, for this reason: a registry secret cannot be read.
     Postponed(String),
+    /// The task was not made, since the owners of its secrets have not allowed their use. It may be made once they have.
+    Withheld {
+        /// The secrets, as namespace/name.
+        secrets: Vec<String>,
+        /// The reason, for whoever may see the job.
+        reason: String,
+    },
     /// No session could ever take the task, for this reason.
     Unsendable(String),
 }

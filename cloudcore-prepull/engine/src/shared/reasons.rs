@@ -34,6 +34,8 @@ pub const UNRESPONSIVE: &str = "Unresponsive";
 pub const NODES_SKIPPED: &str = "NodesSkipped";
 /// Names in nodeNames have no Node, and count as failed.
 pub const NODES_MISSING: &str = "NodesMissing";
+/// Nodes of a job wait for a secret whose owner has not allowed its use.
+pub const SECRET_WITHHELD: &str = "SecretWithheld";
 /// A node of a job has failed.
 pub const NODE_FAILED: &str = "NodeFailed";
 /// A node of a job did not report in time.

@@ -24,7 +24,7 @@ spec:
     nodeNames: [edge-1, cloud-1, edge-2]
   imagePrePullOverriders:
   - imagePrePullOverrider:
-      nodeLabel: region=hangzhou
+      nodeLabel: node-restriction.kubernetes.io/region=hangzhou
       overriders:
         imageOverriders:
         - {component: Registry, operator: replace, value: hangzhou.registry.io}
@@ -38,7 +38,7 @@ kind: Node
 metadata:
   name: edge-1
   creationTimestamp: "2026-11-21T09:00:00Z"
-  labels: {node-role.kubernetes.io/edge: "", region: hangzhou}
+  labels: {node-role.kubernetes.io/edge: "", node-restriction.kubernetes.io/region: hangzhou}
 status:
   conditions:
   - {type: Ready, status: "True", lastHeartbeatTime: 2026-11-21T09:00:00Z}
@@ -84,8 +84,18 @@ async fn plan_of(job: &str, nodes: &str, secrets: Option<&str>, output: Output) 
     result.map(|()| printed)
 }
 
-/// Runs the command on files with these contents; returns what it prints, and its error.
+/// Runs the command on files with these contents, without asking for consent; returns what it prints, and its error.
 async fn run_on(
+    job: &str,
+    nodes: &str,
+    secrets: Option<&str>,
+    output: Output,
+) -> (String, Result<(), String>) {
+    run_with(false, job, nodes, secrets, output).await
+}
+
+async fn run_with(
+    require_secret_consent: bool,
     job: &str,
     nodes: &str,
     secrets: Option<&str>,
@@ -101,6 +111,7 @@ async fn run_on(
         job: file("job.yaml", job),
         nodes: Some(file("nodes.yaml", nodes)),
         secrets: secrets.map(|secrets| file("secrets.yaml", secrets)),
+        consent: ConsentArgs { require_secret_consent },
         output,
         kubeconfig: None,
     };
@@ -193,7 +204,7 @@ async fn one_file_may_hold_all_kinds_and_lists_may_be_typed() {
         json!({"metadata": {"name": name, "labels": labels}, "status": status})
     };
     let list = json!({"apiVersion": "v1", "kind": "NodeList", "metadata": {"resourceVersion": "1"}, "items": [
-        node("edge-1", &json!({"node-role.kubernetes.io/edge": "", "region": "hangzhou"})),
+        node("edge-1", &json!({"node-role.kubernetes.io/edge": "", "node-restriction.kubernetes.io/region": "hangzhou"})),
         node("edge-2", &json!({"node-role.kubernetes.io/edge": ""})),
         node("cloud-1", &json!({})),
     ]});
@@ -261,7 +272,7 @@ async fn what_the_job_says_without_any_effect_is_a_warning() {
     assert_eq!(
         warnings,
         [
-            "warning: spec.imagePrePullOverriders[0] applies to no node: none of the 2 has \"region=beijing\"",
+            "warning: spec.imagePrePullOverriders[0] applies to no node: none of the 2 has \"node-restriction.kubernetes.io/region=beijing\"",
             "warning: spec.imagePrePullTemplate.registrySecrets[1] serves no image: none is at harbor.docker.hbu",
         ]
     );
@@ -481,6 +492,7 @@ async fn an_error_names_the_file_that_caused_it() {
         job: "/no/such/file".into(),
         nodes: None,
         secrets: None,
+        consent: ConsentArgs { require_secret_consent: true },
         output: Output::Json,
         kubeconfig: None,
     };
@@ -515,6 +527,49 @@ fn only_the_job_is_required_and_the_output_is_a_table_by_default() {
     let args = parse("plan --job j --nodes n --secrets s -o yaml").unwrap().plan;
     assert_eq!((args.nodes, args.secrets, args.output), (Some("n".into()), Some("s".into()), Output::Yaml));
     assert_eq!(parse("plan --job j").unwrap().plan.output, Output::Table);
+    let consent = |args: &str| parse(args).unwrap().plan.consent.require_secret_consent;
+    assert!(consent("plan --job j") && !consent("plan --job j --require-secret-consent=false"));
     assert!(parse("plan --nodes n").is_err());
     assert!(parse("plan --job j -o xml").is_err());
+}
+
+#[tokio::test]
+async fn the_plan_says_which_consent_is_missing_and_how_to_give_it() {
+    let of = async |secrets: &str| {
+        let (printed, result) = run_with(true, JOB, NODES, Some(secrets), Output::Json).await;
+        let report: Value = serde_json::from_str(&printed).unwrap();
+        let image = report["nodes"][1]["images"][1].clone();
+        assert_eq!(image["secrets"], json!(["default/secret"]));
+        (image["error"].as_str().unwrap_or_default().to_owned(), result)
+    };
+    let with = |annotations: &str| {
+        SECRETS.replacen(
+            "metadata: {name: secret}",
+            &format!("metadata: {{name: secret, annotations: {{{annotations}}}}}"),
+            1,
+        )
+    };
+    let (error, result) = of(SECRETS).await;
+    assert_eq!(
+        error,
+        "secret default/secret: nobody is allowed to use it: kubectl annotate secret -n default secret \
+         prepull.kubeedge.io/allow=sample"
+    );
+    assert!(result.unwrap_err().contains("no usable credentials for harbor.docker.hub/jili/example:v1.0.0"));
+    let (error, _) = of(&with("prepull.kubeedge.io/allow: \"a, b-*\"")).await;
+    assert!(error.ends_with("--overwrite prepull.kubeedge.io/allow='a, b-*,sample'"), "{error}");
+    let (error, _) = of(&with("prepull.kubeedge.io/allow: A")).await;
+    assert!(error.contains("has \"A\", which is no name"), "{error}");
+    let (error, _) = of(&with("prepull.kubeedge.io/allow: samp*")).await;
+    assert_eq!(error, "");
+}
+
+#[tokio::test]
+async fn labels_that_a_node_can_give_itself_are_a_warning() {
+    let job = JOB.replace("node-restriction.kubernetes.io/region=hangzhou", "!region");
+    let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    let plan: Value = serde_json::from_str(&json).unwrap();
+    let [Value::String(warning)] = plan["warnings"].as_array().unwrap().as_slice() else { panic!("{json}") };
+    assert!(warning.starts_with("a node may give itself the labels of these selectors"), "{warning}");
+    assert!(warning.contains("region in spec.imagePrePullOverriders[0]"), "{warning}");
 }

@@ -22,7 +22,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         recorder: None,
         clock: Clock::start(),
         sessions: Sessions::default(),
-        secrets: Secrets::new(client.clone()),
+        secrets: Secrets::new(client.clone(), true),
         kruise_writer: kruise_writer::Writer::new(client.clone()),
         writer: Writer::new(client, events.clone()),
         events,

@@ -48,6 +48,10 @@ pub(crate) fn check(config: &RegistryConfig) {
             let matches = pattern.is_ok_and(|pattern| pattern.matches(&image));
             assert!(matches || image.registry() == "docker.io", "{} for {image}", credential.server);
         }
+        for RegistryCredential { server, .. } in config.lookup_exact(&image).credentials {
+            let pattern = RegistryPattern::parse(&server);
+            assert!(pattern.is_ok_and(|pattern| !pattern.has_wildcard()), "{server} is not one host");
+        }
         let _ = write!(printed, "{lookup:?}"); // writing to a String cannot fail
         for problem in &lookup.broken {
             printed += &problem.to_string();

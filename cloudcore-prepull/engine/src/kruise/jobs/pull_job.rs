@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::{ImagePullJob, ImagePullJobStatus};
+use prepull_api::overriders::SecretRef;
 use prepull_api::task::{JobUid, NodeName};
 
 use super::fleet::{Fleet, FleetNode, Presence};
@@ -55,6 +56,12 @@ impl PullJob {
 
     pub(super) fn id(&self) -> &ObjectId {
         self.lifecycle.id()
+    }
+
+    /// Whether the job is in the namespace of this secret, and names it.
+    pub(super) fn names_secret(&self, secret: &SecretRef) -> bool {
+        secret.namespace() == self.id().namespace
+            && self.run.as_ref().is_some_and(|run| run.names_secret(secret.name()))
     }
 
     /// Takes over the object. Returns whether the job has to react.

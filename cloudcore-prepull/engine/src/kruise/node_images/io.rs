@@ -95,6 +95,12 @@ pub struct TagDispatch {
     pub reference: NormalizedReference,
     /// The secrets that may have an entry for the reference, in order.
     pub secrets: Vec<SecretRef>,
+    /// The jobs that the tag is pulled for; none where it was written by hand.
+    pub jobs: Vec<JobUid>,
+    /// Those of the secrets that one of these jobs names, each in its own namespace: the right to make a job there
+    /// includes their use, as with pods. For the others the NodeImage needs the consent of their owners: what a
+    /// NodeImage says of its owners may have been written by hand.
+    pub of_jobs: Vec<SecretRef>,
     /// How long the task may take from now on.
     pub remaining: Duration,
 }

@@ -13,7 +13,7 @@ use prepull_api::wire::truncate_reason;
 
 use super::TagDispatch;
 use super::effects::NodeEffects;
-use super::spec_edit::round_namespace;
+use super::spec_edit::{job_of, round_jobs, round_namespace};
 use crate::kruise::TagKey;
 use crate::kruise::rules::ValidTag;
 use crate::shared::pacing::Moment;
@@ -356,6 +356,8 @@ impl TagPull {
             },
             reference: self.tag.reference.clone(),
             secrets: secrets(image, tag),
+            jobs: round_jobs(tag).filter_map(job_of).collect(),
+            of_jobs: Vec::new(),
             remaining: self.remaining(fx.now),
         }
     }

@@ -58,6 +58,13 @@ pub enum Input {
         /// How the dispatch ended.
         outcome: DispatchOutcome,
     },
+    /// The owner of a secret has allowed a job to use it, after [`DispatchOutcome::Withheld`].
+    SecretAllowed {
+        /// The job.
+        job: JobUid,
+        /// The secret, as namespace/name.
+        secret: String,
+    },
     /// A write ended.
     Written {
         /// The job that was written, or whose report was.
@@ -174,4 +181,6 @@ pub struct Dispatch {
     pub there: Vec<usize>,
     /// How much of the node's timeout is left.
     pub remaining: Duration,
+    /// Whether there is time to wait for the owners of secrets, and to dispatch it once more.
+    pub may_wait: bool,
 }

@@ -17,10 +17,11 @@ use jiff::Timestamp;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
-use prepull_api::wire::{CloudMessage, OpenPhase, Progress};
+use prepull_api::wire::{CloudMessage, OpenPhase, Progress, truncate_reason};
 
 use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
 use crate::prepull::aggregate::{self, Parts};
+use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
 use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::DispatchOutcome;
@@ -209,10 +210,10 @@ impl Job {
                     self.dispatch(node, effects);
                 }
             }
-            DispatchOutcome::Postponed(reason) => {
-                if !self.members.rollout_mut().postpone(node, reason, effects.now) {
-                    self.warn_of_failure(node, effects);
-                }
+            DispatchOutcome::Postponed(reason) => self.postpone(node, reason, &[], effects),
+            DispatchOutcome::Withheld { secrets, reason } => {
+                self.events.emit_withheld(reason, effects);
+                self.postpone(node, reason, secrets, effects);
             }
             DispatchOutcome::Unsendable(reason) => {
                 let rollout = self.members.rollout_mut();
@@ -224,6 +225,17 @@ impl Job {
         if let Some(start) = self.members.rollout().withdrawn(node) {
             self.after_write(node, Deferred::Withdraw(start), effects);
         }
+    }
+
+    fn postpone(&mut self, node: &NodeName, reason: &str, withheld: &[String], effects: &mut Effects<'_>) {
+        if !self.members.rollout_mut().postpone(node, reason, withheld, effects.now) {
+            self.warn_of_failure(node, effects);
+        }
+    }
+
+    /// The owner of a secret has allowed its use: the nodes that wait for that go on.
+    pub(super) fn end_waits_for(&mut self, secret: &str, now: Timestamp) {
+        self.members.rollout_mut().end_waits_for(secret, now);
     }
 
     fn warn_of_failure(&mut self, node: &NodeName, effects: &mut Effects<'_>) {
@@ -332,6 +344,7 @@ impl Job {
         let (course, rollout) = (&self.course, self.members.rollout());
         let mut summary = rollout.summary().clone();
         summary.skipped = self.members.skipped_total();
+        let warning = self.members.job().and_then(plan::self_assigned_labels);
         let parts = Parts {
             generation: Some(self.spec.generation()),
             phase: course.phase(),
@@ -352,6 +365,7 @@ impl Job {
                 course.policy().suspend,
                 course.failed_as(),
                 self.spec.refusal(),
+                warning.as_deref().map(truncate_reason).as_deref(),
                 course.reason(),
             ),
             skipped: self.members.skipped(),

@@ -17,6 +17,7 @@ mod relabelled;
 mod reports;
 mod rounds;
 mod starts;
+mod withheld;
 
 const UID: &str = "uid-1";
 
@@ -40,6 +41,8 @@ struct World {
     dead: Option<NodeName>,
     /// Why the secrets cannot be read, if they cannot.
     secrets: Option<&'static str>,
+    /// Whether the owner of the secret s/t has not allowed its use.
+    withheld: bool,
     /// Writes, successful or not.
     tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
@@ -72,6 +75,7 @@ impl World {
             pulls: Vec::new(),
             dead: None,
             secrets: None,
+            withheld: false,
             tried: Vec::new(),
             sent: Vec::new(),
             dispatched: Vec::new(),
@@ -139,6 +143,9 @@ impl World {
                             DispatchOutcome::Offline
                         } else if let Some(reason) = self.secrets {
                             DispatchOutcome::Postponed(reason.to_owned())
+                        } else if self.withheld && order.may_wait {
+                            let (secrets, reason) = (vec!["s/t".to_owned()], "s/t is not allowed".to_owned());
+                            DispatchOutcome::Withheld { secrets, reason }
                         } else {
                             DispatchOutcome::Sent(SessionId(self.sessions))
                         };

@@ -1,11 +1,17 @@
 //! The registry credentials that an image is pulled with, from the Secrets that are named for it.
+//!
+//! What is said about a Secret has two texts. The one that travels with the key is read by whoever may see a job, so
+//! that it must not tell those whom the owner has not allowed whether there is such a Secret; the other one, for the log
+//! and for `plan`, says what exactly is wrong, and which registries the Secret holds. Neither has a credential.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
-use prepull_api::credentials::{Lookup, RegistryConfig, RegistryCredential, SecretError};
+use prepull_api::credentials::{
+    ALLOW, ALLOW_HOSTS, Consent, Lookup, RegistryConfig, RegistryCredential, SecretError, SecretUser,
+};
 use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
 use prepull_api::wire::{Key, truncate_reason};
@@ -14,7 +20,7 @@ use prepull_api::wire::{Key, truncate_reason};
 #[derive(Clone)]
 pub enum SecretLookup {
     /// The Secret exists; it may hold no usable credentials.
-    Found(Arc<Result<RegistryConfig, SecretError>>),
+    Found(Arc<FoundSecret>),
     /// There is no such Secret.
     Missing,
     /// cloudcore may not read it, for this reason of the API server.
@@ -23,10 +29,21 @@ pub enum SecretLookup {
     Error(String),
 }
 
+/// A Secret that exists.
+pub struct FoundSecret {
+    config: Result<RegistryConfig, SecretError>,
+    consent: Consent,
+}
+
 impl SecretLookup {
-    /// Reads a secret's type and data.
-    pub fn found(type_: &str, data: &BTreeMap<String, Vec<u8>>) -> Self {
-        Self::Found(Arc::new(RegistryConfig::from_secret(type_, data)))
+    /// Reads a secret's type, data and annotations.
+    pub fn found(
+        type_: &str,
+        data: &BTreeMap<String, Vec<u8>>,
+        annotations: &BTreeMap<String, String>,
+    ) -> Self {
+        let config = RegistryConfig::from_secret(type_, data);
+        Self::Found(Arc::new(FoundSecret { config, consent: Consent::from_annotations(annotations) }))
     }
 
     /// Reads a Secret object. `stringData`, which only a file can have, wins over `data`, as in the API server.
@@ -36,8 +53,14 @@ impl SecretLookup {
         data.extend(
             secret.string_data.iter().flatten().map(|(key, text)| (key.clone(), text.clone().into_bytes())),
         );
+        let annotations = secret.metadata.annotations.clone().unwrap_or_default();
         // The API server's default for a secret without a type.
-        Self::found(secret.type_.as_deref().unwrap_or("Opaque"), &data)
+        Self::found(secret.type_.as_deref().unwrap_or("Opaque"), &data, &annotations)
+    }
+
+    /// Whether the Secret is there, and its owner lets this one use it.
+    pub fn is_allowed_to(&self, user: SecretUser<'_>) -> bool {
+        matches!(self, Self::Found(found) if found.consent.check(user).is_ok())
     }
 }
 
@@ -45,7 +68,7 @@ impl SecretLookup {
 impl fmt::Debug for SecretLookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Found(config) => match config.as_ref() {
+            Self::Found(found) => match &found.config {
                 Ok(config) => f.debug_tuple("Found").field(&config.registries()).finish(),
                 Err(error) => f.debug_tuple("Found").field(error).finish(),
             },
@@ -56,85 +79,202 @@ impl fmt::Debug for SecretLookup {
     }
 }
 
-/// Resolves the key for one image of an ImagePrePullJob. It is anonymous only if no secret is named.
+/// What an image is pulled with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// What its node is sent.
+    pub key: Key,
+    /// What is wrong with the secrets, in detail, where the image gets nothing from any: for the log, and not for the
+    /// status.
+    pub details: Vec<String>,
+    /// The secrets whose owners have not allowed this, where the image gets nothing from any.
+    pub withheld: Vec<SecretRef>,
+}
+
+/// What is wrong with one secret.
+struct Problem {
+    /// For whoever may see the job.
+    text: String,
+    /// For cloudcore's log.
+    detail: String,
+    /// Whether it is for its owner to allow the use.
+    is_withheld: bool,
+}
+
+impl Problem {
+    /// One that anybody may know.
+    fn open(text: String) -> Self {
+        Self { detail: text.clone(), text, is_withheld: false }
+    }
+}
+
+/// Resolves the key for one image of an ImagePrePullJob. It is anonymous only if no secret is named. `user`: the one who
+/// needs the consent of the secrets' owners; `None` where nobody does.
 ///
 /// With several secrets (an overrider added one), what those hold that can be used is tried in their order; the
 /// image fails only where none has anything, and then the reason says what is wrong with each.
 pub fn resolve_key(
     secrets: &[SecretRef],
     reference: &NormalizedReference,
+    user: Option<SecretUser<'_>>,
     lookup: impl Fn(&SecretRef) -> SecretLookup,
-) -> Key {
-    match collect(secrets, reference, lookup) {
-        Ok(credentials) => Key::Credentials { credentials },
-        Err(reasons) if reasons.is_empty() => Key::anonymous(),
-        Err(reasons) => Key::Unavailable { reason: truncate_reason(&reasons.join("; ")) },
-    }
+) -> Resolved {
+    resolve(
+        secrets,
+        reference,
+        |_| user,
+        lookup,
+        |problems| match problems {
+            "" => Key::anonymous(),
+            reason => Key::Unavailable { reason: truncate_reason(reason) },
+        },
+    )
 }
 
 /// The key for one image of a NodeImage, whose `pullSecrets` are what a pod's `imagePullSecrets` are: a list for all of
 /// its images. Those that have nothing for this one are passed over, and the pull is tried all the same; what is wrong
-/// with them is said should the registry refuse.
-pub fn resolve_pull_secrets(
+/// with them is said should the registry refuse. `user`: who needs the consent of the owner of a secret.
+pub fn resolve_pull_secrets<'a>(
     secrets: &[SecretRef],
     reference: &NormalizedReference,
+    user: impl Fn(&SecretRef) -> Option<SecretUser<'a>>,
     lookup: impl Fn(&SecretRef) -> SecretLookup,
-) -> Key {
-    match collect(secrets, reference, lookup) {
-        Ok(credentials) => Key::Credentials { credentials },
-        Err(reasons) => Key::Anonymous { note: truncate_reason(&reasons.join("; ")) },
-    }
+) -> Resolved {
+    resolve(secrets, reference, user, lookup, |problems| Key::Anonymous { note: truncate_reason(problems) })
 }
 
-/// What the secrets have for the image, never empty; or what is wrong with each.
-fn collect(
+/// `otherwise`: the key where no secret has anything, with what is wrong with them.
+fn resolve<'a>(
     secrets: &[SecretRef],
     reference: &NormalizedReference,
+    user: impl Fn(&SecretRef) -> Option<SecretUser<'a>>,
     lookup: impl Fn(&SecretRef) -> SecretLookup,
-) -> Result<Vec<RegistryCredential>, Vec<String>> {
+    otherwise: impl Fn(&str) -> Key,
+) -> Resolved {
     let mut credentials = Vec::new();
-    let mut reasons = Vec::new();
+    let mut problems = Vec::new();
     for secret in secrets {
-        match usable(secret, reference, lookup(secret)) {
+        match usable(secret, reference, user(secret), lookup(secret)) {
             Ok(found) => credentials.extend(found),
-            Err(reason) => reasons.push(reason),
+            Err(problem) => problems.push((secret, problem)),
         }
     }
     if credentials.is_empty() {
-        return Err(reasons);
+        let texts: Vec<_> = problems.iter().map(|(_, problem)| problem.text.as_str()).collect();
+        let withheld = problems.iter().filter(|(_, problem)| problem.is_withheld);
+        return Resolved {
+            key: otherwise(&texts.join("; ")),
+            withheld: withheld.map(|(secret, _)| (*secret).clone()).collect(),
+            details: problems.into_iter().map(|(_, problem)| problem.detail).collect(),
+        };
     }
     let mut seen = std::collections::HashSet::new();
     credentials.retain(|credential| seen.insert(credential.clone()));
-    Ok(credentials)
+    Resolved { key: Key::Credentials { credentials }, details: Vec::new(), withheld: Vec::new() }
 }
 
 /// What one secret has for the image, never empty; or why it has nothing.
 fn usable(
     secret: &SecretRef,
     reference: &NormalizedReference,
+    user: Option<SecretUser<'_>>,
     found: SecretLookup,
-) -> Result<Vec<RegistryCredential>, String> {
-    let config = match found {
-        SecretLookup::Found(config) => config,
-        SecretLookup::Missing => return Err(format!("secret {secret} does not exist")),
-        SecretLookup::Forbidden(reason) => {
-            return Err(format!("secret {secret} may not be read by cloudcore-prepull: {reason}"));
+) -> Result<Vec<RegistryCredential>, Problem> {
+    let found = match (found, user) {
+        (SecretLookup::Found(found), _) => found,
+        (SecretLookup::Missing, None) => return Err(Problem::open(missing(secret))),
+        (SecretLookup::Missing, Some(user)) => return Err(withheld(secret, user, missing(secret))),
+        (SecretLookup::Forbidden(reason), _) => {
+            // About the rights of cloudcore, whether or not there is such a Secret.
+            let text = format!("secret {secret} may not be read by cloudcore-prepull: {reason}");
+            return Err(Problem::open(text));
         }
-        SecretLookup::Error(reason) => return Err(format!("secret {secret} could not be read: {reason}")),
+        (SecretLookup::Error(reason), user) => return Err(unreadable(secret, user, &reason)),
     };
-    let config = config.as_ref().as_ref().map_err(|error| format!("secret {secret}: {error}"))?;
-    let Lookup { credentials, broken } = config.lookup(reference);
+    if let Some(user) = user
+        && let Err(refusal) = found.consent.check(user)
+    {
+        let remedy = match found.consent.extended_by(user) {
+            Some(value) if value == user.to_string() => format!(": {}", annotate(secret, ALLOW, &value, "")),
+            Some(value) => format!(": {}", annotate(secret, ALLOW, &value, " --overwrite")),
+            None => String::new(),
+        };
+        return Err(withheld(secret, user, format!("secret {secret}: {refusal}{remedy}")));
+    }
+    let config = found.config.as_ref().map_err(|error| Problem::open(format!("secret {secret}: {error}")))?;
+    let wildcards = match user {
+        Some(_) => found.consent.check_wildcards(reference),
+        None => Ok(true),
+    };
+    let allowed =
+        if wildcards == Ok(true) { config.lookup(reference) } else { config.lookup_exact(reference) };
+    let Lookup { credentials, broken } = allowed;
     if !credentials.is_empty() {
         return Ok(credentials);
     }
     if let Some(error) = broken.first() {
-        return Err(format!("secret {secret}: {error}"));
+        return Err(Problem {
+            // The key of the entry may be a pattern, which says more than the image's own registry.
+            text: match error {
+                SecretError::Entry { problem, .. } => {
+                    format!("secret {secret}: the entry for {} {problem}", reference.registry())
+                }
+                other => format!("secret {secret}: {other}"),
+            },
+            detail: format!("secret {secret}: {error}"),
+            is_withheld: false,
+        });
     }
-    Err(format!(
-        "secret {secret} has no entry for {}; it has {}",
-        reference.name(),
-        listed(&config.registries())
-    ))
+    let text = format!("secret {secret} has no entry for {}", reference.name());
+    let mut detail = format!("{text}; it has {}", listed(&config.registries()));
+    if user.is_none() {
+        return Err(Problem { text, detail, is_withheld: false });
+    }
+    match wildcards {
+        Err(error) => detail = format!("{detail}; {error}"),
+        Ok(false) if config.lookup(reference) != Lookup::default() => {
+            let command = annotate(secret, ALLOW_HOSTS, reference.registry(), "");
+            detail = format!("{detail}; entries with * serve only the hosts that its owner names: {command}");
+        }
+        Ok(_) => {}
+    }
+    // The same whether or not a wildcard would match, so that hosts cannot be tried out.
+    let text =
+        format!("{text}; one with * in its host serves only the hosts in its annotation {ALLOW_HOSTS}");
+    Err(Problem { text, detail, is_withheld: false })
+}
+
+fn missing(secret: &SecretRef) -> String {
+    format!("secret {secret} does not exist")
+}
+
+/// The same sentence whatever is the matter, for somebody who may not know whether there is such a Secret.
+fn withheld(secret: &SecretRef, user: SecretUser<'_>, detail: String) -> Problem {
+    let command = annotate(secret, ALLOW, &user.to_string(), "");
+    let text = format!("secret {secret} does not exist, or its owner has not allowed this use: {command}");
+    Problem { text, detail, is_withheld: true }
+}
+
+fn unreadable(secret: &SecretRef, user: Option<SecretUser<'_>>, reason: &str) -> Problem {
+    let detail = format!("secret {secret} could not be read: {reason}");
+    Problem { text: unreadable_text(secret, user, reason), detail, is_withheld: false }
+}
+
+/// Why a secret could not be read, for whoever may see the job. What the API server says may differ for a Secret that
+/// exists, such as one that it cannot decrypt: it is in the log.
+pub fn unreadable_text(secret: &SecretRef, user: Option<SecretUser<'_>>, reason: &str) -> String {
+    match user {
+        None => format!("secret {secret} could not be read: {reason}"),
+        Some(_) => format!("secret {secret} could not be read; the log of cloudcore-prepull says why"),
+    }
+}
+
+/// The command with which the owner of a Secret allows its use. The value is in quotes where a shell would expand it.
+fn annotate(secret: &SecretRef, annotation: &str, value: &str, flag: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ',' | '/' | ':');
+    let quote = if value.chars().all(is_plain) { "" } else { "'" };
+    let (namespace, name) = (secret.namespace(), secret.name());
+    format!("kubectl annotate secret -n {namespace} {name}{flag} {annotation}={quote}{value}{quote}")
 }
 
 /// The registries of a secret, as many as a person reads.

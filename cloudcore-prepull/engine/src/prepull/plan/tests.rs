@@ -383,6 +383,7 @@ mod key {
         SecretLookup::found(
             "kubernetes.io/dockerconfigjson",
             &BTreeMap::from([(".dockerconfigjson".to_owned(), data)]),
+            &BTreeMap::new(),
         )
     }
 
@@ -391,7 +392,8 @@ mod key {
         let names: Vec<_> =
             (0..lookups.len()).map(|i| SecretRef::new("s", &i.to_string()).unwrap()).collect();
         let reference = Reference::parse("r.io/app").unwrap().normalized();
-        resolve_key(&names, &reference, |secret| lookups[secret.name().parse::<usize>().unwrap()].clone())
+        let lookup = |secret: &SecretRef| lookups[secret.name().parse::<usize>().unwrap()].clone();
+        resolve_key(&names, &reference, None, lookup).key
     }
 
     #[test]
@@ -400,13 +402,14 @@ mod key {
         let reference = Reference::parse("r.io/app").unwrap().normalized();
         let good = found(&json!({"r.io": {"auth": "dTpw"}}));
         let key = |second: &SecretLookup| {
-            resolve_pull_secrets(&secrets, &reference, |secret| match secret.name() {
+            let lookup = |secret: &SecretRef| match secret.name() {
                 "0" => SecretLookup::Missing,
                 _ => second.clone(),
-            })
+            };
+            resolve_pull_secrets(&secrets, &reference, |_| None, lookup).key
         };
         assert!(matches!(key(&good), Key::Credentials { credentials } if credentials.len() == 1));
-        let note = "secret s/0 does not exist; secret s/1 has no entry for r.io/app; it has none at all";
+        let note = "secret s/0 does not exist; secret s/1 has no entry for r.io/app";
         assert_eq!(key(&found(&json!({}))), Key::Anonymous { note: note.to_owned() });
     }
 
@@ -434,15 +437,15 @@ mod key {
             (SecretLookup::Forbidden("no".to_owned()), "secret s/0 may not be read by cloudcore-prepull: no"),
             (SecretLookup::Error("timeout".to_owned()), "secret s/0 could not be read: timeout"),
             (
-                SecretLookup::found("Opaque", &BTreeMap::new()),
+                SecretLookup::found("Opaque", &BTreeMap::new(), &BTreeMap::new()),
                 "secret s/0: type \"Opaque\" holds no registry credentials: it must be kubernetes.io/dockerconfigjson \
                  or kubernetes.io/dockercfg (kubectl create secret docker-registry makes one)",
             ),
             (
                 found(&json!({"a.io": {"auth": "dTpw"}, "b.io": {"auth": "dTpw"}})),
-                "secret s/0 has no entry for r.io/app; it has a.io, b.io",
+                "secret s/0 has no entry for r.io/app",
             ),
-            (found(&json!({})), "secret s/0 has no entry for r.io/app; it has none at all"),
+            (found(&json!({})), "secret s/0 has no entry for r.io/app"),
             (
                 found(&json!({"r.io": {"auth": "*"}})),
                 "secret s/0: the entry for r.io has an auth that is not base64",
@@ -469,21 +472,211 @@ mod key {
 
     #[test]
     fn a_reason_is_bounded() {
-        let registries: serde_json::Map<_, _> =
-            (10..40).map(|i| (format!("{i}{}.io", "x".repeat(200)), json!({"auth": "dTpw"}))).collect();
-        assert!(reason(&[found(&registries.into())]).len() <= MAX_REASON);
+        let many: Vec<_> = (0..40).map(|_| SecretLookup::Forbidden("x".repeat(200))).collect();
+        assert!(reason(&many).len() <= MAX_REASON);
+    }
+
+    #[test]
+    fn the_registries_of_a_secret_are_for_the_log_and_never_for_the_status() {
+        let (names, reference) = ([SecretRef::parse("s/0").unwrap()], Reference::parse("r.io/app").unwrap());
         let registries: serde_json::Map<_, _> =
             (10..25).map(|i| (format!("{i}.io"), json!({"auth": "dTpw"}))).collect();
-        assert_eq!(
-            reason(&[found(&registries.into())]),
-            "secret s/0 has no entry for r.io/app; it has 10.io, 11.io, 12.io, 13.io, 14.io, 15.io, 16.io, 17.io, \
-             18.io, 19.io and 5 more"
-        );
+        let wide = found(&json!({"*.io": {"auth": "*"}}));
+        for (lookup, status, log) in [
+            (
+                found(&registries.into()),
+                "secret s/0 has no entry for r.io/app",
+                "secret s/0 has no entry for r.io/app; it has 10.io, 11.io, 12.io, 13.io, 14.io, 15.io, 16.io, 17.io, \
+                 18.io, 19.io and 5 more",
+            ),
+            (
+                wide,
+                "secret s/0: the entry for r.io has an auth that is not base64",
+                "secret s/0: the entry for *.io has an auth that is not base64",
+            ),
+        ] {
+            let resolved = resolve_key(&names, &reference.normalized(), None, |_| lookup.clone());
+            assert_eq!(resolved.key, Key::Unavailable { reason: status.to_owned() });
+            assert_eq!(resolved.details, [log]);
+        }
     }
 
     #[test]
     fn debug_shows_no_credential() {
         let lookup = found(&json!({"r.io": {"username": "us3r", "password": "s3cret"}}));
         assert_eq!(format!("{lookup:?}"), "Found([\"r.io\"])");
+    }
+}
+
+mod consent {
+    use prepull_api::credentials::SecretUser;
+
+    use super::*;
+
+    const HARBOR: &str = r#"{"auths": {"harbor.example": {"username": "u", "password": "p"}}}"#;
+    const WIDE: &str = r#"{"auths": {"*.example": {"username": "u", "password": "p"}}}"#;
+
+    fn secret(type_: &str, config: &str, annotations: &[(&str, &str)]) -> SecretLookup {
+        let data = BTreeMap::from([(".dockerconfigjson".to_owned(), config.as_bytes().to_vec())]);
+        let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        SecretLookup::found(type_, &data, &annotations.collect())
+    }
+
+    fn docker(config: &str, annotations: &[(&str, &str)]) -> SecretLookup {
+        secret("kubernetes.io/dockerconfigjson", config, annotations)
+    }
+
+    /// What the job `release` gets of the secret bank/harbor for an image.
+    fn resolved(image: &str, lookup: &SecretLookup) -> Resolved {
+        let names = [SecretRef::parse("bank/harbor").unwrap()];
+        let reference = Reference::parse(image).unwrap().normalized();
+        resolve_key(&names, &reference, Some(SecretUser::Job("release")), |_| lookup.clone())
+    }
+
+    #[test]
+    fn without_consent_nobody_learns_whether_there_is_a_secret_what_it_is_and_what_it_holds() {
+        let allow = |value| [("prepull.kubeedge.io/allow", value)];
+        let cases = [
+            (SecretLookup::Missing, "secret bank/harbor does not exist"),
+            (
+                docker(HARBOR, &[]),
+                "secret bank/harbor: nobody is allowed to use it: kubectl annotate secret -n bank harbor \
+                 prepull.kubeedge.io/allow=release",
+            ),
+            (
+                docker(HARBOR, &allow("payroll,night-*")),
+                "secret bank/harbor: only \"payroll,night-*\" is allowed to use it: kubectl annotate secret -n bank \
+                 harbor --overwrite prepull.kubeedge.io/allow='payroll,night-*,release'",
+            ),
+            (
+                docker(HARBOR, &allow("*,Release")),
+                "secret bank/harbor: the annotation prepull.kubeedge.io/allow has \"Release\", which is no name: write \
+                 names of jobs, with * for any text, separated by commas; nodeimage/NAME for a NodeImage; or * for \
+                 everybody",
+            ),
+            (
+                secret("Opaque", HARBOR, &[]),
+                "secret bank/harbor: nobody is allowed to use it: kubectl annotate secret -n bank harbor \
+                 prepull.kubeedge.io/allow=release",
+            ),
+            (
+                docker("{", &[]),
+                "secret bank/harbor: nobody is allowed to use it: kubectl annotate secret -n bank harbor \
+                 prepull.kubeedge.io/allow=release",
+            ),
+        ];
+        for (lookup, log) in cases {
+            // Also for an image that the secret could serve, and for one that it could not.
+            for image in ["harbor.example/app", "other.example/app"] {
+                let resolved = resolved(image, &lookup);
+                let reason = "secret bank/harbor does not exist, or its owner has not allowed this use: kubectl \
+                              annotate secret -n bank harbor prepull.kubeedge.io/allow=release";
+                assert_eq!(resolved.key, Key::Unavailable { reason: reason.to_owned() }, "{lookup:?}");
+                assert_eq!(resolved.details, [log]);
+                assert_eq!(resolved.withheld, [SecretRef::parse("bank/harbor").unwrap()]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_owner_allows_works_and_says_what_is_wrong() {
+        for allow in ["release", "*", "a,rel*,b"] {
+            let resolved =
+                resolved("harbor.example/app", &docker(HARBOR, &[("prepull.kubeedge.io/allow", allow)]));
+            assert!(matches!(resolved.key, Key::Credentials { .. }), "{allow}: {resolved:?}");
+            assert!(resolved.withheld.is_empty());
+        }
+        let resolved = resolved(
+            "harbor.example/app",
+            &secret("Opaque", HARBOR, &[("prepull.kubeedge.io/allow", "release")]),
+        );
+        let Key::Unavailable { reason } = resolved.key else { panic!("{resolved:?}") };
+        assert!(
+            reason.starts_with("secret bank/harbor: type \"Opaque\" holds no registry credentials"),
+            "{reason}"
+        );
+        assert!(resolved.withheld.is_empty(), "to wait for its owner would be in vain");
+    }
+
+    #[test]
+    fn a_wildcard_serves_only_the_hosts_that_the_owner_names() {
+        let (allow, hosts) = ("prepull.kubeedge.io/allow", "prepull.kubeedge.io/allow-hosts");
+        let none = docker(WIDE, &[(allow, "*")]);
+        let one = docker(WIDE, &[(allow, "*"), (hosts, "harbor.example")]);
+        let all = docker(WIDE, &[(allow, "*"), (hosts, "*.example")]);
+        let bad = docker(WIDE, &[(allow, "*"), (hosts, "harbor.example, %")]);
+        let gets = |image: &str, lookup: &SecretLookup| {
+            matches!(resolved(image, lookup).key, Key::Credentials { .. })
+        };
+        let (harbor, evil) = ("harbor.example/app", "evil.example/app");
+        for (lookup, is_harbor, is_evil) in
+            [(&none, false, false), (&one, true, false), (&all, true, true), (&bad, false, false)]
+        {
+            assert_eq!((gets(harbor, lookup), gets(evil, lookup)), (is_harbor, is_evil), "{lookup:?}");
+        }
+        // Whether a wildcard would match is not told to whoever tries hosts out.
+        let reason = |image: &str| match resolved(image, &none).key {
+            Key::Unavailable { reason } => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            reason(harbor),
+            "secret bank/harbor has no entry for harbor.example/app; one with * in its host serves only the hosts in its \
+             annotation prepull.kubeedge.io/allow-hosts"
+        );
+        assert_eq!(
+            reason(harbor),
+            reason("harbor.elsewhere/app").replace("harbor.elsewhere", "harbor.example")
+        );
+        assert_eq!(
+            resolved(harbor, &none).details,
+            [
+                "secret bank/harbor has no entry for harbor.example/app; it has *.example; entries with * serve only the hosts \
+              that its owner names: kubectl annotate secret -n bank harbor \
+              prepull.kubeedge.io/allow-hosts=harbor.example"
+            ]
+        );
+        assert!(resolved(harbor, &bad).details[0].contains("allow-hosts has \"%\", which is no registry"));
+        // An entry that names its host is not concerned.
+        let exact = docker(HARBOR, &[(allow, "*"), (hosts, "%")]);
+        assert!(gets(harbor, &exact));
+    }
+
+    #[test]
+    fn each_secret_needs_the_consent_of_its_own_owner() {
+        let names = ["bank/harbor", "shop/harbor"].map(|name| SecretRef::parse(name).unwrap());
+        let reference = Reference::parse("harbor.example/app").unwrap().normalized();
+        let allowed = docker(
+            r#"{"auths": {"harbor.example": {"username": "shop", "password": "p"}}}"#,
+            &[("prepull.kubeedge.io/allow", "release")],
+        );
+        let lookup = |secret: &SecretRef| match secret.namespace() {
+            "bank" => docker(HARBOR, &[]),
+            _ => allowed.clone(),
+        };
+        let resolved = resolve_key(&names, &reference, Some(SecretUser::Job("release")), lookup);
+        let Key::Credentials { credentials } = resolved.key else { panic!("{resolved:?}") };
+        let users: Vec<_> = credentials.iter().map(|credential| credential.username.expose()).collect();
+        assert_eq!(
+            (users, resolved.withheld),
+            (vec!["shop"], Vec::new()),
+            "nothing is waited for that is not needed"
+        );
+        // Of a NodeImage, those of the jobs that it is pulled for need none.
+        let user =
+            |secret: &SecretRef| (secret.namespace() != "bank").then_some(SecretUser::NodeImage("edge-1"));
+        let resolved = resolve_pull_secrets(&names, &reference, user, lookup);
+        let Key::Credentials { credentials } = resolved.key else { panic!("{resolved:?}") };
+        let users: Vec<_> = credentials.iter().map(|credential| credential.username.expose()).collect();
+        assert_eq!(users, ["u"], "shop/harbor allows the job release, and not this NodeImage");
+    }
+
+    #[test]
+    fn what_the_api_server_says_of_a_secret_is_for_the_log() {
+        let of = |lookup| resolved("harbor.example/app", &lookup);
+        let unreadable = of(SecretLookup::Error("cannot decrypt".to_owned()));
+        let reason = "secret bank/harbor could not be read; the log of cloudcore-prepull says why";
+        assert_eq!(unreadable.key, Key::Unavailable { reason: reason.to_owned() });
+        assert_eq!(unreadable.details, ["secret bank/harbor could not be read: cannot decrypt"]);
     }
 }

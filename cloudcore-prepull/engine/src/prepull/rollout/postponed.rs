@@ -1,4 +1,5 @@
-//! Nodes whose registry secrets cannot be read for now: they give their slot back, and wait with the reason.
+//! Nodes whose registry secrets cannot be read for now, or are withheld: they give their slot back, and wait with the
+//! reason.
 
 use std::time::Duration;
 
@@ -13,10 +14,40 @@ use crate::shared::pacing::Moment;
 use crate::shared::postponement::Postponement;
 
 impl Rollout {
-    /// A secret of the node's task could not be read. The node becomes pending again, and starts anew after a while; one
+    /// Whether a task whose secrets are withheld may wait for their owners. At most half of the node's time is spent on
+    /// that, so that images which need none of them are pulled all the same. What an edge may have already goes on.
+    pub fn may_wait_for_consent(&self, node: &NodeName) -> bool {
+        let Some(at) = self.in_progress(node) else { return false };
+        let member = &self.members[at];
+        let is_new = !matches!(
+            member.flight,
+            Flight::Sent(_) | Flight::Accepted | Flight::Dispatching { again: true, .. }
+        );
+        let so_far = member.postponed.as_ref().map(|postponed| postponed.postponement.clone());
+        is_new && so_far.unwrap_or_default().next_wait(Duration::ZERO, self.settings.timeout / 2).is_some()
+    }
+
+    /// The owner of this secret has allowed its use: the nodes that wait for that go on.
+    pub fn end_waits_for(&mut self, secret: &str, now: Timestamp) {
+        let waiting: Vec<usize> = self.postponed.iter().map(|(_, at)| *at).collect();
+        for at in waiting {
+            let postponed = self.members[at].postponed.as_mut();
+            let Some(postponed) =
+                postponed.filter(|postponed| postponed.withheld.iter().any(|name| name == secret))
+            else {
+                continue;
+            };
+            if let Some((until, _)) = &mut postponed.waits {
+                *until = now;
+                self.postponed.insert((now, at));
+            }
+        }
+    }
+
+    /// A secret of the node's task could not be read, or those of `withheld` may not be used. The node becomes pending again, and starts anew after a while; one
     /// whose edge may have the task already keeps its slot, and its task is dispatched again. `false` where the time of
     /// the node does not allow another try: it has failed.
-    pub fn postpone(&mut self, node: &NodeName, reason: &str, now: Timestamp) -> bool {
+    pub fn postpone(&mut self, node: &NodeName, reason: &str, withheld: &[String], now: Timestamp) -> bool {
         let Some(at) = self.in_progress(node) else { return true };
         let Flight::Dispatching { again, session } = self.members[at].flight else { return true };
         if let Some(deadline) = self.deadline(at).filter(|_| !again) {
@@ -28,7 +59,7 @@ impl Rollout {
         let tried =
             member.record.start_time.as_ref().map_or(Duration::ZERO, |start| Moment::since(now, start.0));
         let postponed = member.postponed.get_or_insert_with(|| {
-            Box::new(Postponed { postponement: Postponement::default(), waits: None })
+            Box::new(Postponed { postponement: Postponement::default(), waits: None, withheld: Vec::new() })
         });
         // One that keeps its slot keeps its start as well, and with it its deadline.
         let wait = if again {
@@ -43,6 +74,7 @@ impl Rollout {
         };
         let until = now.after(wait);
         postponed.waits = Some((until, truncate_reason(reason)));
+        postponed.withheld = withheld.to_vec();
         self.postponed.insert((until, at));
         if again {
             member.flight = Flight::Sent(session);

@@ -40,6 +40,11 @@ impl Run {
         }
     }
 
+    /// Whether `pullSecrets` has this name.
+    pub(super) fn names_secret(&self, name: &str) -> bool {
+        self.job.template.secrets.iter().any(|known| known == name)
+    }
+
     /// Takes over a changed spec.
     pub(super) fn change_job(&mut self, id: &ObjectId, job: ValidPullJob, group: &mut SlotGroup) {
         let request = tag_requests::tag_request(id, &job);

@@ -64,6 +64,25 @@ fn a_job_that_succeeds_publishes_an_event_and_releases_its_tags() {
 }
 
 #[test]
+fn only_secrets_that_a_living_job_of_their_namespace_names_need_no_consent() {
+    let mut d = Driver::with(&["a"]);
+    d.job("job", spec(&json!({"pullSecrets": ["registry"]})));
+    let names = |d: &Driver, job: &str, secret: &str| {
+        d.jobs.names_secret(&uid(job), &SecretRef::parse(secret).unwrap())
+    };
+    assert!(names(&d, "job", "team/registry"));
+    assert!(
+        !names(&d, "job", "bank/registry"),
+        "the namespace is that of the job, whatever a NodeImage says"
+    );
+    assert!(!names(&d, "job", "team/other"));
+    assert!(!names(&d, "made-up", "team/registry"));
+    d.delete("job");
+    d.settle();
+    assert!(!names(&d, "job", "team/registry"));
+}
+
+#[test]
 fn an_always_job_without_nodes_ends_at_once_and_a_never_job_does_not() {
     let mut d = Driver::with(THREE);
     d.job("none", spec(&json!({"selector": {"names": ["x"]}})));

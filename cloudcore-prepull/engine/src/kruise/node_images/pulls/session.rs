@@ -81,8 +81,11 @@ impl Pulls {
                 }
             }
             DispatchOutcome::Offline => pull.wait_to_resend(fx),
-            DispatchOutcome::Postponed(reason) if pull.postpone(&reason, fx) => {}
-            DispatchOutcome::Postponed(reason) | DispatchOutcome::Unsendable(reason) => {
+            DispatchOutcome::Postponed(reason) | DispatchOutcome::Withheld { reason, .. }
+                if pull.postpone(&reason, fx) => {}
+            DispatchOutcome::Postponed(reason)
+            | DispatchOutcome::Withheld { reason, .. }
+            | DispatchOutcome::Unsendable(reason) => {
                 pull.fail(truncate_reason(&reason), fx);
                 if let Some(object) = object {
                     publish_end(object, pull, fx);

@@ -19,11 +19,13 @@ const MAX_NODE_EVENTS: u32 = 20;
 pub(super) struct JobEvents {
     job: ObjectId,
     node_events: u32,
+    /// What was said last about secrets that nodes wait for.
+    withheld: String,
 }
 
 impl JobEvents {
     pub(super) fn new(job: ObjectId) -> Self {
-        Self { job, node_events: 0 }
+        Self { job, node_events: 0, withheld: String::new() }
     }
 
     pub(super) fn uid(&self) -> &JobUid {
@@ -47,6 +49,14 @@ impl JobEvents {
         if self.node_events < MAX_NODE_EVENTS {
             self.node_events += 1;
             self.emit_warning(reason, note, effects);
+        }
+    }
+
+    /// Warns that nodes wait for the owners of secrets: once, however many of them there are, and however often they try.
+    pub(super) fn emit_withheld(&mut self, reason: &str, effects: &mut Effects<'_>) {
+        if self.withheld != reason {
+            reason.clone_into(&mut self.withheld);
+            self.emit_node_warning(reasons::SECRET_WITHHELD, reason, effects);
         }
     }
 

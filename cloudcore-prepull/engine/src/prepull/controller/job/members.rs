@@ -88,6 +88,11 @@ impl Members {
         self.skipped_total
     }
 
+    /// What is carried out, as far as it is known.
+    pub(super) fn job(&self) -> Option<&ValidatedJob> {
+        self.job.as_deref()
+    }
+
     pub(super) fn rollout(&self) -> &Rollout {
         &self.rollout
     }
@@ -226,9 +231,10 @@ impl Members {
             return Prepared::Impossible(NOTHING_TO_SEND);
         };
         let Some(remaining) = self.rollout.begin_dispatch(node, now) else { return Prepared::Nothing };
+        let may_wait = self.rollout.may_wait_for_consent(node);
         let there = if attempt > 1 { self.rollout.pulled_images(node) } else { Vec::new() };
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
-        Prepared::Dispatch(Dispatch { job, node, attempt, plan, there, remaining })
+        Prepared::Dispatch(Dispatch { job, node, attempt, plan, there, remaining, may_wait })
     }
 }
 

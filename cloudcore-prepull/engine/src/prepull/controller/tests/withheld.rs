@@ -1,0 +1,110 @@
+//! Secrets whose owners have not allowed their use, and labels that nodes give themselves.
+
+use super::*;
+
+fn allowed(job: &str, secret: &str) -> Input {
+    Input::SecretAllowed { job: JobUid(job.to_owned()), secret: secret.to_owned() }
+}
+
+/// A job whose node has tried three times, and tries again in twenty seconds.
+fn waiting() -> World {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.withheld = true;
+    world.give(on(&["a"]));
+    for _ in 0..17 {
+        world.pass(1_000);
+    }
+    assert_eq!((world.dispatched.len(), world.phase_of("a")), (3, NodePhase::Pending));
+    world
+}
+
+#[test]
+fn a_node_waits_for_the_owner_of_a_secret_without_a_slot_and_with_the_reason() {
+    let world = waiting();
+    assert_eq!((world.record("a").reason.as_str(), world.record("a").code), ("s/t is not allowed", None));
+    assert_eq!(world.status().reason, "1 nodes wait: s/t is not allowed");
+    assert_eq!(world.status().summary.in_progress, 0);
+    assert_eq!(world.events, ["Started", "SecretWithheld"], "once, and not for every try");
+}
+
+#[test]
+fn a_node_goes_on_when_the_owner_allows_it_and_at_nothing_else() {
+    let mut world = waiting();
+    for other in [allowed(UID, "s/other"), allowed("another job", "s/t")] {
+        world.give(other);
+        world.pass(1_000);
+        assert_eq!(world.dispatched.len(), 3);
+    }
+    world.withheld = false;
+    world.give(allowed(UID, "s/t"));
+    world.pass(300);
+    assert_eq!((world.dispatched.len(), world.phase_of("a")), (4, NodePhase::InProgress));
+    // It has been waited for once.
+    world.give(allowed(UID, "s/t"));
+    world.ends("a", TaskOutcome::Succeeded);
+    world.pass(60_000);
+    assert_eq!((world.dispatched.len(), world.status().phase), (4, JobPhase::Completed));
+}
+
+#[test]
+fn half_of_the_time_of_a_node_is_for_the_owner_and_half_for_what_can_be_pulled() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.withheld = true;
+    world.give(on(&["a"]));
+    for _ in 0..200 {
+        world.pass(1_000);
+    }
+    assert_eq!(world.phase_of("a"), NodePhase::InProgress, "it was sent all the same");
+    let left = world.remaining.last().unwrap().as_secs();
+    assert!((150..=200).contains(&left), "{left} s of 300");
+}
+
+#[test]
+fn what_an_edge_may_have_already_does_not_wait_for_an_owner() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.says("a", EdgeMessage::Accepted { task: task() });
+    world.withheld = true;
+    world.up("a", &[(UID, 1, OpenPhase::NeedsKeys)]);
+    assert_eq!((world.dispatched.len(), world.phase_of("a")), (2, NodePhase::InProgress));
+    world.pass(10_000);
+    assert_eq!(world.dispatched.len(), 2, "it was sent");
+}
+
+#[test]
+fn a_job_with_secrets_that_selects_by_labels_of_the_node_itself_is_warned_of() {
+    let message = |template: serde_json::Value, overriders: serde_json::Value| {
+        let mut node = edge("a");
+        for label in ["site", "node-restriction.kubernetes.io/site"] {
+            node.labels.insert(label.to_owned(), "x".to_owned());
+        }
+        let mut world = World::new(&[]);
+        world.give(Input::Node(node));
+        let spec = json!({"imagePrePullOverriders": overriders});
+        world.give(with_spec(template, spec, 1, None));
+        let status = world.status();
+        let valid = status.conditions.iter().find(|condition| condition.type_ == "Valid").unwrap();
+        assert_eq!((valid.status.as_str(), valid.reason.as_str()), ("True", "Accepted"));
+        valid.message.clone()
+    };
+    let labels = |label: &str| json!({"matchLabels": {label: "x"}});
+    let by_label = |label: &str, secret: Option<&str>| {
+        message(json!({"labelSelector": labels(label), "imageSecrets": secret}), json!([]))
+    };
+    assert_eq!(
+        by_label("site", Some("s/t")),
+        "warning: a node may give itself the labels of these selectors, and get the job's registry secrets by that: site \
+         in spec.imagePrePullTemplate.labelSelector; use labels below node-restriction.kubernetes.io/"
+    );
+    assert_eq!(by_label("site", None), "", "there is nothing to get");
+    assert_eq!(by_label("node-restriction.kubernetes.io/site", Some("s/t")), "");
+    // An overrider may choose the secret, and be the only one that names one.
+    let rule = json!({"component": "SecretName", "operator": "add", "value": "s/t"});
+    let group = |label: &str| json!([{"imagePrePullOverrider": {"nodeLabel": label, "overriders": {"secretOverriders": [rule]}}}]);
+    let names = json!({"nodeNames": ["a"]});
+    assert!(message(names.clone(), group("site")).contains("site in spec.imagePrePullOverriders[0];"));
+    assert_eq!(message(names, group("node-restriction.kubernetes.io/site")), "");
+}

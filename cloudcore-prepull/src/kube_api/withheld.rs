@@ -1,0 +1,144 @@
+//! Secrets that serve nobody for now: what is wrong with them goes to the log, and jobs that wait for the owner of one
+//! are told when that has allowed them.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use prepull_api::credentials::SecretUser;
+use prepull_api::overriders::SecretRef;
+use prepull_api::task::JobUid;
+use prepull_engine::engine::Input;
+use prepull_engine::prepull::controller;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use crate::kube_api::secrets::Secrets;
+
+/// Between two looks at the secrets that jobs wait for. Whoever has annotated one watches for what happens.
+const LOOK: Duration = Duration::from_secs(2);
+/// Jobs and secrets that are looked at. Each secret is one request in [`LOOK`]. Whoever makes jobs for more of them gains
+/// nothing: the nodes of any further job try again by themselves, within a minute.
+const WAITS: usize = 64;
+/// A job whose nodes have not asked for a secret for so long does not wait any more: they ask once a minute.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
+/// What is logged once in a minute, in different words, at most: as much as somebody reads.
+const LINES: usize = 256;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Withheld {
+    waits: Mutex<HashMap<(SecretRef, JobUid), Wait>>,
+    logged: Mutex<HashMap<String, Instant>>,
+}
+
+#[derive(Clone, Debug)]
+struct Wait {
+    /// Name of the job.
+    name: String,
+    asked: Instant,
+}
+
+impl Withheld {
+    /// The job waits until the owners of these secrets have allowed it to use them.
+    pub(crate) fn wait(&self, job: &JobUid, name: &str, secrets: &[SecretRef], now: Instant) {
+        // Nothing that holds a lock here can leave a map half changed.
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.retain(|_, wait| now < wait.asked + FORGOTTEN_AFTER);
+        for secret in secrets {
+            let key = (secret.clone(), job.clone());
+            if waits.len() < WAITS || waits.contains_key(&key) {
+                waits.insert(key, Wait { name: name.to_owned(), asked: now });
+            }
+        }
+    }
+
+    /// Logs what is wrong with the secrets of somebody, each once a minute however many nodes need them.
+    pub(crate) fn log(&self, user: &str, details: &[String], now: Instant) {
+        for detail in details {
+            if self.is_due(&format!("{user} {detail}"), now) {
+                warn!(user, detail, "a registry secret is of no use");
+            }
+        }
+    }
+
+    fn is_due(&self, line: &str, now: Instant) -> bool {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        logged.retain(|_, at| now < *at + MINUTE);
+        let is_due = logged.len() < LINES && !logged.contains_key(line);
+        if is_due {
+            logged.insert(line.to_owned(), now);
+        }
+        is_due
+    }
+
+    /// The waits of now, by secret.
+    fn by_secret(&self, now: Instant) -> HashMap<SecretRef, Vec<(JobUid, String)>> {
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.retain(|_, wait| now < wait.asked + FORGOTTEN_AFTER);
+        let mut by_secret: HashMap<_, Vec<_>> = HashMap::new();
+        for ((secret, job), wait) in &*waits {
+            by_secret.entry(secret.clone()).or_default().push((job.clone(), wait.name.clone()));
+        }
+        by_secret
+    }
+
+    fn end(&self, secret: &SecretRef, job: &JobUid) {
+        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.remove(&(secret.clone(), job.clone()));
+    }
+}
+
+/// Looks at the secrets that jobs wait for, and tells the engine of each that a job may use now. Nothing else that happens
+/// to a secret reaches the job, whose author may not know that there is one.
+pub(crate) async fn watch_for_consents(secrets: Secrets, inputs: mpsc::Sender<Input>) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let looks = secrets.withheld().by_secret(Instant::now()).into_iter().map(async |(secret, jobs)| {
+            let found = secrets.look_again(&secret).await;
+            (found, secret, jobs)
+        });
+        for (found, secret, jobs) in join_all(looks).await {
+            let Some(found) = found else { continue };
+            for (job, name) in jobs {
+                if found.is_allowed_to(SecretUser::Job(&name)) {
+                    secrets.withheld().end(&secret, &job);
+                    let secret = secret.to_string();
+                    let _ = inputs.send(controller::Input::SecretAllowed { job, secret }.into()).await;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_bounded_and_end_when_nobody_asks_any_more() {
+        let (withheld, now) = (Withheld::default(), Instant::now());
+        let secret = |n: usize| SecretRef::new("default", &format!("s{n}")).unwrap();
+        let job = JobUid("u".to_owned());
+        let all: Vec<_> = (0..WAITS + 10).map(secret).collect();
+        withheld.wait(&job, "a", &all, now);
+        assert_eq!(withheld.by_secret(now).len(), WAITS);
+        let later = now + FORGOTTEN_AFTER / 2;
+        withheld.wait(&job, "a", &all[..1], later);
+        assert_eq!(withheld.by_secret(now + FORGOTTEN_AFTER).len(), 1, "only what was asked for again");
+        withheld.end(&all[0], &job);
+        assert!(withheld.by_secret(later).is_empty());
+    }
+
+    #[test]
+    fn the_same_words_are_logged_once_a_minute_and_not_too_many_of_them() {
+        let (withheld, now) = (Withheld::default(), Instant::now());
+        assert!(withheld.is_due("a", now) && withheld.is_due("b", now));
+        assert!(!withheld.is_due("a", now + MINUTE / 2) && !withheld.is_due("b", now));
+        let due = (0..2 * LINES).filter(|n| withheld.is_due(&n.to_string(), now)).count();
+        assert_eq!(due, LINES - 2);
+        assert!(withheld.is_due("a", now + MINUTE));
+    }
+}
