@@ -566,7 +566,7 @@ async fn the_plan_says_which_consent_is_missing_and_how_to_give_it() {
 
 #[tokio::test]
 async fn labels_that_a_node_can_give_itself_are_a_warning() {
-    let job = JOB.replace("node-restriction.kubernetes.io/region=hangzhou", "!region");
+    let job = JOB.replace("node-restriction.kubernetes.io/region=hangzhou", "\"!region\"");
     let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
     let plan: Value = serde_json::from_str(&json).unwrap();
     let [Value::String(warning)] = plan["warnings"].as_array().unwrap().as_slice() else { panic!("{json}") };
