@@ -30,6 +30,7 @@ pub mod edges {
 mod kube_api {
     pub(crate) mod cluster;
     pub(crate) mod events;
+    mod guarded;
     pub(crate) mod kruise_owner;
     pub(crate) mod kruise_watch;
     pub(crate) mod kruise_writer;

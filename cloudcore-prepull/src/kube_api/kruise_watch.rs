@@ -5,7 +5,6 @@ use std::fmt::Debug;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Api;
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use kube::{Client, Resource};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
@@ -17,7 +16,8 @@ use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::kube_api::watch::{Watched, follow, id_of, readable};
+use crate::kube_api::guarded::{Guarded, id_of, readable};
+use crate::kube_api::watch::{Watched, follow};
 
 type Object<K> = Result<Box<K>, Unreadable>;
 
@@ -33,7 +33,7 @@ pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Inp
         one: |object| Input::Node(To::NodeImage(object)),
         gone,
     };
-    follow(Api::<DeserializeGuard<NodeImage>>::all(client), all(), inputs, readable, watched).await;
+    follow(Api::<Guarded<NodeImage>>::all(client), all(), inputs, readable, watched).await;
 }
 
 /// Watches all ImagePullJobs for ever.
@@ -44,7 +44,7 @@ pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input
         one: |object| Input::Job(To::PullJob(object)),
         gone: |object: &Object<ImagePullJob>| Input::Job(To::PullJobGone(id_of(object).uid)),
     };
-    follow(Api::<DeserializeGuard<ImagePullJob>>::all(client), all(), inputs, readable, watched).await;
+    follow(Api::<Guarded<ImagePullJob>>::all(client), all(), inputs, readable, watched).await;
 }
 
 /// Watches all ImageListPullJobs for ever.
@@ -55,7 +55,7 @@ pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input
         one: |object| Input::Job(To::ListJob(object)),
         gone: |object: &Object<ImageListPullJob>| Input::Job(To::ListJobGone(id_of(object).uid)),
     };
-    follow(Api::<DeserializeGuard<ImageListPullJob>>::all(client), all(), inputs, readable, watched).await;
+    follow(Api::<Guarded<ImageListPullJob>>::all(client), all(), inputs, readable, watched).await;
 }
 
 /// A field selector for the pods that a podSelector may select. The watch delivers a pod that leaves it as deleted.

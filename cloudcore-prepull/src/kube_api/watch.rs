@@ -5,17 +5,15 @@
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
+use kube::Client;
 use kube::api::{Api, PartialObjectMeta};
-use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::watcher};
-use kube::{Client, Resource, ResourceExt};
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::task::JobUid;
 use prepull_engine::engine;
 use prepull_engine::prepull::controller::{Input, JobObject, rest_of};
 use prepull_engine::shared::node_view::NodeView;
-use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use tokio::sync::mpsc;
 
 use crate::kube_api::refusal::{FailureLog, explain};
@@ -149,38 +147,5 @@ pub(crate) fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watch
             explain::<K>(error)
         }
         _ => None,
-    }
-}
-
-/// An object as the engines take it: without annotations and managed fields, which may be larger than all the rest
-/// and say nothing to them. One that cannot be parsed is passed on as unreadable.
-pub(crate) fn readable<K: Resource>(
-    DeserializeGuard(object): DeserializeGuard<K>,
-) -> Result<Box<K>, Unreadable> {
-    let lean = |mut object: K| {
-        let metadata = object.meta_mut();
-        (metadata.annotations, metadata.managed_fields) = (None, None);
-        Box::new(object)
-    };
-    object.map(lean).map_err(|invalid| Unreadable {
-        id: ObjectId {
-            namespace: invalid.metadata.namespace.unwrap_or_default(),
-            name: invalid.metadata.name.unwrap_or_default(),
-            uid: JobUid(invalid.metadata.uid.unwrap_or_default()),
-        },
-        generation: invalid.metadata.generation.unwrap_or_default(),
-        error: format!("the object cannot be read: {}", invalid.error),
-    })
-}
-
-/// The id of an object, readable or not.
-pub(crate) fn id_of<K: Resource>(object: &Result<Box<K>, Unreadable>) -> ObjectId {
-    match object {
-        Ok(object) => ObjectId {
-            namespace: object.namespace().unwrap_or_default(),
-            name: object.name_any(),
-            uid: JobUid(object.uid().unwrap_or_default()),
-        },
-        Err(unreadable) => unreadable.id.clone(),
     }
 }

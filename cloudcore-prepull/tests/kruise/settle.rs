@@ -1,5 +1,6 @@
 //! The invariants: what must hold after each step, and at the end.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -8,6 +9,7 @@ use prepull_api::crd::kruise::{ImageTagSpec, PullPhase};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageOutcome, NodeName, TaskId, TaskOutcome};
 use prepull_engine::kruise::Input;
+use prepull_engine::kruise::jobs::WriteTarget;
 use prepull_engine::kruise::node_images::{Input as To, TagDispatch};
 
 use crate::edge::TaskState;
@@ -34,6 +36,15 @@ impl World {
         let count = under_way.len();
         under_way.dedup();
         assert_eq!(count, under_way.len(), "two writes of one NodeImage are under way");
+        let mut targets: HashSet<WriteTarget> = HashSet::new();
+        for pending in &self.pending {
+            let target = match pending {
+                Pending::Job(write) => write.target(),
+                Pending::JobAnswer(target, _) => target.clone(),
+                _ => continue,
+            };
+            assert!(targets.insert(target.clone()), "two writes of {target:?} are under way");
+        }
     }
 
     /// A pull for jobs uses the secrets of one namespace. One that a person asks for may use any.
@@ -67,6 +78,8 @@ impl World {
             matches!(input,
             Input::Node(To::NodeImage(Ok(object))) if object.name_any() == node.0)
         });
+        // What cannot be read asks for nothing; once it can, the tag is pulled again.
+        let is_behind = is_behind || self.unreadable.contains(&node.0);
         let Some((image, asked)) = self.dispatched.get(task).filter(|_| !is_behind) else { return };
         let tags = object.spec.images.get(image).map(|image| image.tags.clone()).unwrap_or_default();
         let wanted = tags.iter().find(|tag| tag.tag == asked.tag).is_some_and(|tag| {
@@ -99,6 +112,7 @@ impl World {
         if self.cloud.is_none() {
             self.start();
         }
+        self.mend_all();
         // Paused jobs are resumed.
         let paused: Vec<_> = self.pull_jobs.keys().cloned().collect();
         for name in paused {

@@ -80,6 +80,14 @@ impl World {
                 let outcome = if fails { WriteOutcome::Failed } else { self.write_job(write) };
                 self.log(|| format!("  {outcome:?}"));
                 let outcome = if is_answer_lost { WriteOutcome::Failed } else { outcome };
+                if !self.calm && self.rng.chance(25) {
+                    self.log(|| "  the answer is on its way".to_owned());
+                    return self.pending.push(Pending::JobAnswer(target, outcome));
+                }
+                self.input(Input::Job(jobs::Input::Written { target, outcome }));
+            }
+            Pending::JobAnswer(target, outcome) => {
+                self.log(|| format!("the answer to the write of {target:?} arrives: {outcome:?}"));
                 self.input(Input::Job(jobs::Input::Written { target, outcome }));
             }
             Pending::Dispatch(dispatch) => {

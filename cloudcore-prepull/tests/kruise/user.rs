@@ -14,7 +14,7 @@ const IMAGES: [&str; 3] = ["nginx:1", "nginx:2", "app:1"];
 
 impl World {
     pub(crate) fn act_as_user(&mut self) {
-        match self.rng.below(20) {
+        match self.rng.below(22) {
             0..4 if self.pull_jobs.len() < 6 => {
                 let spec =
                     ImagePullJobSpec { image: self.rng.pick(&IMAGES).to_owned(), template: self.template() };
@@ -60,6 +60,7 @@ impl World {
                 self.log(|| format!("NodeImage {name} is deleted by hand"));
                 self.delete_node_image(&name);
             }
+            18 | 19 => self.spoil(),
             _ => {
                 let node = self.node();
                 if self.nodes.remove(&node).is_some() {
@@ -98,6 +99,43 @@ impl World {
         }
     }
 
+    /// Makes an object unreadable, or readable again.
+    fn spoil(&mut self) {
+        let mut names: Vec<_> = self.pull_jobs.keys().chain(self.list_jobs.keys()).cloned().collect();
+        names.extend(self.node_images.keys().cloned());
+        if let Some(name) = self.rng.choose(&names).cloned() {
+            let mends = !self.unreadable.insert(name.clone());
+            self.log(|| format!("{name} is {}", if mends { "readable again" } else { "unreadable" }));
+            if mends {
+                self.unreadable.remove(&name);
+            }
+            self.touch(&name);
+        }
+    }
+
+    /// Makes all objects readable.
+    pub(crate) fn mend_all(&mut self) {
+        for name in std::mem::take(&mut self.unreadable) {
+            self.log(|| format!("{name} is readable again"));
+            self.touch(&name);
+        }
+    }
+
+    /// An object has another version.
+    fn touch(&mut self, name: &str) {
+        let version = Some(self.new_version());
+        if let Some(job) = self.pull_jobs.get_mut(name) {
+            job.metadata.resource_version = version;
+            self.job_changed(name, None);
+        } else if let Some(list) = self.list_jobs.get_mut(name) {
+            list.metadata.resource_version = version;
+            self.list_changed(name, None);
+        } else if let Some(object) = self.node_images.get_mut(name) {
+            object.metadata.resource_version = version;
+            self.node_image_changed(name);
+        }
+    }
+
     fn edit_job(&mut self) {
         let names: Vec<_> = self.pull_jobs.keys().cloned().collect();
         if names.is_empty() {
@@ -107,6 +145,7 @@ impl World {
         let (what, parallelism) = (self.rng.below(4), self.rng.pick(&[0, 1, 3]));
         let (image, timeout) = (self.rng.pick(&IMAGES), self.rng.pick(&[60, 90]));
         let version = self.new_version();
+        self.unreadable.remove(&name);
         let job = self.pull_jobs.get_mut(&name).unwrap();
         match what {
             0..2 => job.spec.template.parallelism = Some(IntOrString::Int(parallelism)),
@@ -127,6 +166,7 @@ impl World {
         let name = format!("list-{}", self.rng.below(2));
         let (count, parallelism) = (1 + self.rng.below(IMAGES.len()), self.rng.pick(&[0, 1, 3]));
         let version = self.new_version();
+        self.unreadable.remove(&name);
         let Some(list) = self.list_jobs.get_mut(&name) else { return };
         list.spec.images = IMAGES[..count].iter().map(|&image| image.to_owned()).collect();
         list.spec.template.parallelism = Some(IntOrString::Int(parallelism));
@@ -141,6 +181,7 @@ impl World {
         let (what, image) = (self.rng.below(4), self.rng.pick(&IMAGES));
         let (image, tag) = image.split_once(':').unwrap();
         let version = self.new_version();
+        self.unreadable.remove(&name);
         let Some(object) = self.node_images.get_mut(&name) else { return };
         let tags = &mut object.spec.images.entry(image.to_owned()).or_default().tags;
         match (what, tags.iter_mut().find(|known| known.tag == tag)) {

@@ -1,6 +1,6 @@
 //! The API server, the nodes, and what is in flight between them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -8,14 +8,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImageTagSpec, NodeImage, NodeImageSpec};
 use prepull_api::selector::Selector;
-use prepull_api::task::{NodeName, PullPolicy, TaskId};
+use prepull_api::task::{JobUid, NodeName, PullPolicy, TaskId};
 use prepull_api::wire::CloudMessage;
-use prepull_engine::kruise::jobs::{self, JobWrite};
+use prepull_engine::kruise::jobs::{self, JobWrite, WriteTarget};
 use prepull_engine::kruise::node_images::{self, TagDispatch, Write, Written};
 use prepull_engine::kruise::{Action, Input, Kruise};
 use prepull_engine::shared::node_view::NodeView;
+use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::outcomes::WriteOutcome;
 use prepull_engine::shared::reasons;
+
+use serde::{Deserialize, Serialize};
 
 use crate::edge::Edge;
 use crate::rng::Rng;
@@ -26,6 +29,8 @@ pub(crate) enum Pending {
     /// The API server has made the write, and its answer is on its way.
     Answer(NodeName, Written),
     Job(JobWrite),
+    /// The same for the write of a job.
+    JobAnswer(WriteTarget, WriteOutcome),
     Dispatch(Box<TagDispatch>),
 }
 
@@ -45,6 +50,8 @@ pub(crate) struct World {
     pub(crate) node_images: BTreeMap<String, NodeImage>,
     pub(crate) pull_jobs: BTreeMap<String, ImagePullJob>,
     pub(crate) list_jobs: BTreeMap<String, ImageListPullJob>,
+    /// The names of objects with a field of the wrong type.
+    pub(crate) unreadable: BTreeSet<String>,
     pub(crate) edges: BTreeMap<NodeName, Edge>,
     /// The image that each task was dispatched for, and its tag at that time.
     pub(crate) dispatched: BTreeMap<TaskId, (String, ImageTagSpec)>,
@@ -76,6 +83,7 @@ impl World {
             node_images: BTreeMap::new(),
             pull_jobs: BTreeMap::new(),
             list_jobs: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
             edges: NODES.iter().map(|name| (NodeName::from(*name), Edge::default())).collect(),
             dispatched: BTreeMap::new(),
             calm: false,
@@ -122,12 +130,12 @@ impl World {
         self.cloud = Some(Kruise::new(Selector::default()));
         let nodes = self.nodes.values().cloned().collect();
         self.input(Input::Node(node_images::Input::Nodes(nodes)));
-        let jobs = self.pull_jobs.values().cloned().map(|job| Ok(Box::new(job))).collect();
+        let jobs = self.pull_jobs.values().map(|job| self.read(job)).collect();
         self.input(Input::Job(jobs::Input::PullJobs(jobs)));
-        let lists = self.list_jobs.values().cloned().map(|job| Ok(Box::new(job))).collect();
+        let lists = self.list_jobs.values().map(|list| self.read(list)).collect();
         self.input(Input::Job(jobs::Input::ListJobs(lists)));
         self.input(Input::Job(jobs::Input::Pods(Vec::new())));
-        let images = self.node_images.values().cloned().map(|image| Ok(Box::new(image))).collect();
+        let images = self.node_images.values().map(|object| self.read(object)).collect();
         self.input(Input::Node(node_images::Input::NodeImages(images)));
     }
 
@@ -216,9 +224,28 @@ impl World {
         }
     }
 
+    /// An object as the watch tells of it.
+    fn read<K: ResourceExt + Clone + Serialize>(&self, object: &K) -> Result<Box<K>, Unreadable> {
+        let name = object.name_any();
+        if !self.unreadable.contains(&name) {
+            return Ok(Box::new(object.clone()));
+        }
+        let (namespace, uid) = (object.namespace().unwrap_or_default(), object.uid().unwrap_or_default());
+        let error = "spec: a field of the wrong type".to_owned();
+        let object = serde_json::to_value(object).unwrap();
+        let time = |field: &str| Option::deserialize(&object["status"][field]).unwrap();
+        Err(Unreadable {
+            id: ObjectId { namespace, name, uid: JobUid(uid) },
+            generation: 1,
+            error,
+            start_time: time("startTime"),
+            completion_time: time("completionTime"),
+        })
+    }
+
     pub(crate) fn node_image_changed(&mut self, name: &str) {
         let input = match self.node_images.get(name) {
-            Some(object) => node_images::Input::NodeImage(Ok(Box::new(object.clone()))),
+            Some(object) => node_images::Input::NodeImage(self.read(object)),
             None => return,
         };
         self.watch.push_back(Input::Node(input));
@@ -226,6 +253,7 @@ impl World {
 
     pub(crate) fn delete_node_image(&mut self, name: &str) {
         if let Some(object) = self.node_images.remove(name) {
+            self.unreadable.remove(name);
             let uid = object.uid().unwrap_or_default();
             let gone = node_images::Input::NodeImageGone { name: name.into(), uid };
             self.watch.push_back(Input::Node(gone));
@@ -235,7 +263,7 @@ impl World {
     pub(crate) fn job_changed(&mut self, name: &str, gone: Option<String>) {
         let input = match (gone, self.pull_jobs.get(name)) {
             (Some(uid), _) => jobs::Input::PullJobGone(prepull_api::task::JobUid(uid)),
-            (None, Some(job)) => jobs::Input::PullJob(Ok(Box::new(job.clone()))),
+            (None, Some(job)) => jobs::Input::PullJob(self.read(job)),
             (None, None) => return,
         };
         self.watch.push_back(Input::Job(input));
@@ -244,7 +272,7 @@ impl World {
     pub(crate) fn list_changed(&mut self, name: &str, gone: Option<String>) {
         let input = match (gone, self.list_jobs.get(name)) {
             (Some(uid), _) => jobs::Input::ListJobGone(prepull_api::task::JobUid(uid)),
-            (None, Some(job)) => jobs::Input::ListJob(Ok(Box::new(job.clone()))),
+            (None, Some(list)) => jobs::Input::ListJob(self.read(list)),
             (None, None) => return,
         };
         self.watch.push_back(Input::Job(input));
@@ -262,6 +290,10 @@ impl World {
                 (Some(uid.clone()), Some(version.clone()))
             }
         };
+        if self.unreadable.contains(&name) && !matches!(write, Write::Delete { .. }) {
+            // So is the answer.
+            return Written::Failed;
+        }
         let known = self.node_images.get(&name);
         let fits = match &uid {
             None => known.is_none(),
@@ -356,6 +388,7 @@ impl World {
             JobWrite::UpdateChild { child, spec, .. } => match self.pull_jobs.get_mut(&child.name) {
                 Some(job) if job.uid().as_ref() == Some(&child.uid.0) => {
                     job.spec = *spec;
+                    self.unreadable.remove(&child.name);
                     job.metadata.resource_version = Some(version);
                     self.job_changed(&child.name, None);
                     WriteOutcome::Done
@@ -378,6 +411,7 @@ impl World {
         let found = self.pull_jobs.get(name).and_then(ResourceExt::uid);
         if let Some(found) = found.filter(|found| uid.is_none_or(|uid| uid == found)) {
             self.pull_jobs.remove(name);
+            self.unreadable.remove(name);
             self.job_changed(name, Some(found));
         }
     }
@@ -399,6 +433,7 @@ impl World {
         let found = self.list_jobs.get(name).and_then(ResourceExt::uid);
         let Some(found) = found.filter(|found| uid.is_none_or(|uid| uid == found)) else { return };
         self.list_jobs.remove(name);
+        self.unreadable.remove(name);
         self.list_changed(name, Some(found));
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::task::JobUid;
 use serde::{Deserialize, Serialize};
 
@@ -31,4 +32,10 @@ pub struct Unreadable {
     pub generation: i64,
     /// Why it cannot be read.
     pub error: String,
+    /// status.startTime: a job may be running.
+    #[serde(default)]
+    pub start_time: Option<Time>,
+    /// status.completionTime: or have ended.
+    #[serde(default)]
+    pub completion_time: Option<Time>,
 }

@@ -107,7 +107,8 @@ fn the_whole_exposition_stays_as_it_is() {
     let offline = node_images::Input::Dispatched { node: node(), task, outcome: DispatchOutcome::Offline };
     metrics.count_kruise_input(&kruise::Input::Node(offline));
     let id = ObjectId { namespace: "shop".to_owned(), name: "web".to_owned(), uid: job() };
-    let unreadable = Unreadable { id, generation: 1, error: String::new() };
+    let unreadable =
+        Unreadable { id, generation: 1, error: String::new(), start_time: None, completion_time: None };
     metrics.count_kruise_input(&kruise::Input::Job(jobs::Input::PullJob(Err(unreadable))));
 
     let phases =

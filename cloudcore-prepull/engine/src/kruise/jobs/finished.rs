@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::kind::{self, JobKind};
-use super::metadata;
+use super::kind::{self, JobKind, Object};
 use crate::shared::objects::ObjectId;
 
 /// Before a deletion that had no effect is requested again. Unlike the writes of children it has no backoff: there are few
@@ -35,10 +34,13 @@ impl Finished {
         &self.id
     }
 
-    /// The job, if its status has a completion time.
-    pub(super) fn from_object<K: JobKind>(job: &K) -> Option<Self> {
-        let completed = K::completion_time(job.status()?)?.0;
-        Some(Self::new(metadata::object_id(job.metadata()), completed, kind::ttl::<K>(job.spec())))
+    /// The job, if its status has a completion time. One that cannot be read is not deleted.
+    pub(super) fn from_object<K: JobKind>(object: &Object<K>) -> Option<Self> {
+        let (completed, ttl) = match object {
+            Ok(job) => (K::completion_time(job.status()?)?, kind::ttl::<K>(job.spec())),
+            Err(unreadable) => (unreadable.completion_time.as_ref()?, None),
+        };
+        Some(Self::new(kind::id_of(object), completed.0, ttl))
     }
 
     /// Takes over `ttlSecondsAfterFinished`, which may be changed after the end.

@@ -27,12 +27,15 @@ pub(super) struct Lifecycle<K: JobKind> {
 
 impl<K: JobKind> Lifecycle<K> {
     pub(super) fn new(object: &Object<K>) -> Self {
-        let status = object.as_ref().ok().and_then(|job| job.status().cloned());
+        let (status, start) = match object {
+            Ok(job) => (job.status().cloned(), job.status().and_then(K::start_time)),
+            Err(unreadable) => (None, unreadable.start_time.as_ref()),
+        };
         Self {
             id: kind::id_of(object),
             spec: None,
             refusal: None,
-            start: status.as_ref().and_then(K::start_time).map(|time| time.0),
+            start: start.map(|time| time.0),
             end: None,
             writes: StatusWrites::new(status),
         }

@@ -106,7 +106,7 @@ impl<R: Running> Registry<R> {
         if !self.running.contains_key(&uid) {
             self.agenda.add(&uid, metadata::creation_time(readable.map(|job| job.metadata()), now));
         }
-        readable.and_then(|job| Finished::from_object(&**job)).map_or(Verdict::Run, Verdict::Finish)
+        Finished::from_object(object).map_or(Verdict::Run, Verdict::Finish)
     }
 
     /// Ends a write of a job's status, or its deletion.

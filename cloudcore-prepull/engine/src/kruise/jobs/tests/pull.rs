@@ -306,6 +306,8 @@ fn a_refused_job_reports_the_reason_and_starts_once_it_is_corrected() {
         id: ObjectId { namespace: "team".to_owned(), name: "job".to_owned(), uid: uid("job") },
         generation: 2,
         error: "x".repeat(5000),
+        start_time: None,
+        completion_time: None,
     })));
     d.pass(2);
     assert_eq!((d.status("job").message.len(), d.jobs.liveness(&uid("job"))), (1024, Liveness::Active));
