@@ -34,7 +34,7 @@ REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test repl
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet storm check test bench fuzz mutants lint crds clean
+.PHONY: help setup build demo fleet storm check test bench fuzz mutants lint release sbom crds clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,9 +83,15 @@ lint: ## Format, clippy, shellcheck, cargo deny
 	$(call run,$(CLIPPY))
 	@# Looked for only now: packages.sh may have brought it.
 	@if command -v shellcheck >/dev/null; then echo '==> shellcheck'; shellcheck $(SCRIPTS); else echo '==> shellcheck: not installed, skipped'; fi
-	@if command -v cargo-deny >/dev/null; then echo '==> cargo deny check'; cargo deny check bans licenses sources; \
-	if cargo deny fetch db >/dev/null 2>&1; then cargo deny check advisories; else echo '==> advisories: their database is not to be had from here, skipped'; fi; \
-	else echo '==> cargo deny: not installed, skipped'; fi
+	@$(SETUP)/deny.sh
+
+release: ## Release build, with a list of what is in it (SBOM), after a check for known vulnerabilities
+	@$(SETUP)/deny.sh --release
+	$(call run,$(BUILD))
+	@$(SETUP)/sbom.sh
+
+sbom: ## What is in the programs, as CycloneDX
+	@$(SETUP)/sbom.sh
 
 crds: ## Write manifests/crds and manifests/kruise/crds.yaml from the Rust types
 	$(call run,cargo run --quiet -p cloudcore-prepull -- crds --out manifests/crds)

@@ -31,6 +31,9 @@ const CONNECTIONS: usize = 1000;
 /// Limit for a session that begins under attack: it waits for up to two turns of a second each.
 const LET_IN: Duration = Duration::from_secs(6);
 
+/// Part of a text that fills a message.
+const LONG: &str = "9.9.9-long";
+
 /// Honest edges that work on a job, and a hostile node.
 struct Scene {
     // Fields are dropped in this order.
@@ -216,7 +219,8 @@ async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<(
         let mut wire = scene.intruder.open_websocket().await?;
         let phases = [OpenPhase::NeedsKeys, OpenPhase::Running];
         let open = phases.map(|phase| OpenTask { task: task(&job, 1), phase }).to_vec();
-        wire.send_message(&EdgeMessage::Hello(Hello { open, ..Hello::default() })).await?;
+        let version = LONG.repeat(100_000);
+        wire.send_message(&EdgeMessage::Hello(Hello { open, version, ..Hello::default() })).await?;
         ensure!(matches!(wire.receive().await?, CloudMessage::Welcome(_)));
         for _ in 0..2 {
             let answer = wire.receive().await?;
@@ -224,7 +228,9 @@ async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<(
         }
         Ok(())
     };
-    scene.under(attack).await
+    scene.under(attack).await?;
+    ensure!(!scene.cloud.log().contains(&LONG.repeat(100)), "it has filled the log");
+    Ok(())
 }
 
 #[tokio::test]

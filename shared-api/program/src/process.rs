@@ -24,3 +24,24 @@ pub fn raise_open_files(needed: u64) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use rustix::process::dumpable_behavior;
+
+    use super::*;
+
+    #[test]
+    fn a_protected_process_leaves_no_core_dump() {
+        protect_memory();
+        assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
+    }
+
+    #[test]
+    fn open_files_are_as_many_as_may_be() {
+        raise_open_files(1);
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        assert_eq!(current, maximum);
+    }
+}
