@@ -1,7 +1,8 @@
-//! The command line, and the commands that do not stay running: `plan`, `token`, `ca`, `crds`.
+//! The command line, and the commands that do not stay running: `plan`, `token`, `node`, `ca`, `crds`.
 
 pub(crate) mod args;
 pub(crate) mod ca;
 pub(crate) mod crds;
+pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod token;

@@ -20,6 +20,7 @@ pub mod edges {
     mod log_rate;
     mod metrics;
     pub mod pki;
+    pub mod roster;
     pub mod tokens;
     pub mod tunnel;
 

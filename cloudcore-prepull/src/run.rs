@@ -31,7 +31,8 @@ use tracing::{Instrument, error, info, info_span};
 
 use crate::commands;
 use crate::commands::args::{Cli, ClusterArgs, Command, RunArgs};
-use crate::edges::tunnel::Sessions;
+use crate::edges::roster::Roster;
+use crate::edges::tunnel::{Sessions, end_sessions};
 use crate::kube_api::events::Events;
 use crate::kube_api::leader::{self, Leadership};
 use crate::kube_api::secrets::Secrets;
@@ -97,6 +98,11 @@ pub fn main(cli: Cli) -> ExitCode {
         Command::Ca { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
             let client = cluster::client(kubeconfig.as_deref()).await?;
             let outcome = commands::ca::run(command, client, &namespace, &mut stdout).await;
+            cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
+        }),
+        Command::Node { cluster: ClusterArgs { kubeconfig, namespace }, command } => block_on(async {
+            let client = cluster::client(kubeconfig.as_deref()).await?;
+            let outcome = commands::node::run(command, client, &namespace, &mut stdout).await;
             cluster::name_where_unreachable(outcome, kubeconfig.as_deref()).await
         }),
         Command::Completion { shell } => {
@@ -214,7 +220,11 @@ async fn work(
 ) -> anyhow::Result<()> {
     let kubeconfig = args.cluster.kubeconfig.as_deref();
     let writes = cluster::leaders_client(kubeconfig, leadership.clone()).await?;
-    if shutdown.run_until_cancelled(preflight::wait_until_passed(&client, readiness)).await.is_none() {
+    if shutdown
+        .run_until_cancelled(preflight::wait_until_passed(&client, &args.cluster.namespace, readiness))
+        .await
+        .is_none()
+    {
         return Ok(());
     }
     let (inputs, mut inbox) = mpsc::channel(INPUTS);
@@ -234,6 +244,8 @@ async fn work(
             .transpose()?,
         clock: Clock::start(),
         sessions: Sessions::default(),
+        roster: Roster::in_cluster(writes.clone(), &args.cluster.namespace, events.clone(), metrics.roster()),
+        kruise_nodes: kruise.clone(),
         secrets: Secrets::new(client.clone(), args.consent.require_secret_consent),
         kruise_writer: kruise_writer::Writer::new(writes.clone()),
         writer: Writer::new(writes.clone(), events.clone()),
@@ -268,9 +280,20 @@ async fn work(
         core.watch_kruise(&client);
         core.until(&mut inbox, |listed| listed.kruise, &shutdown).await?;
     }
-    if shutdown.is_cancelled() {
+    // Before the first handshake, so that who was revoked stays out after a failover.
+    if shutdown.run_until_cancelled(core.roster.load()).await.is_none() || shutdown.is_cancelled() {
         return Ok(());
     }
+    let watching = core.roster.clone().watch(client.clone(), args.cluster.namespace.clone());
+    let watching = core.vital.guard("the watch of the nodes' records", watching);
+    tokio::spawn(
+        shutdown
+            .clone()
+            .run_until_cancelled_owned(watching.instrument(info_span!("watch", kind = "ConfigMap"))),
+    );
+    let ending = end_sessions(core.roster.clone(), core.sessions.clone());
+    let ending = core.vital.guard("the end of revoked sessions", ending);
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(ending));
     info!("jobs and nodes are known");
 
     let mut listeners =

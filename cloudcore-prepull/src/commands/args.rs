@@ -11,6 +11,7 @@ use prepull_api::task::NodeName;
 use prepull_program::log::LogArgs;
 
 use crate::commands::ca::CaCommand;
+use crate::commands::node::NodeCommand;
 use crate::commands::plan::PlanArgs;
 use crate::commands::token::TokenCommand;
 use crate::kube_api::leader::{Timing, TimingError};
@@ -26,6 +27,7 @@ Examples:
   cloudcore-prepull crds | kubectl apply -f -
   cloudcore-prepull run --kubeconfig ~/.kube/config --advertise cloudcore.example
   cloudcore-prepull token create --node edge-1 --ttl 1h
+  cloudcore-prepull node revoke edge-1
   cloudcore-prepull plan --job job.yaml --nodes nodes.yaml"
 )]
 pub struct Cli {
@@ -60,6 +62,15 @@ pub(crate) enum Command {
         /// The command about the CA.
         #[command(subcommand)]
         command: CaCommand,
+    },
+    /// List the nodes whose edges have joined, and keep one out whose machine was stolen or copied.
+    Node {
+        /// The flags of the cluster.
+        #[command(flatten)]
+        cluster: ClusterArgs,
+        /// The command about nodes.
+        #[command(subcommand)]
+        command: NodeCommand,
     },
     /// Print the completion script for a shell.
     #[command(
@@ -131,6 +142,10 @@ pub(crate) struct RunArgs {
     /// agents. `false` once all agents are newer and have renewed.
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, default_value_t = true, env = "PREPULL_ACCEPT_SYSTEM_NODES")]
     pub(crate) accept_system_nodes: bool,
+    /// How long ago an edge's certificate may have expired and still be renewed: how long a machine may be switched off
+    /// and come back by itself. 0s: not at all.
+    #[arg(long, value_name = "TIME", value_parser = parse_grace, default_value = "90d", env = "PREPULL_RENEW_GRACE")]
+    pub(crate) renew_grace: Duration,
     /// Interval of pings in both directions. A session ends after two intervals of silence.
     #[arg(long, value_name = "TIME", value_parser = parse_heartbeat, default_value = "15s", env = "PREPULL_HEARTBEAT")]
     pub(crate) heartbeat: Duration,
@@ -172,6 +187,14 @@ fn parse_certificate_ttl(text: &str) -> Result<Duration, String> {
         Ok(_) => Err("edges need at least 5m to renew it; the default is 30d".to_owned()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// The longest grace, beyond any life of a machine. Any time has to stay within the calendar.
+const MAX_GRACE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
+
+fn parse_grace(text: &str) -> Result<Duration, String> {
+    let grace = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    (grace <= MAX_GRACE).then_some(grace).ok_or_else(|| "at most 20 years; the default is 90d".to_owned())
 }
 
 /// The valid heartbeat intervals. Below one second, pings would burden metered links; above five minutes, NATs drop the
@@ -268,6 +291,12 @@ mod tests {
         assert_eq!(parse_certificate_ttl("30d"), Ok(Duration::from_secs(30 * 24 * 3600)));
         assert!(parse_certificate_ttl("60s").unwrap_err().contains("5m"));
         assert!(parse_certificate_ttl("soon").is_err());
+    }
+
+    #[test]
+    fn a_grace_is_bounded_and_may_be_none() {
+        assert_eq!(parse_grace("0s"), Ok(Duration::ZERO));
+        assert!(parse_grace("21y").unwrap_err().contains("90d"));
     }
 
     #[test]

@@ -11,12 +11,15 @@ use kube::Api;
 use kube::api::ListParams;
 use prepull_api::enroll::{JoinToken, TOKEN_ID_LEN};
 use prepull_api::task::NodeName;
+use prepull_program::errors::with_causes;
 use ring::digest::{SHA256, digest};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
+use crate::commands::node::parse_node;
 use crate::edges::pki::published::{CA_CONFIG_MAP, Published};
 use crate::edges::pki::store::CaStore;
+use crate::edges::roster::Records;
 use crate::edges::tokens::{ListedToken, Scope, Tokens};
 
 /// The longest lifetime of a token. A longer-lived one would be a forgotten key to the fleet.
@@ -27,7 +30,8 @@ const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 pub(crate) enum TokenCommand {
     /// Create a join token and print it.
     ///
-    /// With --node it admits that node, once; without, any node until it expires. It cannot be shown again: the
+    /// With --node it admits that node, once, also one that has joined before or is revoked. Without, it admits each
+    /// edge node of the cluster that has never joined, until it expires. It cannot be shown again: the
     /// cluster keeps only a hash. Only the token goes to stdout; how to use it, and until when, goes to stderr.
     #[command(after_help = "Examples:\n  cloudcore-prepull token create --node edge-1\n  \
                             cloudcore-prepull token create --ttl 8h   # for a whole fleet")]
@@ -55,11 +59,6 @@ pub(crate) enum TokenCommand {
     },
 }
 
-fn parse_node(text: &str) -> Result<NodeName, String> {
-    let node = Some(NodeName::from(text)).filter(NodeName::is_valid);
-    node.ok_or_else(|| "lower-case letters, digits, '-' and '.', as in `kubectl get nodes`".to_owned())
-}
-
 fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ttl = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if ttl.is_zero() || ttl > MAX_TTL {
@@ -85,12 +84,16 @@ pub(crate) async fn run(
                 None => fingerprint(client.clone(), namespace).await?,
             };
             let is_missing = match &node {
-                Some(node) => is_missing(client, node).await,
+                Some(node) => is_missing(client.clone(), node).await,
                 None => false,
+            };
+            let revocation = match &node {
+                Some(node) => find_revocation(client, namespace, node, hints).await,
+                None => None,
             };
             let scope = node.map_or(Scope::Fleet, Scope::Node);
             let now = SystemTime::now();
-            let token = tokens.create(ca, scope.clone(), ttl, now).await?;
+            let token = tokens.create_after(revocation, ca, scope.clone(), ttl, now).await?;
             writeln!(out, "{}", token.expose())?;
             // The token exists: a closed stderr is no failure.
             let _ = write!(hints, "{}", render_hints(&scope, now + ttl, &server, is_missing));
@@ -129,6 +132,35 @@ async fn fingerprint(client: kube::Client, namespace: &str) -> anyhow::Result<[u
     Ok(stored.rotation.set.signer().fingerprint())
 }
 
+/// The revocation of the node, which its token has to name. Who may not read it gets a token that lets the node in
+/// unless it is revoked.
+async fn find_revocation(
+    client: kube::Client,
+    namespace: &str,
+    node: &NodeName,
+    hints: &mut (dyn Write + Send),
+) -> Option<String> {
+    match Records::in_cluster(client, namespace).get(node).await {
+        Ok(record) => {
+            let at = record.revoked?.at;
+            let _ = writeln!(
+                hints,
+                "note: node {node} is revoked ({at}): whoever joins with this token is let in again, under a new key"
+            );
+            Some(at)
+        }
+        Err(error) => {
+            let error = with_causes(&error);
+            let _ = writeln!(
+                hints,
+                "warning: whether node {node} is revoked could not be read ({error}); if it is, this token does not let \
+                 it in"
+            );
+            None
+        }
+    }
+}
+
 /// Whether the cluster has no Node of this name. Who may not list nodes is not warned.
 async fn is_missing(client: kube::Client, node: &NodeName) -> bool {
     let named = ListParams::default().fields(&format!("metadata.name={node}")).limit(1);
@@ -141,7 +173,7 @@ fn render_hints(scope: &Scope, expires: SystemTime, servers: &[String], is_missi
     let until = humantime::format_rfc3339_seconds(expires);
     let server = if servers.is_empty() { "CLOUDCORE".to_owned() } else { servers.join(",") };
     let (whom, place, name, warning) = match scope {
-        Scope::Fleet => ("any node", "each node", "NODE", String::new()),
+        Scope::Fleet => ("each edge node that has never joined", "each node", "NODE", String::new()),
         Scope::Node(node) => {
             let warning = format!(
                 "warning: the cluster has no Node {node} yet, and no job selects the node before: check the name with \
@@ -228,7 +260,7 @@ ID            SCOPE        EXPIRES               USED
         );
         assert_eq!(
             render_hints(&Scope::Fleet, expires, &[], false),
-            "Valid until 2027-01-15T08:00:00Z, for any node. On each node, as root, with the token in place of TOKEN:\n  \
+            "Valid until 2027-01-15T08:00:00Z, for each edge node that has never joined. On each node, as root, with the token in place of TOKEN:\n  \
              PREPULL_TOKEN=TOKEN edgecore-prepull join --server CLOUDCORE --node-name NODE\n"
         );
         let hints = render_hints(&Scope::Node("edge-1".into()), expires, &servers, true);

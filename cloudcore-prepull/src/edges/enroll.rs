@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  GET  /v1/ca                          ─▶ the CAs' certificates
-//!  POST /v1/enroll  token, CSR          ─▶ tokens ─▶ Authority::sign_client
-//!  POST /v1/renew   certificate, CSR    ─▶ Peer ───▶ Authority::sign_client
+//!  POST /v1/enroll  token, CSR          ─▶ tokens ─▶ Authority::sign_client ─▶ roster
+//!  POST /v1/renew   certificate, CSR    ─▶ Peer ───▶ Authority::sign_client ─▶ roster
 //! ```
 
 mod routes;
@@ -28,6 +28,7 @@ use crate::edges::door::{Arrived, Attention, Door, Limits};
 use crate::edges::log_rate::LogRate;
 use crate::edges::pki::ServerIdentity;
 use crate::edges::pki::peer::Peer;
+use crate::edges::roster::Roster;
 use crate::edges::tokens::Tokens;
 use routes::Routes;
 
@@ -56,16 +57,21 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 /// Settings of the certificates that the endpoint issues.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The lifetime of an edge's certificate, `--edge-cert-ttl`. The edge renews it when a third is left; one that is
-    /// offline for longer than that third must join again.
+    /// The lifetime of an edge's certificate, `--edge-cert-ttl`. The edge renews it when a third is left.
     pub certificate_ttl: Duration,
     /// Whether subjects of release 0.1 are accepted, and issued to its agents: `--accept-system-nodes`.
     pub accept_system_nodes: bool,
+    /// How long ago a certificate may have expired and still be renewed, `--renew-grace`.
+    pub renew_grace: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { certificate_ttl: Duration::from_secs(30 * 24 * 3600), accept_system_nodes: true }
+        Self {
+            certificate_ttl: Duration::from_secs(30 * 24 * 3600),
+            accept_system_nodes: true,
+            renew_grace: Duration::from_secs(90 * 24 * 3600),
+        }
     }
 }
 
@@ -74,12 +80,13 @@ pub async fn serve(
     listener: TcpListener,
     identity: Arc<ServerIdentity>,
     tokens: Tokens,
+    roster: Roster,
     settings: Settings,
     metrics: EdgeMetrics,
     shutdown: CancellationToken,
 ) {
     let routes =
-        Routes { identity: Arc::clone(&identity), tokens, settings, refusal_log: LogRate::default() };
+        Routes { identity: Arc::clone(&identity), tokens, roster, settings, refusal_log: LogRate::default() };
     let endpoint = Arc::new(Endpoint { door: Door::new("enroll", LIMITS, metrics), identity, routes });
     let tracker = TaskTracker::new();
     let accept = async {
@@ -120,7 +127,9 @@ impl Endpoint {
     ) -> anyhow::Result<()> {
         let handshake = timeout(TLS_DEADLINE, arrived.into_stream(self.identity.enroll_tls()));
         let stream = handshake.await.context("the TLS handshake took too long")??;
-        let peer = Peer::from_chain(stream.get_ref().1.peer_certificates(), SystemTime::now());
+        let grace = self.routes.settings.renew_grace;
+        let chain = stream.get_ref().1.peer_certificates();
+        let peer = Peer::from_chain_within(chain, SystemTime::now(), grace);
         let (peer, attention) = (&peer, &attention);
         let service = service_fn(move |request| async move {
             let response = match routes::read_body(request).await {

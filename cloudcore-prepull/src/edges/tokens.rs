@@ -97,6 +97,18 @@ impl Tokens {
         ttl: Duration,
         now: SystemTime,
     ) -> Result<JoinToken, TokenError> {
+        self.create_after(None, ca, scope, ttl, now).await
+    }
+
+    /// Like [`Self::create`], for a node that is revoked: only a token that names the revocation lets it in again.
+    pub(crate) async fn create_after(
+        &self,
+        revocation: Option<String>,
+        ca: [u8; 32],
+        scope: Scope,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<JoinToken, TokenError> {
         if let Scope::Node(node) = &scope
             && !node.is_valid()
         {
@@ -107,7 +119,7 @@ impl Tokens {
             id: random_hex(TOKEN_ID_LEN)?,
             secret: Sensitive::new(random_hex(TOKEN_SECRET_LEN)?),
         };
-        let record = Record::new(&token, scope, now + ttl);
+        let record = Record::new(&token, scope, now + ttl, revocation);
         self.store.create(&token.id, &record).await?;
         // Whoever may only create tokens leaves this to others; the token is there all the same.
         let _ = self.delete_expired(now).await;
@@ -137,24 +149,24 @@ impl Tokens {
     }
 
     /// Checks that the holder of `bearer` may become `node` with this key. A node's token is bound to the first key
-    /// that redeems it: the same key may redeem it again if the answer was lost, another may not.
+    /// that redeems it: the same key may redeem it again if the answer was lost, another may not. Returns which nodes
+    /// the token is for, and the revocation that it names.
     pub(crate) async fn redeem(
         &self,
         bearer: &str,
         node: &NodeName,
         key: [u8; 32],
         now: SystemTime,
-    ) -> Result<(), TokenError> {
+    ) -> Result<(Scope, Option<String>), TokenError> {
         let (id, secret) = JoinToken::split_bearer(bearer).map_err(|_| RedeemError::Malformed)?;
         for _ in 0..MARK_ATTEMPTS {
             let (record, version) = self.store.get(id).await?.ok_or(RedeemError::Unknown)?;
-            match record.redeem(secret, node, key, now)? {
-                Decision::Admit => return Ok(()),
-                Decision::AdmitOnceMarked(marked) => {
-                    if self.store.replace(id, &marked, version).await? {
-                        return Ok(());
-                    }
-                }
+            let is_admitted = match record.redeem(secret, node, key, now)? {
+                Decision::Admit => true,
+                Decision::AdmitOnceMarked(marked) => self.store.replace(id, &marked, version).await?,
+            };
+            if is_admitted {
+                return Ok((record.scope, record.after_revocation));
             }
         }
         Err(TokenError::Contended(id.to_owned()))
@@ -165,7 +177,9 @@ impl Tokens {
         let mut valid = Vec::new();
         for (id, record) in self.store.list().await? {
             match record {
-                Some(Record { scope, expires, used_by, secret_hash: _ }) if expires > now => {
+                Some(Record { scope, expires, used_by, secret_hash: _, after_revocation: _ })
+                    if expires > now =>
+                {
                     valid.push(ListedToken { id, scope, expires, used: used_by.is_some() });
                 }
                 Some(_) => {

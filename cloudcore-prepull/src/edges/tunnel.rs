@@ -7,6 +7,7 @@
 //! ```
 
 mod admission;
+mod eviction;
 mod handshake;
 mod inbound;
 pub mod listener;
@@ -19,6 +20,7 @@ mod session;
 mod settings;
 mod trust;
 
+pub(crate) use eviction::end_sessions;
 pub use registry::{SendError, Sessions};
 pub use settings::Settings;
 pub(crate) use trust::CaCensus;

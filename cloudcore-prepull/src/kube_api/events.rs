@@ -1,4 +1,4 @@
-//! The publisher of Kubernetes events on jobs and NodeImages.
+//! The publisher of Kubernetes events on jobs, NodeImages and Nodes.
 //!
 //! It writes events of the core group in the form that kubectl and client-go have always used: API servers of every
 //! version accept them for a cluster-scoped object in the namespace `default`, where `kubectl describe` finds them. With
@@ -98,6 +98,7 @@ fn core_event(event: ObjectEvent, instance: Option<String>, now: Timestamp) -> C
     let home = namespace_of(&object).to_owned();
     let ObjectId { namespace, name, uid } = object;
     let api_version = match kind {
+        ObjectKind::Node => "v1".to_owned(),
         ObjectKind::ImagePrePullJob => format!("{}/v1alpha2", prepull_api::crd::GROUP),
         ObjectKind::ImagePullJob | ObjectKind::ImageListPullJob | ObjectKind::NodeImage => {
             format!("{}/{}", kruise::GROUP, kruise::VERSION)

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use jiff::Timestamp;
+use prepull_api::selector::Selector;
 use prepull_engine::engine::{Action, Engine, Input, Listed};
 use prepull_engine::prepull::controller;
+use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::WriteOutcome;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -16,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
 
 use crate::edges::dispatch;
+use crate::edges::roster::Roster;
 use crate::edges::tunnel::Sessions;
 use crate::kube_api::events::Events;
 use crate::kube_api::kruise_writer;
@@ -56,6 +59,9 @@ pub(super) struct Core {
     pub(super) writer: Writer,
     pub(super) leadership: Leadership,
     pub(super) sessions: Sessions,
+    pub(super) roster: Roster,
+    /// The nodes that get NodeImages, with Kruise's API.
+    pub(super) kruise_nodes: Option<Selector>,
     pub(super) secrets: Secrets,
     pub(super) events: Events,
     pub(super) metrics: Arc<Metrics>,
@@ -118,6 +124,12 @@ impl Core {
             Input::Prepull(input) => {
                 self.metrics.count_input(input);
                 match input {
+                    Prepull::Nodes(nodes) => {
+                        self.roster
+                            .set_nodes(nodes.iter().map(|node| (node.name.clone(), self.is_edge(node))));
+                    }
+                    Prepull::Node(node) => self.roster.set_node(&node.name, Some(self.is_edge(node))),
+                    Prepull::NodeGone(node) => self.roster.set_node(node, None),
                     Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.note_job(job),
                     Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.note_job(job)),
                     _ => {}
@@ -129,6 +141,11 @@ impl Core {
             recorder.input(&input, now);
         }
         self.engine.handle(input, now);
+    }
+
+    /// Whether a Node may get tasks, and so may join with a token for the fleet.
+    fn is_edge(&self, node: &NodeView) -> bool {
+        node.is_edge() || self.kruise_nodes.as_ref().is_some_and(|selector| selector.matches(&node.labels))
     }
 
     fn act(&mut self, action: Action) {

@@ -93,14 +93,16 @@ pub(super) async fn start(
     let settings = enroll::Settings {
         certificate_ttl: args.edge_cert_ttl,
         accept_system_nodes: args.accept_system_nodes,
+        renew_grace: args.renew_grace,
     };
     let (tokens, watch) = Tokens::watched(client, namespace);
     let watch = shutdown.clone().run_until_cancelled_owned(watch);
     tokio::spawn(
         vital.guard("the watch of join tokens", watch).instrument(info_span!("watch", kind = "Secret")),
     );
-    let metrics = core.metrics.edges();
-    let serving = enroll::serve(enrolment, identity.clone(), tokens, settings, metrics, shutdown.clone());
+    let (roster, metrics) = (core.roster.clone(), core.metrics.edges());
+    let serving =
+        enroll::serve(enrolment, identity.clone(), tokens, roster, settings, metrics, shutdown.clone());
     let mut listeners = JoinSet::new();
     listeners.spawn(vital.guard("the enrolment port", serving).instrument(info_span!("enroll")));
 
@@ -118,8 +120,8 @@ pub(super) async fn start(
         accept_system_nodes: args.accept_system_nodes,
         ..tunnel::Settings::default()
     };
-    let (sessions, metrics) = (core.sessions.clone(), core.metrics.edges());
-    let serving = listener::serve(tunnel, identity, sessions, events, settings, metrics, shutdown);
+    let (sessions, roster, metrics) = (core.sessions.clone(), core.roster.clone(), core.metrics.edges());
+    let serving = listener::serve(tunnel, identity, sessions, roster, events, settings, metrics, shutdown);
     listeners.spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));
 
     if let Some(file) = &args.ports_file {

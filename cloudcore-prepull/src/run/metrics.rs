@@ -18,6 +18,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use crate::edges::EdgeMetrics;
+use crate::edges::roster::RosterMetrics;
 use crate::kube_api::leader::Leadership;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -67,15 +68,17 @@ pub struct Metrics {
     registry: Registry,
     counted: Counted,
     edges: EdgeMetrics,
+    roster: RosterMetrics,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("cloudcore_prepull");
-        let (counted, edges) = (Counted::default(), EdgeMetrics::default());
+        let (counted, edges, roster) = (Counted::default(), EdgeMetrics::default(), RosterMetrics::default());
         edges.register(&mut registry);
+        roster.register(&mut registry);
         counted.register(&mut registry);
-        Self { registry, counted, edges }
+        Self { registry, counted, edges, roster }
     }
 }
 
@@ -171,6 +174,11 @@ impl Metrics {
     /// The metrics that the ports of the edges count themselves.
     pub fn edges(&self) -> EdgeMetrics {
         self.edges.clone()
+    }
+
+    /// The metrics of the nodes' keys.
+    pub(super) fn roster(&self) -> RosterMetrics {
+        self.roster.clone()
     }
 
     /// All metrics in the text format of OpenMetrics.

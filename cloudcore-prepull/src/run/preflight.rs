@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{Api, ListParams};
 use kube::{Client, Resource};
 use prepull_api::crd::job::ImagePrePullJob;
@@ -22,11 +22,11 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Waits until every kind is served and may be listed. What is missing is logged, and is the answer of /readyz. Dropping
 /// the future loses nothing.
-pub(super) async fn wait_until_passed(client: &Client, readiness: &Readiness) {
+pub(super) async fn wait_until_passed(client: &Client, namespace: &str, readiness: &Readiness) {
     let log = FailureLog::default();
     let mut was_lasting = false;
     loop {
-        let problems = find_problems(client).await;
+        let problems = find_problems(client, namespace).await;
         if problems.is_empty() {
             if was_lasting {
                 info!("the missing definitions and rights have been applied");
@@ -50,12 +50,13 @@ pub(super) async fn wait_until_passed(client: &Client, readiness: &Readiness) {
 }
 
 /// All problems that last, so that they can be solved together; of those that may pass, the first one.
-async fn find_problems(client: &Client) -> Vec<Problem> {
+async fn find_problems(client: &Client, namespace: &str) -> Vec<Problem> {
     let mut problems = Vec::new();
     let checks = [
-        check_kind::<ImagePrePullJob>(client).boxed(),
-        check_kind::<ImagePrePullReport>(client).boxed(),
-        check_kind::<Node>(client).boxed(),
+        check_kind::<ImagePrePullJob>(Api::all(client.clone())).boxed(),
+        check_kind::<ImagePrePullReport>(Api::all(client.clone())).boxed(),
+        check_kind::<Node>(Api::all(client.clone())).boxed(),
+        check_kind::<ConfigMap>(Api::namespaced(client.clone(), namespace)).boxed(),
     ];
     for check in checks {
         let Err(problem) = check.await else { continue };
@@ -77,11 +78,10 @@ struct Problem {
     lasts: bool,
 }
 
-async fn check_kind<K>(client: &Client) -> Result<(), Problem>
+async fn check_kind<K>(api: Api<K>) -> Result<(), Problem>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
-    let api: Api<K> = Api::all(client.clone());
     let one = ListParams::default().limit(1);
     let kind = K::plural(&());
     match tokio::time::timeout(ANSWER_LIMIT, api.list_metadata(&one)).await {

@@ -72,6 +72,12 @@ impl Agent {
         Self::dialling(cloud, node, vec![url], settings).await
     }
 
+    /// Starts to dial the cloud with an identity that is there.
+    pub(crate) fn of(cloud: &Cloud, identity: Identity) -> Self {
+        let settings = Settings { first_backoff: Duration::from_secs(3600), ..Settings::default() };
+        Self::with(identity, vec![cloud.tunnel_url()], settings, tempfile::tempdir().unwrap())
+    }
+
     /// Joins and starts to dial these URLs.
     pub(crate) async fn dialling(
         cloud: &Cloud,
@@ -85,6 +91,10 @@ impl Agent {
     /// Starts to dial these URLs, with what a join has left.
     pub(crate) fn wake(state: TempDir, tunnel_urls: Vec<String>, settings: Settings) -> Self {
         let identity = Identity::load(state.path()).unwrap();
+        Self::with(identity, tunnel_urls, settings, state)
+    }
+
+    fn with(identity: Identity, tunnel_urls: Vec<String>, settings: Settings, state: TempDir) -> Self {
         let (link, outgoing) = Link::new(8);
         let (sender, events) = mpsc::channel(8);
         let shutdown = CancellationToken::new();

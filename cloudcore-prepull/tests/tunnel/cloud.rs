@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use cloudcore_prepull::edges::enroll;
 use cloudcore_prepull::edges::pki::{Authority, CaSet, ServerIdentity, VerifiedCsr};
+use cloudcore_prepull::edges::roster::Roster;
 use cloudcore_prepull::edges::tokens::{Scope, Tokens};
 use cloudcore_prepull::edges::tunnel::{Sessions, Settings, listener};
 use cloudcore_prepull::run::metrics::Metrics;
@@ -64,18 +65,27 @@ impl Cloud {
         let (sender, events) = mpsc::channel(64);
         let (sessions, tokens, shutdown) =
             (Sessions::default(), Tokens::in_memory(), CancellationToken::new());
-        let metrics = Metrics::default();
+        let (metrics, roster) = (Metrics::default(), Roster::in_memory());
         tokio::spawn(enroll::serve(
             enroll,
             Arc::clone(&identity),
             tokens.clone(),
+            roster.clone(),
             enroll::Settings::default(),
             metrics.edges(),
             shutdown.clone(),
         ));
         let (meters, stop) = (metrics.edges(), shutdown.clone());
-        let serving =
-            listener::serve(tunnel, Arc::clone(&identity), sessions.clone(), sender, settings, meters, stop);
+        let serving = listener::serve(
+            tunnel,
+            Arc::clone(&identity),
+            sessions.clone(),
+            roster,
+            sender,
+            settings,
+            meters,
+            stop,
+        );
         let serving = tokio::spawn(serving);
         Self {
             identity,

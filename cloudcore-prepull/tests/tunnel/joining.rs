@@ -214,7 +214,11 @@ async fn another_nodes_identity_is_replaced_only_with_force() {
     args.force = true;
     join::run(args).await.unwrap();
     assert_eq!(Identity::load(dir.path()).unwrap().node(), "edge-2".into());
-    join(&cloud, &token, "edge-2", dir.path()).await.unwrap();
+    // Who has joined joins again with a token of its own.
+    let error = join(&cloud, &token, "edge-2", dir.path()).await.unwrap_err().to_string();
+    assert!(error.contains("node edge-2 has joined before"), "{error}");
+    let own = cloud.token(Scope::Node("edge-2".into())).await;
+    join(&cloud, &own, "edge-2", dir.path()).await.unwrap();
 }
 
 #[tokio::test]
@@ -271,22 +275,89 @@ async fn a_certificate_is_renewed_when_it_is_due() {
     keeping.await.unwrap();
 }
 
+/// Replaces the node's certificate by one for the same key that expired so long ago.
+fn expire(cloud: &Cloud, dir: &Path, ago: Duration) {
+    let key = rcgen::KeyPair::from_pem(&read(dir, "client.key")).unwrap();
+    let csr = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+    let expired = cloud.certificate(&csr, "edge-1", HOUR, SystemTime::now() - HOUR - ago);
+    std::fs::write(dir.join("pki/client.crt"), expired).unwrap();
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
 #[tokio::test]
-async fn an_expired_identity_is_an_error_until_the_node_joins_again() {
+async fn an_expired_certificate_is_renewed_within_the_grace_and_the_tunnel_waits_for_it() {
+    let mut cloud = Cloud::start();
+    let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
+    join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
+    expire(&cloud, dir.path(), 89 * DAY);
+    let mut agent = Agent::of(&cloud, Identity::load(dir.path()).unwrap());
+    assert!(agent.identity.has_expired());
+    let keeping = agent.identity.clone().keep_renewed(cloud.enroll_url(), cloud.shutdown.clone());
+    tokio::spawn(keeping);
+    agent.connected(Hello::default()).await;
+    assert_eq!(cloud.up().await.0, "edge-1".into());
+    assert!(!Identity::load(dir.path()).unwrap().has_expired());
+}
+
+#[tokio::test]
+async fn an_expired_certificate_needs_a_new_join_after_the_grace() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
-    let key = rcgen::KeyPair::from_pem(&read(dir.path(), "client.key")).unwrap();
-    let csr = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
-    let expired = cloud.certificate(&csr, "edge-1", HOUR, SystemTime::now() - 2 * HOUR);
-    std::fs::write(dir.path().join("pki/client.crt"), expired).unwrap();
-    let error = Identity::load(dir.path()).unwrap_err().to_string();
-    assert!(
-        error.contains("node edge-1 expired at") && error.contains("join again with a new token"),
-        "{error}"
-    );
+    expire(&cloud, dir.path(), 91 * DAY);
+    let identity = Identity::load(dir.path()).unwrap();
+    let error = identity.renew(&cloud.enroll_url()).await.unwrap_err().to_string();
+    assert!(error.contains("edge-1 expired at") && error.contains("join again with a new token"), "{error}");
+    let own = cloud.token(Scope::Node("edge-1".into())).await;
+    join(&cloud, &own, "edge-1", dir.path()).await.unwrap();
+    assert!(!Identity::load(dir.path()).unwrap().has_expired());
+}
+
+#[tokio::test]
+async fn an_expired_certificate_of_another_ca_renews_nothing() {
+    let (cloud, stranger) = (Cloud::start(), Cloud::start());
+    let refused = async |credentials: &raw::Credentials| {
+        let stream = TcpStream::connect(cloud.enroll).await.unwrap();
+        let name = rustls_pki_types::ServerName::try_from("localhost").unwrap();
+        let tls = raw::tls(&cloud, Some(credentials));
+        let mut stream = TlsConnector::from(tls).connect(name, stream).await.unwrap();
+        let _ = stream.write_all(b"POST /v1/renew HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}").await;
+        let mut answer = Vec::new();
+        // With TLS 1.3, the alert is met when something is read.
+        stream.read_to_end(&mut answer).await.is_err() && answer.is_empty()
+    };
+    let past = SystemTime::now() - 2 * HOUR;
+    assert!(refused(&raw::Credentials::until(&stranger, "edge-1", HOUR, past)).await);
+    let own = raw::Credentials::until(&cloud, "edge-1", HOUR, past);
+    assert!(!refused(&own).await, "otherwise the rest proves nothing");
+}
+
+#[tokio::test]
+async fn unless_joined_renews_an_expired_certificate_without_a_token() {
+    let cloud = Cloud::start();
+    let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);
     join(&cloud, &token, "edge-1", dir.path()).await.unwrap();
-    Identity::load(dir.path()).unwrap();
+    expire(&cloud, dir.path(), DAY);
+    let mut args = join_args(&cloud, &token, "edge-1", dir.path());
+    args.token = "expired and forgotten".to_owned().into();
+    args.unless_joined = true;
+    let joined = join::run(args).await.unwrap();
+    assert!(joined.not_after > SystemTime::now() + DAY, "{joined}");
+}
+
+#[tokio::test]
+async fn a_ticket_of_the_tunnel_or_of_enrolment_does_not_stand_for_a_key_when_renewing() {
+    let cloud = Cloud::start();
+    let tls = raw::tls(&cloud, Some(&raw::Credentials::of(&cloud, "edge-1")));
+    for _ in 0..2 {
+        let stream = TcpStream::connect(cloud.enroll).await.unwrap();
+        let name = rustls_pki_types::ServerName::try_from("localhost").unwrap();
+        let mut stream = TlsConnector::from(tls.clone()).connect(name, stream).await.unwrap();
+        stream.write_all(b"GET /v1/ca HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+        assert_eq!(stream.get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::Full));
+    }
 }
 
 #[tokio::test]

@@ -67,8 +67,8 @@ pub struct JoinArgs {
     /// Replace the identity of another node in the state directory.
     #[arg(long)]
     pub force: bool,
-    /// Do nothing if this node has joined already and its certificate is valid, even if the token has expired: for
-    /// scripts that run at every start.
+    /// Do nothing if this node has joined already and its certificate is valid, or can still be renewed, even if the
+    /// token has expired: for scripts that run at every start.
     #[arg(long, env = "PREPULL_UNLESS_JOINED", conflicts_with = "force")]
     pub unless_joined: bool,
 }
@@ -171,14 +171,17 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     if !node.is_valid() {
         return Err(JoinError::NodeName(node.0));
     }
+    let (enroll_urls, tunnel_urls) = resolve_urls(&server, enroll_url, tunnel_url);
     if unless_joined
         && let Ok(identity) = Identity::load(&state_dir)
         && identity.node() == node
+        // One that has expired is renewed here: the token may have expired long ago, and a token for the fleet does not
+        // admit a node twice.
+        && (!identity.has_expired() || identity.renew(enroll_urls.clone()).await.is_ok())
     {
         return Ok(Joined { node, not_after: identity.not_after(), state_dir });
     }
     let token: JoinToken = token.0.expose().parse()?;
-    let (enroll_urls, tunnel_urls) = resolve_urls(&server, enroll_url, tunnel_url);
     let endpoints = enroll_urls.endpoints(ENROLL_SCHEME)?;
     tunnel_urls.endpoints(TUNNEL_SCHEME)?;
     let dir = StateDir::new(&state_dir);
@@ -213,12 +216,14 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
 fn explain_refusal(error: RequestError, node: &NodeName, dir: PathBuf) -> JoinError {
     let is_refused = matches!(error, RequestError::Refused { .. });
     match Identity::load(&dir) {
-        Ok(identity) if is_refused && identity.node() == *node => JoinError::JoinedAlready {
-            node: node.clone(),
-            not_after: identity.not_after(),
-            dir,
-            refusal: error,
-        },
+        Ok(identity) if is_refused && identity.node() == *node && !identity.has_expired() => {
+            JoinError::JoinedAlready {
+                node: node.clone(),
+                not_after: identity.not_after(),
+                dir,
+                refusal: error,
+            }
+        }
         _ => JoinError::Request(error),
     }
 }

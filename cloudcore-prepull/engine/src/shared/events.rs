@@ -13,6 +13,8 @@ pub enum ObjectKind {
     ImageListPullJob,
     /// Kruise's images of one node.
     NodeImage,
+    /// A node itself.
+    Node,
 }
 
 impl ObjectKind {
@@ -23,6 +25,7 @@ impl ObjectKind {
             Self::ImagePullJob => "ImagePullJob",
             Self::ImageListPullJob => "ImageListPullJob",
             Self::NodeImage => "NodeImage",
+            Self::Node => "Node",
         }
     }
 }

@@ -62,6 +62,11 @@ pub const NAME_TAKEN: &str = "NameTaken";
 /// The API server refuses a write, and the job waits for it.
 pub const NOT_WRITTEN: &str = "NotWritten";
 
+/// A key of a node was presented that a newer one had superseded.
+pub const SUPERSEDED_KEY: &str = "SupersededKey";
+/// The certificate of a node was renewed after it had expired.
+pub const RENEWED_AFTER_EXPIRY: &str = "RenewedAfterExpiry";
+
 /// Whether an event with this reason is about one image on one node: there may be one for every node of a fleet.
 pub fn is_of_one_image(reason: &str) -> bool {
     matches!(reason, PULL_IMAGE_SUCCEED | PULL_IMAGE_FAILED)

@@ -23,8 +23,9 @@ use tokio::time::Instant;
 use super::Settings;
 use crate::edges::log_rate::LogRate;
 use crate::edges::pki::peer::{Peer, PeerError};
-use crate::edges::pki::{PkiError, ServerIdentity, VerifiedCsr};
-use crate::edges::tokens::{RedeemError, TokenError, Tokens};
+use crate::edges::pki::{KeyHash, PkiError, ServerIdentity, VerifiedCsr};
+use crate::edges::roster::{Admission, HeldKey, Refusal, Roster};
+use crate::edges::tokens::{RedeemError, Scope, TokenError, Tokens};
 
 /// The longest name that a node can have (RFC 1123).
 const MAX_NODE_NAME: usize = 253;
@@ -33,6 +34,7 @@ const MAX_NODE_NAME: usize = 253;
 pub(super) struct Routes {
     pub(super) identity: Arc<ServerIdentity>,
     pub(super) tokens: Tokens,
+    pub(super) roster: Roster,
     pub(super) settings: Settings,
     pub(super) refusal_log: LogRate,
 }
@@ -123,8 +125,14 @@ impl Routes {
         let csr = VerifiedCsr::from_pem(&csr)?;
         let now = SystemTime::now();
         let redeemed = self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await;
-        redeemed.map_err(|error| self.refuse_token(error, address, &node))?;
-        let issued = self.sign(&csr, &node, form, now)?;
+        let (scope, after_revocation) = redeemed.map_err(|error| self.refuse_token(error, address, &node))?;
+        let by = match scope {
+            Scope::Fleet => Admission::Fleet,
+            Scope::Node(_) => Admission::Node { after_revocation },
+        };
+        let (issued, key) = self.sign(&csr, &node, form, now)?;
+        // Recorded before it is sent: what was sent and not recorded could not be told from a stolen key.
+        self.roster.join(&node, by, key).await.map_err(|refusal| self.deny(&node, refusal))?;
         tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
         Ok(issued)
     }
@@ -172,7 +180,9 @@ impl Routes {
         let peer = peer.as_ref().map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
         let RenewRequest { csr, organisation } = read_json(body).await?;
         let form = self.accepted_form(organisation.as_deref())?;
-        let issued = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, form, SystemTime::now())?;
+        let now = SystemTime::now();
+        let (issued, key) = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, form, now)?;
+        self.roster.renew(peer, key, now).await.map_err(|refusal| self.deny(&peer.node, refusal))?;
         tracing::info!(node = %peer.node, not_after = issued.not_after, "a node's certificate was renewed");
         Ok(issued)
     }
@@ -188,20 +198,35 @@ impl Routes {
         Err(Denial::new(StatusCode::FORBIDDEN, error))
     }
 
+    /// The answer to a node that is refused, or whose key could not be recorded.
+    fn deny(&self, node: &NodeName, refusal: Option<Refusal>) -> Denial {
+        let Some(refusal) = refusal else {
+            let error =
+                "cloudcore could not record the key at the API server: try again, or see cloudcore's log";
+            return Denial::new(StatusCode::SERVICE_UNAVAILABLE, error);
+        };
+        if self.refusal_log.allows(Instant::now()) {
+            tracing::warn!(%node, reason = %refusal, "a certificate was refused");
+        }
+        Denial::new(StatusCode::FORBIDDEN, refusal)
+    }
+
+    /// Signs a certificate. The key is to be recorded before the certificate is sent.
     fn sign(
         &self,
         csr: &VerifiedCsr,
         node: &NodeName,
         form: SubjectForm,
         now: SystemTime,
-    ) -> Result<IssuedCertificate, Denial> {
+    ) -> Result<(IssuedCertificate, HeldKey), Denial> {
         let cas = self.identity.cas();
         let signed = cas.signer().sign_client(csr, node, form, self.settings.certificate_ttl, now)?;
-        Ok(IssuedCertificate {
+        let issued = IssuedCertificate {
             certificate: signed.pem,
             ca: cas.signer().pem(),
             not_after: humantime::format_rfc3339_seconds(signed.not_after).to_string(),
-        })
+        };
+        Ok((issued, HeldKey::new(KeyHash::new(csr.key_fingerprint()), signed.not_after)))
     }
 }
 

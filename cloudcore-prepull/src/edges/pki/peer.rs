@@ -8,11 +8,14 @@ use rustls_pki_types::CertificateDer;
 use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use super::key_hash::KeyHash;
+
 /// A node, as its certificate identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     pub(crate) node: NodeName,
     pub(crate) form: SubjectForm,
+    pub(crate) key: KeyHash,
     pub(crate) not_after: SystemTime,
 }
 
@@ -59,16 +62,25 @@ impl Peer {
         chain: Option<&[CertificateDer<'_>]>,
         now: SystemTime,
     ) -> Result<Self, PeerError> {
+        Self::from_chain_within(chain, now, Duration::ZERO)
+    }
+
+    /// Like [`Self::from_chain`], but the certificate may have expired, no longer ago than `grace`: for renewing it.
+    pub(crate) fn from_chain_within(
+        chain: Option<&[CertificateDer<'_>]>,
+        now: SystemTime,
+        grace: Duration,
+    ) -> Result<Self, PeerError> {
         let leaf = chain.and_then(<[_]>::first).ok_or(PeerError::Missing)?;
         let (_, certificate) = X509Certificate::from_der(leaf).map_err(|_| PeerError::Malformed)?;
         let (node, form) = node_name(&certificate).ok_or(PeerError::NotANode)?;
         let seconds =
             u64::try_from(certificate.validity().not_after.timestamp()).map_err(|_| PeerError::Malformed)?;
         let not_after = UNIX_EPOCH + Duration::from_secs(seconds);
-        if not_after <= now {
+        if not_after + grace <= now {
             Err(PeerError::Expired { node, not_after })
         } else {
-            Ok(Self { node, form, not_after })
+            Ok(Self { node, form, key: KeyHash::of_der(certificate.public_key().raw), not_after })
         }
     }
 }
@@ -148,6 +160,10 @@ mod tests {
         ])];
         let end = 1_893_456_000; // 2030-01-01
         assert!(Peer::from_chain(Some(&leaf), at(end - 1)).is_ok());
+        let within = |seconds, grace| {
+            Peer::from_chain_within(Some(&leaf), at(end + seconds), Duration::from_secs(grace)).is_ok()
+        };
+        assert!(within(59, 60) && !within(60, 60) && !within(0, 0));
         let error = Peer::from_chain(Some(&leaf), at(end)).unwrap_err().to_string();
         assert!(error.contains("edge-1 expired at 2030-01-01T00:00:00Z: join again"), "{error}");
         assert_eq!(Peer::from_chain(None, at(0)), Err(PeerError::Missing));

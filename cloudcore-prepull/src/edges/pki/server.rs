@@ -8,12 +8,14 @@ use std::time::{Duration, SystemTime};
 use rcgen::SanType;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::lapsed::AcceptsExpired;
 use super::{CaSet, PkiError};
 
 /// The interval of checks whether the certificate is due for renewal. A month is left when it is due.
@@ -59,7 +61,8 @@ impl ServerIdentity {
         Arc::clone(&self.serving.borrow().cas)
     }
 
-    /// The TLS configuration of enrolment that is in use now.
+    /// The TLS configuration of enrolment that is in use now. There a client certificate is optional, and may have
+    /// expired: see [`Peer::from_chain_within`](super::peer::Peer::from_chain_within).
     pub fn enroll_tls(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.serving.borrow().enroll)
     }
@@ -166,16 +169,24 @@ fn tls_config(
     let tls_error = |error: &dyn fmt::Display| PkiError::Tls(error.to_string());
     let verifier = WebPkiClientVerifier::builder_with_provider(cas.roots()?.into(), Arc::clone(provider));
     let verifier = if certificate_required { verifier } else { verifier.allow_unauthenticated() };
+    let verifier = verifier.build().map_err(|error| tls_error(&error))?;
+    let verifier: Arc<dyn ClientCertVerifier> =
+        if certificate_required { verifier } else { Arc::new(AcceptsExpired(verifier)) };
     let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
         .map_err(|error| tls_error(&error))?
-        .with_client_cert_verifier(verifier.build().map_err(|error| tls_error(&error))?)
+        .with_client_cert_verifier(verifier)
         .with_cert_resolver(Arc::<SingleCertAndKey>::clone(own));
-    // Resumption state is in the ticket, which the edge keeps: it takes no memory here. Each configuration has a ticket
-    // key of its own, so that a ticket of one listener is useless at the other, and none outlives the trust in a CA.
-    config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| tls_error(&error))?;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.send_tls13_tickets = 1; // an edge opens one connection at a time
+    if certificate_required {
+        // Resumption state is in the ticket, which the edge keeps: it takes no memory here. Each configuration has a
+        // ticket key of its own, so that no ticket outlives the trust in a CA.
+        config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(|error| tls_error(&error))?;
+        config.send_tls13_tickets = 1; // an edge opens one connection at a time
+    } else {
+        // Whoever renews proves each time that it holds the key.
+        config.send_tls13_tickets = 0;
+    }
     Ok(Arc::new(config))
 }
 

@@ -58,6 +58,8 @@ pub(super) struct Record {
     pub(super) secret_hash: SecretHash,
     /// The SHA-256 of the public key that has redeemed a node's token.
     pub(super) used_by: Option<[u8; 32]>,
+    /// The revocation of the token's node that stood when the token was made.
+    pub(super) after_revocation: Option<String>,
 }
 
 /// How a valid token is redeemed.
@@ -70,8 +72,19 @@ pub(super) enum Decision {
 }
 
 impl Record {
-    pub(super) fn new(token: &JoinToken, scope: Scope, expires: SystemTime) -> Self {
-        Self { scope, expires, secret_hash: SecretHash::of(token.secret.expose()), used_by: None }
+    pub(super) fn new(
+        token: &JoinToken,
+        scope: Scope,
+        expires: SystemTime,
+        after_revocation: Option<String>,
+    ) -> Self {
+        Self {
+            scope,
+            expires,
+            secret_hash: SecretHash::of(token.secret.expose()),
+            used_by: None,
+            after_revocation,
+        }
     }
 
     /// Decides whether the holder of `secret` may join as `node` with this key.

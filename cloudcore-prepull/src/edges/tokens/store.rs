@@ -169,9 +169,10 @@ const SECRET_HASH: &str = "secret-sha256";
 const EXPIRATION: &str = "expiration";
 const NODE: &str = "node";
 const USED_BY: &str = "used-by-key-sha256";
+const AFTER_REVOCATION: &str = "after-revocation";
 
 fn to_secret(id: &str, record: &Record, version: Option<String>) -> Secret {
-    let Record { scope, expires, secret_hash, used_by } = record;
+    let Record { scope, expires, secret_hash, used_by, after_revocation } = record;
     let mut data = BTreeMap::from([
         (SECRET_HASH, hex(&secret_hash.0)),
         (EXPIRATION, humantime::format_rfc3339_seconds(*expires).to_string()),
@@ -181,6 +182,9 @@ fn to_secret(id: &str, record: &Record, version: Option<String>) -> Secret {
     }
     if let Some(key) = used_by {
         data.insert(USED_BY, hex(key));
+    }
+    if let Some(at) = after_revocation {
+        data.insert(AFTER_REVOCATION, at.clone());
     }
     Secret {
         metadata: ObjectMeta {
@@ -217,6 +221,10 @@ pub(super) fn from_secret(secret: &Secret) -> Option<Record> {
             Some(key) => Some(unhex(key?)?),
             None => None,
         },
+        after_revocation: match text(AFTER_REVOCATION) {
+            Some(at) => Some(at?.to_owned()),
+            None => None,
+        },
     })
 }
 
@@ -230,8 +238,19 @@ mod tests {
     #[test]
     fn a_token_is_read_back_from_its_secret_unless_it_is_malformed() {
         let expires = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let fleet = Record { scope: Scope::Fleet, expires, secret_hash: SecretHash([1; 32]), used_by: None };
-        let node = Record { scope: Scope::Node("edge-1".into()), used_by: Some([2; 32]), ..fleet.clone() };
+        let fleet = Record {
+            scope: Scope::Fleet,
+            expires,
+            secret_hash: SecretHash([1; 32]),
+            used_by: None,
+            after_revocation: None,
+        };
+        let node = Record {
+            scope: Scope::Node("edge-1".into()),
+            used_by: Some([2; 32]),
+            after_revocation: Some("2026-11-22T04:00:00Z".to_owned()),
+            ..fleet.clone()
+        };
         for record in [fleet, node] {
             let mut secret = to_secret("0123456789ab", &record, Some("7".into()));
             assert_eq!(secret.metadata.resource_version.as_deref(), Some("7"));
@@ -244,7 +263,9 @@ mod tests {
     #[tokio::test]
     async fn a_token_that_has_changed_is_not_replaced() {
         let (store, expires) = (Store::in_memory(), UNIX_EPOCH);
-        let record = Record { scope: Scope::Fleet, expires, secret_hash: SecretHash([1; 32]), used_by: None };
+        let secret_hash = SecretHash([1; 32]);
+        let record =
+            Record { scope: Scope::Fleet, expires, secret_hash, used_by: None, after_revocation: None };
         store.create("x", &record).await.unwrap();
         let (_, first) = store.get("x").await.unwrap().unwrap();
         let (_, second) = store.get("x").await.unwrap().unwrap();

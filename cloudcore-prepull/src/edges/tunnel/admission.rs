@@ -24,6 +24,7 @@ use crate::edges::EdgeMetrics;
 use crate::edges::door::{Door, Secured};
 use crate::edges::log_rate::LogRate;
 use crate::edges::pki::ServerIdentity;
+use crate::edges::roster::Roster;
 
 /// What all connections share, and what limits them.
 pub(super) struct Admission {
@@ -31,6 +32,7 @@ pub(super) struct Admission {
     identity: Arc<ServerIdentity>,
     handshaker: Handshaker,
     sessions: Sessions,
+    roster: Roster,
     events: mpsc::Sender<SessionEvent>,
     settings: Settings,
     session_slots: Arc<Semaphore>,
@@ -42,15 +44,17 @@ impl Admission {
     pub(super) fn new(
         identity: Arc<ServerIdentity>,
         sessions: Sessions,
+        roster: Roster,
         events: mpsc::Sender<SessionEvent>,
         settings: Settings,
         metrics: EdgeMetrics,
     ) -> Self {
         Self {
             door: Door::new("tunnel", settings.door(), metrics.clone()),
-            handshaker: Handshaker::new(Arc::clone(&identity), &settings),
+            handshaker: Handshaker::new(Arc::clone(&identity), roster.clone(), &settings),
             identity,
             sessions,
+            roster,
             events,
             session_slots: Arc::new(Semaphore::new(settings.max_connections)),
             refusal_log: LogRate::default(),
@@ -84,6 +88,7 @@ impl Admission {
                             issuer,
                             identity: &self.identity,
                             sessions: &self.sessions,
+                            roster: &self.roster,
                             events: &self.events,
                             settings: &self.settings,
                             overload: &self.overload,

@@ -16,6 +16,7 @@ use crate::edges::door::{Arrived, Secured, Turned};
 use crate::edges::pki::ca_set::Fingerprint;
 use crate::edges::pki::peer::Peer;
 use crate::edges::pki::{CaSet, ServerIdentity};
+use crate::edges::roster::Roster;
 
 /// The most outgoing bytes that rustls buffers per session: one TLS record. Beyond it, the websocket waits.
 const TLS_BUFFER: usize = 16 * 1024;
@@ -23,6 +24,7 @@ const TLS_BUFFER: usize = 16 * 1024;
 /// Performs handshakes, and counts the connections of each node.
 pub(super) struct Handshaker {
     identity: Arc<ServerIdentity>,
+    roster: Roster,
     node_connections: NodeConnections,
     max_connections_per_node: usize,
     accept_system_nodes: bool,
@@ -40,9 +42,10 @@ pub(super) struct Connected {
 }
 
 impl Handshaker {
-    pub(super) fn new(identity: Arc<ServerIdentity>, settings: &Settings) -> Self {
+    pub(super) fn new(identity: Arc<ServerIdentity>, roster: Roster, settings: &Settings) -> Self {
         Self {
             identity,
+            roster,
             node_connections: NodeConnections::default(),
             max_connections_per_node: settings.max_connections_per_node,
             accept_system_nodes: settings.accept_system_nodes,
@@ -89,6 +92,7 @@ impl Handshaker {
         let issuer = chain.and_then(|chain| cas.issuer_of(chain.first()?)).ok_or(Refusal::UnknownCa)?;
         let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);
         let open = open.ok_or_else(|| Refusal::TooManyConnections(peer.node.clone()))?;
+        self.roster.admit(&peer)?;
         Ok((peer, issuer, open))
     }
 }

@@ -9,6 +9,7 @@ use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::sync::Notify;
 
 use super::trust::SessionTrust;
+use crate::edges::pki::KeyHash;
 
 /// The most messages that wait for one node. It holds at most [`MAX_OPEN_TASKS`] tasks, and each may be assigned,
 /// cancelled and acknowledged while the node does not read.
@@ -53,6 +54,8 @@ pub(super) enum PushError {
 pub(super) struct Outbox {
     pub(super) id: SessionId,
     pub(super) trust: SessionTrust,
+    /// The key of the certificate that the session began with.
+    pub(super) key: KeyHash,
     queue: Mutex<Queue>,
     wake: Notify,
 }
@@ -67,8 +70,8 @@ struct Queue {
 }
 
 impl Outbox {
-    pub(super) fn new(id: SessionId, trust: SessionTrust) -> Self {
-        Self { id, trust, queue: Mutex::default(), wake: Notify::new() }
+    pub(super) fn new(id: SessionId, trust: SessionTrust, key: KeyHash) -> Self {
+        Self { id, trust, key, queue: Mutex::default(), wake: Notify::new() }
     }
 
     /// Queues a message. A queue without room closes the session instead.

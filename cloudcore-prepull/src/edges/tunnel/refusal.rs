@@ -7,6 +7,7 @@ use prepull_api::task::NodeName;
 use super::overload::OverloadReason;
 use crate::edges::door::Turned;
 use crate::edges::pki::peer::PeerError;
+use crate::edges::roster;
 
 /// Why a connection did not become a session.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +20,8 @@ pub(super) enum Refusal {
     Peer(#[from] PeerError),
     #[error("the client certificate is of no CA that is trusted")]
     UnknownCa,
+    #[error("{0}")]
+    Roster(#[from] roster::Refusal),
     #[error("node {0} has too many open connections")]
     TooManyConnections(NodeName),
     #[error("websocket handshake failed")]

@@ -12,7 +12,7 @@ use prepull_tunnel::{CloseCode, Utf8Bytes};
 
 use super::outbox::{Close, Outbox, PushError};
 use super::trust::{CaCensus, SessionTrust};
-use crate::edges::pki::CaSet;
+use crate::edges::pki::{CaSet, KeyHash};
 
 /// The rate at which a drain lets edges come back. A full TLS handshake takes about a millisecond of a core, so
 /// this leaves half a core to the rest of the successor's work.
@@ -110,12 +110,28 @@ impl Sessions {
         }
     }
 
+    /// All sessions, each with its node and the key of its certificate.
+    pub(crate) fn all(&self) -> Vec<(NodeName, SessionId, KeyHash)> {
+        self.lock().iter().map(|(node, outbox)| (node.clone(), outbox.id, outbox.key)).collect()
+    }
+
+    /// Ends a session at once, unless a newer one of the node has replaced it. What is queued for it is not sent.
+    pub(crate) fn disconnect(&self, node: &NodeName, session: SessionId, reason: &str) {
+        let mut table = self.lock();
+        if table.get(node).is_some_and(|outbox| outbox.id == session)
+            && let Some(outbox) = table.remove(node)
+        {
+            drop(table);
+            outbox.close(Close::new(CloseCode::Policy, reason));
+        }
+    }
+
     /// Makes a new session the node's only one, and closes the one that it replaces.
-    pub(super) fn register(&self, node: NodeName, trust: SessionTrust) -> Arc<Outbox> {
+    pub(super) fn register(&self, node: NodeName, trust: SessionTrust, key: KeyHash) -> Arc<Outbox> {
         let mut table = self.lock();
         // Relaxed: the table's lock orders the sessions of a node.
         let id = SessionId(self.shared.last_id.fetch_add(1, Ordering::Relaxed) + 1);
-        let outbox = Arc::new(Outbox::new(id, trust));
+        let outbox = Arc::new(Outbox::new(id, trust, key));
         let replaced = table.insert(node, Arc::clone(&outbox));
         drop(table);
         if let Some(replaced) = replaced {
@@ -158,6 +174,8 @@ mod tests {
         CloudMessage::Cancel { task, reason: reason.into() }
     }
 
+    const KEY: KeyHash = KeyHash::new([0; 32]);
+
     fn node() -> NodeName {
         "edge-1".into()
     }
@@ -173,7 +191,7 @@ mod tests {
     fn messages_are_sent_in_order() {
         let sessions = Sessions::default();
         assert_eq!(sessions.send(&node(), cancel("0")), Err(SendError::Offline));
-        let outbox = sessions.register(node(), SessionTrust::default());
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY);
         sessions.send(&node(), cancel("1")).unwrap();
         sessions.send(&node(), cancel("2")).unwrap();
         let expected = |reason| Some(Outgoing::Message(encode(&cancel(reason)).unwrap().into()));
@@ -186,7 +204,7 @@ mod tests {
     fn a_queue_full_of_messages_or_of_bytes_closes_the_session() {
         for (reason, fits) in [("x".to_owned(), MAX_QUEUED), ("x".repeat(1024 * 1000), 4)] {
             let sessions = Sessions::default();
-            let outbox = sessions.register(node(), SessionTrust::default());
+            let outbox = sessions.register(node(), SessionTrust::default(), KEY);
             for _ in 0..fits {
                 sessions.send(&node(), cancel(&reason)).unwrap();
             }
@@ -200,7 +218,7 @@ mod tests {
     #[test]
     fn sent_bytes_make_room_in_the_queue() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default());
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY);
         for _ in 0..20 {
             sessions.send(&node(), cancel(&"x".repeat(1024 * 1000))).unwrap();
             assert!(matches!(outbox.next(true).now_or_never(), Some(Outgoing::Message(_))));
@@ -210,8 +228,8 @@ mod tests {
     #[test]
     fn a_second_session_replaces_the_first_and_outlives_its_end() {
         let sessions = Sessions::default();
-        let first = sessions.register(node(), SessionTrust::default());
-        let second = sessions.register(node(), SessionTrust::default());
+        let first = sessions.register(node(), SessionTrust::default(), KEY);
+        let second = sessions.register(node(), SessionTrust::default(), KEY);
         assert!(second.id > first.id);
         assert_eq!(closed(&first).as_deref(), Some("replaced by a newer session of this node"));
         sessions.remove(&node(), first.id);
@@ -221,10 +239,23 @@ mod tests {
     }
 
     #[test]
+    fn a_session_is_disconnected_with_a_reason_unless_it_was_replaced() {
+        let sessions = Sessions::default();
+        let first = sessions.register(node(), SessionTrust::default(), KEY);
+        let second = sessions.register(node(), SessionTrust::default(), KEY);
+        sessions.disconnect(&node(), first.id, "revoked");
+        assert_eq!(sessions.all(), [(node(), second.id, KEY)]);
+        sessions.send(&node(), cancel("secret")).unwrap();
+        sessions.disconnect(&node(), second.id, "revoked");
+        assert_eq!(closed(&second).as_deref(), Some("revoked"), "and nothing that was queued before");
+        assert!(!sessions.is_online(&node()));
+    }
+
+    #[test]
     fn a_drain_gives_every_node_its_own_return_time_before_it_closes() {
         let sessions = Sessions::default();
         let outboxes =
-            ["a", "b", "c", "d"].map(|name| sessions.register(name.into(), SessionTrust::default()));
+            ["a", "b", "c", "d"].map(|name| sessions.register(name.into(), SessionTrust::default(), KEY));
         sessions.goaway_all("restart");
         assert!(sessions.is_empty());
         let mut delays = Vec::new();
@@ -244,7 +275,7 @@ mod tests {
     #[test]
     fn an_immediate_close_does_not_wait_for_a_write_in_progress() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default());
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY);
         sessions.send(&node(), cancel("x")).unwrap();
         assert_eq!(outbox.next(false).now_or_never(), None);
         sessions.goaway_all("restart");
@@ -256,7 +287,7 @@ mod tests {
     #[test]
     fn an_immediate_close_drops_the_queued_messages() {
         let sessions = Sessions::default();
-        let outbox = sessions.register(node(), SessionTrust::default());
+        let outbox = sessions.register(node(), SessionTrust::default(), KEY);
         sessions.send(&node(), cancel("x")).unwrap();
         outbox.close(Close::new(CloseCode::Policy, "node deleted"));
         assert_eq!(closed(&outbox).as_deref(), Some("node deleted"));

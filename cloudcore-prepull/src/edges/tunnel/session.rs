@@ -23,6 +23,7 @@ use super::{Sessions, Settings};
 use crate::edges::pki::ca_set::Fingerprint;
 use crate::edges::pki::peer::Peer;
 use crate::edges::pki::{CaSet, ServerIdentity};
+use crate::edges::roster::Roster;
 use end::SessionEnd;
 
 /// The most characters of an edge's version that are logged: a message may have a million.
@@ -35,6 +36,7 @@ pub(super) struct SessionContext<'a> {
     pub(super) issuer: Fingerprint,
     pub(super) identity: &'a ServerIdentity,
     pub(super) sessions: &'a Sessions,
+    pub(super) roster: &'a Roster,
     pub(super) events: &'a mpsc::Sender<SessionEvent>,
     pub(super) settings: &'a Settings,
     pub(super) overload: &'a Overload,
@@ -48,8 +50,12 @@ where
     let (end, announced) = match timeout(context.settings.hello_deadline, receive_hello(&mut channel)).await {
         Ok(Ok(hello)) => {
             let trust = SessionTrust::new(context.issuer, &hello);
-            let outbox = context.sessions.register(context.peer.node.clone(), trust);
+            let outbox = context.sessions.register(context.peer.node.clone(), trust, context.peer.key);
             let id = outbox.id;
+            // The node may have been revoked since the handshake, when nobody could find this session to end it.
+            if let Err(refusal) = context.roster.check(&context.peer.node, context.peer.key) {
+                context.sessions.disconnect(&context.peer.node, id, &refusal.to_string());
+            }
             let registration = Registration { sessions: context.sessions, node: &context.peer.node, id };
             let mut announced = false;
             let Err(end) = context.exchange_messages(&mut channel, &outbox, hello, &mut announced).await;

@@ -21,6 +21,8 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         engine: Engine::default(),
         recorder: None,
         clock: Clock::start(),
+        roster: Roster::in_memory(),
+        kruise_nodes: None,
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone(), true),
         kruise_writer: kruise_writer::Writer::new(client.clone()),

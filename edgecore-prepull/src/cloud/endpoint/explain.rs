@@ -61,8 +61,9 @@ pub enum Trouble {
     OtherPin,
     /// The server refused this node's certificate.
     #[error(
-        "the server refused this node's certificate ({0:?}): join again with a new token, unless this machine's \
-             or the server's clock is wrong"
+        "the server refused this node's certificate ({0:?}): if it has expired, it is renewed as long as cloudcore \
+             grants (`--renew-grace`); otherwise join again with a new token, unless this machine's or the server's clock \
+             is wrong"
     )]
     Refused(AlertDescription),
     /// What listens at the address does not speak TLS.
@@ -163,6 +164,6 @@ mod tests {
         assert!(of(io::ErrorKind::TimedOut).contains("firewall"));
         let tls = |error| Trouble::from(io::Error::other::<rustls::Error>(error)).to_string();
         let expired = rustls::Error::AlertReceived(AlertDescription::CertificateExpired);
-        assert!(tls(expired).contains("CertificateExpired): join again with a new token"));
+        assert!(tls(expired).contains("CertificateExpired): if it has expired, it is renewed"));
     }
 }

@@ -48,14 +48,14 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Loads what `join` left in `state_dir`.
+    /// Loads what `join` left in `state_dir`. The certificate may have expired: cloudcore-prepull may still renew it,
+    /// and this machine's clock may be wrong.
     ///
     /// # Errors
-    /// Among others [`IdentityError::NotJoined`] and [`IdentityError::Expired`], each with its remedy.
+    /// Among others [`IdentityError::NotJoined`], with its remedy.
     pub fn load(state_dir: &Path) -> Result<Self, IdentityError> {
         let dir = StateDir::new(state_dir);
         let current = load_current(&dir)?;
-        current.check_expiry(SystemTime::now())?;
         let current = Arc::new(watch::Sender::new(Arc::new(current)));
         Ok(Self { dir, current, renew_at: Arc::new(watch::Sender::new(None)) })
     }
@@ -70,6 +70,11 @@ impl Identity {
         self.current.borrow().not_after
     }
 
+    /// Whether the certificate has expired, by this machine's clock.
+    pub fn has_expired(&self) -> bool {
+        self.not_after() <= SystemTime::now()
+    }
+
     /// The current certificate, and a notification whenever it is replaced.
     pub(crate) fn watch(&self) -> watch::Receiver<Arc<Current>> {
         self.current.subscribe()
@@ -79,21 +84,11 @@ impl Identity {
     /// then are sessions to begin anew.
     pub(super) fn reload(&self) -> Result<bool, IdentityError> {
         let loaded = load_current(&self.dir)?;
-        loaded.check_expiry(SystemTime::now())?;
         Ok(self.current.send_if_modified(|current| {
             let is_new = current.certificate != loaded.certificate;
             *current = Arc::new(loaded);
             is_new
         }))
-    }
-}
-
-impl Current {
-    pub(super) fn check_expiry(&self, now: SystemTime) -> Result<(), IdentityError> {
-        if self.not_after <= now {
-            return Err(IdentityError::Expired { node: self.node.clone(), not_after: self.not_after, now });
-        }
-        Ok(())
     }
 }
 

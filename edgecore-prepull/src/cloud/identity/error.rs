@@ -2,9 +2,6 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
-
-use prepull_api::task::NodeName;
 
 /// The remedy where the operating system denies access to a file of the state directory.
 pub(crate) const REMEDY_OF_DENIAL: &str =
@@ -41,21 +38,6 @@ pub enum IdentityError {
         path: PathBuf,
         /// What is wrong with its content.
         reason: &'static str,
-    },
-    /// The certificate has expired.
-    #[error(
-        "the certificate of node {node} expired at {}: join again with a new token (or set this machine's clock, if \
-         {} is wrong)",
-        humantime::format_rfc3339_seconds(*not_after),
-        humantime::format_rfc3339_seconds(*now)
-    )]
-    Expired {
-        /// The node that the certificate is for.
-        node: NodeName,
-        /// The end of the certificate's validity.
-        not_after: SystemTime,
-        /// The time by this machine's clock.
-        now: SystemTime,
     },
     /// rustls refuses the certificate or the key.
     #[error("the certificate in {} cannot be used: {reason}: join again with a new token", dir.display())]

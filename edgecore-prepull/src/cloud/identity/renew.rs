@@ -16,6 +16,8 @@ use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, RequestError, Urls, post_to_
 const RETRY: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 /// The longest sleep. Sleep follows the monotonic clock, certificates the wall clock, which may jump meanwhile.
 const LONGEST_SLEEP: Duration = Duration::from_secs(600);
+/// The time between two looks for the certificate of a new `join`, while the one in use has expired.
+const LOOK_FOR_JOIN: Duration = Duration::from_secs(60);
 /// The shortest time between two renewals, however short-lived the certificates are.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -57,8 +59,9 @@ impl Identity {
         Ok(())
     }
 
-    /// Renews the certificate at two thirds of its life, plus a random delay, until `shutdown`. Once it has expired,
-    /// waits for the certificate of a new `join`.
+    /// Renews the certificate at two thirds of its life, plus a random delay, until `shutdown`. One that has expired is
+    /// renewed at once: cloudcore-prepull does so for some time (`--renew-grace`). Where it does not any more, this
+    /// goes on, more and more seldom, and takes over the certificate of a new `join`.
     pub async fn keep_renewed(self, enroll_urls: impl Into<Urls>, shutdown: CancellationToken) {
         let enroll_urls = enroll_urls.into();
         let work = async {
@@ -70,30 +73,50 @@ impl Identity {
                         let until = humantime::format_rfc3339_seconds(self.not_after());
                         tracing::info!(%until, "the certificate was renewed");
                         backoff.reset();
-                        SHORTEST_PAUSE
-                    }
-                    Err(RenewError::Identity(error @ IdentityError::Expired { .. })) => {
-                        tracing::error!(%error, "this node cannot connect until it has joined again");
-                        SHORTEST_PAUSE
+                        if self.has_expired() {
+                            tracing::error!(%until, "the new certificate has ended by this machine's clock: set the clock");
+                            RETRY.1
+                        } else {
+                            SHORTEST_PAUSE
+                        }
                     }
                     Err(error) => {
                         let pause = backoff.next(random()).max(Duration::from_secs(1));
                         let until = humantime::format_rfc3339_seconds(self.not_after());
-                        tracing::warn!(%error, retry_in = ?pause, %until, "the certificate was not renewed");
+                        if self.has_expired() {
+                            tracing::error!(
+                                %error, retry_in = ?pause, %until,
+                                "the certificate has expired and was not renewed; a new `join` is taken over, too"
+                            );
+                        } else {
+                            tracing::warn!(%error, retry_in = ?pause, %until, "the certificate was not renewed");
+                        }
                         pause
                     }
                 };
-                tokio::time::sleep(pause).await;
+                self.sleep_or_take_over(pause).await;
             }
         };
         shutdown.run_until_cancelled(work).await;
     }
 
     async fn renew_or_reload(&self, enroll_urls: &Urls) -> Result<(), RenewError> {
-        let expired = self.current.borrow().check_expiry(SystemTime::now());
-        match expired {
-            Ok(()) => self.renew(enroll_urls.clone()).await,
-            Err(_) => Ok(self.reload().map(drop)?),
+        if self.has_expired() && self.reload()? && !self.has_expired() {
+            return Ok(());
+        }
+        self.renew(enroll_urls.clone()).await
+    }
+
+    /// Sleeps; where the certificate has expired, no longer than until a new `join` has left another one.
+    async fn sleep_or_take_over(&self, pause: Duration) {
+        let end = tokio::time::Instant::now() + pause;
+        loop {
+            let left = end.saturating_duration_since(tokio::time::Instant::now());
+            tokio::time::sleep(left.min(LOOK_FOR_JOIN)).await;
+            let has_joined = self.has_expired() && self.reload().unwrap_or(false);
+            if left <= LOOK_FOR_JOIN || has_joined {
+                return;
+            }
         }
     }
 

@@ -151,8 +151,15 @@ impl Dial {
             } else {
                 tracing::warn!(address, reason = %end, retry_in = ?wait, next, "not connected to the cloud");
             }
-            let waiting = drop_meanwhile(sleep(wait), &mut outgoing);
-            if self.shutdown.run_until_cancelled(waiting).await.is_none() {
+            let shutdown = self.shutdown.clone();
+            let waiting = async {
+                tokio::select! {
+                    () = sleep(wait) => {}
+                    // What was refused to an expired certificate is worth another attempt.
+                    Ok(()) = self.identity.changed() => {}
+                }
+            };
+            if shutdown.run_until_cancelled(drop_meanwhile(waiting, &mut outgoing)).await.is_none() {
                 break;
             }
         }

@@ -18,6 +18,7 @@ fn routes() -> Routes {
     Routes {
         identity: ServerIdentity::new(Authority::generate(SystemTime::now()).unwrap().0, &[]).unwrap(),
         tokens: Tokens::in_memory(),
+        roster: Roster::in_memory(),
         settings: Settings::default(),
         refusal_log: LogRate::default(),
     }
@@ -107,12 +108,88 @@ async fn a_valid_token_is_good_however_many_wrong_ones_came_before() {
     assert_eq!(enroll(&routes, "edge-1", &token, &key).await.0, 200);
 }
 
+fn peer(node: &str, key: u8) -> Peer {
+    let (key, form) = (KeyHash::new([key; 32]), SubjectForm::Own);
+    Peer { node: node.into(), form, key, not_after: SystemTime::now() + HOUR }
+}
+
+async fn renew(routes: &Routes, peer: Peer, key: &KeyPair) -> (u16, String) {
+    let body = serde_json::to_vec(&RenewRequest { csr: csr(key), organisation: None }).unwrap();
+    post(routes, RENEW_PATH, body, &Ok(peer)).await
+}
+
+fn key_of(body: &str) -> KeyHash {
+    let issued: IssuedCertificate = serde_json::from_str(body).unwrap();
+    let chain = [CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap()];
+    Peer::from_chain(Some(&chain), SystemTime::now()).unwrap().key
+}
+
+#[tokio::test]
+async fn a_renewal_may_be_repeated_until_its_key_is_seen_and_then_only_that_key_renews() {
+    let (routes, second) = (routes(), KeyPair::generate().unwrap());
+    for _ in 0..2 {
+        // The answer was lost: the old certificate asks for the same key again.
+        let (status, body) = renew(&routes, peer("edge-1", 1), &second).await;
+        assert_eq!(status, 200, "{body}");
+    }
+    let (_, body) = renew(&routes, peer("edge-1", 1), &second).await;
+    let renewed = Peer { key: key_of(&body), ..peer("edge-1", 0) };
+    routes.roster.admit(&renewed).unwrap();
+    let third = KeyPair::generate().unwrap();
+    assert_eq!(renew(&routes, renewed, &third).await.0, 200);
+    let (status, body) = renew(&routes, peer("edge-1", 1), &KeyPair::generate().unwrap()).await;
+    assert_eq!(status, 403);
+    assert!(body.contains("a newer key of node edge-1 has superseded this one"), "{body}");
+}
+
+#[tokio::test]
+async fn a_fleets_token_admits_a_node_once_and_a_nodes_token_again() {
+    let routes = routes();
+    let token = |scope| routes.tokens.create([0; 32], scope, HOUR, SystemTime::now());
+    let fleet = token(Scope::Fleet).await.unwrap();
+    let (first, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    for _ in 0..2 {
+        assert_eq!(enroll(&routes, "edge-1", &fleet, &first).await.0, 200, "its answer may be lost");
+    }
+    let (status, body) = enroll(&routes, "edge-1", &fleet, &other).await;
+    assert_eq!(status, 403);
+    assert!(body.contains("has joined before") && body.contains("token create --node edge-1"), "{body}");
+    let own = token(Scope::Node("edge-1".into())).await.unwrap();
+    assert_eq!(enroll(&routes, "edge-1", &own, &other).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_fleets_token_admits_edge_nodes_of_the_cluster_only_and_no_node_renews_without_its_node() {
+    let (routes, key) = (routes(), KeyPair::generate().unwrap());
+    let fleet = routes.tokens.create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
+    routes.roster.set_nodes([("edge-1".into(), true), ("master".into(), false)].into_iter());
+    for (node, status, reason) in [
+        ("edge-1", 200, "BEGIN CERTIFICATE"),
+        ("master", 403, "the Node master is none"),
+        ("edge-2", 403, "the cluster has no Node edge-2"),
+    ] {
+        let (got, body) = enroll(&routes, node, &fleet, &key).await;
+        assert_eq!((got, body.contains(reason)), (status, true), "{body}");
+    }
+    let newer = KeyPair::generate().unwrap();
+    let holder = Peer {
+        key: KeyHash::of_der(&rcgen::PublicKeyData::subject_public_key_info(&key)),
+        ..peer("edge-1", 0)
+    };
+    routes.roster.set_node(&"edge-1".into(), None);
+    let (status, body) = renew(&routes, holder.clone(), &newer).await;
+    assert_eq!((status, body.contains("the cluster has no Node edge-1")), (403, true), "{body}");
+    assert!(routes.roster.admit(&holder).is_err());
+    routes.roster.set_node(&"edge-1".into(), Some(true));
+    routes.roster.admit(&holder).unwrap();
+    assert_eq!(renew(&routes, holder, &newer).await.0, 200);
+}
+
 #[tokio::test]
 async fn a_renewal_is_for_the_node_of_the_certificate() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
     let body = serde_json::to_vec(&RenewRequest { csr: csr(&key), organisation: None }).unwrap();
-    let peer =
-        Ok(Peer { node: "edge-7".into(), form: SubjectForm::Own, not_after: SystemTime::now() + HOUR });
+    let peer = Ok(peer("edge-7", 1));
     let (status, issued) = post(&routes, RENEW_PATH, body.clone(), &peer).await;
     assert_eq!((status, issued_to(&issued).as_str()), (200, "edge-7"));
     let (status, denied) = post(&routes, RENEW_PATH, body, &Err(PeerError::Missing)).await;
@@ -131,8 +208,7 @@ async fn the_ca_is_served_without_a_client_certificate() {
 #[tokio::test]
 async fn an_edge_gets_the_subject_that_it_knows_and_the_old_one_only_while_that_is_accepted() {
     let (mut routes, key) = (routes(), KeyPair::generate().unwrap());
-    let not_after = SystemTime::now() + HOUR;
-    let peer = Ok(Peer { node: "edge-1".into(), form: SubjectForm::Kubelet, not_after });
+    let peer = Ok(Peer { form: SubjectForm::Kubelet, ..peer("edge-1", 1) });
     let renew = async |routes: &Routes, organisation: Option<&str>| {
         let request = RenewRequest { csr: csr(&key), organisation: organisation.map(str::to_owned) };
         let (status, body) = post(routes, RENEW_PATH, serde_json::to_vec(&request).unwrap(), &peer).await;

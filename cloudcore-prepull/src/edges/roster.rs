@@ -1,0 +1,260 @@
+//! The roster: which key each node has, and which nodes are revoked. It is stored in the cluster, in ConfigMaps.
+//!
+//! ```text
+//!  node revoke, allow ─▶ ConfigMaps ◀──writer (one per shard)◀── join, renew, handshake
+//!                            └──watch──▶ view ──▶ handshake, live sessions
+//! ```
+//!
+//! The ConfigMap of a node settles whatever happens to it at the same time: every change is made to the version that is
+//! stored, or not at all. So a renewal comes either before a revocation, which ends what it issued, or after it, and is
+//! refused; no clock decides that.
+
+mod alarm;
+mod record;
+mod shard;
+mod store;
+mod view;
+mod writer;
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use prepull_api::task::NodeName;
+
+use crate::edges::pki::KeyHash;
+use crate::edges::pki::peer::Peer;
+use crate::kube_api::cluster::read_with_retry;
+use crate::kube_api::events::Events;
+use crate::kube_api::refusal::{FailureLog, explain};
+use alarm::{Alarms, Place};
+use shard::ShardId;
+use store::Store;
+use view::View;
+use writer::Writer;
+
+pub use alarm::RosterMetrics;
+#[cfg(test)]
+pub(crate) use record::Revocation;
+use record::Standing;
+pub(crate) use record::{Admission, Change, HeldKey, NodeRecord, Refusal};
+pub(crate) use store::RosterError;
+
+/// The roster. All clones share it.
+#[derive(Clone, Debug)]
+pub struct Roster {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    view: Arc<View>,
+    writers: Vec<Arc<Writer>>,
+    alarms: Alarms,
+}
+
+impl Roster {
+    /// The roster in the ConfigMaps of `namespace`. Nothing is known of it before [`Self::load`]. The client is fenced: who
+    /// no longer leads records nothing.
+    pub(crate) fn in_cluster(
+        client: kube::Client,
+        namespace: &str,
+        events: Events,
+        metrics: RosterMetrics,
+    ) -> Self {
+        Self::new(Store::in_cluster(client, namespace), Alarms::new(Some(events), metrics))
+    }
+
+    /// A roster in this process, for tests. Every Node exists.
+    pub fn in_memory() -> Self {
+        Self::new(Store::Memory(Arc::default()), Alarms::new(None, RosterMetrics::default()))
+    }
+
+    fn new(store: Store, alarms: Alarms) -> Self {
+        let view = Arc::new(View::new());
+        let writer = |id| Writer::new(id, store.clone(), Arc::clone(&view));
+        let writers = ShardId::all().map(writer).collect();
+        Self { shared: Arc::new(Shared { writers, store, view, alarms }) }
+    }
+
+    /// Reads all of it; tries until it succeeds.
+    pub(crate) async fn load(&self) {
+        let read = || self.shared.store.read_all();
+        for (id, shard) in read_with_retry("the records of nodes", explain::<ConfigMap>, read).await {
+            self.shared.view.take_over(id, shard);
+        }
+    }
+
+    /// Follows the changes that others make, for ever.
+    pub(crate) async fn watch(self, client: kube::Client, namespace: String) {
+        let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
+        let config = watcher::Config::default().labels(store::LABEL);
+        let mut events = std::pin::pin!(watcher(maps, config).default_backoff());
+        let (mut listed, log) = (Vec::new(), FailureLog::default());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::Init) => listed.clear(),
+                Ok(Event::InitApply(map)) => listed.extend(self.take_over(map)),
+                Ok(Event::InitDone) => {
+                    for id in ShardId::all().filter(|id| !listed.contains(id)) {
+                        self.restore(id);
+                    }
+                }
+                Ok(Event::Apply(map)) => _ = self.take_over(map),
+                Ok(Event::Delete(map)) => {
+                    if let (Some(id), _) = store::decode(map) {
+                        self.restore(id);
+                    }
+                }
+                Err(error) => {
+                    let problem = match &error {
+                        watcher::Error::InitialListFailed(error)
+                        | watcher::Error::WatchStartFailed(error) => explain::<ConfigMap>(error),
+                        _ => None,
+                    };
+                    log.record("watch", "ConfigMap", problem.as_deref(), &error);
+                }
+            }
+        }
+    }
+
+    fn take_over(&self, map: ConfigMap) -> Option<ShardId> {
+        let (id, shard) = store::decode(map);
+        let id = id?;
+        self.shared.view.take_over(id, shard);
+        Some(id)
+    }
+
+    /// Writes a ConfigMap again that somebody has deleted: nobody is let in again by that.
+    fn restore(&self, id: ShardId) {
+        if self.shared.view.lose(id) {
+            tracing::warn!(config_map = id.name(), "the record of nodes was deleted, and is written again");
+            self.shared.writers[id.index()].restore();
+        }
+    }
+
+    /// Takes over the list of all Nodes, each with whether it is an edge node.
+    pub(crate) fn set_nodes(&self, nodes: impl Iterator<Item = (NodeName, bool)>) {
+        self.shared.view.set_nodes(nodes.collect());
+    }
+
+    /// Takes over a Node that has changed; none if it was deleted.
+    pub(crate) fn set_node(&self, node: &NodeName, is_edge: Option<bool>) {
+        self.shared.view.set_node(node, is_edge);
+    }
+
+    /// Waits until something has changed that may end a session.
+    pub(crate) async fn changed(&self) {
+        self.shared.view.changed().await;
+    }
+
+    /// Whether the holder of this key is served.
+    pub(crate) fn check(&self, node: &NodeName, key: KeyHash) -> Result<(), Refusal> {
+        let standing = self.shared.view.stand(node, key);
+        standing.map(drop).inspect_err(|refusal| self.shared.alarms.refused(refusal))
+    }
+
+    /// Decides on a handshake of the tunnel, and records that the key is in use.
+    pub(crate) fn admit(&self, peer: &Peer) -> Result<(), Refusal> {
+        let Peer { node, key, not_after, form: _ } = peer;
+        match self.shared.view.stand(node, *key).inspect_err(|refusal| self.shared.alarms.refused(refusal))? {
+            Standing::Known => {}
+            Standing::ToBeRecorded => {
+                self.writer(node).note_use(node.clone(), HeldKey::new(*key, *not_after));
+            }
+            Standing::Superseded { newest } => {
+                self.shared.alarms.superseded(node, *key, newest, Place::Tunnel);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the key of a node that joins, or says why it may not.
+    pub(crate) async fn join(
+        &self,
+        node: &NodeName,
+        by: Admission,
+        requested: HeldKey,
+    ) -> Result<(), Option<Refusal>> {
+        let recorded = async {
+            if by == Admission::Fleet {
+                self.shared.view.find_edge(node)?;
+            }
+            self.writer(node).change(node.clone(), Change::Joined { by, requested }).await
+        };
+        recorded.await.inspect_err(|refusal| self.count(refusal.as_ref()))
+    }
+
+    /// Records the key to which a node's certificate is renewed, or says why it is not.
+    pub(crate) async fn renew(
+        &self,
+        peer: &Peer,
+        requested: HeldKey,
+        now: SystemTime,
+    ) -> Result<(), Option<Refusal>> {
+        let Peer { node, key, not_after, form: _ } = peer;
+        let recorded = async {
+            self.shared.view.find_node(node)?;
+            let by = HeldKey::new(*key, *not_after);
+            self.writer(node).change(node.clone(), Change::Renewed { by, requested }).await
+        };
+        recorded.await.inspect_err(|refusal| {
+            self.count(refusal.as_ref());
+            if let Some(Refusal::Superseded { newest, .. }) = refusal {
+                self.shared.alarms.superseded(node, *key, *newest, Place::Renewal);
+            }
+        })?;
+        if *not_after <= now {
+            self.shared.alarms.renewed_late(node, *not_after);
+        }
+        Ok(())
+    }
+
+    fn count(&self, refusal: Option<&Refusal>) {
+        if let Some(refusal) = refusal {
+            self.shared.alarms.refused(refusal);
+        }
+    }
+
+    fn writer(&self, node: &NodeName) -> &Arc<Writer> {
+        &self.shared.writers[ShardId::of(node).index()]
+    }
+}
+
+/// The records, for a command that makes a change and ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Records(Store);
+
+impl Records {
+    pub(crate) fn in_cluster(client: kube::Client, namespace: &str) -> Self {
+        Self(Store::in_cluster(client, namespace))
+    }
+
+    /// All records, by the nodes' names.
+    pub(crate) async fn list(&self) -> Result<std::collections::BTreeMap<NodeName, NodeRecord>, kube::Error> {
+        let shards = self.0.read_all().await?;
+        Ok(shards.into_iter().flat_map(|(_, shard)| shard.records).collect())
+    }
+
+    /// The node's record, empty if there is none.
+    pub(crate) async fn get(&self, node: &NodeName) -> Result<NodeRecord, RosterError> {
+        Ok(self.0.read(ShardId::of(node)).await?.record(node))
+    }
+
+    /// Makes a change. Returns the record before and after it.
+    pub(crate) async fn change(
+        &self,
+        node: &NodeName,
+        change: &Change,
+    ) -> Result<(NodeRecord, NodeRecord), RosterError> {
+        self.0.change(node, change).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

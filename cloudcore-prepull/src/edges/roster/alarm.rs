@@ -1,0 +1,165 @@
+//! What people are told about keys: events on the Node, the log, metrics.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use prepull_api::task::{JobUid, NodeName};
+use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
+use prepull_engine::shared::objects::ObjectId;
+use prepull_engine::shared::pacing::TokenBucket;
+use prepull_engine::shared::reasons;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+
+use super::record::Refusal;
+use crate::edges::pki::KeyHash;
+use crate::kube_api::events::Events;
+
+/// The shortest time between two events about one node: two machines with one identity alternate every few seconds.
+const PER_NODE: Duration = Duration::from_secs(600);
+/// Events of all nodes together, at once and per second: a fleet that was off for months comes back all at once.
+const OVERALL: (f64, f64) = (50.0, 0.1);
+/// The most nodes whose last event is remembered; more than come together in [`PER_NODE`] by [`OVERALL`].
+const MAX_NODES: usize = 1024;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PlaceLabel {
+    at: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+prepull_program::metrics! {
+    /// Metrics of the nodes' keys. Cheap to clone; all clones share the values.
+    pub struct RosterMetrics {
+        /// Keys that were presented although a newer key of the same node was in use, by where
+        superseded_keys: Family<PlaceLabel, Counter>,
+        /// Edges that were refused although TLS accepted their certificate or their token was valid, by reason
+        refused_edges: Family<ReasonLabel, Counter>,
+        /// Certificates that were renewed after they had expired
+        late_renewals: Counter,
+    }
+}
+
+/// Where a key was presented.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Tunnel,
+    Renewal,
+}
+
+/// Tells people, at a bounded rate.
+#[derive(Debug)]
+pub(super) struct Alarms {
+    events: Option<Events>,
+    metrics: RosterMetrics,
+    told: Mutex<Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    nodes: HashMap<NodeName, Instant>,
+    overall: TokenBucket<Instant>,
+}
+
+impl Alarms {
+    pub(super) fn new(events: Option<Events>, metrics: RosterMetrics) -> Self {
+        let overall = TokenBucket::new(OVERALL.1, OVERALL.0);
+        Self { events, metrics, told: Mutex::new(Told { nodes: HashMap::new(), overall }) }
+    }
+
+    /// A key that a newer one of the node has superseded is still there.
+    pub(super) fn superseded(&self, node: &NodeName, presented: KeyHash, newest: KeyHash, place: Place) {
+        let (at, outcome) = match place {
+            Place::Tunnel => ("tunnel", "It is served until its certificate ends"),
+            Place::Renewal => ("renewal", "Its certificate was not renewed"),
+        };
+        self.metrics.superseded_keys.get_or_create(&PlaceLabel { at }).inc();
+        let note = format!(
+            "Two machines act as this node: one has presented the key {presented}, which the newer key {newest} had \
+             superseded. {outcome}. The agent's state directory was copied, or restored from a copy. Unless you know \
+             why: `cloudcore-prepull node revoke {node}`, then join the right machine with a new token \
+             (`cloudcore-prepull token create --node {node}`)"
+        );
+        self.tell(node, reasons::SUPERSEDED_KEY, note);
+    }
+
+    /// A certificate was renewed after it had expired.
+    pub(super) fn renewed_late(&self, node: &NodeName, not_after: SystemTime) {
+        self.metrics.late_renewals.inc();
+        let end = humantime::format_rfc3339_seconds(not_after);
+        let note = format!(
+            "The certificate of this node had expired at {end}, and was renewed for the holder of its key. If the \
+             machine was not away since then: `cloudcore-prepull node revoke {node}`"
+        );
+        self.tell(node, reasons::RENEWED_AFTER_EXPIRY, note);
+    }
+
+    #[cfg(test)]
+    pub(super) fn late(&self) -> u64 {
+        self.metrics.late_renewals.get()
+    }
+
+    pub(super) fn refused(&self, refusal: &Refusal) {
+        let reason = match refusal {
+            Refusal::Revoked { .. } => "revoked",
+            Refusal::Superseded { .. } => "superseded",
+            Refusal::NoNode { .. } => "no_node",
+            Refusal::NotAnEdge { .. } | Refusal::HasJoined { .. } | Refusal::OldToken { .. } => "token",
+        };
+        self.metrics.refused_edges.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    fn tell(&self, node: &NodeName, reason: &'static str, note: String) {
+        if !self.told.lock().unwrap_or_else(PoisonError::into_inner).may_tell(node, Instant::now()) {
+            return;
+        }
+        tracing::warn!(%node, reason, note, "event");
+        if let Some(events) = &self.events {
+            // kubectl looks for the events of a Node by its name in place of the UID, as the kubelet writes them.
+            let (name, uid) = (node.to_string(), JobUid(node.to_string()));
+            let object = ObjectId { namespace: String::new(), name, uid };
+            events.send(ObjectEvent { kind: ObjectKind::Node, object, warning: true, reason, note });
+        }
+    }
+}
+
+impl Told {
+    fn may_tell(&mut self, node: &NodeName, now: Instant) -> bool {
+        let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PER_NODE;
+        if self.nodes.get(node).is_some_and(is_recent) {
+            return false;
+        }
+        if self.nodes.len() >= MAX_NODES {
+            self.nodes.retain(|_, at| is_recent(at));
+        }
+        if self.nodes.len() >= MAX_NODES || self.overall.try_take(1.0, now).is_err() {
+            return false;
+        }
+        self.nodes.insert(node.clone(), now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_node_is_told_of_once_in_a_while_and_a_fleet_at_a_rate() {
+        let start = Instant::now();
+        let mut told = Told { nodes: HashMap::new(), overall: TokenBucket::new(OVERALL.1, OVERALL.0) };
+        assert!(told.may_tell(&"edge-1".into(), start));
+        assert!(!told.may_tell(&"edge-1".into(), start + PER_NODE / 2));
+        assert!(told.may_tell(&"edge-1".into(), start + PER_NODE));
+        let later = start + 2 * PER_NODE;
+        let many = (0..10_000).filter(|n| told.may_tell(&NodeName(format!("edge-{n}")), later)).count();
+        assert_eq!(many, 50);
+        assert!(told.nodes.len() <= MAX_NODES);
+    }
+}

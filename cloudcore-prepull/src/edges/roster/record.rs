@@ -1,0 +1,254 @@
+//! What is recorded of one node, and what follows from it. Pure: a change is applied to a record and yields another one.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prepull_api::task::NodeName;
+use serde::{Deserialize, Serialize};
+
+use crate::edges::pki::KeyHash;
+
+/// What is recorded of a node. Without a record, it is as if the record were empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NodeRecord {
+    /// The newest key that a token has let in, or that was seen in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<HeldKey>,
+    /// The key that was last renewed to, until it is seen in use: the answer with its certificate may have been lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next: Option<HeldKey>,
+    /// Set by `node revoke`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) revoked: Option<Revocation>,
+}
+
+/// A key of a node, and the end of its certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct HeldKey {
+    pub(crate) sha256: KeyHash,
+    #[serde(with = "rfc3339")]
+    pub(crate) not_after: SystemTime,
+    /// Whether a certificate of this key was seen in use.
+    #[serde(default)]
+    pub(crate) seen: bool,
+}
+
+impl HeldKey {
+    /// A key that was not seen yet. Times have whole seconds, as in certificates.
+    pub(crate) fn new(sha256: KeyHash, not_after: SystemTime) -> Self {
+        let seconds = not_after.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self { sha256, not_after: UNIX_EPOCH + Duration::from_secs(seconds), seen: false }
+    }
+}
+
+/// A node's revocation. It stands until it is taken back, also after the node has joined again: it then keeps the old
+/// keys out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Revocation {
+    /// When it was made, by the clock of whoever made it. It is shown to people and names the revocation; it is never
+    /// compared with another time, so that no clock decides what is revoked.
+    pub(crate) at: String,
+    /// Whether the node has joined since, with a token that was made after the revocation. Then its two keys are good.
+    #[serde(default)]
+    pub(crate) rejoined: bool,
+}
+
+/// What the token of a joining node says about its holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// A token for the whole fleet.
+    Fleet,
+    /// A token for this node. It names the revocation that stood when it was made.
+    Node { after_revocation: Option<String> },
+}
+
+/// What happened to a node, or is to happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// A certificate of this key was seen in use.
+    Seen(HeldKey),
+    /// The holder of `by` asks for a certificate of `requested`, both of which it has proved to hold.
+    Renewed { by: HeldKey, requested: HeldKey },
+    /// The holder of a token asks for a certificate of `requested`.
+    Joined { by: Admission, requested: HeldKey },
+    /// `node revoke`
+    Revoke { at: String },
+    /// `node allow`
+    Allow,
+}
+
+/// Why a node is refused although its certificate, or its token, is valid. The text is for the operator of the edge.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error(
+        "node {node} is revoked ({at}): a join with a new token of its own lets it in again (`cloudcore-prepull token \
+         create --node {node}`), and `cloudcore-prepull node allow {node}` takes the revocation back"
+    )]
+    Revoked { node: NodeName, at: String },
+    #[error(
+        "a newer key of node {node} has superseded this one, and only the newest is renewed: this state directory was \
+         copied, or restored from a copy. Stop the other machine, and join again with a new token of this node \
+         (`cloudcore-prepull token create --node {node}`)"
+    )]
+    Superseded { node: NodeName, newest: KeyHash },
+    #[error(
+        "the cluster has no Node {node}: is --node-name right? An edge is served as long as its Node exists; this one \
+         tries again by itself"
+    )]
+    NoNode { node: NodeName },
+    #[error(
+        "a token for the fleet admits edge nodes only, and the Node {node} is none: label it {}=, or ask for a token of \
+         its own (`cloudcore-prepull token create --node {node}`)",
+        prepull_api::crd::EDGE_LABEL
+    )]
+    NotAnEdge { node: NodeName },
+    #[error(
+        "node {node} has joined before, and a token for the fleet admits a node once: ask for a token of its own \
+         (`cloudcore-prepull token create --node {node}`)"
+    )]
+    HasJoined { node: NodeName },
+    #[error(
+        "node {node} was revoked ({at}) after this token was made: ask for a new one of its own (`cloudcore-prepull \
+         token create --node {node}`)"
+    )]
+    OldToken { node: NodeName, at: String },
+}
+
+/// How a key that is let in stands to its node's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The record says all of it.
+    Known,
+    /// The record does not say yet that this key is in use.
+    ToBeRecorded,
+    /// A newer key of the node is in use: one of the two holders has a copy.
+    Superseded { newest: KeyHash },
+}
+
+impl NodeRecord {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn holds(&self, key: KeyHash) -> bool {
+        [self.key, self.next].iter().flatten().any(|held| held.sha256 == key)
+    }
+
+    /// Whether the holder of a valid certificate of this key is let in.
+    ///
+    /// A superseded key is: it ends with its certificate, since it is not renewed. Nobody knows whether its holder is the
+    /// thief or the one who was robbed, and a box that was restored from a snapshot must not lose its work at once.
+    pub(crate) fn stand(&self, node: &NodeName, key: KeyHash) -> Result<Standing, Refusal> {
+        if let Some(Revocation { at, rejoined }) = &self.revoked
+            && !(*rejoined && self.holds(key))
+        {
+            return Err(Refusal::Revoked { node: node.clone(), at: at.clone() });
+        }
+        Ok(match (self.key, self.next) {
+            (Some(held), _) if held.sha256 == key && held.seen => Standing::Known,
+            (Some(held), next) if held.sha256 != key && next.is_none_or(|next| next.sha256 != key) => {
+                // Before the newest one was seen, the older one is in its right: a join may have got no answer.
+                if held.seen { Standing::Superseded { newest: held.sha256 } } else { Standing::Known }
+            }
+            _ => Standing::ToBeRecorded,
+        })
+    }
+
+    /// The record after the change.
+    pub(crate) fn after(&self, node: &NodeName, change: &Change) -> Result<Self, Refusal> {
+        let mut record = self.clone();
+        match change {
+            Change::Seen(used) => record.note_use(node, *used),
+            Change::Renewed { by, requested } => record.renew(node, *by, *requested)?,
+            Change::Joined { by, requested } => record.join(node, by, *requested)?,
+            Change::Revoke { at } => match &record.revoked {
+                Some(Revocation { rejoined: false, .. }) => {}
+                _ => record.revoked = Some(Revocation { at: at.clone(), rejoined: false }),
+            },
+            Change::Allow => record.revoked = None,
+        }
+        Ok(record)
+    }
+
+    /// A key that is let in and is in use supersedes those before it.
+    fn note_use(&mut self, node: &NodeName, used: HeldKey) {
+        let used = HeldKey { seen: true, ..used };
+        match (self.stand(node, used.sha256), self.next) {
+            (Ok(Standing::ToBeRecorded), Some(next)) if next.sha256 == used.sha256 => {
+                (self.key, self.next) = (Some(HeldKey { seen: true, ..next }), None);
+            }
+            (Ok(Standing::ToBeRecorded), _) => {
+                self.key = Some(self.key.map_or(used, |held| HeldKey { seen: true, ..held }))
+            }
+            _ => {}
+        }
+    }
+
+    fn renew(&mut self, node: &NodeName, by: HeldKey, requested: HeldKey) -> Result<(), Refusal> {
+        let newest = self.key.map(|held| held.sha256);
+        let standing = self.stand(node, by.sha256)?;
+        self.note_use(node, by);
+        let holds_by = self.holds(by.sha256);
+        match (&mut self.key, &mut self.next) {
+            // It has proved to hold a recorded key, be it by TLS or by the request: an agent that runs on while a join
+            // on the same machine has got no answer asks for the key of that join.
+            (Some(held), _) if held.sha256 == requested.sha256 => held.not_after = requested.not_after,
+            (_, Some(next)) if next.sha256 == requested.sha256 => next.not_after = requested.not_after,
+            // Another key than the one before, whose file was lost: the one before shows itself if it is ever used.
+            (_, next) if holds_by => *next = Some(requested),
+            _ => {
+                let newest = match standing {
+                    Standing::Superseded { newest } => newest,
+                    Standing::Known | Standing::ToBeRecorded => newest.unwrap_or(by.sha256),
+                };
+                return Err(Refusal::Superseded { node: node.clone(), newest });
+            }
+        }
+        Ok(())
+    }
+
+    /// A join is somebody's act, with a token: its key is the node's at once. Its answer may be lost all the same, so
+    /// the same key may join again.
+    fn join(&mut self, node: &NodeName, by: &Admission, requested: HeldKey) -> Result<(), Refusal> {
+        let again = self.key.filter(|held| held.sha256 == requested.sha256);
+        match (by, &mut self.revoked) {
+            (Admission::Fleet, Some(Revocation { at, .. })) => {
+                return Err(Refusal::Revoked { node: node.clone(), at: at.clone() });
+            }
+            (Admission::Fleet, None) if self.key.is_some() && again.is_none() => {
+                return Err(Refusal::HasJoined { node: node.clone() });
+            }
+            (Admission::Node { after_revocation }, Some(Revocation { at, rejoined })) => {
+                if after_revocation.as_ref() != Some(at) {
+                    return Err(Refusal::OldToken { node: node.clone(), at: at.clone() });
+                }
+                *rejoined = true;
+            }
+            (Admission::Fleet | Admission::Node { .. }, None) => {}
+        }
+        let seen = again.is_some_and(|held| held.seen);
+        (self.key, self.next) = (Some(HeldKey { seen, ..requested }), None);
+        Ok(())
+    }
+}
+
+mod rfc3339 {
+    //! Times as people read them.
+
+    use std::time::SystemTime;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_rfc3339_seconds(*time))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_rfc3339(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+#![allow(clippy::unwrap_used)]
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use prepull_api::enroll::SubjectForm;
+
+use super::*;
+
+const LATER: Duration = Duration::from_secs(1_800_000_000);
+
+fn held(byte: u8) -> HeldKey {
+    HeldKey::new(KeyHash::new([byte; 32]), UNIX_EPOCH + LATER)
+}
+
+fn peer(node: &str, byte: u8) -> Peer {
+    let (key, form) = (KeyHash::new([byte; 32]), SubjectForm::Own);
+    Peer { node: node.into(), form, key, not_after: UNIX_EPOCH + LATER }
+}
+
+/// Another process with the same store, as a command or a successor is.
+fn beside(roster: &Roster) -> Roster {
+    Roster::new(roster.shared.store.clone(), Alarms::new(None, RosterMetrics::default()))
+}
+
+async fn stored(roster: &Roster, node: &str) -> NodeRecord {
+    Records(roster.shared.store.clone()).get(&node.into()).await.unwrap()
+}
+
+async fn revoke(roster: &Roster, node: &str) {
+    let change = Change::Revoke { at: "t".to_owned() };
+    Records(roster.shared.store.clone()).change(&node.into(), &change).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_joins_at_once_are_a_few_writes() {
+    let roster = Roster::in_memory();
+    let joins = (0..1000).map(|n| {
+        let roster = roster.clone();
+        async move { roster.join(&NodeName(format!("edge-{n}")), Admission::Fleet, held(1)).await }
+    });
+    for joined in futures::future::join_all(joins).await {
+        joined.unwrap();
+    }
+    let shards = roster.shared.store.read_all().await.unwrap();
+    let records: usize = shards.iter().map(|(_, shard)| shard.records.len()).sum();
+    let writes: u64 =
+        shards.iter().map(|(_, shard)| shard.version.as_ref().unwrap().parse::<u64>().unwrap()).sum();
+    assert_eq!(records, 1000);
+    assert!(writes <= 48, "{writes} writes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_was_seen_is_recorded_soon_and_known_after_a_failover() {
+    let roster = Roster::in_memory();
+    roster.admit(&peer("edge-1", 1)).unwrap();
+    assert!(stored(&roster, "edge-1").await.is_empty(), "nobody waits for the write");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(stored(&roster, "edge-1").await.key, Some(HeldKey { seen: true, ..held(1) }));
+    let successor = beside(&roster);
+    successor.load().await;
+    successor.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await.unwrap();
+    successor.admit(&peer("edge-1", 2)).unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let refused = successor.renew(&peer("edge-1", 1), held(3), UNIX_EPOCH).await;
+    assert!(matches!(refused, Err(Some(Refusal::Superseded { .. }))), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_revocation_is_found_by_whoever_writes_next_even_without_a_watch() {
+    let roster = Roster::in_memory();
+    roster.join(&"edge-1".into(), Admission::Fleet, held(1)).await.unwrap();
+    revoke(&roster, "edge-1").await;
+    // The watch has told nothing yet: the record that is stored decides.
+    let refused = roster.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await;
+    assert!(matches!(refused, Err(Some(Refusal::Revoked { .. }))), "{refused:?}");
+    assert!(roster.admit(&peer("edge-1", 1)).is_err(), "and from then on handshakes as well");
+    let successor = beside(&roster);
+    successor.load().await;
+    assert!(successor.admit(&peer("edge-1", 1)).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_that_somebody_deletes_are_written_again() {
+    let roster = Roster::in_memory();
+    revoke(&roster, "edge-1").await;
+    roster.load().await;
+    let id = ShardId::of(&"edge-1".into());
+    let Store::Memory(memory) = &roster.shared.store else { panic!("in memory") };
+    memory.lock().unwrap().clear();
+    roster.restore(id);
+    assert!(roster.admit(&peer("edge-1", 1)).is_err());
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(stored(&roster, "edge-1").await.revoked.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_that_had_expired_is_told_of() {
+    let roster = Roster::in_memory();
+    let end = UNIX_EPOCH + LATER;
+    roster.renew(&peer("edge-1", 1), held(2), end - Duration::from_secs(1)).await.unwrap();
+    roster.renew(&peer("edge-2", 1), held(2), end).await.unwrap();
+    assert_eq!(roster.shared.alarms.late(), 1);
+}

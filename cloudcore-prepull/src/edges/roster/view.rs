@@ -1,0 +1,120 @@
+//! What this process knows of the records and of the Nodes: what handshakes are decided by.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use prepull_api::task::NodeName;
+use tokio::sync::Notify;
+
+use super::record::{NodeRecord, Refusal, Standing};
+use super::shard::{SHARDS, Shard, ShardId};
+use crate::edges::pki::KeyHash;
+
+#[derive(Debug)]
+pub(super) struct View {
+    known: Mutex<Known>,
+    /// Woken when a session may have to end.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Known {
+    shards: Vec<Shard>,
+    /// The Nodes, and whether each is an edge node. None where there is no API server, in tests: any may exist then.
+    nodes: Option<HashMap<NodeName, bool>>,
+}
+
+impl View {
+    pub(super) fn new() -> Self {
+        let shards = vec![Shard::default(); SHARDS];
+        Self { known: Mutex::new(Known { shards, nodes: None }), changed: Notify::new() }
+    }
+
+    pub(super) fn shard(&self, id: ShardId) -> Shard {
+        self.lock().shards[id.index()].clone()
+    }
+
+    /// Takes over what is stored, unless something newer is known: a watch tells late of what was written here.
+    pub(super) fn take_over(&self, id: ShardId, shard: Shard) {
+        let known = &mut self.lock().shards[id.index()];
+        if is_newer(shard.version.as_deref(), known.version.as_deref()) {
+            *known = shard;
+            self.changed.notify_one();
+        }
+    }
+
+    /// Forgets the version of a shard whose ConfigMap is gone, and keeps the records. Returns whether there are any.
+    pub(super) fn lose(&self, id: ShardId) -> bool {
+        let known = &mut self.lock().shards[id.index()];
+        known.version = None;
+        !known.records.is_empty()
+    }
+
+    /// Takes over the list of all Nodes.
+    pub(super) fn set_nodes(&self, nodes: HashMap<NodeName, bool>) {
+        self.lock().nodes = Some(nodes);
+        self.changed.notify_one();
+    }
+
+    /// Takes over a Node; none if it was deleted.
+    pub(super) fn set_node(&self, node: &NodeName, is_edge: Option<bool>) {
+        let mut known = self.lock();
+        let nodes = known.nodes.get_or_insert_default();
+        match is_edge {
+            Some(is_edge) => _ = nodes.insert(node.clone(), is_edge),
+            None => {
+                nodes.remove(node);
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    /// Waits until a session may have to end.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Whether the holder of a valid certificate of this key is served, and how the key stands to the node's record.
+    pub(super) fn stand(&self, node: &NodeName, key: KeyHash) -> Result<Standing, Refusal> {
+        let known = self.lock();
+        let empty = NodeRecord::default();
+        let record = known.shards[ShardId::of(node).index()].records.get(node).unwrap_or(&empty);
+        // Before the Node, whose return lets nobody in who is revoked.
+        let standing = record.stand(node, key)?;
+        known.find_node(node)?;
+        Ok(standing)
+    }
+
+    /// Whether the cluster has the Node.
+    pub(super) fn find_node(&self, node: &NodeName) -> Result<(), Refusal> {
+        self.lock().find_node(node).map(drop)
+    }
+
+    /// Whether the cluster has the Node, and it is an edge node.
+    pub(super) fn find_edge(&self, node: &NodeName) -> Result<(), Refusal> {
+        let is_edge = self.lock().find_node(node)?;
+        if is_edge { Ok(()) } else { Err(Refusal::NotAnEdge { node: node.clone() }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        // Nothing that holds the lock can leave the view half changed.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn find_node(&self, node: &NodeName) -> Result<bool, Refusal> {
+        let Some(nodes) = &self.nodes else { return Ok(true) };
+        nodes.get(node).copied().ok_or_else(|| Refusal::NoNode { node: node.clone() })
+    }
+}
+
+/// Whether a version replaces the known one. Every API server makes versions of growing numbers; where they are not
+/// numbers, what comes last counts, and the watch puts it right.
+fn is_newer(version: Option<&str>, known: Option<&str>) -> bool {
+    let number = |version: &str| version.parse::<u64>().ok();
+    match (version.and_then(number), known.and_then(number)) {
+        (Some(version), Some(known)) => version > known,
+        _ => true,
+    }
+}

@@ -1,0 +1,198 @@
+//! Writing of the shards: one request at a time for each, and what comes meanwhile goes with the next one.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prepull_api::task::NodeName;
+use prepull_engine::shared::pacing::Backoff;
+use prepull_program::errors::with_causes;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::record::{Change, HeldKey, Refusal};
+use super::shard::ShardId;
+use super::store::{ATTEMPTS, RosterError, Store};
+use super::view::View;
+
+/// The shortest time between two writes of one shard while edges wait for them. The first one goes out at once. A fleet
+/// that joins within minutes causes at most 64 writes a second of some 100 KiB.
+const PAUSE: Duration = Duration::from_millis(250);
+/// How long keys that were seen in use, for which nobody waits, are gathered before they are written. After an upgrade
+/// from a release without records, a whole fleet is seen for the first time within seconds.
+const SEEN_PAUSE: Duration = Duration::from_secs(2);
+/// The waits after a failed write, for what nobody waits for.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+/// The limit for one attempt. The edge that waits gives up after 20 s.
+const ANSWER_LIMIT: Duration = Duration::from_secs(8);
+
+/// The outcome of a change that somebody waits for: refused, or not recorded because the API server did not take it.
+pub(super) type Answer = Result<(), Option<Refusal>>;
+
+/// The writer of one shard. It works while there is something to write.
+#[derive(Debug)]
+pub(super) struct Writer {
+    id: ShardId,
+    store: Store,
+    view: Arc<View>,
+    queue: Mutex<Queue>,
+    arrived: Notify,
+}
+
+/// What is to be written. Changes are bounded by the connections of the enrolment endpoint, seen keys by the nodes.
+#[derive(Debug, Default)]
+struct Queue {
+    changes: Vec<Waiting>,
+    seen: HashMap<NodeName, HeldKey>,
+    /// The ConfigMap was deleted.
+    is_lost: bool,
+    is_at_work: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    node: NodeName,
+    change: Change,
+    answer: oneshot::Sender<Answer>,
+}
+
+impl Writer {
+    pub(super) fn new(id: ShardId, store: Store, view: Arc<View>) -> Arc<Self> {
+        Arc::new(Self { id, store, view, queue: Mutex::default(), arrived: Notify::new() })
+    }
+
+    /// Makes a change, and returns once it is stored.
+    pub(super) async fn change(self: &Arc<Self>, node: NodeName, change: Change) -> Answer {
+        let (answer, answered) = oneshot::channel();
+        self.lock().changes.push(Waiting { node, change, answer });
+        self.work();
+        answered.await.unwrap_or(Err(None))
+    }
+
+    /// Records soon that the key was seen in use.
+    pub(super) fn note_use(self: &Arc<Self>, node: NodeName, used: HeldKey) {
+        self.lock().seen.insert(node, used);
+        self.work();
+    }
+
+    /// Writes the shard again, whose ConfigMap was deleted.
+    pub(super) fn restore(self: &Arc<Self>) {
+        self.lock().is_lost = true;
+        self.work();
+    }
+
+    fn work(self: &Arc<Self>) {
+        self.arrived.notify_one();
+        if !std::mem::replace(&mut self.lock().is_at_work, true) {
+            tokio::spawn(Arc::clone(self).write_all());
+        }
+    }
+
+    async fn write_all(self: Arc<Self>) {
+        let (mut backoff, mut last, mut seen_due) = (RETRY, None::<Instant>, None);
+        loop {
+            let due = {
+                let mut queue = self.lock();
+                if queue.changes.is_empty() && queue.seen.is_empty() && !queue.is_lost {
+                    queue.is_at_work = false;
+                    return;
+                }
+                let now = Instant::now();
+                if queue.changes.is_empty() {
+                    *seen_due.get_or_insert(now + SEEN_PAUSE)
+                } else {
+                    last.map_or(now, |last| last + PAUSE)
+                }
+            };
+            tokio::select! {
+                biased;
+                () = sleep_until(due) => seen_due = None,
+                // Somebody may be waiting now.
+                () = self.arrived.notified() => continue,
+            }
+            let (changes, seen, is_lost) = {
+                let mut queue = self.lock();
+                (
+                    std::mem::take(&mut queue.changes),
+                    std::mem::take(&mut queue.seen),
+                    std::mem::take(&mut queue.is_lost),
+                )
+            };
+            let outcome = self.commit(&changes, &seen, is_lost).await;
+            last = Some(Instant::now());
+            match outcome {
+                Ok(answers) => {
+                    backoff.reset();
+                    for (waiting, answer) in changes.into_iter().zip(answers) {
+                        // Who has gone asks again.
+                        let _ = waiting.answer.send(answer.map_err(Some));
+                    }
+                }
+                Err(error) => {
+                    let error = with_causes(&error);
+                    tracing::warn!(error, "the keys of nodes were not recorded");
+                    for waiting in changes {
+                        let _ = waiting.answer.send(Err(None));
+                    }
+                    {
+                        let mut queue = self.lock();
+                        for (node, used) in seen {
+                            queue.seen.entry(node).or_insert(used);
+                        }
+                        queue.is_lost |= is_lost;
+                    }
+                    let _ = timeout(backoff.next_wait(), self.arrived.notified()).await;
+                }
+            }
+        }
+    }
+
+    /// Applies all of it to the stored shard, whoever has changed that meanwhile.
+    async fn commit(
+        &self,
+        changes: &[Waiting],
+        seen: &HashMap<NodeName, HeldKey>,
+        is_lost: bool,
+    ) -> Result<Vec<Result<(), Refusal>>, RosterError> {
+        let mut base = self.view.shard(self.id);
+        for _ in 0..ATTEMPTS {
+            let mut shard = base.clone();
+            let mut is_changed = is_lost && shard.version.is_none() && !shard.records.is_empty();
+            for (node, used) in seen {
+                if let Ok(after) = shard.record(node).after(node, &Change::Seen(*used)) {
+                    is_changed |= shard.put(node, after);
+                }
+            }
+            let mut answers = Vec::with_capacity(changes.len());
+            for Waiting { node, change, answer: _ } in changes {
+                let after = shard.record(node).after(node, change);
+                answers.push(after.map(|after| is_changed |= shard.put(node, after)));
+            }
+            if !is_changed {
+                return Ok(answers);
+            }
+            let slow = |_| RosterError::TooSlow(self.id.name());
+            if let Some(version) =
+                timeout(ANSWER_LIMIT, self.store.write(self.id, &shard)).await.map_err(slow)??
+            {
+                shard.version = Some(version);
+                self.view.take_over(self.id, shard);
+                return Ok(answers);
+            }
+            let stored = timeout(ANSWER_LIMIT, self.store.read(self.id)).await.map_err(slow)??;
+            if stored.version.is_some() {
+                self.view.take_over(self.id, stored.clone());
+                base = stored;
+            } else {
+                // Deleted: what is in memory is written again.
+                base.version = None;
+            }
+        }
+        Err(RosterError::Contended(self.id.name()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Nothing that holds the lock can leave the queue half changed.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
