@@ -7,7 +7,7 @@
 //! ```
 
 mod behaviour;
-pub(crate) mod certificates;
+pub mod certificates;
 mod counts;
 mod edge;
 mod machine;

@@ -49,7 +49,7 @@ impl Scene {
         let cluster = Cluster::start().await?;
         let cloud = Cloud::start(&cluster).args(&["--heartbeat", "2s"]).await?;
         let fleet = Fleet::start(&cluster, &cloud, HONEST).pulls_take(Duration::from_millis(500)).await?;
-        cluster.edge_nodes(&["intruder"]).await?;
+        cluster.edge_nodes(&["intruder", "somebody-else"]).await?;
         let intruder = Intruder::of(&cluster, &cloud, "intruder").await?;
         // A first job warms up the allocator, so that its growth is not counted.
         let warm = cluster.job("warm").images(["harbor.example/warm:v1"]).on(fleet.names());

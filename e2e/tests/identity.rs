@@ -55,10 +55,19 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     refusal(join(&cloud, &short, "edge-6", &place.new_dir("six")?).await, "expired")?;
 
-    // A token without a node serves any node; a revoked or expired token serves none.
+    // A token without a node serves each edge node of the cluster, once; a revoked or expired token serves none.
+    cluster.edge_nodes(&["edge-7", "edge-8"]).await?;
+    cluster.node("cloud-1").ready().create().await?;
     let fleet = cloud.command(&["token", "create"]).await?;
+    // The Nodes may take a moment to be known.
+    eventually("edge-8 joins", SOON, async || {
+        join(&cloud, &fleet, "edge-8", &place.new_dir("eight")?).await.map(drop)
+    })
+    .await?;
     join(&cloud, &fleet, "edge-7", &place.new_dir("seven")?).await?;
-    join(&cloud, &fleet, "edge-8", &place.new_dir("eight")?).await?;
+    refusal(join(&cloud, &fleet, "edge-7", &place.new_dir("copy")?).await, "edge-7 has joined before")?;
+    refusal(join(&cloud, &fleet, "edge-1", &place.new_dir("one")?).await, "the cluster has no Node edge-1")?;
+    refusal(join(&cloud, &fleet, "cloud-1", &place.new_dir("c")?).await, "the Node cloud-1 is none")?;
     let id = fleet.split('.').nth(1).context("a token has three parts")?;
     cloud.command(&["token", "revoke", id]).await?;
     refusal(join(&cloud, &fleet, "edge-9", &place.new_dir("nine")?).await, "unknown token")?;
@@ -101,6 +110,7 @@ async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Resul
     let reference = registry.seed(&image, "team/slow:v1")?;
 
     // The intruder has a valid certificate of its own.
+    stage.cluster.edge_nodes(&["edge-2"]).await?;
     let place = Place::here()?;
     let dir = place.new_dir("intruder")?;
     let token = stage.cloud.token("edge-2").await?;

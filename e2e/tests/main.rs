@@ -30,6 +30,7 @@ mod policies;
 mod pulls;
 mod release_before;
 mod restarts;
+mod revocation;
 mod rollout;
 mod rotation;
 mod secrets;

@@ -4,6 +4,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
 use edgecore_prepull::cloud::identity::Identity;
@@ -17,15 +18,17 @@ use crate::cluster::{Cluster, NAMESPACE};
 /// Secret in which cloudcore keeps its CA.
 const SECRET: &str = "prepull-ca";
 
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
 /// The CA of the cloud, with its private key.
-pub(crate) struct Authority {
+pub struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
     /// Reads the CA from its Secret, with an administrator's rights.
-    pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
+    pub async fn of(cluster: &Cluster) -> Result<Self> {
         let secret = Api::<Secret>::namespaced(cluster.client(), NAMESPACE).get(SECRET).await;
         let secret = secret.with_context(|| format!("cannot read Secret {NAMESPACE}/{SECRET}"))?;
         let part = |name: &str| {
@@ -84,7 +87,20 @@ impl Authority {
 
     /// Signs a certificate for a node as enrolment would, and returns it as PEM.
     pub(crate) fn certificate(&self, node: &str, key: &KeyPair) -> Result<String> {
+        self.sign(CertificateParams::default(), node, key)
+    }
+
+    /// Replaces the certificate of a node that has joined by one for the same key that expired so long ago.
+    pub fn expire(&self, state: &Path, node: &str, ago: Duration) -> Result<()> {
+        let key = KeyPair::from_pem(&std::fs::read_to_string(state.join("pki/client.key"))?)?;
+        let end = (SystemTime::now() - ago).duration_since(UNIX_EPOCH)?;
+        let epoch = rcgen::date_time_ymd(1970, 1, 1);
         let mut params = CertificateParams::default();
+        (params.not_before, params.not_after) = (epoch + (end - 30 * DAY), epoch + end);
+        Ok(std::fs::write(state.join("pki/client.crt"), self.sign(params, node, &key)?)?)
+    }
+
+    fn sign(&self, mut params: CertificateParams, node: &str, key: &KeyPair) -> Result<String> {
         params.distinguished_name.push(DnType::OrganizationName, SubjectForm::Own.organisation());
         params.distinguished_name.push(DnType::CommonName, format!("{}{node}", SubjectForm::Own.prefix()));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

@@ -1,0 +1,291 @@
+//! Machines that were stolen, copied, deleted, or away for months: who is kept out, who comes back by itself, and what
+//! people are told. What needs no API server is tested in cloudcore-prepull/tests/tunnel and beside `edges/roster`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use edgecore_prepull::cloud::identity::Identity;
+use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{Api, ListParams};
+use prepull_api::wire::{Hello, TUNNEL_PATH};
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use prepull_e2e::parts;
+use prepull_e2e::prelude::*;
+use prepull_e2e::sim::certificates;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Limit for the end of a session after `node revoke`, on a busy machine.
+const WITHIN_SECONDS: Duration = Duration::from_secs(5);
+
+/// Runs `edgecore-prepull join`.
+async fn join(cloud: &Cloud, token: &str, node: &str, state_dir: &Path) -> Result<String> {
+    let mut command = Command::new(parts::program("edgecore-prepull")?);
+    command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
+    command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
+    command.args(["--tunnel-url", &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr())]);
+    parts::output(command).await
+}
+
+fn refusal<T>(outcome: Result<T>, expected: &str) -> Result<()> {
+    let Err(error) = outcome else { bail!("it was let in, and not refused with {expected:?}") };
+    let text = format!("{error:#}");
+    ensure!(text.contains(expected), "refused, but not with {expected:?}: {text}");
+    Ok(())
+}
+
+/// A machine with a state directory: its identity, and the tunnel that it keeps up.
+struct Machine {
+    state: PathBuf,
+    identity: Identity,
+}
+
+impl Machine {
+    async fn joins(cloud: &Cloud, place: &Place, node: &str) -> Result<Self> {
+        let state = place.new_dir(node)?;
+        join(cloud, &cloud.token(node).await?, node, &state).await?;
+        Self::of(state)
+    }
+
+    fn of(state: PathBuf) -> Result<Self> {
+        Ok(Self { identity: Identity::load(&state)?, state })
+    }
+
+    async fn renews(&self, cloud: &Cloud) -> Result<()> {
+        Ok(self.identity.renew(format!("https://{}", cloud.enroll_addr())).await?)
+    }
+
+    /// Keeps a session up, or tries to, until the session is dropped.
+    fn dials(&self, cloud: &Cloud) -> Session {
+        let (_, outgoing) = Link::new(1);
+        let (sender, mut events) = tokio::sync::mpsc::channel(16);
+        let stop = CancellationToken::new();
+        let url = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
+        tokio::spawn(dial::run(self.identity.clone(), url, sender, outgoing, stop.clone()));
+        let (state, connected) = watch::channel(false);
+        tokio::spawn(async move {
+            while let Some(event) = events.recv().await {
+                match event {
+                    TunnelEvent::Connecting(hello) => _ = hello.send(Hello::default()),
+                    TunnelEvent::Connected(_) => _ = state.send(true),
+                    TunnelEvent::Message(_) => {}
+                    TunnelEvent::Disconnected => _ = state.send(false),
+                }
+            }
+        });
+        Session { connected, _stop: stop.drop_guard() }
+    }
+}
+
+struct Session {
+    connected: watch::Receiver<bool>,
+    _stop: DropGuard,
+}
+
+impl Session {
+    async fn is(&mut self, connected: bool) -> Result<()> {
+        let wait = self.connected.wait_for(|now| *now == connected);
+        let limit = Duration::from_secs(30);
+        tokio::time::timeout(limit, wait)
+            .await
+            .with_context(|| format!("connected is not {connected}"))??;
+        Ok(())
+    }
+}
+
+async fn refusals(cloud: &Cloud, reason: &str) -> Result<f64> {
+    Ok(cloud.metrics().await?.sum("cloudcore_prepull_refused_edges_total", &[("reason", reason)]))
+}
+
+/// Waits until the cloud has refused another connection for this reason.
+async fn is_refused(cloud: &Cloud, reason: &str) -> Result<()> {
+    let before = refusals(cloud, reason).await?;
+    eventually(&format!("refused: {reason}"), SOON, async || {
+        let now = refusals(cloud, reason).await?;
+        ensure!(now > before, "{now} refusals");
+        Ok(())
+    })
+    .await
+}
+
+/// The messages of the events about a Node with this reason.
+async fn events(cluster: &Cluster, node: &str, reason: &str) -> Result<Vec<String>> {
+    let fields = format!("involvedObject.kind=Node,involvedObject.name={node},reason={reason}");
+    let events: Api<Event> = Api::namespaced(cluster.client(), "default");
+    let events = events.list(&ListParams::default().fields(&fields)).await?;
+    Ok(events.items.into_iter().filter_map(|event| event.message).collect())
+}
+
+async fn is_told(cluster: &Cluster, node: &str, reason: &str) -> Result<String> {
+    eventually(&format!("the event {reason}"), SOON, async || {
+        events(cluster, node, reason).await?.pop().context("there is none")
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
+    let mut cloud = Cloud::start(&cluster).replica().await?;
+    let successor = Cloud::start(&cluster).standby().named("successor").await?;
+    let place = Place::here()?;
+    let stolen = Machine::joins(&cloud, &place, "edge-1").await?;
+    let honest = Machine::joins(&cloud, &place, "edge-2").await?;
+    // What lies on the stolen box as well.
+    let (old_token, fleet_token) = (cloud.token("edge-1").await?, cloud.command(&["token", "create"]).await?);
+    let (mut session, mut others) = (stolen.dials(&cloud), honest.dials(&cloud));
+    session.is(true).await?;
+    others.is(true).await?;
+    // Renewed a moment before.
+    stolen.renews(&cloud).await?;
+    session.is(false).await?;
+    session.is(true).await?;
+
+    let asked = Instant::now();
+    let said = cloud.command(&["node", "revoke", "edge-1"]).await?;
+    let done = Instant::now();
+    session.is(false).await?;
+    eprintln!(
+        "`node revoke` took {:?}; the session ended {:?} after it began, {:?} after it ended",
+        done - asked,
+        asked.elapsed(),
+        done.elapsed()
+    );
+    ensure!(asked.elapsed() < WITHIN_SECONDS, "{:?}", asked.elapsed());
+    ensure!(said.contains("edge-1 revoked"), "{said}");
+    is_refused(&cloud, "revoked").await?;
+    refusal(stolen.renews(&cloud).await, "node edge-1 is revoked")?;
+    let elsewhere = place.new_dir("elsewhere")?;
+    refusal(join(&cloud, &old_token, "edge-1", &elsewhere).await, "after this token was made")?;
+    refusal(join(&cloud, &fleet_token, "edge-1", &elsewhere).await, "node edge-1 is revoked")?;
+    ensure!(*others.connected.borrow(), "another node was disconnected");
+    let listed = cloud.command(&["node", "list"]).await?;
+    ensure!(listed.lines().any(|line| line.starts_with("edge-1 ") && line.contains("Z  2")), "{listed}");
+    refusal(cloud.command(&["node", "revoke", "edge-11"]).await, "no Node of this name")?;
+
+    cloud.kill9()?;
+    successor.leads(SOON).await?;
+    drop((session, others));
+    let (session, mut others) = (stolen.dials(&successor), honest.dials(&successor));
+    is_refused(&successor, "revoked").await?;
+    refusal(stolen.renews(&successor).await, "node edge-1 is revoked")?;
+    others.is(true).await?;
+    ensure!(!*session.connected.borrow(), "the stolen box is in again");
+
+    // A new machine under the same name; the old keys stay out.
+    let fresh = Machine::joins(&successor, &place, "edge-1").await?;
+    let mut new_session = fresh.dials(&successor);
+    new_session.is(true).await?;
+    is_refused(&successor, "revoked").await?;
+    refusal(stolen.renews(&successor).await, "node edge-1 is revoked")?;
+    fresh.renews(&successor).await?;
+    new_session.is(false).await?;
+    new_session.is(true).await?;
+    ensure!(!*session.connected.borrow(), "the stolen box is in again");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_false_alarm_is_taken_back_and_a_deleted_node_is_served_again_when_it_is_there() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let place = Place::here()?;
+    let machine = Machine::joins(&cloud, &place, "edge-1").await?;
+    let mut session = machine.dials(&cloud);
+    session.is(true).await?;
+    cloud.command(&["node", "revoke", "edge-1"]).await?;
+    session.is(false).await?;
+    cloud.command(&["node", "allow", "edge-1"]).await?;
+    session.is(true).await?;
+    machine.renews(&cloud).await?;
+    session.is(false).await?;
+    session.is(true).await?;
+
+    cluster.delete_node("edge-1").await?;
+    session.is(false).await?;
+    is_refused(&cloud, "no_node").await?;
+    refusal(machine.renews(&cloud).await, "the cluster has no Node edge-1")?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    session.is(true).await?;
+    machine.renews(&cloud).await
+}
+
+#[tokio::test]
+async fn a_copied_state_directory_shows_itself_and_cannot_renew() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let place = Place::here()?;
+    let own = Machine::joins(&cloud, &place, "edge-1").await?;
+    let copied = place.new_dir("copy")?;
+    std::fs::create_dir_all(copied.join("pki"))?;
+    for file in ["ca.crt", "client.crt", "client.key"] {
+        std::fs::copy(own.state.join("pki").join(file), copied.join("pki").join(file))?;
+    }
+    let copy = Machine::of(copied)?;
+
+    own.renews(&cloud).await?;
+    own.dials(&cloud).is(true).await?;
+    ensure!(events(&cluster, "edge-1", "SupersededKey").await?.is_empty(), "nobody has shown himself yet");
+    copy.dials(&cloud).is(true).await?;
+    let told = is_told(&cluster, "edge-1", "SupersededKey").await?;
+    ensure!(told.contains("Two machines act as this node") && told.contains("node revoke edge-1"), "{told}");
+    refusal(copy.renews(&cloud).await, "a newer key of node edge-1 has superseded this one")?;
+    for at in ["tunnel", "renewal"] {
+        let count = cloud.metrics().await?.sum("cloudcore_prepull_superseded_keys_total", &[("at", at)]);
+        ensure!(count > 0.5, "{at}: {count}");
+    }
+    // They alternate; one event stands for all of it.
+    for _ in 0..3 {
+        own.dials(&cloud).is(true).await?;
+        copy.dials(&cloud).is(true).await?;
+    }
+    assert_eq!(events(&cluster, "edge-1", "SupersededKey").await?.len(), 1);
+    // Which key is the newest outlives the process.
+    cloud.kill9()?;
+    cloud.restart().await?;
+    refusal(copy.renews(&cloud).await, "has superseded this one")?;
+    own.renews(&cloud).await
+}
+
+#[tokio::test]
+async fn a_box_that_was_off_for_months_comes_back_by_itself_unless_it_is_revoked() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").without_agent().await?;
+    let authority = certificates::Authority::of(&cluster).await?;
+    authority.expire(node.state_dir(), "edge-1", 89 * DAY)?;
+    node.restart_agent()?;
+    node.is_connected().await?;
+    let told = is_told(&cluster, "edge-1", "RenewedAfterExpiry").await?;
+    ensure!(told.contains("had expired at") && told.contains("node revoke edge-1"), "{told}");
+    ensure!(cloud.log().contains("RenewedAfterExpiry"), "it is in the log as well");
+
+    let is_told_why = async |node: &EdgeNode, why: &str| {
+        eventually(why, SOON, async || {
+            ensure!(node.agent_log().contains(why), "not yet");
+            Ok(())
+        })
+        .await
+    };
+    node.kill9_agent()?;
+    authority.expire(node.state_dir(), "edge-1", 91 * DAY)?;
+    node.restart_agent()?;
+    is_told_why(&node, "join again with a new token (HTTP 403)").await?;
+    ensure!(!node.has_agent_ended(), "it waits for a join");
+
+    node.kill9_agent()?;
+    cloud.command(&["node", "revoke", "edge-1"]).await?;
+    authority.expire(node.state_dir(), "edge-1", DAY)?;
+    node.restart_agent()?;
+    is_told_why(&node, "node edge-1 is revoked").await?;
+    ensure!(node.metrics().await?.sum("edgecore_prepull_connected", &[]) < 0.5, "it is in");
+    assert_eq!(events(&cluster, "edge-1", "RenewedAfterExpiry").await?.len(), 1);
+    Ok(())
+}
