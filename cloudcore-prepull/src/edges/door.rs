@@ -176,6 +176,8 @@ impl Door {
         attention: &Attention,
         source: Source,
     ) -> Result<(T, Option<Slot>), Turned> {
+        // While it waited for the slot, it was not its turn to speak.
+        attention.hear();
         let begun = Instant::now();
         let deadline = begun + self.limits.deadline;
         let mut work = std::pin::pin!(work);

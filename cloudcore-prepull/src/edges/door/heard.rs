@@ -45,7 +45,8 @@ impl Attention {
         Busy(self.clone())
     }
 
-    fn hear(&self) {
+    /// Counts silence from now on.
+    pub(super) fn hear(&self) {
         let millis = u64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.0.heard.store(millis, Ordering::Relaxed);
     }
