@@ -100,9 +100,10 @@ async fn refusals(cloud: &Cloud, reason: &str) -> Result<f64> {
     Ok(cloud.metrics().await?.sum("cloudcore_prepull_refused_edges_total", &[("reason", reason)]))
 }
 
-/// Waits until the cloud has refused another connection for this reason.
-async fn is_refused(cloud: &Cloud, reason: &str) -> Result<()> {
+/// Lets the machine dial, and waits until the cloud has refused it for this reason.
+async fn is_refused(cloud: &Cloud, machine: &Machine, reason: &str) -> Result<()> {
     let before = refusals(cloud, reason).await?;
+    let _session = machine.dials(cloud);
     eventually(&format!("refused: {reason}"), SOON, async || {
         let now = refusals(cloud, reason).await?;
         ensure!(now > before, "{now} refusals");
@@ -157,21 +158,21 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     );
     ensure!(asked.elapsed() < WITHIN_SECONDS, "{:?}", asked.elapsed());
     ensure!(said.contains("edge-1 revoked"), "{said}");
-    is_refused(&cloud, "revoked").await?;
+    is_refused(&cloud, &stolen, "revoked").await?;
     refusal(stolen.renews(&cloud).await, "node edge-1 is revoked")?;
     let elsewhere = place.new_dir("elsewhere")?;
     refusal(join(&cloud, &old_token, "edge-1", &elsewhere).await, "after this token was made")?;
     refusal(join(&cloud, &fleet_token, "edge-1", &elsewhere).await, "node edge-1 is revoked")?;
     ensure!(*others.connected.borrow(), "another node was disconnected");
     let listed = cloud.command(&["node", "list"]).await?;
-    ensure!(listed.lines().any(|line| line.starts_with("edge-1 ") && line.contains("Z  2")), "{listed}");
+    ensure!(listed.lines().any(|line| line.starts_with("edge-1 ") && !line.ends_with('-')), "{listed}");
     refusal(cloud.command(&["node", "revoke", "edge-11"]).await, "no Node of this name")?;
 
     cloud.kill9()?;
     successor.leads(SOON).await?;
     drop((session, others));
     let (session, mut others) = (stolen.dials(&successor), honest.dials(&successor));
-    is_refused(&successor, "revoked").await?;
+    is_refused(&successor, &stolen, "revoked").await?;
     refusal(stolen.renews(&successor).await, "node edge-1 is revoked")?;
     others.is(true).await?;
     ensure!(!*session.connected.borrow(), "the stolen box is in again");
@@ -180,7 +181,7 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     let fresh = Machine::joins(&successor, &place, "edge-1").await?;
     let mut new_session = fresh.dials(&successor);
     new_session.is(true).await?;
-    is_refused(&successor, "revoked").await?;
+    is_refused(&successor, &stolen, "revoked").await?;
     refusal(stolen.renews(&successor).await, "node edge-1 is revoked")?;
     fresh.renews(&successor).await?;
     new_session.is(false).await?;
@@ -208,7 +209,7 @@ async fn a_false_alarm_is_taken_back_and_a_deleted_node_is_served_again_when_it_
 
     cluster.delete_node("edge-1").await?;
     session.is(false).await?;
-    is_refused(&cloud, "no_node").await?;
+    is_refused(&cloud, &machine, "no_node").await?;
     refusal(machine.renews(&cloud).await, "the cluster has no Node edge-1")?;
     cluster.edge_nodes(&["edge-1"]).await?;
     session.is(true).await?;
@@ -230,21 +231,24 @@ async fn a_copied_state_directory_shows_itself_and_cannot_renew() -> Result<()> 
     let copy = Machine::of(copied)?;
 
     own.renews(&cloud).await?;
-    own.dials(&cloud).is(true).await?;
+    let mut session = own.dials(&cloud);
+    session.is(true).await?;
     ensure!(events(&cluster, "edge-1", "SupersededKey").await?.is_empty(), "nobody has shown himself yet");
-    copy.dials(&cloud).is(true).await?;
+    // From now on they take turns: each session replaces the other one's.
+    let other_session = copy.dials(&cloud);
     let told = is_told(&cluster, "edge-1", "SupersededKey").await?;
     ensure!(told.contains("Two machines act as this node") && told.contains("node revoke edge-1"), "{told}");
     refusal(copy.renews(&cloud).await, "a newer key of node edge-1 has superseded this one")?;
-    for at in ["tunnel", "renewal"] {
-        let count = cloud.metrics().await?.sum("cloudcore_prepull_superseded_keys_total", &[("at", at)]);
-        ensure!(count > 0.5, "{at}: {count}");
+    // One event stands for all of it.
+    for (at, times) in [("renewal", 1.0), ("tunnel", 3.0)] {
+        eventually(&format!("it is counted at the {at}"), SOON, async || {
+            let count = cloud.metrics().await?.sum("cloudcore_prepull_superseded_keys_total", &[("at", at)]);
+            ensure!(count >= times, "{count}");
+            Ok(())
+        })
+        .await?;
     }
-    // They alternate; one event stands for all of it.
-    for _ in 0..3 {
-        own.dials(&cloud).is(true).await?;
-        copy.dials(&cloud).is(true).await?;
-    }
+    drop((session, other_session));
     assert_eq!(events(&cluster, "edge-1", "SupersededKey").await?.len(), 1);
     // Which key is the newest outlives the process.
     cloud.kill9()?;
