@@ -135,7 +135,7 @@ fn render(published: &Published) -> anyhow::Result<String> {
     match step {
         Step::Settled => {}
         Step::Announced => {
-            writeln!(text, "\nThe new CA is trusted since {since}. It signs once the edges know it.")?
+            writeln!(text, "\nThe new CA is trusted since {since}. It signs once the edges know it.")?;
         }
         Step::Signing => {
             let after = retired_after.as_deref().unwrap_or("a time that is not known");

@@ -42,17 +42,16 @@ pub(super) async fn start(
 ) -> anyhow::Result<JoinSet<()>> {
     let (vital, inputs) = (&core.vital, core.inputs.clone());
     let namespace = &args.cluster.namespace;
-    let (cas, source) = match (read_ca_files(args)?, &args.ca_cert, &args.ca_key) {
-        (Some(cas), Some(certificates), Some(key)) => {
-            (cas, Source::Files { certificates: certificates.clone(), key: key.clone() })
-        }
-        _ => {
-            let store = |client: &Client| CaStore::new(client.clone(), namespace);
-            let stored = store(&client).load_or_create().await.with_context(|| {
-                format!("read or create the CA, the Secret prepull-ca in the namespace {namespace}")
-            })?;
-            (stored.rotation.set, Source::Secret { read: store(&client), write: store(&writes) })
-        }
+    let (cas, source) = if let (Some(cas), Some(certificates), Some(key)) =
+        (read_ca_files(args)?, &args.ca_cert, &args.ca_key)
+    {
+        (cas, Source::Files { certificates: certificates.clone(), key: key.clone() })
+    } else {
+        let store = |client: &Client| Box::new(CaStore::new(client.clone(), namespace));
+        let stored = store(&client).load_or_create().await.with_context(|| {
+            format!("read or create the CA, the Secret prepull-ca in the namespace {namespace}")
+        })?;
+        (stored.rotation.set, Source::Secret { read: store(&client), write: store(&writes) })
     };
     let clusters_cas = cluster::authorities(args.cluster.kubeconfig.as_deref()).await?;
     cas.check_not_of(&clusters_cas)?;

@@ -28,8 +28,8 @@ const PUBLISH_NUMBERS: Duration = Duration::from_secs(5);
 pub(super) enum Source {
     /// The Secret: read by the one client, written by the leader's.
     Secret {
-        read: CaStore,
-        write: CaStore,
+        read: Box<CaStore>,
+        write: Box<CaStore>,
     },
     Files {
         certificates: PathBuf,
