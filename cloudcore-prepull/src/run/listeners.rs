@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context;
 use kube::Client;
@@ -27,9 +26,6 @@ use crate::kube_api::refusal::FailureLog;
 
 /// Events of sessions that wait for the engine's queue. When it is full, the sessions wait.
 const EVENTS: usize = 1024;
-
-/// How long after its end a certificate may still be renewed.
-const RENEW_GRACE: Duration = Duration::from_secs(90 * 24 * 3600);
 
 /// Opens both ports. `writes` is the leader's client. The tasks end when both have drained after `shutdown`.
 pub(super) async fn start(
@@ -70,7 +66,7 @@ pub(super) async fn start(
         sessions: core.sessions.clone(),
         writes,
         namespace: namespace.clone(),
-        old_life: args.edge_cert_ttl + RENEW_GRACE,
+        old_life: args.edge_cert_ttl + args.renew_grace,
         log: FailureLog::default(),
     };
     let (begun, published) = keeper.begin().await;
