@@ -227,16 +227,9 @@ async fn a_bad_secret_fails_its_image_alone_and_nobody_is_asked_anonymously() ->
 
     let cases = [
         ("missing", "secret default/missing does not exist".to_owned()),
-        (
-            "elsewhere",
-            format!(
-                "secret default/elsewhere has no entry for {host}/elsewhere; it has a.example/team, b.example:5000"
-            ),
-        ),
-        (
-            "no-entries",
-            format!("secret default/no-entries has no entry for {host}/no-entries; it has none at all"),
-        ),
+        // Not which registries it has instead: that is for the log of cloudcore.
+        ("elsewhere", format!("secret default/elsewhere has no entry for {host}/elsewhere")),
+        ("no-entries", format!("secret default/no-entries has no entry for {host}/no-entries")),
         (
             "broken-entry",
             format!("secret default/broken-entry: the entry for {host} has an auth that is not base64"),
@@ -267,7 +260,7 @@ async fn a_bad_secret_fails_its_image_alone_and_nobody_is_asked_anonymously() ->
             status.image("edge-1", &open.image(&format!("{secret}:v1"))).context("not in the status")?;
         assert_eq!((image.status, image.attempts), (Tristate::False, 0), "nothing was tried: {image:?}");
         ensure!(image.reason.contains(message), "{message:?} is not in {:?}", image.reason);
-        ensure!(!image.reason.contains(CANARY), "{image:?}");
+        ensure!(!image.reason.contains(CANARY) && !image.reason.contains("a.example"), "{image:?}");
     }
     assert_eq!(open.requests().0, [], "somebody asked anonymously");
     // The other images were pulled.

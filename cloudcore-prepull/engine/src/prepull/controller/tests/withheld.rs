@@ -23,7 +23,7 @@ fn waiting() -> World {
 fn a_node_waits_for_the_owner_of_a_secret_without_a_slot_and_with_the_reason() {
     let world = waiting();
     assert_eq!((world.record("a").reason.as_str(), world.record("a").code), ("s/t is not allowed", None));
-    assert_eq!(world.status().reason, "1 nodes wait: s/t is not allowed");
+    assert_eq!(world.status().reason, "1 node waiting: s/t is not allowed");
     assert_eq!(world.status().summary.in_progress, 0);
     assert_eq!(world.events, ["Started", "SecretWithheld"], "once, and not for every try");
 }
