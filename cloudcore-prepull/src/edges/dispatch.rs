@@ -134,7 +134,7 @@ async fn read_secrets<'a>(
 ) -> Result<impl Fn(&SecretRef) -> SecretLookup + use<>, DispatchOutcome> {
     let mut found = Vec::with_capacity(names.len());
     for name in names {
-        let lookup = secrets.get(name).await;
+        let lookup = secrets.get(name, user(name)).await;
         if let SecretLookup::Error(reason) = lookup {
             return Err(DispatchOutcome::Postponed(plan::unreadable_text(name, user(name), &reason)));
         }

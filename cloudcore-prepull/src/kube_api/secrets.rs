@@ -80,11 +80,12 @@ impl Secrets {
 
     /// The secret, or the reason why there is none. That is final unless it is [`SecretLookup::Error`], which says that
     /// the API server has failed for some seconds. Dropping the future loses nothing.
-    pub(crate) async fn get(&self, secret: &SecretRef) -> SecretLookup {
+    /// `user`: who needs the consent of its owner. That it is not given is remembered as shortly as that there is no secret.
+    pub(crate) async fn get(&self, secret: &SecretRef, user: Option<SecretUser<'_>>) -> SecretLookup {
         let slot = self.slot(secret).await;
         let mut answer = slot.lock().await;
         if let Some(answer) = &*answer
-            && is_fresh(answer)
+            && is_fresh(answer, user)
         {
             return answer.1.clone();
         }
@@ -144,13 +145,20 @@ impl Secrets {
     }
 }
 
-fn is_fresh((at, lookup): &(Instant, SecretLookup)) -> bool {
-    at.elapsed() < if matches!(lookup, SecretLookup::Found(_)) { FOUND_TTL } else { ABSENT_TTL }
+fn is_fresh((at, lookup): &(Instant, SecretLookup), user: Option<SecretUser<'_>>) -> bool {
+    let serves = match (lookup, user) {
+        (SecretLookup::Found(_), None) => true,
+        (lookup, Some(user)) => lookup.is_allowed_to(user),
+        (_, None) => false,
+    };
+    at.elapsed() < if serves { FOUND_TTL } else { ABSENT_TTL }
 }
 
 /// Keeps what is fresh, and the slots that are being read: those are locked.
 fn drop_expired(recent: &mut HashMap<SecretRef, Slot>) {
-    recent.retain(|_, slot| slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(is_fresh)));
+    recent.retain(|_, slot| {
+        slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|answer| is_fresh(answer, None)))
+    });
 }
 
 #[cfg(test)]
@@ -187,6 +195,19 @@ mod tests {
         drop(guard);
     }
 
+    #[test]
+    fn a_refusal_of_the_owner_is_remembered_for_a_second_and_a_consent_for_five() {
+        let annotations = [(prepull_api::credentials::ALLOW.to_owned(), "release".to_owned())].into();
+        let lookup = SecretLookup::found("Opaque", &[].into(), &annotations);
+        let ago = |age| (Instant::now().checked_sub(age).unwrap(), lookup.clone());
+        for (user, is_remembered) in [("release", true), ("other", false)] {
+            let user = Some(SecretUser::Job(user));
+            assert_eq!(is_fresh(&ago(ABSENT_TTL), user), is_remembered);
+            assert!(is_fresh(&ago(Duration::ZERO), user) && !is_fresh(&ago(FOUND_TTL), user));
+        }
+        assert!(is_fresh(&ago(ABSENT_TTL), None));
+    }
+
     /// An API server that answers 500 for the secret `lost`, 404 for `missing`, and never for others. Counts requests.
     fn failing_api_server() -> (Secrets, Arc<AtomicUsize>) {
         let requests = Arc::new(AtomicUsize::new(0));
@@ -212,7 +233,7 @@ mod tests {
     async fn a_secret_that_cannot_be_read_is_given_up_within_seconds_by_all_who_wait() {
         let (secrets, requests) = failing_api_server();
         let (begun, lost) = (tokio::time::Instant::now(), secret("lost"));
-        for lookup in join_all((0..500).map(|_| secrets.get(&lost))).await {
+        for lookup in join_all((0..500).map(|_| secrets.get(&lost, None))).await {
             assert!(
                 matches!(&lookup, SecretLookup::Error(reason) if reason.contains("no key")),
                 "{lookup:?}"
@@ -228,15 +249,15 @@ mod tests {
         let (secrets, _) = failing_api_server();
         let lost = SecretRef::new("default", "lost").unwrap();
         let others: Vec<_> = (0..REQUESTS - 1).map(|n| secret(&format!("slow-{n}"))).collect();
-        let slow = join_all(others.iter().map(|name| secrets.get(name)));
+        let slow = join_all(others.iter().map(|name| secrets.get(name, None)));
         let begun = tokio::time::Instant::now();
         let missing = secret("missing");
         let found = async {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            let found = secrets.get(&missing).await;
+            let found = secrets.get(&missing, None).await;
             (found, begun.elapsed())
         };
-        let (_, _, (found, waited)) = futures::join!(slow, secrets.get(&lost), found);
+        let (_, _, (found, waited)) = futures::join!(slow, secrets.get(&lost, None), found);
         assert!(matches!(found, SecretLookup::Missing), "{found:?}");
         assert!(waited < Duration::from_secs(1), "{waited:?}");
         assert_eq!(begun.elapsed().as_secs(), READ_LIMIT.as_secs(), "none of them is waited for any longer");
