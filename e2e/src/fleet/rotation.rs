@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use edgecore_prepull::cloud::identity::Identity;
 use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
+use futures::{TryStreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
 use prepull_api::wire::{Hello, TUNNEL_PATH};
@@ -27,6 +28,9 @@ use crate::usage::Usage;
 
 /// Limit for one step.
 const LIMIT: Duration = Duration::from_secs(900);
+
+/// Requests for Node objects at a time.
+const AT_A_TIME: usize = 64;
 
 /// What was measured, in seconds since the step before.
 #[derive(Clone, Debug, Serialize)]
@@ -126,6 +130,12 @@ impl RotationFigures {
         for (number, state) in states.iter().enumerate() {
             authority.join(state, &format!("sim-{number}"))?;
         }
+        // An edge without a Node is not let in.
+        let create = (0..nodes).map(|number| {
+            let cluster = &cluster;
+            Ok(async move { cluster.node(&format!("sim-{number}")).edge().ready().create().await })
+        });
+        stream::iter(create).try_for_each_concurrent(AT_A_TIME, |node| node).await?;
         let edges = Edges::of(&cloud);
         let (asleep, present) = states.split_at(away);
         for state in present {
