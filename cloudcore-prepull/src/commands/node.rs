@@ -77,7 +77,7 @@ pub(crate) async fn run(
             let (before, _) = records.change(&node, &Change::Revoke { at }).await?;
             match before.revoked {
                 Some(old) if !old.rejoined => {
-                    writeln!(out, "node {node} has been revoked before ({})", old.at)?
+                    writeln!(out, "node {node} has been revoked before ({})", old.at)?;
                 }
                 _ => writeln!(
                     out,

@@ -79,7 +79,7 @@ impl Roster {
         let view = Arc::new(View::new());
         let writer = |id| Writer::new(id, store.clone(), Arc::clone(&view));
         let writers = ShardId::all().map(writer).collect();
-        Self { shared: Arc::new(Shared { writers, store, view, alarms }) }
+        Self { shared: Arc::new(Shared { store, view, writers, alarms }) }
     }
 
     /// Reads all of it; tries until it succeeds.

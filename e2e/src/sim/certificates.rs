@@ -96,7 +96,7 @@ impl Authority {
         let end = (SystemTime::now() - ago).duration_since(UNIX_EPOCH)?;
         let epoch = rcgen::date_time_ymd(1970, 1, 1);
         let mut params = CertificateParams::default();
-        (params.not_before, params.not_after) = (epoch + (end - 30 * DAY), epoch + end);
+        (params.not_before, params.not_after) = (epoch + end - 30 * DAY, epoch + end);
         Ok(std::fs::write(state.join("pki/client.crt"), self.sign(params, node, &key)?)?)
     }
 

@@ -179,7 +179,7 @@ impl NodeRecord {
                 (self.key, self.next) = (Some(HeldKey { seen: true, ..next }), None);
             }
             (Ok(Standing::ToBeRecorded), _) => {
-                self.key = Some(self.key.map_or(used, |held| HeldKey { seen: true, ..held }))
+                self.key = Some(self.key.map_or(used, |held| HeldKey { seen: true, ..held }));
             }
             _ => {}
         }

@@ -34,11 +34,14 @@ pub(crate) enum RosterError {
     TooSlow(String),
 }
 
+/// The shards of tests: version and entries of each.
+type Memory = BTreeMap<ShardId, (u64, BTreeMap<String, String>)>;
+
 /// Storage of the shards.
 #[derive(Clone, Debug)]
 pub(super) enum Store {
     ConfigMaps(Box<Api<ConfigMap>>),
-    Memory(Arc<Mutex<BTreeMap<ShardId, (u64, BTreeMap<String, String>)>>>),
+    Memory(Arc<Mutex<Memory>>),
 }
 
 impl Store {

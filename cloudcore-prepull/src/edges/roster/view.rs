@@ -60,12 +60,11 @@ impl View {
     pub(super) fn set_node(&self, node: &NodeName, is_edge: Option<bool>) {
         let mut known = self.lock();
         let nodes = known.nodes.get_or_insert_default();
-        match is_edge {
-            Some(is_edge) => _ = nodes.insert(node.clone(), is_edge),
-            None => {
-                nodes.remove(node);
-                self.changed.notify_one();
-            }
+        if let Some(is_edge) = is_edge {
+            nodes.insert(node.clone(), is_edge);
+        } else {
+            nodes.remove(node);
+            self.changed.notify_one();
         }
     }
 

@@ -19,7 +19,9 @@ fn what_a_job_begins_with_is_written_before_anything_starts_and_holds_under_the_
         }
         (world.answers, world.unanswered) = (true, Vec::new());
         world.restart(&nodes);
-        nodes.iter().for_each(|node| world.up(node, &[]));
+        for node in &nodes {
+            world.up(node, &[]);
+        }
         world.give(job(template(&nodes[..1]), 2, Some(&stored)));
         world.pass(1_000);
         assert_eq!((world.taken().len(), world.condition("Valid").0), (taken, "False"));
