@@ -195,8 +195,8 @@ async fn changes_during_expired_watches_are_found() -> Result<()> {
     })
     .await?;
     cluster.edge_nodes(&["edge-3"]).await?;
+    // Without its Node it is not let in.
     let late = EdgeNode::start(cluster, &scene.site.cloud, "edge-3").await?;
-    late.is_connected().await?;
     doomed.delete().await?;
     cluster.mark_ready("sim-1", false).await?;
     let watched = scene.api.count(Requests::WATCHES.on("nodes"));
@@ -214,6 +214,7 @@ async fn changes_during_expired_watches_are_found() -> Result<()> {
         Ok(())
     })
     .await?;
+    late.is_connected().await?;
 
     let after = scene.site.job("after").images([&scene.reference]).on(["edge-3", "sim-1", "sim-2"]);
     let status = after.concurrency(3).completes().await?;

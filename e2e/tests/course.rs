@@ -138,6 +138,14 @@ async fn a_suspended_job_starts_nothing_until_it_is_resumed() -> Result<()> {
             suspended && status.summary.in_progress == 0
         })
         .await?;
+    // A start that was being recorded is taken back. Until that is recorded too, the next leader would let it go on.
+    eventually("no start is on record that was taken back", SOON, async || {
+        let reports = job.reports().await?;
+        let mut nodes = reports.iter().flat_map(|report| &report.body.node_status);
+        ensure!(nodes.all(|node| node.phase != NodePhase::InProgress), "there is one");
+        Ok(())
+    })
+    .await?;
     let pulls = fleet.pulls();
     ensure!(held.summary.pending > 0 && pulls == u64::from(held.summary.successful), "{held:?}");
     // The suspension survives a restart.

@@ -127,6 +127,7 @@ async fn probe(cloud: &Cloud, count: usize) -> Result<Duration> {
 #[tokio::test]
 async fn idle_metric_connections_neither_delay_a_probe_nor_keep_an_edge_out() -> Result<()> {
     let cluster = Cluster::start().await?;
+    cluster.edge_nodes(&["honest"]).await?;
     let cloud = Cloud::start(&cluster).await?;
     let few = Rlimit { current: Some(1024), maximum: Some(1024) };
     prlimit(Pid::from_raw(cloud.process()?.pid().try_into()?), Resource::Nofile, few)?;

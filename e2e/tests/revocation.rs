@@ -60,7 +60,7 @@ impl Machine {
 
     /// Keeps a session up, or tries to, until the session is dropped.
     fn dials(&self, cloud: &Cloud) -> Session {
-        let (_, outgoing) = Link::new(1);
+        let (link, outgoing) = Link::new(1);
         let (sender, mut events) = tokio::sync::mpsc::channel(16);
         let stop = CancellationToken::new();
         let url = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
@@ -76,12 +76,14 @@ impl Machine {
                 }
             }
         });
-        Session { connected, _stop: stop.drop_guard() }
+        Session { connected, _link: link, _stop: stop.drop_guard() }
     }
 }
 
 struct Session {
     connected: watch::Receiver<bool>,
+    /// Nobody dials for a program that can send nothing any more.
+    _link: Link,
     _stop: DropGuard,
 }
 

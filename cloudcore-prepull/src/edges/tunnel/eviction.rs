@@ -1,22 +1,39 @@
 //! The end of the sessions of nodes that are revoked or deleted.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use tokio::time::{Instant, timeout};
+
 use super::Sessions;
-use crate::edges::roster::Roster;
+use crate::edges::roster::{Refusal, Roster};
 
 /// The shortest time between two looks at all sessions, of which there may be 20,000.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a session outlives its Node: what is cancelled with the Node has to reach the edge.
+const FAREWELL: Duration = Duration::from_secs(3);
+
 /// Ends the sessions of nodes that the roster does not let in any more, for ever.
 pub(crate) async fn end_sessions(roster: Roster, sessions: Sessions) {
+    // Since when each session is without its Node.
+    let mut without_node = HashMap::new();
     loop {
-        roster.changed().await;
+        if without_node.is_empty() {
+            roster.changed().await;
+        } else {
+            let _ = timeout(PAUSE, roster.changed()).await;
+        }
+        let (now, before) = (Instant::now(), std::mem::take(&mut without_node));
         for (node, session, key) in sessions.all() {
-            if let Err(refusal) = roster.check(&node, key) {
-                tracing::warn!(%node, reason = %refusal, "a session is ended");
-                sessions.disconnect(&node, session, &refusal.to_string());
+            let Err(refusal) = roster.check(&node, key) else { continue };
+            let since = *before.get(&session).unwrap_or(&now);
+            if matches!(refusal, Refusal::NoNode { .. }) && now - since < FAREWELL {
+                without_node.insert(session, since);
+                continue;
             }
+            tracing::warn!(%node, reason = %refusal, "a session is ended");
+            sessions.disconnect(&node, session, &refusal.to_string());
         }
         tokio::time::sleep(PAUSE).await;
     }
