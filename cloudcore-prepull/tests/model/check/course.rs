@@ -85,6 +85,10 @@ impl Check {
         {
             self.ended.insert(job.clone());
         }
+        // It has not begun: whatever is valid next is what it may begin with.
+        if event.reason == reasons::NO_ELIGIBLE_NODES {
+            self.beginnings.remove(job);
+        }
         if event.reason == reasons::RETRYING {
             self.ended.remove(job);
             self.exceeded.remove(job);
