@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::config::Kubeconfig;
+use prepull_api::wire::TUNNEL_PATH;
 
 use crate::api_proxy::ApiProxy;
 use crate::cleanup::{Child, eventually};
@@ -118,6 +119,26 @@ impl Cloud {
     /// Creates a token for a node with `cloudcore-prepull token create --node`.
     pub async fn token(&self, node: &str) -> Result<String> {
         self.command(&["token", "create", "--node", node]).await
+    }
+
+    /// The command by which a node joins, to dial the tunnel at `tunnel` from then on.
+    pub(crate) fn join_command(
+        &self,
+        token: &str,
+        node: &str,
+        state_dir: &Path,
+        tunnel: SocketAddr,
+    ) -> Result<Command> {
+        let mut command = Command::new(parts::program("edgecore-prepull")?);
+        command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
+        command.args(["--enroll-url", &format!("https://{}", self.enroll_addr())]);
+        command.args(["--tunnel-url", &format!("wss://{tunnel}{TUNNEL_PATH}")]);
+        Ok(command)
+    }
+
+    /// Runs `edgecore-prepull join`, and returns its output.
+    pub async fn join(&self, token: &str, node: &str, state_dir: &Path) -> Result<String> {
+        parts::output(self.join_command(token, node, state_dir, self.tunnel_addr())?).await
     }
 
     /// Runs a command of cloudcore-prepull against the cluster, and returns its output.

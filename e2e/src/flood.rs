@@ -14,14 +14,15 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
-/// Connections that a flood keeps open at most: older ones are of no use to it any more.
-const HELD: usize = 3000;
 /// The most connections that it has begun to open and that are not answered.
 const OPENING: usize = 1000;
 /// Interval at which it opens connections.
 const STEP: Duration = Duration::from_millis(10);
 
-/// An address of this machine that is not the one of the edges.
+/// The address of the edges.
+pub const EDGES_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// An address of this machine; but for the last number 1, not that of the edges.
 pub fn elsewhere(last: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(127, 0, 0, last))
 }
@@ -29,7 +30,10 @@ pub fn elsewhere(last: u8) -> IpAddr {
 /// Opens a connection from an address of this machine.
 pub async fn connect_from(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    socket.bind((from, 0).into())?;
+    // That of the edges is taken anyway.
+    if from != EDGES_ADDRESS {
+        socket.bind((from, 0).into())?;
+    }
     Ok(socket.connect(to).await?)
 }
 
@@ -42,8 +46,15 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Opens so many connections a second, sends `first_bytes` into each, and nothing more.
-    pub fn start(from: IpAddr, to: SocketAddr, per_second: u32, first_bytes: Vec<u8>) -> Result<Self> {
+    /// Opens so many connections a second, sends `first_bytes` into each, and nothing more. It holds `most_held` of them
+    /// open: what it has had longer is of no more use to it.
+    pub fn start(
+        from: IpAddr,
+        to: SocketAddr,
+        per_second: u32,
+        first_bytes: Vec<u8>,
+        most_held: usize,
+    ) -> Result<Self> {
         let (opened, stop) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, stopped) = (Arc::clone(&opened), Arc::clone(&stop));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -67,7 +78,7 @@ impl Flood {
                             held.push_back(stream);
                             count.fetch_add(1, Ordering::Relaxed);
                         }
-                        while held.len() > HELD {
+                        while held.len() > most_held {
                             held.pop_front();
                         }
                     }

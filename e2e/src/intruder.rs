@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use futures::{SinkExt, StreamExt};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TUNNEL_PATH, decode, encode};
 use rcgen::KeyPair;
@@ -25,6 +25,14 @@ use crate::sim::certificates::Authority;
 
 /// Limit for one step of the handshake, while the cloud is under attack.
 const SOON: Duration = Duration::from_secs(20);
+
+/// Checks that an attempt was refused with such words.
+pub fn refusal<T>(outcome: Result<T>, expected: &str) -> Result<()> {
+    let Err(error) = outcome else { bail!("it was let in, and not refused with {expected:?}") };
+    let text = format!("{error:#}");
+    ensure!(text.contains(expected), "refused, but not with {expected:?}: {text}");
+    Ok(())
+}
 
 /// A client with the certificate of a node, which opens connections to any depth of the handshake.
 #[derive(Clone)]

@@ -329,10 +329,7 @@ impl Start<'_> {
         let place = Place::here()?;
         let state = containerd.dir().join("agent");
         if let Some(token) = token {
-            let mut command = Command::new(parts::program(PROGRAM)?);
-            command.args(["join", "--token", &token, "--node-name", &name]).arg("--state-dir").arg(&state);
-            command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
-            command.args(["--tunnel-url", &format!("wss://{tunnel}{}", prepull_api::wire::TUNNEL_PATH)]);
+            let mut command = cloud.join_command(&token, &name, &state, tunnel)?;
             command.envs(environment.iter().cloned());
             parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
         } else if let Origin::StateDir(from) = &identity {

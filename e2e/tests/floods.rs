@@ -4,14 +4,12 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
-use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::api_proxy::Verb;
 use prepull_e2e::flood::{Flood, connect_from, elsewhere};
 use prepull_e2e::prelude::*;
@@ -29,6 +27,8 @@ use tokio_rustls::TlsConnector;
 const EDGES: usize = 100;
 /// The bar: everybody honest is in within this time.
 const IN_TIME: Duration = Duration::from_secs(10);
+/// Connections that a flood holds open at most: all floods at once share the open files of this process.
+const HELD: usize = 3000;
 /// How long a flood runs before the honest ones come.
 const HEAD_START: Duration = Duration::from_secs(5);
 /// The timeout of the liveness probe in deployment.yaml, and a second for this machine.
@@ -98,11 +98,7 @@ async fn wrong_tokens(tls: &Arc<ClientConfig>, from: u8, to: SocketAddr, sent: &
 async fn join(cloud: &Cloud, node: &str, state_dir: &Path) -> Result<Duration> {
     let token = cloud.token(node).await?;
     let begun = Instant::now();
-    let mut command = Command::new(parts::program("edgecore-prepull")?);
-    command.args(["join", "--token", &token, "--node-name", node]).arg("--state-dir").arg(state_dir);
-    command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
-    command.args(["--tunnel-url", &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr())]);
-    parts::output(command).await?;
+    cloud.join(&token, node, state_dir).await?;
     Ok(begun.elapsed())
 }
 
@@ -131,7 +127,7 @@ async fn idle_metric_connections_neither_delay_a_probe_nor_keep_an_edge_out() ->
     let cloud = Cloud::start(&cluster).await?;
     let few = Rlimit { current: Some(1024), maximum: Some(1024) };
     prlimit(Pid::from_raw(cloud.process()?.pid().try_into()?), Resource::Nofile, few)?;
-    let flood = Flood::start(elsewhere(66), cloud.metrics_addr(), 1000, Vec::new())?;
+    let flood = Flood::start(elsewhere(66), cloud.metrics_addr(), 1000, Vec::new(), HELD)?;
     sleep(HEAD_START).await;
     let longest = probe(&cloud, 10).await?;
     let begun = Instant::now();
@@ -156,12 +152,12 @@ async fn all_floods_at_once_keep_nobody_out() -> Result<()> {
     let (tunnel, enroll, metrics) = (cloud.tunnel_addr(), cloud.enroll_addr(), cloud.metrics_addr());
     let fleet = Fleet::start(&cluster, &cloud, EDGES).prepare().await?;
     let floods = [
-        Flood::start(elsewhere(66), tunnel, 500, Vec::new())?,
-        Flood::start(elsewhere(1), tunnel, 500, Vec::new())?,
-        Flood::start(elsewhere(67), tunnel, 300, hello.clone())?,
-        Flood::start(elsewhere(68), enroll, 300, Vec::new())?,
-        Flood::start(elsewhere(69), enroll, 100, hello)?,
-        Flood::start(elsewhere(70), metrics, 300, Vec::new())?,
+        Flood::start(elsewhere(66), tunnel, 500, Vec::new(), HELD)?,
+        Flood::start(elsewhere(1), tunnel, 500, Vec::new(), HELD)?,
+        Flood::start(elsewhere(67), tunnel, 300, hello.clone(), HELD)?,
+        Flood::start(elsewhere(68), enroll, 300, Vec::new(), HELD)?,
+        Flood::start(elsewhere(69), enroll, 100, hello, HELD)?,
+        Flood::start(elsewhere(70), metrics, 300, Vec::new(), HELD)?,
     ];
     let sent = AtomicU32::new(0);
     let honest = async {

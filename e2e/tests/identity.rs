@@ -2,7 +2,6 @@
 //! needs no API server is tested in cloudcore-prepull/tests/tunnel.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use edgecore_prepull::cloud::identity::Identity;
@@ -14,28 +13,7 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, TUNNEL_PATH};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
-
-/// Runs `edgecore-prepull join`.
-async fn join(cloud: &Cloud, token: &str, node: &str, state_dir: &Path) -> Result<String> {
-    let mut command = Command::new(parts::program("edgecore-prepull")?);
-    command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
-    command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
-    command.args(["--tunnel-url", &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr())]);
-    parts::output(command).await
-}
-
-fn refusal(outcome: Result<String>, expected: &str) -> Result<()> {
-    match outcome {
-        Ok(_) => bail!("it was let in, and not refused with {expected:?}"),
-        Err(error) => {
-            let text = format!("{error:#}");
-            ensure!(text.contains(expected), "refused, but not with {expected:?}: {text}");
-            Ok(())
-        }
-    }
-}
 
 #[tokio::test]
 async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
@@ -43,17 +21,17 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
     let cloud = Cloud::start(&cluster).await?;
     let place = Place::here()?;
     let token = cloud.token("edge-1").await?;
-    refusal(join(&cloud, &token, "edge-2", &place.new_dir("of-another")?).await, "is for node edge-1")?;
+    refusal(cloud.join(&token, "edge-2", &place.new_dir("of-another")?).await, "is for node edge-1")?;
 
     let own = place.new_dir("own")?;
-    join(&cloud, &token, "edge-1", &own).await?;
+    cloud.join(&token, "edge-1", &own).await?;
     // A request with another key comes from another machine.
-    refusal(join(&cloud, &token, "edge-1", &place.new_dir("again")?).await, "used with another key")?;
+    refusal(cloud.join(&token, "edge-1", &place.new_dir("again")?).await, "used with another key")?;
 
     let short = cloud.command(&["token", "create", "--ttl", "1s"]).await?;
     // Nothing reports the moment when the token expires.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
-    refusal(join(&cloud, &short, "edge-6", &place.new_dir("six")?).await, "expired")?;
+    refusal(cloud.join(&short, "edge-6", &place.new_dir("six")?).await, "expired")?;
 
     // A token without a node serves each edge node of the cluster, once; a revoked or expired token serves none.
     cluster.edge_nodes(&["edge-7", "edge-8"]).await?;
@@ -61,16 +39,16 @@ async fn a_token_enrols_the_node_that_it_is_for_and_only_once() -> Result<()> {
     let fleet = cloud.command(&["token", "create"]).await?;
     // The Nodes may take a moment to be known.
     eventually("edge-8 joins", SOON, async || {
-        join(&cloud, &fleet, "edge-8", &place.new_dir("eight")?).await.map(drop)
+        cloud.join(&fleet, "edge-8", &place.new_dir("eight")?).await.map(drop)
     })
     .await?;
-    join(&cloud, &fleet, "edge-7", &place.new_dir("seven")?).await?;
-    refusal(join(&cloud, &fleet, "edge-7", &place.new_dir("copy")?).await, "edge-7 has joined before")?;
-    refusal(join(&cloud, &fleet, "edge-1", &place.new_dir("one")?).await, "the cluster has no Node edge-1")?;
-    refusal(join(&cloud, &fleet, "cloud-1", &place.new_dir("c")?).await, "the Node cloud-1 is none")?;
+    cloud.join(&fleet, "edge-7", &place.new_dir("seven")?).await?;
+    refusal(cloud.join(&fleet, "edge-7", &place.new_dir("copy")?).await, "edge-7 has joined before")?;
+    refusal(cloud.join(&fleet, "edge-1", &place.new_dir("one")?).await, "the cluster has no Node edge-1")?;
+    refusal(cloud.join(&fleet, "cloud-1", &place.new_dir("c")?).await, "the Node cloud-1 is none")?;
     let id = fleet.split('.').nth(1).context("a token has three parts")?;
     cloud.command(&["token", "revoke", id]).await?;
-    refusal(join(&cloud, &fleet, "edge-9", &place.new_dir("nine")?).await, "unknown token")?;
+    refusal(cloud.join(&fleet, "edge-9", &place.new_dir("nine")?).await, "unknown token")?;
     let listed = cloud.command(&["token", "list"]).await?;
     ensure!(listed.contains("edge-1") && !listed.contains(id), "{listed}");
     Ok(())
@@ -114,7 +92,7 @@ async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Resul
     let place = Place::here()?;
     let dir = place.new_dir("intruder")?;
     let token = stage.cloud.token("edge-2").await?;
-    join(&stage.cloud, &token, "edge-2", &dir).await?;
+    stage.cloud.join(&token, "edge-2", &dir).await?;
     let intruder = Intruder::start(&dir, &stage.cloud)?;
 
     let job = stage

@@ -1,8 +1,7 @@
 //! Machines that were stolen, copied, deleted, or away for months: who is kept out, who comes back by itself, and what
 //! people are told. What needs no API server is tested in cloudcore-prepull/tests/tunnel and beside `edges/roster`.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use edgecore_prepull::cloud::identity::Identity;
@@ -13,29 +12,12 @@ use prepull_api::wire::{Hello, TUNNEL_PATH};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
 use prepull_e2e::sim::certificates;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Limit for the end of a session after `node revoke`, on a busy machine.
 const WITHIN_SECONDS: Duration = Duration::from_secs(5);
-
-/// Runs `edgecore-prepull join`.
-async fn join(cloud: &Cloud, token: &str, node: &str, state_dir: &Path) -> Result<String> {
-    let mut command = Command::new(parts::program("edgecore-prepull")?);
-    command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
-    command.args(["--enroll-url", &format!("https://{}", cloud.enroll_addr())]);
-    command.args(["--tunnel-url", &format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr())]);
-    parts::output(command).await
-}
-
-fn refusal<T>(outcome: Result<T>, expected: &str) -> Result<()> {
-    let Err(error) = outcome else { bail!("it was let in, and not refused with {expected:?}") };
-    let text = format!("{error:#}");
-    ensure!(text.contains(expected), "refused, but not with {expected:?}: {text}");
-    Ok(())
-}
 
 /// A machine with a state directory: its identity, and the tunnel that it keeps up.
 struct Machine {
@@ -46,7 +28,7 @@ struct Machine {
 impl Machine {
     async fn joins(cloud: &Cloud, place: &Place, node: &str) -> Result<Self> {
         let state = place.new_dir(node)?;
-        join(cloud, &cloud.token(node).await?, node, &state).await?;
+        cloud.join(&cloud.token(node).await?, node, &state).await?;
         Self::of(state)
     }
 
@@ -163,8 +145,8 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     is_refused(&cloud, &stolen, "revoked").await?;
     refusal(stolen.renews(&cloud).await, "node edge-1 is revoked")?;
     let elsewhere = place.new_dir("elsewhere")?;
-    refusal(join(&cloud, &old_token, "edge-1", &elsewhere).await, "after this token was made")?;
-    refusal(join(&cloud, &fleet_token, "edge-1", &elsewhere).await, "node edge-1 is revoked")?;
+    refusal(cloud.join(&old_token, "edge-1", &elsewhere).await, "after this token was made")?;
+    refusal(cloud.join(&fleet_token, "edge-1", &elsewhere).await, "node edge-1 is revoked")?;
     ensure!(*others.connected.borrow(), "another node was disconnected");
     let listed = cloud.command(&["node", "list"]).await?;
     ensure!(listed.lines().any(|line| line.starts_with("edge-1 ") && !line.ends_with('-')), "{listed}");

@@ -1,26 +1,21 @@
 //! Floods by somebody who has no certificate and no token, on real sockets: honest edges are in within ten seconds,
 //! whether they come from other addresses than the flood or from the same one.
 
-use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cloudcore_prepull::edges::tokens::Scope;
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use prepull_api::credentials::Sensitive;
 use prepull_api::enroll::JoinToken;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use rustls::ClientConfig;
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use crate::agent::join;
 use crate::cloud::Cloud;
+use crate::flood::{EDGES_ADDRESS, Flood};
 use crate::raw::{self, Credentials, client_hello, dial, heard, say, tls};
 
 /// Edges that reconnect at once.
@@ -33,82 +28,8 @@ const HEAD_START: Duration = Duration::from_secs(4);
 const LONG_HEAD_START: Duration = Duration::from_secs(10);
 /// Where floods come from, if not from the edges' own address.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 66));
-/// The address of the edges.
-const EDGES_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Connections that a flood holds open at most: what it has had longer is of no more use to it.
 const HELD: usize = 7000;
-/// The interval at which a flood opens connections.
-const STEP: Duration = Duration::from_millis(10);
-
-/// Opens connections from one address, on a thread of its own, until it is dropped.
-struct Flood {
-    opened: Arc<AtomicU32>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    begun: Instant,
-}
-
-impl Flood {
-    /// Opens so many connections a second, sends `first_bytes` into each, and nothing more.
-    fn start(from: IpAddr, target: SocketAddr, per_second: u32, first_bytes: &[u8]) -> Self {
-        let (opened, stop) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-        let (count, stopped, bytes) = (Arc::clone(&opened), Arc::clone(&stop), first_bytes.to_vec());
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let (mut held, mut opening) = (VecDeque::new(), FuturesUnordered::new());
-                let (begun, mut begun_count) = (Instant::now(), 0.0);
-                while !stopped.load(Ordering::Relaxed) {
-                    let due = begun.elapsed().as_secs_f64() * f64::from(per_second);
-                    // Connections whose SYN is dropped take seconds; the attacker opens others meanwhile.
-                    while begun_count < due && opening.len() < 1000 {
-                        opening.push(connect(from, target, &bytes));
-                        begun_count += 1.0;
-                    }
-                    let _ = timeout(STEP, async {
-                        while let Some(opened) = opening.next().await {
-                            if let Ok(stream) = opened {
-                                held.push_back(stream);
-                                count.fetch_add(1, Ordering::Relaxed);
-                            }
-                            while held.len() > HELD {
-                                held.pop_front();
-                            }
-                        }
-                        sleep(STEP).await;
-                    })
-                    .await;
-                }
-            });
-        });
-        Self { opened, stop, thread: Some(thread), begun: Instant::now() }
-    }
-
-    /// Connections that were opened so far, per second.
-    fn rate(&self) -> f64 {
-        f64::from(self.opened.load(Ordering::Relaxed)) / self.begun.elapsed().as_secs_f64()
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Opens a connection from an address.
-async fn connect(from: IpAddr, target: SocketAddr, first_bytes: &[u8]) -> std::io::Result<TcpStream> {
-    let socket = TcpSocket::new_v4()?;
-    if from != EDGES_ADDRESS {
-        socket.bind((from, 0).into())?;
-    }
-    let mut stream = socket.connect(target).await?;
-    stream.write_all(first_bytes).await?;
-    Ok(stream)
-}
 
 /// Lets this many edges connect at once, each of which tries again after a second, and returns when all of them have
 /// been welcomed; the error counts those that have.
@@ -152,7 +73,7 @@ async fn edges_are_in_beside(from: IpAddr, per_second: u32, has_hello: bool, hea
     let configs: Vec<_> =
         (0..EDGES).map(|edge| tls(&cloud, Some(&Credentials::of(&cloud, &format!("edge-{edge}"))))).collect();
     let first_bytes = if has_hello { client_hello(&cloud) } else { Vec::new() };
-    let flood = Flood::start(from, cloud.tunnel, per_second, &first_bytes);
+    let flood = Flood::start(from, cloud.tunnel, per_second, first_bytes, HELD).unwrap();
     sleep(head_start).await;
     let outcome = reconnect_with(&mut cloud, configs).await;
     let rate = flood.rate();
@@ -222,7 +143,7 @@ async fn idle_connections_stop_no_join_and_no_renewal() {
         // From the same address whoever comes first is first.
         (EDGES_ADDRESS, 200, &hello),
     ] {
-        let flood = Flood::start(from, cloud.enroll, per_second, first_bytes);
+        let flood = Flood::start(from, cloud.enroll, per_second, first_bytes.clone(), HELD).unwrap();
         sleep(HEAD_START).await;
         let outcome = join_and_renew(&cloud).await;
         eprintln!("beside {:.0} idle connections a second from {from}: {outcome:?}", flood.rate());

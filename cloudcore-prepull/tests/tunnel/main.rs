@@ -3,6 +3,9 @@
 
 mod agent;
 mod cloud;
+#[path = "../../../e2e/src/flood.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the harness of the tests on real parts has the rest")]
+mod flood;
 mod raw;
 mod rotation;
 
