@@ -99,7 +99,7 @@ struct Member {
     has_left: bool,
     /// The number of its last start.
     start: u64,
-    /// Whether a write of that start has begun.
+    /// Whether a write of that start, or of an earlier one that was withdrawn since, has begun and is not taken back.
     is_stamped: bool,
     /// Once a secret of its task could not be read in this attempt.
     postponed: Option<Box<Postponed>>,

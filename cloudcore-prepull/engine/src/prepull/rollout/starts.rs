@@ -58,8 +58,8 @@ impl Rollout {
         member.flight = Flight::Recording;
         self.recording.insert(at);
         self.starts += 1;
-        (member.start, member.is_stamped) = (self.starts, false);
-        self.withdrawn.remove(&at);
+        // An earlier start that was withdrawn, and of which the API server has not been told so yet, counts as written.
+        (member.start, member.is_stamped) = (self.starts, self.withdrawn.remove(&at));
         self.set(at, NodePhase::InProgress, String::new());
     }
 

@@ -229,6 +229,29 @@ fn a_node_that_was_sent_nothing_keeps_its_place_among_the_started_until_that_is_
 }
 
 #[test]
+fn a_start_that_was_withdrawn_twice_counts_until_the_first_one_is_taken_back() {
+    let mut rollout = rollout(2, 1, "0");
+    all_online(&mut rollout, 1);
+    assert_eq!(started(&rollout.advance(at(0))), [node(0)]);
+    rollout.stamp_starts(0..2, at(0));
+    let set_hold = |rollout: &mut Rollout, hold| {
+        rollout.configure(Settings { hold, concurrency: 2, ..rollout.settings().clone() });
+    };
+    set_hold(&mut rollout, true);
+    assert!(matches!(rollout.advance(at(1))[..], [Decision::Withdraw(..)]));
+    set_hold(&mut rollout, false);
+    assert_eq!(started(&rollout.advance(at(2))), [node(0)]);
+    // No write has told the API server of the first withdrawal, nor of this start.
+    set_hold(&mut rollout, true);
+    let decisions = rollout.advance(at(3));
+    assert!(matches!(decisions[..], [Decision::Withdraw(..)]), "{decisions:?}");
+    rollout.configure(Settings { hold: false, concurrency: 1, ..rollout.settings().clone() });
+    rollout.set_busy(&node(0), true);
+    rollout.mark_online(&node(1), SessionId(1), None, at(4));
+    assert_eq!(rollout.advance(at(4)), [], "another leader would let the first node go on");
+}
+
+#[test]
 fn an_assign_that_went_to_a_session_which_was_replaced_is_sent_again() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);

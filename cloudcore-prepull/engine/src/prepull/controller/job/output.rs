@@ -82,9 +82,9 @@ impl Output {
         }
     }
 
-    /// Writes the reports again that the API server does not have any more.
-    pub(super) fn rewrite_reports(&mut self, is_gone: impl Fn(u32) -> bool) {
-        self.shards.rewrite(is_gone);
+    /// Writes reports again that the API server does not have any more, or that hold what does not count.
+    pub(super) fn rewrite_reports(&mut self, is_wrong: impl Fn(u32) -> bool) {
+        self.shards.rewrite(is_wrong);
     }
 
     /// Writes all reports as soon as possible: the job is over.

@@ -94,11 +94,11 @@ impl Shards {
         }
     }
 
-    /// Writes those again that the API server had and that are gone.
-    pub(super) fn rewrite(&mut self, is_gone: impl Fn(u32) -> bool) {
+    /// Writes those again that the API server had, and that are gone or hold what does not count.
+    pub(super) fn rewrite(&mut self, is_wrong: impl Fn(u32) -> bool) {
         for at in 0..self.list.len() {
             let shard = &self.list[at];
-            if shard.writes.exists() && is_gone(shard.index) {
+            if shard.writes.exists() && is_wrong(shard.index) {
                 self.touch_shard(at, Pace::Now);
             }
         }

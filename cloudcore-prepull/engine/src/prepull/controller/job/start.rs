@@ -108,7 +108,8 @@ impl Job {
     ) {
         let is_seen = status.observed_generation == rest_of(object).metadata.generation;
         let status_has_begun = status.start_time.is_some();
-        let StoredRecords { mut records, reports, nodes: mut stored_nodes } = StoredRecords::new(reports);
+        let StoredRecords { mut records, reports, nodes: mut stored_nodes, outdated } =
+            StoredRecords::new(reports);
         let before = accepted_before(object, &status, is_seen, &records);
         self.spec.restore(status.spec_hash.clone(), before.as_ref().map(|(spec, _)| spec.clone()));
         let job = before.map(|(_, job)| job);
@@ -153,6 +154,7 @@ impl Job {
         }
         self.output.restore_reports(&reports, job.as_ref());
         self.output.grow(records.len());
+        self.output.rewrite_reports(|index| outdated.contains(&index));
         let mut rollout = Rollout::new(job.as_ref().map_or_else(Settings::default, settings), records);
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
         if is_over {

@@ -71,3 +71,20 @@ fn reports_of_other_jobs_and_unknown_ones_concern_nobody() {
     world.pass(2_000);
     assert_eq!(world.writes, writes);
 }
+
+#[test]
+fn of_two_records_of_a_node_the_one_that_got_further_counts_and_the_other_goes() {
+    let mut world = over();
+    // A write of a cloudcore that was killed, which arrived after its successor had put the node elsewhere.
+    let mut late = world.reports[&0].clone();
+    late.node_status[0] = NodeStatus { node_name: "a".to_owned(), ..NodeStatus::default() };
+    let mut report = world.reports[&0].clone();
+    report.index = 1;
+    world.reports = BTreeMap::from([(0, late), (1, report)]);
+    let (object, stored) = (world.object.clone().unwrap().unwrap(), world.stored.clone());
+    world.boot(&["a"]);
+    world.give(Input::Job(Ok(Box::new(ImagePrePullJob { status: stored, ..*object }))));
+    world.pass(2_000);
+    let records = |index| world.reports[&index].node_status.iter().map(|node| node.phase).collect::<Vec<_>>();
+    assert_eq!((records(0), records(1)), (vec![], vec![NodePhase::Successful]));
+}
