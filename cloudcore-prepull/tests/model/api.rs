@@ -31,6 +31,9 @@ pub(crate) struct Api {
     pub(crate) reports: BTreeMap<(JobUid, u32), Stored<ReportBody>>,
     /// Reports that somebody has deleted, until they are written again.
     pub(crate) deleted_reports: BTreeMap<(JobUid, u32), ReportBody>,
+    /// What the leader knows of a report that a late write of a killed cloudcore has replaced; `None` for a report that it
+    /// does not know at all. Its next write of that report replaces it again, and the next leader reads it.
+    pub(crate) overtaken: BTreeMap<(JobUid, u32), Option<ReportBody>>,
     pub(crate) nodes: BTreeMap<NodeName, NodeView>,
     /// Jobs with a field of the wrong type, which an older definition let through.
     unreadable: BTreeSet<JobUid>,
@@ -102,6 +105,7 @@ impl Api {
                     return Err(Refused::Conflict);
                 }
                 self.deleted_reports.remove(&key);
+                self.overtaken.remove(&key);
                 self.reports.insert(key, Stored { version, object: (**body).clone() });
             }
         }
@@ -144,13 +148,15 @@ impl Api {
         }
     }
 
-    /// The records of the nodes of a job in its reports.
+    /// The records of the nodes of a job in its reports, as the leader knows them.
     pub(crate) fn records<'a>(&'a self, job: &JobUid) -> impl Iterator<Item = &'a NodeStatus> + use<'a> {
         let range = (job.clone(), 0)..=(job.clone(), u32::MAX);
-        let existing = self.reports.range(range.clone()).map(|(_, stored)| &stored.object);
+        let existing = self.reports.range(range.clone()).map(|(key, stored)| (key, &stored.object));
         // The leader knows what was in a deleted one, and is about to write it again.
-        let deleted = self.deleted_reports.range(range).map(|(_, report)| report);
-        existing.chain(deleted).flat_map(|report| report.node_status.iter())
+        let existing = existing.chain(self.deleted_reports.range(range.clone()));
+        let current = existing.filter(|(key, _)| !self.overtaken.contains_key(key)).map(|(_, report)| report);
+        let overtaken = self.overtaken.range(range).filter_map(|(_, report)| report.as_ref());
+        current.chain(overtaken).flat_map(|report| report.node_status.iter())
     }
 
     pub(crate) fn record(&self, job: &JobUid, node: &NodeName) -> Option<&NodeStatus> {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use prepull_api::crd::job::ImagePrePullJobSpec;
+use prepull_api::crd::report::ReportBody;
 use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Key};
 use prepull_engine::prepull::controller::{
@@ -171,6 +172,7 @@ impl World {
                     self.cloud.versions.insert((job.clone(), Object::Report(*index)), stored.version);
                 }
                 let reports = self.api.list_reports();
+                self.api.overtaken.clear();
                 self.give(Input::Reports(reports));
                 self.cloud.boot = Boot::Jobs;
             }
@@ -226,6 +228,10 @@ impl World {
                 self.cloud.nodes.remove(node);
                 self.cloud.nodes_gone.insert(node.clone());
                 self.check.may_exceed_again();
+            }
+            Input::ReportGone { job, index } if !self.is_kept(job) => {
+                // The leader does not have the job in memory any more.
+                self.api.deleted_reports.remove(&(job.clone(), *index));
             }
             Input::Session(SessionEvent::Message { message: EdgeMessage::Result(_), .. }) => {
                 self.check.may_exceed_again();
@@ -302,6 +308,7 @@ impl World {
                         self.cloud.versions.insert(key, version);
                     }
                 }
+                self.api.overtaken.retain(|(of, _), _| *of != job);
                 let object = self.api.read(&job);
                 self.give(Input::Recalled(job, reports, object));
             }
@@ -362,12 +369,19 @@ impl World {
         content: &Content,
         ghost: bool,
     ) -> Result<u64, Refused> {
+        let before = match content {
+            Content::Report(report) => Some(self.known_report(job, report.index)),
+            Content::Status(_) => None,
+        };
         let version = self.api.write(job, expected, content)?;
         // Whether the leader has already read the object, without this write.
         let read = match content.object() {
             Object::Status => self.cloud.boot == Boot::Up,
             Object::Report(_) => matches!(self.cloud.boot, Boot::Jobs | Boot::Up),
         };
+        if let (Object::Report(index), Some(before)) = (content.object(), before.filter(|_| ghost && read)) {
+            self.api.overtaken.insert((job.clone(), index), before);
+        }
         self.check.landed(&self.api, job, content, ghost && read);
         if content.object() == Object::Status
             && let Some(object) = self.api.read(job)
@@ -375,6 +389,13 @@ impl World {
             self.cloud.watched(Watched::Job(object));
         }
         Ok(version)
+    }
+
+    /// What the leader knows of a report.
+    fn known_report(&self, job: &JobUid, index: u32) -> Option<ReportBody> {
+        let key = (job.clone(), index);
+        let overtaken = self.api.overtaken.get(&key).cloned();
+        overtaken.unwrap_or_else(|| self.api.reports.get(&key).map(|stored| stored.object.clone()))
     }
 
     /// Ends one dispatch. One whose secret cannot be read ends after some seconds.

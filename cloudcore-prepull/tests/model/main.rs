@@ -38,7 +38,15 @@ const RUNS: u64 = 3_000;
 /// Steps of the longest runs.
 const STEPS: usize = 400;
 /// Seeds that failed once, with the number of steps that showed it. They are played first.
-const REGRESSIONS: &[(u64, usize)] = &[];
+const REGRESSIONS: &[(u64, usize)] = &[
+    (16_142, 300),
+    (20_077, 200),
+    (30_039, 340),
+    (40_943, 400),
+    (52_015, 168),
+    (59_295, 307),
+    (67_285, 200),
+];
 
 thread_local! {
     /// The step that the run has reached, for the message of a failure.

@@ -163,18 +163,23 @@ impl World {
         if self.cloud.boot != Boot::Up {
             return;
         }
-        let is_known = |job: &JobUid| {
-            let status = self.api.jobs.get(job).and_then(|stored| stored.object.status.as_ref());
-            let ended = status.and_then(|status| status.completion_time.as_ref());
-            self.api.jobs.contains_key(job) && ended.is_none_or(|ended| millis(ended.0) + PARKED > self.now)
+        let is_known = |key: &&(JobUid, u32)| {
+            self.is_kept(&key.0) && self.api.overtaken.get(*key).is_none_or(Option::is_some)
         };
-        let reports: Vec<_> = self.api.reports.keys().filter(|(job, _)| is_known(job)).cloned().collect();
+        let reports: Vec<_> = self.api.reports.keys().filter(is_known).cloned().collect();
         let Some((job, index)) = self.rng.choose(&reports).cloned() else { return };
         if let Some(report) = self.api.reports.remove(&(job.clone(), index)) {
             self.log(|| format!("user: deletes report {index} of {job}"));
             self.api.deleted_reports.insert((job.clone(), index), report.object);
             self.cloud.inputs.push_back(Input::ReportGone { job, index });
         }
+    }
+
+    /// Whether a leader that knows the job has it in memory, and not only that it is over.
+    pub(crate) fn is_kept(&self, job: &JobUid) -> bool {
+        let status = self.api.jobs.get(job).and_then(|stored| stored.object.status.as_ref());
+        let ended = status.and_then(|status| status.completion_time.as_ref());
+        self.api.jobs.contains_key(job) && ended.is_none_or(|ended| millis(ended.0) + PARKED > self.now)
     }
 
     pub(crate) fn delete_job(&mut self, uid: &JobUid) {

@@ -95,8 +95,12 @@ impl Check {
             let nodes_of_job = self.emitted.range((job.clone(), NodeName(String::new()))..);
             let mut nodes_of_job = nodes_of_job.take_while(|((of, _), _)| of == job).peekable();
             let is_written = nodes_of_job.peek().is_some();
-            let can_start = nodes_of_job
-                .any(|((_, node), phase)| *phase != NodePhase::Successful && nodes.contains(node));
+            // A node that is there by now may join.
+            let joins = self.accepted(job).is_some_and(|spec| spec.follow_nodes)
+                && nodes.iter().any(|node| !self.emitted.contains_key(&(job.clone(), node.clone())));
+            let can_start = joins
+                || nodes_of_job
+                    .any(|((_, node), phase)| *phase != NodePhase::Successful && nodes.contains(node));
             assert!(can_start || !is_written, "{job} begins a round in which nothing can start");
         }
     }

@@ -59,9 +59,11 @@ impl Check {
                 let deadline = start + longest + GRACE;
                 assert!(deadline > now, "(3) {name} is in progress in {job}, past its deadline {deadline}");
             }
-            // What it has waited for a secret counts.
-            let task = TaskId { job: job.clone(), attempt: node.attempt };
-            let has_waited = self.postponed.contains(&(NodeName(name.clone()), task));
+            // What it has waited for a secret counts, also under an earlier number of the attempt.
+            let has_waited = (1..=node.attempt).any(|attempt| {
+                let task = TaskId { job: job.clone(), attempt };
+                self.postponed.contains(&(NodeName(name.clone()), task))
+            });
             let is_out_of_time =
                 node.phase == NodePhase::Unknown && node.reason.starts_with("no result within");
             if is_out_of_time && !has_waited {
@@ -256,15 +258,18 @@ impl Check {
         let Some(desired) = status.map(|status| status.summary.desired) else { return };
         let sizes = rollout.steps.iter().map(|step| Step::parse(step).unwrap().nodes(desired) as usize);
         for size in sizes.filter(|size| *size < started.len()) {
-            for (late, start) in &started {
-                let earlier: Vec<_> = started.iter().filter(|(_, other)| other < start).collect();
+            for (late, late_start) in &started {
+                let earlier: Vec<_> = started.iter().filter(|(_, other)| other < late_start).collect();
                 if earlier.len() < size {
                     continue;
                 }
                 let runs = |record: &NodeStatus, start: u64| {
                     record.phase == NodePhase::InProgress && !self.has_ended(job, record, start)
                 };
-                let waits_for = earlier.iter().take(size).find(|(record, start)| runs(record, *start));
+                // Of nodes that started at the same moment nobody knows which belonged to the earlier wave.
+                let next = earlier.get(size).map_or(*late_start, |(_, start)| *start);
+                let of_wave = earlier.iter().take(size).filter(|(_, start)| *start < next);
+                let waits_for = of_wave.into_iter().find(|(record, start)| runs(record, *start));
                 if let Some((record, _)) = waits_for {
                     let (late, runs) = (&late.node_name, &record.node_name);
                     panic!("{late} of {job} has started, and {runs} of an earlier wave has not ended");
