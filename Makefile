@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 SETUP := e2e/setup
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-SCRIPTS := $(wildcard $(SETUP)/*.sh) .ci/run
+SCRIPTS := $(wildcard $(SETUP)/*.sh packaging/*.sh packaging/debian/p*) .ci/run
 PROGRAMS := -p cloudcore-prepull -p edgecore-prepull
 
 BUILD := cargo build --release $(PROGRAMS)
@@ -19,7 +19,7 @@ BUILD_DEMO := cargo build --workspace --bins
 # The programs and the tests in one go, so that both are built with the same features.
 BUILD_TESTS := cargo build --workspace --bins --tests --examples
 CLIPPY := cargo clippy --workspace --all-targets -- -D warnings
-# Of `make check`: a job with everything in it, from its application to the images on three nodes.
+# Of `make check` and `make test-dist`: a job with everything in it, from its application to the images on three nodes.
 SMOKE := pulls::three_nodes_pull_four_images_from_two_registries_with_a_secret_each
 TEST := cargo test --workspace
 CHECK := cargo test --workspace --exclude prepull-e2e && cargo test --workspace --test e2e $(SMOKE)
@@ -34,10 +34,10 @@ REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test repl
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet storm check test bench fuzz mutants lint release sbom crds clean
+.PHONY: help setup build demo fleet storm check test bench fuzz mutants lint dist test-dist release sbom crds clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Get the real parts: packages, and a kube-apiserver (built once, about 4 minutes)
 	@$(SETUP)/packages.sh
@@ -85,10 +85,20 @@ lint: ## Format, clippy, shellcheck, cargo deny
 	@if command -v shellcheck >/dev/null; then echo '==> shellcheck'; shellcheck $(SCRIPTS); else echo '==> shellcheck: not installed, skipped'; fi
 	@$(SETUP)/deny.sh
 
-release: ## Release build, with a list of what is in it (SBOM), after a check for known vulnerabilities
+dist: ## What is released: static programs, images, packages, in target/dist
+	@packaging/dist.sh
+
+test-dist: ## Start all that `make dist` has made, also under qemu (as root)
+	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
+	@packaging/test.sh
+	@for arch in amd64 arm64; do \
+	  PREPULL_E2E_LOGS=$(TARGET)/dist-logs/$$arch packaging/with-programs.sh $$arch cargo test --workspace --test e2e $(SMOKE); \
+	done
+
+release: ## make dist and test-dist, after a check for known vulnerabilities
 	@$(SETUP)/deny.sh --release
-	$(call run,$(BUILD))
-	@$(SETUP)/sbom.sh
+	@$(MAKE) dist
+	@$(MAKE) test-dist
 
 sbom: ## What is in the programs, as CycloneDX
 	@$(SETUP)/sbom.sh

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Makes what is released, in <target>/dist: programs, images, packages, lists of what is in them, checksums. `make dist`.
+#
+#   <program>-linux-<arch>           static programs, for amd64 (x86_64) and arm64 (aarch64)
+#   <program>-linux-<arch>.cdx.json  what is in each, as CycloneDX
+#   <program>-image.tar              an OCI layout with the image for both
+#   edgecore-prepull_<version>_<arch>.deb, edgecore-prepull-<version>-1.<arch>.rpm
+#   ca-certificates.crt              Debian's CA roots, for the Dockerfiles, whose context this directory is
+#   SHA256SUMS
+#
+# DIST_PROFILE: cargo's profile, `release` by default; `dev` makes them in a quarter of the time, to try this out.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$here/.."
+# shellcheck source=packaging/names.sh
+. "$here/names.sh"
+
+say() { printf '==> %s\n' "$*"; }
+
+e2e/setup/packages.sh "${dist_packages[@]}"
+tools=$(e2e/setup/zigbuild.sh "${targets[@]}")
+
+# Whole crates are optimised, whatever is set for the builds of a developer.
+export CARGO_INCREMENTAL=0
+# No path of this machine in a panic's message. Cargo's own variables, where they are set, stay in force.
+RUSTFLAGS="${RUSTFLAGS-} --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/src"
+export RUSTFLAGS
+say "cargo zigbuild, profile $profile, for ${targets[*]}"
+CARGO_ZIGBUILD_ZIG_PATH=$tools/ziglang/zig "$tools/bin/cargo-zigbuild" zigbuild --locked --profile "$profile" \
+  "${targets[@]/#/--target=}" "${programs[@]/#/--package=}" --bins
+
+rm -rf "$dist"
+mkdir -p "$dist"
+for arch in "${!target_of[@]}"; do
+  for program in "${programs[@]}"; do
+    cp "$(built "$program" "$arch")" "$dist/$program-linux-$arch"
+  done
+done
+cp --dereference /etc/ssl/certs/ca-certificates.crt "$dist/"
+
+"$here/images.sh" "$dist" "$dist"
+"$here/packages.sh" "$dist" "$dist"
+for arch in "${!target_of[@]}"; do e2e/setup/sbom.sh "${target_of[$arch]}" "$dist" "-linux-$arch"; done
+sums=$(cd "$dist" && find . -type f -printf '%P\n' | LC_ALL=C sort | xargs sha256sum)
+printf '%s\n' "$sums" >"$dist/SHA256SUMS"
+# test.sh makes images and packages again, with the time that it reads here, also after another commit.
+touch --date "@$SOURCE_DATE_EPOCH" "$dist"/*
+say "made in $SECONDS s: $dist"
+(cd "$dist" && du --apparent-size --block-size 1KiB -- *)

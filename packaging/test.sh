@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Starts everything that `make dist` has made: `make test-dist`. Programs and images of the other architecture run under
+# qemu. Needs root. At the end it prints the size of each artefact, and how long it takes to start.
+#
+# Nothing is left behind: everything is in one directory, mounts are in namespaces that end with their process, and
+# containers are deleted at the end, however it ends.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$here/.."
+# shellcheck source=packaging/names.sh
+. "$here/names.sh"
+PATH=$PATH:/usr/sbin:/sbin
+
+say() { printf '==> %s\n' "$*"; }
+die() { say "$*" >&2 && exit 1; }
+
+[[ -f $dist/SHA256SUMS ]] || die "nothing in $dist: make dist makes it"
+SOURCE_DATE_EPOCH=$(stat --format %Y "$dist/SHA256SUMS")
+((EUID == 0)) || die "packages and containers are tried as root: sudo make test-dist"
+e2e/setup/packages.sh "${dist_packages[@]}" "${test_packages[@]}"
+
+scratch=$(mktemp -d /tmp/prepull-dist.XXXXXX)
+cleanup() {
+  local container
+  for container in "$scratch"/runc/*; do
+    [[ ! -d $container ]] || runc --root "$scratch/runc" delete --force "${container##*/}" || true
+  done
+  rm -rf --one-file-system "$scratch"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM HUP
+
+case $(uname -m) in
+  x86_64) own=amd64 other=arm64 qemu=$(command -v qemu-aarch64-static) ;;
+  aarch64) own=arm64 other=amd64 qemu=$(command -v qemu-x86_64-static) ;;
+  *) die "this machine is neither x86_64 nor aarch64" ;;
+esac
+table=()
+# Milliseconds of the fastest of some runs: the others are the machine's noise.
+fastest() { # RUNS COMMAND...
+  local runs=$1 began took least=
+  shift
+  while ((runs-- > 0)); do
+    began=${EPOCHREALTIME/[.,]/}
+    "$@" >/dev/null
+    took=$((${EPOCHREALTIME/[.,]/} - began))
+    if [[ -z $least ]] || ((took < least)); then least=$took; fi
+  done
+  printf '%d.%d ms' $((least / 1000)) $((least % 1000 / 100))
+}
+row() { # FILE START
+  table+=("$(printf '%-42s %6d KiB  %s' "$1" $(($(stat --format %s "$dist/$1") / 1024)) "$2")")
+}
+
+say "checksums: of every file, and right"
+(cd "$dist" && sha256sum --check --quiet SHA256SUMS)
+diff <(cd "$dist" && find . -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort) \
+  <(sed 's/^[^ ]*  //' "$dist/SHA256SUMS") || die "SHA256SUMS is not a list of what is there"
+
+say "images and packages: made again, they are the same"
+mkdir "$scratch/again"
+"$here/images.sh" "$dist" "$scratch/again" >/dev/null
+"$here/packages.sh" "$dist" "$scratch/again" >/dev/null
+for file in "$scratch/again"/*; do
+  cmp "$file" "$dist/${file##*/}" || die "${file##*/} is another one each time"
+done
+
+# What runs a program, in front of its command.
+declare -A runner=([$own]='' [$other]=$qemu)
+for arch in "$own" "$other"; do
+  for program in "${programs[@]}"; do
+    file=$program-linux-$arch
+    say "$file: static, and runs${runner[$arch]:+ under ${qemu##*/}}"
+    ! readelf --program-headers --dynamic --wide "$dist/$file" | grep -E 'INTERP|NEEDED' || die "$file is not static"
+    # shellcheck disable=SC2086 # empty, or one word
+    answer=$(${runner[$arch]} "$dist/$file" --version)
+    [[ $answer == "$program $version" ]] || die "$file --version says: $answer"
+    # shellcheck disable=SC2086
+    row "$file" "$(fastest 10 ${runner[$arch]} "$dist/$file" --version)${runner[$arch]:+ under qemu}"
+    jq --exit-status --arg name "$program" '.metadata.component.name | startswith($name)' "$dist/$file.cdx.json" >/dev/null ||
+      die "$file.cdx.json is not about $program"
+  done
+done
+
+# As a pod of our manifests has it: read-only, without capabilities, and without a network of its own.
+bundle() { # PROGRAM ARCH: makes $scratch/PROGRAM-ARCH
+  local dir=$scratch/$1-$2
+  skopeo copy --quiet --override-arch "$2" "oci-archive:$dist/$1-image.tar" "oci:$dir.oci:one"
+  umoci unpack --image "$dir.oci:one" "$dir" 2>"$scratch/log" || { cat "$scratch/log" >&2 && exit 1; }
+  # What is in it, but for directories.
+  diff <(cd "$dir/rootfs" && find . -not -type d -printf '%m %U:%G %P\n' | LC_ALL=C sort) - <<END || die "the image of $1 has something else in it"
+644 0:0 etc/ssl/certs/ca-certificates.crt
+755 0:0 usr/local/bin/$1
+END
+  cmp "$dir/rootfs/usr/local/bin/$1" "$dist/$1-linux-$2"
+  jq '.process.terminal = false | .process.capabilities = {} | .process.noNewPrivileges = true | .root.readonly = true |
+      del(.linux.resources)' "$dir/config.json" >"$dir/spec.json"
+  mv "$dir/spec.json" "$dir/config.json"
+  if [[ -n ${runner[$2]} ]]; then
+    # Mounted from this machine; the place for it is made beforehand, the root being read-only.
+    touch "$dir/rootfs/qemu"
+    jq --arg qemu "$qemu" '.process.args |= ["/qemu"] + . |
+      .mounts += [{destination: "/qemu", type: "bind", source: $qemu, options: ["bind", "ro"]}]' \
+      "$dir/config.json" >"$dir/spec.json"
+    mv "$dir/spec.json" "$dir/config.json"
+  fi
+}
+# Runs it with other arguments than its own.
+in_image() { # PROGRAM ARCH ARGUMENT...
+  local dir=$scratch/$1-$2 name=$1-$2
+  shift 2
+  jq '(.process.args | index("run")) as $run | .process.args = .process.args[:$run] + $ARGS.positional' \
+    "$dir/config.json" --args -- "$@" >"$dir/with-run.json"
+  cp "$dir/config.json" "$dir/as-made.json"
+  mv "$dir/with-run.json" "$dir/config.json"
+  local status=0
+  runc --root "$scratch/runc" run --bundle "$dir" "$name" || status=$?
+  mv "$dir/as-made.json" "$dir/config.json"
+  return "$status"
+}
+for program in "${programs[@]}"; do
+  for arch in "$own" "$other"; do
+    say "$program-image.tar: runs as $arch"
+    bundle "$program" "$arch"
+    case $program in
+      cloudcore-prepull) user=65532:65532 ;;
+      edgecore-prepull) user=0:0 ;;
+    esac
+    [[ $(jq --raw-output '.process.user | "\(.uid):\(.gid)"' "$scratch/$program-$arch/config.json") == "$user" ]] ||
+      die "the image of $program does not run as $user"
+    answer=$(in_image "$program" "$arch" --version)
+    [[ $answer == "$program $version" ]] || die "in the image, $program --version says: $answer"
+  done
+  row "$program-image.tar" "$(fastest 3 in_image "$program" "$own" --version) with runc"
+done
+# Its own command, `run`, is taken, and says what it lacks here.
+answer=$(runc --root "$scratch/runc" run --bundle "$scratch/edgecore-prepull-$own" edge 2>&1) && die "an agent that has not joined runs"
+[[ $answer == *'edgecore-prepull join'* ]] || die "an agent that has not joined says: $answer"
+
+# shellcheck source=packaging/test-packages.sh
+. "$here/test-packages.sh"
+
+printf '%s\n' "${table[@]}"
+say "everything starts (after $SECONDS s)"
