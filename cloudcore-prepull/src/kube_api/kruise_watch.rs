@@ -32,6 +32,7 @@ pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Inp
         all: |objects| Input::Node(To::NodeImages(objects)),
         one: |object| Input::Node(To::NodeImage(object)),
         gone,
+        begins: Some(|| Input::Node(To::NodeImagesListing)),
     };
     follow(Api::<Guarded<NodeImage>>::all(client), all(), inputs, readable, watched).await;
 }
@@ -43,6 +44,7 @@ pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input
         all: |objects| Input::Job(To::PullJobs(objects)),
         one: |object| Input::Job(To::PullJob(object)),
         gone: |object: &Object<ImagePullJob>| Input::Job(To::PullJobGone(id_of(object).uid)),
+        begins: None,
     };
     follow(Api::<Guarded<ImagePullJob>>::all(client), all(), inputs, readable, watched).await;
 }
@@ -54,6 +56,7 @@ pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input
         all: |objects| Input::Job(To::ListJobs(objects)),
         one: |object| Input::Job(To::ListJob(object)),
         gone: |object: &Object<ImageListPullJob>| Input::Job(To::ListJobGone(id_of(object).uid)),
+        begins: None,
     };
     follow(Api::<Guarded<ImageListPullJob>>::all(client), all(), inputs, readable, watched).await;
 }
@@ -70,6 +73,7 @@ pub(crate) async fn pods(client: Client, inputs: mpsc::Sender<engine::Input>) {
         gone: |pod: &Pod| {
             Input::Job(To::PodGone { namespace: pod.namespace.clone(), name: pod.name.clone() })
         },
+        begins: None,
     };
     let scheduled = watcher::Config::default().fields(SCHEDULED);
     follow(Api::<PodView>::all(client), scheduled, inputs, pod, watched).await;

@@ -31,6 +31,7 @@ pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
             all: Input::Nodes,
             one: Input::Node,
             gone: |node: &NodeView| Input::NodeGone(node.name.clone()),
+            begins: None,
         },
     )
     .await;
@@ -43,7 +44,12 @@ pub(crate) async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
         watcher::Config::default(),
         inputs,
         |StoredJob(job)| job,
-        Watched { all: Input::Jobs, one: Input::Job, gone: |job: &JobObject| Input::JobGone(uid_of(job)) },
+        Watched {
+            all: Input::Jobs,
+            one: Input::Job,
+            gone: |job: &JobObject| Input::JobGone(uid_of(job)),
+            begins: None,
+        },
     )
     .await;
 }
@@ -68,6 +74,7 @@ pub(crate) async fn reports(client: Client, inputs: mpsc::Sender<engine::Input>)
             all: Input::ReportsListed,
             one: |(job, index)| Input::ReportGone { job, index },
             gone: |(job, index)| Input::ReportGone { job: job.clone(), index: *index },
+            begins: None,
         },
     )
     .await;
@@ -81,6 +88,8 @@ pub(crate) struct Watched<T, I> {
     pub(crate) one: fn(T) -> I,
     /// For an object that was deleted.
     pub(crate) gone: fn(&T) -> I,
+    /// For the beginning of a list, which may take a while: where it matters what was written meanwhile.
+    pub(crate) begins: Option<fn() -> I>,
 }
 
 /// Watches for ever, or until the receiver is dropped. The configuration may select some of the objects.
@@ -119,7 +128,8 @@ async fn follow_events<K, O, T, I>(
         let input = match stream.next().await {
             Some(Ok(Event::Init)) => {
                 listed.clear();
-                continue;
+                let Some(begins) = watched.begins else { continue };
+                begins()
             }
             Some(Ok(Event::InitApply(object))) => {
                 listed.push(read(object));

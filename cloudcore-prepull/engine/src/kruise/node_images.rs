@@ -69,6 +69,9 @@ pub struct NodeImages {
     nodes: BTreeMap<NodeName, TrackedNode>,
     /// The nodes whose NodeImages have tags of each job.
     owned: HashMap<JobUid, BTreeSet<NodeName>>,
+    /// The nodes whose NodeImages were created since the list began that is under way. That list may lack them; the watch
+    /// that follows it tells of them.
+    created: BTreeSet<NodeName>,
     /// The nodes that are to be reconciled.
     dirty: BTreeSet<NodeName>,
     /// When a node is to be reconciled even without an input.
@@ -86,6 +89,7 @@ impl NodeImages {
             selector,
             nodes: BTreeMap::new(),
             owned: HashMap::new(),
+            created: BTreeSet::new(),
             dirty: BTreeSet::new(),
             wakeups: DelayQueue::default(),
             progress_budget: progress_budget(),
@@ -100,6 +104,7 @@ impl NodeImages {
             Input::Nodes(nodes) => self.replace_nodes(nodes, now),
             Input::Node(node) => self.observe_node(node),
             Input::NodeGone(name) => self.remove_node(&name, now),
+            Input::NodeImagesListing => self.created.clear(),
             Input::NodeImages(objects) => self.replace_node_images(objects, now),
             Input::NodeImage(object) => self.observe_object(object, now),
             Input::NodeImageGone { name, uid } => {
@@ -112,6 +117,11 @@ impl NodeImages {
                 self.update(&node, now, |node, fx| node.end_dispatch(&task, outcome, fx));
             }
             Input::Written(node, written) => {
+                if matches!(written, Written::Done(Some(_)))
+                    && self.nodes.get(&node).is_some_and(TrackedNode::is_without_object)
+                {
+                    self.created.insert(node.clone());
+                }
                 self.update(&node, now, |node, _| node.end_write(&written, now));
                 match written {
                     Written::Done(object) | Written::Refused(object) => self.observe(&node, object, now),
@@ -209,7 +219,9 @@ impl NodeImages {
 
     fn replace_node_images(&mut self, objects: Vec<Result<Box<NodeImage>, Unreadable>>, now: Timestamp) {
         let existing: BTreeSet<NodeName> = objects.iter().map(name_of).collect();
-        let gone: Vec<_> = self.nodes.keys().filter(|name| !existing.contains(name)).cloned().collect();
+        let created = std::mem::take(&mut self.created);
+        let is_gone = |name: &&NodeName| !existing.contains(*name) && !created.contains(*name);
+        let gone: Vec<_> = self.nodes.keys().filter(is_gone).cloned().collect();
         for name in gone {
             self.observe(&name, None, now);
         }

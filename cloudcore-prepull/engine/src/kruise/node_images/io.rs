@@ -27,6 +27,8 @@ pub enum Input {
     Node(NodeView),
     /// A Node does not exist any more.
     NodeGone(NodeName),
+    /// A list of all NodeImages begins: what is written from now on may be missing in it.
+    NodeImagesListing,
     /// All NodeImages that exist.
     NodeImages(Vec<Result<Box<NodeImage>, Unreadable>>),
     /// A NodeImage is new or has changed.

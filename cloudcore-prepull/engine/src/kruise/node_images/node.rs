@@ -65,13 +65,18 @@ impl TrackedNode {
         self.node = node;
     }
 
+    /// Whether there is no NodeImage.
+    pub(super) fn is_without_object(&self) -> bool {
+        matches!(self.object, ObjectState::Absent)
+    }
+
     /// Whether there is no NodeImage although the node should have one.
     pub(super) fn needs_creation(&self, selector: &Selector) -> bool {
         let should_have = |node: &NodeView| {
             let is_virtual = node.labels.get(VIRTUAL.0).is_some_and(|kind| kind == VIRTUAL.1);
             node.ready && !is_virtual && selector.matches(&node.labels)
         };
-        matches!(self.object, ObjectState::Absent) && self.node.as_ref().is_some_and(should_have)
+        self.is_without_object() && self.node.as_ref().is_some_and(should_have)
     }
 
     /// Whether no write has succeeded since the last one that failed.
@@ -82,7 +87,7 @@ impl TrackedNode {
     /// Whether nothing is known of the node any more.
     pub(super) fn is_empty(&self) -> bool {
         self.node.is_none()
-            && matches!(self.object, ObjectState::Absent)
+            && self.is_without_object()
             && self.session.is_none()
             && !self.writes.is_in_flight()
     }

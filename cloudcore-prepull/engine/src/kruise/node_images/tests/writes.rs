@@ -6,6 +6,24 @@ use prepull_api::crd::kruise::PullPhase;
 use super::*;
 
 #[test]
+fn a_list_that_began_before_a_node_image_was_created_does_not_delete_it() {
+    let mut world = World::bare();
+    world.input(Input::NodeImagesListing);
+    world.input(Input::Nodes(vec![view(&[("edge", "")])]));
+    world.connect(&[]);
+    world.input(Input::NodeImages(Vec::new()));
+    world.pass(Duration::from_secs(2));
+    let is_creation = |write: &&Write| matches!(write, Write::Create(_));
+    let deleted = Action::NotifyJobs(NodeImageUpdate::Deleted(node()));
+    assert_eq!((world.writes.iter().filter(is_creation).count(), world.done.contains(&deleted)), (1, false));
+
+    world.api = false;
+    world.input(Input::NodeImagesListing);
+    world.input(Input::NodeImages(Vec::new()));
+    assert!(world.done.contains(&deleted), "it was there when this list began");
+}
+
+#[test]
 fn a_node_image_is_created_for_a_ready_edge_node_labelled_like_it_and_deleted_with_it() {
     let mut world = World::bare();
     world.input(Input::Nodes(vec![NodeView { ready: false, ..view(&[("edge", "")]) }]));
