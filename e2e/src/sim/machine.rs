@@ -2,7 +2,7 @@
 //! the results are events for the agent.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,6 +26,9 @@ const DIGEST: &str = "sha256:000000000000000000000000000000000000000000000000000
 const FAILED: &str = "simulated: the registry is away";
 /// Interval of progress, as on real edges.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// Time after which a tag of a NodeImage that is pulled once more was asked for anew: the jobs that had asked for it have
+/// gone, and its next task has the same id if another job asks for just the same.
+const ASKED_ANEW: Duration = Duration::from_secs(60);
 
 /// A simulated executor with its container runtime.
 pub(super) struct Machine {
@@ -36,8 +39,8 @@ pub(super) struct Machine {
     counts: Arc<Counts>,
     /// Hashes of the references in the store, which survives restarts as that of a container runtime does.
     images: HashSet<u64>,
-    /// Images that completed, by task and index.
-    whole: HashSet<(TaskId, usize)>,
+    /// When images completed, by task and index.
+    whole: HashMap<(TaskId, usize), Instant>,
     /// Tasks. The first one is being worked on.
     runs: VecDeque<Run>,
 }
@@ -59,7 +62,7 @@ struct Pull {
 
 impl Machine {
     pub(super) fn new(behaviour: Arc<Behaviour>, chance: Chance, fails: bool, counts: Arc<Counts>) -> Self {
-        let (images, whole, runs) = (HashSet::new(), HashSet::new(), VecDeque::new());
+        let (images, whole, runs) = (HashSet::new(), HashMap::new(), VecDeque::new());
         Self { behaviour, chance, fails, counts, images, whole, runs }
     }
 
@@ -127,7 +130,7 @@ impl Machine {
                 }
                 let (index, fails) = (pull.index, pull.fails);
                 run.pull = None;
-                self.end_pull(index, fails, events);
+                self.end_pull(index, fails, now, events);
             } else if let Some(index) = run.work.done.iter().position(Option::is_none) {
                 self.begin(index, now, events);
             } else {
@@ -140,7 +143,9 @@ impl Machine {
     fn begin(&mut self, index: usize, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front_mut() else { return };
         let image = &run.work.task.images[index];
-        if self.whole.contains(&(run.work.task.id.clone(), index)) {
+        let id = &run.work.task.id;
+        let whole_since = self.whole.get(&(id.clone(), index));
+        if whole_since.is_some_and(|since| !is_of_node_image(id) || now < *since + ASKED_ANEW) {
             self.counts.pull_twice(&run.work.task.id.job);
         }
         let there = self.images.contains(&hash(&image.reference));
@@ -155,7 +160,7 @@ impl Machine {
         run.pull = Some(Pull { index, began: now, ends, next_progress, fails });
     }
 
-    fn end_pull(&mut self, index: usize, fails: bool, events: &mut VecDeque<AgentEvent>) {
+    fn end_pull(&mut self, index: usize, fails: bool, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front() else { return };
         let image = &run.work.task.images[index];
         if fails {
@@ -163,7 +168,7 @@ impl Machine {
         }
         self.counts.whole.fetch_add(1, Ordering::SeqCst);
         self.images.insert(hash(&image.reference));
-        self.whole.insert((run.work.task.id.clone(), index));
+        self.whole.insert((run.work.task.id.clone(), index), now);
         let bytes = self.behaviour.image_bytes;
         let bytes = (bytes > 0).then_some(Bytes { done: bytes, total: bytes });
         self.end_image(index, ImageResult { bytes, ..result(ImageOutcome::Pulled, 1) }, events);
@@ -224,6 +229,11 @@ fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
         bytes: None,
         attempts,
     }
+}
+
+/// Whether a task is for a tag of a NodeImage: its job id contains a dot, which no UID does.
+fn is_of_node_image(task: &TaskId) -> bool {
+    task.job.0.contains('.')
 }
 
 fn progress(work: &Execution, pull: &Pull, total: u64, now: Instant) -> AgentEvent {

@@ -67,7 +67,8 @@ pub(super) async fn settle(
             .broken(&format!("simulated edges pulled again what was whole, or are still at work: {tally:?}"));
     }
     for node in &trouble.nodes {
-        if let Err(error) = leaves_nothing_behind(node, images.references.len()).await {
+        // And the one that an edit of a job asks for, where it comes before the start.
+        if let Err(error) = leaves_nothing_behind(node, images.references.len() + 1).await {
             diary.broken(&format!("{}: {error:#}", node.name()));
         }
     }

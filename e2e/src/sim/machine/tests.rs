@@ -124,6 +124,23 @@ fn a_repeated_task_counts_as_pulled_twice_and_a_later_attempt_does_not() {
 }
 
 #[test]
+fn a_tag_of_a_node_image_that_is_asked_for_anew_counts_for_a_minute() {
+    let mut bench = Bench::pulling(SECOND);
+    let of_node_image = |begun| {
+        let mut work = work(begun, 1, 1);
+        work.task.id.job = JobUid("uid.hash".to_owned());
+        work
+    };
+    bench.start(Duration::ZERO, of_node_image(bench.begun));
+    bench.until(2 * SECOND);
+    bench.start(20 * SECOND, of_node_image(bench.begun));
+    bench.until(21 * SECOND);
+    assert_eq!(bench.counts.tally().pulled_twice, 1);
+    bench.start(62 * SECOND, of_node_image(bench.begun));
+    assert_eq!(bench.counts.tally().pulled_twice, 1);
+}
+
+#[test]
 fn a_task_that_ends_early_keeps_its_complete_images() {
     use ImageOutcome::{Pulled, Stopped};
     let mut bench = Bench::pulling(40 * SECOND);
