@@ -230,8 +230,9 @@ impl World {
                 self.check.may_exceed_again();
             }
             Input::ReportGone { job, index } if !self.is_kept(job) => {
-                // The leader does not have the job in memory any more.
+                // The leader does not have the job in memory any more, so what was in the report is lost.
                 self.api.deleted_reports.remove(&(job.clone(), *index));
+                self.delete_job(job);
             }
             Input::Session(SessionEvent::Message { message: EdgeMessage::Result(_), .. }) => {
                 self.check.may_exceed_again();
