@@ -70,7 +70,7 @@ bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-e2e --no-run'
 	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/bench-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-engine -p prepull-e2e
 
-fuzz: ## Look for inputs that break something (MINUTES=10 or RUNS=, TARGET=, KEEP=1)
+fuzz: ## Look for inputs that break something (MINUTES=10 or RUNS=, ONLY=plan, KEEP=1)
 	@$(SETUP)/packages.sh g++:g++
 	@$(SETUP)/fuzz.sh
 

@@ -3,7 +3,7 @@
 # none before has reached. From the environment:
 #
 #   MINUTES=10   how long it looks, in all; or RUNS=1000000, how many inputs it tries, in all
-#   TARGET=plan  one target, instead of one after the other
+#   ONLY=plan    one target, instead of one after the other
 #   KEEP=1       writes what it has found into e2e/fuzz/corpus: the fewest inputs that reach as much
 #
 # An input that breaks a promise is shown, and how to play it again; the run goes on with the next target, and fails.
@@ -16,9 +16,9 @@ say() { printf '==> %s\n' "$*"; }
 
 targets=("$corpus"/*)
 targets=("${targets[@]##*/}")
-if [[ -n ${TARGET-} ]]; then
-  [[ -f $corpus/$TARGET ]] || { say "TARGET=$TARGET is none of: ${targets[*]}" >&2 && exit 2; }
-  targets=("$TARGET")
+if [[ -n ${ONLY-} ]]; then
+  [[ -f $corpus/$ONLY ]] || { say "ONLY=$ONLY is none of: ${targets[*]}" >&2 && exit 2; }
+  targets=("$ONLY")
 fi
 for number in "${MINUTES:=10}" "${RUNS:=}"; do
   [[ $number =~ ^[0-9]*$ ]] || { say "MINUTES and RUNS are whole numbers, and not $number" >&2 && exit 2; }
