@@ -21,8 +21,8 @@ use tokio_tungstenite::tungstenite::http::{HeaderValue, header::SEC_WEBSOCKET_PR
 use tokio_util::sync::CancellationToken;
 
 use super::TunnelEvent;
-use super::route::Route;
-use crate::backoff::{Backoff, random};
+use super::route::{Route, Waits};
+use crate::backoff::random;
 use crate::cloud::endpoint::{BadUrl, CONNECT_DEADLINE, Endpoint, TUNNEL_SCHEME, Urls, printable};
 use crate::cloud::identity::{Current, Identity};
 use crate::metrics::Metrics;
@@ -35,7 +35,7 @@ const HEARTBEATS: (Duration, Duration) = (Duration::from_millis(100), Duration::
 /// Timing of the tunnel's edge side.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Upper bound of the first wait after a round of failed attempts; it doubles with every round.
+    /// Upper bound of the first wait after a round of failed attempts; it grows by what has been waited.
     pub first_backoff: Duration,
     /// Upper bound of all later waits.
     pub last_backoff: Duration,
@@ -138,8 +138,8 @@ impl Dial {
         let endpoints = tunnel_urls.endpoints(TUNNEL_SCHEME)?;
         // `endpoints` is never empty.
         let addresses = NonZeroUsize::new(endpoints.len()).unwrap_or(NonZeroUsize::MIN);
-        let backoff = Backoff::new(self.settings.first_backoff, self.settings.last_backoff);
-        let mut route = Route::new(addresses, backoff, self.settings.stable_after);
+        let waits = Waits::new(self.settings.first_backoff, self.settings.last_backoff);
+        let mut route = Route::new(addresses, waits, self.settings.stable_after);
         while !self.shutdown.is_cancelled() {
             let endpoint = &endpoints[route.index()];
             let Attempt { end, lasted } = self.attempt(endpoint, &mut outgoing).await;

@@ -1,13 +1,11 @@
 //! The choice of the next address and of the wait before it is dialled; pure.
 //!
 //! A *round* is one attempt at each address. Within a round there is no wait, because an address without a listener is
-//! normal: a standby does not listen. Between rounds the backoff applies, so that the edges of a cloud that went away
-//! come back spread over time.
+//! normal: a standby does not listen. Between rounds there is a wait, so that the edges of a cloud that went away come
+//! back spread over time.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
-
-use crate::backoff::Backoff;
 
 /// The longest wait that a `Goaway` may demand. A drain is over in minutes, and a wrong value must not keep a node away
 /// for days.
@@ -38,14 +36,47 @@ pub(super) struct Route {
     index: usize,
     /// Attempts in this round.
     tried: usize,
-    backoff: Backoff,
+    waits: Waits,
     stable_after: Duration,
 }
 
+/// The waits between rounds: a random part of the first one and of all that has been waited so far. So nobody is away
+/// for much more than twice as long as the cloud.
+///
+/// If every round doubled the ceiling, however short its wait was by chance, a few of ten thousand edges would try five
+/// times within the two seconds of a restart, and then wait for half a minute.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waits {
+    /// The ceiling of the first wait.
+    first: Duration,
+    /// The ceiling of any wait.
+    last: Duration,
+    waited: Duration,
+}
+
+impl Waits {
+    pub(super) fn new(first: Duration, last: Duration) -> Self {
+        Self { first, last, waited: Duration::ZERO }
+    }
+
+    /// The next wait; `chance`, from 0 to 1, is the jitter.
+    fn next(&mut self, chance: f64) -> Duration {
+        let ceiling = (self.first + self.waited).min(self.last);
+        let wait = ceiling.mul_f64(chance.clamp(0.0, 1.0));
+        // What is beyond the last ceiling makes no difference any more.
+        self.waited = (self.waited + wait).min(self.last);
+        wait
+    }
+
+    fn reset(&mut self) {
+        self.waited = Duration::ZERO;
+    }
+}
+
 impl Route {
-    /// A route that begins at the first address. A session of at least `stable_after` resets the backoff.
-    pub(super) fn new(addresses: NonZeroUsize, backoff: Backoff, stable_after: Duration) -> Self {
-        Self { addresses, index: 0, tried: 0, backoff, stable_after }
+    /// A route that begins at the first address. A session of at least `stable_after` resets the waits.
+    pub(super) fn new(addresses: NonZeroUsize, waits: Waits, stable_after: Duration) -> Self {
+        Self { addresses, index: 0, tried: 0, waits, stable_after }
     }
 
     /// The index of the address to dial.
@@ -57,7 +88,7 @@ impl Route {
     /// next attempt; `chance`, from 0 to 1, is the jitter.
     pub(super) fn advance(&mut self, ended: Ended, lasted: Option<Duration>, chance: f64) -> Duration {
         if lasted.is_some_and(|lasted| lasted >= self.stable_after) {
-            self.backoff.reset();
+            self.waits.reset();
         }
         self.tried += 1;
         let round_goes_on = ended == Ended::Failed && self.tried < self.addresses.get();
@@ -70,7 +101,7 @@ impl Route {
         }
         match ended {
             Ended::Failed if round_goes_on => Duration::ZERO,
-            Ended::Failed | Ended::Lost | Ended::Gone => self.backoff.next(chance),
+            Ended::Failed | Ended::Lost | Ended::Gone => self.waits.next(chance),
             // The wait applies to the other addresses too: cloudcore spreads its edges to protect whoever takes over.
             Ended::Goaway { after } => after.min(LONGEST_GOAWAY),
             // Nothing failed.
@@ -87,8 +118,8 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn route(addresses: usize) -> Route {
-        let backoff = Backoff::new(Duration::from_secs(1), MINUTE);
-        Route::new(addresses.try_into().unwrap(), backoff, MINUTE)
+        let waits = Waits::new(Duration::from_secs(1), MINUTE);
+        Route::new(addresses.try_into().unwrap(), waits, MINUTE)
     }
 
     /// The index and the wait in seconds after each end, with the jitter at its highest.
@@ -144,12 +175,38 @@ mod tests {
     }
 
     #[test]
-    fn only_a_stable_session_resets_the_backoff() {
+    fn only_a_stable_session_resets_the_waits() {
         let lost = |lasted| (Ended::Lost, Some(lasted));
         assert_eq!(
             steps(2, &[lost(1), lost(59), lost(59), lost(60), lost(1)]),
             [(0, 1), (0, 2), (0, 4), (0, 1), (0, 2)]
         );
+    }
+
+    #[test]
+    fn nobody_is_away_for_more_than_twice_as_long_as_the_cloud_and_a_second() {
+        // Numbers from 0 to 1 that look random and are the same in every run.
+        let mut state = 1_u64;
+        let mut chance = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            f64::from(u32::try_from(state >> 32).unwrap()) / f64::from(u32::MAX)
+        };
+        for away in [1500, 2200, 5000, 20_000].map(Duration::from_millis) {
+            let back = (0..10_000).map(|_| {
+                // The session is lost, and whoever dials is refused at once until the cloud is there again.
+                let (mut route, mut ended, mut now) = (route(1), Ended::Lost, Duration::ZERO);
+                while now < away {
+                    now += route.advance(ended, Some(3 * MINUTE).filter(|_| ended == Ended::Lost), chance());
+                    ended = Ended::Failed;
+                }
+                now
+            });
+            let last = back.max().unwrap();
+            assert!(
+                last <= 2 * away + Duration::from_secs(1),
+                "away {away:?}: the last one is back at {last:?}"
+            );
+        }
     }
 
     #[test]
