@@ -137,12 +137,16 @@ pub struct Kill {
     pub listens_seconds: f64,
     /// Time until half of the edges had reconnected.
     pub half_back_seconds: f64,
+    /// Time until 99 of 100 had. What is far beyond is no lack of speed, but the waits of a few.
+    pub most_back_seconds: f64,
     /// Time until every edge had reconnected.
     pub back_seconds: f64,
     /// Time until the job had ended.
     pub ended_seconds: f64,
     /// CPU time of the new process until every edge had reconnected.
     pub cpu_seconds: f64,
+    /// Connections that the new process turned away, or told to come back later.
+    pub turned_away: u64,
 }
 
 impl JobFigures {

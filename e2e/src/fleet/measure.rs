@@ -150,6 +150,8 @@ async fn kill(
     let listens_seconds = killed.elapsed().as_secs_f64();
     fleet.have_connected(nodes / 2, plan.limit).await?;
     let half_back_seconds = killed.elapsed().as_secs_f64();
+    fleet.have_connected(nodes - nodes / 100, plan.limit).await?;
+    let most_back_seconds = killed.elapsed().as_secs_f64();
     fleet.have_connected(nodes, plan.limit).await?;
     let back_seconds = killed.elapsed().as_secs_f64();
     teller.step(&format!("all are back after {back_seconds:.1} s"));
@@ -159,17 +161,29 @@ async fn kill(
         running: tally.running,
         listens_seconds,
         half_back_seconds,
+        most_back_seconds,
         back_seconds,
         ended_seconds: 0.0,
         cpu_seconds: usage(cloud)?.cpu.as_secs_f64(),
+        turned_away: turned_away(&cloud.metrics().await?),
     };
     Ok(((killed, kill), used))
+}
+
+/// Connections that did not get in, and edges that were told to come back later.
+fn turned_away(metrics: &Metrics) -> u64 {
+    let sum = |name| metrics.sum(name, &[]);
+    count(sum("cloudcore_prepull_turned_away_total") + sum("cloudcore_prepull_sent_away_total"))
 }
 
 /// Reads the size of etcd's database in bytes.
 async fn database(etcd: std::net::SocketAddr) -> Result<u64> {
     let (_, body) = plain_http::get(etcd, "/metrics").await.context("cannot ask etcd")?;
-    // Prometheus writes a float; the value is far below the limit of a u64.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    Ok(Metrics(body).sum("etcd_mvcc_db_total_size_in_bytes", &[]) as u64)
+    Ok(count(Metrics(body).sum("etcd_mvcc_db_total_size_in_bytes", &[])))
+}
+
+/// Prometheus writes floats, also for what is counted, which is far below the limit of a u64.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn count(value: f64) -> u64 {
+    value as u64
 }

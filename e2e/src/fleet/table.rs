@@ -119,11 +119,13 @@ fn print_kill(kill: &Kill) {
     for (what, seconds) in [
         ("it listens again", kill.listens_seconds),
         ("half of the edges are back", kill.half_back_seconds),
+        ("99 of 100 are back", kill.most_back_seconds),
         ("all are back", kill.back_seconds),
         ("the job has ended", kill.ended_seconds),
     ] {
         line(what, format!("{seconds:.1} s"));
     }
+    line("connections turned away, edges sent away", kill.turned_away.to_string());
     line("cloudcore, CPU until all were back", format!("{:.1} s", kill.cpu_seconds));
 }
 
