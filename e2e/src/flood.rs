@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::io::AsyncWriteExt;
@@ -18,6 +18,8 @@ use tokio::time::{sleep, timeout};
 const OPENING: usize = 1000;
 /// Interval at which it opens connections.
 const STEP: Duration = Duration::from_millis(10);
+/// A flood that has not opened what it should by then is none. Most take two seconds.
+const WEAK: Duration = Duration::from_secs(20);
 
 /// The address of the edges.
 pub const EDGES_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -90,6 +92,22 @@ impl Flood {
         let thread = std::thread::Builder::new().name("flood".to_owned());
         let thread = thread.spawn(move || runtime.block_on(flood)).context("no thread for the flood")?;
         Ok(Self { opened, stop, thread: Some(thread), begun: Instant::now() })
+    }
+
+    /// Waits until it has opened so many connections, so that it has taken what there is to take.
+    ///
+    /// # Errors
+    /// Where it is too weak to be one.
+    pub async fn has_opened(&self, connections: u32) -> Result<()> {
+        while self.opened.load(Ordering::Relaxed) < connections {
+            let (opened, rate) = (self.opened.load(Ordering::Relaxed), self.rate());
+            ensure!(
+                self.begun.elapsed() < WEAK,
+                "{opened} connections, {rate:.0} a second: the attack is none"
+            );
+            sleep(STEP).await;
+        }
+        Ok(())
     }
 
     /// Connections that were opened so far, per second.

@@ -29,8 +29,6 @@ const EDGES: usize = 100;
 const IN_TIME: Duration = Duration::from_secs(10);
 /// Connections that a flood holds open at most: all floods at once share the open files of this process.
 const HELD: usize = 3000;
-/// How long a flood runs before the honest ones come.
-const HEAD_START: Duration = Duration::from_secs(5);
 /// The timeout of the liveness probe in deployment.yaml, and a second for this machine.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -128,7 +126,8 @@ async fn idle_metric_connections_neither_delay_a_probe_nor_keep_an_edge_out() ->
     let few = Rlimit { current: Some(1024), maximum: Some(1024) };
     prlimit(Pid::from_raw(cloud.process()?.pid().try_into()?), Resource::Nofile, few)?;
     let flood = Flood::start(elsewhere(66), cloud.metrics_addr(), 1000, Vec::new(), HELD)?;
-    sleep(HEAD_START).await;
+    // More than it may have files open.
+    flood.has_opened(1500).await?;
     let longest = probe(&cloud, 10).await?;
     let begun = Instant::now();
     Intruder::of(&cluster, &cloud, "honest").await?.open_session().await.context("an edge is kept out")?;
@@ -161,7 +160,10 @@ async fn all_floods_at_once_keep_nobody_out() -> Result<()> {
     ];
     let sent = AtomicU32::new(0);
     let honest = async {
-        sleep(HEAD_START).await;
+        // As many as the tunnel has places for silent ones, together.
+        for (flood, opened) in floods.iter().zip([1700, 1700, 1000]) {
+            flood.has_opened(opened).await?;
+        }
         let begun = Instant::now();
         let connected = async {
             let fleet = timeout(IN_TIME, fleet.connect()).await.context("the fleet is kept out")??;

@@ -60,7 +60,7 @@ async fn starts_after_the_repair(cluster: &Cluster, says: &[&str], remedy: &str)
     apply(cluster, remedy).await?;
     cloud.leads(SOON).await?;
     let fleet = Fleet::start(cluster, &cloud, EDGES).await?;
-    let job = cluster.job("after").images(["harbor.example/a:v1"]).on(fleet.names());
+    let job = cluster.job("after").images(["harbor.example/a:v1"]).on(fleet.names()).concurrency(20);
     assert_eq!(job.completes().await?.summary.successful, 20);
     fleet.all_acknowledged().await
 }

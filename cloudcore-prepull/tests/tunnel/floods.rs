@@ -22,10 +22,12 @@ use crate::raw::{self, Credentials, client_hello, dial, heard, say, tls};
 const EDGES: usize = 200;
 /// The bar: every honest edge is in within this time.
 const IN_TIME: Duration = Duration::from_secs(10);
-/// How long a flood runs before the honest ones come, so that it has taken what there is to take; one that comes from
-/// their own address is weaker, and needs longer.
-const HEAD_START: Duration = Duration::from_secs(4);
-const LONG_HEAD_START: Duration = Duration::from_secs(10);
+/// Connections that a flood opens before the honest ones come: more than there are places for silent ones (4,096); many
+/// times as many as there are slots (128), so that the honest ones would wait for too long if nobody lost one before its
+/// deadline; and more than there are places for silent ones of the enrolment port (1,024).
+const ALL_PLACES: u32 = 4500;
+const MANY_SLOTS: u32 = 1300;
+const ALL_OF_ENROLMENT: u32 = 1500;
 /// Where floods come from, if not from the edges' own address.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 66));
 /// Connections that a flood holds open at most: what it has had longer is of no more use to it.
@@ -68,13 +70,13 @@ async fn reconnect_with(cloud: &mut Cloud, configs: Vec<Arc<ClientConfig>>) -> R
 }
 
 /// Runs a flood against the tunnel from `from`, and has the edges reconnect beside it.
-async fn edges_are_in_beside(from: IpAddr, per_second: u32, has_hello: bool, head_start: Duration) {
+async fn edges_are_in_beside(from: IpAddr, per_second: u32, has_hello: bool, head_start: u32) {
     let mut cloud = Cloud::start();
     let configs: Vec<_> =
         (0..EDGES).map(|edge| tls(&cloud, Some(&Credentials::of(&cloud, &format!("edge-{edge}"))))).collect();
     let first_bytes = if has_hello { client_hello(&cloud) } else { Vec::new() };
     let flood = Flood::start(from, cloud.tunnel, per_second, first_bytes, HELD).unwrap();
-    sleep(head_start).await;
+    flood.has_opened(head_start).await.unwrap();
     let outcome = reconnect_with(&mut cloud, configs).await;
     let rate = flood.rate();
     let turned = cloud.metrics.render();
@@ -89,23 +91,23 @@ async fn edges_are_in_beside(from: IpAddr, per_second: u32, has_hello: bool, hea
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connections_keep_no_edge_out() {
-    edges_are_in_beside(ELSEWHERE, 2000, false, HEAD_START).await;
+    edges_are_in_beside(ELSEWHERE, 2000, false, ALL_PLACES).await;
 }
 
 /// Behind a NAT, or where a Service hides where connections come from.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connections_from_the_address_of_the_edges_keep_no_edge_out() {
-    edges_are_in_beside(EDGES_ADDRESS, 2000, false, HEAD_START).await;
+    edges_are_in_beside(EDGES_ADDRESS, 2000, false, ALL_PLACES).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_handshakes_keep_no_edge_out() {
-    edges_are_in_beside(ELSEWHERE, 1000, true, HEAD_START).await;
+    edges_are_in_beside(ELSEWHERE, 1000, true, MANY_SLOTS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_handshakes_from_the_address_of_the_edges_keep_no_edge_out() {
-    edges_are_in_beside(EDGES_ADDRESS, 400, true, LONG_HEAD_START).await;
+    edges_are_in_beside(EDGES_ADDRESS, 400, true, MANY_SLOTS).await;
 }
 
 /// A whole fleet behind one address, without a flood: nobody takes another one's place.
@@ -136,15 +138,15 @@ async fn join_and_renew(cloud: &Cloud) -> Result<Duration, String> {
 async fn idle_connections_stop_no_join_and_no_renewal() {
     let cloud = Cloud::start();
     let (nothing, hello) = (Vec::new(), client_hello(&cloud));
-    for (from, per_second, first_bytes) in [
-        (ELSEWHERE, 1000, &nothing),
-        (EDGES_ADDRESS, 1000, &nothing),
-        (ELSEWHERE, 1000, &hello),
+    for (from, per_second, first_bytes, head_start) in [
+        (ELSEWHERE, 1000, &nothing, ALL_OF_ENROLMENT),
+        (EDGES_ADDRESS, 1000, &nothing, ALL_OF_ENROLMENT),
+        (ELSEWHERE, 1000, &hello, MANY_SLOTS),
         // From the same address whoever comes first is first.
-        (EDGES_ADDRESS, 200, &hello),
+        (EDGES_ADDRESS, 200, &hello, MANY_SLOTS / 2),
     ] {
         let flood = Flood::start(from, cloud.enroll, per_second, first_bytes.clone(), HELD).unwrap();
-        sleep(HEAD_START).await;
+        flood.has_opened(head_start).await.unwrap();
         let outcome = join_and_renew(&cloud).await;
         eprintln!("beside {:.0} idle connections a second from {from}: {outcome:?}", flood.rate());
         assert!(outcome.is_ok(), "{outcome:?}");
