@@ -24,7 +24,7 @@ tools=$(e2e/setup/zigbuild.sh "${targets[@]}")
 export CARGO_INCREMENTAL=0
 # No path of this machine in a panic's message. Cargo's own variables, where they are set, stay in force.
 RUSTFLAGS="${RUSTFLAGS-} --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/src"
-export RUSTFLAGS
+export RUSTFLAGS RUSTC_WORKSPACE_WRAPPER=$PWD/packaging/pie.sh
 say "cargo zigbuild, profile $profile, for ${targets[*]}"
 CARGO_ZIGBUILD_ZIG_PATH=$tools/ziglang/zig "$tools/bin/cargo-zigbuild" zigbuild --locked --profile "$profile" \
   "${targets[@]/#/--target=}" "${programs[@]/#/--package=}" --bins

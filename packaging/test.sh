@@ -72,6 +72,7 @@ for arch in "$own" "$other"; do
     file=$program-linux-$arch
     say "$file: static, and runs${runner[$arch]:+ under ${qemu##*/}}"
     ! readelf --program-headers --dynamic --wide "$dist/$file" | grep -E 'INTERP|NEEDED' || die "$file is not static"
+    readelf --file-header "$dist/$file" | grep --quiet 'Type: *DYN' || die "$file is loaded at the same address each time"
     # shellcheck disable=SC2086 # empty, or one word
     answer=$(${runner[$arch]} "$dist/$file" --version)
     [[ $answer == "$program $version" ]] || die "$file --version says: $answer"
