@@ -36,6 +36,7 @@ mod kube_api {
     pub(crate) mod kruise_watch;
     pub(crate) mod kruise_writer;
     pub(crate) mod leader;
+    pub(crate) mod leader_label;
     mod object_write;
     pub(crate) mod refusal;
     pub(crate) mod secrets;

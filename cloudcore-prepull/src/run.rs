@@ -35,6 +35,7 @@ use crate::edges::roster::Roster;
 use crate::edges::tunnel::{Sessions, end_sessions};
 use crate::kube_api::events::Events;
 use crate::kube_api::leader::{self, Leadership};
+use crate::kube_api::leader_label::{LeaderLabel, own_pod};
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
 use crate::kube_api::withheld::watch_for_consents;
@@ -135,6 +136,7 @@ struct Health {
     address: SocketAddr,
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,
+    label: LeaderLabel,
 }
 
 impl Health {
@@ -156,15 +158,17 @@ impl Health {
         let address = listener.local_addr()?;
         info!(%address, "metrics and health listen");
         let metrics = Arc::new(Metrics::default());
-        let readiness = Arc::new(Readiness::new(leadership));
+        let label = LeaderLabel::start(client.clone(), &args.cluster.namespace, own_pod());
+        let readiness = Arc::new(Readiness::new(leadership, label.clone()));
         tokio::spawn(http::serve(listener, metrics.clone(), readiness.clone(), protection, shutdown.clone()));
-        Ok(Self { address, metrics, readiness })
+        Ok(Self { address, metrics, readiness, label })
     }
 }
 
 /// `cloudcore-prepull run`: health, then the election, then the work; the Lease is given back after it.
 async fn run(args: RunArgs) -> anyhow::Result<()> {
     log::start(&args.log, LOG_DEFAULTS)?;
+    args.check_advertised(own_pod().is_some())?;
     process::raise_open_files(OPEN_FILES);
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
@@ -212,7 +216,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
 async fn work(
     args: &RunArgs,
     record_file: &mut Option<RecordFile>,
-    Health { address: health_address, metrics, readiness }: &Health,
+    Health { address: health_address, metrics, readiness, label }: &Health,
     client: Client,
     leadership: Leadership,
     kruise: &KruiseGate,
@@ -270,7 +274,9 @@ async fn work(
     if let Some(reports) = shutdown.run_until_cancelled(reports).await {
         core.handle(controller::Input::Reports(reports).into(), core.clock.now());
     }
-    let jobs = core.vital.guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
+    let jobs = core
+        .vital
+        .guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
     tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
     core.until(&mut inbox, |listed| listed.jobs, &shutdown).await?;
     // After the jobs: only the reports of known ones are missed.
@@ -297,19 +303,20 @@ async fn work(
     info!("jobs and nodes are known");
 
     let mut listeners =
-        listeners::start(args, *health_address, client, writes, &core, shutdown.clone()).await?;
+        listeners::start(args, *health_address, client, writes.clone(), &core, shutdown.clone()).await?;
     readiness.set_serving(true);
+    label.show(writes);
 
     let outcome = core.until(&mut inbox, |_| false, &shutdown).await;
     shutdown.cancel();
 
     info!("ending: edges are told to come back, what is being written is waited for");
     readiness.set_serving(false);
-    let drained = tokio::time::timeout(DRAIN, async {
+    let drain = tokio::time::timeout(DRAIN, async {
         while core.work.join_next().await.is_some() {}
         while listeners.join_next().await.is_some() {}
-    })
-    .await;
+    });
+    let (drained, ()) = tokio::join!(drain, label.hide());
     if drained.is_err() {
         info!("not all was written in time; it is written after the restart");
         core.work.shutdown().await;

@@ -47,6 +47,8 @@ pub struct Cloud {
     front: Option<SocketAddr>,
     arguments: Vec<OsString>,
     standby: bool,
+    /// Name of the pod that it takes itself to be in.
+    pod: Option<String>,
     /// Namespace of the process, if not that of the test, and the passages to and from it.
     space: Option<(Space, Vec<Passage>)>,
     process: Option<Child>,
@@ -65,6 +67,7 @@ pub struct Start<'a> {
     /// Flags of the leader election, if there is one.
     election: Option<&'static [&'static str]>,
     standby: bool,
+    pod: Option<String>,
     space: Option<Space>,
 }
 
@@ -83,6 +86,7 @@ impl Cloud {
             space: None,
             election: None,
             standby: false,
+            pod: None,
         }
     }
 
@@ -180,6 +184,11 @@ impl Cloud {
         plain_http::get(self.metrics_addr(), "/readyz").await
     }
 
+    /// Status and body of /availablez.
+    pub async fn availability(&self) -> Result<(u16, String)> {
+        plain_http::get(self.metrics_addr(), "/availablez").await
+    }
+
     /// Waits until the cloud is ready, which it is when it leads.
     pub async fn leads(&self, limit: Duration) -> Result<()> {
         eventually("cloudcore-prepull leads", limit, async || {
@@ -248,6 +257,9 @@ impl Cloud {
             command.arg(flag).arg(SocketAddr::to_string(&address));
         }
         command.arg("--ports-file").arg(&ports_file).args(&self.arguments);
+        if let Some(pod) = &self.pod {
+            command.env("POD_NAME", pod).args(["--advertise", "localhost"]);
+        }
         if let Some((space, _)) = &self.space {
             command = space.command(&command);
         }
@@ -354,6 +366,13 @@ impl Start<'_> {
         self
     }
 
+    /// Lets the cloud take itself to be the container of this pod, which the test has made.
+    #[must_use]
+    pub fn in_pod(mut self, pod: &str) -> Self {
+        self.pod = Some(pod.to_owned());
+        self
+    }
+
     /// Sets the kubeconfig.
     #[must_use]
     pub fn kubeconfig(mut self, file: &Path) -> Self {
@@ -394,6 +413,7 @@ impl Start<'_> {
             front: None,
             arguments,
             standby: self.standby,
+            pod: self.pod,
             space: None,
             process: None,
             hold: self.cluster.hold(),

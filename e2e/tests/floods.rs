@@ -223,13 +223,11 @@ async fn wrong_tokens_refuse_no_valid_one_and_spare_the_api_server() -> Result<(
     Ok(())
 }
 
-/// The rights are those of optional/metrics-secure.yaml, and the tokens those of the API server.
+/// The rights are those of components/metrics-secure, and the tokens those of the API server.
 #[tokio::test]
 async fn protected_metrics_are_for_those_who_may_read_them_and_probes_for_all() -> Result<()> {
     let cluster = Cluster::own().await?;
-    cluster
-        .apply_file(&parts::workspace().join("manifests/cloudcore-prepull/optional/metrics-secure.yaml"))
-        .await?;
+    cluster.apply_file(&parts::workspace().join("manifests/components/metrics-secure/rbac.yaml")).await?;
     let (authority, dir) = (Authority::new("metrics")?, Place::here()?.new_dir("metrics")?);
     let (certificate, key) = authority.server(&dir, &[])?;
     let files =

@@ -5,13 +5,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::Api;
 use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::cluster::NAMESPACE;
-use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 use tokio::net::TcpStream;
 
@@ -293,21 +290,5 @@ async fn of_two_replicas_that_start_together_one_leads() -> Result<()> {
     other.leads(SOON).await?;
     fleet.all_connected().await?;
     cluster.job("both").images(["harbor.example/a:v1"]).on(fleet.names()).completes().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_api_server_accepts_the_manifests() -> Result<()> {
-    let cluster = Cluster::own().await?;
-    for file in ["deployment", "service", "optional/network-policy", "optional/metrics-secure"] {
-        cluster.apply_file(&workspace().join(format!("manifests/cloudcore-prepull/{file}.yaml"))).await?;
-    }
-    let api: Api<Deployment> = Api::namespaced(cluster.client(), NAMESPACE);
-    let spec = api.get("cloudcore-prepull").await?.spec;
-    let rolling = spec.strategy.and_then(|strategy| strategy.rolling_update).context("it does not roll")?;
-    // Standbys are never ready; with less, they would hold up every rollout: see the manifest.
-    let all = || Some(IntOrString::String("100%".to_owned()));
-    assert_eq!((spec.replicas, rolling.max_unavailable), (Some(2), all()));
-    assert_eq!(spec.progress_deadline_seconds, Some(i32::MAX), "the largest means that there is none");
     Ok(())
 }

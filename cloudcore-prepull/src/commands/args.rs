@@ -116,7 +116,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN", default_value = "0.0.0.0:10003")]
     pub(crate) metrics_listen: SocketAddr,
     /// Serve metrics over TLS only, and only to bearers of a token that may `get` /metrics. Health probes stay open,
-    /// over TLS and without. Requires manifests/cloudcore-prepull/optional/metrics-secure.yaml.
+    /// over TLS and without. Requires manifests/components/metrics-secure.
     #[arg(long, env = "PREPULL_METRICS_SECURE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) metrics_secure: bool,
     /// PEM file of the metrics' certificate, which is read again when it changes [default: self-signed].
@@ -175,6 +175,28 @@ pub(crate) struct RunArgs {
     /// The flags of the log.
     #[command(flatten)]
     pub(crate) log: LogArgs,
+}
+
+/// The value of `--advertise` in manifests/cluster, which is to be replaced.
+const PLACEHOLDER: &str = "cloudcore.example";
+
+impl RunArgs {
+    /// Fails in a pod whose manifests name nothing by which edges could reach it: they would refuse its certificate.
+    pub(crate) fn check_advertised(&self, is_in_pod: bool) -> anyhow::Result<()> {
+        let problem = if self.advertise.is_empty() {
+            "--advertise is not set"
+        } else if self.advertise.iter().any(|name| name == PLACEHOLDER) {
+            "--advertise cloudcore.example is the placeholder of the manifests"
+        } else {
+            return Ok(());
+        };
+        anyhow::ensure!(
+            !is_in_pod,
+            "{problem}: set PREPULL_ADVERTISE in manifests/cluster/kustomization.yaml to the name or address by which the \
+             edges reach the Service, and apply it again"
+        );
+        Ok(())
+    }
 }
 
 /// The shortest certificate lifetime. Edges check once a minute whether renewal is due, and their link may be down for

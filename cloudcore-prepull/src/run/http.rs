@@ -18,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use crate::kube_api::leader::Leadership;
+use crate::kube_api::leader_label::LeaderLabel;
 use crate::run::metrics::Metrics;
 use access::Access;
 pub(crate) use certificate::CertificateFiles;
@@ -29,6 +30,7 @@ const CONNECTIONS: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Readiness {
     leadership: Leadership,
+    label: LeaderLabel,
     serving: AtomicBool,
     /// What keeps it from serving, if that is known.
     obstacle: Mutex<Option<String>>,
@@ -38,9 +40,10 @@ pub(crate) struct Readiness {
 
 impl Readiness {
     /// The readiness at the start: not ready.
-    pub(crate) fn new(leadership: Leadership) -> Self {
+    pub(crate) fn new(leadership: Leadership, label: LeaderLabel) -> Self {
         Self {
             leadership,
+            label,
             serving: AtomicBool::new(false),
             obstacle: Mutex::default(),
             lack: Mutex::default(),
@@ -62,6 +65,23 @@ impl Readiness {
         *self.lack.lock().unwrap_or_else(PoisonError::into_inner) = lack;
     }
 
+    /// The answer of /availablez: whether this replica does its part, as the leader or as a standby that could take over,
+    /// and its pod is marked for what it is.
+    fn availability(&self) -> (StatusCode, String) {
+        let (status, text) = match self.leadership.leader() {
+            Some(leader) => (StatusCode::OK, format!("standing by: {leader} leads\n")),
+            None => self.answer(),
+        };
+        match self.label.problem().filter(|_| status == StatusCode::OK) {
+            Some(problem) => {
+                let reason = format!("the pod does not show whether it leads: {problem}\n");
+                (StatusCode::SERVICE_UNAVAILABLE, reason)
+            }
+            None => (status, text),
+        }
+    }
+
+    /// The answer of /readyz.
     fn answer(&self) -> (StatusCode, String) {
         let reason = match self.leadership.why_not() {
             Some(why) => format!("not the leader: {why}\n"),
@@ -99,7 +119,7 @@ impl Protection {
     }
 }
 
-/// Serves /healthz, /readyz and /metrics until `shutdown`.
+/// Serves /healthz, /readyz, /availablez and /metrics until `shutdown`.
 pub(crate) async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
@@ -161,11 +181,19 @@ impl Endpoint {
                 let (status, text) = self.readiness.answer();
                 (status, TEXT, text)
             }
+            "/availablez" => {
+                let (status, text) = self.readiness.availability();
+                (status, TEXT, text)
+            }
             access::PATH => {
                 self.metrics.set_leadership(&self.readiness.leadership);
                 (StatusCode::OK, METRICS, self.metrics.render())
             }
-            _ => (StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
+            _ => (
+                StatusCode::NOT_FOUND,
+                TEXT,
+                "there are /metrics, /healthz, /readyz and /availablez\n".to_owned(),
+            ),
         }
     }
 }

@@ -235,11 +235,10 @@ impl Elector {
                 Ok(Attempt::Held(since))
             }
             Step::Wait { holder, until } => {
-                let why = format!("{holder} leads");
-                if self.leadership.why_not().as_ref() != Some(&why) {
+                if self.leadership.leader().as_ref() != Some(&holder) {
                     info!(%holder, "another replica leads; this one stands by");
                 }
-                self.leadership.stand_by(why);
+                self.leadership.follow(holder);
                 Ok(Attempt::HeldByOther(until))
             }
             Step::Deposed { by } => {

@@ -2,11 +2,12 @@
 
 use ring::rand::{SecureRandom, SystemRandom};
 
+use crate::kube_api::leader_label::own_pod;
+
 /// The identity of this process as a holder of the Lease: the pod or the machine, and a random part. A restarted process
 /// is another holder, because it cannot know whether its predecessor is really gone.
 pub(super) fn new_identity() -> Result<String, ring::error::Unspecified> {
-    let name = std::env::var("POD_NAME").ok().filter(|name| !name.is_empty());
-    let name = name.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
+    let name = own_pod().or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
     let mut suffix = [0; 5];
     SystemRandom::new().fill(&mut suffix)?;
     let name = name.as_deref().map_or("cloudcore-prepull", str::trim);

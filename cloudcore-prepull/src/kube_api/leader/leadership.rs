@@ -21,8 +21,10 @@ struct Shared {
 
 #[derive(Debug)]
 enum Term {
-    /// Not yet leading. Names the leader, or says why none is known.
+    /// Not yet leading, and no leader is known, for this reason.
     Standby(String),
+    /// Not yet leading; this replica does.
+    Following(String),
     /// Leading until then; no other replica leads before.
     Leading { until: Instant },
     /// Leading without an election: `--leader-elect=false`.
@@ -70,7 +72,7 @@ impl Leadership {
         match *self.term() {
             Term::Leading { until } => now < until,
             Term::Undisputed => true,
-            Term::Standby(_) | Term::Released | Term::Lost(_) => false,
+            Term::Standby(_) | Term::Following(_) | Term::Released | Term::Lost(_) => false,
         }
     }
 
@@ -79,9 +81,18 @@ impl Leadership {
         let now = Instant::now();
         match &*self.term() {
             Term::Standby(why) | Term::Lost(why) => Some(why.clone()),
+            Term::Following(leader) => Some(format!("{leader} leads")),
             Term::Leading { until } => (now >= *until).then(|| OVERDUE.to_owned()),
             Term::Undisputed => None,
             Term::Released => Some("the Lease was released".to_owned()),
+        }
+    }
+
+    /// The leader that this replica stands by for; `None` if it knows of none.
+    pub(crate) fn leader(&self) -> Option<String> {
+        match &*self.term() {
+            Term::Following(leader) => Some(leader.clone()),
+            _ => None,
         }
     }
 
@@ -94,11 +105,20 @@ impl Leadership {
         self.0.transitions.store(transitions, Ordering::Relaxed);
     }
 
-    /// Records who leads instead, or why none is known. Has no effect once a term has begun.
+    /// Records why no leader is known. Has no effect once a term has begun.
     pub(super) fn stand_by(&self, why: String) {
+        self.wait_as(Term::Standby(why));
+    }
+
+    /// Records who leads instead. Has no effect once a term has begun.
+    pub(super) fn follow(&self, leader: String) {
+        self.wait_as(Term::Following(leader));
+    }
+
+    fn wait_as(&self, waiting: Term) {
         let mut term = self.term();
-        if matches!(*term, Term::Standby(_)) {
-            *term = Term::Standby(why);
+        if matches!(*term, Term::Standby(_) | Term::Following(_)) {
+            *term = waiting;
         }
     }
 
@@ -107,7 +127,7 @@ impl Leadership {
     pub(super) fn leads_until(&self, until: Instant, now: Instant) -> bool {
         let mut term = self.term();
         let goes_on = match *term {
-            Term::Standby(_) => now < until,
+            Term::Standby(_) | Term::Following(_) => now < until,
             Term::Leading { until: before } => now < before && now < until,
             Term::Undisputed | Term::Released | Term::Lost(_) => false,
         };
@@ -143,7 +163,9 @@ impl Leadership {
             let until = match &*term {
                 Term::Leading { until } => *until,
                 Term::Lost(why) => return End::Lost(why.clone()),
-                Term::Standby(_) | Term::Undisputed | Term::Released => return End::Released,
+                Term::Standby(_) | Term::Following(_) | Term::Undisputed | Term::Released => {
+                    return End::Released;
+                }
             };
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -209,11 +231,17 @@ mod tests {
     #[test]
     fn a_standby_names_the_leader() {
         let (leadership, now) = (Leadership::standby(), Instant::now());
-        leadership.stand_by("a leads".to_owned());
-        assert_eq!(leadership.why_not().as_deref(), Some("a leads"));
+        leadership.follow("a".to_owned());
+        assert_eq!(
+            (leadership.leader().as_deref(), leadership.why_not().as_deref()),
+            (Some("a"), Some("a leads"))
+        );
+        leadership.stand_by("the Lease cannot be acquired".to_owned());
+        assert_eq!(leadership.leader(), None, "it could not take over");
+        leadership.follow("a".to_owned());
         assert!(leadership.leads_until(now + 60 * SECOND, now));
-        leadership.stand_by("a leads".to_owned());
-        assert_eq!(leadership.why_not(), None);
+        leadership.follow("a".to_owned());
+        assert_eq!((leadership.leader(), leadership.why_not()), (None, None));
         assert!(Leadership::undisputed().is_leader_at(now + 3600 * SECOND));
     }
 }

@@ -97,7 +97,7 @@ impl Access {
                 let error = prepull_program::errors::with_causes(&error);
                 tracing::warn!(
                     error,
-                    "a reader of the metrics was not looked up; is optional/metrics-secure.yaml applied?"
+                    "a reader of the metrics was not looked up; is manifests/components/metrics-secure applied?"
                 );
                 Err(refused(
                     StatusCode::SERVICE_UNAVAILABLE,

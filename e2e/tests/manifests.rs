@@ -1,0 +1,240 @@
+//! The folders that an operator applies: each is rendered by kubectl, and a real API server accepts every object of it
+//! under the strict rules of a server-side apply.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, PodSpec};
+use prepull_e2e::cluster::NAMESPACE;
+use prepull_e2e::parts::workspace;
+use prepull_e2e::prelude::*;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+const CLOUD: &str = "manifests/cluster";
+const EDGE: &str = "manifests/edgecore-prepull";
+
+/// The folders of a directory, sorted.
+fn folders(dir: &str) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(workspace().join(dir))?.flatten().map(|entry| entry.path());
+    let mut folders: Vec<_> = entries.filter(|path| path.is_dir()).collect();
+    folders.sort();
+    ensure!(!folders.is_empty(), "{dir} has no folders");
+    Ok(folders)
+}
+
+/// A folder of the test that is like one of the repository's, with these components in addition.
+fn overlay(cluster: &Cluster, folder: &str, components: &[PathBuf]) -> Result<PathBuf> {
+    let dir = cluster.place().new_dir("overlay")?.canonicalize()?;
+    // Kustomize takes no absolute paths.
+    let up = "../".repeat(dir.components().count() - 1);
+    let relative = |path: &Path| format!("{up}{}", path.display().to_string().trim_start_matches('/'));
+    let components: Vec<_> = components.iter().map(|path| relative(path)).collect();
+    let text = serde_json::json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
+        "resources": [relative(&workspace().join(folder).canonicalize()?)], "components": components,
+    });
+    std::fs::write(dir.join("kustomization.yaml"), text.to_string())?;
+    Ok(dir)
+}
+
+/// What kubectl renders of a folder.
+struct Rendered {
+    objects: Vec<Value>,
+}
+
+impl Rendered {
+    async fn of(cluster: &Cluster, folder: &Path) -> Result<Self> {
+        let yaml = cluster.kubectl(&["kustomize", folder.to_str().context("not UTF-8")?]).await?;
+        let objects: Vec<Value> = serde_saphyr::from_multiple(&yaml)?;
+        Ok(Self { objects })
+    }
+
+    fn all(&self, kind: &str) -> Vec<&Value> {
+        self.objects.iter().filter(|object| object["kind"] == kind).collect()
+    }
+
+    /// The only object of this kind.
+    fn one<K: DeserializeOwned>(&self, kind: &str) -> Result<K> {
+        let all = self.all(kind);
+        ensure!(all.len() == 1, "{} objects of kind {kind}", all.len());
+        Ok(serde_json::from_value(all[0].clone())?)
+    }
+
+    /// The value that the containers of this kind of workload get for a variable.
+    fn variable(&self, name: &str) -> Result<Option<String>> {
+        let settings: ConfigMap = self.one("ConfigMap")?;
+        let pod = self.pod()?;
+        let named = settings.metadata.name.as_deref();
+        let from_it = |container: &Container| {
+            let maps = container.env_from.iter().flatten().filter_map(|from| from.config_map_ref.as_ref());
+            maps.map(|map| map.name.as_str()).any(|map| Some(map) == named)
+        };
+        ensure!(pod.containers.iter().chain(pod.init_containers.iter().flatten()).any(from_it), "{named:?}");
+        Ok(settings.data.and_then(|mut data| data.remove(name)))
+    }
+
+    fn pod(&self) -> Result<PodSpec> {
+        let template = match self.one::<Deployment>("Deployment") {
+            Ok(deployment) => deployment.spec.template,
+            Err(_) => self.one::<DaemonSet>("DaemonSet")?.spec.template,
+        };
+        template.spec.context("no pod")
+    }
+
+    /// Lets the API server check each object and store it. Kinds that it does not serve are returned.
+    async fn is_accepted(&self, cluster: &Cluster) -> Result<BTreeSet<String>> {
+        let mut unknown = BTreeSet::new();
+        // Of definitions this server may know less than they say, which is checked with the definitions themselves.
+        for object in self.objects.iter().filter(|object| object["kind"] != "CustomResourceDefinition") {
+            let file = cluster.place().new_dir("object")?.join("object.json");
+            std::fs::write(&file, object.to_string())?;
+            let file = file.to_str().context("not UTF-8")?;
+            let apply = async |more: &[&str]| {
+                let line = [&["apply", "--server-side", "--force-conflicts", "-f", file], more].concat();
+                cluster.kubectl(&line).await
+            };
+            match apply(&["--dry-run=server"]).await {
+                Err(error) if format!("{error:#}").contains("no matches for kind") => {
+                    unknown.insert(format!("{} {}", object["apiVersion"], object["kind"]).replace('"', ""));
+                }
+                checked => drop(checked?),
+            }
+            if !unknown.iter().any(|kind| kind.ends_with(object["kind"].as_str().unwrap_or_default())) {
+                apply(&[]).await?;
+            }
+        }
+        Ok(unknown)
+    }
+}
+
+/// Kinds that are another program's, or that API servers know from 1.21 on.
+fn may_be_unknown(kinds: &BTreeSet<String>) -> Result<()> {
+    const KINDS: [&str; 2] = ["monitoring.coreos.com/v1 ServiceMonitor", "policy/v1 PodDisruptionBudget"];
+    ensure!(kinds.iter().all(|kind| KINDS.contains(&kind.as_str())), "{kinds:?}");
+    Ok(())
+}
+
+/// Whether a pod may run where the Pod Security Standard "restricted" is enforced.
+fn is_restricted(pod: &PodSpec) -> bool {
+    let of_pod = pod.security_context.clone().unwrap_or_default();
+    let confined = pod.containers.iter().all(|container| {
+        let of_container = container.security_context.clone().unwrap_or_default();
+        let dropped = of_container.capabilities.and_then(|capabilities| capabilities.drop);
+        of_container.allow_privilege_escalation == Some(false) && dropped == Some(vec!["ALL".to_owned()])
+    });
+    let profile = of_pod.seccomp_profile.map(|profile| profile.type_);
+    let shared = [pod.host_network, pod.host_pid, pod.host_ipc].contains(&Some(true));
+    let host = pod.volumes.iter().flatten().any(|volume| volume.host_path.is_some());
+    confined
+        && of_pod.run_as_non_root == Some(true)
+        && profile.as_deref() == Some("RuntimeDefault")
+        && !shared
+        && !host
+}
+
+#[tokio::test]
+async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let plain = Rendered::of(&cluster, &workspace().join(CLOUD)).await?;
+    assert_eq!(plain.all("CustomResourceDefinition").len(), 2);
+    assert_eq!(plain.variable("PREPULL_ADVERTISE")?.as_deref(), Some("cloudcore.example"));
+    assert_eq!(plain.variable("PREPULL_REQUIRE_SECRET_CONSENT")?.as_deref(), Some("true"));
+    assert_eq!(plain.variable("PREPULL_ENABLE_KRUISE_API")?, None);
+    assert!(is_restricted(&plain.pod()?), "{:?}", plain.pod()?);
+    may_be_unknown(&plain.is_accepted(&cluster).await?)?;
+
+    let components = folders("manifests/components")?;
+    for component in &components {
+        let name = component.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        // The folder chooses this one itself.
+        if name == "disruption-budget" {
+            assert_eq!(plain.all("PodDisruptionBudget").len(), 1);
+            continue;
+        }
+        let chosen = Rendered::of(&cluster, &overlay(&cluster, CLOUD, &[component.clone()])?).await?;
+        let variable = |name: &str| chosen.variable(name);
+        match name {
+            "consent-off" => {
+                assert_eq!(variable("PREPULL_REQUIRE_SECRET_CONSENT")?.as_deref(), Some("false"));
+            }
+            "kruise" => {
+                assert_eq!(variable("PREPULL_ENABLE_KRUISE_API")?.as_deref(), Some("true"));
+                assert_eq!(chosen.all("CustomResourceDefinition").len(), 5);
+            }
+            "metrics-secure" => {
+                assert_eq!(variable("PREPULL_METRICS_SECURE")?.as_deref(), Some("true"));
+                assert!(chosen.all("ServiceMonitor").is_empty());
+            }
+            "monitoring" => assert_eq!(chosen.all("ServiceMonitor").len(), 1),
+            "network-policy" => assert_eq!(chosen.all("NetworkPolicy").len(), 1),
+            "one-replica" => {
+                assert_eq!(chosen.one::<Deployment>("Deployment")?.spec.replicas, Some(1));
+            }
+            other => bail!("what manifests/components/{other} is for is not tested"),
+        }
+        assert!(is_restricted(&chosen.pod()?), "{name}");
+    }
+
+    let chosen: Vec<_> = components.into_iter().filter(|path| !path.ends_with("disruption-budget")).collect();
+    // Where both are chosen, the one that secures comes last.
+    let (secure, mut chosen): (Vec<_>, Vec<_>) =
+        chosen.into_iter().partition(|path| path.ends_with("metrics-secure"));
+    chosen.extend(secure);
+    let all = Rendered::of(&cluster, &overlay(&cluster, CLOUD, &chosen)?).await?;
+    let endpoint = &all.all("ServiceMonitor")[0]["spec"]["endpoints"][0];
+    assert_eq!((&endpoint["scheme"], &endpoint["port"]), (&"https".into(), &"metrics".into()));
+    may_be_unknown(&all.is_accepted(&cluster).await?)
+}
+
+#[tokio::test]
+async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let plain = Rendered::of(&cluster, &workspace().join(EDGE)).await?;
+    assert_eq!(plain.variable("PREPULL_SERVER")?.as_deref(), Some("cloudcore.example"));
+    may_be_unknown(&plain.is_accepted(&cluster).await?)?;
+    let mut endpoints = BTreeSet::new();
+    for runtime in [None].into_iter().chain(folders(&format!("{EDGE}/runtimes"))?.into_iter().map(Some)) {
+        let component: Vec<_> = runtime.clone().into_iter().collect();
+        let rendered = Rendered::of(&cluster, &overlay(&cluster, EDGE, &component)?).await?;
+        may_be_unknown(&rendered.is_accepted(&cluster).await?)?;
+        let pod = rendered.pod()?;
+        let agent = &pod.containers[0];
+        let endpoint =
+            agent.args.iter().flatten().find_map(|arg| arg.strip_prefix("--runtime-endpoint=unix://"));
+        let endpoint = endpoint.context("no endpoint")?;
+        // The socket is within reach, under the path that it has on the node; and so is the store.
+        let mounts = agent.volume_mounts.iter().flatten();
+        let mounts: Vec<_> = mounts.map(|mount| (mount.name.as_str(), mount.mount_path.as_str())).collect();
+        for (name, path) in &mounts {
+            let volume = pod.volumes.iter().flatten().find(|volume| volume.name == *name);
+            let on_node = volume.and_then(|volume| volume.host_path.as_ref()).map(|host| host.path.as_str());
+            assert_eq!(on_node, Some(*path), "{runtime:?}: {name}");
+        }
+        assert!(
+            mounts.iter().any(|(_, path)| endpoint.starts_with(&format!("{path}/"))),
+            "{endpoint}: {mounts:?}"
+        );
+        endpoints.insert(endpoint.to_owned());
+    }
+    // k3s and RKE2 have the same.
+    assert_eq!(endpoints.len(), 5, "{endpoints:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_has_to_be_set_is_asked_for_at_the_start() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let rendered = Rendered::of(&cluster, &workspace().join(CLOUD)).await?;
+    let placeholder = rendered.variable("PREPULL_ADVERTISE")?.context("no placeholder")?;
+    let cloud = Cloud::start(&cluster).in_pod("a").args(&["--advertise", &placeholder, "--log-format=json"]);
+    let error = format!("{:#}", cloud.await.err().context("it starts")?);
+    let said = std::fs::read_to_string(cluster.place().log_file("cloudcore-prepull"))?;
+    let last: Value = serde_json::from_str(said.lines().last().unwrap_or_default()).context(error)?;
+    let words = last["fields"]["error"].as_str().context("no error")?;
+    ensure!(words.contains("--advertise cloudcore.example is the placeholder"), "{words}");
+    ensure!(words.contains("PREPULL_ADVERTISE in manifests/cluster/kustomization.yaml"), "{words}");
+    assert_eq!(NAMESPACE, "prepull-system");
+    Ok(())
+}
