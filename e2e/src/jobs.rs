@@ -29,6 +29,14 @@ const EVENT_LIMIT: Duration = Duration::from_secs(10);
 /// Programs whose logs are shown if a job does not reach the expected state.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
+/// Why the API server has refused an object: what its schema or a rule of the definition says. `None` for other errors.
+pub fn refused(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|cause| match cause.downcast_ref::<kube::Error>() {
+        Some(kube::Error::Api(status)) if status.code == 422 => Some(status.message.clone()),
+        _ => None,
+    })
+}
+
 /// A job in the cluster.
 #[derive(Clone)]
 pub struct Job {
@@ -185,6 +193,13 @@ impl Job {
     /// Changes the job by a JSON merge patch, `{"spec": …}`.
     pub async fn patch(&self, patch: serde_json::Value) -> Result<ImagePrePullJob> {
         Ok(self.api.patch(&self.name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    /// Writes a status, as another program has left it.
+    pub async fn set_status(&self, status: &serde_json::Value) -> Result<()> {
+        let patch = Patch::Merge(serde_json::json!({ "status": status }));
+        self.api.patch_status(&self.name, &PatchParams::default(), &patch).await?;
+        Ok(())
     }
 
     /// Deletes the job.

@@ -69,7 +69,7 @@ pub mod prelude {
     pub use crate::front::Front;
     pub use crate::images::{Image, MIB};
     pub use crate::intruder::{Intruder, Wire, refusal};
-    pub use crate::jobs::{Job, StatusExt};
+    pub use crate::jobs::{Job, StatusExt, refused};
     pub use crate::kruise::{ListJob, NodeImages, PullJob, name_and_tag};
     pub use crate::network::{Cable, Network};
     pub use crate::node::{Containerd, EdgeNode};
