@@ -35,6 +35,7 @@ mod kube_api {
     pub(crate) mod kruise_owner;
     pub(crate) mod kruise_watch;
     pub(crate) mod kruise_writer;
+    pub(crate) mod kubeedge;
     pub(crate) mod leader;
     pub(crate) mod leader_label;
     mod object_write;

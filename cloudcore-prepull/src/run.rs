@@ -276,7 +276,7 @@ async fn work(
     }
     let jobs = core
         .vital
-        .guard("the watch of jobs", watch::jobs(client.clone(), inputs.clone()));
+        .guard("the watch of jobs", watch::jobs(client.clone(), core.events.clone(), inputs.clone()));
     tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
     core.until(&mut inbox, |listed| listed.jobs, &shutdown).await?;
     // After the jobs: only the reports of known ones are missed.

@@ -22,6 +22,7 @@ mod kruise_lists;
 mod kruise_node_images;
 mod kruise_rules;
 mod kruise_seeds;
+mod kubeedge;
 mod leader_label;
 mod links;
 mod manifests;

@@ -118,12 +118,12 @@ impl Writer {
     pub(crate) async fn read_job(&self, job: &JobUid, name: &str) -> Option<JobObject> {
         let api = Api::<StoredJob>::all(self.client.clone());
         let found = read_with_retry("job", explain::<ImagePrePullJob>, || api.get_opt(name)).await?;
-        (found.uid().as_ref() == Some(&job.0)).then_some(found.0)
+        (found.uid().as_ref() == Some(&job.0) && !found.is_kubeedges).then_some(found.job)
     }
 
     async fn list_jobs_that_need_reports(&self, now: Timestamp) -> Result<Vec<String>, Error> {
         let api = Api::<StoredJob>::all(self.client.clone());
-        let needs_them = |StoredJob(job): &StoredJob| needs_reports(job, now);
+        let needs_them = |stored: &StoredJob| needs_reports(&stored.job, now);
         let jobs = list_pages(&api, ListParams::default(), needs_them).await?;
         Ok(jobs.iter().filter_map(ResourceExt::uid).collect())
     }

@@ -10,23 +10,30 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use crate::kube_api::kubeedge;
+
 /// A job, so that one with a field of the wrong type stops neither a list nor a watch. What can be read of such a job, its
 /// metadata and its status, is kept: it may be running.
 #[derive(Clone, Debug)]
-pub(crate) struct StoredJob(pub(crate) JobObject);
+pub(crate) struct StoredJob {
+    pub(crate) job: JobObject,
+    /// Whether KubeEdge has begun with it: it is not ours, then, and what its status says is not for us to read.
+    pub(crate) is_kubeedges: bool,
+}
 
 impl<'de> Deserialize<'de> for StoredJob {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
+        let is_kubeedges = kubeedge::has_begun(&value);
         let error = match serde_path_to_error::deserialize::<_, ImagePrePullJob>(&value) {
-            Ok(job) => return Ok(Self(Ok(Box::new(job)))),
+            Ok(job) => return Ok(Self { job: Ok(Box::new(job)), is_kubeedges }),
             // With the path of the field.
             Err(error) => format!("the object cannot be read: {error}"),
         };
         let metadata = ObjectMeta::deserialize(&value["metadata"]).map_err(D::Error::custom)?;
         let status = Option::deserialize(&value["status"]).unwrap_or_default();
         let rest = ImagePrePullJob { metadata, status, ..ImagePrePullJob::default() };
-        Ok(Self(Err(UnreadableJob { rest: Box::new(rest), error })))
+        Ok(Self { job: Err(UnreadableJob { rest: Box::new(rest), error }), is_kubeedges })
     }
 }
 
@@ -51,11 +58,11 @@ impl Resource for StoredJob {
     }
 
     fn meta(&self) -> &ObjectMeta {
-        &rest_of(&self.0).metadata
+        &rest_of(&self.job).metadata
     }
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
-        match &mut self.0 {
+        match &mut self.job {
             Ok(job) => &mut job.metadata,
             Err(unreadable) => &mut unreadable.rest.metadata,
         }
@@ -75,7 +82,7 @@ mod tests {
             "metadata": {"name": "nginx", "uid": "u", "resourceVersion": "7", "generation": 2},
             "spec": spec, "status": status,
         });
-        serde_json::from_value::<StoredJob>(object).unwrap().0
+        serde_json::from_value::<StoredJob>(object).unwrap().job
     }
 
     #[test]

@@ -3,22 +3,30 @@
 //! After a watch has broken (410, a restart of the API server) all objects are listed again; the engine finds by
 //! comparison what was deleted meanwhile. Errors are logged and retried with backoff; they never end the stream.
 
+use std::collections::HashSet;
+
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node;
-use kube::Client;
 use kube::api::{Api, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher::watcher};
+use kube::{Client, ResourceExt};
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::task::JobUid;
 use prepull_engine::engine;
 use prepull_engine::prepull::controller::{Input, JobObject, rest_of};
+use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::node_view::NodeView;
+use prepull_engine::shared::objects::ObjectId;
 use tokio::sync::mpsc;
 
+use crate::kube_api::events::Events;
 use crate::kube_api::refusal::{FailureLog, explain};
 use crate::kube_api::status_writer::report_id;
 use crate::kube_api::stored_job::StoredJob;
+
+/// The reason of the event on a job that is left to KubeEdge.
+const LEFT_TO_KUBEEDGE: &str = "LeftToKubeEdge";
 
 /// Watches all nodes for ever. Of each it keeps only what planning needs.
 pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
@@ -37,13 +45,15 @@ pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
     .await;
 }
 
-/// Watches all jobs for ever. A job that cannot be parsed does not stop the others.
-pub(crate) async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
-    follow(
-        Api::<StoredJob>::all(client),
-        watcher::Config::default(),
+/// Watches all jobs for ever. A job that cannot be parsed does not stop the others. One that KubeEdge has begun is not
+/// there; an event says so.
+pub(crate) async fn jobs(client: Client, events: Events, inputs: mpsc::Sender<engine::Input>) {
+    let mut left = LeftJobs { events, noticed: HashSet::new() };
+    let stored = watcher(Api::<StoredJob>::all(client), watcher::Config::default()).default_backoff();
+    follow_events::<StoredJob, _, _, _>(
+        stored.filter_map(move |event| std::future::ready(left.leave_out(event))),
         inputs,
-        |StoredJob(job)| job,
+        |stored| stored.job,
         Watched {
             all: Input::Jobs,
             one: Input::Job,
@@ -52,6 +62,53 @@ pub(crate) async fn jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
         },
     )
     .await;
+}
+
+/// The jobs that are left to KubeEdge.
+struct LeftJobs {
+    events: Events,
+    /// The UIDs of those that an event has told of.
+    noticed: HashSet<String>,
+}
+
+impl LeftJobs {
+    fn leave_out(
+        &mut self,
+        event: watcher::Result<Event<StoredJob>>,
+    ) -> Option<watcher::Result<Event<StoredJob>>> {
+        match event {
+            Ok(Event::InitApply(job)) if job.is_kubeedges => {
+                self.notice(&job);
+                None
+            }
+            // It may have been ours to begin a moment ago.
+            Ok(Event::Apply(job)) if job.is_kubeedges => {
+                self.notice(&job);
+                Some(Ok(Event::Delete(job)))
+            }
+            Ok(Event::Delete(job)) => {
+                self.noticed.remove(&uid_of(&job.job).0);
+                Some(Ok(Event::Delete(job)))
+            }
+            event => Some(event),
+        }
+    }
+
+    fn notice(&mut self, job: &StoredJob) {
+        let uid = uid_of(&job.job);
+        if self.noticed.insert(uid.0.clone()) {
+            let object = ObjectId { namespace: String::new(), name: job.name_any(), uid };
+            let note = "KubeEdge has begun with this job, or carried it out, and it is left alone. To have it carried out \
+                        here, delete it and apply it again (docs/kubeedge.md)";
+            self.events.send(ObjectEvent {
+                kind: ObjectKind::ImagePrePullJob,
+                object,
+                warning: true,
+                reason: LEFT_TO_KUBEEDGE,
+                note: note.to_owned(),
+            });
+        }
+    }
 }
 
 fn uid_of(job: &JobObject) -> JobUid {

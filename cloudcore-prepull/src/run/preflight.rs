@@ -1,5 +1,5 @@
-//! The check before a leader starts its work: the definitions that it needs are served, and it may list them. After an
-//! upgrade a definition or a right may be missing.
+//! The check before a leader starts its work: the definitions that it needs are served, and it may list them (after an
+//! upgrade a definition or a right may be missing), and KubeEdge does not serve the same jobs.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use prepull_api::crd::report::ImagePrePullReport;
 use prepull_program::errors::with_causes;
 use tracing::{error, info, warn};
 
+use crate::kube_api::kubeedge;
 use crate::kube_api::refusal::{FailureLog, explain};
 use crate::run::http::Readiness;
 
@@ -26,10 +27,13 @@ pub(super) async fn wait_until_passed(client: &Client, namespace: &str, readines
     let log = FailureLog::default();
     let mut was_lasting = false;
     loop {
-        let problems = find_problems(client, namespace).await;
+        let mut problems = find_problems(client, namespace).await;
+        if problems.is_empty() {
+            problems.extend(find_kubeedge(client).await);
+        }
         if problems.is_empty() {
             if was_lasting {
-                info!("the missing definitions and rights have been applied");
+                info!("what was in the way of the start has been put right");
             }
             readiness.set_obstacle(None);
             return;
@@ -71,7 +75,23 @@ async fn find_problems(client: &Client, namespace: &str) -> Vec<Problem> {
     problems
 }
 
-/// Why a kind cannot be read.
+/// Whether somebody else serves our kind. What cannot be found out now is found out at the next check.
+async fn find_kubeedge(client: &Client) -> Option<Problem> {
+    match tokio::time::timeout(ANSWER_LIMIT, kubeedge::find_obstacle(client)).await {
+        Ok(Ok(obstacle)) => obstacle.map(|text| Problem { text, lasts: true }),
+        Ok(Err(error)) => {
+            let text =
+                format!("it cannot be found out whether KubeEdge serves jobs: {}", with_causes(&error));
+            Some(Problem { text, lasts: false })
+        }
+        Err(_) => {
+            let text = format!("whether KubeEdge serves jobs: no answer within {ANSWER_LIMIT:?}");
+            Some(Problem { text, lasts: false })
+        }
+    }
+}
+
+/// Why the work cannot begin.
 struct Problem {
     text: String,
     /// Whether it lasts until somebody acts.

@@ -1,6 +1,8 @@
 //! The spec of an ImagePrePullJob.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
@@ -220,7 +222,7 @@ pub struct Overriders {
 /// One rule of an overrider.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.operator == 'remove' || (has(self.value) && size(self.value) > 0)").message("value is required for add and replace"))]
+#[x_kube(validation = Rule::new("self.operator == 'remove' || (has(self.value) && size(self.value) > 0)").message("the operator add or replace needs a value"))]
 pub struct OverrideRule {
     /// The part to change: Registry, Repository or Tag of an image; SecretName or Namespace of a secret.
     pub component: String,
@@ -277,6 +279,18 @@ impl Default for ImagePrePullTemplate {
     }
 }
 
+/// What KubeEdge wrote into v1alpha1: without it in the schema, a job that KubeEdge has carried out looks like a new one.
+fn keep_state_of_kubeedge(status: &mut JSONSchemaProps) {
+    let state = JSONSchemaProps {
+        type_: Some("string".to_owned()),
+        description: Some(
+            "Written by KubeEdge before 1.21 only. A job that has it is left to KubeEdge.".to_owned(),
+        ),
+        ..JSONSchemaProps::default()
+    };
+    status.properties.get_or_insert_default().insert("state".to_owned(), state);
+}
+
 /// The definition of ImagePrePullJob. `v1alpha1` has the schema of `v1alpha2`, which is stored: no conversion is needed.
 pub fn crd() -> CustomResourceDefinition {
     let mut crd = ImagePrePullJob::crd();
@@ -284,11 +298,12 @@ pub fn crd() -> CustomResourceDefinition {
         if let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
             remove_empty_defaults(root);
             replace_unsigned_formats(root);
-            root.properties
-                .iter_mut()
-                .flatten()
-                .filter(|(name, _)| *name == "status")
-                .for_each(|(_, status)| remove_all_defaults(status));
+            root.properties.iter_mut().flatten().filter(|(name, _)| *name == "status").for_each(
+                |(_, status)| {
+                    remove_all_defaults(status);
+                    keep_state_of_kubeedge(status);
+                },
+            );
         }
     }
     let mut old = crd.spec.versions[0].clone();
