@@ -19,7 +19,7 @@ use crate::cluster::{Cluster, Hold, NAMESPACE};
 use crate::front::{Backend, Front};
 use crate::keep::keeping;
 use crate::network::{Network, Passage, Space};
-use crate::parts;
+use crate::parts::{self, Programs};
 use crate::place::{Place, tail};
 use crate::plain_http;
 use crate::ports::Port;
@@ -55,6 +55,7 @@ pub struct Cloud {
     /// Keeps the cluster. Dropped after the process, which writes to the cluster until it has ended.
     #[expect(dead_code, reason = "held until the end")]
     hold: Hold,
+    programs: Programs,
 }
 
 /// A cloud that has not been started; `.await` starts it.
@@ -69,6 +70,7 @@ pub struct Start<'a> {
     standby: bool,
     pod: Option<String>,
     space: Option<Space>,
+    programs: Programs,
 }
 
 impl Cloud {
@@ -87,6 +89,7 @@ impl Cloud {
             election: None,
             standby: false,
             pod: None,
+            programs: Programs::Built,
         }
     }
 
@@ -133,7 +136,7 @@ impl Cloud {
         state_dir: &Path,
         tunnel: SocketAddr,
     ) -> Result<Command> {
-        let mut command = Command::new(parts::program("edgecore-prepull")?);
+        let mut command = Command::new(self.programs.path("edgecore-prepull")?);
         command.args(["join", "--token", token, "--node-name", node]).arg("--state-dir").arg(state_dir);
         command.args(["--enroll-url", &format!("https://{}", self.enroll_addr())]);
         command.args(["--tunnel-url", &format!("wss://{tunnel}{TUNNEL_PATH}")]);
@@ -147,7 +150,7 @@ impl Cloud {
 
     /// Runs a command of cloudcore-prepull against the cluster, and returns its output.
     pub async fn command(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(parts::program(PROGRAM)?);
+        let mut command = Command::new(self.programs.path(PROGRAM)?);
         command.args(arguments).arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
         Ok(parts::output(command).await?.trim().to_owned())
     }
@@ -245,7 +248,11 @@ impl Cloud {
         self.kill9()?;
         let ports_file = self.dir.join("ports.json");
         let _ = std::fs::remove_file(&ports_file);
-        let mut command = Command::new(parts::program(PROGRAM)?);
+        let mut command = Command::new(self.programs.path(PROGRAM)?);
+        if matches!(self.programs, Programs::Before(_)) {
+            // Not as a flag, which the earliest release does not know.
+            command.env("PREPULL_REQUIRE_SECRET_CONSENT", "false");
+        }
         command.arg("run").arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
         // In a network namespace of its own, only the edges of the test can reach the cloud.
         let tunnel = if self.space.is_some() { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
@@ -282,6 +289,19 @@ impl Cloud {
         eventually("cloudcore-prepull listens", START_LIMIT, up).await??;
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Ends the cloud as an update does, and starts today's program on the same ports.
+    pub async fn upgrade(&mut self) -> Result<()> {
+        self.terminate().await?;
+        self.programs = Programs::Built;
+        self.arguments.push(WITHOUT_CONSENT.into());
+        self.restart().await
+    }
+
+    /// The programs that the cloud runs, and by which its edges join.
+    pub(crate) fn programs(&self) -> &Programs {
+        &self.programs
     }
 
     /// Opens passages from this namespace to the ports of the cloud, and from the cloud to the API server.
@@ -373,6 +393,14 @@ impl Start<'_> {
         self
     }
 
+    /// Takes the programs of an earlier release, until [`Cloud::upgrade`].
+    #[must_use]
+    pub fn of_before(mut self, dir: &Path) -> Self {
+        self.programs = Programs::Before(dir.to_owned());
+        self.requires_consent = true;
+        self
+    }
+
     /// Sets the kubeconfig.
     #[must_use]
     pub fn kubeconfig(mut self, file: &Path) -> Self {
@@ -417,6 +445,7 @@ impl Start<'_> {
             space: None,
             process: None,
             hold: self.cluster.hold(),
+            programs: self.programs,
         };
         if let Some(space) = self.space {
             cloud.space = Some((space.clone(), cloud.passages(&space)?));

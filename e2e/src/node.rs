@@ -23,7 +23,7 @@ use crate::cleanup::{Child, eventually};
 use crate::cloud::{Cloud, Metrics};
 use crate::cluster::Cluster;
 use crate::network::{Cable, Passage, Space};
-use crate::parts;
+use crate::parts::{self, Programs};
 use crate::place::Place;
 use crate::plain_http;
 use crate::ports::Port;
@@ -50,6 +50,7 @@ pub struct EdgeNode {
     /// Recorder of what the agent sends to the runtime.
     eavesdropper: Option<Eavesdropper>,
     agent: Option<Child>,
+    programs: Programs,
 }
 
 /// An edge node that has not been started; `.await` starts it.
@@ -144,10 +145,17 @@ impl EdgeNode {
         Ok(())
     }
 
+    /// Ends the agent as an update does, and starts today's program with the same state.
+    pub async fn upgrade_agent(&mut self) -> Result<()> {
+        self.terminate_agent().await?;
+        self.programs = Programs::Built;
+        self.restart_agent()
+    }
+
     /// Kills the agent, if it runs, and starts it with the same state.
     pub fn restart_agent(&mut self) -> Result<()> {
         self.kill9_agent()?;
-        let mut command = Command::new(parts::program(PROGRAM)?);
+        let mut command = Command::new(self.programs.path(PROGRAM)?);
         command.arg("run").arg("--state-dir").arg(&self.state);
         let endpoint = match &self.eavesdropper {
             Some(eavesdropper) => eavesdropper.endpoint(),
@@ -357,6 +365,7 @@ impl Start<'_> {
             environment,
             eavesdropper,
             agent: None,
+            programs: cloud.programs().clone(),
         };
         if agent {
             node.restart_agent()?;

@@ -73,6 +73,26 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Where a test takes our programs from.
+#[derive(Clone, Debug, Default)]
+pub enum Programs {
+    /// From this workspace.
+    #[default]
+    Built,
+    /// From a directory with those of an earlier release.
+    Before(PathBuf),
+}
+
+impl Programs {
+    /// Path of one of our programs.
+    pub fn path(&self, name: &str) -> Result<PathBuf> {
+        match self {
+            Self::Built => program(name),
+            Self::Before(dir) => Ok(dir.join(name)),
+        }
+    }
+}
+
 /// Path of the library of Debian's package `libfaketime` that gives a program with threads another clock.
 pub fn libfaketime() -> Result<PathBuf> {
     let library = |dir: PathBuf| dir.join("faketime/libfaketimeMT.so.1");

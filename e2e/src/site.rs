@@ -1,6 +1,7 @@
 //! Set-up for tests of faults: a cluster with its cloud, and a private registry behind a link that can be slowed and
 //! cut.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -52,6 +53,13 @@ impl Site {
     pub async fn with_cloud_args(cloud: &[&str]) -> Result<Self> {
         let (cluster, registry) = Self::start_parts().await?;
         Self::start_in(cluster, registry, cloud).await
+    }
+
+    /// Starts a site with the programs of an earlier release.
+    pub async fn before(programs: &Path) -> Result<Self> {
+        let (cluster, registry) = Self::start_parts().await?;
+        let cloud = Cloud::start(&cluster).of_before(programs).await?;
+        Self::assemble(cluster, registry, cloud).await
     }
 
     /// Starts a site in a cluster that it shares with no other test.

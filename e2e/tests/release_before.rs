@@ -1,4 +1,5 @@
-//! What release 0.1 has left (`e2e/testdata/release-0.1`), with the programs of today.
+//! What release 0.1 has left (`e2e/testdata/release-0.1`), with the programs of today; and the programs of an earlier
+//! release that are replaced in the middle of jobs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -85,4 +86,80 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
     let other = EdgeNode::start(&cluster, &cloud, "edge-2").with_token(token.trim()).await?;
     other.is_connected().await?;
     Ok(())
+}
+
+/// The programs of an earlier release, and a job under way on two edges: a pull that takes a while, and one that waits.
+struct Upgrade {
+    site: Site,
+    node: EdgeNode,
+    image: Image,
+    reference: String,
+    job: Job,
+    certificate: Vec<u8>,
+}
+
+impl Upgrade {
+    async fn start() -> Result<Self> {
+        let dir = std::env::var_os("PREPULL_E2E_BEFORE").context("PREPULL_E2E_BEFORE is not set")?;
+        let site = Site::before(Path::new(&dir)).await?;
+        let node = site.node("edge-1").await?.await?;
+        let (image, reference) = site.image("upgraded", &[MIB / 4, 24 * MIB])?;
+        site.link.throttle(Some(2 * MIB));
+        let job = site.job("upgraded").images([&reference]).on(["edge-1"]).retries(8).apply().await?;
+        node.accepts_a_task().await?;
+        site.link_carries(MIB).await?;
+        let certificate = std::fs::read(node.state_dir().join("pki/client.crt"))?;
+        Ok(Self { site, node, image, reference, job, certificate })
+    }
+
+    async fn is_under_way(&self) -> Result<()> {
+        let status = self.job.node_status("edge-1").await?;
+        ensure!(status.phase == NodePhase::InProgress, "the pull was over too soon: {status:?}");
+        Ok(())
+    }
+
+    /// Both sides are of today. The job completes at its first attempt, no whole layer came twice, and nobody joined again.
+    async fn ends_right(self) -> Result<()> {
+        let Self { site, node, image, reference, job, certificate } = self;
+        site.link.throttle(None);
+        let status = job.completes().await?;
+        assert_eq!(status.node("edge-1").map(|node| node.attempt), Some(1));
+        ensure!(node.has_image(&reference).await?);
+        node.forgets_all_tasks().await?;
+        let fetches = site.fetches(&image);
+        ensure!(fetches <= image.blobs().len() + 1, "{fetches} fetches, of which one was cut");
+        ensure!(
+            std::fs::read(node.state_dir().join("pki/client.crt"))? == certificate,
+            "it has another certificate"
+        );
+        let (_, again) = site.image("afterwards", &[MIB / 4])?;
+        site.job("afterwards").images([&again]).on(["edge-1"]).completes().await?;
+        Ok(())
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
+async fn a_job_goes_on_when_the_cloud_is_upgraded_and_then_the_edge() -> Result<()> {
+    let mut upgrade = Upgrade::start().await?;
+    upgrade.site.cloud.upgrade().await?;
+    upgrade.node.is_connected().await?;
+    upgrade.is_under_way().await?;
+    upgrade.node.upgrade_agent().await?;
+    upgrade.node.is_connected().await?;
+    upgrade.is_under_way().await?;
+    upgrade.ends_right().await
+}
+
+#[tokio::test]
+#[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
+async fn a_job_goes_on_when_the_edge_is_upgraded_and_then_the_cloud() -> Result<()> {
+    let mut upgrade = Upgrade::start().await?;
+    upgrade.node.upgrade_agent().await?;
+    upgrade.node.is_connected().await?;
+    upgrade.is_under_way().await?;
+    upgrade.site.cloud.upgrade().await?;
+    upgrade.node.is_connected().await?;
+    upgrade.is_under_way().await?;
+    upgrade.ends_right().await
 }
