@@ -64,14 +64,10 @@ is() { # WHAT PROPERTY VALUE
   value=$(property "$2")
   [[ $value == "$3" ]] || { inside systemctl --no-pager status "$agent" >&2 || true; die "$1: the unit's $2 is $value, not $3"; }
 }
-# The identity of a node, as `join` leaves it, of a cloud that is not there.
+# The identity that the images had.
 pretend_join() {
-  local pki=$root/$state/pki
-  install -d -m 700 "$root/$state" "$pki"
-  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj '/O=prepull:nodes/CN=prepull:node:edge-1' \
-    -keyout "$pki/client.key" -out "$pki/client.crt" 2>/dev/null
-  cp "$pki/client.crt" "$pki/ca.crt"
-  echo '{"tunnelUrls": ["wss://127.0.0.1:10000/v1/edge"], "enrollUrls": ["https://127.0.0.1:10002"], "nodeName": "edge-1"}' >"$root/$state/connection.json"
+  install -d -m 700 "$root/$state"
+  cp --recursive "$scratch/mounted/pki" "$scratch/mounted/connection.json" "$root/$state/"
 }
 serves() { # WHAT
   local tries
