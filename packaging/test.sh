@@ -124,6 +124,8 @@ answers() { # PROGRAM ARCH PORT
     ! nsenter --net="/proc/$pid/ns/net" curl --silent --fail --output /dev/null "http://127.0.0.1:$3/healthz" || break
     sleep 0.01
   done
+  # By its name alone, as `kubectl exec … -- cloudcore-prepull token create` has it.
+  [[ $2 != "$own" ]] || runc --root "$scratch/runc" exec "$name" "$1" --version >/dev/null || die "in the image, $1 is not in PATH"
   runc --root "$scratch/runc" delete --force "$name"
   ((tries < 1000)) || { cat "$scratch/$name.log" >&2 && die "the image of $1 for $2 does not answer at /healthz"; }
 }
