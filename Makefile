@@ -66,9 +66,9 @@ test: ## Every test, on real parts; afterwards no log may hold a credential
 	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug env PREPULL_E2E_RECORD=1 bash -ec '$(TEST) && $(REPLAY)'
 
-bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000)
+bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000; BEFORE=DIR: beside the programs there)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-e2e --no-run'
-	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/bench-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo bench -p prepull-engine -p prepull-e2e
+	@BEFORE='$(BEFORE)' PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/bench-logs} $(SETUP)/bench.sh $(TARGET)/release
 
 fuzz: ## Look for inputs that break something (MINUTES=10 or RUNS=, ONLY=plan, KEEP=1)
 	@$(SETUP)/packages.sh g++:g++
