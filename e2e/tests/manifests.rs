@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Container, PodSpec};
-use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 use serde::de::DeserializeOwned;
@@ -83,37 +82,35 @@ impl Rendered {
         template.spec.context("no pod")
     }
 
-    /// Lets the API server check each object and store it. Kinds that it does not serve are returned.
-    async fn is_accepted(&self, cluster: &Cluster) -> Result<BTreeSet<String>> {
-        let mut unknown = BTreeSet::new();
+    /// Lets the API server check all objects and store them, but for kinds that it does not serve.
+    async fn is_accepted(&self, cluster: &Cluster) -> Result<()> {
         // Of definitions this server may know less than they say, which is checked with the definitions themselves.
-        for object in self.objects.iter().filter(|object| object["kind"] != "CustomResourceDefinition") {
-            let file = cluster.place().new_dir("object")?.join("object.json");
-            std::fs::write(&file, object.to_string())?;
-            let file = file.to_str().context("not UTF-8")?;
-            let apply = async |more: &[&str]| {
-                let line = [&["apply", "--server-side", "--force-conflicts", "-f", file], more].concat();
-                cluster.kubectl(&line).await
-            };
-            match apply(&["--dry-run=server"]).await {
-                Err(error) if format!("{error:#}").contains("no matches for kind") => {
-                    unknown.insert(format!("{} {}", object["apiVersion"], object["kind"]).replace('"', ""));
-                }
-                checked => drop(checked?),
-            }
-            if !unknown.iter().any(|kind| kind.ends_with(object["kind"].as_str().unwrap_or_default())) {
-                apply(&[]).await?;
+        let objects = self.objects.iter().filter(|object| object["kind"] != "CustomResourceDefinition");
+        let (perhaps, sure): (Vec<_>, Vec<_>) = objects.partition(|object| may_be_unknown(object));
+        apply(cluster, &sure).await?;
+        for object in perhaps {
+            match apply(cluster, &[object]).await {
+                Err(error) if format!("{error:#}").contains("no matches for kind") => {}
+                applied => applied?,
             }
         }
-        Ok(unknown)
+        Ok(())
     }
 }
 
-/// Kinds that are another program's, or that API servers know from 1.21 on.
-fn may_be_unknown(kinds: &BTreeSet<String>) -> Result<()> {
-    const KINDS: [&str; 2] = ["monitoring.coreos.com/v1 ServiceMonitor", "policy/v1 PodDisruptionBudget"];
-    ensure!(kinds.iter().all(|kind| KINDS.contains(&kind.as_str())), "{kinds:?}");
+async fn apply(cluster: &Cluster, objects: &[&Value]) -> Result<()> {
+    let file = cluster.place().new_dir("objects")?.join("list.json");
+    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    std::fs::write(&file, list.to_string())?;
+    let file = file.to_str().context("not UTF-8")?;
+    let applied = cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", file]).await?;
+    ensure!(applied.matches("serverside-applied").count() == objects.len(), "{applied}");
     Ok(())
+}
+
+/// Whether the kind is another program's, or one that API servers know from 1.21 on.
+fn may_be_unknown(object: &Value) -> bool {
+    ["ServiceMonitor", "PodDisruptionBudget"].iter().any(|kind| object["kind"] == *kind)
 }
 
 /// Whether a pod may run where the Pod Security Standard "restricted" is enforced.
@@ -143,7 +140,7 @@ async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() ->
     assert_eq!(plain.variable("PREPULL_REQUIRE_SECRET_CONSENT")?.as_deref(), Some("true"));
     assert_eq!(plain.variable("PREPULL_ENABLE_KRUISE_API")?, None);
     assert!(is_restricted(&plain.pod()?), "{:?}", plain.pod()?);
-    may_be_unknown(&plain.is_accepted(&cluster).await?)?;
+    plain.is_accepted(&cluster).await?;
 
     let components = folders("manifests/components")?;
     for component in &components {
@@ -185,7 +182,7 @@ async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() ->
     let all = Rendered::of(&cluster, &overlay(&cluster, CLOUD, &chosen)?).await?;
     let endpoint = &all.all("ServiceMonitor")[0]["spec"]["endpoints"][0];
     assert_eq!((&endpoint["scheme"], &endpoint["port"]), (&"https".into(), &"metrics".into()));
-    may_be_unknown(&all.is_accepted(&cluster).await?)
+    all.is_accepted(&cluster).await
 }
 
 #[tokio::test]
@@ -193,12 +190,12 @@ async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
     let cluster = Cluster::own().await?;
     let plain = Rendered::of(&cluster, &workspace().join(EDGE)).await?;
     assert_eq!(plain.variable("PREPULL_SERVER")?.as_deref(), Some("cloudcore.example"));
-    may_be_unknown(&plain.is_accepted(&cluster).await?)?;
+    plain.is_accepted(&cluster).await?;
     let mut endpoints = BTreeSet::new();
     for runtime in [None].into_iter().chain(folders(&format!("{EDGE}/runtimes"))?.into_iter().map(Some)) {
         let component: Vec<_> = runtime.clone().into_iter().collect();
         let rendered = Rendered::of(&cluster, &overlay(&cluster, EDGE, &component)?).await?;
-        may_be_unknown(&rendered.is_accepted(&cluster).await?)?;
+        rendered.is_accepted(&cluster).await?;
         let pod = rendered.pod()?;
         let agent = &pod.containers[0];
         let endpoint =
@@ -235,6 +232,5 @@ async fn what_has_to_be_set_is_asked_for_at_the_start() -> Result<()> {
     let words = last["fields"]["error"].as_str().context("no error")?;
     ensure!(words.contains("--advertise cloudcore.example is the placeholder"), "{words}");
     ensure!(words.contains("PREPULL_ADVERTISE in manifests/cluster/kustomization.yaml"), "{words}");
-    assert_eq!(NAMESPACE, "prepull-system");
     Ok(())
 }

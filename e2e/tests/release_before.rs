@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use edgecore_prepull::cloud::identity::Identity;
+use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, PostParams};
 use prepull_api::wire::TUNNEL_PATH;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
+use serde_json::{Value, json};
 
 use prepull_e2e::prelude::*;
 
@@ -86,6 +88,56 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
     let other = EdgeNode::start(&cluster, &cloud, "edge-2").with_token(token.trim()).await?;
     other.is_connected().await?;
     Ok(())
+}
+
+/// Moves all times to now, as if it had been left a moment ago: the deadlines of the nodes count from them.
+fn left_just_now(value: &mut Value, now: &str) {
+    match value {
+        Value::String(text) if text.parse::<Timestamp>().is_ok() => now.clone_into(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| left_just_now(item, now)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| left_just_now(field, now)),
+        _ => {}
+    }
+}
+
+/// What a killed cloudcore-prepull of an earlier release has left in `e2e/testdata/running`. The simulated edges know nothing
+/// of the job any more, as machines that were set up anew.
+#[tokio::test]
+async fn a_job_that_an_earlier_release_has_begun_is_carried_on() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let mut cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 6).await?;
+    cloud.kill9()?;
+
+    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let read = |file: &str| -> Result<Value> {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/running").join(file);
+        let mut value = serde_json::from_str(&std::fs::read_to_string(file)?)?;
+        left_just_now(&mut value, &now);
+        Ok(value)
+    };
+    let (job, reports) = (read("job.json")?, read("reports.json")?);
+    let new = json!({"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": {"name": "running"},
+        "spec": job["spec"]});
+    let running = cluster.apply_job(&new.to_string()).await?;
+    let old = job["metadata"]["uid"].as_str().context("no UID")?;
+    // A report has the UID in its labels, and the beginning of it in its name.
+    let uid = running.uid().await?;
+    let (short, new_short) = (old.get(..8).context("no UID")?, uid.get(..8).context("no UID")?);
+    let reports = reports.to_string().replace(old, &uid).replace(short, new_short);
+    cluster.apply(&reports).await?;
+    running.set_status(&job["status"]).await?;
+    let ended = running.status().await?.summary.successful;
+    ensure!(ended == 2, "{ended} nodes had ended");
+
+    cloud.restart().await?;
+    let status = running.completes().await?;
+    assert_eq!((status.summary.successful, status.summary.desired), (6, 6), "{status:?}");
+    assert_eq!(status.reason, "", "it was begun anew, or has changed");
+    ensure!(status.node_status.iter().all(|node| node.attempt == 1), "{:?}", status.node_status);
+    // Two images on each of the four that had not ended.
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (8, 0));
+    fleet.all_acknowledged().await
 }
 
 /// The programs of an earlier release, and a job under way on two edges: a pull that takes a while, and one that waits.

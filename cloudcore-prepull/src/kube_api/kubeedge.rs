@@ -28,8 +28,14 @@ const FINALIZER: &str = "kubeedge.io/imageprepulljob-controller";
 /// What has to be done so that KubeEdge serves ImagePrePullJobs no more; `None` if it does not serve them. Without the
 /// right to look, nothing is found.
 pub(crate) async fn find_obstacle(client: &Client) -> Result<Option<String>, Error> {
-    let definitions = Api::<CustomResourceDefinition>::all(client.clone());
-    let definition = permitted(definitions.get_opt(DEFINITION).await)?;
+    let (map, key) = CLOUDCORE;
+    let (manager, since) = CONTROLLER_MANAGER;
+    // At once, since edges wait for a leader.
+    let (definition, configuration, found) = futures::try_join!(
+        look(Api::<CustomResourceDefinition>::all(client.clone()), DEFINITION),
+        look(Api::<ConfigMap>::namespaced(client.clone(), NAMESPACE), map),
+        look(Api::<Deployment>::namespaced(client.clone(), NAMESPACE), manager),
+    )?;
     if definition.is_some_and(|definition| is_foreign(&serde_json::to_value(definition).unwrap_or_default()))
     {
         return Ok(Some(format!(
@@ -37,30 +43,27 @@ pub(crate) async fn find_obstacle(client: &Client) -> Result<Option<String>, Err
              kubectl apply -f manifests/crds"
         )));
     }
-    let (name, key) = CLOUDCORE;
-    let configuration =
-        permitted(Api::<ConfigMap>::namespaced(client.clone(), NAMESPACE).get_opt(name).await)?;
     let configuration = configuration.and_then(|map| map.data).and_then(|mut data| data.remove(key));
     if configuration.is_some_and(|yaml| has_task_manager(&yaml)) {
         return Ok(Some(format!(
             "KubeEdge's TaskManager serves ImagePrePullJobs: set modules.taskManager.enable to false in the ConfigMap \
-             {NAMESPACE}/{name} and restart CloudCore (docs/kubeedge.md)"
+             {NAMESPACE}/{map} and restart CloudCore (docs/kubeedge.md)"
         )));
     }
-    let (name, since) = CONTROLLER_MANAGER;
-    let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
-    let manager = permitted(deployments.get_opt(name).await)?;
-    Ok(manager.is_some_and(|manager| has_job_controller(&manager, since)).then(|| {
+    Ok(found.is_some_and(|found| has_job_controller(&found, since)).then(|| {
         format!(
-            "KubeEdge's controller-manager serves ImagePrePullJobs: give the Deployment {NAMESPACE}/{name} the argument \
+            "KubeEdge's controller-manager serves ImagePrePullJobs: give the Deployment {NAMESPACE}/{manager} the argument \
              --feature-gates={WITHOUT_JOBS}, or scale it to 0 (docs/kubeedge.md)"
         )
     }))
 }
 
 /// What may not be looked for is taken for absent: rights of an earlier release go on working.
-fn permitted<T>(found: Result<Option<T>, Error>) -> Result<Option<T>, Error> {
-    match found {
+async fn look<K>(api: Api<K>, name: &str) -> Result<Option<K>, Error>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    match api.get_opt(name).await {
         Err(Error::Api(answer)) if answer.code == 403 => {
             info!(reason = answer.message, "whether KubeEdge serves ImagePrePullJobs is not known");
             Ok(None)
