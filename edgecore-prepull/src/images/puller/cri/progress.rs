@@ -131,15 +131,14 @@ impl PullWatch<'_> {
                 None => Stage::Resolving { may_unpack: has_content },
                 Some(layers) => {
                     for layer in layers.iter_mut() {
-                        if layer.observe(ingests.get(&layer.layer.digest)) || (thorough && layer.is_unknown())
-                        {
+                        let ingest = ingests.get(&layer.layer.digest);
+                        if layer.observe(ingest, self.begun) || (thorough && layer.is_unknown()) {
                             layer.whole = store.has_blob(&layer.layer.digest).await;
                         }
                     }
-                    let bytes = add_up(layers);
-                    progress(bytes);
+                    progress(add_up(layers));
                     let written = layers.iter().filter(|layer| layer.is_written).count();
-                    Stage::Fetching { done: bytes.done, written }
+                    Stage::Fetching { written, begun: add_up_begun(layers) }
                 }
             };
             if let Some(limit) = stall.observe(&ingests, stage, Instant::now()) {
@@ -221,19 +220,29 @@ struct LayerProgress {
     written: u64,
     /// Whether it is being written.
     is_written: bool,
+    /// Whether bytes of it have arrived in this pull since it is being written.
+    has_begun: bool,
 }
 
 impl LayerProgress {
     fn new(layer: Layer) -> Self {
-        Self { layer, whole: false, written: 0, is_written: false }
+        Self { layer, whole: false, written: 0, is_written: false, has_begun: false }
     }
 
-    /// Takes what is being written of the layer. Returns whether that has just ended, so that the layer may be whole.
-    fn observe(&mut self, ingest: Option<&Ingest>) -> bool {
+    /// Takes what is being written of the layer by a pull that began at `since`. Returns whether that has just ended, so
+    /// that the layer may be whole.
+    fn observe(&mut self, ingest: Option<&Ingest>, since: SystemTime) -> bool {
         let was_written = std::mem::replace(&mut self.is_written, ingest.is_some());
+        self.has_begun &= self.is_written;
         if let Some(ingest) = ingest {
             self.whole = false;
-            self.written = ingest.offset.min(self.layer.size);
+            let before = std::mem::replace(&mut self.written, ingest.offset.min(self.layer.size));
+            // What is there at the first look may be of an earlier pull, behind which this one waits to go on.
+            self.has_begun |= if was_written {
+                self.written != before
+            } else {
+                self.written > 0 && ingest.last_write.is_some_and(|last| last >= since)
+            };
         }
         was_written && !self.is_written
     }
@@ -247,6 +256,15 @@ impl LayerProgress {
 fn add_up(layers: &[LayerProgress]) -> Bytes {
     let done = |state: &LayerProgress| if state.whole { state.layer.size } else { state.written };
     Bytes { done: layers.iter().map(done).sum(), total: layers.iter().map(|state| state.layer.size).sum() }
+}
+
+/// Bytes of the layers that are being written and have begun. `None` if there is none.
+fn add_up_begun(layers: &[LayerProgress]) -> Option<u64> {
+    layers
+        .iter()
+        .filter(|layer| layer.has_begun)
+        .map(|layer| layer.written)
+        .reduce(|sum, written| sum + written)
 }
 
 #[cfg(test)]
@@ -274,13 +292,38 @@ mod tests {
         let mut layers = [layer(100), layer(50), layer(7)];
         assert_eq!(add_up(&layers), Bytes { done: 0, total: 157 });
         layers[0].whole = true;
-        let ingest = |offset| Ingest { offset, last_write: None };
-        assert!(!layers[1].observe(Some(&ingest(20))));
+        let look = |layer: &mut LayerProgress, offset: Option<u64>| {
+            let ingest = offset.map(|offset| Ingest { offset, last_write: None });
+            layer.observe(ingest.as_ref(), SystemTime::UNIX_EPOCH)
+        };
+        assert!(!look(&mut layers[1], Some(20)));
         assert_eq!(add_up(&layers), Bytes { done: 120, total: 157 });
-        assert!(!layers[1].observe(Some(&ingest(60))));
+        assert!(!look(&mut layers[1], Some(60)));
         assert_eq!(add_up(&layers), Bytes { done: 150, total: 157 }, "never more than the layer has");
-        assert!(layers[1].observe(None), "it may be whole");
-        assert!(!layers[1].observe(None) && layers[1].is_unknown(), "asked once, and then now and then");
+        assert!(look(&mut layers[1], None), "it may be whole");
+        assert!(!look(&mut layers[1], None) && layers[1].is_unknown(), "asked once, and then now and then");
+    }
+
+    #[test]
+    fn a_layer_has_begun_when_this_pull_has_written_to_it() {
+        let since = SystemTime::UNIX_EPOCH + POLL;
+        let looks = |looks: &[Option<(u64, SystemTime)>]| {
+            let mut layers = [LayerProgress::new(Layer { digest: "sha256:1".to_owned(), size: 100 })];
+            for look in looks {
+                let ingest = look.map(|(offset, at)| Ingest { offset, last_write: Some(at) });
+                layers[0].observe(ingest.as_ref(), since);
+            }
+            add_up_begun(&layers)
+        };
+        let (earlier, now) = (SystemTime::UNIX_EPOCH, since);
+        assert_eq!(looks(&[]), None);
+        assert_eq!(looks(&[Some((0, now))]), None, "it was opened");
+        assert_eq!(looks(&[Some((0, now)), Some((7, now))]), Some(7));
+        assert_eq!(looks(&[Some((7, now))]), Some(7), "between two looks");
+        assert_eq!(looks(&[Some((7, earlier)), Some((7, earlier))]), None, "an earlier pull got so far");
+        assert_eq!(looks(&[Some((7, earlier)), Some((8, now))]), Some(8));
+        assert_eq!(looks(&[Some((7, now)), None]), None, "it is whole");
+        assert_eq!(looks(&[Some((7, now)), None, Some((0, now))]), None, "it was begun again");
     }
 
     #[tokio::test(start_paused = true)]

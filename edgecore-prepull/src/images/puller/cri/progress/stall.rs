@@ -1,9 +1,9 @@
 //! Detection of a download that receives nothing any more.
 //!
-//! A pull has stalled if it waits for bytes and none came for the limit: none of its own although some had come before,
-//! or none of anybody's. A pull that has not begun while others move may only wait for its turn: the transfer service of
-//! containerd 2.1 shares its downloads among all images. Where nothing of the image is being written, the runtime
-//! unpacks, or nothing is known.
+//! A pull has stalled if it waits for bytes and none came for the limit: none of the layers of which it has had some, or
+//! none of anybody's. A layer that has had none yet while others move may only wait for its turn: the transfer service
+//! of containerd 2.1 has three downloads for all images together, and opens those that wait as well. Where nothing of
+//! the image is being written, the runtime unpacks, or nothing is known.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -28,10 +28,10 @@ pub(super) enum Stage {
     },
     /// The layers are known.
     Fetching {
-        /// Bytes that have arrived.
-        done: u64,
         /// Layers that are being written.
         written: usize,
+        /// Bytes of those of them that have received some in this pull. `None` if there is no such layer.
+        begun: Option<u64>,
     },
 }
 
@@ -41,14 +41,13 @@ pub(super) struct StallDetector {
     begun: SystemTime,
     store: HashMap<String, u64>,
     store_moved: Instant,
-    own: Option<u64>,
-    /// When bytes of the pull itself arrived. `None` before the first.
-    own_moved: Option<Instant>,
+    /// The bytes of the layers that have begun, and since when they are as many.
+    own: Option<(u64, Instant)>,
 }
 
 impl StallDetector {
     pub(super) fn new(begun: SystemTime, now: Instant) -> Self {
-        Self { begun, store: HashMap::new(), store_moved: now, own: None, own_moved: None }
+        Self { begun, store: HashMap::new(), store_moved: now, own: None }
     }
 
     /// Takes the state of the store. Returns the limit if the pull has stalled.
@@ -64,26 +63,23 @@ impl StallDetector {
             self.store = store;
             self.store_moved = now;
         }
-        let waits = match stage {
-            Stage::Resolving { may_unpack } => !may_unpack,
-            Stage::Fetching { done, written } => {
-                if self.own.replace(done).is_some_and(|before| before != done) {
-                    self.own_moved = Some(now);
-                }
-                written > 0
+        let (waits, own) = match stage {
+            Stage::Resolving { may_unpack } => (!may_unpack, 0),
+            Stage::Fetching { written, begun } => {
+                let unchanged = self.own.filter(|(before, _)| Some(*before) == begun);
+                self.own = unchanged.or(begun.map(|bytes| (bytes, now)));
+                (written > 0, written)
             }
         };
         if !waits {
             self.store_moved = now;
-            self.own_moved = self.own_moved.map(|_| now);
             return None;
         }
         let active = |ingest: &&Ingest| ingest.last_write.is_some_and(|last| last >= self.begun);
-        let own = if let Stage::Fetching { written, .. } = stage { written } else { 0 };
         let connections = ingests.values().filter(active).count().max(own).max(1);
         let limit = LIMIT * u32::try_from(connections).unwrap_or(u32::MAX);
         let stalled = |since: Instant| now.duration_since(since) >= limit;
-        (self.own_moved.is_some_and(stalled) || stalled(self.store_moved)).then_some(limit)
+        (self.own.is_some_and(|(_, since)| stalled(since)) || stalled(self.store_moved)).then_some(limit)
     }
 }
 
@@ -117,7 +113,7 @@ mod tests {
     }
 
     fn fetching(done: u64) -> Stage {
-        Stage::Fetching { done, written: 1 }
+        Stage::Fetching { written: 1, begun: (done > 0).then_some(done) }
     }
 
     #[test]
@@ -134,7 +130,7 @@ mod tests {
     fn many_connections_share_a_slow_link() {
         // Nine connections of 1 MiB each at 6 KiB/s in all step at about the same time, every 25 minutes.
         let mut scene = Scene::new();
-        let three = |done| Stage::Fetching { done, written: 3 };
+        let three = |done| Stage::Fetching { written: 3, begun: (done > 0).then_some(done) };
         assert_eq!(scene.at(1, &[0; 9], three(0)), None);
         assert_eq!(scene.at(1500, &[0; 9], three(0)), None);
         assert_eq!(scene.at(1501, &[1; 9], three(3)), None);
@@ -155,6 +151,20 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_that_waits_for_its_turn_after_another_one_of_the_image_does_not_stall() {
+        let mut scene = Scene::new();
+        let two = Stage::Fetching { written: 2, begun: Some(1) };
+        assert_eq!(scene.at(1, &[1, 0, 1], two), None);
+        // The first layer is whole, its place is another image's, and the second layer stands at zero.
+        for minute in 1..60 {
+            assert_eq!(scene.at(minute * 60, &[0, minute], fetching(0)), None);
+        }
+        assert_eq!(scene.at(3600, &[1, 60], fetching(1)), None);
+        assert_eq!(scene.at(3959, &[1, 419], fetching(1)), None);
+        assert_eq!(scene.at(3960, &[1, 420], fetching(1)), Some(360), "it has begun, and stopped");
+    }
+
+    #[test]
     fn a_download_that_had_begun_stalls_whatever_others_do() {
         let mut scene = Scene::new();
         assert_eq!(scene.at(0, &[0, 0], fetching(0)), None);
@@ -166,10 +176,10 @@ mod tests {
     #[test]
     fn unpacking_is_no_stall_also_where_layers_are_discarded() {
         let mut scene = Scene::new();
-        let unpacking = |done| Stage::Fetching { done, written: 0 };
+        let unpacking = Stage::Fetching { written: 0, begun: None };
         assert_eq!(scene.at(1, &[9], fetching(9)), None);
-        assert_eq!(scene.at(2, &[], unpacking(10)), None);
-        assert_eq!(scene.at(4000, &[], unpacking(0)), None);
+        assert_eq!(scene.at(2, &[], unpacking), None);
+        assert_eq!(scene.at(4000, &[], unpacking), None);
         // The next layer begins.
         assert_eq!(scene.at(4001, &[0], fetching(0)), None);
         assert_eq!(scene.at(4100, &[0], fetching(0)), None);
