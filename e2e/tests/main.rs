@@ -27,6 +27,7 @@ mod leader_label;
 mod links;
 mod manifests;
 mod mid_pull;
+mod other_runtimes;
 mod overriders;
 mod partitions;
 mod policies;

@@ -1,0 +1,343 @@
+//! Runtimes that are not containerd: what CRI-O and cri-dockerd answer, from a stand-in that answers as they do. They
+//! tell no bytes, know no leases, and say in other words what is wrong.
+
+mod answers;
+mod stand_in;
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use edgecore_prepull::config::Limits;
+use edgecore_prepull::images::puller::cri::CriPuller;
+use edgecore_prepull::tasks::agent::{Execution, TaskEnd, TaskTerms};
+use edgecore_prepull::tasks::executor::{Executor, TaskControl};
+use prepull_api::credentials::{RegistryCredential, Sensitive};
+use prepull_api::failure::FailureCode;
+use prepull_api::task::{ImageOutcome, ImageTask, JobUid, PullPolicy, Task, TaskId};
+use prepull_api::wire::Key;
+use prepull_e2e::cleanup::Child;
+use prepull_e2e::parts;
+use prepull_e2e::prelude::*;
+use tokio::sync::{mpsc, watch};
+use tonic::Code;
+
+use answers::{FAILURES, Failure, SUCCESSES, Then};
+use stand_in::{Act, Runtime, StandIn, digest, id};
+
+const BOTH: [Runtime; 2] = [Runtime::CriO, Runtime::Docker];
+const REFERENCE: &str = "r.example/team/app:v1";
+
+fn image(reference: &str) -> ImageTask {
+    ImageTask {
+        image: reference.to_owned(),
+        reference: reference.to_owned(),
+        policy: PullPolicy::IfNotPresent,
+        retries: 1,
+        key: 0,
+        timeout: None,
+        sandbox: None,
+    }
+}
+
+/// A key with these passwords, in this order.
+fn key(passwords: &[&str]) -> Key {
+    let credential = |password: &&str| RegistryCredential {
+        username: Sensitive::new("user"),
+        password: Sensitive::new(*password),
+        ..RegistryCredential::default()
+    };
+    Key::Credentials { credentials: passwords.iter().map(credential).collect() }
+}
+
+/// Runs a task with these images, all at a time, until it ends or `stop` does.
+async fn run_until(
+    runtime: &StandIn,
+    images: Vec<ImageTask>,
+    key: Key,
+    stop: impl Future<Output = Result<()>>,
+) -> Result<TaskEnd> {
+    let endpoint = format!("unix://{}", runtime.socket().display()).parse()?;
+    let parallel = NonZeroUsize::new(images.len()).context("no image")?;
+    let executor = Executor::new(Arc::new(CriPuller::new(endpoint)), parallel, Limits::default());
+    let key = Arc::new(key);
+    let terms = TaskTerms {
+        deadline: Instant::now() + Duration::from_secs(120),
+        keys: images.iter().map(|_| Arc::clone(&key)).collect(),
+    };
+    let task = Task {
+        id: TaskId { job: JobUid("other-runtimes".to_owned()), attempt: 1 },
+        title: "other-runtimes".to_owned(),
+        checks: Vec::new(),
+        images,
+    };
+    let (control, receiver) = watch::channel(TaskControl { terms: terms.clone(), stop: None });
+    let (sender, mut reports) = mpsc::channel(64);
+    let done = vec![None; task.images.len()];
+    let work = Execution { task, check: None, done, terms };
+    let listen = async { while reports.recv().await.is_some() {} };
+    let stop = async {
+        stop.await?;
+        control.send_modify(|control| control.stop = Some("the job was deleted".to_owned()));
+        std::future::pending::<Result<()>>().await
+    };
+    tokio::select! {
+        error = stop => Err(error.err().context("it goes on for ever")?),
+        (end, ()) = async { tokio::join!(executor.run(work, receiver, sender), listen) } => Ok(end),
+    }
+}
+
+/// Runs a task with these images to its end.
+async fn run(runtime: &StandIn, images: Vec<ImageTask>, key: Key) -> Result<TaskEnd> {
+    run_until(runtime, images, key, std::future::pending()).await
+}
+
+impl Failure {
+    fn reference(&self) -> String {
+        format!("r.example/{}:v1", self.case)
+    }
+
+    /// The answer to a pull of [`Self::reference`].
+    fn text(&self) -> String {
+        let reference = self.reference();
+        let repository = reference.trim_end_matches(":v1");
+        self.text.replace("IMAGE", &reference).replace("REPOSITORY", repository)
+    }
+}
+
+fn failures_of(runtime: Runtime) -> impl Iterator<Item = &'static Failure> {
+    FAILURES.iter().filter(move |failure| failure.of == runtime)
+}
+
+#[tokio::test]
+async fn every_failure_is_tried_again_or_not_as_its_cause_demands() -> Result<()> {
+    for kind in BOTH {
+        let runtime = StandIn::start(kind)?;
+        // Each image fails once. Only who tries again gets it.
+        for failure in failures_of(kind) {
+            runtime.script(&failure.reference(), [Act::Fail(failure.code, failure.text())]);
+        }
+        let images = failures_of(kind).map(|failure| image(&failure.reference())).collect();
+        let end = run(&runtime, images, key(&["only"])).await?;
+        for (failure, result) in failures_of(kind).zip(&end.images) {
+            let Failure { case, then, is, .. } = failure;
+            let (outcome, code, attempts) = match then {
+                Then::Again => (ImageOutcome::Pulled, None, 2),
+                Then::NextCredential | Then::Fails => (ImageOutcome::Failed, Some(*is), 1),
+            };
+            assert_eq!(
+                (result.outcome, result.code, result.attempts),
+                (outcome, code, attempts),
+                "{kind:?}, {case}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failure_that_stays_is_named_by_its_cause() -> Result<()> {
+    for kind in BOTH {
+        let runtime = StandIn::start(kind)?;
+        for failure in failures_of(kind) {
+            let answer = Act::Fail(failure.code, failure.text());
+            runtime.script(&failure.reference(), [answer.clone(), answer]);
+        }
+        let images = failures_of(kind).map(|failure| image(&failure.reference())).collect();
+        let end = run(&runtime, images, Key::anonymous()).await?;
+        for (failure, result) in failures_of(kind).zip(&end.images) {
+            assert_eq!(
+                (result.outcome, result.code),
+                (ImageOutcome::Failed, Some(failure.is)),
+                "{kind:?}, {}",
+                failure.case
+            );
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn after_a_refusal_in_either_runtimes_words_the_next_credential_is_tried() -> Result<()> {
+    for kind in BOTH {
+        let runtime = StandIn::start(kind)?;
+        for failure in failures_of(kind) {
+            runtime.script(&failure.reference(), [Act::Password("right", failure.code, failure.text())]);
+        }
+        let refused = || failures_of(kind).filter(|failure| failure.then == Then::NextCredential);
+        let images = refused().map(|failure| image(&failure.reference())).collect();
+        let end = run(&runtime, images, key(&["wrong", "right", "never needed"])).await?;
+        let pulls = runtime.pulls();
+        for (failure, result) in refused().zip(&end.images) {
+            let case = failure.case;
+            assert_eq!((result.outcome, result.attempts), (ImageOutcome::Pulled, 1), "{kind:?}, {case}");
+            let of_image = pulls.iter().filter(|pull| pull.reference == failure.reference());
+            let passwords: Vec<_> = of_image.map(|pull| pull.password.as_str()).collect();
+            assert_eq!(passwords, ["wrong", "right"], "{kind:?}, {case}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_image_has_its_id_and_no_bytes_and_its_digest_only_where_it_is_certain() -> Result<()> {
+    for kind in BOTH {
+        let runtime = StandIn::start(kind)?;
+        let of_kind = || SUCCESSES.iter().filter(|success| success.of == kind);
+        for success in of_kind() {
+            runtime.lists(success.reference, success.lists);
+        }
+        let images = || of_kind().map(|success| image(success.reference)).collect::<Vec<_>>();
+        for outcome in [ImageOutcome::Pulled, ImageOutcome::Present] {
+            let end = run(&runtime, images(), Key::anonymous()).await?;
+            for (success, result) in of_kind().zip(&end.images) {
+                let reference = success.reference;
+                assert_eq!((result.outcome, result.bytes), (outcome, None), "{kind:?}, {reference}");
+                assert_eq!(result.digest, success.digest.map(digest), "{kind:?}, {reference}");
+                assert_eq!(result.id, Some(id()), "{kind:?}, {reference}");
+            }
+        }
+        // Whoever names a digest gets it, whatever the runtime lists.
+        let by_digest = format!("r.example/multi@{}", digest('c'));
+        let end = run(&runtime, vec![image(&by_digest)], Key::anonymous()).await?;
+        assert_eq!(end.images[0].digest, Some(digest('c')));
+        ensure!(runtime.pulls().iter().all(|pull| !pull.has_lease), "only containerd has leases");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dockerd_that_is_away_costs_no_try() -> Result<()> {
+    let runtime = StandIn::start(Runtime::Docker)?;
+    let away =
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?";
+    let away = Act::Fail(Code::Unknown, away.to_owned());
+    runtime.script(REFERENCE, [away.clone(), away]);
+    let only_try = ImageTask { retries: 0, ..image(REFERENCE) };
+    let result = run(&runtime, vec![only_try], Key::anonymous()).await?.images.remove(0);
+    assert_eq!((result.outcome, result.attempts), (ImageOutcome::Pulled, 1), "{result:?}");
+    assert_eq!(runtime.pulls().len(), 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stopped_pull_ends_in_cri_o_and_goes_on_in_docker() -> Result<()> {
+    for kind in BOTH {
+        let runtime = StandIn::start(kind)?;
+        runtime.script(REFERENCE, [Act::Download]);
+        let is_pulling = async || {
+            eventually("the runtime pulls", SOON, async || {
+                ensure!(!runtime.pulls().is_empty(), "it does not");
+                Ok(())
+            })
+            .await
+        };
+        let end = run_until(&runtime, vec![image(REFERENCE)], Key::anonymous(), is_pulling()).await?;
+        assert_eq!(end.images[0].outcome, ImageOutcome::Stopped, "{kind:?}");
+        eventually("the runtime knows", SOON, async || {
+            ensure!(runtime.pulls()[0].abandoned, "it does not: {:?}", runtime.pulls());
+            Ok(())
+        })
+        .await?;
+
+        runtime.finish_downloads();
+        let (outcome, pulls) = match kind {
+            Runtime::CriO => (ImageOutcome::Pulled, 2),
+            Runtime::Docker => {
+                eventually("dockerd goes on to the end", SOON, async || {
+                    ensure!(runtime.has_image(REFERENCE), "it has not got the image");
+                    Ok(())
+                })
+                .await?;
+                (ImageOutcome::Present, 1)
+            }
+        };
+        let end = run(&runtime, vec![image(REFERENCE)], Key::anonymous()).await?;
+        assert_eq!((end.images[0].outcome, runtime.pulls().len()), (outcome, pulls), "{kind:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pull_in_which_the_registry_is_silent_ends_with_its_timeout_and_is_tried_again() -> Result<()> {
+    for kind in BOTH {
+        let runtime = StandIn::start(kind)?;
+        runtime.script(REFERENCE, [Act::Download]);
+        // Without bytes nobody can tell a silent connection from a slow one; only the clock ends it.
+        let limited = ImageTask { timeout: Some(Duration::from_secs(1)), ..image(REFERENCE) };
+        let only_try = ImageTask { retries: 0, ..limited.clone() };
+        let result = run(&runtime, vec![only_try], Key::anonymous()).await?.images.remove(0);
+        assert_eq!(
+            (result.outcome, result.code),
+            (ImageOutcome::Failed, Some(FailureCode::Timeout)),
+            "{kind:?}"
+        );
+        assert_eq!(result.reason, "not pulled within timeoutSeconds (1s)", "{kind:?}");
+        let result = run(&runtime, vec![limited], Key::anonymous()).await?.images.remove(0);
+        assert_eq!((result.outcome, result.attempts), (ImageOutcome::Pulled, 1), "{kind:?}");
+        assert_eq!(runtime.pulls().len(), 2, "{kind:?}");
+    }
+    Ok(())
+}
+
+/// Starts a real containerd without CRI, as Docker's package configures it, and returns it with its socket.
+async fn containerd_without_cri(place: &Place) -> Result<(Child, std::path::PathBuf)> {
+    let dir = place.new_dir("without-cri")?;
+    let (shown, socket) = (dir.display(), dir.join("containerd.sock"));
+    let config = format!(
+        r#"version = 2
+root = "{shown}/root"
+state = "{shown}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
+[grpc]
+address = "{shown}/containerd.sock"
+"#
+    );
+    std::fs::write(dir.join("config.toml"), config)?;
+    let mut command = Command::new(parts::containerd());
+    command.arg("--config").arg(dir.join("config.toml")).current_dir(&dir);
+    let process = Child::spawn(place, "containerd-without-cri", command)?;
+    eventually("containerd listens", SOON, async || {
+        containerd_client::connect(&socket).await.map(drop).context("it does not")
+    })
+    .await?;
+    Ok((process, socket))
+}
+
+#[tokio::test]
+async fn a_containerd_without_cri_is_passed_over_for_the_runtime_that_answers() -> Result<()> {
+    let place = Place::here()?;
+    let (_containerd, without_cri) = containerd_without_cri(&place).await?;
+    // A /run of its own, with the sockets in their usual places.
+    let pull = async |sockets: &[(&str, &Path)]| -> Result<(bool, String)> {
+        let mut script = vec!["mount -t tmpfs prepull-e2e /run".to_owned()];
+        script.extend(sockets.iter().map(|(usual, socket)| {
+            format!("mkdir -p $(dirname {usual}) && ln -s {} {usual}", socket.display())
+        }));
+        let program = parts::program("edgecore-prepull")?;
+        script.push(format!("exec {} pull --retries 0 {REFERENCE}", program.display()));
+        let mut command = tokio::process::Command::new("unshare");
+        command
+            .args(["--mount", "--propagation", "private", "sh", "-euc", &script.join("\n")])
+            .kill_on_drop(true);
+        let output = tokio::time::timeout(SOON, command.output()).await.context("it hangs")??;
+        Ok((output.status.success(), String::from_utf8([output.stdout, output.stderr].concat())?))
+    };
+    let containerd = ("/run/containerd/containerd.sock", without_cri.as_path());
+    for (kind, usual) in [(Runtime::CriO, "/run/crio/crio.sock"), (Runtime::Docker, "/run/cri-dockerd.sock")]
+    {
+        let runtime = StandIn::start(kind)?;
+        let (succeeded, said) = pull(&[containerd, (usual, &runtime.socket())]).await?;
+        ensure!(succeeded && said.contains("1 pulled"), "{kind:?}: {said}");
+        ensure!(runtime.has_image(REFERENCE), "{kind:?}");
+    }
+    let (succeeded, said) = pull(&[containerd]).await?;
+    ensure!(!succeeded && said.contains("/run/containerd/containerd.sock (does not serve CRI v1)"), "{said}");
+    ensure!(
+        said.contains("/run/cri-dockerd.sock (no socket)") && said.contains("--runtime-endpoint"),
+        "{said}"
+    );
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! What CRI-O 1.37, and cri-dockerd with dockerd 26.1, answer to pulls, and what must come of it. The bare codes, the HTML
+//! and the answer to silence were seen word for word; the rest is as their sources write it.
+
+use prepull_api::failure::FailureCode;
+use tonic::Code;
+
+use super::stand_in::Runtime::{self, CriO, Docker};
+
+/// What the agent does after a failed pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// Tries again, as often as the job says.
+    Again,
+    /// Tries the next credential, and fails after the last one.
+    NextCredential,
+    /// Fails: nothing can help.
+    Fails,
+}
+
+/// A failed pull.
+pub(super) struct Failure {
+    pub(super) of: Runtime,
+    /// What was wrong, as a part of a reference.
+    pub(super) case: &'static str,
+    pub(super) code: Code,
+    /// The answer. `IMAGE` stands for the reference, and `REPOSITORY` for the same without its tag.
+    pub(super) text: &'static str,
+    pub(super) then: Then,
+    pub(super) is: FailureCode,
+}
+
+const fn failure(
+    of: Runtime,
+    case: &'static str,
+    text: &'static str,
+    then: Then,
+    is: FailureCode,
+) -> Failure {
+    // Both runtimes answer nearly everything so.
+    Failure { of, case, code: Code::Unknown, text, then, is }
+}
+
+use FailureCode::{NotFound, Other, PlatformMismatch, RateLimited, RegistryError, Unauthorized, Unreachable};
+use Then::{Again, Fails, NextCredential};
+
+pub(super) const FAILURES: &[Failure] = &[
+    failure(
+        CriO,
+        "wrong-password",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: authentication required; artifact err: get manifest: build image source: reading manifest v1 in REPOSITORY: authentication required",
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        CriO,
+        "bare-401",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: unauthorized; artifact err: get manifest: build image source: reading manifest v1 in REPOSITORY: unauthorized",
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        CriO,
+        "bare-403",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: denied; artifact err: get manifest: build image source: reading manifest v1 in REPOSITORY: denied",
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        CriO,
+        "html-403",
+        r#"initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 403, "<html><head><title>403 Forbidden</title></head></html>""#,
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        CriO,
+        "html-404",
+        r#"initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 404, "<html><head><title>404 Not Found</title></head></html>""#,
+        NextCredential,
+        NotFound,
+    ),
+    failure(
+        CriO,
+        "unknown-tag",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: manifest unknown; artifact err: get manifest: build image source: reading manifest v1 in REPOSITORY: manifest unknown",
+        NextCredential,
+        NotFound,
+    ),
+    failure(
+        CriO,
+        "other-platform",
+        "choosing image instance: no image found in image index for architecture arm64, variant v8, OS linux",
+        Fails,
+        PlatformMismatch,
+    ),
+    failure(
+        CriO,
+        "refused",
+        "initializing source docker://IMAGE: pinging container registry r.example: Get \"https://r.example/v2/\": dial tcp 192.0.2.1:443: connect: connection refused",
+        Again,
+        Unreachable,
+    ),
+    failure(
+        CriO,
+        "no-name",
+        "initializing source docker://IMAGE: pinging container registry r.example: Get \"https://r.example/v2/\": dial tcp: lookup r.example: no such host",
+        Again,
+        Unreachable,
+    ),
+    failure(
+        CriO,
+        "busy",
+        "initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: toomanyrequests",
+        Again,
+        RateLimited,
+    ),
+    failure(
+        CriO,
+        "html-502",
+        r#"initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 502, "<html>""#,
+        Again,
+        RegistryError,
+    ),
+    failure(Docker, "bare-401", "Error response from daemon: unauthorized", NextCredential, Unauthorized),
+    failure(Docker, "bare-403", "Error response from daemon: denied", NextCredential, Unauthorized),
+    failure(
+        Docker,
+        "wrong-password",
+        r#"Error response from daemon: Head "https://r.example/v2/docker/manifests/v1": unauthorized: authentication required"#,
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        Docker,
+        "no-credential",
+        r#"Error response from daemon: Head "https://r.example/v2/docker/manifests/v1": no basic auth credentials"#,
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        Docker,
+        "html-403",
+        r#"Error response from daemon: error parsing HTTP 403 response body: invalid character '<' looking for beginning of value: "<html>403</html>""#,
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        Docker,
+        "html-404",
+        r#"Error response from daemon: error parsing HTTP 404 response body: invalid character '<' looking for beginning of value: "<html>404</html>""#,
+        NextCredential,
+        NotFound,
+    ),
+    failure(
+        Docker,
+        "unknown-tag",
+        "Error response from daemon: manifest for IMAGE not found: manifest unknown: manifest unknown",
+        NextCredential,
+        NotFound,
+    ),
+    failure(
+        Docker,
+        "other-platform",
+        "Error response from daemon: no matching manifest for linux/arm64/v8 in the manifest list entries",
+        Fails,
+        PlatformMismatch,
+    ),
+    failure(
+        Docker,
+        "refused",
+        r#"Error response from daemon: Get "https://r.example/v2/": dial tcp 192.0.2.1:443: connect: connection refused"#,
+        Again,
+        Unreachable,
+    ),
+    failure(
+        Docker,
+        "broken-registry",
+        "Error response from daemon: received unexpected HTTP status: 500 Internal Server Error",
+        Again,
+        RegistryError,
+    ),
+    // What cri-dockerd makes of a download that stood still for a minute.
+    failure(Docker, "silent", "context canceled", Again, Other),
+];
+
+/// A successful pull, and what must be known of the image afterwards.
+pub(super) struct Success {
+    pub(super) of: Runtime,
+    pub(super) reference: &'static str,
+    /// Repositories and digests that the runtime lists for the image; a digest is the digit of which it consists.
+    pub(super) lists: &'static [(&'static str, char)],
+    /// The digest of the reference. `None` if it cannot be told.
+    pub(super) digest: Option<char>,
+}
+
+pub(super) const SUCCESSES: &[Success] = &[
+    Success { of: CriO, reference: "r.example/one:v1", lists: &[("r.example/one", 'a')], digest: Some('a') },
+    // Of an image for several platforms it lists the index and the manifest, and does not say which is which.
+    Success {
+        of: CriO,
+        reference: "r.example/multi:v1",
+        lists: &[("r.example/multi", 'a'), ("r.example/multi", 'b')],
+        digest: None,
+    },
+    Success {
+        of: CriO,
+        reference: "docker.io/library/nginx:1.25",
+        lists: &[("docker.io/library/nginx", 'a'), ("r.example/mirror/nginx", 'b')],
+        digest: Some('a'),
+    },
+    Success {
+        of: Docker,
+        reference: "docker.io/library/nginx:1.25",
+        lists: &[("nginx", 'a'), ("r.example/nginx", 'b')],
+        digest: Some('a'),
+    },
+    Success {
+        of: Docker,
+        reference: "docker.io/team/app:v1",
+        lists: &[("team/app", 'a')],
+        digest: Some('a'),
+    },
+    // The same image under two tags of its repository, whose manifests differ.
+    Success {
+        of: Docker,
+        reference: "r.example/two:v2",
+        lists: &[("r.example/two", 'a'), ("r.example/two", 'b')],
+        digest: None,
+    },
+];

@@ -1,0 +1,322 @@
+//! A stand-in for CRI-O, and for cri-dockerd with its dockerd: answers pulls as these do, and records them.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as Poller, Poll};
+
+use futures::stream;
+use k8s_cri::v1::image_service_server::{ImageService, ImageServiceServer};
+use k8s_cri::v1::{
+    FilesystemIdentifier, FilesystemUsage, Image, ImageFsInfoRequest, ImageFsInfoResponse,
+    ImageStatusRequest, ImageStatusResponse, ListImagesRequest, ListImagesResponse, PullImageRequest,
+    PullImageResponse, RemoveImageRequest, RemoveImageResponse,
+};
+use prepull_e2e::prelude::*;
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::{Code, Request, Response, Status};
+
+/// Which runtime it stands in for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Runtime {
+    CriO,
+    Docker,
+}
+
+impl Runtime {
+    /// Name and version, as `Version` answers them.
+    fn version(self) -> (&'static str, &'static str) {
+        match self {
+            Self::CriO => ("cri-o", "1.37.0"),
+            Self::Docker => ("docker", "26.1.5"),
+        }
+    }
+}
+
+/// The course of a pull. One without a script succeeds.
+#[derive(Clone, Debug)]
+pub(super) enum Act {
+    Fail(Code, String),
+    /// Succeeds with this password, and fails with this answer otherwise.
+    Password(&'static str, Code, String),
+    /// Downloads until [`StandIn::finish_downloads`].
+    Download,
+}
+
+/// A pull as it was asked for, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pull {
+    pub(super) reference: String,
+    pub(super) password: String,
+    /// Whether it named a lease, which only containerd has.
+    pub(super) has_lease: bool,
+    /// Whether the agent went away before it was answered.
+    pub(super) abandoned: bool,
+}
+
+/// The runtime, at a socket of its own until it is dropped.
+pub(super) struct StandIn {
+    shared: Arc<Shared>,
+    dir: PathBuf,
+    _server: AbortOnDropHandle<()>,
+    _place: Arc<Place>,
+}
+
+struct Shared {
+    runtime: Runtime,
+    /// Where images are kept, and the free space is read.
+    store: String,
+    state: Mutex<State>,
+    finished: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct State {
+    scripts: HashMap<String, VecDeque<Act>>,
+    pulls: Vec<Pull>,
+    images: HashMap<String, Image>,
+    /// What an image is listed under once it is pulled.
+    lists: HashMap<String, Vec<String>>,
+}
+
+/// Makes a digest of one digit.
+pub(super) fn digest(digit: char) -> String {
+    format!("sha256:{}", digit.to_string().repeat(64))
+}
+
+/// The id of every image.
+pub(super) fn id() -> String {
+    digest('e')
+}
+
+impl StandIn {
+    pub(super) fn start(runtime: Runtime) -> Result<Self> {
+        let place = Place::here()?;
+        let dir = place.new_dir("runtime")?;
+        let shared = Arc::new(Shared {
+            runtime,
+            store: dir.display().to_string(),
+            state: Mutex::default(),
+            finished: watch::Sender::new(false),
+        });
+        let listener = UnixListener::bind(dir.join("cri.sock"))?;
+        let connections = stream::unfold(listener, |listener| async {
+            let accepted = listener.accept().await.map(|(stream, _)| stream);
+            Some((accepted, listener))
+        });
+        let server = tonic::transport::Server::builder()
+            .add_service(ImageServiceServer::new(Images(Arc::clone(&shared))))
+            .add_service(Version(runtime));
+        let server = tokio::spawn(async move {
+            // It ends with the test.
+            let _ = server.serve_with_incoming(connections).await;
+        });
+        Ok(Self { shared, dir, _server: AbortOnDropHandle::new(server), _place: place })
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.dir.join("cri.sock")
+    }
+
+    /// Sets how the next pulls of an image go, in this order.
+    pub(super) fn script(&self, reference: &str, acts: impl IntoIterator<Item = Act>) {
+        self.shared.state().scripts.insert(reference.to_owned(), acts.into_iter().collect());
+    }
+
+    /// Sets the digests that an image is listed with, each with its repository.
+    pub(super) fn lists(&self, reference: &str, digests: &[(&str, char)]) {
+        let list = digests.iter().map(|(repository, digit)| format!("{repository}@{}", digest(*digit)));
+        self.shared.state().lists.insert(reference.to_owned(), list.collect());
+    }
+
+    /// Ends the downloads of now and of later.
+    pub(super) fn finish_downloads(&self) {
+        self.shared.finished.send_replace(true);
+    }
+
+    pub(super) fn pulls(&self) -> Vec<Pull> {
+        self.shared.state().pulls.clone()
+    }
+
+    pub(super) fn has_image(&self, reference: &str) -> bool {
+        self.shared.state().images.contains_key(reference)
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn download(self: Arc<Self>, reference: String) -> PullImageResponse {
+        // An error would mean that the sender is gone, which is a field of this.
+        let _ = self.finished.subscribe().wait_for(|finished| *finished).await;
+        self.keep(&reference)
+    }
+
+    /// Stores an image, and returns the answer to its pull: neither runtime answers with the id.
+    fn keep(&self, reference: &str) -> PullImageResponse {
+        let mut state = self.state();
+        let repository = reference.rsplit_once(':').map_or(reference, |(repository, _)| repository);
+        let listed = state.lists.get(reference).cloned();
+        let repo_digests = listed.unwrap_or_else(|| vec![format!("{repository}@{}", digest('d'))]);
+        let image_ref = repo_digests.first().cloned().unwrap_or_default();
+        let id = match self.runtime {
+            Runtime::CriO => id().replace("sha256:", ""),
+            Runtime::Docker => id(),
+        };
+        let image = Image { id, repo_tags: vec![reference.to_owned()], repo_digests, ..Image::default() };
+        state.images.insert(reference.to_owned(), image);
+        PullImageResponse { image_ref }
+    }
+}
+
+/// Notes that a pull was abandoned, unless it has been answered.
+struct Answering<'a> {
+    shared: &'a Shared,
+    number: usize,
+    answered: bool,
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.shared.state().pulls[self.number].abandoned = !self.answered;
+    }
+}
+
+/// The image service.
+struct Images(Arc<Shared>);
+
+#[tonic::async_trait]
+impl ImageService for Images {
+    async fn pull_image(
+        &self,
+        request: Request<PullImageRequest>,
+    ) -> Result<Response<PullImageResponse>, Status> {
+        let has_lease = request.metadata().contains_key("containerd-lease");
+        let PullImageRequest { image, auth, sandbox_config: _ } = request.into_inner();
+        let reference = image.unwrap_or_default().image;
+        let password = auth.unwrap_or_default().password;
+        let Self(shared) = self;
+        let (act, number) = {
+            let mut state = shared.state();
+            let pull = Pull {
+                reference: reference.clone(),
+                password: password.clone(),
+                has_lease,
+                abandoned: false,
+            };
+            state.pulls.push(pull);
+            let number = state.pulls.len() - 1;
+            (state.scripts.get_mut(&reference).and_then(VecDeque::pop_front), number)
+        };
+        let mut answering = Answering { shared, number, answered: false };
+        let answer = match act {
+            None => Ok(shared.keep(&reference)),
+            Some(Act::Fail(code, text)) => Err(Status::new(code, text)),
+            Some(Act::Password(right, code, text)) => {
+                if password == right {
+                    Ok(shared.keep(&reference))
+                } else {
+                    // The next credential meets the same registry.
+                    let act = Act::Password(right, code, text.clone());
+                    shared.state().scripts.entry(reference).or_default().push_front(act);
+                    Err(Status::new(code, text))
+                }
+            }
+            Some(Act::Download) => {
+                let download = Arc::clone(shared).download(reference);
+                match shared.runtime {
+                    Runtime::CriO => Ok(download.await),
+                    // cri-dockerd tells dockerd nothing when its client goes away.
+                    Runtime::Docker => {
+                        let download = tokio::spawn(download).await;
+                        download.map_err(|error| Status::unknown(error.to_string()))
+                    }
+                }
+            }
+        };
+        answering.answered = true;
+        drop(answering);
+        answer.map(Response::new)
+    }
+
+    async fn image_status(
+        &self,
+        request: Request<ImageStatusRequest>,
+    ) -> Result<Response<ImageStatusResponse>, Status> {
+        let reference = request.into_inner().image.unwrap_or_default().image;
+        let image = self.0.state().images.get(&reference).cloned();
+        Ok(Response::new(ImageStatusResponse { image, ..ImageStatusResponse::default() }))
+    }
+
+    async fn image_fs_info(
+        &self,
+        _: Request<ImageFsInfoRequest>,
+    ) -> Result<Response<ImageFsInfoResponse>, Status> {
+        let fs_id = Some(FilesystemIdentifier { mountpoint: self.0.store.clone() });
+        let usage = FilesystemUsage { fs_id, ..FilesystemUsage::default() };
+        let answer = ImageFsInfoResponse { image_filesystems: vec![usage], ..ImageFsInfoResponse::default() };
+        Ok(Response::new(answer))
+    }
+
+    async fn list_images(
+        &self,
+        _: Request<ListImagesRequest>,
+    ) -> Result<Response<ListImagesResponse>, Status> {
+        Err(Status::unimplemented("the agent lists no images"))
+    }
+
+    async fn remove_image(
+        &self,
+        _: Request<RemoveImageRequest>,
+    ) -> Result<Response<RemoveImageResponse>, Status> {
+        Err(Status::unimplemented("the agent removes no images"))
+    }
+}
+
+/// The runtime service, of which the agent asks for nothing but `Version`.
+#[derive(Clone)]
+struct Version(Runtime);
+
+impl NamedService for Version {
+    const NAME: &'static str = "runtime.v1.RuntimeService";
+}
+
+impl<B> Service<http::Request<B>> for Version {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Poller<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<B>) -> Self::Future {
+        let (name, version) = self.0.version();
+        // The fields 2 and 3 of VersionResponse, behind the header of a gRPC message.
+        let mut message = Vec::new();
+        // All lengths are below 128, and so one byte.
+        for (field, text) in [(2_u8, name), (3, version)] {
+            message.extend([field << 3 | 2, u8::try_from(text.len()).unwrap_or_default()]);
+            message.extend(text.as_bytes());
+        }
+        let mut frame = vec![0, 0, 0, 0, u8::try_from(message.len()).unwrap_or_default()];
+        frame.append(&mut message);
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+        let frames = [hyper::body::Frame::data(frame.into()), hyper::body::Frame::trailers(trailers)];
+        let body = Body::new(http_body_util::StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>))));
+        let mut response = http::Response::new(body);
+        let grpc = http::HeaderValue::from_static("application/grpc");
+        response.headers_mut().insert("content-type", grpc);
+        ready(Ok(response))
+    }
+}
