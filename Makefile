@@ -34,10 +34,10 @@ REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test repl
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet storm check test bench fuzz mutants lint dist test-dist release sbom crds clean
+.PHONY: help setup build demo fleet storm check test test-runtimes bench fuzz mutants lint dist test-dist release sbom crds clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Get the real parts: packages, and a kube-apiserver (built once, about 4 minutes)
 	@$(SETUP)/packages.sh
@@ -65,6 +65,10 @@ check: ## While one works: format, clippy, unit tests, one test on real parts
 test: ## Every test, on real parts; afterwards no log may hold a credential
 	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug env PREPULL_E2E_RECORD=1 bash -ec '$(TEST) && $(REPLAY)'
+
+test-runtimes: ## The tests that touch the runtime, with each containerd that we know (RUNTIMES='2.1', ARGS=links::)
+	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
+	@$(SETUP)/runtimes.sh $(ARGS)
 
 bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000; BEFORE=DIR: beside the programs there)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-e2e --no-run'

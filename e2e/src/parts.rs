@@ -63,6 +63,12 @@ pub fn kubectl() -> PathBuf {
     beside.ok().filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("kubectl"))
 }
 
+/// Path of containerd: in `PREPULL_CONTAINERD_DIR`, or in PATH.
+pub fn containerd() -> PathBuf {
+    let dir = std::env::var_os("PREPULL_CONTAINERD_DIR").map(PathBuf::from).unwrap_or_default();
+    dir.join("containerd")
+}
+
 /// Path of cloudcore-prepull or edgecore-prepull: in `PREPULL_BIN_DIR`, or in target/debug.
 pub fn program(name: &str) -> Result<PathBuf> {
     let dir = std::env::var_os("PREPULL_BIN_DIR").map_or_else(|| target_dir().join("debug"), PathBuf::from);

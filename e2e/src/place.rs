@@ -18,6 +18,9 @@ pub fn password(user: &str) -> String {
     format!("{CANARY}{user}")
 }
 
+/// Name of the directories with a directory for each registry.
+pub(crate) const HOSTS: &str = "certs.d";
+
 /// Places of the tests that run in this process, by name.
 static PLACES: LazyLock<Mutex<HashMap<String, Weak<Place>>>> = LazyLock::new(Mutex::default);
 
@@ -53,7 +56,7 @@ impl Place {
         if SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned()) && logs.exists() {
             std::fs::remove_dir_all(&logs).with_context(|| format!("cannot empty {}", logs.display()))?;
         }
-        for path in [&logs, &dir.join("certs.d")] {
+        for path in [&logs, &dir.join(HOSTS)] {
             std::fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
         }
         let place = Arc::new(Self { name: name.to_owned(), dir, logs });
@@ -76,10 +79,27 @@ impl Place {
         Ok(tempfile::Builder::new().prefix(&format!("{name}-")).rand_bytes(3).tempdir_in(&self.dir)?.keep())
     }
 
-    /// Directory of registry hosts for all containerds of this test: containerd's `config_path`, with a `hosts.toml` in
-    /// one directory for each registry.
+    /// Directory of registry hosts for all containerds of this test, with a `hosts.toml` in one directory for each
+    /// registry. Each containerd has links to them: see [`Self::share_registry_hosts`].
     pub fn registry_hosts(&self) -> PathBuf {
-        self.dir.join("certs.d")
+        self.dir.join(HOSTS)
+    }
+
+    /// Gives each containerd of this test a link to each registry host for which it has nothing yet.
+    pub fn share_registry_hosts(&self) -> Result<()> {
+        let hosts: Vec<_> = std::fs::read_dir(self.registry_hosts())?.flatten().collect();
+        for part in std::fs::read_dir(&self.dir)?.flatten() {
+            let links = part.path().join(HOSTS);
+            for host in hosts.iter().filter(|_| links.is_dir()) {
+                match std::os::unix::fs::symlink(host.path(), links.join(host.file_name())) {
+                    Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                        return Err(error.into());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Log directory of the test, which is kept.

@@ -188,6 +188,11 @@ impl Proxy {
         lock(&self.shared.faults).push(Fault { status, times, on: on.to_owned() });
     }
 
+    /// Forwards all requests again.
+    pub fn stop_failing(&self) {
+        lock(&self.shared.faults).clear();
+    }
+
     /// All requests so far, in the order of arrival. HTTP only.
     pub fn records(&self) -> Vec<Record> {
         lock(&self.shared.records).clone()

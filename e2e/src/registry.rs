@@ -123,17 +123,24 @@ impl Registry {
 
     /// Makes the containerds of this test reach the registry through a proxy, under the same host.
     pub fn route_through(&self, proxy: &Proxy) -> Result<()> {
-        write_hosts(&self.place.registry_hosts(), &self.host, proxy.addr(), self.ca.as_deref())
+        self.route(proxy.addr())
     }
 
     /// Like [`Self::route_through`], for one containerd only.
     pub fn route_node_through(&self, containerd: &crate::node::Containerd, proxy: &Proxy) -> Result<()> {
-        write_hosts(&containerd.own_registry_hosts(), &self.host, proxy.addr(), self.ca.as_deref())
+        containerd.own_registry_host(&self.host, |hosts| {
+            write_hosts(hosts, &self.host, proxy.addr(), self.ca.as_deref())
+        })
     }
 
     /// Makes the containerds of this test reach the registry directly again.
     pub fn route_directly(&self) -> Result<()> {
-        write_hosts(&self.place.registry_hosts(), &self.host, self.addr(), self.ca.as_deref())
+        self.route(self.addr())
+    }
+
+    fn route(&self, to: SocketAddr) -> Result<()> {
+        write_hosts(&self.place.registry_hosts(), &self.host, to, self.ca.as_deref())?;
+        self.place.share_registry_hosts()
     }
 
     /// Kills the registry with SIGKILL: connections are refused from now on.

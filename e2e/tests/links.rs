@@ -38,18 +38,26 @@ async fn a_registry_that_comes_back_within_the_retries_is_pulled_from() -> Resul
 async fn a_busy_and_a_broken_registry_are_tried_again() -> Result<()> {
     let site = Site::start().await?;
     let node = site.node("edge-1").await?.await?;
-    let (_, reference) = site.image("busy", &[MIB])?;
-    // containerd itself retries six times after a 429 before it gives up, and once after a 500.
-    site.link.fail_next_on("/manifests/", 6, 429);
-    site.link.fail_next_on("/blobs/", 1, 500);
-
-    let job = site.job("busy").images([&reference]).on(["edge-1"]).retries(3).apply().await?;
-    let status = job.completes().await?;
-    let image = status.image("edge-1", &reference).context("no image")?;
-    assert_eq!(image.attempts, 3, "one for the 429, one for the 500, one that went well: {image:?}");
-    let injected = |status| site.link.records().iter().filter(|r| r.injected && r.status == status).count();
-    assert_eq!((injected(429), injected(500)), (6, 1));
-    ensure!(node.has_image(&reference).await?);
+    // containerd itself retries a 429, and some releases a 500 as well, each as often as it likes: so the registry fails
+    // until a try of the agent has ended.
+    for (name, path, answer, code) in [
+        ("busy", "/manifests/", 429, FailureCode::RateLimited),
+        ("broken", "/blobs/", 500, FailureCode::RegistryError),
+    ] {
+        let (_, reference) = site.image(name, &[MIB])?;
+        site.link.fail_next_on(path, 1000, answer);
+        let job = site.job(name).images([&reference]).on(["edge-1"]).retries(5).apply().await?;
+        job.until("a try has failed, and it goes on", |status| {
+            let image = status.image("edge-1", &reference);
+            image.is_some_and(|image| image.status == Tristate::Unknown && image.code == Some(code))
+        })
+        .await?;
+        site.link.stop_failing();
+        let status = job.completes().await?;
+        let image = status.image("edge-1", &reference).context("no image")?;
+        ensure!((2..=6).contains(&image.attempts), "{image:?}");
+        ensure!(node.has_image(&reference).await?);
+    }
     Ok(())
 }
 
@@ -71,8 +79,10 @@ async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> R
     assert_eq!(of_broken.code, Some(FailureCode::RegistryError), "{of_broken:?}");
     assert_eq!(of_missing.code, Some(FailureCode::NotFound), "{of_missing:?}");
     ensure!(of_broken.reason.contains("503"), "the registry's answer is not in {of_broken:?}");
-    let asked = site.link.records().iter().filter(|record| record.injected).count();
-    assert_eq!(asked, 3, "the first try and two more");
+    // The first try and two more, in each of which some releases of containerd ask several times.
+    let asked = || site.link.records().iter().filter(|record| record.injected).count();
+    let asked_for_broken = asked();
+    ensure!((3..=30).contains(&asked_for_broken), "{asked_for_broken} requests");
 
     assert_eq!(
         (of_missing.status, of_missing.attempts),
@@ -88,6 +98,7 @@ async fn a_failure_that_stays_names_its_reason_and_how_often_it_was_tried() -> R
     assert_eq!(of_node.phase, NodePhase::Failure);
     ensure!(of_node.reason.contains("2 of 3 images"), "{of_node:?}");
     assert_eq!(status.reason, "1 of 1 nodes failed, more than failureTolerate 0.1 allows (RegistryError 1)");
+    assert_eq!(asked(), asked_for_broken, "nobody asks after the end");
     Ok(())
 }
 

@@ -1,5 +1,7 @@
 //! A containerd that belongs to one test.
 
+mod config;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,24 +20,12 @@ use tonic::transport::Channel;
 
 use crate::cleanup::{Child, eventually};
 use crate::parts;
-use crate::place::Place;
+use crate::place::{HOSTS, Place};
 
 /// Limit for the start of containerd, which takes half a second on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// containerd namespace in which the CRI plugin keeps images.
 const NAMESPACE: &str = "k8s.io";
-/// Plugins that the tests do not need, or that lack what they depend on. Without them containerd starts faster.
-const DISABLED_PLUGINS: [&str; 8] = [
-    "io.containerd.internal.v1.opt",
-    "io.containerd.internal.v1.tracing",
-    "io.containerd.tracing.processor.v1.otlp",
-    "io.containerd.snapshotter.v1.aufs",
-    "io.containerd.snapshotter.v1.btrfs",
-    "io.containerd.snapshotter.v1.devmapper",
-    "io.containerd.snapshotter.v1.zfs",
-    "io.containerd.snapshotter.v1.blockfile",
-];
-
 /// A containerd with root, state and socket in the test's place. It pulls only from the registries of the test, runs no
 /// containers, and needs no CNI.
 pub struct Containerd {
@@ -60,8 +50,10 @@ impl Containerd {
             std::fs::create_dir_all(containerd.root())?;
             containerd.mount(&format!("size={size}")).await?;
         }
-        std::fs::create_dir_all(containerd.own_registry_hosts())?;
-        std::fs::write(containerd.dir.join("config.toml"), containerd.config())?;
+        std::fs::create_dir_all(containerd.registry_hosts())?;
+        containerd.place.share_registry_hosts()?;
+        let config = config::config(&containerd.dir, &containerd.registry_hosts())?;
+        std::fs::write(containerd.dir.join("config.toml"), config)?;
         containerd.restart().await?;
         Ok(containerd)
     }
@@ -88,29 +80,6 @@ impl Containerd {
         parts::output(command).await.map(drop)
     }
 
-    fn config(&self) -> String {
-        let dir = self.dir.display();
-        // containerd uses the first directory that has the host of a registry.
-        let hosts =
-            format!("{}:{}", self.own_registry_hosts().display(), self.place.registry_hosts().display());
-        format!(
-            r#"version = 2
-root = "{dir}/root"
-state = "{dir}/state"
-disabled_plugins = {DISABLED_PLUGINS:?}
-[grpc]
-address = "{dir}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-disable_tcp_service = true
-[plugins."io.containerd.grpc.v1.cri".cni]
-conf_dir = "{dir}/cni"
-bin_dir = "{dir}/cni"
-[plugins."io.containerd.grpc.v1.cri".registry]
-config_path = "{hosts}"
-"#
-        )
-    }
-
     /// Name of the node.
     pub fn name(&self) -> &str {
         &self.name
@@ -131,15 +100,26 @@ config_path = "{hosts}"
         self.dir.join("containerd.sock")
     }
 
-    /// Directory of registry hosts that only this containerd uses, before those of the test.
-    pub fn own_registry_hosts(&self) -> PathBuf {
-        self.dir.join("certs.d")
+    /// Directory of the registry hosts that this containerd reads: links to those of the test, or to its own.
+    fn registry_hosts(&self) -> PathBuf {
+        self.dir.join(HOSTS)
+    }
+
+    /// Makes only this containerd read what `write` puts into a directory for a registry, instead of what the test has
+    /// for all.
+    pub fn own_registry_host(&self, host: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        let own = self.dir.join("own-hosts");
+        write(&own)?;
+        // Renamed into place, since containerd may read it at any moment.
+        let link = self.dir.join("new-host");
+        std::os::unix::fs::symlink(own.join(host), &link)?;
+        Ok(std::fs::rename(link, self.registry_hosts().join(host))?)
     }
 
     /// Kills containerd, if it runs, and starts it with the same data.
     pub async fn restart(&mut self) -> Result<()> {
         self.kill9()?;
-        let mut command = Command::new("containerd");
+        let mut command = Command::new(parts::containerd());
         command.arg("--config").arg(self.dir.join("config.toml")).current_dir(&self.dir);
         // containerd looks for its unpack tools in the working directory; it must not find another one's files there.
         let mut process = Child::spawn(&self.place, &format!("containerd-{}", self.name), command)?;

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Runs the tests that touch the container runtime with one containerd after the other, and prints a table at the end:
+# how many of each topic passed, and how long each release took. A release that fails does not stop the next one.
+#
+#   RUNTIMES='1.6 2.1'   these only: 1.6, or whatever is installed, is `system`; others are taken from Debian's packages
+#   arguments            topics instead of these below, such as links:: restarts::an_agent_killed
+set -euo pipefail
+setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+target=$(realpath -m "${CARGO_TARGET_DIR:-$setup/../../target}")
+cd "$setup/../.."
+
+say() { printf '==> %s\n' "$*"; }
+
+# Beginnings of the names of tests. Pulls, bytes and digests; credentials; resuming after cuts, kills and deadlines;
+# leases, and what is removed when nobody wants it any more.
+topics=(
+  pulls:: tries:: policies:: overriders::
+  secrets:: credential_providers::
+  links:: restarts:: deletion::
+  edge_faults::a_disk edge_faults::what_a_missed edge_faults::a_containerd
+  rollout::a_pull_that kruise_faults::an_agent kruise_faults::a_registry_link
+  harness_edge:: harness::a_proxy harness::a_registry harness::restarted
+)
+if (($#)); then topics=("$@"); fi
+read -ra releases <<<"${RUNTIMES:-system 1.7 2.1}"
+
+logs=$target/runtimes-logs
+mkdir -p "$logs"
+results=$logs.results
+: >"$results"
+names=()
+failed=()
+for release in "${releases[@]}"; do
+  if [[ $release == system ]]; then
+    unset PREPULL_CONTAINERD_DIR
+    program=containerd
+  else
+    PREPULL_CONTAINERD_DIR=$("$setup/containerd.sh" "$release")
+    export PREPULL_CONTAINERD_DIR
+    program=$PREPULL_CONTAINERD_DIR/containerd
+  fi
+  # The third word is the version, which a packager may have extended.
+  name=$("$program" --version | awk '{ sub(/^v/, "", $3); sub(/[~+].*/, "", $3); print $3 }')
+  names+=("$name")
+  say "containerd $name: ${topics[*]}"
+  if command -v cargo-nextest >/dev/null; then
+    pattern=$(IFS='|' && printf '%s' "${topics[*]}")
+    run=(cargo nextest run --workspace -E "binary(=e2e) and test(/^($pattern)/)")
+  else
+    run=(cargo test --workspace --test e2e -- "${topics[@]}")
+  fi
+  began=$SECONDS
+  output=$logs.$name.txt
+  PREPULL_E2E_LOGS=$logs-$name "$setup/with-parts.sh" "$target/debug" "${run[@]}" 2>&1 | tee "$output" || failed+=("$name")
+  # `PASS [   1.234s] prepull-e2e::e2e links::a_busy…`, or cargo's `test links::a_busy… ... ok`. Of a test that nextest
+  # lists again at the end, the first line counts.
+  sed -E 's/\x1b\[[0-9;]*m//g' "$output" | awk -v name="$name" -v took=$((SECONDS - began)) '
+    $1 ~ /^(PASS|FAIL|TIMEOUT|SIGNAL|SIGKILL|SIGTERM|ABORT)$/ && /prepull-e2e::e2e/ { test = $NF; result = $1 == "PASS" }
+    $1 == "test" && $3 == "..." && $4 != "ignored" { test = $2; result = $4 == "ok" }
+    test != "" && !(test in seen) { seen[test] = 1; sub(/::.*/, "", test); print name, test, result }
+    { test = "" }
+    END { print name, "seconds", took }' >>"$results"
+done
+
+say "tests that passed, of those that ran; the logs: $logs-…"
+awk -v names="${names[*]}" '
+  $2 == "seconds" { took[$1] = $3; next }
+  { if (!($2 in known)) { known[$2] = 1; topics[++count] = $2 } passed[$1, $2] += $3; ran[$1, $2]++ }
+  END {
+    releases = split(names, release, " ")
+    printf "%-22s", "containerd"; for (r = 1; r <= releases; r++) printf "%10s", release[r]; print ""
+    for (t = 1; t <= count; t++) {
+      printf "%-22s", topics[t]
+      for (r = 1; r <= releases; r++) printf "%10s", passed[release[r], topics[t]] + 0 "/" ran[release[r], topics[t]] + 0
+      print ""
+    }
+    printf "%-22s", "seconds"; for (r = 1; r <= releases; r++) printf "%10s", took[release[r]]; print ""
+  }' "$results"
+if ((${#failed[@]})); then say "FAILED with containerd ${failed[*]}" >&2 && exit 1; fi

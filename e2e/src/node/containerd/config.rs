@@ -1,0 +1,91 @@
+//! The configuration of a test's containerd, in the form that its release reads.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result};
+
+use crate::parts;
+
+/// Plugins that the tests do not need, or that lack what they depend on. Without them containerd starts faster. NRI has
+/// one socket for the whole machine, which two containerds of 2.x would fight for.
+const DISABLED_PLUGINS: [&str; 9] = [
+    "io.containerd.internal.v1.opt",
+    "io.containerd.internal.v1.tracing",
+    "io.containerd.tracing.processor.v1.otlp",
+    "io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.snapshotter.v1.blockfile",
+    "io.containerd.nri.v1.nri",
+];
+
+/// Number of the release before the first dot: 1 or 2.
+fn major(version: &str) -> Option<u32> {
+    // `containerd github.com/containerd/containerd/v2 2.1.9 f0e1c2b`, where a `v` may stand before the number.
+    let number = version.split_whitespace().nth(2)?.trim_start_matches('v');
+    number.split('.').next()?.parse().ok()
+}
+
+/// Asks the containerd of the tests for its release, once in each process.
+fn installed_major() -> Result<u32> {
+    static MAJOR: OnceLock<u32> = OnceLock::new();
+    if let Some(major) = MAJOR.get() {
+        return Ok(*major);
+    }
+    let program = parts::containerd();
+    let output = Command::new(&program).arg("--version").output();
+    let output = output.with_context(|| format!("cannot start {}", program.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let found = major(&said).with_context(|| format!("{} is no containerd: {said}", program.display()))?;
+    Ok(*MAJOR.get_or_init(|| found))
+}
+
+/// The configuration for a containerd with all its files below `dir`, which reads registry hosts from `hosts`. The hosts
+/// are one directory: the transfer service of 2.x passes over lists of them.
+pub(super) fn config(dir: &Path, hosts: &Path) -> Result<String> {
+    Ok(config_of(installed_major()?, &dir.display().to_string(), &hosts.display().to_string()))
+}
+
+fn config_of(major: u32, dir: &str, hosts: &str) -> String {
+    let (version, images, runtime, bin_dirs) = match major {
+        ..2 => (2, "grpc.v1.cri", "grpc.v1.cri", format!("bin_dir = \"{dir}/cni\"")),
+        2.. => (3, "cri.v1.images", "cri.v1.runtime", format!("bin_dirs = [\"{dir}/cni\"]")),
+    };
+    format!(
+        r#"version = {version}
+root = "{dir}/root"
+state = "{dir}/state"
+disabled_plugins = {DISABLED_PLUGINS:?}
+[grpc]
+address = "{dir}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+disable_tcp_service = true
+[plugins."io.containerd.{runtime}".cni]
+conf_dir = "{dir}/cni"
+{bin_dirs}
+[plugins."io.containerd.{images}".registry]
+config_path = "{hosts}"
+"#
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_is_read_however_its_packager_writes_it() {
+        for (said, expected) in [
+            ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3\n", Some(1)),
+            ("containerd github.com/containerd/containerd/v2 2.1.9+unknown \n", Some(2)),
+            ("containerd containerd.io v2.0.5 fb4c30d4ede3531652d86197bf3fc9515e5276d9\n", Some(2)),
+            ("containerd github.com/containerd/containerd\n", None),
+            ("", None),
+        ] {
+            assert_eq!(major(said), expected, "{said}");
+        }
+    }
+}
