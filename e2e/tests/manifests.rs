@@ -150,7 +150,8 @@ async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() ->
             assert_eq!(plain.all("PodDisruptionBudget").len(), 1);
             continue;
         }
-        let chosen = Rendered::of(&cluster, &overlay(&cluster, CLOUD, &[component.clone()])?).await?;
+        let chosen =
+            Rendered::of(&cluster, &overlay(&cluster, CLOUD, std::slice::from_ref(component))?).await?;
         let variable = |name: &str| chosen.variable(name);
         match name {
             "consent-off" => {

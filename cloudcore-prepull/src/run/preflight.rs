@@ -29,7 +29,7 @@ pub(super) async fn wait_until_passed(client: &Client, namespace: &str, readines
     loop {
         let mut problems = find_problems(client, namespace).await;
         if problems.is_empty() {
-            problems.extend(find_kubeedge(client).await);
+            problems.extend(find_kubeedge(client).boxed().await);
         }
         if problems.is_empty() {
             if was_lasting {
