@@ -126,7 +126,7 @@ impl Door {
             // Each phase has its own memory, for as long as it lasts: of a silent client's there may be thousands.
             let arrived = Box::pin(self.wait_for_hello(stream, source)).await?;
             let slot = self.wait_for_slot(source).await?;
-            let attention = arrived.io.attention();
+            let attention = arrived.io.observer().clone();
             Box::pin(self.limit_work(work(arrived, attention.clone()), slot, &attention, source)).await
         };
         let (outcome, slot) =
@@ -138,7 +138,8 @@ impl Door {
         let mut place = self.silent.take(source);
         // Every message is flushed when it is complete: Nagle's algorithm would only delay it.
         let _ = stream.set_nodelay(true);
-        let arriving = LazyConfigAcceptor::new(Acceptor::default(), HeardStream::new(stream));
+        let arriving =
+            LazyConfigAcceptor::new(Acceptor::default(), HeardStream::new(stream, Attention::begin()));
         let deadline = self.limits.hello_deadline;
         tokio::select! {
             // First, so that a ClientHello that is there is worth more than a place that is gone.

@@ -239,9 +239,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
             return Poll::Ready(Io::Written(done));
         }
         if read {
-            let before = self.socket.get_ref().received();
+            let before = self.socket.get_ref().observer().0;
             let polled = Pin::new(&mut *self.socket).poll_next(cx);
-            if self.socket.get_ref().received() != before {
+            if self.socket.get_ref().observer().0 != before {
                 self.last_received = Instant::now();
             }
             return polled.map(Io::Read);

@@ -11,10 +11,10 @@
 //! its own, so that ten thousand idle channels are cheap.
 
 mod channel;
-mod counting_stream;
+mod observed_stream;
 
 pub use channel::{Channel, ChannelEnd, ChannelEvent, Terms};
-pub use counting_stream::CountingStream;
+pub use observed_stream::{ByteCount, CountingStream, ObservedStream, Observer};
 pub use tokio_tungstenite::tungstenite::Utf8Bytes;
 pub use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 

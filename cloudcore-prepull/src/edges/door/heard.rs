@@ -1,16 +1,14 @@
 //! A stream that knows when its client was last heard.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use prepull_tunnel::{ObservedStream, Observer};
 use tokio::time::Instant;
 
 /// Whose turn it is on a connection, the client's or ours, and since when it is the client's. Clones share it.
+/// The client is heard through the stream that one of them observes.
 #[derive(Clone, Debug)]
 pub(in crate::edges) struct Attention(Arc<State>);
 
@@ -24,6 +22,12 @@ struct State {
 }
 
 impl Attention {
+    /// Of a connection that begins now.
+    pub(super) fn begin() -> Self {
+        let state = State { begun: Instant::now(), heard: AtomicU64::new(0), busy: AtomicUsize::new(0) };
+        Self(Arc::new(state))
+    }
+
     /// How long the client has sent nothing although it was its turn. What has arrived and was not read yet does not
     /// count as sent: look right after the work has been polled.
     pub(super) fn silent_for(&self, now: Instant) -> Duration {
@@ -63,50 +67,12 @@ impl Drop for Busy {
     }
 }
 
-/// A stream that notes when bytes were read from it.
-#[derive(Debug)]
-pub(in crate::edges) struct HeardStream<S> {
-    stream: S,
-    attention: Attention,
-}
+/// A stream that notes when its client was last heard.
+pub(in crate::edges) type HeardStream<S> = ObservedStream<S, Attention>;
 
-impl<S> HeardStream<S> {
-    pub(super) fn new(stream: S) -> Self {
-        let state = State { begun: Instant::now(), heard: AtomicU64::new(0), busy: AtomicUsize::new(0) };
-        Self { stream, attention: Attention(Arc::new(state)) }
-    }
-
-    pub(super) fn attention(&self) -> Attention {
-        self.attention.clone()
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for HeardStream<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.attention.hear();
-        }
-        polled
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for HeardStream<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+impl Observer for Attention {
+    fn note_read(&mut self, _: usize) {
+        self.hear();
     }
 }
 
@@ -120,8 +86,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_is_silent_since_its_last_byte_unless_we_work_for_it() {
         let (mut client, server) = tokio::io::duplex(16);
-        let mut heard = HeardStream::new(server);
-        let (attention, second) = (heard.attention(), Duration::from_secs(1));
+        let mut heard = HeardStream::new(server, Attention::begin());
+        let (attention, second) = (heard.observer().clone(), Duration::from_secs(1));
         tokio::time::advance(second).await;
         assert_eq!(attention.silent_for(Instant::now()), second);
         client.write_all(b"x").await.unwrap();

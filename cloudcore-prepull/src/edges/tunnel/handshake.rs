@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use prepull_api::wire::{SUBPROTOCOL, TUNNEL_PATH};
-use prepull_tunnel::{Channel, CountingStream, Terms, websocket_config};
+use prepull_tunnel::{ByteCount, Channel, CountingStream, Terms, websocket_config};
 use tokio_tungstenite::accept_hdr_async_with_config;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode, header::SEC_WEBSOCKET_PROTOCOL};
@@ -73,8 +73,8 @@ impl Handshaker {
             Some((status, reason)) => Err(error_response(status, reason)),
             None => negotiate_subprotocol(request, response),
         };
-        let accepted =
-            accept_hdr_async_with_config(CountingStream::new(stream), check, Some(websocket_config())).await;
+        let stream = CountingStream::new(stream, ByteCount::default());
+        let accepted = accept_hdr_async_with_config(stream, check, Some(websocket_config())).await;
         let (peer, issuer, open) = admitted?;
         let socket = accepted.map_err(Refusal::WebSocket)?;
         Ok(Connected { channel: Channel::new(socket, self.terms), peer, issuer, open })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TrustedCas, Welcome, decode, encode};
-use prepull_tunnel::{Channel, ChannelEvent, CountingStream, Terms, websocket_config};
+use prepull_tunnel::{ByteCount, Channel, ChannelEvent, CountingStream, Terms, websocket_config};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
@@ -235,7 +235,7 @@ impl Dial {
             let stream = TlsConnector::from(tls).connect(name, stream).await.map_err(unreachable)?;
             let (socket, _) = client_async_with_config(
                 upgrade_request(endpoint)?,
-                CountingStream::new(stream),
+                CountingStream::new(stream, ByteCount::default()),
                 Some(websocket_config()),
             )
             .await

@@ -4,13 +4,17 @@ use tokio::io::{DuplexStream, duplex};
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::*;
-use crate::websocket_config;
+use crate::{ByteCount, websocket_config};
 
 const TERMS: Terms = Terms { heartbeat: Duration::from_secs(15), write_grace: Duration::from_secs(10) };
 
 async fn channel(stream: DuplexStream, role: Role) -> Channel<DuplexStream> {
-    let socket =
-        WebSocketStream::from_raw_socket(CountingStream::new(stream), role, Some(websocket_config())).await;
+    let socket = WebSocketStream::from_raw_socket(
+        CountingStream::new(stream, ByteCount::default()),
+        role,
+        Some(websocket_config()),
+    )
+    .await;
     Channel::new(socket, TERMS)
 }
 
