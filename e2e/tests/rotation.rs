@@ -53,7 +53,7 @@ async fn a_rotation_in_the_middle_of_jobs_makes_nobody_join_again() -> Result<()
     for node in [&node, &away] {
         node.is_connected().await?;
     }
-    let (image, reference) = site.image("rotated", &[MIB, 48 * MIB])?;
+    let (image, reference) = site.image("rotated", &[MIB, 72 * MIB])?;
     let (_, other) = site.image("afterwards", &[MIB])?;
     let (first, of_away) = (pki(&node, "client.crt")?, pki(&away, "client.crt")?);
     away.kill9_agent()?;
@@ -69,10 +69,24 @@ async fn a_rotation_in_the_middle_of_jobs_makes_nobody_join_again() -> Result<()
     site.cloud.restart().await?;
     secret_gets(&site.cluster, "previous.crt").await?;
     ensure!(!parts(&site.cluster).await?.contains(&"next.key".to_owned()), "a key was left");
+    // In the moment of the renewal: it fails, and the edge soon tries again.
+    eventually("the edge is told of the CA that signs", STEP, async || {
+        let told = node.agent_log().matches("the CAs that the cloud named are trusted").count();
+        ensure!(told >= 2, "it was told {told} times");
+        Ok(())
+    })
+    .await?;
+    site.cloud.kill9()?;
+    eventually("the edge has tried to renew", STEP, async || {
+        let has_failed = node.agent_log().contains("the certificate was not renewed");
+        ensure!(has_failed || pki(&node, "client.crt")? != first, "not yet");
+        Ok(())
+    })
+    .await?;
+    site.cloud.restart().await?;
     renews(&node, &site.cluster, &first).await?;
     assert_eq!(job.node_status("edge-1").await?.phase, NodePhase::InProgress, "the pull was over too soon");
 
-    // Not while the edge renews: it tries again only after up to a minute.
     site.cloud.restart().await?;
     // It knows the old CA alone.
     assert_eq!(pki(&away, "client.crt")?, of_away);

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use prepull_api::enroll::{IssuedCertificate, RENEW_PATH, RenewRequest, SubjectForm};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::current::Identity;
@@ -14,6 +15,12 @@ use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, RequestError, Urls, post_to_
 /// The first and the longest wait after a failed renewal, with full jitter. There is no hurry, since a third of the
 /// certificate's life is left, and the fleet must not come back all at once.
 const RETRY: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+/// The first wait while another CA signs by now: the rotation ends only when every edge has renewed, and a cloudcore that
+/// was killed in the middle is followed by another one within seconds. Only the edges whose turn it was meanwhile ask
+/// again, 50 for each second; and who goes on failing asks as seldom as otherwise.
+const FIRST_RETRY_IN_ROTATION: Duration = Duration::from_secs(5);
+/// The shortest wait after a failed renewal, whatever the jitter says.
+const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 /// The longest sleep. Sleep follows the monotonic clock, certificates the wall clock, which may jump meanwhile.
 const LONGEST_SLEEP: Duration = Duration::from_secs(600);
 /// The time between two looks for the certificate of a new `join`, while the one in use has expired.
@@ -65,23 +72,25 @@ impl Identity {
     pub async fn keep_renewed(self, enroll_urls: impl Into<Urls>, shutdown: CancellationToken) {
         let enroll_urls = enroll_urls.into();
         let work = async {
-            let mut backoff = Backoff::new(RETRY.0, RETRY.1);
+            let mut retries = Retries::new();
             loop {
                 self.sleep_until_due().await;
-                let pause = match self.renew_or_reload(&enroll_urls).await {
+                let asked = self.renew_at.subscribe();
+                match self.renew_or_reload(&enroll_urls).await {
                     Ok(()) => {
                         let until = humantime::format_rfc3339_seconds(self.not_after());
                         tracing::info!(%until, "the certificate was renewed");
-                        backoff.reset();
-                        if self.has_expired() {
+                        retries.reset();
+                        let pause = if self.has_expired() {
                             tracing::error!(%until, "the new certificate has ended by this machine's clock: set the clock");
                             RETRY.1
                         } else {
                             SHORTEST_PAUSE
-                        }
+                        };
+                        self.sleep_or_take_over(pause).await;
                     }
                     Err(error) => {
-                        let pause = backoff.next(random()).max(Duration::from_secs(1));
+                        let pause = retries.next(self.is_superseded(), random());
                         let until = humantime::format_rfc3339_seconds(self.not_after());
                         if self.has_expired() {
                             tracing::error!(
@@ -91,10 +100,12 @@ impl Identity {
                         } else {
                             tracing::warn!(%error, retry_in = ?pause, %until, "the certificate was not renewed");
                         }
-                        pause
+                        tokio::select! {
+                            () = self.sleep_or_take_over(pause) => {}
+                            () = until_a_rotation_asks(asked) => {}
+                        }
                     }
-                };
-                self.sleep_or_take_over(pause).await;
+                }
             }
         };
         shutdown.run_until_cancelled(work).await;
@@ -120,6 +131,11 @@ impl Identity {
         }
     }
 
+    /// Whether another CA signs by now than the one that has signed the certificate.
+    fn is_superseded(&self) -> bool {
+        self.renew_at.borrow().is_some()
+    }
+
     async fn sleep_until_due(&self) {
         let chance = random();
         let mut renew_at = self.renew_at.subscribe();
@@ -138,6 +154,50 @@ impl Identity {
                 _ => return,
             }
         }
+    }
+}
+
+/// Waits until the cloud names a CA that asks for a renewal, and then for the time that it gives. What the
+/// receiver has seen does not count: it was there when the wait was chosen.
+pub(super) async fn until_a_rotation_asks(mut renew_at: watch::Receiver<Option<SystemTime>>) {
+    let mut asked: Option<SystemTime> = None;
+    loop {
+        let left = asked.map(|at| at.duration_since(SystemTime::now()).unwrap_or_default());
+        let due = async {
+            match left {
+                Some(left) => tokio::time::sleep(left).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = due => return,
+            Ok(()) = renew_at.changed() => asked = *renew_at.borrow_and_update(),
+        }
+    }
+}
+
+/// The waits after failed renewals.
+struct Retries {
+    usual: Backoff,
+    in_rotation: Backoff,
+}
+
+impl Retries {
+    fn new() -> Self {
+        let (first, last) = RETRY;
+        Self { usual: Backoff::new(first, last), in_rotation: Backoff::new(FIRST_RETRY_IN_ROTATION, last) }
+    }
+
+    /// Starts again from the first waits, after a success.
+    fn reset(&mut self) {
+        self.usual.reset();
+        self.in_rotation.reset();
+    }
+
+    /// The next wait; `chance`, from 0 to 1, is the jitter.
+    fn next(&mut self, is_superseded: bool, chance: f64) -> Duration {
+        let backoff = if is_superseded { &mut self.in_rotation } else { &mut self.usual };
+        backoff.next(chance).max(SHORTEST_RETRY)
     }
 }
 
@@ -160,5 +220,16 @@ mod tests {
         assert_eq!(due(day(100), day(130), 0.0), day(120));
         assert_eq!(due(day(100), day(130), 1.0), day(121) + Duration::from_secs(12 * 3600));
         assert_eq!(due(day(100), day(90), 1.0), day(100));
+    }
+
+    #[test]
+    fn a_failed_renewal_is_soon_repeated_while_another_ca_signs_and_more_and_more_seldom() {
+        let waits = |is_superseded| {
+            let mut retries = Retries::new();
+            [(); 11].map(|()| retries.next(is_superseded, 1.0).as_secs())
+        };
+        assert_eq!(waits(true), [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600]);
+        assert_eq!(waits(false), [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600, 3600, 3600]);
+        assert_eq!(Retries::new().next(true, 0.0), SHORTEST_RETRY, "nobody hammers");
     }
 }

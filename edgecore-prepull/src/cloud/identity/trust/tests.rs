@@ -7,6 +7,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use super::*;
 use crate::cloud::identity::Connection;
 use crate::cloud::identity::files::StateDir;
+use crate::cloud::identity::renew::until_a_rotation_asks;
 
 /// A CA, and what it signs.
 struct Ca {
@@ -97,4 +98,25 @@ fn a_list_of_cas_that_makes_no_sense_changes_nothing() {
         assert!(matches!(identity.trust(&cas, SystemTime::now(), 0.0), Err(TrustError::Bundle(_))));
     }
     assert_eq!(Identity::load(dir.path()).unwrap().trusts(), bundle_id(&old.pem));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_after_a_failed_renewal_ends_when_a_rotation_asks_for_one() {
+    let (old, new, dir) = (Ca::new("old"), Ca::new("new"), tempfile::tempdir().unwrap());
+    let identity = old.join(dir.path());
+    let hour = Duration::from_secs(3600);
+    let waits = || async {
+        let begun = tokio::time::Instant::now();
+        let _ = tokio::time::timeout(hour, until_a_rotation_asks(identity.renew_at.subscribe())).await;
+        begun.elapsed()
+    };
+    let (waited, ()) = tokio::join!(waits(), async {
+        identity.trust(&named(&[&old, &new]), SystemTime::now(), 0.5).unwrap();
+    });
+    assert_eq!(waited, hour, "the old CA signs still");
+    let (waited, ()) = tokio::join!(waits(), async {
+        identity.trust(&named(&[&new, &old]), SystemTime::now(), 0.5).unwrap();
+    });
+    assert!((40..=50).contains(&waited.as_secs()), "the time that the cloud gives: {waited:?}");
+    assert_eq!(waits().await, hour, "what was known before does not end the next wait");
 }
