@@ -25,7 +25,7 @@ use tokio_util::task::TaskTracker;
 use crate::edges::EdgeMetrics;
 use crate::edges::accept::accept_connection;
 use crate::edges::door::{Arrived, Attention, Door, Limits};
-use crate::edges::log_rate::LogRate;
+use crate::edges::log_rate::{LogRate, NodeLogRate};
 use crate::edges::pki::ServerIdentity;
 use crate::edges::pki::peer::Peer;
 use crate::edges::roster::Roster;
@@ -85,8 +85,14 @@ pub async fn serve(
     metrics: EdgeMetrics,
     shutdown: CancellationToken,
 ) {
-    let routes =
-        Routes { identity: Arc::clone(&identity), tokens, roster, settings, refusal_log: LogRate::default() };
+    let routes = Routes {
+        identity: Arc::clone(&identity),
+        tokens,
+        roster,
+        settings,
+        refusal_log: LogRate::default(),
+        node_log: NodeLogRate::default(),
+    };
     let endpoint = Arc::new(Endpoint { door: Door::new("enroll", LIMITS, metrics), identity, routes });
     let tracker = TaskTracker::new();
     let accept = async {

@@ -1,12 +1,20 @@
-//! A limit for log lines that anyone who reaches a port can cause.
+//! Limits for log lines that anyone who reaches a port can cause, or whoever has one node's certificate.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use prepull_api::task::NodeName;
 use prepull_engine::shared::pacing::TokenBucket;
 use tokio::time::Instant;
 
 /// Lines per second, and at once.
 const LINES: (f64, f64) = (5.0, 50.0);
+/// Lines per second and at once about one node, however often it connects, renews, or has its tasks sent anew. An honest
+/// edge that begins with 64 tasks on a link that breaks every few seconds has fewer.
+const NODE_LINES: (f64, f64) = (1.0, 200.0);
+/// The most nodes whose lines are counted, some 100 bytes each: as many as there are sessions. When more have been busy,
+/// all are counted anew.
+const MAX_NODES: usize = 20_000;
 
 /// Says which lines are logged.
 #[derive(Debug)]
@@ -24,5 +32,42 @@ impl LogRate {
     pub(super) fn allows(&self, now: Instant) -> bool {
         let mut rate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rate.try_take(1.0, now.into_std()).is_ok()
+    }
+}
+
+/// Says which lines about a node are logged.
+#[derive(Debug, Default)]
+pub(super) struct NodeLogRate(Mutex<HashMap<NodeName, TokenBucket<std::time::Instant>>>);
+
+impl NodeLogRate {
+    /// Whether one more line about the node is logged now.
+    pub(super) fn allows(&self, node: &NodeName, now: Instant) -> bool {
+        let mut nodes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
+            nodes.clear();
+        }
+        let (per_second, burst) = NODE_LINES;
+        let rate = nodes.entry(node.clone()).or_insert_with(|| TokenBucket::new(per_second, burst));
+        rate.try_take(1.0, now.into_std()).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn one_node_fills_no_log_and_takes_no_line_of_another() {
+        let (rate, now) = (NodeLogRate::default(), Instant::now());
+        let lines = |node: &str, now| (0..1000).filter(|_| rate.allows(&node.into(), now)).count();
+        assert_eq!(lines("edge-1", now), 200);
+        assert_eq!(lines("edge-1", now + Duration::from_secs(10)), 10);
+        assert!(rate.allows(&"edge-2".into(), now));
+        for n in 0..3 * MAX_NODES {
+            rate.allows(&NodeName(format!("node-{n}")), now);
+        }
+        assert!(rate.0.lock().unwrap_or_else(PoisonError::into_inner).len() <= MAX_NODES);
     }
 }

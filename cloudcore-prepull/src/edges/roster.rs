@@ -155,8 +155,12 @@ impl Roster {
 
     /// Whether the holder of this key is served.
     pub(crate) fn check(&self, node: &NodeName, key: KeyHash) -> Result<(), Refusal> {
-        let standing = self.shared.view.stand(node, key);
-        standing.map(drop).inspect_err(|refusal| self.shared.alarms.refused(refusal))
+        self.shared.view.stand(node, key).map(drop)
+    }
+
+    /// Counts a session that is ended for what [`Self::check`] has found.
+    pub(crate) fn count_ended(&self, refusal: &Refusal) {
+        self.shared.alarms.refused(refusal);
     }
 
     /// Decides on a handshake of the tunnel, and records that the key is in use.

@@ -194,7 +194,9 @@ impl Core {
                 let span = info_span!("dispatch", job = order.job.name, node = %order.node);
                 let work = async move {
                     let outcome = dispatch::dispatch_job_task(&order, &secrets, &sessions).await;
-                    info!(?outcome, images = order.plan.images.len(), "dispatched");
+                    if sessions.may_log(&order.node) {
+                        info!(?outcome, images = order.plan.images.len(), "dispatched");
+                    }
                     let (job, node, attempt) = (order.job.uid.clone(), order.node.clone(), order.attempt);
                     let _ = inputs.send(Input::Dispatched { job, node, attempt, outcome }.into()).await;
                 };

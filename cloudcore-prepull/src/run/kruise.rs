@@ -126,7 +126,9 @@ impl Core {
                     let (node, task) = (dispatch.node.clone(), dispatch.task.id.clone());
                     let dispatched = caught(dispatch_node_image_task(*dispatch, &secrets, &sessions)).await;
                     let outcome = dispatched.unwrap_or(DispatchOutcome::Offline);
-                    info!(?outcome, "dispatched");
+                    if sessions.may_log(&node) {
+                        info!(?outcome, "dispatched");
+                    }
                     let dispatched = node_images::Input::Dispatched { node, task, outcome };
                     let _ = inputs.send(Input::Node(dispatched).into()).await;
                 };

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{Client, Resource};
+use prepull_program::errors::with_causes;
 use rustls_pki_types::CertificateDer;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use crate::edges::pki::published::{Progress, Published, rfc3339};
 use crate::edges::pki::rotation::{Due, Rotation, Step};
@@ -182,16 +183,17 @@ impl RotationKeeper {
     }
 
     fn report(&self, operation: &'static str, error: &PkiError) {
-        let problem = match error {
-            PkiError::Secret { source, .. } => explain::<Secret>(source),
+        match error {
             PkiError::Unusable { .. } | PkiError::File { .. } | PkiError::OfCluster(_) => {
-                Some(error.to_string())
+                let problem = with_causes(error);
+                if self.log.is_due(operation, &problem, Instant::now()) {
+                    error!(problem, "the CA is not taken up: the CAs of before stay in use");
+                }
             }
-            _ => None,
-        };
-        self.log.record(operation, "the CA", problem.as_deref(), error);
-        if matches!(error, PkiError::Unusable { .. }) {
-            warn!("the CAs of before stay in use");
+            PkiError::Secret { source, .. } => {
+                self.log.record(operation, "the CA", explain::<Secret>(source).as_deref(), error);
+            }
+            _ => self.log.record(operation, "the CA", None, error),
         }
     }
 }

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::Settings;
-use crate::edges::log_rate::LogRate;
+use crate::edges::log_rate::{LogRate, NodeLogRate};
 use crate::edges::pki::peer::{Peer, PeerError};
 use crate::edges::pki::{KeyHash, PkiError, ServerIdentity, VerifiedCsr};
 use crate::edges::roster::{Admission, HeldKey, Refusal, Roster};
@@ -37,6 +37,7 @@ pub(super) struct Routes {
     pub(super) roster: Roster,
     pub(super) settings: Settings,
     pub(super) refusal_log: LogRate,
+    pub(super) node_log: NodeLogRate,
 }
 
 /// A refused request. The text is for the operator of the edge.
@@ -133,7 +134,9 @@ impl Routes {
         let (issued, key) = self.sign(&csr, &node, form, now)?;
         // Recorded before it is sent: what was sent and not recorded could not be told from a stolen key.
         self.roster.join(&node, by, key).await.map_err(|refusal| self.deny(&node, refusal))?;
-        tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
+        if self.node_log.allows(&node, Instant::now()) {
+            tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
+        }
         Ok(issued)
     }
 
@@ -183,7 +186,9 @@ impl Routes {
         let now = SystemTime::now();
         let (issued, key) = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, form, now)?;
         self.roster.renew(peer, key, now).await.map_err(|refusal| self.deny(&peer.node, refusal))?;
-        tracing::info!(node = %peer.node, not_after = issued.not_after, "a node's certificate was renewed");
+        if self.node_log.allows(&peer.node, Instant::now()) {
+            tracing::info!(node = %peer.node, not_after = issued.not_after, "a node's certificate was renewed");
+        }
         Ok(issued)
     }
 

@@ -33,6 +33,7 @@ pub(crate) async fn end_sessions(roster: Roster, sessions: Sessions) {
                 continue;
             }
             tracing::warn!(%node, reason = %refusal, "a session is ended");
+            roster.count_ended(&refusal);
             sessions.disconnect(&node, session, &refusal.to_string());
         }
         tokio::time::sleep(PAUSE).await;

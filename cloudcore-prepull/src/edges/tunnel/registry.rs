@@ -9,9 +9,11 @@ use prepull_api::task::NodeName;
 use prepull_api::wire::{CloudMessage, DecodeError, encode};
 use prepull_engine::shared::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
+use tokio::time::Instant;
 
 use super::outbox::{Close, Outbox, PushError};
 use super::trust::{CaCensus, SessionTrust};
+use crate::edges::log_rate::NodeLogRate;
 use crate::edges::pki::{CaSet, KeyHash};
 
 /// The rate at which a drain lets edges come back. A full TLS handshake takes about a millisecond of a core, so
@@ -44,6 +46,7 @@ pub struct Sessions {
 struct Shared {
     table: Mutex<HashMap<NodeName, Arc<Outbox>>>,
     last_id: AtomicU64,
+    log_rate: NodeLogRate,
 }
 
 impl Sessions {
@@ -80,6 +83,11 @@ impl Sessions {
     /// Whether a message to the node would be queued.
     pub fn is_online(&self, node: &NodeName) -> bool {
         self.lock().contains_key(node)
+    }
+
+    /// Whether one more line about the node is logged.
+    pub(crate) fn may_log(&self, node: &NodeName) -> bool {
+        self.shared.log_rate.allows(node, Instant::now())
     }
 
     /// The number of nodes with a session.

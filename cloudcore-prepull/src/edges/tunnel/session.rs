@@ -54,6 +54,7 @@ where
             let id = outbox.id;
             // The node may have been revoked since the handshake, when nobody could find this session to end it.
             if let Err(refusal) = context.roster.check(&context.peer.node, context.peer.key) {
+                context.roster.count_ended(&refusal);
                 context.sessions.disconnect(&context.peer.node, id, &refusal.to_string());
             }
             let registration = Registration { sessions: context.sessions, node: &context.peer.node, id };
@@ -67,10 +68,12 @@ where
     };
     // The underlying TCP or TLS error, if there is one.
     let cause = end.source().map(ToString::to_string);
-    if end.is_fault() {
-        tracing::warn!(reason = %end, cause, "session ended");
-    } else {
-        tracing::info!(reason = %end, cause, "session ended");
+    if context.sessions.may_log(&context.peer.node) {
+        if end.is_fault() {
+            tracing::warn!(reason = %end, cause, "session ended");
+        } else {
+            tracing::info!(reason = %end, cause, "session ended");
+        }
     }
     let now = Instant::now();
     let goaway = match end {
@@ -144,7 +147,9 @@ impl SessionContext<'_> {
         // Before any message that is queued for the node.
         channel.start_send(encode(&welcome)?.into())?;
         let version = abbreviate_to(&hello.version, MAX_VERSION);
-        tracing::info!(session = %outbox.id, version, open = hello.open.len(), "session up");
+        if self.sessions.may_log(&self.peer.node) {
+            tracing::info!(session = %outbox.id, version, open = hello.open.len(), "session up");
+        }
         self.notify_controller(SessionEvent::Up { node: self.peer.node.clone(), session: outbox.id, hello })
             .await?;
         *announced = true;

@@ -21,6 +21,7 @@ fn routes() -> Routes {
         roster: Roster::in_memory(),
         settings: Settings::default(),
         refusal_log: LogRate::default(),
+        node_log: NodeLogRate::default(),
     }
 }
 
