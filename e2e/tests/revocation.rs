@@ -8,7 +8,7 @@ use edgecore_prepull::cloud::identity::Identity;
 use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
 use k8s_openapi::api::core::v1::Event;
 use kube::api::{Api, ListParams};
-use prepull_api::wire::{Hello, TUNNEL_PATH};
+use prepull_api::wire::{EdgeMessage, Hello, TUNNEL_PATH};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -130,6 +130,8 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     session.is(false).await?;
     session.is(true).await?;
 
+    // Has a certificate and no session yet, when nobody can find it to end it.
+    let mut slow = Intruder::of(&cluster, &cloud, "edge-1").await?.open_websocket().await?;
     let asked = Instant::now();
     let said = cloud.command(&["node", "revoke", "edge-1"]).await?;
     let done = Instant::now();
@@ -142,6 +144,9 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     );
     ensure!(asked.elapsed() < WITHIN_SECONDS, "{:?}", asked.elapsed());
     ensure!(said.contains("edge-1 revoked"), "{said}");
+    slow.send_message(&EdgeMessage::Hello(Hello::default())).await?;
+    let reason = slow.read_to_close().await?;
+    ensure!(reason.contains("node edge-1 is revoked"), "a slow Hello: {reason:?}");
     is_refused(&cloud, &stolen, "revoked").await?;
     refusal(stolen.renews(&cloud).await, "node edge-1 is revoked")?;
     let elsewhere = place.new_dir("elsewhere")?;

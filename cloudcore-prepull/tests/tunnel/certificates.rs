@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::time::{Duration, SystemTime};
 
+use cloudcore_prepull::edges::tunnel::Settings;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use tokio_tungstenite::tungstenite::Error;
@@ -76,6 +77,20 @@ async fn a_certificate_of_the_ca_for_another_subject_is_refused() {
     let certificate = params.signed_by(&key, &issuer).unwrap().pem();
     let credentials = Credentials { key: key.serialize_pem(), certificate };
     refused(dial(cloud.tunnel, tls(&cloud, Some(&credentials))).await, 403, "is not a node's");
+}
+
+#[tokio::test]
+async fn the_subject_of_a_kubelet_is_let_in_only_while_it_is_accepted() {
+    for accept_system_nodes in [true, false] {
+        let cloud = Cloud::start_with(Settings { accept_system_nodes, ..Settings::default() });
+        let credentials = Credentials::with_old_subject(&cloud, "edge-1");
+        let outcome = dial(cloud.tunnel, tls(&cloud, Some(&credentials))).await;
+        if accept_system_nodes {
+            outcome.unwrap();
+        } else {
+            refused(outcome, 403, "has the subject of release 0.1 (O=system:nodes)");
+        }
+    }
 }
 
 #[tokio::test]

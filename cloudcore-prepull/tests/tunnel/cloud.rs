@@ -121,8 +121,19 @@ impl Cloud {
 
     /// Signs a certificate as enrolment would, for any validity.
     pub(crate) fn certificate(&self, csr: &str, node: &str, ttl: Duration, now: SystemTime) -> String {
+        self.certificate_of_form(SubjectForm::Own, csr, node, ttl, now)
+    }
+
+    pub(crate) fn certificate_of_form(
+        &self,
+        form: SubjectForm,
+        csr: &str,
+        node: &str,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> String {
         let csr = VerifiedCsr::from_pem(csr).unwrap();
-        self.cas().signer().sign_client(&csr, &node.into(), SubjectForm::Own, ttl, now).unwrap().pem
+        self.cas().signer().sign_client(&csr, &node.into(), form, ttl, now).unwrap().pem
     }
 
     pub(crate) async fn event(&mut self) -> SessionEvent {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures::{SinkExt, StreamExt};
+use prepull_api::enroll::SubjectForm;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, encode};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ClientConfig;
@@ -32,6 +33,14 @@ pub(crate) struct Credentials {
 impl Credentials {
     pub(crate) fn of(cloud: &Cloud, node: &str) -> Self {
         Self::until(cloud, node, HOUR, SystemTime::now())
+    }
+
+    /// As release 0.1 would have issued them.
+    pub(crate) fn with_old_subject(cloud: &Cloud, node: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let csr = CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+        let (form, now) = (SubjectForm::Kubelet, SystemTime::now());
+        Self { certificate: cloud.certificate_of_form(form, &csr, node, HOUR, now), key: key.serialize_pem() }
     }
 
     pub(crate) fn until(cloud: &Cloud, node: &str, ttl: Duration, now: SystemTime) -> Self {

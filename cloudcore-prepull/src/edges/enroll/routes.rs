@@ -180,7 +180,10 @@ impl Routes {
         B: Body,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        // The old subject is that of kubelets: one who is not let in must not get a certificate that is.
         let peer = peer.as_ref().map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
+        peer.check_subject(self.settings.accept_system_nodes)
+            .map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
         let RenewRequest { csr, organisation } = read_json(body).await?;
         let form = self.accepted_form(organisation.as_deref())?;
         let now = SystemTime::now();

@@ -46,11 +46,11 @@ pub(crate) enum PeerError {
 
 impl Peer {
     /// Refuses a subject of release 0.1, unless those are accepted.
-    pub(crate) fn with_accepted_subject(self, accept_system_nodes: bool) -> Result<Self, PeerError> {
+    pub(crate) fn check_subject(&self, accept_system_nodes: bool) -> Result<(), PeerError> {
         if self.form == SubjectForm::Own || accept_system_nodes {
-            Ok(self)
+            Ok(())
         } else {
-            Err(PeerError::OldSubject(self.node))
+            Err(PeerError::OldSubject(self.node.clone()))
         }
     }
 

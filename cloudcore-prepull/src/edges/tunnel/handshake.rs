@@ -87,7 +87,7 @@ impl Handshaker {
     ) -> Result<(Peer, Fingerprint, OpenConnection), Refusal> {
         let chain = stream.get_ref().1.peer_certificates();
         let peer = Peer::from_chain(chain, SystemTime::now())?;
-        let peer = peer.with_accepted_subject(self.accept_system_nodes)?;
+        peer.check_subject(self.accept_system_nodes)?;
         // TLS has verified it with one of these CAs: which one?
         let issuer = chain.and_then(|chain| cas.issuer_of(chain.first()?)).ok_or(Refusal::UnknownCa)?;
         let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);

@@ -209,10 +209,11 @@ async fn the_ca_is_served_without_a_client_certificate() {
 #[tokio::test]
 async fn an_edge_gets_the_subject_that_it_knows_and_the_old_one_only_while_that_is_accepted() {
     let (mut routes, key) = (routes(), KeyPair::generate().unwrap());
-    let peer = Ok(Peer { form: SubjectForm::Kubelet, ..peer("edge-1", 1) });
-    let renew = async |routes: &Routes, organisation: Option<&str>| {
+    let new = Ok(peer("edge-1", 1));
+    let old = Ok(Peer { form: SubjectForm::Kubelet, ..peer("edge-1", 1) });
+    let renew = async |routes: &Routes, peer: &Result<Peer, PeerError>, organisation: Option<&str>| {
         let request = RenewRequest { csr: csr(&key), organisation: organisation.map(str::to_owned) };
-        let (status, body) = post(routes, RENEW_PATH, serde_json::to_vec(&request).unwrap(), &peer).await;
+        let (status, body) = post(routes, RENEW_PATH, serde_json::to_vec(&request).unwrap(), peer).await;
         let subject = serde_json::from_str::<IssuedCertificate>(&body).map(|issued| {
             let der = CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap();
             let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
@@ -220,13 +221,17 @@ async fn an_edge_gets_the_subject_that_it_knows_and_the_old_one_only_while_that_
         });
         (status, subject.unwrap_or(body))
     };
-    let (own, old) = ("O=prepull:nodes, CN=prepull:node:edge-1", "O=system:nodes, CN=system:node:edge-1");
-    assert_eq!(renew(&routes, Some("prepull:nodes")).await, (200, own.to_owned()));
-    for other in [None, Some("system:masters")] {
-        assert_eq!(renew(&routes, other).await, (200, old.to_owned()));
+    let subjects = ["O=prepull:nodes, CN=prepull:node:edge-1", "O=system:nodes, CN=system:node:edge-1"];
+    for peer in [&new, &old] {
+        assert_eq!(renew(&routes, peer, Some("prepull:nodes")).await, (200, subjects[0].to_owned()));
+        for other in [None, Some("system:masters")] {
+            assert_eq!(renew(&routes, peer, other).await, (200, subjects[1].to_owned()));
+        }
     }
     routes.settings.accept_system_nodes = false;
-    assert_eq!(renew(&routes, Some("prepull:nodes")).await.0, 200);
-    let (status, reason) = renew(&routes, None).await;
+    assert_eq!(renew(&routes, &new, Some("prepull:nodes")).await.0, 200);
+    let (status, reason) = renew(&routes, &old, Some("prepull:nodes")).await;
+    assert!(status == 403 && reason.contains("has the subject of release 0.1"), "{reason}");
+    let (status, reason) = renew(&routes, &new, None).await;
     assert!(status == 403 && reason.contains("this agent is of release 0.1"), "{reason}");
 }
