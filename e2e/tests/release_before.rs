@@ -72,6 +72,24 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
         "{}",
         node.agent_log()
     );
+    // What an operator waits for before the old subject is refused.
+    let outdated = async |cloud: &Cloud, edges: f64| {
+        eventually(&format!("{edges} edges have the old subject"), SOON, async || {
+            let metrics = cloud.metrics().await?;
+            let found = metrics.sum("cloudcore_prepull_outdated_edges", &[("part", "subject")]);
+            ensure!((found - edges).abs() < 0.5, "{found}");
+            Ok(())
+        })
+        .await
+    };
+    outdated(&cloud, 1.0).await?;
+    eventually("it is listed with the old subject", SOON, async || {
+        let listed = cloud.command(&["node", "list"]).await?;
+        let is_listed = |line: &str| line.starts_with("edge-1 ") && line.contains("  old  ");
+        ensure!(listed.lines().any(is_listed), "{listed}");
+        Ok(())
+    })
+    .await?;
     cluster.job("with-old").images([&reference]).on(["edge-1"]).completes().await?;
     ensure!(certificate()? == old, "it was renewed by itself");
 
@@ -81,6 +99,7 @@ async fn an_edge_of_the_release_before_goes_on_without_joining_again() -> Result
     ensure!(names(&node, "prepull:node:edge-1")?, "the subject is not of our own");
     node.restart_agent()?;
     node.is_connected().await?;
+    outdated(&cloud, 0.0).await?;
     node.remove_image(&reference).await?;
     cluster.job("with-new").images([&reference]).on(["edge-1"]).completes().await?;
 

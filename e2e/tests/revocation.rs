@@ -20,13 +20,13 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const WITHIN_SECONDS: Duration = Duration::from_secs(5);
 
 /// A machine with a state directory: its identity, and the tunnel that it keeps up.
-struct Machine {
-    state: PathBuf,
-    identity: Identity,
+pub(crate) struct Machine {
+    pub(crate) state: PathBuf,
+    pub(crate) identity: Identity,
 }
 
 impl Machine {
-    async fn joins(cloud: &Cloud, place: &Place, node: &str) -> Result<Self> {
+    pub(crate) async fn joins(cloud: &Cloud, place: &Place, node: &str) -> Result<Self> {
         let state = place.new_dir(node)?;
         cloud.join(&cloud.token(node).await?, node, &state).await?;
         Self::of(state)
@@ -41,7 +41,7 @@ impl Machine {
     }
 
     /// Keeps a session up, or tries to, until the session is dropped.
-    fn dials(&self, cloud: &Cloud) -> Session {
+    pub(crate) fn dials(&self, cloud: &Cloud) -> Session {
         let (link, outgoing) = Link::new(1);
         let (sender, mut events) = tokio::sync::mpsc::channel(16);
         let stop = CancellationToken::new();
@@ -62,7 +62,7 @@ impl Machine {
     }
 }
 
-struct Session {
+pub(crate) struct Session {
     connected: watch::Receiver<bool>,
     /// Nobody dials for a program that can send nothing any more.
     _link: Link,
@@ -70,7 +70,7 @@ struct Session {
 }
 
 impl Session {
-    async fn is(&mut self, connected: bool) -> Result<()> {
+    pub(crate) async fn is(&mut self, connected: bool) -> Result<()> {
         let wait = self.connected.wait_for(|now| *now == connected);
         let limit = Duration::from_secs(30);
         tokio::time::timeout(limit, wait)

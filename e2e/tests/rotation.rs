@@ -1,13 +1,18 @@
 //! Rotation of the CA, with edges that are away, clouds that are killed, and jobs that go on. The steps themselves are
 //! tested in cloudcore-prepull/tests/tunnel.
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, DeleteParams, ListParams};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
+
+use crate::revocation::Machine;
 
 /// Limit for a step that waits ten seconds on purpose.
 const STEP: Duration = Duration::from_secs(45);
@@ -116,6 +121,144 @@ async fn a_rotation_in_the_middle_of_jobs_makes_nobody_join_again() -> Result<()
     site.cloud.restart().await?;
     let status = site.job("after").images([&other]).on(["edge-1", "edge-2"]).completes().await?;
     assert_eq!(status.summary.successful, 2);
+    Ok(())
+}
+
+/// A CA as the manual makes one, and the certificate by it of another one.
+struct CaFiles(PathBuf);
+
+impl CaFiles {
+    async fn openssl(&self, arguments: &[&str]) -> Result<()> {
+        let mut command = Command::new("openssl");
+        command.current_dir(&self.0).args(arguments);
+        prepull_e2e::parts::output(command).await.map(drop)
+    }
+
+    /// Makes NAME.crt and NAME.key.
+    async fn make(&self, name: &str) -> Result<()> {
+        let (key, certificate, subject) =
+            (format!("{name}.key"), format!("{name}.crt"), format!("/CN={name}"));
+        let new_key = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
+        let rest = ["-days", "3650", "-subj", &subject, "-keyout", &key, "-out", &certificate];
+        self.openssl(&[&new_key[..], &rest].concat()).await
+    }
+
+    /// Makes cross.crt: the key of `new`, certified by `old`.
+    async fn certify(&self) -> Result<()> {
+        let extensions =
+            "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\n";
+        std::fs::write(self.0.join("extensions"), extensions)?;
+        self.openssl(&["req", "-new", "-key", "new.key", "-subj", "/CN=new", "-out", "cross.csr"]).await?;
+        let sign =
+            ["x509", "-req", "-in", "cross.csr", "-CA", "old.crt", "-CAkey", "old.key", "-days", "3650"];
+        self.openssl(&[&sign[..], &["-out", "cross.crt", "-extfile", "extensions"]].concat()).await
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// What `--ca-cert` and `--ca-key` name from now on. The key first: for a moment the two do not fit together.
+    fn use_now(&self, certificates: &[&str], key: &str) -> Result<()> {
+        std::fs::copy(self.path(&format!("{key}.key")), self.path("ca.key"))?;
+        let read = |name: &&str| std::fs::read_to_string(self.path(&format!("{name}.crt")));
+        let all = certificates.iter().map(read).collect::<std::io::Result<Vec<_>>>()?;
+        Ok(std::fs::write(self.path("ca.crt"), all.concat())?)
+    }
+}
+
+/// An edge that does by itself all that an agent does about its certificate.
+fn runs(machine: &Machine, cloud: &Cloud) -> (crate::revocation::Session, DropGuard) {
+    let stop = CancellationToken::new();
+    let enroll = format!("https://{}", cloud.enroll_addr());
+    tokio::spawn(machine.identity.clone().keep_renewed(enroll, stop.clone()));
+    (machine.dials(cloud), stop.drop_guard())
+}
+
+/// Waits until so many connected edges have something of before a change.
+async fn are_outdated(cloud: &Cloud, part: &str, edges: f64) -> Result<()> {
+    eventually(&format!("{edges} edges have an old {part}"), STEP, async || {
+        let found = cloud.metrics().await?.sum("cloudcore_prepull_outdated_edges", &[("part", part)]);
+        ensure!((found - edges).abs() < 0.5, "{found}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_ca_in_files_is_replaced_in_three_steps_and_nobody_joins_again() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let place = Place::here()?;
+    let files = CaFiles(place.new_dir("ca")?);
+    for name in ["old", "new"] {
+        files.make(name).await?;
+    }
+    files.certify().await?;
+    files.use_now(&["old"], "old")?;
+    let arguments = [("--ca-cert", "ca.crt"), ("--ca-key", "ca.key")]
+        .map(|(flag, name)| format!("{flag}={}", files.path(name).display()));
+    let mut cloud = Cloud::start(&cluster).args(&arguments.each_ref().map(String::as_str)).await?;
+    cluster.edge_nodes(&["present", "away", "too-late"]).await?;
+    let present = Machine::joins(&cloud, &place, "present").await?;
+    let away = Machine::joins(&cloud, &place, "away").await?;
+    let too_late = Machine::joins(&cloud, &place, "too-late").await?;
+    let cas = |machine: &Machine| std::fs::read_to_string(machine.state.join("pki/ca.crt"));
+    let trusts = async |machine: &Machine, cas_to_trust: usize| {
+        eventually(&format!("it trusts {cas_to_trust} CAs"), STEP, async || {
+            let trusted = cas(machine)?.matches("BEGIN").count();
+            ensure!(trusted == cas_to_trust, "{trusted}");
+            Ok(())
+        })
+        .await
+    };
+    let (mut session, _present) = runs(&present, &cloud);
+    session.is(true).await?;
+
+    files.use_now(&["old", "new"], "old")?;
+    trusts(&present, 2).await?;
+    are_outdated(&cloud, "trust", 0.0).await?;
+
+    let before = std::fs::read(present.state.join("pki/client.crt"))?;
+    files.use_now(&["new", "old", "cross"], "new")?;
+    eventually("it has renewed", STEP, async || {
+        ensure!(std::fs::read(present.state.join("pki/client.crt"))? != before, "not yet");
+        Ok(())
+    })
+    .await?;
+    are_outdated(&cloud, "certificate", 0.0).await?;
+    // Who was away is known by its certificate, and comes back with the old CA alone.
+    eventually("the list tells them apart", STEP, async || {
+        let listed = cloud.command(&["node", "list"]).await?;
+        let ca_of = |node: &str| {
+            let line = listed.lines().find(|line| line.starts_with(&format!("{node} ")));
+            line.and_then(|line| line.split_whitespace().nth(3)).context("it is not listed")
+        };
+        let (of_present, of_away) = (ca_of("present")?, ca_of("away")?);
+        ensure!(of_present != of_away, "{listed}");
+        let shown = cloud.command(&["ca", "show"]).await?;
+        let signer = shown.lines().nth(1).context("no CA is shown")?;
+        ensure!(signer.starts_with(of_present), "{listed}\n{shown}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(cas(&away)?.matches("BEGIN").count(), 1);
+    let (mut second, _away) = runs(&away, &cloud);
+    second.is(true).await?;
+    trusts(&away, 2).await?;
+    are_outdated(&cloud, "certificate", 0.0).await?;
+
+    files.use_now(&["new"], "new")?;
+    for machine in [&present, &away] {
+        trusts(machine, 1).await?;
+    }
+    cloud.restart().await?;
+    for session in [&mut session, &mut second] {
+        session.is(true).await?;
+    }
+    refusal(
+        too_late.identity.renew(format!("https://{}", cloud.enroll_addr())).await.map_err(Into::into),
+        "not from the CA that this node has joined",
+    )?;
     Ok(())
 }
 

@@ -173,7 +173,7 @@ mod tests {
             let (since, retired_after) = (Some(rfc3339(now)), Some(rfc3339(after)));
             Some(Progress { step: Step::Signing, since, retired_after, edges: Some(edges) })
         };
-        let all = CaCensus { connected: 3, informed: 3, renewed: 3, unable: 0 };
+        let all = CaCensus { connected: 3, informed: 3, renewed: 3, unable: 0, old_subject: 0 };
         let (past, future) = (now - Duration::from_secs(5), now + Duration::from_secs(3600));
         check_retirable(progress(past, all), now).unwrap();
         for (progress, reason) in [
@@ -199,7 +199,7 @@ mod tests {
         let (signer, other) = (Authority::generate(now).unwrap().0, Authority::generate(now).unwrap().0);
         let hashes = [&signer, &other].map(|ca| hex(&ca.fingerprint()));
         let bundle = [CaSet::from(signer).bundle(), CaSet::from(other).bundle()].concat();
-        let edges = Some(CaCensus { connected: 3, informed: 2, renewed: 1, unable: 1 });
+        let edges = Some(CaCensus { connected: 3, informed: 2, renewed: 1, unable: 1, old_subject: 1 });
         let progress =
             Progress { step: Step::Announced, since: Some("T".to_owned()), retired_after: None, edges };
         let shown = render(&Published { bundle, progress: Some(progress) }).unwrap();

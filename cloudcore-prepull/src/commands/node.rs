@@ -18,7 +18,9 @@ use crate::edges::roster::{Change, NodeRecord, Records};
 pub(crate) enum NodeCommand {
     /// List the nodes whose edges have joined, with the end of their certificates, their keys and revocations.
     ///
-    /// CERTIFICATE UNTIL is the end of the newest certificate; KEY the first digits of the SHA-256 of its public key.
+    /// CERTIFICATE UNTIL is the end of the newest certificate. KEY is the start of the SHA-256 of the key in use, CA that of
+    /// the CA that has signed its certificate, as `ca show` shows it, and SUBJECT says whether the certificate has the
+    /// subject of release 0.1 (old) or that of newer ones (own).
     /// An edge that joined before its cloudcore-prepull kept this record is in it from its next connection on.
     #[command(after_help = "Example:\n  cloudcore-prepull node list")]
     List,
@@ -102,14 +104,18 @@ async fn exists(client: kube::Client, node: &NodeName) -> anyhow::Result<bool> {
 }
 
 fn render_table(records: &BTreeMap<NodeName, NodeRecord>) -> String {
-    let mut rows = vec![["NODE", "CERTIFICATE UNTIL", "KEY", "REVOKED"].map(str::to_owned)];
+    let head = ["NODE", "CERTIFICATE UNTIL", "KEY", "CA", "SUBJECT", "REVOKED"];
+    let mut rows = vec![head.map(str::to_owned)];
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     rows.extend(records.iter().map(|(node, NodeRecord { key, next, revoked })| {
         // A renewal that was not seen in use yet may have reached the edge.
         let until = [key, next].into_iter().flatten().map(|held| held.not_after).max();
         [
             node.to_string(),
-            until.map_or_else(|| "-".to_owned(), |end| humantime::format_rfc3339_seconds(end).to_string()),
-            key.map_or_else(|| "-".to_owned(), |held| held.sha256.to_string()),
+            known(until.map(|end| humantime::format_rfc3339_seconds(end).to_string())),
+            known(key.map(|held| held.sha256.to_string())),
+            known(key.and_then(|held| held.ca).map(|ca| ca.to_string())),
+            known(key.map(|held| if held.old_subject { "old" } else { "own" }.to_owned())),
             match revoked {
                 None => "-".to_owned(),
                 Some(revoked) if revoked.rejoined => format!("{}, joined again", revoked.at),
@@ -118,15 +124,19 @@ fn render_table(records: &BTreeMap<NodeName, NodeRecord>) -> String {
         ]
     }));
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let (node, until, key) = (width(0), width(1), width(2));
-    let line =
-        |row: &[String; 4]| format!("{:node$}  {:until$}  {:key$}  {}\n", row[0], row[1], row[2], row[3]);
+    let widths: [usize; 6] = std::array::from_fn(width);
+    let line = |row: &[String; 6]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
     rows.iter().map(line).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
+
+    use prepull_api::enroll::SubjectForm;
 
     use super::*;
     use crate::edges::pki::KeyHash;
@@ -135,7 +145,10 @@ mod tests {
     #[test]
     fn the_table_shows_certificate_key_and_revocation_of_each_node() {
         let end = |days: u64| UNIX_EPOCH + Duration::from_secs(1_800_000_000 + days * 86_400);
-        let held = |byte, days| HeldKey::new(KeyHash::new([byte; 32]), end(days));
+        let certified = |byte, days, form| {
+            HeldKey::new(KeyHash::new([byte; 32]), end(days)).certified(Some([byte; 32].into()), form)
+        };
+        let held = |byte, days| certified(byte, days, SubjectForm::Own);
         let at = "2026-11-22T04:00:00.000001Z".to_owned();
         let revoked = |key, rejoined| NodeRecord {
             key,
@@ -146,13 +159,18 @@ mod tests {
             ("edge-1", NodeRecord { key: Some(held(0xab, 0)), next: Some(held(2, 1)), revoked: None }),
             ("edge-10", revoked(Some(held(0xcd, 0)), true)),
             ("edge-2", revoked(None, false)),
+            (
+                "edge-3",
+                NodeRecord { key: Some(certified(0x12, 0, SubjectForm::Kubelet)), next: None, revoked: None },
+            ),
         ];
         let records = records.into_iter().map(|(node, record)| (node.into(), record)).collect();
         let expected = "\
-NODE     CERTIFICATE UNTIL     KEY               REVOKED
-edge-1   2027-01-16T08:00:00Z  abababababababab  -
-edge-10  2027-01-15T08:00:00Z  cdcdcdcdcdcdcdcd  2026-11-22T04:00:00.000001Z, joined again
-edge-2   -                     -                 2026-11-22T04:00:00.000001Z
+NODE     CERTIFICATE UNTIL     KEY               CA                SUBJECT  REVOKED
+edge-1   2027-01-16T08:00:00Z  abababababababab  abababababababab  own      -
+edge-10  2027-01-15T08:00:00Z  cdcdcdcdcdcdcdcd  cdcdcdcdcdcdcdcd  own      2026-11-22T04:00:00.000001Z, joined again
+edge-2   -                     -                 -                 -        2026-11-22T04:00:00.000001Z
+edge-3   2027-01-15T08:00:00Z  1212121212121212  1212121212121212  old      -
 ";
         assert_eq!(render_table(&records), expected);
     }

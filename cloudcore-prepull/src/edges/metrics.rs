@@ -6,6 +6,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
+use crate::edges::tunnel::CaCensus;
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
     reason: &'static str,
@@ -17,6 +19,11 @@ struct PortLabels {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PartLabel {
+    part: &'static str,
+}
+
 prepull_program::metrics! {
     /// Metrics of both ports. Cheap to clone; all clones share the values.
     pub struct EdgeMetrics {
@@ -26,6 +33,8 @@ prepull_program::metrics! {
         waiting_connections: Gauge<i64>,
         /// Connections that ended before or during their handshake, by port and reason
         turned_away: Family<PortLabels, Counter>,
+        /// Connected edges that are not done with a change of the CA or of the subject, by what is of before
+        outdated_edges: Family<PartLabel, Gauge>,
     }
 }
 
@@ -39,6 +48,20 @@ impl EdgeMetrics {
     pub(super) fn count_waiting(&self) -> WaitingConnection {
         self.waiting_connections.inc();
         WaitingConnection(self.waiting_connections.clone())
+    }
+
+    /// Sets how many edges keep a rotation from its next step, or the old subject in use.
+    pub(crate) fn set_outdated(&self, census: &CaCensus) {
+        let CaCensus { connected, informed, renewed, unable, old_subject } = *census;
+        for (part, edges) in [
+            ("agent", unable),
+            ("trust", connected - informed),
+            ("certificate", connected - renewed),
+            ("subject", old_subject),
+        ] {
+            let edges = i64::try_from(edges).unwrap_or(i64::MAX);
+            self.outdated_edges.get_or_create(&PartLabel { part }).set(edges);
+        }
     }
 
     /// Counts a connection that did not get in.

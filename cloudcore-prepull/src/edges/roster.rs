@@ -27,6 +27,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use prepull_api::task::NodeName;
 
 use crate::edges::pki::KeyHash;
+use crate::edges::pki::ca_set::Fingerprint;
 use crate::edges::pki::peer::Peer;
 use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
@@ -163,13 +164,14 @@ impl Roster {
         self.shared.alarms.refused(refusal);
     }
 
-    /// Decides on a handshake of the tunnel, and records that the key is in use.
-    pub(crate) fn admit(&self, peer: &Peer) -> Result<(), Refusal> {
-        let Peer { node, key, not_after, form: _ } = peer;
+    /// Decides on a handshake of the tunnel with a certificate of this CA, and records that the key is in use.
+    pub(crate) fn admit(&self, peer: &Peer, ca: Fingerprint) -> Result<(), Refusal> {
+        let Peer { node, key, not_after, form } = peer;
         match self.shared.view.stand(node, *key).inspect_err(|refusal| self.shared.alarms.refused(refusal))? {
             Standing::Known => {}
             Standing::ToBeRecorded => {
-                self.writer(node).note_use(node.clone(), HeldKey::new(*key, *not_after));
+                let used = HeldKey::new(*key, *not_after).certified(Some(ca.into()), *form);
+                self.writer(node).note_use(node.clone(), used);
             }
             Standing::Superseded { newest } => {
                 self.shared.alarms.superseded(node, *key, newest, Place::Tunnel);
@@ -201,10 +203,10 @@ impl Roster {
         requested: HeldKey,
         now: SystemTime,
     ) -> Result<(), Option<Refusal>> {
-        let Peer { node, key, not_after, form: _ } = peer;
+        let Peer { node, key, not_after, form } = peer;
         let recorded = async {
             self.shared.view.find_node(node)?;
-            let by = HeldKey::new(*key, *not_after);
+            let by = HeldKey::new(*key, *not_after).certified(None, *form);
             self.writer(node).change(node.clone(), Change::Renewed { by, requested }).await
         };
         recorded.await.inspect_err(|refusal| {

@@ -64,6 +64,7 @@ pub(super) async fn start(
         clusters_cas,
         identity: identity.clone(),
         sessions: core.sessions.clone(),
+        metrics: core.metrics.edges(),
         writes,
         namespace: namespace.clone(),
         old_life: args.edge_cert_ttl + args.renew_grace,

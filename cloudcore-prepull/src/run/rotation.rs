@@ -11,6 +11,7 @@ use prepull_program::errors::with_causes;
 use rustls_pki_types::CertificateDer;
 use tracing::{error, info};
 
+use crate::edges::EdgeMetrics;
 use crate::edges::pki::published::{Progress, Published, rfc3339};
 use crate::edges::pki::rotation::{Due, Rotation, Step};
 use crate::edges::pki::store::{CaStore, Stored};
@@ -44,6 +45,7 @@ pub(super) struct RotationKeeper {
     pub(super) clusters_cas: Vec<CertificateDer<'static>>,
     pub(super) identity: Arc<ServerIdentity>,
     pub(super) sessions: Sessions,
+    pub(super) metrics: EdgeMetrics,
     /// The leader's client.
     pub(super) writes: Client,
     pub(super) namespace: String,
@@ -73,6 +75,7 @@ impl RotationKeeper {
     }
 
     async fn look(&self, served: Duration, last: &mut LastPublished) {
+        self.metrics.set_outdated(&self.sessions.ca_census(&self.identity.cas()));
         let progress = match &self.source {
             Source::Files { certificates, key } => {
                 match CaSet::from_files(certificates, key) {

@@ -234,7 +234,8 @@ impl Routes {
             ca: cas.signer().pem(),
             not_after: humantime::format_rfc3339_seconds(signed.not_after).to_string(),
         };
-        Ok((issued, HeldKey::new(KeyHash::new(csr.key_fingerprint()), signed.not_after)))
+        let key = HeldKey::new(KeyHash::new(csr.key_fingerprint()), signed.not_after);
+        Ok((issued, key.certified(Some(cas.signer().fingerprint().into()), form)))
     }
 }
 

@@ -104,7 +104,7 @@ mod tests {
         let (signer, other) = (Authority::generate(now).unwrap().0, Authority::generate(now).unwrap().0);
         let fingerprint = signer.fingerprint();
         let set = CaSet::new(signer, [other.certificate().clone()], "here").unwrap();
-        let edges = Some(CaCensus { connected: 3, informed: 2, renewed: 1, unable: 1 });
+        let edges = Some(CaCensus { connected: 3, informed: 2, renewed: 1, unable: 1, old_subject: 1 });
         let progress =
             Progress { step: Step::Signing, since: Some(rfc3339(now)), retired_after: None, edges };
         let published = Published { bundle: set.bundle(), progress: Some(progress) };

@@ -143,7 +143,7 @@ impl Rotation {
         old_life: Duration,
         now: SystemTime,
     ) -> Option<Due> {
-        let CaCensus { connected, informed, renewed, unable } = *census;
+        let CaCensus { connected, informed, renewed, unable, old_subject: _ } = *census;
         let lasted = self.since.and_then(|since| now.duration_since(since).ok()).unwrap_or_default();
         match self.step {
             Step::Settled => None,

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prepull_api::enroll::SubjectForm;
 use prepull_api::task::NodeName;
 use serde::{Deserialize, Serialize};
 
 use crate::edges::pki::KeyHash;
+use crate::edges::pki::ca_set::CaId;
 
 /// What is recorded of a node. Without a record, it is as if the record were empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,13 +33,25 @@ pub(crate) struct HeldKey {
     /// Whether a certificate of this key was seen in use.
     #[serde(default)]
     pub(crate) seen: bool,
+    /// The CA that has signed the certificate, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ca: Option<CaId>,
+    /// Whether the certificate has the subject of release 0.1.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) old_subject: bool,
 }
 
 impl HeldKey {
     /// A key that was not seen yet. Times have whole seconds, as in certificates.
     pub(crate) fn new(sha256: KeyHash, not_after: SystemTime) -> Self {
         let seconds = not_after.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Self { sha256, not_after: UNIX_EPOCH + Duration::from_secs(seconds), seen: false }
+        let not_after = UNIX_EPOCH + Duration::from_secs(seconds);
+        Self { sha256, not_after, seen: false, ca: None, old_subject: false }
+    }
+
+    /// The same, with what is told to people of its certificate.
+    pub(crate) fn certified(self, ca: Option<CaId>, form: SubjectForm) -> Self {
+        Self { ca, old_subject: form == SubjectForm::Kubelet, ..self }
     }
 }
 
@@ -193,8 +207,10 @@ impl NodeRecord {
         match (&mut self.key, &mut self.next) {
             // It has proved to hold a recorded key, be it by TLS or by the request: an agent that runs on while a join
             // on the same machine has got no answer asks for the key of that join.
-            (Some(held), _) if held.sha256 == requested.sha256 => held.not_after = requested.not_after,
-            (_, Some(next)) if next.sha256 == requested.sha256 => next.not_after = requested.not_after,
+            (Some(held), _) if held.sha256 == requested.sha256 => {
+                *held = HeldKey { seen: held.seen, ..requested }
+            }
+            (_, Some(next)) if next.sha256 == requested.sha256 => *next = requested,
             // Another key than the one before, whose file was lost: the one before shows itself if it is ever used.
             (_, next) if holds_by => *next = Some(requested),
             _ => {

@@ -108,6 +108,8 @@ mod tests {
             sha256: KeyHash::new([byte; 32]),
             not_after: UNIX_EPOCH + Duration::from_secs(1_800_000_000),
             seen: byte == 1,
+            ca: Some([byte; 32].into()),
+            old_subject: true,
         };
         NodeRecord { key: Some(held(1)), next: Some(held(2)), revoked }
     }

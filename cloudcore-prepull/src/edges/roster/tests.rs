@@ -6,6 +6,7 @@ use prepull_api::enroll::SubjectForm;
 
 use super::*;
 
+const CA: Fingerprint = [7; 32];
 const LATER: Duration = Duration::from_secs(1_800_000_000);
 
 fn held(byte: u8) -> HeldKey {
@@ -52,14 +53,17 @@ async fn a_thousand_joins_at_once_are_a_few_writes() {
 #[tokio::test(start_paused = true)]
 async fn a_key_that_was_seen_is_recorded_soon_and_known_after_a_failover() {
     let roster = Roster::in_memory();
-    roster.admit(&peer("edge-1", 1)).unwrap();
+    roster.admit(&peer("edge-1", 1), CA).unwrap();
     assert!(stored(&roster, "edge-1").await.is_empty(), "nobody waits for the write");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(stored(&roster, "edge-1").await.key, Some(HeldKey { seen: true, ..held(1) }));
+    assert_eq!(
+        stored(&roster, "edge-1").await.key,
+        Some(HeldKey { seen: true, ..held(1).certified(Some(CA.into()), SubjectForm::Own) })
+    );
     let successor = beside(&roster);
     successor.load().await;
     successor.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await.unwrap();
-    successor.admit(&peer("edge-1", 2)).unwrap();
+    successor.admit(&peer("edge-1", 2), CA).unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let refused = successor.renew(&peer("edge-1", 1), held(3), UNIX_EPOCH).await;
     assert!(matches!(refused, Err(Some(Refusal::Superseded { .. }))), "{refused:?}");
@@ -73,10 +77,10 @@ async fn a_revocation_is_found_by_whoever_writes_next_even_without_a_watch() {
     // The watch has told nothing yet: the record that is stored decides.
     let refused = roster.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await;
     assert!(matches!(refused, Err(Some(Refusal::Revoked { .. }))), "{refused:?}");
-    assert!(roster.admit(&peer("edge-1", 1)).is_err(), "and from then on handshakes as well");
+    assert!(roster.admit(&peer("edge-1", 1), CA).is_err(), "and from then on handshakes as well");
     let successor = beside(&roster);
     successor.load().await;
-    assert!(successor.admit(&peer("edge-1", 1)).is_err());
+    assert!(successor.admit(&peer("edge-1", 1), CA).is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -88,7 +92,7 @@ async fn records_that_somebody_deletes_are_written_again() {
     let Store::Memory(memory) = &roster.shared.store else { panic!("in memory") };
     memory.lock().unwrap().clear();
     roster.restore(id);
-    assert!(roster.admit(&peer("edge-1", 1)).is_err());
+    assert!(roster.admit(&peer("edge-1", 1), CA).is_err());
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(stored(&roster, "edge-1").await.revoked.is_some());
 }

@@ -92,7 +92,7 @@ impl Handshaker {
         let issuer = chain.and_then(|chain| cas.issuer_of(chain.first()?)).ok_or(Refusal::UnknownCa)?;
         let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);
         let open = open.ok_or_else(|| Refusal::TooManyConnections(peer.node.clone()))?;
-        self.roster.admit(&peer)?;
+        self.roster.admit(&peer, issuer)?;
         Ok((peer, issuer, open))
     }
 }

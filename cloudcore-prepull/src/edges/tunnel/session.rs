@@ -49,7 +49,7 @@ where
 {
     let (end, announced) = match timeout(context.settings.hello_deadline, receive_hello(&mut channel)).await {
         Ok(Ok(hello)) => {
-            let trust = SessionTrust::new(context.issuer, &hello);
+            let trust = SessionTrust::new(context.issuer, context.peer.form, &hello);
             let outbox = context.sessions.register(context.peer.node.clone(), trust, context.peer.key);
             let id = outbox.id;
             // The node may have been revoked since the handshake, when nobody could find this session to end it.

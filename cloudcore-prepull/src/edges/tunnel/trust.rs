@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use prepull_api::enroll::unhex;
+use prepull_api::enroll::{SubjectForm, unhex};
 use prepull_api::wire::{CloudMessage, Hello, TrustedCas};
 
 use crate::edges::pki::CaSet;
@@ -19,11 +19,12 @@ const MIN_SPREAD: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct SessionTrust {
     issuer: Fingerprint,
+    has_old_subject: bool,
     /// The hash of the bundle that the node has; none where the agent cannot be told of another one.
     bundle: Mutex<Option<Fingerprint>>,
 }
 
-/// How far the connected edges are in a rotation.
+/// How far the connected edges are in a rotation, or with the new subject.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct CaCensus {
@@ -35,11 +36,14 @@ pub(crate) struct CaCensus {
     pub(crate) renewed: usize,
     /// Those whose agent is too old to be told of another CA.
     pub(crate) unable: usize,
+    /// Those whose certificate has the subject of release 0.1.
+    pub(crate) old_subject: usize,
 }
 
 impl SessionTrust {
-    pub(super) fn new(issuer: Fingerprint, hello: &Hello) -> Self {
-        Self { issuer, bundle: Mutex::new(hello.trusts.as_deref().and_then(unhex)) }
+    pub(super) fn new(issuer: Fingerprint, form: SubjectForm, hello: &Hello) -> Self {
+        let bundle = Mutex::new(hello.trusts.as_deref().and_then(unhex));
+        Self { issuer, has_old_subject: form == SubjectForm::Kubelet, bundle }
     }
 
     /// Whether the node's certificate is still accepted.
@@ -78,6 +82,7 @@ impl CaCensus {
             census.informed += usize::from(known.is_some() && known == bundle);
             census.renewed += usize::from(session.issuer == signer);
             census.unable += usize::from(known.is_none());
+            census.old_subject += usize::from(session.has_old_subject);
         }
         census
     }
@@ -95,8 +100,11 @@ mod tests {
     fn an_edge_is_told_until_it_trusts_the_cas_and_has_a_certificate_of_the_signer() {
         let cas = CaSet::from(Authority::generate(SystemTime::now()).unwrap().0);
         let signer = cas.signer().fingerprint();
-        let session =
-            |issuer, trusts: Option<String>| SessionTrust::new(issuer, &Hello { trusts, ..Hello::default() });
+        let session = |issuer, trusts: Option<String>| {
+            // An agent of release 0.1 says nothing of the CAs.
+            let form = if trusts.is_some() { SubjectForm::Own } else { SubjectForm::Kubelet };
+            SessionTrust::new(issuer, form, &Hello { trusts, ..Hello::default() })
+        };
         let told = |session: &SessionTrust| session.news(&cas, 0).is_some();
         let (id, other) = (cas.bundle_id(), "0".repeat(64));
         let sessions = [
@@ -108,7 +116,7 @@ mod tests {
         assert_eq!(sessions.each_ref().map(told), [false, true, true, false]);
         assert_eq!(
             CaCensus::of(sessions.iter(), &cas),
-            CaCensus { connected: 4, informed: 2, renewed: 2, unable: 1 }
+            CaCensus { connected: 4, informed: 2, renewed: 2, unable: 1, old_subject: 1 }
         );
         sessions[1].confirm(&id);
         assert!(!told(&sessions[1]));
@@ -118,7 +126,8 @@ mod tests {
     #[test]
     fn a_fleet_spreads_its_renewals() {
         let cas = CaSet::from(Authority::generate(SystemTime::now()).unwrap().0);
-        let session = SessionTrust::new([0; 32], &Hello { trusts: Some("0".repeat(64)), ..Hello::default() });
+        let hello = Hello { trusts: Some("0".repeat(64)), ..Hello::default() };
+        let session = SessionTrust::new([0; 32], SubjectForm::Own, &hello);
         let spread = |sessions| match session.news(&cas, sessions).unwrap() {
             CloudMessage::Trust(cas) => cas.renew_within.as_secs(),
             other => panic!("{other:?}"),

@@ -7,6 +7,7 @@ use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::session::SessionId;
 
 use super::*;
+use crate::edges::tunnel::CaCensus;
 
 fn node() -> NodeName {
     NodeName("edge-1".to_owned())
@@ -115,6 +116,8 @@ fn the_whole_exposition_stays_as_it_is() {
         [(JobPhase::Init, 1), (JobPhase::InProgress, 2), (JobPhase::Completed, 3), (JobPhase::Failure, 4)];
     metrics.set_levels(phases.into_iter().flat_map(|(phase, count)| std::iter::repeat_n(phase, count)), 7);
     metrics.set_leadership(&Leadership::undisputed());
+    let census = CaCensus { connected: 9, informed: 7, renewed: 5, unable: 1, old_subject: 3 };
+    metrics.edges().set_outdated(&census);
 
     assert_eq!(sorted(&metrics.render()), include_str!("tests/exposition.txt"));
 }

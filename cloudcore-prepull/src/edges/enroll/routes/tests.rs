@@ -13,6 +13,7 @@ use crate::edges::pki::Authority;
 use crate::edges::tokens::Scope;
 
 const HOUR: Duration = Duration::from_secs(3600);
+const CA: [u8; 32] = [7; 32];
 
 fn routes() -> Routes {
     Routes {
@@ -135,7 +136,7 @@ async fn a_renewal_may_be_repeated_until_its_key_is_seen_and_then_only_that_key_
     }
     let (_, body) = renew(&routes, peer("edge-1", 1), &second).await;
     let renewed = Peer { key: key_of(&body), ..peer("edge-1", 0) };
-    routes.roster.admit(&renewed).unwrap();
+    routes.roster.admit(&renewed, CA).unwrap();
     let third = KeyPair::generate().unwrap();
     assert_eq!(renew(&routes, renewed, &third).await.0, 200);
     let (status, body) = renew(&routes, peer("edge-1", 1), &KeyPair::generate().unwrap()).await;
@@ -180,9 +181,9 @@ async fn a_fleets_token_admits_edge_nodes_of_the_cluster_only_and_no_node_renews
     routes.roster.set_node(&"edge-1".into(), None);
     let (status, body) = renew(&routes, holder.clone(), &newer).await;
     assert_eq!((status, body.contains("the cluster has no Node edge-1")), (403, true), "{body}");
-    assert!(routes.roster.admit(&holder).is_err());
+    assert!(routes.roster.admit(&holder, CA).is_err());
     routes.roster.set_node(&"edge-1".into(), Some(true));
-    routes.roster.admit(&holder).unwrap();
+    routes.roster.admit(&holder, CA).unwrap();
     assert_eq!(renew(&routes, holder, &newer).await.0, 200);
 }
 

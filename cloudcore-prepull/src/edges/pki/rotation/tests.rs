@@ -149,7 +149,7 @@ mod pace {
     use super::*;
 
     fn census(connected: usize, informed: usize, renewed: usize, unable: usize) -> CaCensus {
-        CaCensus { connected, informed, renewed, unable }
+        CaCensus { connected, informed, renewed, unable, old_subject: 0 }
     }
 
     #[test]
