@@ -17,7 +17,7 @@ mod view;
 mod writer;
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -25,6 +25,8 @@ use kube::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use prepull_api::task::NodeName;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::edges::pki::KeyHash;
 use crate::edges::pki::ca_set::Fingerprint;
@@ -45,6 +47,13 @@ use record::Standing;
 pub(crate) use record::{Admission, Change, HeldKey, NodeRecord, Refusal};
 pub(crate) use store::RosterError;
 
+/// How long a Node that the watch has not told of is waited for before its edge is refused. Somebody who makes a Node
+/// starts its agent a moment later, and the watch is behind by what the API server takes to tell.
+const NODE_PATIENCE: Duration = Duration::from_secs(2);
+/// Those that wait for a Node at a time: half of the slots of either port. Each has a valid certificate or token. The
+/// edges of many Nodes that were deleted are refused at once beyond it.
+const NODE_WAITS: usize = 64;
+
 /// The roster. All clones share it.
 #[derive(Clone, Debug)]
 pub struct Roster {
@@ -57,6 +66,7 @@ struct Shared {
     view: Arc<View>,
     writers: Vec<Arc<Writer>>,
     alarms: Alarms,
+    node_waits: Semaphore,
 }
 
 impl Roster {
@@ -80,7 +90,9 @@ impl Roster {
         let view = Arc::new(View::new());
         let writer = |id| Writer::new(id, store.clone(), Arc::clone(&view));
         let writers = ShardId::all().map(writer).collect();
-        Self { shared: Arc::new(Shared { store, view, writers, alarms }) }
+        Self {
+            shared: Arc::new(Shared { store, view, writers, alarms, node_waits: Semaphore::new(NODE_WAITS) }),
+        }
     }
 
     /// Reads all of it; tries until it succeeds.
@@ -154,7 +166,17 @@ impl Roster {
         self.shared.view.changed().await;
     }
 
-    /// Whether the holder of this key is served.
+    /// Waits a moment for a Node that is not known: it may have been made just now.
+    pub(crate) async fn wait_for_node(&self, node: &NodeName) {
+        let Shared { view, node_waits, .. } = &*self.shared;
+        if view.find_node(node).is_err()
+            && let Ok(_place) = node_waits.try_acquire()
+        {
+            let _ = timeout(NODE_PATIENCE, view.node_arrives(node)).await;
+        }
+    }
+
+    /// Whether the holder of this key is served on.
     pub(crate) fn check(&self, node: &NodeName, key: KeyHash) -> Result<(), Refusal> {
         self.shared.view.stand(node, key).map(drop)
     }
@@ -189,6 +211,7 @@ impl Roster {
     ) -> Result<(), Option<Refusal>> {
         let recorded = async {
             if by == Admission::Fleet {
+                self.wait_for_node(node).await;
                 self.shared.view.find_edge(node)?;
             }
             self.writer(node).change(node.clone(), Change::Joined { by, requested }).await
@@ -205,6 +228,7 @@ impl Roster {
     ) -> Result<(), Option<Refusal>> {
         let Peer { node, key, not_after, form } = peer;
         let recorded = async {
+            self.wait_for_node(node).await;
             self.shared.view.find_node(node)?;
             let by = HeldKey::new(*key, *not_after).certified(None, *form);
             self.writer(node).change(node.clone(), Change::Renewed { by, requested }).await

@@ -3,6 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use prepull_api::enroll::SubjectForm;
+use tokio::time::Instant;
 
 use super::*;
 
@@ -104,4 +105,39 @@ async fn a_certificate_that_had_expired_is_told_of() {
     roster.renew(&peer("edge-1", 1), held(2), end - Duration::from_secs(1)).await.unwrap();
     roster.renew(&peer("edge-2", 1), held(2), end).await.unwrap();
     assert_eq!(roster.shared.alarms.late(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_was_made_just_now_is_waited_for() {
+    let (roster, begun, second) = (Roster::in_memory(), Instant::now(), Duration::from_secs(1));
+    roster.set_nodes(std::iter::empty());
+    let (joined, renewed, ()) = tokio::join!(
+        async { roster.join(&"edge-1".into(), Admission::Fleet, held(1)).await },
+        async { roster.renew(&peer("edge-2", 1), held(2), UNIX_EPOCH).await },
+        async {
+            tokio::time::sleep(second).await;
+            roster.set_node(&"edge-1".into(), Some(true));
+            roster.set_nodes([("edge-1".into(), true), ("edge-2".into(), true)].into_iter());
+        }
+    );
+    assert_eq!((joined, renewed), (Ok(()), Ok(())));
+    assert!(begun.elapsed() < NODE_PATIENCE, "{:?}", begun.elapsed());
+    roster.wait_for_node(&"edge-1".into()).await;
+    assert!(begun.elapsed() < NODE_PATIENCE, "who has a Node waits for nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn edges_of_many_nodes_that_do_not_exist_are_refused_at_once() {
+    let (roster, begun) = (Roster::in_memory(), Instant::now());
+    roster.set_nodes(std::iter::empty());
+    let waits = (0..1000).map(|n| {
+        let roster = roster.clone();
+        async move {
+            roster.wait_for_node(&NodeName(format!("edge-{n}"))).await;
+            begun.elapsed()
+        }
+    });
+    let waits = futures::future::join_all(waits).await;
+    assert_eq!(waits.iter().filter(|waited| waited.is_zero()).count(), 1000 - NODE_WAITS);
+    assert_eq!(begun.elapsed(), NODE_PATIENCE, "and the others after a moment");
 }

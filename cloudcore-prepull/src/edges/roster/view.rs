@@ -15,6 +15,8 @@ pub(super) struct View {
     known: Mutex<Known>,
     /// Woken when a session may have to end.
     changed: Notify,
+    /// Woken when a Node has come.
+    arrived: Notify,
 }
 
 #[derive(Debug)]
@@ -27,7 +29,11 @@ struct Known {
 impl View {
     pub(super) fn new() -> Self {
         let shards = vec![Shard::default(); SHARDS];
-        Self { known: Mutex::new(Known { shards, nodes: None }), changed: Notify::new() }
+        Self {
+            known: Mutex::new(Known { shards, nodes: None }),
+            changed: Notify::new(),
+            arrived: Notify::new(),
+        }
     }
 
     pub(super) fn shard(&self, id: ShardId) -> Shard {
@@ -54,6 +60,7 @@ impl View {
     pub(super) fn set_nodes(&self, nodes: HashMap<NodeName, bool>) {
         self.lock().nodes = Some(nodes);
         self.changed.notify_one();
+        self.arrived.notify_waiters();
     }
 
     /// Takes over a Node; none if it was deleted.
@@ -61,7 +68,9 @@ impl View {
         let mut known = self.lock();
         let nodes = known.nodes.get_or_insert_default();
         if let Some(is_edge) = is_edge {
-            nodes.insert(node.clone(), is_edge);
+            if nodes.insert(node.clone(), is_edge).is_none() {
+                self.arrived.notify_waiters();
+            }
         } else {
             nodes.remove(node);
             self.changed.notify_one();
@@ -87,6 +96,19 @@ impl View {
     /// Whether the cluster has the Node.
     pub(super) fn find_node(&self, node: &NodeName) -> Result<(), Refusal> {
         self.lock().find_node(node).map(drop)
+    }
+
+    /// Waits until the cluster has the Node.
+    pub(super) async fn node_arrives(&self, node: &NodeName) {
+        loop {
+            let mut arrived = std::pin::pin!(self.arrived.notified());
+            // Before the look, so that nothing is missed between the two.
+            arrived.as_mut().enable();
+            if self.find_node(node).is_ok() {
+                return;
+            }
+            arrived.await;
+        }
     }
 
     /// Whether the cluster has the Node, and it is an edge node.

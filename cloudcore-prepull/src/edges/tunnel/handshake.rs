@@ -59,7 +59,7 @@ impl Handshaker {
         let serving = self.identity.serving();
         let stream =
             arrived.into_stream_with(Arc::clone(&serving.tunnel), limit).await.map_err(Turned::Tls)?;
-        let admitted = self.admit_peer(&stream, &serving.cas);
+        let admitted = self.admit_peer(&stream, &serving.cas).await;
         let refused = admitted.as_ref().err().map(|refusal| {
             let status = match refusal {
                 Refusal::TooManyConnections(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -80,7 +80,7 @@ impl Handshaker {
         Ok(Connected { channel: Channel::new(socket, self.terms), peer, issuer, open })
     }
 
-    fn admit_peer(
+    async fn admit_peer(
         &self,
         stream: &Secured,
         cas: &CaSet,
@@ -92,6 +92,7 @@ impl Handshaker {
         let issuer = chain.and_then(|chain| cas.issuer_of(chain.first()?)).ok_or(Refusal::UnknownCa)?;
         let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);
         let open = open.ok_or_else(|| Refusal::TooManyConnections(peer.node.clone()))?;
+        self.roster.wait_for_node(&peer.node).await;
         self.roster.admit(&peer, issuer)?;
         Ok((peer, issuer, open))
     }
