@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use edgecore_prepull::cloud::identity::Identity;
 use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
-use k8s_openapi::api::core::v1::Event;
-use kube::api::{Api, ListParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Event};
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use prepull_api::wire::{EdgeMessage, Hello, TUNNEL_PATH};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -157,6 +158,15 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     ensure!(listed.lines().any(|line| line.starts_with("edge-1 ") && !line.ends_with('-')), "{listed}");
     refusal(cloud.command(&["node", "revoke", "edge-11"]).await, "no Node of this name")?;
 
+    // Nor by what somebody does to the ConfigMaps of the record, but for their content.
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "prepull-system");
+    for map in maps.list(&ListParams::default()).await?.items {
+        let name = map.metadata.name.unwrap_or_default();
+        if name.starts_with("prepull-nodes-") {
+            let unlabelled = Patch::Merge(json!({ "metadata": { "labels": null } }));
+            maps.patch(&name, &PatchParams::default(), &unlabelled).await?;
+        }
+    }
     cloud.kill9()?;
     successor.leads(SOON).await?;
     drop((session, others));
@@ -172,6 +182,8 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     new_session.is(true).await?;
     is_refused(&successor, &stolen, "revoked").await?;
     refusal(stolen.renews(&successor).await, "node edge-1 is revoked")?;
+    let taken_back = successor.command(&["node", "allow", "edge-1"]).await;
+    refusal(taken_back, "its keys of before would be let in as well")?;
     fresh.renews(&successor).await?;
     new_session.is(false).await?;
     new_session.is(true).await?;

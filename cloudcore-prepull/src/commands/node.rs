@@ -41,12 +41,15 @@ pub(crate) enum NodeCommand {
     },
     /// Take a revocation back, after a false alarm: every certificate that has not expired is good again.
     ///
-    /// Not after the node has joined again: the keys of before would be let in as well.
+    /// It is refused after the node has joined again: then the revocation keeps out nothing but the keys of before.
     #[command(after_help = "Example:\n  cloudcore-prepull node allow edge-1")]
     Allow {
         /// The name of the Node.
         #[arg(value_name = "NAME", value_parser = parse_node)]
         node: NodeName,
+        /// Also after the node has joined again: its keys of before are let in again, too.
+        #[arg(long)]
+        old_keys: bool,
     },
 }
 
@@ -87,8 +90,8 @@ pub(crate) async fn run(
                 )?,
             }
         }
-        NodeCommand::Allow { node } => {
-            let (before, _) = records.change(&node, &Change::Allow).await?;
+        NodeCommand::Allow { node, old_keys } => {
+            let (before, _) = records.change(&node, &Change::Allow { old_keys }).await?;
             let Some(revoked) = before.revoked else { bail!("node {node} is not revoked") };
             let at = revoked.at;
             writeln!(out, "node {node} allowed: the revocation of {at} is taken back")?;

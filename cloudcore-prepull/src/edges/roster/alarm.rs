@@ -17,12 +17,13 @@ use super::record::Refusal;
 use crate::edges::pki::KeyHash;
 use crate::kube_api::events::Events;
 
-/// The shortest time between two events about one node: two machines with one identity alternate every few seconds.
+/// The shortest time between two events of one kind about one node: two machines with one identity alternate every few
+/// seconds.
 const PER_NODE: Duration = Duration::from_secs(600);
 /// Events of all nodes together, at once and per second: a fleet that was off for months comes back all at once.
 const OVERALL: (f64, f64) = (50.0, 0.1);
-/// The most nodes whose last event is remembered; more than come together in [`PER_NODE`] by [`OVERALL`].
-const MAX_NODES: usize = 1024;
+/// The most last events that are remembered; more than come together in [`PER_NODE`] by [`OVERALL`].
+const MAX_REMEMBERED: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PlaceLabel {
@@ -63,14 +64,15 @@ pub(super) struct Alarms {
 
 #[derive(Debug)]
 struct Told {
-    nodes: HashMap<NodeName, Instant>,
+    /// The last event of each node and reason: whoever causes the one keeps nobody from hearing of the other.
+    last: HashMap<(NodeName, &'static str), Instant>,
     overall: TokenBucket<Instant>,
 }
 
 impl Alarms {
     pub(super) fn new(events: Option<Events>, metrics: RosterMetrics) -> Self {
         let overall = TokenBucket::new(OVERALL.1, OVERALL.0);
-        Self { events, metrics, told: Mutex::new(Told { nodes: HashMap::new(), overall }) }
+        Self { events, metrics, told: Mutex::new(Told { last: HashMap::new(), overall }) }
     }
 
     /// A key that a newer one of the node has superseded is still there.
@@ -111,12 +113,14 @@ impl Alarms {
             Refusal::Superseded { .. } => "superseded",
             Refusal::NoNode { .. } => "no_node",
             Refusal::NotAnEdge { .. } | Refusal::HasJoined { .. } | Refusal::OldToken { .. } => "token",
+            // Of a command, and not of an edge.
+            Refusal::HasRejoined { .. } => return,
         };
         self.metrics.refused_edges.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     fn tell(&self, node: &NodeName, reason: &'static str, note: String) {
-        if !self.told.lock().unwrap_or_else(PoisonError::into_inner).may_tell(node, Instant::now()) {
+        if !self.told.lock().unwrap_or_else(PoisonError::into_inner).may_tell(node, reason, Instant::now()) {
             return;
         }
         tracing::warn!(%node, reason, note, "event");
@@ -130,18 +134,19 @@ impl Alarms {
 }
 
 impl Told {
-    fn may_tell(&mut self, node: &NodeName, now: Instant) -> bool {
+    fn may_tell(&mut self, node: &NodeName, reason: &'static str, now: Instant) -> bool {
+        let key = (node.clone(), reason);
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PER_NODE;
-        if self.nodes.get(node).is_some_and(is_recent) {
+        if self.last.get(&key).is_some_and(is_recent) {
             return false;
         }
-        if self.nodes.len() >= MAX_NODES {
-            self.nodes.retain(|_, at| is_recent(at));
+        if self.last.len() >= MAX_REMEMBERED {
+            self.last.retain(|_, at| is_recent(at));
         }
-        if self.nodes.len() >= MAX_NODES || self.overall.try_take(1.0, now).is_err() {
+        if self.last.len() >= MAX_REMEMBERED || self.overall.try_take(1.0, now).is_err() {
             return false;
         }
-        self.nodes.insert(node.clone(), now);
+        self.last.insert(key, now);
         true
     }
 }
@@ -153,13 +158,13 @@ mod tests {
     #[test]
     fn one_node_is_told_of_once_in_a_while_and_a_fleet_at_a_rate() {
         let start = Instant::now();
-        let mut told = Told { nodes: HashMap::new(), overall: TokenBucket::new(OVERALL.1, OVERALL.0) };
-        assert!(told.may_tell(&"edge-1".into(), start));
-        assert!(!told.may_tell(&"edge-1".into(), start + PER_NODE / 2));
-        assert!(told.may_tell(&"edge-1".into(), start + PER_NODE));
+        let mut told = Told { last: HashMap::new(), overall: TokenBucket::new(OVERALL.1, OVERALL.0) };
+        let mut tell = |reason, after| told.may_tell(&"edge-1".into(), reason, start + after);
+        assert!(tell("a", Duration::ZERO) && !tell("a", PER_NODE / 2) && tell("a", PER_NODE));
+        assert!(tell("b", PER_NODE), "one alarm does not silence another");
         let later = start + 2 * PER_NODE;
-        let many = (0..10_000).filter(|n| told.may_tell(&NodeName(format!("edge-{n}")), later)).count();
+        let many = (0..10_000).filter(|n| told.may_tell(&NodeName(format!("edge-{n}")), "a", later)).count();
         assert_eq!(many, 50);
-        assert!(told.nodes.len() <= MAX_NODES);
+        assert!(told.last.len() <= MAX_REMEMBERED);
     }
 }

@@ -88,8 +88,8 @@ pub(crate) enum Change {
     Joined { by: Admission, requested: HeldKey },
     /// `node revoke`
     Revoke { at: String },
-    /// `node allow`
-    Allow,
+    /// `node allow`; `old_keys`: also after the node has joined again.
+    Allow { old_keys: bool },
 }
 
 /// Why a node is refused although its certificate, or its token, is valid. The text is for the operator of the edge.
@@ -127,6 +127,11 @@ pub(crate) enum Refusal {
          token create --node {node}`)"
     )]
     OldToken { node: NodeName, at: String },
+    #[error(
+        "node {node} has joined again since it was revoked ({at}), and is let in: there is nothing to take back. Without the \
+         revocation its keys of before would be let in as well; if that is what you want, give --old-keys"
+    )]
+    HasRejoined { node: NodeName, at: String },
 }
 
 /// How a key that is let in stands to its node's record.
@@ -180,7 +185,12 @@ impl NodeRecord {
                 Some(Revocation { rejoined: false, .. }) => {}
                 _ => record.revoked = Some(Revocation { at: at.clone(), rejoined: false }),
             },
-            Change::Allow => record.revoked = None,
+            Change::Allow { old_keys } => match &record.revoked {
+                Some(Revocation { at, rejoined: true }) if !old_keys => {
+                    return Err(Refusal::HasRejoined { node: node.clone(), at: at.clone() });
+                }
+                _ => record.revoked = None,
+            },
         }
         Ok(record)
     }

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use kube::api::{ListParams, ObjectMeta, PostParams};
+use kube::api::{ObjectMeta, PostParams};
 use prepull_api::task::NodeName;
 
 use super::record::{Change, NodeRecord, Refusal};
 use super::shard::{Shard, ShardId};
 
-/// The label of the ConfigMaps.
+/// The label of the ConfigMaps, by which they are watched.
 pub(super) const LABEL: &str = "prepull.kubeedge.io/node-records";
 /// The most attempts of a change. One fails only where a shard was changed at the same moment, by a person or by a
 /// leader that is being deposed.
@@ -66,8 +67,10 @@ impl Store {
     pub(super) async fn read_all(&self) -> Result<Vec<(ShardId, Shard)>, kube::Error> {
         match self {
             Self::ConfigMaps(maps) => {
-                let list = maps.list(&ListParams::default().labels(LABEL)).await?;
-                Ok(list.items.into_iter().map(decode).filter_map(|(id, shard)| Some((id?, shard))).collect())
+                // By name, and not by the label: somebody who has taken that off must let nobody in.
+                let reads = ShardId::all().map(async |id| maps.get_opt(&id.name()).await);
+                let found = try_join_all(reads).await?.into_iter().flatten();
+                Ok(found.map(decode).filter_map(|(id, shard)| Some((id?, shard))).collect())
             }
             Self::Memory(memory) => {
                 let ids: Vec<_> = lock(memory).keys().copied().collect();

@@ -135,12 +135,25 @@ fn a_revocation_that_is_taken_back_leaves_no_trace() {
     subject.seen(1);
     let before = subject.clone();
     subject.revoke("t1");
-    subject.after(&Change::Allow).unwrap();
+    subject.after(&Change::Allow { old_keys: false }).unwrap();
     assert_eq!(subject.0, before.0);
     let mut unknown = Subject::default();
     unknown.revoke("t1");
-    unknown.after(&Change::Allow).unwrap();
+    unknown.after(&Change::Allow { old_keys: false }).unwrap();
     assert!(unknown.0.is_empty());
+}
+
+#[test]
+fn a_revocation_that_keeps_the_old_keys_out_of_a_node_that_has_joined_again_is_not_taken_back_by_mistake() {
+    let mut subject = Subject::default();
+    subject.seen(1).revoke("t1");
+    subject.join(own_token(Some("t1")), 2).unwrap();
+    subject.seen(2);
+    let refused = subject.after(&Change::Allow { old_keys: false });
+    assert_eq!(refused, Err(Refusal::HasRejoined { node: node(), at: "t1".to_owned() }));
+    assert!(subject.stand(1).is_err() && subject.stand(2).is_ok());
+    subject.after(&Change::Allow { old_keys: true }).unwrap();
+    assert!(subject.stand(1).is_ok());
 }
 
 /// An edge with a disk, whose requests and answers may be lost, and which may be killed at any moment.
