@@ -29,6 +29,7 @@ required=(
   curl:curl
   ps:procps
   unshare:util-linux
+  /lib/systemd/systemd:systemd # of a machine that a test boots in namespaces
   faketime:faketime
   flock:util-linux
   "$@"

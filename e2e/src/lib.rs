@@ -11,6 +11,7 @@
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ Front     in front of several Clouds: forwards edges to the one that is ready, as a Service does
 //!    ├─ EdgeNode  a containerd and an edgecore-prepull that has joined with a token
+//!    ├─ Machine   a systemd of its own, in namespaces, for what only an init shows
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
 //!    ├─ Stage     cluster, cloud and edge nodes in one step
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
@@ -43,6 +44,7 @@ pub mod intruder;
 pub mod jobs;
 pub mod keep;
 pub mod kruise;
+pub mod machine;
 pub mod network;
 pub mod node;
 pub mod parts;

@@ -15,6 +15,7 @@ mod harness;
 mod harness_edge;
 mod hostile;
 mod identity;
+mod install;
 mod kills;
 mod kruise_faults;
 mod kruise_jobs;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 
 use crate::cloud::endpoint::{BadUrl, Urls, parse_enroll_url, parse_tunnel_url, printable};
@@ -30,46 +30,56 @@ const DEFAULT_MEM_MIN_FREE: Amount = Amount::Bytes(100 << 20);
 const DEFAULT_CPU_MAX_LOAD: Percent = Percent(90);
 
 /// Settings from one source, the flags or the file. Every field is optional; [`Effective`] has the defaults.
-#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[derive(Args, Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Settings {
     /// Directory with the identity and the ledger [default: /var/lib/edgecore-prepull]
     #[arg(long, value_name = "DIR", env = "PREPULL_STATE_DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state_dir: Option<PathBuf>,
     /// URL of the tunnel; several, repeated or separated by commas, are tried in turn [default: stored by `join`]
     #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',', value_parser = parse_tunnel_url)]
-    #[serde(default, deserialize_with = "read_tunnel_urls")]
+    #[serde(default, deserialize_with = "read_tunnel_urls", skip_serializing_if = "Vec::is_empty")]
     pub(crate) tunnel_url: Vec<String>,
     /// URL for renewing the certificate; several likewise [default: stored by `join`]
     #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',', value_parser = parse_enroll_url)]
-    #[serde(default, deserialize_with = "read_enroll_urls")]
+    #[serde(default, deserialize_with = "read_enroll_urls", skip_serializing_if = "Vec::is_empty")]
     pub(crate) enroll_url: Vec<String>,
     /// Socket of the container runtime [default: found in the usual places]
     #[arg(long, value_name = "ENDPOINT", env = "PREPULL_RUNTIME_ENDPOINT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) runtime_endpoint: Option<RuntimeEndpoint>,
     /// Address for metrics and health, or off [default: 127.0.0.1:10004]
     #[arg(long, value_name = "ADDR", env = "PREPULL_METRICS_LISTEN")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) metrics_listen: Option<Listen>,
     /// Tasks that run at the same time, from 1 to 64; further tasks wait [default: 1]
     #[arg(long, value_name = "NUMBER", env = "PREPULL_MAX_TASKS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_tasks: Option<MaxTasks>,
     /// Images that are pulled at the same time, over all tasks [default: 3]
     #[arg(long, value_name = "NUMBER", env = "PREPULL_PARALLEL_PULLS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parallel_pulls: Option<NonZeroUsize>,
     /// Check item disk: free space that the image file system must have, as 10% or 5GiB [default: 10%]
     #[arg(long, value_name = "AMOUNT", env = "PREPULL_DISK_MIN_FREE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disk_min_free: Option<Amount>,
     /// Check item mem: memory that must be available, as 5% or 256MiB [default: 100MiB]
     #[arg(long, value_name = "AMOUNT", env = "PREPULL_MEM_MIN_FREE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mem_min_free: Option<Amount>,
     /// Check item cpu: load per processor, over a minute, that must not be exceeded [default: 90%]
     #[arg(long, value_name = "PERCENT", env = "PREPULL_CPU_MAX_LOAD")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_max_load: Option<Percent>,
     /// The kubelet's CredentialProviderConfig; needs --image-credential-provider-bin-dir too [default: none]
     #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) image_credential_provider_config: Option<PathBuf>,
     /// Directory of the programs that it names; they run as the user of the agent [default: none]
     #[arg(long, value_name = "DIR", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_BIN_DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
     /// For tests: the time after which a program is killed [default: 1m]
     #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -159,11 +169,16 @@ impl Settings {
     pub(crate) fn from_file(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read --config {}", path.display()))?;
+        Self::from_text(&text).map_err(|problem| anyhow!("--config {}{problem}", path.display()))
+    }
+
+    /// Parses the text of a file. The error begins with the line where the problem is, to be appended to the file's
+    /// name.
+    pub(crate) fn from_text(text: &str) -> Result<Self, String> {
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
-        serde_saphyr::from_str(&text)
-            .map_err(|error| anyhow!("--config {}{}", path.display(), describe_problem(&text, &error)))
+        serde_saphyr::from_str(text).map_err(|error| describe_problem(text, &error))
     }
 
     /// Fills in what is not set from `file`, and then from the defaults.

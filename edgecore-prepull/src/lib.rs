@@ -11,10 +11,12 @@
 //! [`tasks::agent`] is pure and decides; [`tasks::executor`] carries out one task; `tasks::node` connects both with
 //! tunnel and ledger; [`run`] is the program. Public is only what other crates use.
 
-/// The command line, and the command `pull`.
+/// The command line, and the commands `install`, `pull` and `uninstall`.
 mod commands {
     pub(crate) mod args;
+    pub(crate) mod install;
     pub(crate) mod pull;
+    pub(crate) mod uninstall;
 }
 
 /// Everything that talks to cloudcore-prepull: the identity of this node, joining, the tunnel.

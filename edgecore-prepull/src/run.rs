@@ -24,7 +24,7 @@ use crate::cloud::identity::{Connection, Identity, IdentityError};
 use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::{Link, dial};
 use crate::commands::args::{Cli, Command, RunArgs};
-use crate::commands::pull;
+use crate::commands::{install, pull, uninstall};
 use crate::config::{Effective, Listen, MaxTasks, Settings};
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
@@ -58,6 +58,8 @@ pub fn main() -> ExitCode {
     // A second installation fails without harm: the provider is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match cli.command {
+        Command::Install(args) => block_on(install::run(*args)),
+        Command::Uninstall(args) => block_on(uninstall::run(args)),
         Command::Join(args) => block_on(join(args)),
         Command::Run(args) => run_agent(*args),
         Command::Pull(args) => block_on(pull::run(args)),

@@ -32,8 +32,10 @@ pub(crate) enum TokenCommand {
     ///
     /// With --node it admits that node, once, also one that has joined before or is revoked. Without, it admits each
     /// edge node of the cluster that has never joined, until it expires. It cannot be shown again: the
-    /// cluster keeps only a hash. Only the token goes to stdout; how to use it, and until when, goes to stderr.
+    /// cluster keeps only a hash. Only the token goes to stdout, or with --install-line the whole command for the node; how
+    /// to use it, and until when, goes to stderr.
     #[command(after_help = "Examples:\n  cloudcore-prepull token create --node edge-1\n  \
+                            cloudcore-prepull token create --node edge-1 --install-line\n  \
                             cloudcore-prepull token create --ttl 8h   # for a whole fleet")]
     Create {
         /// The only node that may join with the token, by the name of its Node object.
@@ -45,9 +47,12 @@ pub(crate) enum TokenCommand {
         /// The CA certificate [default: the one that cloudcore-prepull publishes in the ConfigMap prepull-ca].
         #[arg(long, value_name = "FILE", env = "PREPULL_CA_CERT")]
         ca_cert: Option<PathBuf>,
-        /// Host of cloudcore, for the join command that is shown; several are separated by commas.
+        /// Host of cloudcore, for the command that is shown; several are separated by commas.
         #[arg(long, value_name = "HOST", env = "PREPULL_ADVERTISE", value_delimiter = ',')]
         server: Vec<String>,
+        /// Print the whole line that installs the agent on a node, with the token in it, in place of the token alone.
+        #[arg(long)]
+        install_line: bool,
     },
     /// List the valid tokens, without their secrets.
     List,
@@ -78,7 +83,7 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     let tokens = Tokens::in_cluster(client.clone(), namespace);
     match command {
-        TokenCommand::Create { node, ttl, ca_cert, server } => {
+        TokenCommand::Create { node, ttl, ca_cert, server, install_line } => {
             let ca = match ca_cert {
                 Some(path) => read_fingerprint(&path)?,
                 None => fingerprint(client.clone(), namespace).await?,
@@ -94,9 +99,11 @@ pub(crate) async fn run(
             let scope = node.map_or(Scope::Fleet, Scope::Node);
             let now = SystemTime::now();
             let token = tokens.create_after(revocation, ca, scope.clone(), ttl, now).await?;
-            writeln!(out, "{}", token.expose())?;
+            let token = token.expose();
+            writeln!(out, "{}", if install_line { render_line(&token, &scope, &server) } else { token })?;
             // The token exists: a closed stderr is no failure.
-            let _ = write!(hints, "{}", render_hints(&scope, now + ttl, &server, is_missing));
+            let line = if install_line { None } else { Some(render_line("TOKEN", &scope, &server)) };
+            let _ = write!(hints, "{}", render_hints(&scope, now + ttl, line.as_deref(), is_missing));
         }
         TokenCommand::List => write!(out, "{}", render_table(&tokens.list(SystemTime::now()).await?))?,
         TokenCommand::Revoke { id } => {
@@ -168,23 +175,38 @@ async fn is_missing(client: kube::Client, node: &NodeName) -> bool {
     nodes.is_ok_and(|nodes| nodes.items.is_empty())
 }
 
-/// What to do with the token, without the token: stderr may end up in a log.
-fn render_hints(scope: &Scope, expires: SystemTime, servers: &[String], is_missing: bool) -> String {
-    let until = humantime::format_rfc3339_seconds(expires);
+/// The line that installs the agent on a node. The token stands in the environment, because every user of the node can
+/// see arguments.
+fn render_line(token: &str, scope: &Scope, servers: &[String]) -> String {
     let server = if servers.is_empty() { "CLOUDCORE".to_owned() } else { servers.join(",") };
-    let (whom, place, name, warning) = match scope {
-        Scope::Fleet => ("each edge node that has never joined", "each node", "NODE", String::new()),
+    let line = format!("PREPULL_TOKEN={token} edgecore-prepull install --server {server}");
+    match scope {
+        // Each takes its host name.
+        Scope::Fleet => line,
+        Scope::Node(node) => format!("{line} --node-name {node}"),
+    }
+}
+
+/// What to do with the token, without the token: stderr may end up in a log.
+fn render_hints(scope: &Scope, expires: SystemTime, line: Option<&str>, is_missing: bool) -> String {
+    let until = humantime::format_rfc3339_seconds(expires);
+    let (whom, place, warning) = match scope {
+        Scope::Fleet => {
+            let name = "(add --node-name NAME where the Node is not called as the machine)\n".to_owned();
+            ("each edge node that has never joined", "each node", name)
+        }
         Scope::Node(node) => {
             let warning = format!(
                 "warning: the cluster has no Node {node} yet, and no job selects the node before: check the name with \
                  `kubectl get nodes`\n"
             );
-            ("this node, once", "the node", node.as_str(), if is_missing { warning } else { String::new() })
+            ("this node, once", "the node", if is_missing { warning } else { String::new() })
         }
     };
+    let line = line.map(|line| format!(", with the token in place of TOKEN:\n  {line}"));
     format!(
-        "Valid until {until}, for {whom}. On {place}, as root, with the token in place of TOKEN:\n  PREPULL_TOKEN=TOKEN \
-         edgecore-prepull join --server {server} --node-name {name}\n{warning}"
+        "Valid until {until}, for {whom}. On {place}, as root{}\n{warning}",
+        line.as_deref().unwrap_or(".")
     )
 }
 
@@ -250,20 +272,29 @@ ID            SCOPE        EXPIRES               USED
     }
 
     #[test]
-    fn whoever_creates_a_token_is_told_its_end_and_the_join_command_without_the_token() {
+    fn the_install_line_has_the_token_where_no_user_of_the_node_sees_it() {
+        let line = render_line("abc", &Scope::Node("edge-1".into()), &["a.example".to_owned()]);
+        assert_eq!(line, "PREPULL_TOKEN=abc edgecore-prepull install --server a.example --node-name edge-1");
+    }
+
+    #[test]
+    fn whoever_creates_a_token_is_told_its_end_and_the_install_line_without_the_token() {
         let expires = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let servers = ["a.example".to_owned(), "b.example".to_owned()];
+        let render_hints = |scope: &Scope, servers: &[String], is_missing| {
+            render_hints(scope, expires, Some(&render_line("TOKEN", scope, servers)), is_missing)
+        };
         assert_eq!(
-            render_hints(&Scope::Node("edge-1".into()), expires, &servers, false),
+            render_hints(&Scope::Node("edge-1".into()), &servers, false),
             "Valid until 2027-01-15T08:00:00Z, for this node, once. On the node, as root, with the token in place of \
-             TOKEN:\n  PREPULL_TOKEN=TOKEN edgecore-prepull join --server a.example,b.example --node-name edge-1\n"
+             TOKEN:\n  PREPULL_TOKEN=TOKEN edgecore-prepull install --server a.example,b.example --node-name edge-1\n"
         );
         assert_eq!(
-            render_hints(&Scope::Fleet, expires, &[], false),
+            render_hints(&Scope::Fleet, &[], false),
             "Valid until 2027-01-15T08:00:00Z, for each edge node that has never joined. On each node, as root, with the token in place of TOKEN:\n  \
-             PREPULL_TOKEN=TOKEN edgecore-prepull join --server CLOUDCORE --node-name NODE\n"
+             PREPULL_TOKEN=TOKEN edgecore-prepull install --server CLOUDCORE\n(add --node-name NAME where the Node is not called as the machine)\n"
         );
-        let hints = render_hints(&Scope::Node("edge-1".into()), expires, &servers, true);
+        let hints = render_hints(&Scope::Node("edge-1".into()), &servers, true);
         assert!(hints.contains("\nwarning: the cluster has no Node edge-1 yet"), "{hints}");
     }
 

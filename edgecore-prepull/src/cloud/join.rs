@@ -8,6 +8,7 @@
 //! The token is sent only to a server that has proved to be the one it is for.
 
 mod pin;
+mod token;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,10 +16,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use clap::Args;
-use prepull_api::credentials::Sensitive;
-use prepull_api::enroll::{
-    ENROLL_PATH, EnrollRequest, IssuedCertificate, JoinToken, JoinTokenError, SubjectForm,
-};
+use prepull_api::enroll::{ENROLL_PATH, EnrollRequest, IssuedCertificate, JoinTokenError, SubjectForm};
 use prepull_api::task::NodeName;
 use prepull_api::wire::TUNNEL_PATH;
 
@@ -30,6 +28,7 @@ use crate::cloud::identity::{
     Connection, DEFAULT_STATE_DIR, Identity, IdentityError, StateDir, check_issued,
 };
 use pin::PinnedCa;
+pub use token::{SecretArg, TokenArgs};
 
 /// cloudcore's default port for the tunnel.
 const TUNNEL_PORT: u16 = 10_000;
@@ -40,9 +39,9 @@ const ENROLL_PORT: u16 = 10_002;
 #[derive(Clone, Debug, Args)]
 #[command(
     after_help = "Examples:\n  edgecore-prepull join --server cloud.example --node-name edge-1 --token TOKEN\n  \
-                        edgecore-prepull join --server cloud-a.example,cloud-b.example --node-name edge-1 --token TOKEN\n\n\
-                        The token comes from `cloudcore-prepull token create` and is best given in PREPULL_TOKEN: \
-                        arguments can be seen by every user of this machine."
+                        edgecore-prepull join --server cloud-a.example,cloud-b.example --node-name edge-1 --token-file -\n\n\
+                        The token comes from `cloudcore-prepull token create` and is best given in PREPULL_TOKEN or \
+                        in a file: arguments can be seen by every user of this machine."
 )]
 pub struct JoinArgs {
     /// Host of cloudcore: short for --enroll-url https://HOST:10002 and --tunnel-url wss://HOST:10000/v1/edge.
@@ -55,9 +54,9 @@ pub struct JoinArgs {
     /// URL of the tunnel [default: from --server].
     #[arg(long, value_name = "URL", env = "PREPULL_TUNNEL_URL", value_delimiter = ',', value_parser = parse_tunnel_url)]
     pub tunnel_url: Vec<String>,
-    /// Join token.
-    #[arg(long, value_name = "TOKEN", env = "PREPULL_TOKEN", hide_env_values = true)]
-    pub token: SecretArg,
+    /// The join token.
+    #[command(flatten)]
+    pub token: TokenArgs,
     /// Name of this machine's Node object.
     #[arg(long, value_name = "NAME", env = "PREPULL_NODE_NAME")]
     pub node_name: String,
@@ -71,16 +70,6 @@ pub struct JoinArgs {
     /// token has expired: for scripts that run at every start.
     #[arg(long, env = "PREPULL_UNLESS_JOINED", conflicts_with = "force")]
     pub unless_joined: bool,
-}
-
-/// A secret from the command line: wiped when dropped and never printed, not even in an error about its form.
-#[derive(Clone, Debug)]
-pub struct SecretArg(Sensitive);
-
-impl From<String> for SecretArg {
-    fn from(text: String) -> Self {
-        Self(Sensitive::new(text))
-    }
 }
 
 /// The result of joining.
@@ -113,6 +102,20 @@ pub enum JoinError {
     /// `--token` is not a join token.
     #[error("--token: {0}")]
     Token(#[from] JoinTokenError),
+    /// `--token-file` has no join token.
+    #[error("--token-file {}: {reason}", file.display())]
+    TokenFile {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// There is no token.
+    #[error(
+        "no join token is given: set PREPULL_TOKEN, or give --token-file FILE (`cloudcore-prepull token create` prints \
+         one)"
+    )]
+    NoToken,
     /// A URL cannot be dialled, or there is none.
     #[error(transparent)]
     Url(#[from] BadUrl),
@@ -181,7 +184,7 @@ pub async fn run(args: JoinArgs) -> Result<Joined, JoinError> {
     {
         return Ok(Joined { node, not_after: identity.not_after(), state_dir });
     }
-    let token: JoinToken = token.0.expose().parse()?;
+    let token = token.read()?.ok_or(JoinError::NoToken)?;
     let endpoints = enroll_urls.endpoints(ENROLL_SCHEME)?;
     tunnel_urls.endpoints(TUNNEL_SCHEME)?;
     let dir = StateDir::new(&state_dir);
@@ -229,7 +232,7 @@ fn explain_refusal(error: RequestError, node: &NodeName, dir: PathBuf) -> JoinEr
 }
 
 /// Checks `--server`. Accepts an empty text, because an environment variable that is set to nothing counts as unset.
-fn parse_server(text: &str) -> Result<String, String> {
+pub(crate) fn parse_server(text: &str) -> Result<String, String> {
     let host = text.trim();
     if host.is_empty() || parse_host(host).is_some() {
         return Ok(host.to_owned());
@@ -241,7 +244,11 @@ fn parse_server(text: &str) -> Result<String, String> {
 }
 
 /// The URLs for enrolling and of the tunnel: as given, or else derived from the servers.
-fn resolve_urls(servers: &[String], enroll_urls: Vec<String>, tunnel_urls: Vec<String>) -> (Urls, Urls) {
+pub(crate) fn resolve_urls(
+    servers: &[String],
+    enroll_urls: Vec<String>,
+    tunnel_urls: Vec<String>,
+) -> (Urls, Urls) {
     let derive = |url: fn(&str) -> String| {
         let host = |server: &String| match server.trim() {
             v6 if v6.parse::<std::net::Ipv6Addr>().is_ok() => format!("[{v6}]"),
@@ -269,7 +276,7 @@ mod tests {
             server: vec!["localhost".into()],
             enroll_url: Vec::new(),
             tunnel_url: Vec::new(),
-            token: SecretArg::from("expired and forgotten".to_owned()),
+            token: "expired and forgotten".to_owned().into(),
             node_name: node.into(),
             state_dir: state_dir.to_owned(),
             force: false,
@@ -338,10 +345,5 @@ mod tests {
             assert_eq!(line.join.server, ["a", "b"]);
         }
         assert!(Line::try_parse_from(["join"].into_iter().chain(rest)).is_err(), "where to?");
-    }
-
-    #[test]
-    fn the_token_shows_in_no_debug_output() {
-        assert_eq!(format!("{:?}", SecretArg::from("s3cret".to_owned())), "SecretArg(<redacted>)");
     }
 }

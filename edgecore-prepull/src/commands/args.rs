@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use prepull_program::log::LogArgs;
 
 use crate::cloud::join::JoinArgs;
+use crate::commands::install::args::{InstallArgs, UninstallArgs};
 use crate::config::Settings;
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -18,8 +19,8 @@ use crate::images::runtime::RuntimeEndpoint;
     propagate_version = true,
     after_help = "\
 Examples:
-  edgecore-prepull join --server cloudcore.example --token TOKEN --node-name edge-1
-  edgecore-prepull run
+  PREPULL_TOKEN=TOKEN edgecore-prepull install --server cloudcore.example --node-name edge-1
+  edgecore-prepull uninstall
   edgecore-prepull pull nginx:1.25 redis:7"
 )]
 pub(crate) struct Cli {
@@ -31,6 +32,10 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Install the agent on this machine: program, unit, settings; join, start, wait until it is connected
+    Install(Box<InstallArgs>),
+    /// Take the agent off this machine, with all that it has kept
+    Uninstall(UninstallArgs),
     /// Get a certificate for this node with a join token
     Join(JoinArgs),
     /// Run the agent: keep the tunnel up, pull what the cloud assigns, report

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use prepull_api::wire::MAX_OPEN_TASKS;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -162,6 +162,48 @@ fn from_flag<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: 
         Scalar::Text(text) => text,
     };
     text.parse().map_err(serde::de::Error::custom)
+}
+
+impl Serialize for Amount {
+    /// Exactly, and in the largest unit that leaves no fraction.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Percent(part) => serializer.collect_str(&format_args!("{part}%")),
+            Self::Bytes(bytes) => {
+                let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+                let fits = |(_, shift): &(&str, u32)| bytes != 0 && bytes.trailing_zeros() >= *shift;
+                let (unit, shift) = units.into_iter().find(fits).unwrap_or(("B", 0));
+                serializer.collect_str(&format_args!("{}{unit}", bytes >> shift))
+            }
+        }
+    }
+}
+
+impl Serialize for RuntimeEndpoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Serialize for Percent {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Serialize for Listen {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Off => serializer.serialize_str("off"),
+            Self::On(address) => serializer.collect_str(address),
+        }
+    }
+}
+
+impl Serialize for MaxTasks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(self.0.get())
+    }
 }
 
 impl<'de> Deserialize<'de> for Amount {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -243,12 +243,17 @@ impl StateDir {
         self.promote_key()
     }
 
-    /// Stores the CA and the URLs. Must come before the certificate, whose presence means that this node has joined.
-    pub(crate) fn store_connection(&self, ca: &str, connection: &Connection) -> Result<(), IdentityError> {
+    /// Stores other URLs.
+    pub(crate) fn redirect(&self, connection: &Connection) -> Result<(), IdentityError> {
         let path = self.connection();
         let json = serde_json::to_vec_pretty(connection)
             .map_err(|error| IdentityError::file("write", &path, error.into()))?;
-        write(&path, &json, 0o644)?;
+        write(&path, &json, 0o644)
+    }
+
+    /// Stores the CA and the URLs. Must come before the certificate, whose presence means that this node has joined.
+    pub(crate) fn store_connection(&self, ca: &str, connection: &Connection) -> Result<(), IdentityError> {
+        self.redirect(connection)?;
         write(&self.in_pki(CA), ca.as_bytes(), 0o644)
     }
 
@@ -269,19 +274,22 @@ fn read_text(path: &Path) -> Result<String, IdentityError> {
     fs::read_to_string(path).map_err(|source| IdentityError::file("read", path, source))
 }
 
-/// Writes a file atomically: to a temporary file first, which is synced and then renamed.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
+    replace_file(path, bytes, mode).map_err(|source| IdentityError::file("write", path, source))
+}
+
+/// Writes a file atomically: to a temporary file first, which is synced and then renamed. The mode is not subject to
+/// the umask.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
-    let written = || {
-        // One that an earlier attempt left behind may have another mode.
-        let _ = fs::remove_file(&temporary);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        sync_dir(path)
-    };
-    written().map_err(|source| IdentityError::file("write", path, source))
+    // One that an earlier attempt left behind may have another mode.
+    let _ = fs::remove_file(&temporary);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    sync_dir(path)
 }
 
 fn sync_dir(path: &Path) -> io::Result<()> {

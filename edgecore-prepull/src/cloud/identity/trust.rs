@@ -28,6 +28,12 @@ impl Identity {
         bundle_id(&self.current.borrow().bundle)
     }
 
+    /// Whether the CA with this SHA-256 is one that this node trusts.
+    pub(crate) fn is_trusted(&self, fingerprint: &[u8; 32]) -> bool {
+        let cas = parse_bundle(&self.current.borrow().bundle).unwrap_or_default();
+        cas.iter().any(|ca| digest(&SHA256, ca).as_ref() == fingerprint)
+    }
+
     /// Trusts these CAs from now on, also after a restart. If the certificate is of another CA than the first, it is
     /// renewed soon; `chance`, from 0 to 1, says how soon. Sessions go on.
     pub(crate) fn trust(&self, cas: &TrustedCas, now: SystemTime, chance: f64) -> Result<String, TrustError> {

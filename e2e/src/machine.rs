@@ -1,0 +1,86 @@
+//! A machine with an init of its own, for what only an init shows: a real systemd as process 1, in namespaces.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cleanup::{Child, eventually};
+use crate::node::Containerd;
+use crate::parts;
+use crate::place::Place;
+
+/// Limit for the boot, which takes a second on an idle machine.
+const BOOT_LIMIT: Duration = Duration::from_secs(60);
+
+/// A machine that runs; its network is that of the test. Nothing on it outlives this value.
+pub struct Machine {
+    process: Child,
+}
+
+impl Machine {
+    /// Boots a machine with this host name. The runtime has its socket at containerd's usual place there.
+    pub async fn boot(name: &str, runtime: &Containerd) -> Result<Self> {
+        let place = Place::here()?;
+        let mut command = Command::new("bash");
+        command.arg(parts::setup_dir().join("machine.sh")).arg(name).arg(place.new_dir("machine")?);
+        command.arg(parts::program("edgecore-prepull")?).arg(runtime.dir());
+        let mut machine = Self { process: Child::spawn(&place, &format!("machine-{name}"), command)? };
+        let booted = eventually("systemd runs", BOOT_LIMIT, async || {
+            let state = machine.run(&["systemctl", "is-system-running"]).await?;
+            ensure!(state.trim() == "running", "{state}");
+            Ok(())
+        });
+        if let Err(error) = booted.await {
+            machine.process.check_running()?;
+            return Err(error.context(machine.process.log()));
+        }
+        Ok(machine)
+    }
+
+    /// Runs a program on the machine, and returns its output. If it fails, the error has what it printed.
+    pub async fn run(&self, line: &[&str]) -> Result<String> {
+        parts::output(self.command(line)?).await
+    }
+
+    /// A command that runs a program on the machine.
+    pub fn command(&self, line: &[&str]) -> Result<Command> {
+        let init = self.init()?;
+        let mut command = Command::new("nsenter");
+        command.args([
+            "--target", &init, "--mount", "--uts", "--ipc", "--pid", "--cgroup", "--root", "--wd", "--",
+        ]);
+        command.args(line);
+        Ok(command)
+    }
+
+    /// Id of process 1, in this namespace.
+    fn init(&self) -> Result<String> {
+        let pid = self.process.pid();
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let init = children.split_whitespace().next().context("the machine has no process 1")?;
+        Ok(init.to_owned())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let pid = self.process.pid();
+        let _ = self.process.kill9();
+        for tree in ["", "systemd", "unified"] {
+            let mut groups = vec![PathBuf::from(format!("/sys/fs/cgroup/{tree}/prepull-{pid}"))];
+            let mut next = 0;
+            while let Some(group) = groups.get(next).cloned() {
+                let inner =
+                    std::fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
+                groups.extend(inner.filter(|path| path.is_dir()));
+                next += 1;
+            }
+            for group in groups.iter().rev() {
+                let _ = std::fs::remove_dir(group);
+            }
+        }
+    }
+}

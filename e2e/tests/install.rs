@@ -1,0 +1,163 @@
+//! `edgecore-prepull install` and `uninstall`, on a machine with a real systemd.
+
+use std::time::Duration;
+
+use prepull_api::wire::TUNNEL_PATH;
+use prepull_e2e::machine::Machine;
+use prepull_e2e::parts;
+use prepull_e2e::plain_http;
+use prepull_e2e::ports::Port;
+use prepull_e2e::prelude::*;
+
+/// The program as it was downloaded, under another name and outside of PATH.
+const DOWNLOAD: &str = "/root/download";
+const CERTIFICATE: &str = "/var/lib/edgecore-prepull/pki/client.crt";
+
+/// An edge box, and what the operator types there.
+struct EdgeBox {
+    machine: Machine,
+    /// The arguments with the addresses of the cloud.
+    addresses: [String; 4],
+    metrics: Port,
+}
+
+impl EdgeBox {
+    fn new(machine: Machine, cloud: &Cloud) -> Result<Self> {
+        let enroll = format!("https://{}", cloud.enroll_addr());
+        let tunnel = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
+        let addresses = ["--enroll-url".to_owned(), enroll, "--tunnel-url".to_owned(), tunnel];
+        Ok(Self { machine, addresses, metrics: Port::reserve()? })
+    }
+
+    async fn install(&self, token: &str, more: &[&str]) -> Result<String> {
+        let metrics = self.metrics.addr().to_string();
+        let mut command = self.machine.command(&[DOWNLOAD, "install"])?;
+        command.args(&self.addresses).args(["--metrics-listen", &metrics, "--disk-min-free", "64MiB"]);
+        command.args(more).env("PREPULL_TOKEN", token);
+        parts::output(command).await
+    }
+
+    /// All files that are not the kernel's, systemd's or the runtime's.
+    async fn files(&self) -> Result<String> {
+        let found = self
+            .machine
+            .run(&["find", "/etc", "/usr/local", "/var", "/root", "-printf", "%p %y %m\\n"])
+            .await?;
+        let mut lines: Vec<_> =
+            found.lines().filter(|line| !line.starts_with("/var/tmp/systemd-private-")).collect();
+        lines.sort_unstable();
+        Ok(lines.join("\n"))
+    }
+
+    /// What a needless restart, write or join would change.
+    async fn traces(&self) -> Result<String> {
+        let written = "/usr/local/bin/* /etc/edgecore-prepull/* /etc/systemd/system/*.service";
+        let line = format!(
+            "systemctl show edgecore-prepull --property=MainPID && stat -c '%n %y' {written} && sha256sum {CERTIFICATE}"
+        );
+        self.shell(&line).await
+    }
+
+    async fn shell(&self, line: &str) -> Result<String> {
+        self.machine.run(&["sh", "-c", line]).await
+    }
+}
+
+#[tokio::test]
+async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let (mut cloud, registry) =
+        tokio::try_join!(Cloud::start(&cluster).into_future(), Registry::start().into_future())?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let reference = registry.seed(&Image::of_layers("installed", &[MIB])?, "team/installed:v1")?;
+    let containerd = Containerd::start("edge-1").await?;
+    let token = cloud.token("edge-1").await?;
+    let secret = token.rsplit('.').next().context("a token has three parts")?.to_owned();
+    // The host name is the node's.
+    let machine = Machine::boot("edge-1", &containerd).await?;
+    let node = EdgeBox::new(machine, &cloud)?;
+    let before = node.files().await?;
+
+    // A dry run, and a token that is refused, leave it as it was, but for the key that the next try uses.
+    let dry = node.install(&token, &["--dry-run"]).await?;
+    ensure!(dry.contains("systemctl enable edgecore-prepull.service") && !dry.contains(&secret), "{dry}");
+    ensure!(node.files().await? == before, "a dry run has changed something");
+    let wrong = token.replace(&secret, &"0".repeat(secret.len()));
+    refusal(node.install(&wrong, &[]).await, "unknown token")?;
+    ensure!(!node.files().await?.contains("edgecore-prepull.service"), "a unit without a certificate");
+
+    let said = node.install(&token, &[]).await?;
+    ensure!(said.contains("joined as node edge-1") && said.contains("connected to 127.0.0.1:"), "{said}");
+    let modes = "stat -c %a /var/lib/edgecore-prepull /usr/local/bin/edgecore-prepull /etc/edgecore-prepull/config.yaml";
+    assert_eq!(node.shell(modes).await?.split_whitespace().collect::<Vec<_>>(), ["700", "755", "644"]);
+    assert_eq!(node.shell("systemctl is-enabled edgecore-prepull").await?.trim(), "enabled");
+    cluster.job("installed").on(["edge-1"]).images([&reference]).completes().await?;
+    ensure!(containerd.has_image(&reference).await?, "{reference} is not there");
+
+    // Again, and without the token, with the program that is in PATH by now: nothing is touched.
+    let traces = node.traces().await?;
+    let again = node.install(&token, &[]).await?;
+    let bare = node.machine.run(&["edgecore-prepull", "install"]).await?;
+    for said in [again, bare] {
+        ensure!(said.lines().count() == 2 && said.contains("connected to"), "{said}");
+    }
+    assert_eq!(node.traces().await?, traces);
+
+    // A setting is taken over with a restart, and no new certificate.
+    let changed = node.install("", &["--max-tasks", "2"]).await?;
+    ensure!(
+        changed.contains("wrote /etc/edgecore-prepull/config.yaml") && changed.contains("restarted"),
+        "{changed}"
+    );
+    ensure!(node.traces().await?.lines().next() != traces.lines().next(), "the agent was not restarted");
+    ensure!(node.traces().await?.lines().last() == traces.lines().last(), "another certificate");
+    node.shell("grep -qx 'maxTasks: 2' /etc/edgecore-prepull/config.yaml").await?;
+
+    // While the cloud is away the wait ends, and says what the agent says.
+    cloud.kill9()?;
+    let late = node.install("", &["--max-tasks", "3", "--timeout", "2s"]).await;
+    refusal(late, "the same line waits again")?;
+    cloud.restart().await?;
+    node.install("", &[]).await?;
+
+    let journal = node.machine.run(&["journalctl", "--no-pager"]).await?;
+    ensure!(journal.contains("edgecore-prepull starts") && !journal.contains(&secret), "{journal}");
+
+    let gone = node.machine.run(&[DOWNLOAD, "uninstall"]).await?;
+    ensure!(gone.contains("node revoke edge-1"), "{gone}");
+    assert_eq!(node.files().await?, before);
+    let state =
+        node.shell("systemctl show edgecore-prepull --property=LoadState,ActiveState --value").await?;
+    assert_eq!(state.split_whitespace().collect::<Vec<_>>(), ["not-found", "inactive"]);
+    let nothing = node.machine.run(&[DOWNLOAD, "uninstall", "--purge"]).await?;
+    ensure!(nothing.contains("nothing of edgecore-prepull is installed here"), "{nothing}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_second_agent_on_the_machine_and_a_taken_port_are_refused_with_the_remedy() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let containerd = Containerd::start("edge-1").await?;
+    let machine = Machine::boot("edge-1", &containerd).await?;
+    let node = EdgeBox::new(machine, &cloud)?;
+
+    let taken = std::net::TcpListener::bind(node.metrics.addr())?;
+    let token = cloud.token("edge-1").await?;
+    refusal(node.install(&token, &[]).await, "give --metrics-listen another address")?;
+    drop(taken);
+    // As a pod of the DaemonSet would: without systemd.
+    let health = Port::reserve()?;
+    let line = [DOWNLOAD, "run", "--log", "off", "--metrics-listen", &health.addr().to_string()];
+    let mut other = node.machine.command(&line)?;
+    other.stderr(std::process::Stdio::null());
+    let mut other = tokio::process::Command::from(other).kill_on_drop(true).spawn()?;
+    eventually("the other agent runs", SOON, async || plain_http::get(health.addr(), "/healthz").await)
+        .await?;
+    refusal(node.install(&token, &[]).await, "another edgecore-prepull uses /var/lib/edgecore-prepull")?;
+    node.shell("pkill -x download").await?;
+    tokio::time::timeout(Duration::from_secs(20), other.wait()).await??;
+    node.install(&token, &[]).await?;
+    Ok(())
+}

@@ -1,0 +1,306 @@
+//! `edgecore-prepull install`: from the program on a machine to a connected agent, and again without harm.
+//!
+//! ```text
+//!  machine::look ─▶ Facts ─┐
+//!  command line ─▶ Wish ───┴─▶ plan (pure) ─▶ Steps, carried out here one by one ─▶ connection::ask
+//! ```
+
+pub(crate) mod args;
+mod connection;
+mod elsewhere;
+pub(crate) mod machine;
+pub(crate) mod places;
+pub(crate) mod plan;
+mod settings;
+pub(crate) mod systemd;
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, anyhow, bail};
+use prepull_api::enroll::JoinToken;
+use prepull_api::task::NodeName;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+
+use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME};
+use crate::cloud::identity::{StateDir, replace_file};
+use crate::cloud::join::{self, JoinArgs, resolve_urls};
+use crate::config::{Effective, Listen, Settings};
+use crate::images::providers::{Providers, Stderr};
+use args::InstallArgs;
+use places::{Places, UNIT};
+use plan::{Plan, Refusal, Step, UNIT_FILE, Wish};
+
+/// Interval between two questions to the agent.
+const POLL: Duration = Duration::from_millis(200);
+/// Interval of the lines that say that there is no connection yet.
+const PROGRESS: Duration = Duration::from_secs(10);
+/// How long a unit may be without a process before the wait is given up: it restarts the agent after 5 s.
+const PATIENCE_WITH_UNIT: Duration = Duration::from_secs(12);
+/// How long a runtime may take to be found once the agent is connected. It is probed at the agent's start.
+const PATIENCE_WITH_RUNTIME: Duration = Duration::from_secs(3);
+/// Exit status where all is in place and there is no systemd to start the agent.
+const NO_SYSTEMD: u8 = 3;
+
+/// Installs the agent on this machine, and waits until it is connected.
+pub(crate) async fn run(args: InstallArgs) -> anyhow::Result<ExitCode> {
+    let places = Places::default();
+    let began = Instant::now();
+    let is_dry = args.dry_run;
+    if !is_dry && !rustix::process::geteuid().is_root() {
+        return Err(Refusal::NotRoot("install").into());
+    }
+    let token = args.token.read()?;
+    let wish = wish(&args, token.as_ref(), &places)?;
+    let facts = machine::look(&places, token.as_ref().map(|token| &token.ca)).await?;
+    let plan = plan::plan(&facts, &wish, &places)?;
+    plan.connection.tunnel_urls.endpoints(TUNNEL_SCHEME)?;
+    plan.connection.enroll_urls.endpoints(ENROLL_SCHEME)?;
+    if is_dry {
+        for step in &plan.steps {
+            say(&step.describe(&plan, &places))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let work =
+        Work { places, plan, token, rejoin: args.rejoin, program: facts.program, timeout: args.timeout };
+    say(&format!("edgecore-prepull {} on node {}", env!("CARGO_PKG_VERSION"), work.plan.node))?;
+    for step in &work.plan.steps {
+        if let Some(status) = work.carry_out(step, began).await? {
+            return Ok(status);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the command line asks for; checked as far as it can be without looking at the machine.
+fn wish(args: &InstallArgs, token: Option<&JoinToken>, places: &Places) -> anyhow::Result<Wish> {
+    let mut given = args.settings.clone();
+    let (enroll_urls, tunnel_urls) = resolve_urls(
+        &args.server,
+        std::mem::take(&mut given.enroll_url),
+        std::mem::take(&mut given.tunnel_url),
+    );
+    if given.state_dir.take().is_some_and(|dir| dir != places.state) {
+        let (state, file) = (places.state.clone(), places.settings.clone());
+        return Err(Refusal::StateDir { state, file }.into());
+    }
+    let [config, bin_dir] =
+        [&given.image_credential_provider_config, &given.image_credential_provider_bin_dir];
+    for path in [config, bin_dir].into_iter().flatten() {
+        if path.is_relative() {
+            bail!(
+                "{}: the agent needs the path from the root, as in /etc/edgecore-prepull/x.yaml",
+                path.display()
+            );
+        }
+    }
+    Ok(Wish {
+        enroll_urls,
+        tunnel_urls,
+        has_token: token.is_some(),
+        node: args.node_name.clone().filter(|node| !node.is_empty()).map(NodeName),
+        rejoin: args.rejoin,
+        settings: settings::values(&given),
+    })
+}
+
+/// A plan that is being carried out.
+struct Work {
+    places: Places,
+    plan: Plan,
+    token: Option<JoinToken>,
+    rejoin: bool,
+    program: std::path::PathBuf,
+    timeout: Duration,
+}
+
+impl Work {
+    /// Carries out a step. A status ends the work.
+    async fn carry_out(&self, step: &Step, began: Instant) -> anyhow::Result<Option<ExitCode>> {
+        let Self { places, plan, .. } = self;
+        if step.needs_restart() {
+            // Before the change: were this run to end between the two, the next one would find nothing to change.
+            fs::write(&places.restart_due, "")
+                .with_context(|| format!("cannot write {}", places.restart_due.display()))?;
+        }
+        match step {
+            Step::CreateStateDir => {
+                make_dir(&places.state, 0o700)?;
+            }
+            Step::Join { renew } => say(&self.join(*renew).await?)?,
+            Step::Redirect(connection) => {
+                StateDir::new(&places.state).redirect(connection)?;
+                say(&format!("cloudcore is at {}", connection.tunnel_urls))?;
+            }
+            Step::CopyProgram => {
+                let program = fs::read(&self.program)
+                    .with_context(|| format!("cannot read {}", self.program.display()))?;
+                put(&places.program, &program, machine::PROGRAM_MODE)?;
+            }
+            Step::WriteUnit => put(&places.unit, UNIT_FILE.as_bytes(), 0o644)?,
+            Step::WriteSettings(text) => {
+                self.check_settings(text)?;
+                put(&places.settings, text.as_bytes(), 0o644)?;
+            }
+            Step::Reload => systemd::systemctl(&["daemon-reload"]).await?,
+            Step::Enable => systemd::systemctl(&["--quiet", "enable", UNIT]).await?,
+            Step::Start | Step::Restart => {
+                if let (Step::Start, Listen::On(address)) = (step, self.effective()?.metrics_listen) {
+                    check_port(address).await?;
+                }
+                systemd::systemctl(&[if *step == Step::Start { "start" } else { "restart" }, UNIT]).await?;
+                let _ = fs::remove_file(&places.restart_due);
+                say(&format!("{UNIT} {}", if *step == Step::Start { "started" } else { "restarted" }))?;
+            }
+            Step::AwaitConnection => {
+                let session = self.wait_for_connection().await?;
+                say(&format!(
+                    "connected to {session} as node {}, {:.1} s after the start",
+                    plan.node,
+                    began.elapsed().as_secs_f64()
+                ))?;
+            }
+            Step::Explain(init) => {
+                let _ = fs::remove_file(&places.restart_due);
+                say(&format!(
+                    "joined; program and settings are in place, and no systemd runs here to start the agent.\n{}",
+                    elsewhere::explain(*init, places)
+                ))?;
+                return Ok(Some(ExitCode::from(NO_SYSTEMD)));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn join(&self, renew: bool) -> anyhow::Result<String> {
+        let connection = &self.plan.connection;
+        let joined = join::run(JoinArgs {
+            server: Vec::new(),
+            enroll_url: connection.enroll_urls.clone().into(),
+            tunnel_url: connection.tunnel_urls.clone().into(),
+            token: self.token.clone().map(Into::into).unwrap_or_default(),
+            node_name: self.plan.node.0.clone(),
+            state_dir: self.places.state.clone(),
+            force: self.rejoin,
+            unless_joined: renew,
+        });
+        let joined =
+            joined.await.context("this node has not joined; when that is mended, run the same line again")?;
+        // A renewal leaves the addresses as they were.
+        StateDir::new(&self.places.state).redirect(connection)?;
+        Ok(joined.to_string())
+    }
+
+    /// The settings as the agent reads them.
+    fn effective(&self) -> anyhow::Result<Effective> {
+        Ok(Settings::default().or_file(Settings::from_file(&self.places.settings)?))
+    }
+
+    /// Whether the agent would start with these settings.
+    fn check_settings(&self, text: &str) -> anyhow::Result<()> {
+        let file = self.places.settings.display();
+        let settings = Settings::from_text(text).map_err(|problem| anyhow!("{file}{problem}"))?;
+        Providers::load(&settings.or_file(Settings::default()).providers, Stderr::Dropped, None)?;
+        Ok(())
+    }
+
+    /// Waits until the agent has a session, and returns its address.
+    async fn wait_for_connection(&self) -> anyhow::Result<String> {
+        let Listen::On(listen) = self.effective()?.metrics_listen else {
+            return Ok(format!(
+                "cloudcore-prepull, presumably (metricsListen is off: `journalctl --unit {UNIT}` tells)"
+            ));
+        };
+        let (began, since) = (Instant::now(), SystemTime::now());
+        let (mut next_line, mut running_at) = (began + PROGRESS, began);
+        loop {
+            // An answer may come from the process of before while systemd has not noticed that it has ended.
+            let unit = systemd::state().await?;
+            if unit.active == "active" {
+                running_at = Instant::now();
+            }
+            if unit.active == "active"
+                && let Ok(health) = connection::ask(listen).await
+                && let Some(session) = health.session
+            {
+                self.look_at_runtime(listen).await?;
+                return Ok(session);
+            }
+            let waited = began.elapsed();
+            if waited >= self.timeout || running_at.elapsed() >= PATIENCE_WITH_UNIT {
+                let log = systemd::log_since(since).await;
+                bail!(
+                    "{UNIT} is {}, and not connected to {} after {:.0} s. It goes on trying; `journalctl --unit {UNIT}` \
+                     says why, and the same line waits again.{}{log}",
+                    unit.active,
+                    self.plan.connection.tunnel_urls,
+                    waited.as_secs_f64(),
+                    if log.is_empty() { "" } else { " Its last lines:" },
+                );
+            }
+            if Instant::now() >= next_line {
+                let of = self.timeout.as_secs();
+                say(&format!(
+                    "waiting for the connection, {} s of {of} s ({UNIT} is {})",
+                    waited.as_secs(),
+                    unit.active
+                ))?;
+                next_line += PROGRESS;
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Warns if the container runtime does not answer.
+    async fn look_at_runtime(&self, listen: std::net::SocketAddr) -> anyhow::Result<()> {
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE_WITH_RUNTIME {
+            if connection::ask(listen).await.is_ok_and(|health| health.is_runtime_up) {
+                return Ok(());
+            }
+            sleep(POLL).await;
+        }
+        say(
+            "warning: no container runtime answers yet, and pulls wait for it; give --runtime-endpoint if it has a socket \
+             in another place than usual",
+        )
+    }
+}
+
+/// Whether the agent will be able to listen there; nothing of ours runs.
+async fn check_port(address: std::net::SocketAddr) -> anyhow::Result<()> {
+    match TcpListener::bind(address).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => bail!(
+            "another program listens on {address}, where the agent serves metrics and health: give --metrics-listen \
+             another address (`ss -tlnp` shows who it is)"
+        ),
+        Err(error) => Err(anyhow!(error).context(format!("cannot listen on --metrics-listen {address}"))),
+    }
+}
+
+/// Puts a file in place, with the directories above it. It is made where it will be, so that SELinux labels it as what
+/// it is there.
+fn put(path: &Path, content: &[u8], mode: u32) -> anyhow::Result<()> {
+    if let Some(dir) = path.parent() {
+        make_dir(dir, 0o755)?;
+    }
+    replace_file(path, content, mode).with_context(|| format!("cannot write {}", path.display()))?;
+    say(&format!("wrote {}", path.display()))
+}
+
+fn make_dir(dir: &Path, mode: u32) -> anyhow::Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(mode).create(dir);
+    made.with_context(|| format!("cannot create {}", dir.display()))
+}
+
+/// Tells the person at the terminal.
+pub(crate) fn say(line: &str) -> anyhow::Result<()> {
+    Ok(writeln!(io::stdout(), "{}", line.trim_end())?)
+}

@@ -1,0 +1,114 @@
+//! Looks at the machine: what is there, and what is not.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use rustix::fs::{FlockOperation, flock};
+
+use super::places::Places;
+use super::plan::{Facts, Init, JoinedAs};
+use super::systemd::{self, UnitState};
+use crate::cloud::identity::{Connection, Identity, IdentityError};
+
+/// The mode of the program.
+pub(super) const PROGRAM_MODE: u32 = 0o755;
+
+/// Collects what [`super::plan`] needs to know. `ca`: the CA of the token, if one is given.
+pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Result<Facts> {
+    let init = find_init(places);
+    let unit = if init == Init::Systemd { systemd::state().await? } else { UnitState::default() };
+    let program = std::env::current_exe().context("cannot tell which program runs")?;
+    let is_packaged = is_packaged(places);
+    let is_program_there = if is_packaged {
+        is_same_file(&program, &places.program_of_package)
+    } else {
+        is_same_program(&program, &places.program)?
+    };
+    Ok(Facts {
+        init,
+        is_packaged,
+        program,
+        is_program_there,
+        has_state_dir: places.state.is_dir(),
+        unit: read(&places.unit)?,
+        settings: read(&places.settings)?,
+        is_enabled: unit.is_enabled,
+        is_running: unit.is_running(),
+        is_restart_due: places.restart_due.exists(),
+        is_state_in_use: is_locked(&places.state.join("lock")),
+        host_name: read(Path::new("/proc/sys/kernel/hostname"))?.unwrap_or_default(),
+        joined: find_identity(places, ca)?,
+    })
+}
+
+/// Whether a package has brought the agent.
+pub(crate) fn is_packaged(places: &Places) -> bool {
+    places.units_of_packages.iter().any(|unit| unit.exists())
+}
+
+/// What starts services here.
+pub(crate) fn find_init(places: &Places) -> Init {
+    // As sd_booted(3) has it. systemd in a container counts as well.
+    if places.systemd.is_dir() {
+        return Init::Systemd;
+    }
+    let is_there = |path: &&str| Path::new(path).exists();
+    for (init, signs) in [
+        (Init::OpenRc, &["/run/openrc", "/sbin/openrc-run"][..]),
+        (Init::Runit, &["/run/runit", "/etc/runit/runsvdir"]),
+        (Init::Container, &["/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io"]),
+    ] {
+        if signs.iter().any(|sign| is_there(sign)) {
+            return init;
+        }
+    }
+    Init::Unknown
+}
+
+fn read(path: &Path) -> anyhow::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(anyhow!(error).context(format!("cannot read {}", path.display()))),
+    }
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+}
+
+fn is_same_program(running: &Path, installed: &Path) -> anyhow::Result<bool> {
+    let Ok(there) = fs::metadata(installed) else { return Ok(false) };
+    let here = fs::metadata(running).with_context(|| format!("cannot read {}", running.display()))?;
+    if there.permissions().mode() & 0o7777 != PROGRAM_MODE || there.len() != here.len() {
+        return Ok(false);
+    }
+    Ok(is_same_file(running, installed) || fs::read(running)? == fs::read(installed)?)
+}
+
+/// Whether a process holds the lock of a running agent.
+fn is_locked(lock: &Path) -> bool {
+    let Ok(file) = fs::OpenOptions::new().write(true).open(lock) else { return false };
+    matches!(flock(&file, FlockOperation::NonBlockingLockExclusive), Err(rustix::io::Errno::WOULDBLOCK))
+}
+
+fn find_identity(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Result<Option<JoinedAs>> {
+    match Identity::load(&places.state) {
+        Ok(identity) => Ok(Some(JoinedAs {
+            node: identity.node(),
+            has_expired: identity.has_expired(),
+            // A file that is broken is written anew.
+            connection: Connection::load(&places.state).ok(),
+            trusts_token: ca.is_none_or(|ca| identity.is_trusted(ca)),
+        })),
+        // A new certificate is the remedy for a broken one.
+        Err(
+            IdentityError::NotJoined(_) | IdentityError::Malformed { .. } | IdentityError::Unusable { .. },
+        ) => Ok(None),
+        Err(IdentityError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

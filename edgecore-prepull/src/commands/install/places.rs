@@ -1,0 +1,70 @@
+//! Where everything is, on a machine whose agent is installed.
+
+use std::path::{Path, PathBuf};
+
+use crate::cloud::identity::DEFAULT_STATE_DIR;
+
+/// The unit's name.
+pub(crate) const UNIT: &str = "edgecore-prepull.service";
+/// The program of a package, whose unit starts it: /usr/local is not a package's.
+pub(crate) const PROGRAM_OF_PACKAGE: &str = "/usr/bin/edgecore-prepull";
+
+/// The files and directories of an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Places {
+    pub(crate) program: PathBuf,
+    pub(crate) unit: PathBuf,
+    /// The administrator's additions to the unit, by `systemctl edit`.
+    pub(crate) drop_ins: PathBuf,
+    /// Where a package has its unit.
+    pub(crate) units_of_packages: [PathBuf; 2],
+    pub(crate) program_of_package: PathBuf,
+    /// The directory of `settings`, where credential providers may have their file as well.
+    pub(crate) etc: PathBuf,
+    pub(crate) settings: PathBuf,
+    pub(crate) state: PathBuf,
+    /// There from the first change until the restart that belongs to it. A boot starts everything anew.
+    pub(crate) restart_due: PathBuf,
+    /// Of systemd, while it runs.
+    pub(crate) systemd: PathBuf,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self::under(Path::new("/"))
+    }
+}
+
+impl Places {
+    /// The places below another root than `/`.
+    pub(crate) fn under(root: &Path) -> Self {
+        let at = |path: &str| root.join(path.trim_start_matches('/'));
+        Self {
+            program: at("/usr/local/bin/edgecore-prepull"),
+            unit: at("/etc/systemd/system/edgecore-prepull.service"),
+            drop_ins: at("/etc/systemd/system/edgecore-prepull.service.d"),
+            units_of_packages: ["/usr/lib", "/lib"].map(|lib| at(lib).join("systemd/system").join(UNIT)),
+            program_of_package: at(PROGRAM_OF_PACKAGE),
+            etc: at("/etc/edgecore-prepull"),
+            settings: at("/etc/edgecore-prepull/config.yaml"),
+            state: at(DEFAULT_STATE_DIR),
+            restart_due: at("/run/edgecore-prepull.restart"),
+            systemd: at("/run/systemd/system"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::install::plan::UNIT_FILE;
+
+    #[test]
+    fn the_unit_starts_the_program_with_the_settings_and_the_state_that_are_installed() {
+        let Places { program, settings, state, .. } = Places::default();
+        let start = format!("ExecStart={} run --config {}\n", program.display(), settings.display());
+        assert!(UNIT_FILE.contains(&start), "{start}");
+        assert!(UNIT_FILE.contains("\nStateDirectory=edgecore-prepull\nStateDirectoryMode=0700\n"));
+        assert!(UNIT_FILE.contains(&format!("\nConditionPathExists={}/pki/client.crt\n", state.display())));
+    }
+}

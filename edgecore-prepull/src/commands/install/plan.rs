@@ -1,0 +1,310 @@
+//! What is to be done for the agent to run on this machine: decided here, without touching anything.
+
+use std::path::PathBuf;
+
+use prepull_api::task::NodeName;
+use serde_json::{Map, Value};
+
+use super::places::{PROGRAM_OF_PACKAGE, Places, UNIT};
+use super::settings;
+use crate::cloud::endpoint::Urls;
+use crate::cloud::identity::Connection;
+use crate::config::Settings;
+
+/// The unit, as packages have it but for the place of the program.
+pub(crate) const UNIT_FILE: &str =
+    include_str!("../../../../manifests/edgecore-prepull/edgecore-prepull.service");
+/// The settings of a machine that has none yet, all of them comments or defaults.
+const FIRST_SETTINGS: &str = include_str!("../../../../manifests/edgecore-prepull/config.yaml");
+
+/// What starts services on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Init {
+    Systemd,
+    OpenRc,
+    Runit,
+    Container,
+    Unknown,
+}
+
+/// What was found on this machine.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) init: Init,
+    /// Whether a package has brought program and unit.
+    pub(super) is_packaged: bool,
+    /// The program that runs.
+    pub(super) program: PathBuf,
+    /// Whether the program that the unit starts is the one that runs.
+    pub(super) is_program_there: bool,
+    pub(super) has_state_dir: bool,
+    /// The texts of the files, where there are any.
+    pub(super) unit: Option<String>,
+    pub(super) settings: Option<String>,
+    pub(super) is_enabled: bool,
+    pub(super) is_running: bool,
+    /// Whether an earlier run was interrupted between a change and the restart that belongs to it.
+    pub(super) is_restart_due: bool,
+    /// Whether a process other than the unit's has the state directory.
+    pub(super) is_state_in_use: bool,
+    pub(super) host_name: String,
+    pub(super) joined: Option<JoinedAs>,
+}
+
+/// The identity in the state directory.
+#[derive(Clone, Debug)]
+pub(super) struct JoinedAs {
+    pub(super) node: NodeName,
+    pub(super) has_expired: bool,
+    pub(super) connection: Option<Connection>,
+    /// Whether the CA of the token that was given is trusted; true if none was given.
+    pub(super) trusts_token: bool,
+}
+
+/// What the command line asks for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wish {
+    /// Empty for those that the node has joined with.
+    pub(super) enroll_urls: Urls,
+    pub(super) tunnel_urls: Urls,
+    pub(super) has_token: bool,
+    pub(super) node: Option<NodeName>,
+    pub(super) rejoin: bool,
+    /// By their names in the file.
+    pub(super) settings: Map<String, Value>,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    CreateStateDir,
+    /// Get a certificate. `renew`: the one that has expired may still be renewed, without the token.
+    Join {
+        renew: bool,
+    },
+    /// Store other addresses of cloudcore.
+    Redirect(Connection),
+    CopyProgram,
+    WriteUnit,
+    WriteSettings(String),
+    Reload,
+    Enable,
+    Start,
+    Restart,
+    AwaitConnection,
+    /// Say how to start the agent where no systemd runs.
+    Explain(Init),
+}
+
+/// What to do, in this order. Each step may be the last one that is carried out: the same command goes on from there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) node: NodeName,
+    pub(super) connection: Connection,
+    pub(super) steps: Vec<Step>,
+}
+
+/// Why nothing is done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error(
+        "{0} has to be run as root: put `sudo` in front (with the token in --token-file), or look at what it would do with --dry-run"
+    )]
+    NotRoot(&'static str),
+    #[error(
+        "a package has installed {PROGRAM_OF_PACKAGE}, and this is another program: run `{PROGRAM_OF_PACKAGE} install` \
+         with the same arguments, or remove the package first"
+    )]
+    Packaged,
+    #[error(
+        "another edgecore-prepull uses {}, in a pod of the DaemonSet perhaps: a node has one agent. Stop that one first \
+         (kubectl label node NODE without node-role.kubernetes.io/edge, or kill it)",
+        .0.display()
+    )]
+    OtherAgent(PathBuf),
+    #[error(
+        "--state-dir cannot be chosen here: the unit lets the agent write to {} only (stateDir in {})",
+        state.display(), file.display()
+    )]
+    StateDir { state: PathBuf, file: PathBuf },
+    #[error("{}: {problem}", file.display())]
+    Settings { file: PathBuf, problem: String },
+    #[error(
+        "--node-name {0:?} is not a node's name: lower-case letters, digits, '-' and '.', as in `kubectl get nodes`"
+    )]
+    NodeName(String),
+    #[error(
+        "this machine has joined as node {joined}, and not as {wanted}: give --node-name {joined}, or --rejoin and a token \
+         for {wanted} to give {joined} up"
+    )]
+    OtherNode { joined: NodeName, wanted: NodeName },
+    #[error("--server is missing: the host of cloudcore, a name or an address that is in its --advertise")]
+    Server,
+    #[error(
+        "no join token is given, and this node has {0}: set PREPULL_TOKEN, or give --token-file FILE (`cloudcore-prepull \
+         token create` prints one)"
+    )]
+    Token(&'static str),
+}
+
+/// Decides what to do.
+pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, Refusal> {
+    if facts.is_packaged && !facts.is_program_there {
+        return Err(Refusal::Packaged);
+    }
+    if facts.is_state_in_use && !facts.is_running {
+        return Err(Refusal::OtherAgent(places.state.clone()));
+    }
+    let settings = plan_settings(facts, wish, places)?;
+    let node = choose_node(facts, wish)?;
+    let (connection, joining) = plan_joining(facts, wish, &node)?;
+
+    let mut steps = Vec::new();
+    if !facts.has_state_dir {
+        steps.push(Step::CreateStateDir);
+    }
+    // First, because it is what fails most often: then nothing else is left behind.
+    steps.extend(joining);
+    if !facts.is_packaged && !facts.is_program_there {
+        steps.push(Step::CopyProgram);
+    }
+    let has_systemd = facts.init == Init::Systemd;
+    let is_unit_due = has_systemd && !facts.is_packaged && facts.unit.as_deref() != Some(UNIT_FILE);
+    if is_unit_due {
+        steps.push(Step::WriteUnit);
+    }
+    steps.extend(settings.map(Step::WriteSettings));
+    if !has_systemd {
+        steps.push(Step::Explain(facts.init));
+        return Ok(Plan { node, connection, steps });
+    }
+    let has_changed = !steps.is_empty() || facts.is_restart_due;
+    if is_unit_due || facts.is_restart_due {
+        steps.push(Step::Reload);
+    }
+    if !facts.is_enabled {
+        steps.push(Step::Enable);
+    }
+    match (facts.is_running, has_changed) {
+        (true, true) => steps.push(Step::Restart),
+        (true, false) => {}
+        (false, _) => steps.push(Step::Start),
+    }
+    steps.push(Step::AwaitConnection);
+    Ok(Plan { node, connection, steps })
+}
+
+/// The new text of the settings, if it is another one.
+fn plan_settings(facts: &Facts, wish: &Wish, places: &Places) -> Result<Option<String>, Refusal> {
+    let file = places.settings.clone();
+    let before = facts.settings.as_deref();
+    let after = settings::set(before.unwrap_or(FIRST_SETTINGS), &wish.settings)
+        .map_err(|problem| Refusal::Settings { file: file.clone(), problem })?;
+    let read = Settings::from_text(&after)
+        .map_err(|problem| Refusal::Settings { file: file.clone(), problem: format!("wrong{problem}") })?;
+    let has_urls = !wish.enroll_urls.is_empty() || !wish.tunnel_urls.is_empty();
+    if has_urls && !(read.tunnel_url.is_empty() && read.enroll_url.is_empty()) {
+        let problem =
+            "tunnelUrl and enrollUrl override the addresses that are given here: remove them".to_owned();
+        return Err(Refusal::Settings { file, problem });
+    }
+    if read.state_dir.is_some_and(|dir| dir != Places::default().state) {
+        return Err(Refusal::StateDir { state: places.state.clone(), file });
+    }
+    Ok((before != Some(after.as_str())).then_some(after))
+}
+
+fn choose_node(facts: &Facts, wish: &Wish) -> Result<NodeName, Refusal> {
+    let joined = facts.joined.as_ref().map(|joined| &joined.node);
+    // As the kubelet and KubeEdge's EdgeCore make it of the host name.
+    let of_host = || NodeName(facts.host_name.trim().to_lowercase());
+    let node = wish.node.clone().or_else(|| joined.cloned()).unwrap_or_else(of_host);
+    if !node.is_valid() {
+        return Err(Refusal::NodeName(node.0));
+    }
+    match joined {
+        Some(joined) if *joined != node && !wish.rejoin => {
+            Err(Refusal::OtherNode { joined: joined.clone(), wanted: node })
+        }
+        _ => Ok(node),
+    }
+}
+
+/// Where cloudcore is, and what has to be done to be let in.
+fn plan_joining(facts: &Facts, wish: &Wish, node: &NodeName) -> Result<(Connection, Option<Step>), Refusal> {
+    let stored = facts.joined.as_ref().and_then(|joined| joined.connection.as_ref());
+    let or_stored = |given: &Urls, stored: Option<&Urls>| {
+        if given.is_empty() { stored.cloned().unwrap_or_default() } else { given.clone() }
+    };
+    let connection = Connection {
+        tunnel_urls: or_stored(&wish.tunnel_urls, stored.map(|stored| &stored.tunnel_urls)),
+        enroll_urls: or_stored(&wish.enroll_urls, stored.map(|stored| &stored.enroll_urls)),
+        node_name: node.clone(),
+    };
+    if connection.tunnel_urls.is_empty() || connection.enroll_urls.is_empty() {
+        return Err(Refusal::Server);
+    }
+    let with_token =
+        |why| if wish.has_token { Ok(Step::Join { renew: false }) } else { Err(Refusal::Token(why)) };
+    let step = match &facts.joined {
+        None => Some(with_token("not joined")?),
+        Some(_) if wish.rejoin => Some(with_token("to join again")?),
+        // The token is of another installation, or of a CA that has come while the node was away.
+        Some(joined) if !joined.trusts_token => Some(Step::Join { renew: false }),
+        Some(joined) if joined.has_expired => Some(Step::Join { renew: true }),
+        Some(_) if stored != Some(&connection) => Some(Step::Redirect(connection.clone())),
+        Some(_) => None,
+    };
+    Ok((connection, step))
+}
+
+impl Step {
+    /// What the step does, for --dry-run.
+    pub(super) fn describe(&self, plan: &Plan, places: &Places) -> String {
+        match self {
+            Self::CreateStateDir => format!("create {} (mode 0700)", places.state.display()),
+            Self::Join { renew: false } => {
+                format!("join as node {} at {}, with the token", plan.node, plan.connection.enroll_urls)
+            }
+            Self::Join { renew: true } => {
+                format!("renew the certificate of node {}, or join with the token", plan.node)
+            }
+            Self::Redirect(to) => format!("store the addresses of cloudcore: {}", to.tunnel_urls),
+            Self::CopyProgram => format!("copy this program to {} (mode 0755)", places.program.display()),
+            Self::WriteUnit => format!("write {} (mode 0644)", places.unit.display()),
+            Self::WriteSettings(text) => {
+                let is_setting = |line: &&str| !line.trim_start().starts_with('#') && !line.trim().is_empty();
+                let settings: Vec<_> = text.lines().filter(is_setting).collect();
+                let settings = settings.join("\n    ");
+                format!("write {} (mode 0644):\n    {settings}", places.settings.display())
+            }
+            Self::Reload => "systemctl daemon-reload".to_owned(),
+            Self::Enable => format!("systemctl enable {UNIT}"),
+            Self::Start => format!("systemctl start {UNIT}"),
+            Self::Restart => format!("systemctl restart {UNIT}"),
+            Self::AwaitConnection => format!("wait until connected to {}", plan.connection.tunnel_urls),
+            Self::Explain(_) => "say how to start the agent: no systemd runs here".to_owned(),
+        }
+    }
+
+    /// Whether a running agent sees what the step has done only after a restart.
+    pub(super) fn needs_restart(&self) -> bool {
+        match self {
+            Self::Join { .. }
+            | Self::Redirect(_)
+            | Self::CopyProgram
+            | Self::WriteUnit
+            | Self::WriteSettings(_) => true,
+            Self::CreateStateDir
+            | Self::Reload
+            | Self::Enable
+            | Self::Start
+            | Self::Restart
+            | Self::AwaitConnection
+            | Self::Explain(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

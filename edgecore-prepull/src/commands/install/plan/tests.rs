@@ -1,0 +1,236 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+/// A machine with systemd and nothing of ours.
+fn bare() -> Facts {
+    Facts {
+        init: Init::Systemd,
+        is_packaged: false,
+        program: "/root/Downloads/edgecore-prepull-linux-amd64".into(),
+        is_program_there: false,
+        has_state_dir: false,
+        unit: None,
+        settings: None,
+        is_enabled: false,
+        is_running: false,
+        is_restart_due: false,
+        is_state_in_use: false,
+        host_name: "Edge-1\n".to_owned(),
+        joined: None,
+    }
+}
+
+/// A machine whose agent runs.
+fn installed() -> Facts {
+    Facts {
+        is_program_there: true,
+        has_state_dir: true,
+        unit: Some(UNIT_FILE.to_owned()),
+        settings: Some(FIRST_SETTINGS.to_owned()),
+        is_enabled: true,
+        is_running: true,
+        is_state_in_use: true,
+        joined: Some(JoinedAs {
+            node: "edge-1".into(),
+            has_expired: false,
+            connection: Some(connection("cloud")),
+            trusts_token: true,
+        }),
+        ..bare()
+    }
+}
+
+fn joined(change: impl FnOnce(&mut JoinedAs)) -> Facts {
+    let mut facts = installed();
+    change(facts.joined.as_mut().unwrap());
+    facts
+}
+
+fn connection(host: &str) -> Connection {
+    Connection {
+        tunnel_urls: format!("wss://{host}:10000/v1/edge").into(),
+        enroll_urls: format!("https://{host}:10002").into(),
+        node_name: "edge-1".into(),
+    }
+}
+
+/// What the line says that `token create` prints.
+fn line() -> Wish {
+    let Connection { tunnel_urls, enroll_urls, .. } = connection("cloud");
+    Wish { tunnel_urls, enroll_urls, has_token: true, ..Wish::default() }
+}
+
+fn plan_of(facts: &Facts, wish: &Wish) -> Result<Plan, Refusal> {
+    plan(facts, wish, &Places::default())
+}
+
+fn steps(facts: &Facts, wish: &Wish) -> Vec<Step> {
+    plan_of(facts, wish).unwrap().steps
+}
+
+#[test]
+fn a_bare_machine_joins_first_and_is_started_last() {
+    let plan = plan_of(&bare(), &line()).unwrap();
+    assert_eq!(plan.node, "edge-1".into(), "the host name, as the kubelet writes it");
+    assert_eq!(
+        plan.steps,
+        [
+            Step::CreateStateDir,
+            Step::Join { renew: false },
+            Step::CopyProgram,
+            Step::WriteUnit,
+            Step::WriteSettings(FIRST_SETTINGS.to_owned()),
+            Step::Reload,
+            Step::Enable,
+            Step::Start,
+            Step::AwaitConnection,
+        ]
+    );
+}
+
+#[test]
+fn the_same_line_again_only_looks_whether_the_agent_is_connected() {
+    for wish in [line(), Wish { has_token: false, ..line() }, Wish::default()] {
+        assert_eq!(steps(&installed(), &wish), [Step::AwaitConnection]);
+    }
+}
+
+#[test]
+fn whatever_a_run_that_was_interrupted_has_left_the_same_line_finishes_it() {
+    let whole = steps(&bare(), &line());
+    let restart = [Step::Reload, Step::Restart, Step::AwaitConnection];
+    for (facts, wanted) in [
+        (Facts { has_state_dir: true, ..bare() }, &whole[1..]),
+        (
+            Facts { is_program_there: false, ..installed() },
+            &[Step::CopyProgram, Step::Restart, Step::AwaitConnection],
+        ),
+        (Facts { is_restart_due: true, ..installed() }, &restart),
+        (Facts { is_enabled: false, ..installed() }, &[Step::Enable, Step::AwaitConnection]),
+        (
+            Facts { is_running: false, is_state_in_use: false, ..installed() },
+            &[Step::Start, Step::AwaitConnection],
+        ),
+        (
+            Facts { unit: Some("an older one".to_owned()), ..installed() },
+            &[Step::WriteUnit, Step::Reload, Step::Restart, Step::AwaitConnection],
+        ),
+    ] {
+        assert_eq!(steps(&facts, &line()), wanted, "{facts:?}");
+    }
+}
+
+#[test]
+fn what_is_changed_is_taken_over_with_a_restart() {
+    let other = connection("other");
+    let wish =
+        Wish { tunnel_urls: other.tunnel_urls.clone(), enroll_urls: other.enroll_urls.clone(), ..line() };
+    assert_eq!(steps(&installed(), &wish), [Step::Redirect(other), Step::Restart, Step::AwaitConnection]);
+
+    let mut wish = Wish::default();
+    wish.settings.insert("maxTasks".to_owned(), 2.into());
+    let [Step::WriteSettings(text), Step::Restart, Step::AwaitConnection] = &steps(&installed(), &wish)[..]
+    else {
+        panic!("{:?}", steps(&installed(), &wish));
+    };
+    assert_eq!(*text, FIRST_SETTINGS.replace("\nmaxTasks: 1\n", "\nmaxTasks: 2\n"));
+    let again = Facts { settings: Some(text.clone()), ..installed() };
+    assert_eq!(steps(&again, &wish), [Step::AwaitConnection]);
+    assert_eq!(steps(&again, &line()), [Step::AwaitConnection], "a setting stays until another one is given");
+}
+
+#[test]
+fn a_node_joins_again_only_where_its_certificate_is_of_no_use() {
+    let first = |facts: &Facts, wish: &Wish| plan_of(facts, wish).map(|plan| plan.steps[0].clone());
+    let expired = joined(|joined| joined.has_expired = true);
+    assert_eq!(first(&expired, &line()), Ok(Step::Join { renew: true }));
+    let elsewhere = joined(|joined| joined.trusts_token = false);
+    assert_eq!(first(&elsewhere, &line()), Ok(Step::Join { renew: false }));
+    let rejoin = Wish { rejoin: true, ..line() };
+    assert_eq!(first(&installed(), &rejoin), Ok(Step::Join { renew: false }));
+    assert_eq!(
+        first(&installed(), &Wish { has_token: false, ..rejoin.clone() }),
+        Err(Refusal::Token("to join again"))
+    );
+
+    let other = Wish { node: Some("edge-2".into()), ..line() };
+    let refused = Refusal::OtherNode { joined: "edge-1".into(), wanted: "edge-2".into() };
+    assert_eq!(first(&installed(), &other), Err(refused));
+    assert_eq!(first(&installed(), &Wish { rejoin: true, ..other }), Ok(Step::Join { renew: false }));
+}
+
+#[test]
+fn a_package_keeps_its_program_and_its_unit() {
+    let packaged = Facts {
+        is_packaged: true,
+        is_program_there: true,
+        settings: Some(FIRST_SETTINGS.to_owned()),
+        ..bare()
+    };
+    assert_eq!(
+        steps(&packaged, &line()),
+        [Step::CreateStateDir, Step::Join { renew: false }, Step::Enable, Step::Start, Step::AwaitConnection]
+    );
+    let downloaded = Facts { is_program_there: false, ..packaged };
+    assert_eq!(plan_of(&downloaded, &line()), Err(Refusal::Packaged));
+}
+
+#[test]
+fn without_systemd_all_is_put_in_place_but_the_unit_and_the_rest_is_said() {
+    for init in [Init::OpenRc, Init::Runit, Init::Container, Init::Unknown] {
+        let steps = steps(&Facts { init, ..bare() }, &line());
+        let [
+            Step::CreateStateDir,
+            Step::Join { .. },
+            Step::CopyProgram,
+            Step::WriteSettings(_),
+            Step::Explain(said),
+        ] = &steps[..]
+        else {
+            panic!("{steps:?}");
+        };
+        assert_eq!(*said, init);
+    }
+}
+
+#[test]
+fn what_cannot_work_is_refused_before_anything_is_done_with_the_remedy() {
+    let settings = |text: &str| Facts { settings: Some(text.to_owned()), ..installed() };
+    for (facts, wish, words) in [
+        (bare(), Wish { has_token: false, ..line() }, "set PREPULL_TOKEN, or give --token-file"),
+        (bare(), Wish { has_token: true, ..Wish::default() }, "--server is missing"),
+        (bare(), Wish { node: Some("Edge 1".into()), ..line() }, "as in `kubectl get nodes`"),
+        (Facts { host_name: "(none)".to_owned(), ..bare() }, line(), "--node-name \"(none)\" is not"),
+        (
+            Facts { is_running: false, ..installed() },
+            line(),
+            "another edgecore-prepull uses /var/lib/edgecore-prepull",
+        ),
+        (settings("tunnelUrl: wss://a\n"), line(), "config.yaml: tunnelUrl and enrollUrl override"),
+        (settings("stateDir: /srv/x\n"), line(), "write to /var/lib/edgecore-prepull only"),
+        (settings("maxTasks: many\n"), line(), "config.yaml: wrong, line 1, \"maxTasks: many\""),
+    ] {
+        let said = plan_of(&facts, &wish).unwrap_err().to_string();
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    // The addresses in the file are the administrator's as long as nothing else is asked for.
+    assert_eq!(steps(&settings("tunnelUrl: wss://a\n"), &Wish::default()), [Step::AwaitConnection]);
+}
+
+#[test]
+fn a_dry_run_shows_each_step_and_its_settings() {
+    let mut wish = line();
+    wish.settings.insert("runtimeEndpoint".to_owned(), "unix:///run/x.sock".into());
+    let plan = plan_of(&bare(), &wish).unwrap();
+    let shown: Vec<_> = plan.steps.iter().map(|step| step.describe(&plan, &Places::default())).collect();
+    let shown = shown.join("\n");
+    for line in [
+        "join as node edge-1 at https://cloud:10002, with the token",
+        "copy this program to /usr/local/bin/edgecore-prepull (mode 0755)",
+        "    runtimeEndpoint: \"unix:///run/x.sock\"",
+        "systemctl enable edgecore-prepull.service",
+    ] {
+        assert!(shown.contains(line), "{line}: {shown}");
+    }
+}

@@ -1,0 +1,204 @@
+//! `edgecore-prepull uninstall`: takes away what `install` has put on this machine, and what the agent has kept.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+
+use crate::cloud::identity::StateDir;
+use crate::commands::install::args::UninstallArgs;
+use crate::commands::install::places::{Places, UNIT};
+use crate::commands::install::plan::{Init, Refusal};
+use crate::commands::install::systemd::{self, UnitState};
+use crate::commands::install::{machine, say};
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    /// Stop the unit, and have it not started any more.
+    Disable,
+    File(PathBuf),
+    /// A directory with all that is in it.
+    Tree(PathBuf),
+    /// A directory if nothing is left in it.
+    EmptyDir(PathBuf),
+    Reload,
+}
+
+/// Decides what to do: what is not there, is nothing to do.
+fn plan(places: &Places, has_systemd: bool, unit: &UnitState, purge: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    if has_systemd && unit.is_known {
+        steps.push(Step::Disable);
+    }
+    let Places { program, unit: unit_file, drop_ins, etc, settings, state, restart_due, .. } = places.clone();
+    steps.push(Step::File(unit_file));
+    if purge {
+        steps.extend([Step::Tree(drop_ins), Step::Tree(etc)]);
+    } else {
+        steps.extend([Step::File(settings), Step::EmptyDir(etc)]);
+    }
+    steps.extend([Step::Tree(state), Step::File(restart_due), Step::File(program)]);
+    if has_systemd && unit.is_known {
+        steps.push(Step::Reload);
+    }
+    steps
+}
+
+impl Step {
+    fn describe(&self) -> String {
+        match self {
+            Self::Disable => format!("systemctl disable --now {UNIT}"),
+            Self::File(path) => format!("remove {}", path.display()),
+            Self::Tree(path) => format!("remove {} and all that is in it", path.display()),
+            Self::EmptyDir(path) => format!("remove {} if nothing else is in it", path.display()),
+            Self::Reload => "systemctl daemon-reload".to_owned(),
+        }
+    }
+
+    /// Whether there is something to do.
+    fn is_due(&self) -> bool {
+        match self {
+            Self::Disable | Self::Reload => true,
+            // Also a symbolic link to nowhere.
+            Self::File(path) | Self::Tree(path) | Self::EmptyDir(path) => path.symlink_metadata().is_ok(),
+        }
+    }
+
+    async fn carry_out(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Disable => systemd::systemctl(&["--quiet", "disable", "--now", UNIT]).await?,
+            Self::File(path) => remove(path, fs::remove_file(path))?,
+            Self::Tree(path) => remove(path, fs::remove_dir_all(path))?,
+            Self::EmptyDir(path) => match fs::remove_dir(path) {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                    return say(&format!(
+                        "{} has files of others and stays; --purge removes it",
+                        path.display()
+                    ));
+                }
+                removed => remove(path, removed)?,
+            },
+            Self::Reload => {
+                systemd::systemctl(&["daemon-reload"]).await?;
+                // A unit that has failed would be listed until the next boot. There may be none.
+                let _ = systemd::systemctl(&["reset-failed", UNIT]).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn remove(path: &Path, removed: io::Result<()>) -> anyhow::Result<()> {
+    match removed {
+        Ok(()) => say(&format!("removed {}", path.display())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
+    }
+}
+
+/// Takes the agent off this machine.
+pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
+    let UninstallArgs { purge, dry_run } = args;
+    let places = Places::default();
+    if !dry_run && !rustix::process::geteuid().is_root() {
+        return Err(Refusal::NotRoot("uninstall").into());
+    }
+    if machine::is_packaged(&places) {
+        bail!(
+            "a package has installed the agent: `apt purge edgecore-prepull`, or `dnf remove edgecore-prepull && rm -r {} \
+             {}`, takes it away",
+            places.etc.display(),
+            places.state.display()
+        );
+    }
+    let has_systemd = machine::find_init(&places) == Init::Systemd;
+    let unit = if has_systemd { systemd::state().await? } else { UnitState::default() };
+    let node = StateDir::new(&places.state).joined_as().ok().flatten();
+    let steps = plan(&places, has_systemd, &unit, purge).into_iter().filter(Step::is_due).collect::<Vec<_>>();
+    for step in &steps {
+        if dry_run {
+            say(&step.describe())?;
+        } else {
+            step.carry_out()
+                .await
+                .context("not everything is removed; when that is mended, run `uninstall` again")?;
+        }
+    }
+    if steps.is_empty() {
+        say("nothing of edgecore-prepull is installed here")?;
+    }
+    if !has_systemd && !steps.is_empty() {
+        say("no systemd runs here: stop the agent, if it runs, and remove what starts it")?;
+    }
+    if let Some(node) = node {
+        say(&format!(
+            "the certificate of node {node} stays valid until it expires; if it may have been copied, run \
+             `cloudcore-prepull node revoke {node}`"
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// A machine with everything that the agent may have, and a file of somebody else's.
+    fn installed(root: &Path) -> Places {
+        let places = Places::under(root);
+        for dir in [&places.etc, &places.drop_ins, &places.state, &places.state.join("pki")] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::create_dir_all(places.program.parent().unwrap()).unwrap();
+        fs::create_dir_all(places.restart_due.parent().unwrap()).unwrap();
+        let Places { program, unit, settings, restart_due, state, etc, drop_ins, .. } = &places;
+        let key = state.join("pki/client.key");
+        for file in
+            [program, unit, settings, restart_due, &key, &etc.join("mine.yaml"), &drop_ins.join("mine.conf")]
+        {
+            fs::write(file, "").unwrap();
+        }
+        places
+    }
+
+    fn files_below(dir: &Path) -> Vec<String> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(dir).unwrap().flatten() {
+            if entry.path().is_dir() {
+                files.extend(files_below(&entry.path()));
+            } else {
+                files.push(entry.file_name().into_string().unwrap());
+            }
+        }
+        files.sort();
+        files
+    }
+
+    #[tokio::test]
+    async fn nothing_of_the_agent_is_left_and_what_is_others_only_if_it_is_not_purged() {
+        for (purge, left) in [(false, &["mine.conf", "mine.yaml"][..]), (true, &[])] {
+            let dir = tempfile::tempdir().unwrap();
+            let places = installed(dir.path());
+            for step in plan(&places, false, &UnitState::default(), purge) {
+                step.carry_out().await.unwrap();
+            }
+            assert_eq!(files_below(dir.path()), left, "purge: {purge}");
+            assert!(!places.state.exists());
+            let mut again = plan(&places, false, &UnitState::default(), purge);
+            again.retain(Step::is_due);
+            assert_eq!(again, if purge { vec![] } else { vec![Step::EmptyDir(places.etc)] });
+        }
+    }
+
+    #[test]
+    fn the_unit_is_stopped_before_its_files_go() {
+        let known = UnitState { is_known: true, ..UnitState::default() };
+        let steps = plan(&Places::default(), true, &known, false);
+        assert_eq!((steps.first(), steps.last()), (Some(&Step::Disable), Some(&Step::Reload)));
+        assert!(!plan(&Places::default(), true, &UnitState::default(), false).contains(&Step::Disable));
+    }
+}
