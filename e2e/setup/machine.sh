@@ -9,6 +9,10 @@ if [[ ${1-} != --inside ]]; then
   # A group of control groups for its services, below which it sees nothing else.
   for tree in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
     [[ -e $tree/cgroup.procs ]] || continue
+    # Those of tests that were killed.
+    for left in "$tree"/prepull-*; do
+      [[ ! -d $left || -d /proc/${left##*-} ]] || find "$left" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    done
     mkdir "$tree/prepull-$$"
     echo $$ >"$tree/prepull-$$/cgroup.procs"
   done

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -13,6 +13,9 @@ use crate::place::Place;
 
 /// Limit for the boot, which takes a second on an idle machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Limit for the end of all its processes, which takes some milliseconds.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// A machine that runs; its network is that of the test. Nothing on it outlives this value.
 pub struct Machine {
@@ -69,18 +72,24 @@ impl Drop for Machine {
     fn drop(&mut self) {
         let pid = self.process.pid();
         let _ = self.process.kill9();
-        for tree in ["", "systemd", "unified"] {
-            let mut groups = vec![PathBuf::from(format!("/sys/fs/cgroup/{tree}/prepull-{pid}"))];
-            let mut next = 0;
-            while let Some(group) = groups.get(next).cloned() {
-                let inner =
-                    std::fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
-                groups.extend(inner.filter(|path| path.is_dir()));
-                next += 1;
-            }
-            for group in groups.iter().rev() {
-                let _ = std::fs::remove_dir(group);
-            }
+        // All processes end with process 1, and their control groups can be removed once they have.
+        let began = Instant::now();
+        while !remove_groups(pid) && began.elapsed() < END_LIMIT {
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// Removes the control groups of a machine that has ended. Returns whether none is left.
+fn remove_groups(pid: u32) -> bool {
+    let roots = ["", "systemd/", "unified/"].map(|tree| format!("/sys/fs/cgroup/{tree}prepull-{pid}"));
+    let mut groups: Vec<_> = roots.iter().map(PathBuf::from).filter(|group| group.exists()).collect();
+    let mut next = 0;
+    while let Some(group) = groups.get(next).cloned() {
+        let inner = std::fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
+        groups.extend(inner.filter(|path| path.is_dir()));
+        next += 1;
+    }
+    // Those inside before those around them.
+    groups.iter().rev().map(std::fs::remove_dir).fold(true, |all, removed| all && removed.is_ok())
 }

@@ -55,13 +55,12 @@ pub(crate) fn find_init(places: &Places) -> Init {
     if places.systemd.is_dir() {
         return Init::Systemd;
     }
-    let is_there = |path: &&str| Path::new(path).exists();
     for (init, signs) in [
         (Init::OpenRc, &["/run/openrc", "/sbin/openrc-run"][..]),
         (Init::Runit, &["/run/runit", "/etc/runit/runsvdir"]),
         (Init::Container, &["/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io"]),
     ] {
-        if signs.iter().any(|sign| is_there(sign)) {
+        if signs.iter().any(|sign| Path::new(sign).exists()) {
             return init;
         }
     }

@@ -29,6 +29,7 @@ pub(crate) enum Init {
 
 /// What was found on this machine.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is found by itself")]
 pub(super) struct Facts {
     pub(super) init: Init,
     /// Whether a package has brought program and unit.
