@@ -63,6 +63,9 @@ async fn a_key_that_was_seen_is_recorded_soon_and_known_after_a_failover() {
     );
     let successor = beside(&roster);
     successor.load().await;
+    // Before it has written anything, which would read the record as well.
+    let standing = successor.shared.view.stand(&"edge-1".into(), KeyHash::new([1; 32]));
+    assert_eq!(standing, Ok(Standing::Known));
     successor.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await.unwrap();
     successor.admit(&peer("edge-1", 2), CA).unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
