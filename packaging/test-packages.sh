@@ -7,7 +7,7 @@ system=${XDG_CACHE_HOME:-$HOME/.cache}/prepull-e2e/debian-bookworm-systemd-rpm-1
   exec 9>"$system.lock"
   flock 9
   [[ ! -f $system ]] || exit 0
-  say "debootstrap: a Debian 12, once (a minute; 150 MB in the cache)"
+  say "debootstrap: a Debian 12, once (a minute; 270 MB in the cache)"
   # shellcheck disable=SC2016 # the fields are apt's
   mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Origin: Debian' 'Created-By: Packages' | awk '$2 ~ /^[a-z]+$/ {print $1; exit}')
   debootstrap --variant=minbase --include=systemd,systemd-sysv,rpm bookworm "$scratch/debootstrap" "${mirror:-http://deb.debian.org/debian}" \
