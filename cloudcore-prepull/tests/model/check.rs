@@ -47,6 +47,8 @@ pub(crate) struct Check {
     nodes: BTreeMap<(JobUid, NodeName), (u32, NodePhase)>,
     /// The jobs that have ended, when that was, and with how many rounds.
     over: BTreeMap<JobUid, (u64, u32)>,
+    /// The last round of each job that was begun, and the attempts of its nodes as the API server had them then.
+    rounds: BTreeMap<JobUid, (u32, BTreeMap<NodeName, u32>)>,
     /// How many nodes of each job were `Unknown` when the result arrived that they had succeeded.
     late: BTreeMap<JobUid, u32>,
     /// The outcomes of the results that agents have sent.
@@ -106,7 +108,7 @@ impl Check {
                     status.summary;
                 assert_eq!(pending + in_progress + successful + failure + unknown, desired, "(8) {job}");
                 if !unread {
-                    self.status(job, status);
+                    self.status(api, job, status);
                 }
             }
         }

@@ -51,6 +51,10 @@ pub struct ReportBody {
     /// Number of this report among those of the job, counted from 0.
     #[serde(default)]
     pub index: u32,
+    /// How many rounds of `spec.retry` had begun when this was written: if it is fewer than `status.retry` of the job, the
+    /// nodes in it are still to begin the last one. Reports of version 0.1 do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry: Option<u32>,
     /// Counts of the nodes in this report by phase.
     #[serde(default)]
     pub summary: Summary,

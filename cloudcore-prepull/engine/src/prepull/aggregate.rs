@@ -111,8 +111,13 @@ pub fn status<'a>(
     }
 }
 
-/// Makes a report of some nodes of a job.
-pub fn report<'a>(job_name: &str, index: u32, nodes: impl Iterator<Item = &'a NodeStatus>) -> ReportBody {
+/// Makes a report of some nodes of a job, of which this many rounds of `spec.retry` have begun.
+pub fn report<'a>(
+    job_name: &str,
+    index: u32,
+    retry: u32,
+    nodes: impl Iterator<Item = &'a NodeStatus>,
+) -> ReportBody {
     let nodes: Vec<&NodeStatus> = nodes.collect();
     let mut summary = Summary { desired: count(nodes.len()), ..Summary::default() };
     for node in &nodes {
@@ -126,7 +131,7 @@ pub fn report<'a>(job_name: &str, index: u32, nodes: impl Iterator<Item = &'a No
         *of_phase += 1;
     }
     let node_status = within(&nodes, REPORT_BUDGET, shortened);
-    ReportBody { job_name: job_name.to_owned(), index, summary, node_status }
+    ReportBody { job_name: job_name.to_owned(), index, retry: Some(retry), summary, node_status }
 }
 
 /// How many nodes of a job one report holds, when images of these names are pulled: at their usual sizes they
@@ -393,7 +398,7 @@ mod tests {
                 node
             })
             .collect();
-        let report = report("job", 3, nodes.iter());
+        let report = report("job", 3, 0, nodes.iter());
         assert!(serde_json::to_string(&report).unwrap().len() < REPORT_BUDGET + 1000);
         assert_eq!((report.node_status.len(), report.summary.failure as usize), (capacity, capacity));
         // What a later life of cloudcore needs is there, whole or not.

@@ -161,6 +161,15 @@ pub fn is_missing(record: &NodeStatus) -> bool {
     record.phase == NodePhase::Failure && record.attempt == 0
 }
 
+/// The record of a node that takes part in a further round, unless it has succeeded.
+pub fn begin_again(record: &mut NodeStatus) {
+    if record.phase != NodePhase::Successful {
+        record::begin_again(record);
+        (record.phase, record.code) = (NodePhase::Pending, None);
+        record.reason.clear();
+    }
+}
+
 /// The nodes of one job.
 #[derive(Clone, Debug)]
 pub struct Rollout {
@@ -237,6 +246,11 @@ impl Rollout {
         if self.started() > status.nodes {
             self.waves.catch_up(&self.settings.steps, &self.present());
         }
+    }
+
+    /// Begins the waves of a further round.
+    pub fn restart_waves(&mut self) {
+        self.waves = Waves::again(&self.settings.steps, &self.present());
     }
 
     /// Adds a node after all others, unless it is there already. One that had left gets its old place: another place may

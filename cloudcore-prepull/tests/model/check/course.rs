@@ -6,11 +6,12 @@ use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, Summary};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_engine::prepull::controller::Content;
+use prepull_engine::prepull::rollout::is_missing;
 use prepull_engine::prepull::validate::Ratio;
 use prepull_engine::shared::events::ObjectEvent;
 use prepull_engine::shared::reasons;
 
-use super::{Check, add_up};
+use super::{Check, add_up, is_final};
 use crate::api::Api;
 use crate::world::millis;
 
@@ -92,6 +93,14 @@ impl Check {
         if event.reason == reasons::RETRYING {
             self.ended.remove(job);
             self.exceeded.remove(job);
+            let round = event.note.split(' ').nth(1).and_then(|round| round.parse().ok());
+            let attempts = self.nodes.iter().filter(|((of, _), _)| of == job);
+            let attempts = attempts.map(|((_, node), (attempt, _))| (node.clone(), *attempt)).collect();
+            let round = round.expect("the event names the round");
+            // A leader that takes over may begin the same one again.
+            if self.rounds.get(job).is_none_or(|(known, _)| *known != round) {
+                self.rounds.insert(job.clone(), (round, attempts));
+            }
             let nodes_of_job = self.emitted.range((job.clone(), NodeName(String::new()))..);
             let mut nodes_of_job = nodes_of_job.take_while(|((of, _), _)| of == job).peekable();
             let is_written = nodes_of_job.peek().is_some();
@@ -125,7 +134,7 @@ impl Check {
         assert!(self.in_force(job, now).any(due), "{job} is deleted before its time");
     }
 
-    pub(super) fn status(&mut self, job: &JobUid, status: &ImagePrePullJobStatus) {
+    pub(super) fn status(&mut self, api: &Api, job: &JobUid, status: &ImagePrePullJobStatus) {
         if let Some(start) = &status.start_time {
             let start = millis(start.0);
             let first = *self.start_times.entry(job.clone()).or_insert(start);
@@ -149,6 +158,7 @@ impl Check {
         if before.is_some_and(|(_, rounds)| rounds == status.retry) {
             return;
         }
+        self.has_tried_again(api, job, status.retry);
         if let Some((ended, _)) = before {
             self.asks_again(job, ended);
         }
@@ -181,6 +191,21 @@ impl Check {
             "every node of {job} succeeded, and it is a Failure: {}",
             status.reason
         );
+    }
+
+    /// (8) A round that was begun is carried out: a node that has failed in the end has had one more try.
+    pub(super) fn has_tried_again(&self, api: &Api, job: &JobUid, rounds: u32) {
+        let Some((_, before)) = self.rounds.get(job).filter(|(round, _)| *round == rounds) else { return };
+        for record in api.records(job).filter(|record| is_final(record.phase)) {
+            let tried = before.get(&NodeName(record.node_name.clone())).copied().unwrap_or(0);
+            assert!(
+                record.phase == NodePhase::Successful || record.attempt > tried || is_missing(record),
+                "(8) {} of {job} was not tried in round {rounds}: {:?}/{}",
+                record.node_name,
+                record.phase,
+                record.attempt
+            );
+        }
     }
 
     /// A job that had ended continues only if somebody has raised `retry` since.

@@ -258,7 +258,8 @@ impl Job {
         for report in self.output.begin_reports(effects.now, is_over, any_in_progress) {
             self.members.rollout_mut().stamp_starts(report.nodes.clone(), effects.now);
             let rollout = self.members.rollout();
-            let body = aggregate::report(self.events.name(), report.index, rollout.records_of(report.nodes));
+            let records = rollout.records_of(report.nodes);
+            let body = aggregate::report(self.events.name(), report.index, self.course.rounds(), records);
             let write = self.write(report.version, Content::Report(Box::new(body)));
             effects.emit(write);
         }

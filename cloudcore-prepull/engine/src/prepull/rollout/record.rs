@@ -27,6 +27,19 @@ pub(super) fn fresh_images(plan: &NodePlan) -> Vec<ImageStatus> {
         .collect()
 }
 
+/// A further round begins for the node.
+pub(super) fn begin_again(record: &mut NodeStatus) {
+    if record.attempt > 0 {
+        record.attempt += 1;
+    }
+    record.start_time = None;
+    record.action_flow.clear();
+    for image in record.image_status.iter_mut().filter(|image| image.status != Tristate::True) {
+        (image.status, image.attempts, image.code) = (Tristate::Unknown, 0, None);
+        image.reason.clear();
+    }
+}
+
 pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress: &Progress, now: Timestamp) {
     if record.image_status.len() != plan.images.len() {
         record.image_status = fresh_images(plan);

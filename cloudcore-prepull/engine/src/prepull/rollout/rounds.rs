@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use prepull_api::crd::status::{NodePhase, Tristate};
+use prepull_api::crd::status::NodePhase;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
-use super::waves::Waves;
-use super::{Decision, Rollout, Touched, is_missing};
+use super::{Decision, Rollout, Touched, is_missing, record};
 use crate::shared::node_view::NodeView;
 
 impl Rollout {
@@ -56,19 +55,10 @@ impl Rollout {
             }
             again += 1;
             self.members[at].postponed = None;
-            let record = &mut self.members[at].record;
-            if record.attempt > 0 {
-                record.attempt += 1;
-            }
-            record.start_time = None;
-            record.action_flow.clear();
-            for image in record.image_status.iter_mut().filter(|image| image.status != Tristate::True) {
-                (image.status, image.attempts, image.code) = (Tristate::Unknown, 0, None);
-                image.reason.clear();
-            }
+            record::begin_again(&mut self.members[at].record);
             self.set(at, NodePhase::Pending, String::new());
         }
-        self.waves = Waves::again(&self.settings.steps, &self.present());
+        self.restart_waves();
         again
     }
 

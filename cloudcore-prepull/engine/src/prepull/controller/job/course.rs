@@ -161,27 +161,27 @@ impl Course {
         self.times = Some(Times { started: now, active_since: now, ended: None });
     }
 
-    /// The job began before this run of cloudcore. `is_over`: and it ended. `has_further_round`: a round was begun that
-    /// the status does not count.
+    /// The job began before this run of cloudcore. `is_over`: and it ended. `rounds`: those that have begun; the status may
+    /// not count the last one.
     pub(super) fn restore(
         &mut self,
         status: &ImagePrePullJobStatus,
         is_over: bool,
-        has_further_round: bool,
+        rounds: u32,
         now: Timestamp,
     ) {
         let started = status.start_time.as_ref().map_or(now, |time| time.0);
         self.times = Some(Times {
             started,
-            // Somebody had asked for that round.
-            active_since: if has_further_round {
+            // The status says that the job had ended: somebody had asked for another round.
+            active_since: if status.completion_time.is_some() && !is_over {
                 now
             } else {
                 status.active_since.as_ref().map_or(started, |time| time.0)
             },
             ended: status.completion_time.as_ref().filter(|_| is_over).map(|time| time.0),
         });
-        self.rounds = status.retry + u32::from(has_further_round);
+        self.rounds = rounds;
         self.phase = if is_over { status.phase } else { JobPhase::InProgress };
         without_refusal(&status.reason).clone_into(&mut self.reason);
         let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);

@@ -108,24 +108,30 @@ impl Job {
     ) {
         let is_seen = status.observed_generation == rest_of(object).metadata.generation;
         let status_has_begun = status.start_time.is_some();
-        let StoredRecords { mut records, reports, nodes: mut stored_nodes, outdated } =
-            StoredRecords::new(reports);
-        let before = accepted_before(object, &status, is_seen, &records);
+        let mut stored = StoredRecords::new(reports);
+        let before = accepted_before(object, &status, is_seen, &stored.records);
         self.spec.restore(status.spec_hash.clone(), before.as_ref().map(|(spec, _)| spec.clone()));
         let job = before.map(|(_, job)| job);
-        let has_lost_records = (status.summary.desired as usize) > records.len();
+        let has_lost_records = (status.summary.desired as usize) > stored.records.len();
         // The end is a time of the status; with it `asks_for_round` knows that the job was over.
         if let Some(job) = &job {
             self.course.configure(job);
         }
-        self.course.restore(&status, status.completion_time.is_some(), false, effects.now);
+        let has_ended = status.completion_time.is_some();
+        self.course.restore(&status, has_ended, status.retry, effects.now);
         let is_asked_again = self.read_edit(object).is_ok_and(|edit| self.asks_for_round(&edit.spec));
         // Nodes are in progress again: the earlier run had begun a further round, and not written so in the status. It
         // goes on as it is, unless it is begun anew.
-        let has_round = status.completion_time.is_some()
-            && !is_asked_again
-            && records.iter().any(|record: &NodeStatus| record.phase == NodePhase::InProgress);
-        let is_over = status.completion_time.is_some() && !has_round;
+        let is_in_progress = |record: &NodeStatus| record.phase == NodePhase::InProgress;
+        let is_ahead = stored.rounds() > status.retry || stored.records.iter().any(is_in_progress);
+        let has_round = has_ended && !is_asked_again && is_ahead;
+        let is_over = has_ended && !has_round;
+        let rounds =
+            if is_over { status.retry } else { stored.rounds().max(status.retry + u32::from(has_round)) };
+        if !is_over {
+            stored.begin_round(rounds, |record| !is_missing(record) || exists(record, nodes));
+        }
+        let StoredRecords { mut records, reports, nodes: mut stored_nodes, outdated, .. } = stored;
         let mut plans = HashMap::new();
         if let Some(job) = job.as_ref().filter(|_| !is_over || is_asked_again) {
             // Reports may not have been made, or were deleted; nodes may have joined meanwhile.
@@ -157,11 +163,14 @@ impl Job {
         self.output.rewrite_reports(|index| outdated.contains(&index));
         let mut rollout = Rollout::new(job.as_ref().map_or_else(Settings::default, settings), records);
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
+        if rounds > status.retry {
+            rollout.restart_waves();
+        }
         if is_over {
             rollout = rollout.closed();
         }
         self.members.begin(job.filter(|_| !is_over).map(Arc::new), plans, rollout);
-        self.course.restore(&status, is_over, has_round, effects.now);
+        self.course.restore(&status, is_over, rounds, effects.now);
         self.members.set_skipped(status.skipped_nodes, status.summary.skipped);
         if is_over {
             self.output.restore_status();
@@ -198,6 +207,11 @@ impl Job {
         self.events.emit_warning(reason, message, effects);
         self.output.touch_status(Pace::Now);
     }
+}
+
+/// Whether the Node of this record exists.
+fn exists(record: &NodeStatus, nodes: &Nodes) -> bool {
+    nodes.contains_key(&NodeName(record.node_name.clone()))
 }
 
 /// The record of a node that was chosen, and whose report is not there.

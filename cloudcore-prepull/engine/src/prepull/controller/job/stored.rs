@@ -1,9 +1,12 @@
 //! What an earlier run of cloudcore has left in the reports of a job.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{NodePhase, NodeStatus};
+
+use crate::prepull::rollout::begin_again;
 
 /// The records of all reports of a job, each node once.
 #[derive(Debug, Default)]
@@ -14,8 +17,10 @@ pub(super) struct StoredRecords {
     pub(super) reports: Vec<(u32, usize)>,
     /// The names of the nodes.
     pub(super) nodes: HashSet<String>,
-    /// The indexes of reports with a record that does not count: they are to be written again, without it.
+    /// The indexes of reports that are to be written again: with a record that does not count, or one that has changed.
     pub(super) outdated: HashSet<u32>,
+    /// The rounds of each report, and the range of its records.
+    rounds: Vec<(Option<u32>, Range<usize>)>,
 }
 
 impl StoredRecords {
@@ -46,9 +51,31 @@ impl StoredRecords {
                     all.outdated.insert(report.index);
                 }
             }
+            all.rounds.push((report.retry, before..all.records.len()));
             all.reports.push((report.index, all.records.len() - before));
         }
         all
+    }
+
+    /// How many rounds have begun, as far as the reports say.
+    pub(super) fn rounds(&self) -> u32 {
+        self.rounds.iter().filter_map(|(rounds, _)| *rounds).max().unwrap_or(0)
+    }
+
+    /// The round of this number has begun: what was written of it in the status, or in another report, may not have been
+    /// written in all of them. `may_take_part`: whether a node that has not succeeded does.
+    pub(super) fn begin_round(&mut self, round: u32, may_take_part: impl Fn(&NodeStatus) -> bool) {
+        for ((rounds, places), (index, _)) in self.rounds.iter().zip(&self.reports) {
+            if rounds.is_none_or(|rounds| rounds >= round) {
+                continue;
+            }
+            for record in self.records[places.clone()].iter_mut().filter(|record| may_take_part(record)) {
+                if record.phase != NodePhase::Successful {
+                    begin_again(record);
+                    self.outdated.insert(*index);
+                }
+            }
+        }
     }
 }
 

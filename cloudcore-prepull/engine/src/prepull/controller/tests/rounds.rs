@@ -4,6 +4,39 @@ use super::course::{fleet, template};
 use super::*;
 
 #[test]
+fn a_round_that_the_status_tells_of_is_carried_out_where_a_report_is_behind() {
+    let (mut world, nodes) = fleet(2);
+    let spec = |stored: Option<&ImagePrePullJobStatus>| {
+        let template = json!({"nodeNames": nodes, "concurrency": 1, "failureTolerate": "1"});
+        with_spec(template, json!({"retry": 1}), 1, stored)
+    };
+    for node in &nodes {
+        world.up(node, &[]);
+    }
+    world.give(spec(None));
+    world.ends("n0", TaskOutcome::Failed);
+    world.pass(1_000);
+    let before = world.reports.clone();
+    world.ends("n1", TaskOutcome::Succeeded);
+    world.pass(1_000);
+    let stored = world.status().clone();
+    assert_eq!((stored.retry, before[&0].retry, before[&0].node_status[0].attempt), (1, Some(0), 1));
+    // The leader dies before it has written that the first node is tried again.
+    let mut report = before[&0].clone();
+    report.node_status[1] = world.reports[&0].node_status[1].clone();
+    world.reports.insert(0, report);
+    world.taken();
+    world.restart(&nodes);
+    world.give(spec(Some(&stored)));
+    for node in &nodes {
+        world.up(node, &[]);
+    }
+    world.pass(2_000);
+    assert_eq!((world.taken(), world.status().retry), (vec!["n0".to_owned()], 1));
+    assert_eq!(world.reports[&0].node_status[0].attempt, 2);
+}
+
+#[test]
 fn a_retry_that_is_left_over_at_the_end_starts_nothing_before_somebody_raises_it() {
     let (mut world, nodes) = fleet(2);
     let one_by_one = json!({"nodeNames": nodes, "concurrency": 1});
