@@ -9,7 +9,7 @@ SHELL := /bin/bash
 
 SETUP := e2e/setup
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-SCRIPTS := $(wildcard $(SETUP)/*.sh packaging/*.sh packaging/debian/p*) .ci/run
+SCRIPTS := $(wildcard $(SETUP)/*.sh manifests/packaging/*.sh manifests/packaging/debian/p*) .ci/run
 PROGRAMS := -p cloudcore-prepull -p edgecore-prepull
 
 BUILD := cargo build --release $(PROGRAMS)
@@ -90,13 +90,13 @@ lint: ## Format, clippy, shellcheck, cargo deny
 	@$(SETUP)/deny.sh
 
 dist: ## What is released: static programs, images, packages, in target/dist
-	@packaging/dist.sh
+	@manifests/packaging/dist.sh
 
 test-dist: ## Start all that `make dist` has made, also under qemu (as root)
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
-	@packaging/test.sh
+	@manifests/packaging/test.sh
 	@for arch in amd64 arm64; do \
-	  PREPULL_E2E_LOGS=$(TARGET)/dist-logs/$$arch packaging/with-programs.sh $$arch $(TARGET)/debug/demo; \
+	  PREPULL_E2E_LOGS=$(TARGET)/dist-logs/$$arch manifests/packaging/with-programs.sh $$arch $(TARGET)/debug/demo; \
 	done
 
 release: ## make dist and test-dist, after a check for known vulnerabilities

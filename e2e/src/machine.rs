@@ -91,5 +91,6 @@ fn remove_groups(pid: u32) -> bool {
         next += 1;
     }
     // Those inside before those around them.
-    groups.iter().rev().map(std::fs::remove_dir).fold(true, |all, removed| all && removed.is_ok())
+    let left = groups.iter().rev().filter(|group| std::fs::remove_dir(group).is_err());
+    left.count() == 0
 }

@@ -19,8 +19,10 @@ pub(crate) type Fingerprint = [u8; 32];
 pub(crate) struct CaId([u8; 8]);
 
 impl From<Fingerprint> for CaId {
-    fn from([a, b, c, d, e, f, g, h, ..]: Fingerprint) -> Self {
-        Self([a, b, c, d, e, f, g, h])
+    fn from(fingerprint: Fingerprint) -> Self {
+        let mut start = [0; 8];
+        start.copy_from_slice(&fingerprint[..8]);
+        Self(start)
     }
 }
 

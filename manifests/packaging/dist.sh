@@ -11,8 +11,8 @@
 # DIST_PROFILE: cargo's profile, `release` by default; `dev` makes them in a quarter of the time, to try this out.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$here/.."
-# shellcheck source=packaging/names.sh
+cd "$here/../.."
+# shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
 
 say() { printf '==> %s\n' "$*"; }
@@ -24,7 +24,7 @@ tools=$(e2e/setup/zigbuild.sh "${targets[@]}")
 export CARGO_INCREMENTAL=0
 # No path of this machine in a panic's message. Cargo's own variables, where they are set, stay in force.
 RUSTFLAGS="${RUSTFLAGS-} --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/src"
-export RUSTFLAGS RUSTC_WORKSPACE_WRAPPER=$PWD/packaging/pie.sh
+export RUSTFLAGS RUSTC_WORKSPACE_WRAPPER=$PWD/manifests/packaging/pie.sh
 say "cargo zigbuild, profile $profile, for ${targets[*]}"
 CARGO_ZIGBUILD_ZIG_PATH=$tools/ziglang/zig "$tools/bin/cargo-zigbuild" zigbuild --locked --profile "$profile" \
   "${targets[@]/#/--target=}" "${programs[@]/#/--package=}" --bins

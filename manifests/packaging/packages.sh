@@ -4,8 +4,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 from=$(realpath "$1") to=$(realpath "$2")
-cd "$here/.."
-# shellcheck source=packaging/names.sh
+cd "$here/../.."
+# shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
 
 say() { printf '==> %s\n' "$*"; }
@@ -32,11 +32,11 @@ deb() { # ARCH
   install -d -m 755 "$tree/DEBIAN"
   sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$1/" \
     -e "s/@SIZE@/$(du --summarize --apparent-size --block-size 1KiB "$tree" | cut -f1)/" \
-    packaging/debian/control >"$tree/DEBIAN/control"
+    manifests/packaging/debian/control >"$tree/DEBIAN/control"
   echo /etc/edgecore-prepull/config.yaml >"$tree/DEBIAN/conffiles"
   (cd "$tree" && find usr -type f -printf '%p\n' | LC_ALL=C sort | xargs md5sum >DEBIAN/md5sums)
   chmod 644 "$tree/DEBIAN"/*
-  install -m 755 packaging/debian/{postinst,prerm,postrm} "$tree/DEBIAN/"
+  install -m 755 manifests/packaging/debian/{postinst,prerm,postrm} "$tree/DEBIAN/"
   # xz, which dpkg of every release reads.
   dpkg-deb --root-owner-group -Zxz --build "$tree" "$to/edgecore-prepull_${version}_$1.deb" >/dev/null
 }
@@ -44,7 +44,7 @@ deb() { # ARCH
 rpm() { # ARCH
   local machine=${target_of[$1]%%-*} tree=$scratch/rpm-$1
   stage "$1" "$tree"
-  rpmbuild --quiet -bb --target "$machine-linux" packaging/edgecore-prepull.spec \
+  rpmbuild --quiet -bb --target "$machine-linux" manifests/packaging/edgecore-prepull.spec \
     --define "_topdir $scratch/rpmbuild" --define "_rpmdir $to" --define '_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm' \
     --define "version_here $version" --define "tree_here $tree" \
     >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2 && exit 1; }

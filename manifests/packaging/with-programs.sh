@@ -3,8 +3,8 @@
 # ARCH; those of another architecture than this machine's run under qemu. Usage: with-programs.sh ARCH COMMAND...
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$here/.."
-# shellcheck source=packaging/names.sh
+cd "$here/../.."
+# shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
 arch=$1
 shift

@@ -6,8 +6,8 @@
 # containers are deleted at the end, however it ends.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$here/.."
-# shellcheck source=packaging/names.sh
+cd "$here/../.."
+# shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -167,7 +167,7 @@ for program in "${programs[@]}"; do
   row "$program-image.tar" "$start from runc to /healthz"
 done
 
-# shellcheck source=packaging/test-packages.sh
+# shellcheck source=manifests/packaging/test-packages.sh
 . "$here/test-packages.sh"
 
 printf '%s\n' "${table[@]}"

@@ -5,8 +5,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 from=$(realpath "$1") to=$(realpath "$2")
-cd "$here/.."
-# shellcheck source=packaging/names.sh
+cd "$here/../.."
+# shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
 
 say() { printf '==> %s\n' "$*"; }
