@@ -175,7 +175,7 @@ mod tests {
         let crd = crd();
         let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
         let fields: Vec<_> = schema.properties.unwrap().into_keys().collect();
-        assert_eq!(fields, ["index", "jobName", "nodeStatus", "summary"]);
+        assert_eq!(fields, ["index", "jobName", "nodeStatus", "retry", "summary"]);
     }
 
     #[test]
