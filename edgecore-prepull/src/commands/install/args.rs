@@ -19,14 +19,16 @@ Examples:
   edgecore-prepull install --parallel-pulls 2      # a node that has joined: changes a setting
   edgecore-prepull install --server cloud.example --dry-run
 
-It has to be run as root. It may be repeated: what is there already stays as it is, and the agent is restarted only
-where something has changed. The token, which `cloudcore-prepull token create` prints, is not needed once the node has
-joined; as an argument every user of this machine could see it.
+It has to be run as root. It may be repeated: what is there already stays as it is, and the agent is
+restarted only where something has changed. The token, which `cloudcore-prepull token create`
+prints, is not needed once the node has joined; as an argument every user of this machine could see
+it.
 
-Settings go into /etc/edgecore-prepull/config.yaml, the addresses of cloudcore into /var/lib/edgecore-prepull.
+Settings go into /etc/edgecore-prepull/config.yaml, the addresses of cloudcore into
+/var/lib/edgecore-prepull.
 
-Exit status: 0 if the agent is connected, 1 if not, 2 for wrong usage, 3 if all is in place and no systemd runs here,
-so that what is left to be done was printed."
+Exit status: 0 if the agent is connected, 1 if not, 2 for wrong usage, 3 if all is in place and no
+systemd runs here, so that what is left to be done was printed."
 )]
 pub(crate) struct InstallArgs {
     /// Host of cloudcore: short for --enroll-url https://HOST:10002 and --tunnel-url wss://HOST:10000/v1/edge. Several,
@@ -61,8 +63,9 @@ Examples:
   edgecore-prepull uninstall --purge
   edgecore-prepull uninstall --dry-run
 
-It has to be run as root. The node's certificate is deleted here and stays valid until it expires: to have cloudcore
-refuse it from now on, run `cloudcore-prepull node revoke NODE` there. Images that were pulled stay in the runtime.")]
+It has to be run as root. The node's certificate is deleted here and stays valid until it expires:
+to have cloudcore refuse it from now on, run `cloudcore-prepull node revoke NODE` there. Images that
+were pulled stay in the runtime.")]
 pub(crate) struct UninstallArgs {
     /// Remove what others have put into /etc/edgecore-prepull, and drop-ins of the unit, as well
     #[arg(long)]
