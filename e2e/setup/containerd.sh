@@ -35,10 +35,8 @@ take() {
 take && exit
 
 command -v dpkg-deb >/dev/null || die "containerd $release comes from Debian's package, and there is no dpkg-deb to unpack it"
-# Of the mirrors that this machine uses already, those of Debian itself: security has no package of these suites.
-# shellcheck disable=SC2016 # the fields are apt's, not the shell's
-mapfile -t mirrors < <(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' 'Component: main' | sort -u)
-((${#mirrors[@]})) || die "apt knows no Debian mirror here: run apt-get update as root"
+found=$("$(dirname "${BASH_SOURCE[0]}")/debian-mirrors.sh")
+mapfile -t mirrors <<<"$found"
 
 mkdir -p "$cache"
 scratch=$(mktemp -d "$cache/containerd.XXXXXX")

@@ -11,11 +11,8 @@
 # DIST_PROFILE: cargo's profile, `release` by default; `dev` makes them in a quarter of the time, to try this out.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$here/../.."
 # shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
-
-say() { printf '==> %s\n' "$*"; }
 
 e2e/setup/packages.sh "${dist_packages[@]}"
 tools=$(e2e/setup/zigbuild.sh "${targets[@]}")

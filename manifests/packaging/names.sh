@@ -1,5 +1,9 @@
-# Sourced by the scripts beside it: what is released is called so, and for these machines.
+# Sourced by the scripts beside it, which go on in the root of the repository: what is released is called so, and for these
+# machines.
 # shellcheck shell=bash disable=SC2034 # used where it is sourced
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
+say() { printf '==> %s\n' "$*"; }
 
 programs=(cloudcore-prepull edgecore-prepull)
 # By the names that images and Debian have for machines.

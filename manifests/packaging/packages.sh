@@ -4,11 +4,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 from=$(realpath "$1") to=$(realpath "$2")
-cd "$here/../.."
 # shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
-
-say() { printf '==> %s\n' "$*"; }
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -8,9 +8,8 @@ system=${XDG_CACHE_HOME:-$HOME/.cache}/prepull-e2e/debian-bookworm-systemd-rpm-1
   flock 9
   [[ ! -f $system ]] || exit 0
   say "debootstrap: a Debian 12, once (a minute; 270 MB in the cache)"
-  # shellcheck disable=SC2016 # the fields are apt's
-  mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Origin: Debian' 'Created-By: Packages' | awk '$2 ~ /^[a-z]+$/ {print $1; exit}')
-  debootstrap --variant=minbase --include=systemd,systemd-sysv,rpm bookworm "$scratch/debootstrap" "${mirror:-http://deb.debian.org/debian}" \
+  mirrors=$(e2e/setup/debian-mirrors.sh)
+  debootstrap --variant=minbase --include=systemd,systemd-sysv,rpm bookworm "$scratch/debootstrap" "${mirrors%%$'\n'*}" \
     >"$scratch/log" 2>&1 9>&- || { tail -n 20 "$scratch/log" >&2 && exit 1; }
   rm -rf "$scratch"/debootstrap/var/cache/apt/archives/*.deb "$scratch"/debootstrap/var/lib/apt/lists/*
   tar --create --file "$system.new" --directory "$scratch/debootstrap" .

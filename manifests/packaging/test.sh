@@ -6,12 +6,10 @@
 # containers are deleted at the end, however it ends.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$here/../.."
 # shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
 PATH=$PATH:/usr/sbin:/sbin
 
-say() { printf '==> %s\n' "$*"; }
 die() { say "$*" >&2 && exit 1; }
 
 [[ -f $dist/SHA256SUMS ]] || die "nothing in $dist: make dist makes it"

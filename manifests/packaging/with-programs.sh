@@ -3,7 +3,6 @@
 # ARCH; those of another architecture than this machine's run under qemu. Usage: with-programs.sh ARCH COMMAND...
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cd "$here/../.."
 # shellcheck source=manifests/packaging/names.sh
 . "$here/names.sh"
 arch=$1
@@ -21,7 +20,7 @@ for program in "${programs[@]}"; do
     chmod 755 "$scratch/$program"
   fi
 done
-printf '==> with the static programs for %s\n' "$arch"
+say "with the static programs for $arch"
 # Not exec: the trap is still to come. Signals of the terminal reach it, too.
 trap : INT TERM HUP
 e2e/setup/with-parts.sh "$scratch" "$@"
