@@ -5,4 +5,5 @@ pub(crate) mod ca;
 pub(crate) mod crds;
 pub(crate) mod node;
 pub(crate) mod plan;
+mod table;
 pub(crate) mod token;

@@ -184,9 +184,9 @@ impl RunArgs {
     /// Fails in a pod whose manifests name nothing by which edges could reach it: they would refuse its certificate.
     pub(crate) fn check_advertised(&self, is_in_pod: bool) -> anyhow::Result<()> {
         let problem = if self.advertise.is_empty() {
-            "--advertise is not set"
+            "--advertise is not set".to_owned()
         } else if self.advertise.iter().any(|name| name == PLACEHOLDER) {
-            "--advertise cloudcore.example is the placeholder of the manifests"
+            format!("--advertise {PLACEHOLDER} is the placeholder of the manifests")
         } else {
             return Ok(());
         };

@@ -11,6 +11,7 @@ use kube::Api;
 use kube::api::ListParams;
 use prepull_api::task::NodeName;
 
+use crate::commands::table::align;
 use crate::edges::roster::{Change, NodeRecord, Records};
 
 /// The commands about nodes and their keys.
@@ -126,13 +127,7 @@ fn render_table(records: &BTreeMap<NodeName, NodeRecord>) -> String {
             },
         ]
     }));
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths: [usize; 6] = std::array::from_fn(width);
-    let line = |row: &[String; 6]| {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
+    align(&rows, 2)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
 use crate::commands::node::parse_node;
+use crate::commands::table::align;
 use crate::edges::pki::published::{CA_CONFIG_MAP, Published};
 use crate::edges::pki::store::CaStore;
 use crate::edges::roster::Records;
@@ -190,10 +191,10 @@ fn render_line(token: &str, scope: &Scope, servers: &[String]) -> String {
 /// What to do with the token, without the token: stderr may end up in a log.
 fn render_hints(scope: &Scope, expires: SystemTime, line: Option<&str>, is_missing: bool) -> String {
     let until = humantime::format_rfc3339_seconds(expires);
-    let (whom, place, warning) = match scope {
+    let (whom, place, remark) = match scope {
         Scope::Fleet => {
-            let name = "(add --node-name NAME where the Node is not called as the machine)\n".to_owned();
-            ("each edge node that has never joined", "each node", name)
+            let remark = "(add --node-name NAME where the Node is not called as the machine)\n".to_owned();
+            ("each edge node that has never joined", "each node", remark)
         }
         Scope::Node(node) => {
             let warning = format!(
@@ -205,7 +206,7 @@ fn render_hints(scope: &Scope, expires: SystemTime, line: Option<&str>, is_missi
     };
     let line = line.map(|line| format!(", with the token in place of TOKEN:\n  {line}"));
     format!(
-        "Valid until {until}, for {whom}. On {place}, as root{}\n{warning}",
+        "Valid until {until}, for {whom}. On {place}, as root{}\n{remark}",
         line.as_deref().unwrap_or(".")
     )
 }
@@ -219,7 +220,7 @@ fn read_fingerprint(path: &std::path::Path) -> anyhow::Result<[u8; 32]> {
 }
 
 fn render_table(tokens: &[ListedToken]) -> String {
-    let mut rows = vec![["ID".to_owned(), "SCOPE".to_owned(), "EXPIRES".to_owned(), "USED".to_owned()]];
+    let mut rows = vec![["ID", "SCOPE", "EXPIRES", "USED"].map(str::to_owned)];
     rows.extend(tokens.iter().map(|ListedToken { id, scope, expires, used }| {
         let used = match (scope, used) {
             (Scope::Fleet, _) => "-",
@@ -233,12 +234,7 @@ fn render_table(tokens: &[ListedToken]) -> String {
             used.to_owned(),
         ]
     }));
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let (id, scope, expires) = (width(0), width(1), width(2));
-    let line =
-        |row: &[String; 4]| format!("{:id$}  {:scope$}  {:expires$}  {}", row[0], row[1], row[2], row[3]);
-    let lines: Vec<String> = rows.iter().map(line).collect();
-    lines.join("\n") + "\n"
+    align(&rows, 2)
 }
 
 #[cfg(test)]

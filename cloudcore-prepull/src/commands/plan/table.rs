@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::{ImageReport, NodeReport, Report, SkippedReport};
+use crate::commands::table::align;
 
 /// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
 pub(super) fn render(report: &Report) -> String {
@@ -25,13 +26,13 @@ pub(super) fn render(report: &Report) -> String {
             rows.push(row);
         }
     }
-    let mut text = align(&rows);
+    let mut text = align(&rows, 3);
     if !skipped.is_empty() {
         let mut rows = vec![vec!["SKIPPED NODES".to_owned(), "REASON".to_owned()]];
         let groups = grouped(skipped.iter().map(|SkippedReport { name, reason }| (name.as_str(), reason)));
         rows.extend(groups.into_iter().map(|(reason, names)| vec![listed(&names), reason.clone()]));
         text.push('\n');
-        text.push_str(&align(&rows));
+        text.push_str(&align(&rows, 3));
     }
     if !warnings.is_empty() {
         text.push('\n');
@@ -62,22 +63,4 @@ fn listed(names: &[&str]) -> String {
         0..=LISTED => names.join(","),
         count => format!("{} and {} more", names[..LISTED].join(","), count - LISTED),
     }
-}
-
-/// Aligns columns three spaces apart, as kubectl does, without trailing spaces.
-fn align(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{cell:<width$}   ");
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
 }

@@ -118,8 +118,8 @@ pub(crate) enum Refusal {
     )]
     Packaged,
     #[error(
-        "another edgecore-prepull uses {}, in a pod of the DaemonSet perhaps: a node has one agent. Stop that one first \
-         (kubectl label node NODE without node-role.kubernetes.io/edge, or kill it)",
+        "another edgecore-prepull uses {}, in a pod of the DaemonSet perhaps: a node has one agent. Stop that one first: \
+         end its process, or give the DaemonSet a nodeSelector without this node",
         .0.display()
     )]
     OtherAgent(PathBuf),
