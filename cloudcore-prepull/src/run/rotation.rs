@@ -16,7 +16,7 @@ use crate::edges::pki::published::{Progress, Published, rfc3339};
 use crate::edges::pki::rotation::{Due, Rotation, Step};
 use crate::edges::pki::store::{CaStore, Stored};
 use crate::edges::pki::{CaSet, PkiError, ServerIdentity};
-use crate::edges::tunnel::Sessions;
+use crate::edges::tunnel::{CaCensus, Sessions};
 use crate::kube_api::refusal::{FailureLog, explain};
 
 /// The time between two looks at the Secret or the files. Whoever rotates waits for it; it is one small read.
@@ -75,7 +75,8 @@ impl RotationKeeper {
     }
 
     async fn look(&self, served: Duration, last: &mut LastPublished) {
-        self.metrics.set_outdated(&self.sessions.ca_census(&self.identity.cas()));
+        let census = self.sessions.ca_census(&self.identity.cas());
+        self.metrics.set_outdated(&census);
         let progress = match &self.source {
             Source::Files { certificates, key } => {
                 match CaSet::from_files(certificates, key) {
@@ -85,7 +86,7 @@ impl RotationKeeper {
                 }
                 None
             }
-            Source::Secret { read, write } => match self.follow(read, write, served).await {
+            Source::Secret { read, write } => match self.follow(read, write, &census, served).await {
                 Ok(progress) => progress,
                 Err(error) => {
                     self.report("read or write", &error);
@@ -101,6 +102,7 @@ impl RotationKeeper {
         &self,
         read: &CaStore,
         write: &CaStore,
+        census: &CaCensus,
         served: Duration,
     ) -> Result<Option<Progress>, PkiError> {
         let Some(mut stored) = read.read().await? else {
@@ -113,22 +115,21 @@ impl RotationKeeper {
             return Ok(None);
         };
         let now = SystemTime::now();
-        let census = self.sessions.ca_census(&self.identity.cas());
         // Only what this process already serves with: the edges have been told of it.
         let is_served = self.identity.cas().is_same(&stored.rotation.set);
-        let due = stored.rotation.due(&census, served, self.old_life, now).filter(|_| is_served);
+        let due = stored.rotation.due(census, served, self.old_life, now).filter(|_| is_served);
         if let Some(due) = due {
             stored = self.step(write, stored, due, now).await?;
         }
         let Rotation { step, since, .. } = stored.rotation;
         self.adopt(stored.rotation.set);
-        let census = self.sessions.ca_census(&self.identity.cas());
         let retired_after = since.filter(|_| step == Step::Signing).map(|since| since + self.old_life);
         Ok(Some(Progress {
             step,
             since: since.map(rfc3339),
             retired_after: retired_after.map(rfc3339),
-            edges: (step != Step::Settled).then_some(census),
+            // By the CAs that are in use now.
+            edges: (step != Step::Settled).then(|| self.sessions.ca_census(&self.identity.cas())),
         }))
     }
 

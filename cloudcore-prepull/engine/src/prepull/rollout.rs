@@ -161,13 +161,11 @@ pub fn is_missing(record: &NodeStatus) -> bool {
     record.phase == NodePhase::Failure && record.attempt == 0
 }
 
-/// The record of a node that takes part in a further round, unless it has succeeded.
+/// A further round begins for the node of this record, which is in no rollout yet.
 pub fn begin_again(record: &mut NodeStatus) {
-    if record.phase != NodePhase::Successful {
-        record::begin_again(record);
-        (record.phase, record.code) = (NodePhase::Pending, None);
-        record.reason.clear();
-    }
+    record::begin_again(record);
+    (record.phase, record.code) = (NodePhase::Pending, None);
+    record.reason.clear();
 }
 
 /// The nodes of one job.

@@ -69,11 +69,11 @@ impl StoredRecords {
             if rounds.is_none_or(|rounds| rounds >= round) {
                 continue;
             }
-            for record in self.records[places.clone()].iter_mut().filter(|record| may_take_part(record)) {
-                if record.phase != NodePhase::Successful {
-                    begin_again(record);
-                    self.outdated.insert(*index);
-                }
+            let is_due =
+                |record: &&mut NodeStatus| record.phase != NodePhase::Successful && may_take_part(record);
+            for record in self.records[places.clone()].iter_mut().filter(is_due) {
+                begin_again(record);
+                self.outdated.insert(*index);
             }
         }
     }
