@@ -1,5 +1,7 @@
 //! cloudcore-prepull as a process, which runs as its own ServiceAccount.
 
+mod start;
+
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -8,21 +10,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use kube::config::Kubeconfig;
 use prepull_api::wire::TUNNEL_PATH;
 
-use crate::api_proxy::ApiProxy;
 use crate::cleanup::{Child, eventually};
 use crate::cluster::{Cluster, Hold, NAMESPACE};
 use crate::front::{Backend, Front};
 use crate::keep::keeping;
-use crate::network::{Network, Passage, Space};
+use crate::network::{Passage, Space};
 use crate::parts::{self, Programs};
 use crate::place::{Place, tail};
 use crate::plain_http;
 use crate::ports::Port;
+pub use start::Start;
 
 /// Limit for the start, which takes less than a second on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -31,9 +31,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(20);
 const PROGRAM: &str = "cloudcore-prepull";
 /// The flag of `run` and of `plan`.
 const WITHOUT_CONSENT: &str = "--require-secret-consent=false";
-/// Times of the leader election: short, since tests wait for them, and long enough for a busy machine.
-const ELECTION: [&str; 3] =
-    ["--lease-duration=4s", "--lease-renew-deadline=3s", "--lease-retry-period=500ms"];
 
 /// A cloudcore-prepull, with what is needed to restart it on the same ports.
 pub struct Cloud {
@@ -58,39 +55,12 @@ pub struct Cloud {
     programs: Programs,
 }
 
-/// A cloud that has not been started; `.await` starts it.
-pub struct Start<'a> {
-    cluster: &'a Cluster,
-    kubeconfig: PathBuf,
-    name: String,
-    arguments: Vec<OsString>,
-    requires_consent: bool,
-    /// Flags of the leader election, if there is one.
-    election: Option<&'static [&'static str]>,
-    standby: bool,
-    pod: Option<String>,
-    space: Option<Space>,
-    programs: Programs,
-}
-
 impl Cloud {
     /// Starts a cloud with the rights that manifests/ gives it: `Cloud::start(&cluster).await?`. By default it runs
     /// without leader election, and without asking for the consent of secrets' owners; see [`Start::replica`] and
     /// [`Start::requires_consent`].
     pub fn start(cluster: &Cluster) -> Start<'_> {
-        let kubeconfig = cluster.cloudcore_kubeconfig().to_owned();
-        Start {
-            cluster,
-            kubeconfig,
-            name: PROGRAM.to_owned(),
-            arguments: Vec::new(),
-            requires_consent: false,
-            space: None,
-            election: None,
-            standby: false,
-            pod: None,
-            programs: Programs::Built,
-        }
+        Start::new(cluster)
     }
 
     /// Address for edges: that on which the cloud listens, or that of the [front](Self::behind).
@@ -326,141 +296,6 @@ impl Cloud {
     /// Resumes the cloud after [`Self::pause`].
     pub fn resume(&self) -> Result<()> {
         self.process()?.cont()
-    }
-}
-
-impl Start<'_> {
-    /// Adds a flag of `run`.
-    #[must_use]
-    pub fn arg(mut self, argument: &str) -> Self {
-        self.arguments.push(argument.into());
-        self
-    }
-
-    /// Adds flags of `run`.
-    #[must_use]
-    pub fn args(mut self, arguments: &[&str]) -> Self {
-        self.arguments.extend(arguments.iter().map(Into::into));
-        self
-    }
-
-    /// Uses a secret only for those whom its owner allows: as released.
-    #[must_use]
-    pub fn requires_consent(mut self) -> Self {
-        self.requires_consent = true;
-        self
-    }
-
-    /// Connects to the API server through a proxy.
-    #[must_use]
-    pub fn through(mut self, api: &ApiProxy) -> Self {
-        api.kubeconfig().clone_into(&mut self.kubeconfig);
-        self
-    }
-
-    /// Runs the cloud in its namespace of the network.
-    #[must_use]
-    pub fn within(mut self, network: &Network) -> Self {
-        self.space = Some(network.cloud().clone());
-        self
-    }
-
-    /// Runs the cloud with leader election, with times that replace a leader that hangs within seconds.
-    #[must_use]
-    pub fn replica(mut self) -> Self {
-        self.election = Some(&ELECTION);
-        self
-    }
-
-    /// Starts a [`Self::replica`] that need not lead: it counts as started when /healthz answers.
-    #[must_use]
-    pub fn standby(mut self) -> Self {
-        self.standby = true;
-        self.replica()
-    }
-
-    /// Elects the leader with the times that the program has by default, which a busy machine keeps.
-    #[must_use]
-    pub fn default_election_times(mut self) -> Self {
-        self.election = Some(&[]);
-        self
-    }
-
-    /// Lets the cloud take itself to be the container of this pod, which the test has made.
-    #[must_use]
-    pub fn in_pod(mut self, pod: &str) -> Self {
-        self.pod = Some(pod.to_owned());
-        self
-    }
-
-    /// Takes the programs of an earlier release, until [`Cloud::upgrade`].
-    #[must_use]
-    pub fn of_before(mut self, dir: &Path) -> Self {
-        self.programs = Programs::Before(dir.to_owned());
-        self.requires_consent = true;
-        self
-    }
-
-    /// Sets the kubeconfig.
-    #[must_use]
-    pub fn kubeconfig(mut self, file: &Path) -> Self {
-        file.clone_into(&mut self.kubeconfig);
-        self
-    }
-
-    /// Sets the name of the log, so that there can be a second cloud.
-    #[must_use]
-    pub fn named(mut self, name: &str) -> Self {
-        name.clone_into(&mut self.name);
-        self
-    }
-
-    async fn start(self) -> Result<Cloud> {
-        let place = Arc::clone(self.cluster.place());
-        let mut arguments = self.arguments;
-        if !self.requires_consent {
-            arguments.push(WITHOUT_CONSENT.into());
-        }
-        match self.election {
-            Some(times) => arguments.extend(times.iter().map(Into::into)),
-            None => arguments.push("--leader-elect=false".into()),
-        }
-        // `make test` plays every recording again, and looks for credentials in it.
-        if std::env::var_os("PREPULL_E2E_RECORD").is_some() {
-            let file = place.logs().join(format!("{}.recording", self.name));
-            arguments.extend(["--record".into(), file.into()]);
-        }
-        let mut cloud = Cloud {
-            dir: place.new_dir("cloud")?,
-            place,
-            name: self.name,
-            kubeconfig: self.kubeconfig,
-            tunnel: Port::reserve()?,
-            enroll: Port::reserve()?,
-            metrics: Port::reserve()?,
-            front: None,
-            arguments,
-            standby: self.standby,
-            pod: self.pod,
-            space: None,
-            process: None,
-            hold: self.cluster.hold(),
-            programs: self.programs,
-        };
-        if let Some(space) = self.space {
-            cloud.space = Some((space.clone(), cloud.passages(&space)?));
-        }
-        cloud.restart().await?;
-        Ok(cloud)
-    }
-}
-
-impl<'a> IntoFuture for Start<'a> {
-    type Output = Result<Cloud>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        self.start().boxed()
     }
 }
 
