@@ -138,7 +138,11 @@ async fn pull_through_agent(
         checks: vec![CheckItem::Disk],
         images: vec![image],
     };
-    let terms = TaskTerms { deadline: Instant::now() + Duration::from_secs(300), keys: vec![key.clone()] };
+    let terms = TaskTerms {
+        deadline: Instant::now() + Duration::from_secs(300),
+        keys: vec![key.clone()],
+        download: Arc::default(),
+    };
     let work = Execution { task, check: None, done: vec![None], terms: terms.clone() };
     let (_control, receiver) = watch::channel(TaskControl { terms, stop: None });
     let (sender, mut reports) = mpsc::channel(64);

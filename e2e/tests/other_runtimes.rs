@@ -66,6 +66,7 @@ async fn run_until(
     let terms = TaskTerms {
         deadline: Instant::now() + Duration::from_secs(120),
         keys: images.iter().map(|_| Arc::clone(&key)).collect(),
+        download: Arc::default(),
     };
     let task = Task {
         id: TaskId { job: JobUid("other-runtimes".to_owned()), attempt: 1 },

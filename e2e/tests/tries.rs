@@ -35,6 +35,7 @@ async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
     let terms = TaskTerms {
         deadline: Instant::now() + Duration::from_secs(120),
         keys: vec![Arc::new(Key::anonymous())],
+        download: Arc::default(),
     };
     let task = Task {
         id: TaskId { job: JobUid("tries".to_owned()), attempt: 1 },

@@ -10,6 +10,7 @@
 //! - [`selector`]: label selectors, in the API's object form and in string form.
 //! - [`overriders`]: rules that edit an image reference or a list of secrets.
 //! - [`credentials`]: the contents of a registry secret, and the entries that match a reference.
+//! - [`download`]: how a task may download: cap, windows, pin, signatures.
 //! - [`task`]: the work of one node, its progress and its result.
 //! - [`failure`]: why an image is not on its node, in one word of a closed list.
 //! - [`wire`]: the messages of the tunnel and their limits.
@@ -19,6 +20,7 @@
 pub mod abbreviate;
 pub mod credentials;
 mod dns_name;
+pub mod download;
 pub mod enroll;
 pub mod failure;
 pub mod image;

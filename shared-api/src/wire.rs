@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::credentials::RegistryCredential;
+use crate::download::{DownloadTerms, Window};
 use crate::task::{ImageProgress, Task, TaskId, TaskResult, millis};
 
 /// Websocket subprotocol. A breaking change of the messages needs a new one.
@@ -55,7 +56,8 @@ pub enum EdgeMessage {
 pub enum CloudMessage {
     /// Answer to `Hello`.
     Welcome(Welcome),
-    /// Assigns a task. For a task that the edge has already, it only renews the keys and the deadline.
+    /// Assigns a task. For a task that the edge has already, it only renews keys, deadline and
+    /// download terms.
     Assign(Assign),
     /// Acknowledges a result, after the API server has it: the edge may forget the task.
     ResultAck {
@@ -107,6 +109,13 @@ pub struct Hello {
     /// cannot be told of another CA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trusts: Option<String>,
+    /// Name of the node's time zone in the IANA database. Absent where the edge does not know it, which means UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_zone: Option<String>,
+    /// The node's own windows, outside of which it downloads for no task. Empty: always. At most
+    /// [`crate::download::MAX_WINDOWS`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
 }
 
 /// The CAs that an edge is to trust.
@@ -168,17 +177,21 @@ pub struct Welcome {
     pub progress_interval: Duration,
 }
 
-/// A task, with its deadline and its keys.
+/// A task, with its deadline, its keys and its download terms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Assign {
     /// The task, which the edge stores in its ledger.
     pub task: Task,
-    /// Time until the deadline. A duration and not a time of day, since the edge's clock may be wrong.
+    /// Time until the deadline, of which only that counts in which the windows are open. A duration and not a time of
+    /// day, since the edge's clock may be wrong.
     #[serde(with = "millis")]
     pub remaining: Duration,
     /// Keys, to which [`crate::task::ImageTask::key`] is an index. The edge keeps them in memory only.
     pub keys: Vec<Key>,
+    /// How the task may download. Absent from clouds that have no such terms.
+    #[serde(default, skip_serializing_if = "DownloadTerms::is_default")]
+    pub download: DownloadTerms,
 }
 
 /// How to authenticate a pull.

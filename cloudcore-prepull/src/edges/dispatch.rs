@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use prepull_api::credentials::SecretUser;
+use prepull_api::download::DownloadTerms;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageTask, NodeName, PullPolicy, Task, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Key};
@@ -70,7 +71,11 @@ pub(crate) async fn dispatch_node_image_task(
     let resolved = plan::resolve_pull_secrets(&order.secrets, &order.reference, user, found);
     secrets.withheld().log(&format!("nodeimage/{}", order.node), &resolved.details, begun);
     let remaining = order.remaining.saturating_sub(begun.elapsed());
-    send(&order.node, Assign { task: order.task, remaining, keys: vec![resolved.key] }, sessions)
+    send(
+        &order.node,
+        Assign { task: order.task, remaining, keys: vec![resolved.key], download: DownloadTerms::default() },
+        sessions,
+    )
 }
 
 fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome {
@@ -105,7 +110,7 @@ pub fn build_assign(order: &Dispatch, keys: impl IntoIterator<Item = Key>, remai
         checks: order.job.checks.clone(),
         images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
     };
-    Assign { task, remaining, keys: table.keys }
+    Assign { task, remaining, keys: table.keys, download: DownloadTerms::default() }
 }
 
 /// The distinct keys of a message. Images with the same key share one entry.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prepull_api::download::DownloadTerms;
 use prepull_api::task::{ImageOutcome, NodeName, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Hello, Key};
 use prepull_engine::kruise::node_images::{self, Written};
@@ -101,6 +102,7 @@ impl World {
                             task: dispatch.task,
                             remaining,
                             keys,
+                            download: DownloadTerms::default(),
                         }));
                         DispatchOutcome::Sent(SessionId(session))
                     }

@@ -201,6 +201,8 @@ impl Edge {
                     max_tasks: Some(self.agent.max_tasks().get()),
                     open: self.agent.open_tasks(),
                     trusts: None, // the tunnel knows
+                    time_zone: None,
+                    windows: Vec::new(),
                 };
                 let _ = answer.send(hello); // fails if the attempt to connect is over
                 return None;

@@ -89,7 +89,7 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let execution = Execution {
         done: vec![None; tasks.len()],
         check: None,
-        terms: TaskTerms { deadline: (Instant::now() + timeout).into_std(), keys },
+        terms: TaskTerms { deadline: (Instant::now() + timeout).into_std(), keys, download: Arc::default() },
         task: Task {
             id: TaskId { job: JobUid("pull".to_owned()), attempt: 1 },
             title: "pull".to_owned(),

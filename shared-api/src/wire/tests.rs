@@ -2,16 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::num::NonZeroU64;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::credentials::Sensitive;
+use crate::download::{Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::task::{
     Bytes, CheckItem, CheckOutcome, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid, PullPolicy,
     SandboxMetadata, TaskOutcome,
 };
+
+fn window() -> Window {
+    Window {
+        days: vec![Weekday::Mon, Weekday::Sun],
+        start: "01:30".parse().unwrap(),
+        duration: Duration::from_secs(4 * 3600),
+        time_zone: Zone::Node,
+    }
+}
 
 fn task_id() -> TaskId {
     TaskId { job: JobUid("uid-1".to_owned()), attempt: 2 }
@@ -63,13 +74,16 @@ fn edge_messages_keep_their_bytes() {
                 .map(|phase| OpenTask { task: task_id(), phase })
                 .to_vec(),
             trusts: Some("ab".to_owned()),
+            time_zone: Some("Europe/Berlin".to_owned()),
+            windows: vec![window()],
         }),
         concat!(
             r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
             r#""imageFilesystem":{"mountpoint":"/var","available":1,"capacity":2},"maxTasks":3,"open":["#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"running"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
-            r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab"}"#,
+            r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab","timeZone":"Europe/Berlin","#,
+            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}]}"#,
         ),
     );
     assert_frame(&EdgeMessage::Trusts { bundle: "ab".to_owned() }, r#"{"type":"trusts","bundle":"ab"}"#);
@@ -246,6 +260,7 @@ fn an_assignment_keeps_its_bytes() {
                 },
                 Key::Unavailable { reason: "no such secret".to_owned() },
             ],
+            download: DownloadTerms::default(),
         }),
         concat!(
             r#"{"type":"assign","task":{"id":{"job":"uid-1","attempt":2},"title":"imageprepulljob/nginx","#,
@@ -259,6 +274,56 @@ fn an_assignment_keeps_its_bytes() {
             r#"{"kind":"credentials","credentials":[{"server":"r.io","username":"u","password":"p"},"#,
             r#"{"server":"r.io","identityToken":"i","registryToken":"r"}]},"#,
             r#"{"kind":"unavailable","reason":"no such secret"}]}"#,
+        ),
+    );
+}
+
+#[test]
+fn download_terms_keep_their_bytes_and_an_assignment_without_them_has_the_default() {
+    let task = Task { id: task_id(), title: String::new(), checks: Vec::new(), images: Vec::new() };
+    let assign = |download| {
+        CloudMessage::Assign(Assign {
+            task: task.clone(),
+            remaining: Duration::ZERO,
+            keys: Vec::new(),
+            download,
+        })
+    };
+    let head = concat!(
+        r#"{"type":"assign","task":{"id":{"job":"uid-1","attempt":2},"title":"","checks":[],"images":[]},"#,
+        r#""remaining":0,"keys":[]"#
+    );
+    assert_frame(&assign(DownloadTerms::default()), &format!("{head}}}"));
+    let verify = |mode, unavailable: Option<&str>| Verification {
+        mode,
+        keys: vec!["PEM".to_owned()],
+        unavailable: unavailable.map(str::to_owned),
+    };
+    let berlin = Window { days: Vec::new(), time_zone: Zone::Named("Europe/Berlin".to_owned()), ..window() };
+    assert_frame(
+        &assign(DownloadTerms {
+            max_rate: NonZeroU64::new(2 << 20),
+            windows: vec![window(), berlin],
+            delay: Duration::from_secs(7),
+            pin: true,
+            verify: Some(verify(VerificationMode::Enforce, None)),
+        }),
+        &[
+            head,
+            r#","download":{"maxRate":2097152,"windows":["#,
+            r#"{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"},"#,
+            r#"{"start":"01:30","duration":14400000,"timeZone":"Europe/Berlin"}],"#,
+            r#""delay":7000,"pin":true,"verify":{"mode":"Enforce","keys":["PEM"]}}}"#,
+        ]
+        .concat(),
+    );
+    assert_frame(
+        &assign(DownloadTerms {
+            verify: Some(verify(VerificationMode::Warn, Some("no such secret"))),
+            ..DownloadTerms::default()
+        }),
+        &format!(
+            r#"{head},"download":{{"verify":{{"mode":"Warn","keys":["PEM"],"unavailable":"no such secret"}}}}}}"#
         ),
     );
 }

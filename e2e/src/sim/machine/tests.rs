@@ -73,7 +73,7 @@ fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
         checks: vec![CheckItem::Disk],
         images: (0..images).map(image).collect(),
     };
-    let terms = TaskTerms { deadline: begun + 60 * SECOND, keys: Vec::new() };
+    let terms = TaskTerms { deadline: begun + 60 * SECOND, keys: Vec::new(), download: Arc::default() };
     Execution { task, check: None, done: vec![None; images], terms }
 }
 
@@ -152,7 +152,10 @@ fn a_task_that_ends_early_keeps_its_complete_images() {
     let task = work(bench.begun, 1, 2);
     bench.start(Duration::ZERO, task.clone());
     bench.until(50 * SECOND);
-    bench.machine.renew(&task.task.id, TaskTerms { deadline: bench.begun + 100 * SECOND, keys: Vec::new() });
+    bench.machine.renew(
+        &task.task.id,
+        TaskTerms { deadline: bench.begun + 100 * SECOND, keys: Vec::new(), download: Arc::default() },
+    );
     bench.until(70 * SECOND);
     bench.machine.stop(&task.task.id, "enough", bench.begun + 70 * SECOND, &mut bench.events);
     assert_eq!(bench.ends(), [(TaskOutcome::Cancelled, vec![Pulled, Stopped])]);

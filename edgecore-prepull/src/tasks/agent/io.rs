@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use prepull_api::download::DownloadTerms;
 use prepull_api::task::{CheckOutcome, ImageResult, Task, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, EdgeMessage, Key, Progress};
 
@@ -73,7 +74,7 @@ pub enum AgentEffect {
     Forget(TaskId),
     /// Start an executor.
     Start(Box<Execution>),
-    /// Give the executor of this task a new deadline and new keys.
+    /// Give the executor of this task a new deadline, new keys and new download terms.
     Renew(TaskId, TaskTerms),
     /// Stop the executor of a task, which answers with [`AgentEvent::Ended`].
     Stop {
@@ -95,7 +96,7 @@ pub struct Execution {
     pub check: Option<CheckOutcome>,
     /// Results of the images, by index. An image that has one is not touched again.
     pub done: Vec<Option<ImageResult>>,
-    /// Deadline and keys at the start.
+    /// Deadline, keys and download terms at the start.
     pub terms: TaskTerms,
 }
 
@@ -106,6 +107,8 @@ pub struct TaskTerms {
     pub deadline: Instant,
     /// Registry keys, one for each image of the task.
     pub keys: Vec<Arc<Key>>,
+    /// How the task may download.
+    pub download: Arc<DownloadTerms>,
 }
 
 /// Final state of a task as the executor leaves it.

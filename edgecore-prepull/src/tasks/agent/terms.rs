@@ -1,4 +1,4 @@
-//! Deadline and keys of a task, taken from an assignment.
+//! Deadline, keys and download terms of a task, taken from an assignment.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,11 +9,11 @@ use prepull_api::wire::{Assign, Key};
 use super::io::TaskTerms;
 
 impl TaskTerms {
-    /// Takes the keys of an assignment, one per image of `task`, which is the task as the ledger has it. A key is used
+    /// Takes the terms of an assignment, with one key per image of `task`, which is the task as the ledger has it. A key is used
     /// only for the reference that the cloud sent it for: if the cloud assigns the task again with other images, no
     /// credential reaches another image.
     pub(super) fn of_assignment(task: &Task, assign: Assign, deadline: Instant) -> Self {
-        let Assign { task: sent, remaining: _, keys } = assign;
+        let Assign { task: sent, remaining: _, keys, download } = assign;
         let keys: Vec<_> = keys.into_iter().map(Arc::new).collect();
         let unavailable = |reason: String| Arc::new(Key::Unavailable { reason });
         let key = |(index, image): (usize, &ImageTask)| match sent.images.get(index) {
@@ -26,6 +26,10 @@ impl TaskTerms {
                 unavailable("the task was assigned again with a different image at this position".to_owned())
             }
         };
-        Self { deadline, keys: task.images.iter().enumerate().map(key).collect() }
+        Self {
+            deadline,
+            keys: task.images.iter().enumerate().map(key).collect(),
+            download: Arc::new(download),
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
+use prepull_api::download::DownloadTerms;
 use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, JobUid, PullPolicy, Task, TaskResult};
 use prepull_api::wire::{Key, OpenPhase, Progress};
 
@@ -26,7 +27,7 @@ pub(super) fn assign(task: Task) -> Assign {
     let credential =
         RegistryCredential { password: Sensitive::new("hunter2"), ..RegistryCredential::default() };
     let keys = vec![Key::Credentials { credentials: vec![credential] }];
-    Assign { task, remaining: Duration::from_secs(300), keys }
+    Assign { task, remaining: Duration::from_secs(300), keys, download: DownloadTerms::default() }
 }
 
 pub(super) fn pulled() -> ImageResult {

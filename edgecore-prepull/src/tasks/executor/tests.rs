@@ -38,6 +38,7 @@ fn execution(images: Vec<ImageTask>) -> Execution {
         terms: TaskTerms {
             deadline: (Instant::now() + Duration::from_secs(300)).into_std(),
             keys: images.iter().map(|_| Arc::new(Key::anonymous())).collect(),
+            download: Arc::default(),
         },
         task: Task { id, title: "job".to_owned(), checks: vec![CheckItem::Disk], images },
     }

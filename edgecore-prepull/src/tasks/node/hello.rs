@@ -32,6 +32,8 @@ pub(super) async fn describe_node(
         max_tasks: Some(max_tasks.get()),
         open,
         trusts: None, // the tunnel knows
+        time_zone: None,
+        windows: Vec::new(),
     }
 }
 

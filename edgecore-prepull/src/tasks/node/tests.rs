@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prepull_api::download::DownloadTerms;
 use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskOutcome, TaskResult};
 use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
 use tokio::task::JoinHandle;
@@ -90,7 +91,12 @@ fn assign(images: &[&str]) -> CloudMessage {
         checks: Vec::new(),
         images: images.iter().map(image).collect(),
     };
-    CloudMessage::Assign(Assign { task, remaining: Duration::from_secs(300), keys: vec![Key::anonymous()] })
+    CloudMessage::Assign(Assign {
+        task,
+        remaining: Duration::from_secs(300),
+        keys: vec![Key::anonymous()],
+        download: DownloadTerms::default(),
+    })
 }
 
 fn id() -> TaskId {
