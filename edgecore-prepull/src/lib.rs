@@ -42,6 +42,7 @@ pub mod images {
     pub(crate) mod filesystem;
     pub mod providers;
     pub mod puller;
+    pub mod rate;
     pub mod runtime;
 }
 

@@ -11,9 +11,11 @@ pub(crate) mod fake;
 use std::future::Future;
 
 use prepull_api::credentials::RegistryCredential;
+use prepull_api::download::Verification;
 use prepull_api::task::{Bytes, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 
+use crate::images::rate::Bucket;
 pub use error::{ErrorClass, PullError};
 
 /// Receives the bytes of an image that have arrived so far, about once a second during [`Puller::pull`].
@@ -28,6 +30,19 @@ pub struct PullRequest<'a> {
     pub credential: Option<&'a RegistryCredential>,
     /// Labels and annotations of the pod sandbox to pull for, passed on to the runtime. `None` passes on none.
     pub sandbox: Option<&'a SandboxMetadata>,
+    /// How the image may be downloaded.
+    pub terms: PullTerms<'a>,
+}
+
+/// What a task says about a download, besides what to download. Without a word: as the node itself is set up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PullTerms<'a> {
+    /// The task's own limit of bytes a second, which holds beside the node's.
+    pub bucket: Option<&'a Bucket>,
+    /// What the signatures of the image must be. `None`: they are not looked at.
+    pub verification: Option<&'a Verification>,
+    /// Whether the image is to be kept from the kubelet's garbage collection.
+    pub pin: bool,
 }
 
 /// Pulls images into a container runtime, and answers what the runtime has.

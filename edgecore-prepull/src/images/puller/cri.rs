@@ -146,7 +146,7 @@ impl CriPuller {
 
 impl Puller for CriPuller {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
-        let PullRequest { reference, credential, sandbox } = request;
+        let PullRequest { reference, credential, sandbox, terms: _ } = request;
         if let Some(credential) = credential {
             self.check_usable(credential).await?;
         }

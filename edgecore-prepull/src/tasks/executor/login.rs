@@ -10,7 +10,7 @@ use prepull_api::task::ImageTask;
 use prepull_api::wire::Key;
 
 use crate::images::providers::{Answer, Providers};
-use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, Pulled, Puller};
+use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, PullTerms, Pulled, Puller};
 
 /// One attempt at an image: pulls with each credential, until the registry accepts one. Sets `asking` while it waits
 /// for a credential provider.
@@ -67,7 +67,8 @@ impl<P: Puller> Logins<'_, P> {
     async fn pull(&mut self, credential: Option<&RegistryCredential>) -> Result<Option<Pulled>, PullError> {
         let Self { puller, image, progress, .. } = self;
         let sandbox = image.sandbox.as_ref();
-        let request = PullRequest { reference: &image.reference, credential, sandbox };
+        let request =
+            PullRequest { reference: &image.reference, credential, sandbox, terms: PullTerms::default() };
         match puller.pull(request, *progress).await {
             Ok(pulled) => Ok(Some(pulled)),
             // "Not found" replaces a refusal, whichever came first: the registry accepted the credential, or hides

@@ -5,6 +5,7 @@ mod runtime;
 use prepull_api::credentials::Sensitive;
 
 use super::*;
+use crate::images::puller::PullTerms;
 use runtime::FakeRuntime;
 
 #[test]
@@ -81,8 +82,12 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
     for image_ref in [format!("sha256:{digits}"), format!("r.io/a@sha256:{}", "cd".repeat(32))] {
         let runtime = FakeRuntime::start(&image_ref, &digits);
         let puller = CriPuller::new(runtime.endpoint());
-        let request =
-            PullRequest { reference: "r.io/a:1", credential: Some(&credential), sandbox: Some(&sandbox) };
+        let request = PullRequest {
+            reference: "r.io/a:1",
+            credential: Some(&credential),
+            sandbox: Some(&sandbox),
+            terms: PullTerms::default(),
+        };
         let pulled = puller.pull(request, &|_| {}).await.unwrap();
         assert_eq!(pulled.id, Some(format!("sha256:{digits}")), "{image_ref}");
         let present = puller.look_up("r.io/a:1").await.unwrap().unwrap();
@@ -96,7 +101,12 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
         assert_eq!(seen.image.unwrap().image, "r.io/a:1");
         assert_eq!(seen.auth.unwrap().username, "u");
 
-        let request = PullRequest { reference: "r.io/a:1", credential: None, sandbox: None };
+        let request = PullRequest {
+            reference: "r.io/a:1",
+            credential: None,
+            sandbox: None,
+            terms: PullTerms::default(),
+        };
         puller.pull(request, &|_| {}).await.unwrap();
         assert_eq!(runtime.pulls().pop().unwrap().sandbox_config, None);
     }
@@ -106,7 +116,8 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
 async fn a_runtime_that_ends_during_a_pull_is_told_from_one_that_was_down() {
     let mut runtime = FakeRuntime::named("containerd", None, "");
     let puller = CriPuller::new(runtime.endpoint());
-    let request = PullRequest { reference: "r.io/a:1", credential: None, sandbox: None };
+    let request =
+        PullRequest { reference: "r.io/a:1", credential: None, sandbox: None, terms: PullTerms::default() };
     let pull = puller.pull(request, &|_| {});
     let end = async {
         while runtime.pulls().is_empty() {
@@ -127,7 +138,12 @@ async fn a_registry_token_is_used_by_docker_and_never_makes_an_anonymous_pull() 
         registry_token: Sensitive::new("t"),
         ..RegistryCredential::default()
     };
-    let request = PullRequest { reference: "r.io/a:1", credential: Some(&token), sandbox: None };
+    let request = PullRequest {
+        reference: "r.io/a:1",
+        credential: Some(&token),
+        sandbox: None,
+        terms: PullTerms::default(),
+    };
     let digits = "ab".repeat(32);
     let runtime = FakeRuntime::start(&digits, &digits);
     let error = CriPuller::new(runtime.endpoint()).pull(request, &|_| {}).await.unwrap_err();
