@@ -37,6 +37,20 @@ impl EdgeBox {
         parts::output(command).await
     }
 
+    /// The same, killed as soon as it says a line that begins so.
+    async fn is_killed_after(&self, said: &str, token: &str, more: &[&str]) -> Result<()> {
+        let line = format!(
+            "rm -f /tmp/said; mkfifo /tmp/said; {DOWNLOAD} install --metrics-listen {} --disk-min-free 64MiB \"$@\" \
+             >/tmp/said & while read -r line; do case $line in '{said}'*) kill -9 $!;; esac; done </tmp/said; \
+             wait $!; [ $? = 137 ]",
+            self.metrics.addr()
+        );
+        let mut command = self.machine.command(&["sh", "-c", &line, "sh"])?;
+        command.args(&self.addresses).args(more).env("PREPULL_TOKEN", token);
+        parts::output(command).await.with_context(|| format!("it did not say {said}"))?;
+        Ok(())
+    }
+
     /// All files that are not the kernel's, systemd's or the runtime's.
     async fn files(&self) -> Result<String> {
         let found = self
@@ -80,7 +94,7 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
 
     // A dry run, and a token that is refused, leave it as it was, but for the key that the next try uses.
     let dry = node.install(&token, &["--dry-run"]).await?;
-    ensure!(dry.contains("systemctl enable edgecore-prepull.service") && !dry.contains(&secret), "{dry}");
+    ensure!(dry.contains("systemctl reenable edgecore-prepull.service") && !dry.contains(&secret), "{dry}");
     ensure!(node.files().await? == before, "a dry run has changed something");
     let wrong = token.replace(&secret, &"0".repeat(secret.len()));
     refusal(node.install(&wrong, &[]).await, "unknown token")?;
@@ -131,6 +145,52 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
     assert_eq!(state.split_whitespace().collect::<Vec<_>>(), ["not-found", "inactive"]);
     let nothing = node.machine.run(&[DOWNLOAD, "uninstall", "--purge"]).await?;
     ensure!(nothing.contains("nothing of edgecore-prepull is installed here"), "{nothing}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_killed_install_has_begun_the_same_line_finishes_and_uninstall_removes() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    let containerd = Containerd::start("edge-1").await?;
+    let node = EdgeBox::new(Machine::boot("edge-1", &containerd).await?, &cloud)?;
+    let before = node.files().await?;
+
+    // Within the copy of the program; between unit and settings; before it is linked.
+    let moments = ["joined as", "wrote /etc/systemd", "wrote /etc/edgecore-prepull"];
+    for said in moments {
+        node.is_killed_after(said, &cloud.token("edge-1").await?, &[]).await?;
+        node.machine.run(&[DOWNLOAD, "uninstall"]).await?;
+        assert_eq!(node.files().await?, before, "killed after {said:?}");
+    }
+    node.install(&cloud.token("edge-1").await?, &[]).await?;
+    let whole = node.files().await?;
+    for said in moments {
+        node.machine.run(&[DOWNLOAD, "uninstall"]).await?;
+        let token = cloud.token("edge-1").await?;
+        node.is_killed_after(said, &token, &[]).await?;
+        let finished = node.install(&token, &[]).await?;
+        ensure!(finished.contains("connected to") && !finished.contains("joined as"), "{finished}");
+        assert_eq!(node.files().await?, whole, "killed after {said:?}");
+    }
+
+    // Joined again, and killed before the agent has taken the new certificate.
+    let certificate = async || node.shell(&format!("sha256sum {CERTIFICATE}")).await;
+    let first = certificate().await?;
+    let token = cloud.token("edge-1").await?;
+    node.is_killed_after("joined as", &token, &["--rejoin"]).await?;
+    let second = certificate().await?;
+    ensure!(first != second, "it has not joined again");
+    let finished = node.install(&token, &["--rejoin"]).await?;
+    ensure!(finished.contains("restarted") && finished.contains("connected to"), "{finished}");
+    assert_eq!(certificate().await?, second, "a token is for one certificate");
+    assert_eq!(node.files().await?, whole);
+    // The token is used, and nothing is to be done: a refusal restarts nothing, now or later.
+    let traces = node.traces().await?;
+    refusal(node.install(&token, &["--rejoin"]).await, "nothing is to be done")?;
+    node.install("", &[]).await?;
+    assert_eq!(node.traces().await?, traces);
     Ok(())
 }
 

@@ -127,6 +127,27 @@ is "$deb, removed" ActiveState inactive
 quietly dpkg --purge edgecore-prepull
 files | diff "$scratch/before" - || die "$deb: a purge leaves these"
 
+say "$deb over what \`install\` has put in place, which the package then replaces"
+pretend_join
+install -m 755 "$dist/edgecore-prepull-linux-$own" "$root/packages/download"
+install_again() { # PROGRAM: it finds no cloudcore to connect to, when all is done
+  ! inside "$1" install --timeout 1s >"$scratch/log" 2>&1 || die "$1 install: connected to nothing?"
+  grep --quiet 'not connected to' "$scratch/log" || { cat "$scratch/log" >&2 && die "$1 install failed"; }
+}
+install_again /packages/download
+serves "installed by a download"
+is "installed by a download" FragmentPath "/etc/systemd/system/$agent"
+quietly dpkg --install "/packages/$deb"
+grep --quiet 'edgecore-prepull install' "$scratch/log" || die "$deb does not say that another unit comes before its own"
+install_again /usr/bin/edgecore-prepull
+serves "$deb, installed over a download"
+is "$deb, installed over a download" FragmentPath "/lib/systemd/system/$agent"
+is "$deb, installed over a download" UnitFileState enabled
+[[ $(inside readlink "/proc/$(property MainPID)/exe") == /usr/bin/edgecore-prepull ]] || die "$deb: the download still runs"
+quietly dpkg --purge edgecore-prepull
+rm "$root/packages/download"
+files | diff "$scratch/before" - || die "$deb: a purge after a download leaves these"
+
 say "$rpm_: installed, joined, upgraded, removed"
 # It knows nothing of the shell that its scripts want, since dpkg has installed that.
 rpm_inside=(rpm --force-debian --nodeps)

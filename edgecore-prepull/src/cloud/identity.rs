@@ -17,5 +17,5 @@ pub use current::Identity;
 pub use error::IdentityError;
 pub(crate) use error::REMEDY_OF_DENIAL;
 pub use files::Connection;
-pub(crate) use files::{DEFAULT_STATE_DIR, StateDir, check_issued, replace_file};
+pub(crate) use files::{DEFAULT_STATE_DIR, StateDir, check_issued, replace_file, temporary_of};
 pub use renew::RenewError;

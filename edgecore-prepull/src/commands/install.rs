@@ -7,7 +7,7 @@
 
 pub(crate) mod args;
 mod connection;
-mod elsewhere;
+pub(crate) mod elsewhere;
 pub(crate) mod machine;
 pub(crate) mod places;
 pub(crate) mod plan;
@@ -28,7 +28,7 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME};
-use crate::cloud::identity::{StateDir, replace_file};
+use crate::cloud::identity::{Connection, StateDir, replace_file, temporary_of};
 use crate::cloud::join::{self, JoinArgs, resolve_urls};
 use crate::config::{Effective, Listen, Settings};
 use crate::images::providers::{Providers, Stderr};
@@ -67,8 +67,20 @@ pub(crate) async fn run(args: InstallArgs) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let work =
-        Work { places, plan, token, rejoin: args.rejoin, program: facts.program, timeout: args.timeout };
+    for file in places.replaced_whole() {
+        // Of a run that was killed while it wrote.
+        let _ = fs::remove_file(temporary_of(file));
+    }
+    let work = Work {
+        places,
+        plan,
+        token,
+        rejoin: args.rejoin,
+        is_packaged: facts.is_packaged,
+        is_restart_due: facts.is_restart_due,
+        program: facts.program,
+        timeout: args.timeout,
+    };
     say(&format!("edgecore-prepull {} on node {}", env!("CARGO_PKG_VERSION"), work.plan.node))?;
     for step in &work.plan.steps {
         if let Some(status) = work.carry_out(step, began).await? {
@@ -116,6 +128,9 @@ struct Work {
     plan: Plan,
     token: Option<JoinToken>,
     rejoin: bool,
+    is_packaged: bool,
+    /// Whether a restart was due before anything was done.
+    is_restart_due: bool,
     program: std::path::PathBuf,
     timeout: Duration,
 }
@@ -126,14 +141,22 @@ impl Work {
         let Self { places, plan, .. } = self;
         if step.needs_restart() {
             // Before the change: were this run to end between the two, the next one would find nothing to change.
-            fs::write(&places.restart_due, "")
+            self.mark_restart_due(step)
                 .with_context(|| format!("cannot write {}", places.restart_due.display()))?;
         }
         match step {
             Step::CreateStateDir => {
                 make_dir(&places.state, 0o700)?;
             }
-            Step::Join { renew } => say(&self.join(*renew).await?)?,
+            Step::Join { renew } => match self.join(*renew).await {
+                Ok(joined) => say(&joined)?,
+                Err(error) => {
+                    if !self.is_restart_due {
+                        let _ = fs::remove_file(&places.restart_due);
+                    }
+                    return Err(error);
+                }
+            },
             Step::Redirect(connection) => {
                 StateDir::new(&places.state).redirect(connection)?;
                 say(&format!("cloudcore is at {}", connection.tunnel_urls))?;
@@ -148,8 +171,12 @@ impl Work {
                 self.check_settings(text)?;
                 put(&places.settings, text.as_bytes(), 0o644)?;
             }
+            Step::Remove(path) => {
+                fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
+                say(&format!("removed {}, which a package has replaced", path.display()))?;
+            }
             Step::Reload => systemd::systemctl(&["daemon-reload"]).await?,
-            Step::Enable => systemd::systemctl(&["--quiet", "enable", UNIT]).await?,
+            Step::Enable => systemd::systemctl(&["--quiet", "reenable", UNIT]).await?,
             Step::Start | Step::Restart => {
                 if let (Step::Start, Listen::On(address)) = (step, self.effective()?.metrics_listen) {
                     check_port(address).await?;
@@ -168,14 +195,34 @@ impl Work {
             }
             Step::Explain(init) => {
                 let _ = fs::remove_file(&places.restart_due);
+                let program = if self.is_packaged { &places.program_of_package } else { &places.program };
                 say(&format!(
                     "joined; program and settings are in place, and no systemd runs here to start the agent.\n{}",
-                    elsewhere::explain(*init, places)
+                    elsewhere::explain(*init, program, places)
                 ))?;
                 return Ok(Some(ExitCode::from(NO_SYSTEMD)));
             }
         }
         Ok(None)
+    }
+
+    /// Notes that a restart is due, and of a node that joins the key with which it does: a token lets a node join once,
+    /// so that the next run has to know whether this one has used it.
+    fn mark_restart_due(&self, step: &Step) -> anyhow::Result<()> {
+        let mut options = fs::OpenOptions::new();
+        options.create(true).append(true);
+        if let Step::Join { .. } = step {
+            let key = StateDir::new(&self.places.state).requested_key()?.public_key();
+            options
+                .append(false)
+                .write(true)
+                .truncate(true)
+                .open(&self.places.restart_due)?
+                .write_all(&key)?;
+        } else {
+            options.open(&self.places.restart_due)?;
+        }
+        Ok(())
     }
 
     async fn join(&self, renew: bool) -> anyhow::Result<String> {
@@ -190,10 +237,16 @@ impl Work {
             force: self.rejoin,
             unless_joined: renew,
         });
-        let joined =
-            joined.await.context("this node has not joined; when that is mended, run the same line again")?;
-        // A renewal leaves the addresses as they were.
-        StateDir::new(&self.places.state).redirect(connection)?;
+        let not_joined = if self.rejoin {
+            "this node has not joined again; when that is mended, run the same line again"
+        } else {
+            "this node has not joined; when that is mended, run the same line again"
+        };
+        let joined = joined.await.context(not_joined)?;
+        // Where the certificate was renewed, or was there, the addresses are as they were.
+        if Connection::load(&self.places.state).ok().as_ref() != Some(connection) {
+            StateDir::new(&self.places.state).redirect(connection)?;
+        }
         Ok(joined.to_string())
     }
 

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use crate::cloud::identity::StateDir;
+use crate::cloud::identity::{StateDir, temporary_of};
 use crate::commands::install::args::UninstallArgs;
+use crate::commands::install::elsewhere::explain_stop;
 use crate::commands::install::places::{Places, UNIT};
 use crate::commands::install::plan::{Init, Refusal};
 use crate::commands::install::systemd::{self, UnitState};
@@ -33,6 +34,8 @@ fn plan(places: &Places, has_systemd: bool, unit: &UnitState, purge: bool) -> Ve
     if has_systemd && unit.is_known {
         steps.push(Step::Disable);
     }
+    // Of an `install` that was killed while it wrote.
+    steps.extend(places.replaced_whole().map(|file| Step::File(temporary_of(file))));
     let Places { program, unit: unit_file, drop_ins, etc, settings, state, restart_due, .. } = places.clone();
     steps.push(Step::File(unit_file));
     if purge {
@@ -114,8 +117,16 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
             places.state.display()
         );
     }
-    let has_systemd = machine::find_init(&places) == Init::Systemd;
+    let init = machine::find_init(&places);
+    let has_systemd = init == Init::Systemd;
     let unit = if has_systemd { systemd::state().await? } else { UnitState::default() };
+    if !unit.is_running() && machine::is_state_in_use(&places) {
+        bail!(
+            "an edgecore-prepull runs, whose state in {} would go: stop it first: {}",
+            places.state.display(),
+            explain_stop(init)
+        );
+    }
     let node = StateDir::new(&places.state).joined_as().ok().flatten();
     let steps = plan(&places, has_systemd, &unit, purge).into_iter().filter(Step::is_due).collect::<Vec<_>>();
     for step in &steps {
@@ -131,7 +142,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         say("nothing of edgecore-prepull is installed here")?;
     }
     if !has_systemd && !steps.is_empty() {
-        say("no systemd runs here: stop the agent, if it runs, and remove what starts it")?;
+        say(&format!("no systemd runs here: remove what starts the agent: {}", explain_stop(init)))?;
     }
     if let Some(node) = node {
         say(&format!(
@@ -161,6 +172,9 @@ mod tests {
             [program, unit, settings, restart_due, &key, &etc.join("mine.yaml"), &drop_ins.join("mine.conf")]
         {
             fs::write(file, "").unwrap();
+        }
+        for file in places.replaced_whole() {
+            fs::write(temporary_of(file), "").unwrap();
         }
         places
     }

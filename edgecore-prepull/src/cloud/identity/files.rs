@@ -237,6 +237,11 @@ impl StateDir {
         Ok(NewKey(pair))
     }
 
+    /// The public key of the certificate, as [`NewKey::public_key`] has it; none if there is no certificate.
+    pub(crate) fn certified_key(&self) -> Option<Vec<u8>> {
+        self.read_certificate().ok().map(|(_, facts)| facts.public_key)
+    }
+
     /// Stores a certificate and puts the key that it was requested with in place.
     pub(crate) fn store_certificate(&self, certificate: &str) -> Result<(), IdentityError> {
         write(&self.in_pki(CERTIFICATE), certificate.as_bytes(), 0o644)?;
@@ -281,7 +286,7 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
 /// Writes a file atomically: to a temporary file first, which is synced and then renamed. The mode is not subject to
 /// the umask.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let temporary = path.with_extension("tmp");
+    let temporary = temporary_of(path);
     // One that an earlier attempt left behind may have another mode.
     let _ = fs::remove_file(&temporary);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
@@ -290,6 +295,11 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<(
     file.sync_all()?;
     fs::rename(&temporary, path)?;
     sync_dir(path)
+}
+
+/// The file that [`replace_file`] writes first.
+pub(crate) fn temporary_of(path: &Path) -> PathBuf {
+    path.with_extension("tmp")
 }
 
 fn sync_dir(path: &Path) -> io::Result<()> {

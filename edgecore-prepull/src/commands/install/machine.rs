@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::places::Places;
 use super::plan::{Facts, Init, JoinedAs};
 use super::systemd::{self, UnitState};
-use crate::cloud::identity::{Connection, Identity, IdentityError};
+use crate::cloud::identity::{Connection, Identity, IdentityError, StateDir};
 
 /// The mode of the program.
 pub(super) const PROGRAM_MODE: u32 = 0o755;
@@ -33,12 +33,13 @@ pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Resu
         program,
         is_program_there,
         has_state_dir: places.state.is_dir(),
+        has_own_program: places.program.exists(),
         unit: read(&places.unit)?,
         settings: read(&places.settings)?,
         is_enabled: unit.is_enabled,
         is_running: unit.is_running(),
         is_restart_due: places.restart_due.exists(),
-        is_state_in_use: is_locked(&places.state.join("lock")),
+        is_state_in_use: is_state_in_use(places),
         host_name: read(Path::new("/proc/sys/kernel/hostname"))?.unwrap_or_default(),
         joined: find_identity(places, ca)?,
     })
@@ -89,7 +90,8 @@ fn is_same_program(running: &Path, installed: &Path) -> anyhow::Result<bool> {
 }
 
 /// Whether a process holds the lock of a running agent.
-fn is_locked(lock: &Path) -> bool {
+pub(crate) fn is_state_in_use(places: &Places) -> bool {
+    let lock = places.state.join("lock");
     let Ok(file) = fs::OpenOptions::new().write(true).open(lock) else { return false };
     matches!(flock(&file, FlockOperation::NonBlockingLockExclusive), Err(rustix::io::Errno::WOULDBLOCK))
 }
@@ -102,6 +104,8 @@ fn find_identity(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Result<Optio
             // A file that is broken is written anew.
             connection: Connection::load(&places.state).ok(),
             trusts_token: ca.is_none_or(|ca| identity.is_trusted(ca)),
+            is_of_interrupted_run: fs::read(&places.restart_due)
+                .is_ok_and(|key| Some(key) == StateDir::new(&places.state).certified_key()),
         })),
         // A new certificate is the remedy for a broken one.
         Err(

@@ -36,6 +36,11 @@ impl Default for Places {
 }
 
 impl Places {
+    /// The files that are replaced as a whole, by way of a temporary file beside each.
+    pub(crate) fn replaced_whole(&self) -> [&Path; 3] {
+        [&self.program, &self.unit, &self.settings]
+    }
+
     /// The places below another root than `/`.
     pub(crate) fn under(root: &Path) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));

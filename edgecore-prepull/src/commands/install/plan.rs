@@ -39,6 +39,8 @@ pub(super) struct Facts {
     /// Whether the program that the unit starts is the one that runs.
     pub(super) is_program_there: bool,
     pub(super) has_state_dir: bool,
+    /// Whether `install` has put a program in place.
+    pub(super) has_own_program: bool,
     /// The texts of the files, where there are any.
     pub(super) unit: Option<String>,
     pub(super) settings: Option<String>,
@@ -60,6 +62,8 @@ pub(super) struct JoinedAs {
     pub(super) connection: Option<Connection>,
     /// Whether the CA of the token that was given is trusted; true if none was given.
     pub(super) trusts_token: bool,
+    /// Whether a run that was interrupted before the restart has got the certificate.
+    pub(super) is_of_interrupted_run: bool,
 }
 
 /// What the command line asks for.
@@ -88,7 +92,10 @@ pub(super) enum Step {
     CopyProgram,
     WriteUnit,
     WriteSettings(String),
+    /// Remove what a package has replaced.
+    Remove(PathBuf),
     Reload,
+    /// Link the unit, anew where its file has changed.
     Enable,
     Start,
     Restart,
@@ -153,7 +160,10 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
     if facts.is_packaged && !facts.is_program_there {
         return Err(Refusal::Packaged);
     }
-    if facts.is_state_in_use && !facts.is_running {
+    let has_systemd = facts.init == Init::Systemd;
+    // What another init has started cannot be asked for: where a program of ours is in place, it is that one.
+    let is_ours = facts.is_running || (!has_systemd && (facts.has_own_program || facts.is_packaged));
+    if facts.is_state_in_use && !is_ours {
         return Err(Refusal::OtherAgent(places.state.clone()));
     }
     let settings = plan_settings(facts, wish, places)?;
@@ -169,21 +179,24 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
     if !facts.is_packaged && !facts.is_program_there {
         steps.push(Step::CopyProgram);
     }
-    let has_systemd = facts.init == Init::Systemd;
     let is_unit_due = has_systemd && !facts.is_packaged && facts.unit.as_deref() != Some(UNIT_FILE);
     if is_unit_due {
         steps.push(Step::WriteUnit);
     }
     steps.extend(settings.map(Step::WriteSettings));
+    let replaced = find_replaced(facts, places);
+    let is_unit_replaced = replaced.contains(&places.unit);
+    steps.extend(replaced.into_iter().map(Step::Remove));
     if !has_systemd {
         steps.push(Step::Explain(facts.init));
         return Ok(Plan { node, connection, steps });
     }
     let has_changed = !steps.is_empty() || facts.is_restart_due;
-    if is_unit_due || facts.is_restart_due {
+    let is_reload_due = is_unit_due || is_unit_replaced || facts.is_restart_due;
+    if is_reload_due {
         steps.push(Step::Reload);
     }
-    if !facts.is_enabled {
+    if is_reload_due || !facts.is_enabled {
         steps.push(Step::Enable);
     }
     match (facts.is_running, has_changed) {
@@ -193,6 +206,17 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
     }
     steps.push(Step::AwaitConnection);
     Ok(Plan { node, connection, steps })
+}
+
+/// What an earlier `install` has put where it comes before the files of the package that was installed since.
+fn find_replaced(facts: &Facts, places: &Places) -> Vec<PathBuf> {
+    if !facts.is_packaged {
+        return Vec::new();
+    }
+    // An administrator's own unit starts the program of the package.
+    let starts_ours = |unit: &String| unit.contains(&*places.program.to_string_lossy());
+    let unit = facts.unit.as_ref().filter(|unit| starts_ours(unit)).map(|_| places.unit.clone());
+    unit.into_iter().chain(facts.has_own_program.then(|| places.program.clone())).collect()
 }
 
 /// The new text of the settings, if it is another one.
@@ -249,7 +273,7 @@ fn plan_joining(facts: &Facts, wish: &Wish, node: &NodeName) -> Result<(Connecti
         |why| if wish.has_token { Ok(Step::Join { renew: false }) } else { Err(Refusal::Token(why)) };
     let step = match &facts.joined {
         None => Some(with_token("not joined")?),
-        Some(_) if wish.rejoin => Some(with_token("to join again")?),
+        Some(joined) if wish.rejoin && !joined.is_of_interrupted_run => Some(with_token("to join again")?),
         // The token is of another installation, or of a CA that has come while the node was away.
         Some(joined) if !joined.trusts_token => Some(Step::Join { renew: false }),
         Some(joined) if joined.has_expired => Some(Step::Join { renew: true }),
@@ -279,8 +303,9 @@ impl Step {
                 let settings = settings.join("\n    ");
                 format!("write {} (mode 0644):\n    {settings}", places.settings.display())
             }
+            Self::Remove(path) => format!("remove {}, which a package has replaced", path.display()),
             Self::Reload => "systemctl daemon-reload".to_owned(),
-            Self::Enable => format!("systemctl enable {UNIT}"),
+            Self::Enable => format!("systemctl reenable {UNIT}"),
             Self::Start => format!("systemctl start {UNIT}"),
             Self::Restart => format!("systemctl restart {UNIT}"),
             Self::AwaitConnection => format!("wait until connected to {}", plan.connection.tunnel_urls),
@@ -295,7 +320,8 @@ impl Step {
             | Self::Redirect(_)
             | Self::CopyProgram
             | Self::WriteUnit
-            | Self::WriteSettings(_) => true,
+            | Self::WriteSettings(_)
+            | Self::Remove(_) => true,
             Self::CreateStateDir
             | Self::Reload
             | Self::Enable

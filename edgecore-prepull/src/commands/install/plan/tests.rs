@@ -10,6 +10,7 @@ fn bare() -> Facts {
         program: "/root/Downloads/edgecore-prepull-linux-amd64".into(),
         is_program_there: false,
         has_state_dir: false,
+        has_own_program: false,
         unit: None,
         settings: None,
         is_enabled: false,
@@ -26,6 +27,7 @@ fn installed() -> Facts {
     Facts {
         is_program_there: true,
         has_state_dir: true,
+        has_own_program: true,
         unit: Some(UNIT_FILE.to_owned()),
         settings: Some(FIRST_SETTINGS.to_owned()),
         is_enabled: true,
@@ -36,6 +38,7 @@ fn installed() -> Facts {
             has_expired: false,
             connection: Some(connection("cloud")),
             trusts_token: true,
+            is_of_interrupted_run: false,
         }),
         ..bare()
     }
@@ -99,7 +102,7 @@ fn the_same_line_again_only_looks_whether_the_agent_is_connected() {
 #[test]
 fn whatever_a_run_that_was_interrupted_has_left_the_same_line_finishes_it() {
     let whole = steps(&bare(), &line());
-    let restart = [Step::Reload, Step::Restart, Step::AwaitConnection];
+    let restart = [Step::Reload, Step::Enable, Step::Restart, Step::AwaitConnection];
     for (facts, wanted) in [
         (Facts { has_state_dir: true, ..bare() }, &whole[1..]),
         (
@@ -114,7 +117,7 @@ fn whatever_a_run_that_was_interrupted_has_left_the_same_line_finishes_it() {
         ),
         (
             Facts { unit: Some("an older one".to_owned()), ..installed() },
-            &[Step::WriteUnit, Step::Reload, Step::Restart, Step::AwaitConnection],
+            &[Step::WriteUnit, Step::Reload, Step::Enable, Step::Restart, Step::AwaitConnection],
         ),
     ] {
         assert_eq!(steps(&facts, &line()), wanted, "{facts:?}");
@@ -154,6 +157,11 @@ fn a_node_joins_again_only_where_its_certificate_is_of_no_use() {
         Err(Refusal::Token("to join again"))
     );
 
+    // It has used the token, which lets the node join once.
+    let mut interrupted = joined(|joined| joined.is_of_interrupted_run = true);
+    interrupted.is_restart_due = true;
+    assert_eq!(first(&interrupted, &rejoin), Ok(Step::Reload));
+
     let other = Wish { node: Some("edge-2".into()), ..line() };
     let refused = Refusal::OtherNode { joined: "edge-1".into(), wanted: "edge-2".into() };
     assert_eq!(first(&installed(), &other), Err(refused));
@@ -177,20 +185,42 @@ fn a_package_keeps_its_program_and_its_unit() {
 }
 
 #[test]
+fn what_a_package_has_replaced_is_removed_and_the_agent_of_the_package_is_started() {
+    let Places { program, unit, .. } = Places::default();
+    let packaged = Facts { is_packaged: true, ..installed() };
+    let taken_over = [Step::Remove(program.clone()), Step::Restart, Step::AwaitConnection];
+    let [Step::Remove(first), rest @ ..] = &steps(&packaged, &Wish::default())[..] else { panic!() };
+    assert_eq!(*first, unit);
+    assert_eq!(
+        rest,
+        [Step::Remove(program), Step::Reload, Step::Enable, Step::Restart, Step::AwaitConnection]
+    );
+    let own = UNIT_FILE.replace("/usr/local/bin/", "/usr/bin/");
+    assert_eq!(steps(&Facts { unit: Some(own), ..packaged.clone() }, &Wish::default()), taken_over);
+    let clean = Facts { unit: None, has_own_program: false, ..packaged };
+    assert_eq!(steps(&clean, &Wish::default()), [Step::AwaitConnection]);
+}
+
+#[test]
 fn without_systemd_all_is_put_in_place_but_the_unit_and_the_rest_is_said() {
     for init in [Init::OpenRc, Init::Runit, Init::Container, Init::Unknown] {
-        let steps = steps(&Facts { init, ..bare() }, &line());
+        let first = steps(&Facts { init, ..bare() }, &line());
         let [
             Step::CreateStateDir,
             Step::Join { .. },
             Step::CopyProgram,
             Step::WriteSettings(_),
             Step::Explain(said),
-        ] = &steps[..]
+        ] = &first[..]
         else {
-            panic!("{steps:?}");
+            panic!("{first:?}");
         };
         assert_eq!(*said, init);
+        // Again, while the agent runs.
+        let running = Facts { init, is_enabled: false, is_running: false, ..installed() };
+        assert_eq!(steps(&running, &line()), [Step::Explain(init)]);
+        let of_another = Facts { has_own_program: false, ..running };
+        assert!(matches!(plan_of(&of_another, &line()), Err(Refusal::OtherAgent(_))));
     }
 }
 
@@ -229,7 +259,7 @@ fn a_dry_run_shows_each_step_and_its_settings() {
         "join as node edge-1 at https://cloud:10002, with the token",
         "copy this program to /usr/local/bin/edgecore-prepull (mode 0755)",
         "    runtimeEndpoint: \"unix:///run/x.sock\"",
-        "systemctl enable edgecore-prepull.service",
+        "systemctl reenable edgecore-prepull.service",
     ] {
         assert!(shown.contains(line), "{line}: {shown}");
     }
