@@ -125,15 +125,8 @@ fn task(job: &JobUid, attempt: u32) -> TaskId {
 
 /// A result with this outcome, for so many images.
 fn result(job: &JobUid, outcome: TaskOutcome, images: usize) -> EdgeMessage {
-    let image = ImageResult {
-        outcome: ImageOutcome::Failed,
-        digest: None,
-        id: None,
-        reason: "forged".to_owned(),
-        code: None,
-        bytes: None,
-        attempts: 1,
-    };
+    let image =
+        ImageResult { reason: "forged".to_owned(), attempts: 1, ..ImageResult::new(ImageOutcome::Failed) };
     EdgeMessage::Result(TaskResult {
         task: task(job, 1),
         outcome,

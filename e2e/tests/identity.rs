@@ -105,15 +105,8 @@ async fn a_node_can_neither_report_for_another_one_nor_read_its_tasks() -> Resul
     })
     .await?;
     let task = TaskId { job: JobUid(job.uid().await?), attempt: 1 };
-    let failed = ImageResult {
-        outcome: ImageOutcome::Failed,
-        digest: None,
-        id: None,
-        reason: "forged".to_owned(),
-        code: None,
-        bytes: None,
-        attempts: 1,
-    };
+    let failed =
+        ImageResult { reason: "forged".to_owned(), attempts: 1, ..ImageResult::new(ImageOutcome::Failed) };
     let forged = TaskResult {
         task,
         outcome: TaskOutcome::Failed,

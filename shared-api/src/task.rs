@@ -266,6 +266,25 @@ pub struct ImageResult {
     pub bytes: Option<Bytes>,
     /// Number of tries, the first one included; 0 if none was made.
     pub attempts: u32,
+    /// Whether the runtime keeps the image from garbage collection. Absent if the task does not ask for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<bool>,
+}
+
+impl ImageResult {
+    /// An image that ended like this, of which nothing else is known.
+    pub fn new(outcome: ImageOutcome) -> Self {
+        Self {
+            outcome,
+            digest: None,
+            id: None,
+            reason: String::new(),
+            code: None,
+            bytes: None,
+            attempts: 0,
+            pinned: None,
+        }
+    }
 }
 
 /// The result of a task. The edge stores it on disk before it sends it.

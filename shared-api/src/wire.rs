@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::credentials::RegistryCredential;
 use crate::download::{DownloadTerms, Window};
-use crate::task::{ImageProgress, Task, TaskId, TaskResult, millis};
+use crate::task::{ImageProgress, JobUid, Task, TaskId, TaskResult, millis};
 
 /// Websocket subprotocol. A breaking change of the messages needs a new one.
 pub const SUBPROTOCOL: &str = "prepull.v1";
@@ -27,6 +27,8 @@ pub const MAX_IMAGES: usize = 256;
 pub const MAX_REASON: usize = 1024;
 /// Most tasks in the ledger of one edge. Each is a file of a few KiB and an entry in `Hello`.
 pub const MAX_OPEN_TASKS: usize = 64;
+/// Most jobs in [`Hello::pins`], which is 40 KiB of UIDs. Of more, each `Hello` names others.
+pub const MAX_PINNING_JOBS: usize = 1024;
 
 /// A message from the edge to the cloud.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,6 +72,11 @@ pub enum CloudMessage {
         task: TaskId,
         /// Why the task is stopped, for the log and the result.
         reason: String,
+    },
+    /// These jobs want no image pinned any more: they were deleted or changed. Only for an edge whose `Hello` has `pins`.
+    Unpin {
+        /// UIDs of the jobs, at most [`MAX_PINNING_JOBS`].
+        jobs: Vec<JobUid>,
     },
     /// The CAs to trust from now on. Only for an edge whose `Hello` says which ones it trusts.
     Trust(TrustedCas),
@@ -116,6 +123,10 @@ pub struct Hello {
     /// [`crate::download::MAX_WINDOWS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
+    /// Jobs for which images are pinned on the node, at most [`MAX_PINNING_JOBS`]. Absent for agents and runtimes that
+    /// cannot pin: they do not know [`CloudMessage::Unpin`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pins: Option<Vec<JobUid>>,
 }
 
 /// The CAs that an edge is to trust.

@@ -77,13 +77,9 @@ impl Edge {
             reason: String::new(),
             check: None,
             images: vec![ImageResult {
-                outcome,
-                digest: None,
-                id: None,
                 reason: "ended by the test".to_owned(),
-                code: None,
-                bytes: None,
                 attempts: 1,
+                ..ImageResult::new(outcome)
             }],
             took: Duration::from_secs(1),
         };

@@ -169,7 +169,9 @@ impl World {
                 CloudMessage::Assign(assign) => AgentEvent::Assign(assign),
                 CloudMessage::ResultAck { task } => AgentEvent::ResultAck(task),
                 CloudMessage::Cancel { task, reason } => AgentEvent::Cancel { task, reason },
-                CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => return true,
+                CloudMessage::Unpin { .. } | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => {
+                    return true;
+                }
             },
         );
         true

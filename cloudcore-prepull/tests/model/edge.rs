@@ -196,5 +196,5 @@ impl World {
 pub(crate) fn image(outcome: ImageOutcome) -> ImageResult {
     let reason = if outcome.is_on_node() { "" } else { "no such image" };
     let code = (!outcome.is_on_node()).then_some(FailureCode::NotFound);
-    ImageResult { outcome, digest: None, id: None, reason: reason.to_owned(), code, bytes: None, attempts: 1 }
+    ImageResult { reason: reason.to_owned(), code, attempts: 1, ..ImageResult::new(outcome) }
 }

@@ -10,6 +10,7 @@ pub(crate) fn told(message: &CloudMessage) -> String {
         CloudMessage::ResultAck { task } => format!("ResultAck {task}"),
         CloudMessage::Cancel { task, reason } => format!("Cancel {task}: {reason}"),
         CloudMessage::Welcome(_) => "Welcome".to_owned(),
+        CloudMessage::Unpin { jobs } => format!("Unpin {jobs:?}"),
         CloudMessage::Trust(_) => "Trust".to_owned(),
         CloudMessage::Goaway { .. } => "Goaway".to_owned(),
     }

@@ -203,6 +203,7 @@ impl Edge {
                     trusts: None, // the tunnel knows
                     time_zone: None,
                     windows: Vec::new(),
+                    pins: None,
                 };
                 let _ = answer.send(hello); // fails if the attempt to connect is over
                 return None;
@@ -227,7 +228,10 @@ impl Edge {
             }
             CloudMessage::ResultAck { task } => Some(AgentEvent::ResultAck(task)),
             CloudMessage::Cancel { task, reason } => Some(AgentEvent::Cancel { task, reason }),
-            CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => None,
+            CloudMessage::Welcome(_)
+            | CloudMessage::Unpin { .. }
+            | CloudMessage::Trust(_)
+            | CloudMessage::Goaway { .. } => None,
         }
     }
 

@@ -221,13 +221,11 @@ fn passed() -> CheckOutcome {
 
 fn result(outcome: ImageOutcome, attempts: u32) -> ImageResult {
     ImageResult {
-        outcome,
         digest: outcome.is_on_node().then(|| DIGEST.to_owned()),
-        id: None,
         reason: if outcome == ImageOutcome::Failed { FAILED.to_owned() } else { String::new() },
         code: (outcome == ImageOutcome::Failed).then_some(FailureCode::Unreachable),
-        bytes: None,
         attempts,
+        ..ImageResult::new(outcome)
     }
 }
 

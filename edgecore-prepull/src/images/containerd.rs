@@ -5,8 +5,10 @@
 mod leases;
 mod manifest;
 mod namespace;
+mod pins;
 mod store;
 
 pub(crate) use leases::{LEASE_HEADER, Leases, Owner};
 pub(crate) use manifest::Layer;
+pub(crate) use pins::Pins;
 pub(crate) use store::{ContentStore, Ingest, StoredManifest};

@@ -12,7 +12,7 @@ use std::future::Future;
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::Verification;
-use prepull_api::task::{Bytes, SandboxMetadata};
+use prepull_api::task::{Bytes, JobUid, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 
 use crate::images::rate::Bucket;
@@ -77,8 +77,33 @@ pub trait Puller: Send + Sync + 'static {
     /// Returns whether anything that unfinished pulls have fetched may be left.
     fn release_unwanted(&self, wanted: &[String], all: bool) -> impl Future<Output = bool> + Send;
 
+    /// Keeps an image that the runtime has from the kubelet's garbage collection, until [`Self::unpin`] for this job.
+    /// Returns whether the runtime reports the image as pinned, which is what the kubelet goes by.
+    fn pin(
+        &self,
+        reference: &str,
+        id: Option<&str>,
+        job: &JobUid,
+    ) -> impl Future<Output = Result<bool, PullError>> + Send;
+
+    /// Ends [`Self::pin`] for these jobs, or for all. An image that another job pins stays pinned.
+    fn unpin(&self, jobs: Unpinned<'_>) -> impl Future<Output = Result<(), PullError>> + Send;
+
+    /// Lists jobs for which images are pinned, at most [`prepull_api::wire::MAX_PINNING_JOBS`]. `None` if the runtime does
+    /// not know, or cannot pin.
+    fn pinning_jobs(&self) -> impl Future<Output = Option<Vec<JobUid>>> + Send;
+
     /// Asks the runtime for its name and version: `containerd 1.6.20`.
     fn read_version(&self) -> impl Future<Output = Result<String, PullError>> + Send;
+}
+
+/// The jobs whose pins end.
+#[derive(Clone, Copy, Debug)]
+pub enum Unpinned<'a> {
+    /// These jobs.
+    Jobs(&'a [JobUid]),
+    /// Every job: the agent leaves the machine.
+    All,
 }
 
 /// Description of an image that was just pulled.

@@ -4,7 +4,7 @@ use super::*;
 
 fn ended(outcome: ImageOutcome, code: Option<FailureCode>) -> ImageResult {
     let reason = String::new();
-    ImageResult { outcome, digest: None, id: None, reason, code, bytes: None, attempts: 1 }
+    ImageResult { reason, code, attempts: 1, ..ImageResult::new(outcome) }
 }
 
 #[test]

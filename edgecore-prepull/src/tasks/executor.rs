@@ -196,12 +196,12 @@ impl<P: Puller> Executor<P> {
 
 /// Logs how an image ended, in fields that a person can filter by.
 fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
-    let ImageResult { outcome, digest, id: _, reason, code, bytes, attempts } = result;
+    let ImageResult { outcome, digest, id: _, reason, code, bytes, attempts, pinned } = result;
     let image = &image.reference;
     let bytes = bytes.map(|bytes| bytes.total);
     let seconds = took.map(|took| took.as_secs_f64());
     if outcome.is_on_node() {
-        tracing::info!(image, ?outcome, digest, bytes, seconds, attempts, "image ended");
+        tracing::info!(image, ?outcome, digest, bytes, seconds, attempts, pinned, "image ended");
     } else {
         let code = code.map(FailureCode::as_str);
         tracing::warn!(image, ?outcome, code, reason, bytes, seconds, attempts, "image failed");

@@ -12,7 +12,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
-use prepull_api::task::{ImageOutcome, TaskId, TaskOutcome};
+use prepull_api::task::{ImageOutcome, JobUid, TaskId, TaskOutcome};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
 use prepull_program::errors::with_causes;
 use rustix::time::{ClockId, clock_gettime};
@@ -29,7 +29,7 @@ use self::recorder::WriteOutcome;
 use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
 use crate::images::providers::Providers;
-use crate::images::puller::Puller;
+use crate::images::puller::{Puller, Unpinned};
 use crate::metrics::Metrics;
 use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, BootTime, Execution, Now, TaskEnd, TaskRecord};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
@@ -314,6 +314,7 @@ impl<P: Puller> Node<P> {
                 info!(%task, reason, "the cloud cancels the task");
                 self.handle(AgentEvent::Cancel { task, reason });
             }
+            TunnelEvent::Message(CloudMessage::Unpin { jobs }) => self.unpin(jobs),
             // The tunnel handles these itself.
             TunnelEvent::Message(
                 message @ (CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. }),
@@ -321,6 +322,19 @@ impl<P: Puller> Node<P> {
                 debug!(?message, "message is not for the agent");
             }
         }
+    }
+
+    /// What cannot be unpinned now is in the next `Hello`, and asked for again.
+    fn unpin(&self, jobs: Vec<JobUid>) {
+        let puller = self.puller.clone();
+        tokio::spawn(async move {
+            match puller.unpin(Unpinned::Jobs(&jobs)).await {
+                Ok(()) => info!(jobs = jobs.len(), "jobs want no image pinned any more"),
+                Err(error) => {
+                    warn!(%error, "cannot unpin the images of jobs that are over; they stay pinned until the next session");
+                }
+            }
+        });
     }
 
     fn send_hello(&self, answer: oneshot::Sender<Hello>) {

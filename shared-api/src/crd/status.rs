@@ -246,6 +246,10 @@ pub struct ImageStatus {
     /// Number of tries so far, the first one included; 0 if none was needed.
     #[serde(default)]
     pub attempts: u32,
+    /// With spec.pin, whether the container runtime reports the image as pinned, so that the kubelet's garbage collection
+    /// leaves it alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<bool>,
 }
 
 /// Progress of an image in compressed bytes.

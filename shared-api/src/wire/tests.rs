@@ -40,13 +40,13 @@ fn a_result_fits_into_a_message_whatever_the_reasons() {
         let reason = truncate_reason(&reason.repeat(MAX_REASON + 1));
         assert!(reason.len() <= MAX_REASON && reason.ends_with('…'), "{reason:?}");
         let image = ImageResult {
-            outcome: ImageOutcome::Failed,
             digest: Some(format!("sha512:{}", "a".repeat(128))),
             id: Some(format!("sha512:{}", "a".repeat(128))),
             reason: reason.clone(),
             bytes: Some(Bytes { done: u64::MAX, total: u64::MAX }),
             code: Some(FailureCode::PlatformMismatch),
             attempts: u32::MAX,
+            ..ImageResult::new(ImageOutcome::Failed)
         };
         let result = TaskResult {
             task: task_id(),
@@ -76,6 +76,7 @@ fn edge_messages_keep_their_bytes() {
             trusts: Some("ab".to_owned()),
             time_zone: Some("Europe/Berlin".to_owned()),
             windows: vec![window()],
+            pins: Some(vec![JobUid("uid-1".to_owned())]),
         }),
         concat!(
             r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
@@ -83,7 +84,7 @@ fn edge_messages_keep_their_bytes() {
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"running"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab","timeZone":"Europe/Berlin","#,
-            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}]}"#,
+            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"]}"#,
         ),
     );
     assert_frame(&EdgeMessage::Trusts { bundle: "ab".to_owned() }, r#"{"type":"trusts","bundle":"ab"}"#);
@@ -128,15 +129,7 @@ fn edge_messages_keep_their_bytes() {
 
 #[test]
 fn results_keep_their_bytes() {
-    let image = |outcome| ImageResult {
-        outcome,
-        digest: None,
-        id: None,
-        reason: String::new(),
-        code: None,
-        bytes: None,
-        attempts: 0,
-    };
+    let image = |outcome| ImageResult { ..ImageResult::new(outcome) };
     let result = |outcome, images| TaskResult {
         task: task_id(),
         outcome,
@@ -159,7 +152,7 @@ fn results_keep_their_bytes() {
                         attempts: 1,
                         ..image(ImageOutcome::Pulled)
                     },
-                    image(ImageOutcome::Present),
+                    ImageResult { pinned: Some(true), ..image(ImageOutcome::Present) },
                     ImageResult {
                         reason: "404".to_owned(),
                         code: Some(FailureCode::NotFound),
@@ -173,7 +166,7 @@ fn results_keep_their_bytes() {
             r#"{"type":"result","task":{"job":"uid-1","attempt":2},"outcome":"failed","reason":"1 of 4 images failed","#,
             r#""check":{"passed":false,"reason":"disk full"},"images":["#,
             r#"{"outcome":"pulled","digest":"sha256:a","id":"sha256:b","bytes":{"done":7,"total":7},"attempts":1},"#,
-            r#"{"outcome":"present","attempts":0},"#,
+            r#"{"outcome":"present","attempts":0,"pinned":true},"#,
             r#"{"outcome":"failed","reason":"404","code":"NotFound","attempts":0},"#,
             r#"{"outcome":"stopped","attempts":0}],"took":1500}"#,
         ),
@@ -206,6 +199,10 @@ fn cloud_messages_keep_their_bytes() {
     assert_frame(
         &CloudMessage::Cancel { task: task_id(), reason: "the job is gone".to_owned() },
         r#"{"type":"cancel","task":{"job":"uid-1","attempt":2},"reason":"the job is gone"}"#,
+    );
+    assert_frame(
+        &CloudMessage::Unpin { jobs: vec![JobUid("uid-1".to_owned())] },
+        r#"{"type":"unpin","jobs":["uid-1"]}"#,
     );
     assert_frame(
         &CloudMessage::Trust(TrustedCas { bundle: "PEM".to_owned(), renew_within: Duration::from_secs(20) }),

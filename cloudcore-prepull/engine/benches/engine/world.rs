@@ -359,13 +359,9 @@ impl World {
             check: None,
             images: vec![
                 ImageResult {
-                    outcome: ImageOutcome::Pulled,
                     digest: Some(format!("sha256:{:064x}", 7)),
-                    id: None,
-                    reason: String::new(),
-                    code: None,
-                    bytes: None,
                     attempts: 1,
+                    ..ImageResult::new(ImageOutcome::Pulled)
                 };
                 images
             ],

@@ -27,15 +27,7 @@ fn written(outcome: WriteOutcome) -> Input {
 
 fn result(outcome: TaskOutcome) -> Input {
     let task = TaskId { job: job(), attempt: 1 };
-    let image = |outcome, code| ImageResult {
-        outcome,
-        digest: None,
-        id: None,
-        reason: String::new(),
-        code,
-        bytes: None,
-        attempts: 1,
-    };
+    let image = |outcome, code| ImageResult { code, attempts: 1, ..ImageResult::new(outcome) };
     let images = match outcome {
         TaskOutcome::Succeeded => vec![image(ImageOutcome::Pulled, None)],
         TaskOutcome::Failed => vec![

@@ -66,7 +66,10 @@ impl Node {
             CloudMessage::Assign(assign) => self.handle(AgentEvent::Assign(assign)),
             CloudMessage::ResultAck { task } => self.handle(AgentEvent::ResultAck(task)),
             CloudMessage::Cancel { task, reason } => self.handle(AgentEvent::Cancel { task, reason }),
-            CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => {}
+            CloudMessage::Welcome(_)
+            | CloudMessage::Unpin { .. }
+            | CloudMessage::Trust(_)
+            | CloudMessage::Goaway { .. } => {}
         }
     }
 
@@ -180,15 +183,7 @@ impl Node {
         let Some(execution) = self.running.pop_front() else { return };
         let Execution { task, check, done, terms: _ } = execution;
         let outcome = if self.reason.is_empty() { ImageOutcome::Pulled } else { ImageOutcome::Failed };
-        let image = ImageResult {
-            outcome,
-            digest: None,
-            id: None,
-            reason: self.reason.clone(),
-            code: None,
-            bytes: None,
-            attempts: 1,
-        };
+        let image = ImageResult { reason: self.reason.clone(), attempts: 1, ..ImageResult::new(outcome) };
         let images = done.into_iter().map(|done| done.unwrap_or_else(|| image.clone())).collect();
         let outcome = if self.reason.is_empty() { TaskOutcome::Succeeded } else { TaskOutcome::Failed };
         let end = TaskEnd { outcome, reason: self.reason.clone(), check, images };

@@ -70,13 +70,12 @@ mod tests {
     fn result(outcome: ImageOutcome) -> ImageResult {
         let is_on_node = outcome.is_on_node();
         ImageResult {
-            outcome,
             digest: is_on_node.then(|| digest('a')),
             id: is_on_node.then(|| digest('b')),
             reason: if is_on_node { String::new() } else { "because".to_owned() },
-            code: None,
             bytes: Some(Bytes { done: 1 << 20, total: 1 << 20 }),
             attempts: 1,
+            ..ImageResult::new(outcome)
         }
     }
 

@@ -17,14 +17,14 @@ use k8s_cri::v1::{
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
-use prepull_api::task::SandboxMetadata;
+use prepull_api::task::{JobUid, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tonic::transport::Channel;
 
 use self::progress::{PullWatcher, Stalled};
 use self::status::{to_error_of_pull, to_pull_error};
-use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
-use crate::images::containerd::{ContentStore, LEASE_HEADER, Leases, Owner};
+use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
+use crate::images::containerd::{ContentStore, LEASE_HEADER, Leases, Owner, Pins};
 use crate::images::filesystem::{flush_filesystem, read_filesystem};
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -33,6 +33,9 @@ const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Longest wait for an answer, pulls excepted. A runtime that is busy unpacking answers late, but not this late. The
 /// kubelet waits two minutes; the agent asks again anyway.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often, and in which intervals, an image that was pinned is looked at: containerd's CRI learns of new labels by an
+/// event. Versions before 1.6.25 and 1.7.10 never report it.
+const PIN_LOOKS: (u32, Duration) = (20, Duration::from_millis(50));
 
 /// Client of a container runtime at a unix socket. It connects on its first request, and again after each loss of the
 /// connection.
@@ -44,6 +47,7 @@ pub struct CriPuller {
     content: Arc<ContentStore>,
     watcher: Arc<PullWatcher>,
     leases: Arc<Leases>,
+    pins: Arc<Pins>,
 }
 
 impl CriPuller {
@@ -66,6 +70,7 @@ impl CriPuller {
             runtime: RuntimeServiceClient::new(channel.clone()),
             watcher: Arc::new(PullWatcher::new(Arc::clone(&content))),
             content,
+            pins: Arc::new(Pins::new(channel.clone())),
             leases: Arc::new(Leases::new(channel, owner)),
         }
     }
@@ -226,6 +231,36 @@ impl Puller for CriPuller {
 
     async fn release_unwanted(&self, wanted: &[String], all: bool) -> bool {
         self.leases.release_unwanted(wanted, all).await
+    }
+
+    async fn pin(&self, reference: &str, id: Option<&str>, job: &JobUid) -> Result<bool, PullError> {
+        // The record of the id first: it is the one that keeps its labels.
+        let names: Vec<&str> = id.into_iter().chain([reference]).collect();
+        self.pins
+            .pin(&names, job)
+            .await
+            .map_err(|status| to_pull_error(&status, reference, &self.endpoint))?;
+        let (looks, interval) = PIN_LOOKS;
+        for _ in 0..looks {
+            if self.read_image_status(reference).await?.is_some_and(|image| image.pinned) {
+                return Ok(true);
+            }
+            tokio::time::sleep(interval).await;
+        }
+        Ok(false)
+    }
+
+    async fn unpin(&self, jobs: Unpinned<'_>) -> Result<(), PullError> {
+        let is_over = |job: &JobUid| match jobs {
+            Unpinned::Jobs(over) => over.contains(job),
+            Unpinned::All => true,
+        };
+        let unpinned = self.pins.unpin(is_over).await;
+        unpinned.map(|_| ()).map_err(|status| to_pull_error(&status, "", &self.endpoint))
+    }
+
+    async fn pinning_jobs(&self) -> Option<Vec<JobUid>> {
+        self.pins.jobs().await
     }
 
     async fn read_version(&self) -> Result<String, PullError> {

@@ -5,11 +5,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use prepull_api::task::{Bytes, SandboxMetadata};
+use prepull_api::task::{Bytes, JobUid, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
-use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
+use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
 
 /// Course of one fake pull.
 #[derive(Clone, Debug)]
@@ -56,6 +56,10 @@ pub(crate) struct State {
     pub(crate) outages: usize,
     /// Free percent of the file system.
     pub(crate) free: u64,
+    /// Pinned references, each with the job that wants it.
+    pub(crate) pins: Vec<(String, JobUid)>,
+    /// Whether the runtime reports what is pinned.
+    pub(crate) confirms_pins: bool,
 }
 
 impl Fake {
@@ -165,6 +169,24 @@ impl Puller for Fake {
         let mut state = self.state.lock().unwrap();
         state.released.push((wanted.to_vec(), all));
         state.leftovers
+    }
+
+    async fn pin(&self, reference: &str, _id: Option<&str>, job: &JobUid) -> Result<bool, PullError> {
+        let mut state = self.state.lock().unwrap();
+        state.pins.push((reference.to_owned(), job.clone()));
+        Ok(state.confirms_pins)
+    }
+
+    async fn unpin(&self, jobs: Unpinned<'_>) -> Result<(), PullError> {
+        self.state.lock().unwrap().pins.retain(|(_, job)| match jobs {
+            Unpinned::Jobs(over) => !over.contains(job),
+            Unpinned::All => false,
+        });
+        Ok(())
+    }
+
+    async fn pinning_jobs(&self) -> Option<Vec<JobUid>> {
+        Some(self.state.lock().unwrap().pins.iter().map(|(_, job)| job.clone()).collect())
     }
 
     async fn read_version(&self) -> Result<String, PullError> {

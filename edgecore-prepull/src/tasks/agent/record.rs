@@ -90,13 +90,9 @@ impl TaskRecord {
     /// Returns one result per image: images that have not ended become `Stopped` with this reason and code.
     pub(super) fn results_if_stopped(&self, reason: &str, code: FailureCode) -> Vec<ImageResult> {
         let stopped = || ImageResult {
-            outcome: ImageOutcome::Stopped,
-            digest: None,
-            id: None,
             reason: truncate_reason(reason),
             code: Some(code),
-            bytes: None,
-            attempts: 0,
+            ..ImageResult::new(ImageOutcome::Stopped)
         };
         (0..self.task.images.len())
             .map(|index| self.images.get(index).cloned().flatten().unwrap_or_else(stopped))

@@ -15,15 +15,7 @@ pub(super) fn refuse(task: &Task, outcome: TaskOutcome, reason: &str) -> AgentEf
         TaskOutcome::Failed => (ImageOutcome::Failed, FailureCode::Internal),
         _ => (ImageOutcome::Stopped, FailureCode::Cancelled),
     };
-    let image = || ImageResult {
-        outcome: image_outcome,
-        digest: None,
-        id: None,
-        reason: String::new(),
-        code: Some(code),
-        bytes: None,
-        attempts: 0,
-    };
+    let image = || ImageResult { code: Some(code), ..ImageResult::new(image_outcome) };
     send_result(TaskResult {
         task: task.id.clone(),
         outcome,

@@ -31,15 +31,7 @@ pub(super) fn assign(task: Task) -> Assign {
 }
 
 pub(super) fn pulled() -> ImageResult {
-    ImageResult {
-        outcome: ImageOutcome::Pulled,
-        digest: Some("sha256:1".to_owned()),
-        id: None,
-        reason: String::new(),
-        code: None,
-        bytes: None,
-        attempts: 1,
-    }
+    ImageResult { digest: Some("sha256:1".to_owned()), attempts: 1, ..ImageResult::new(ImageOutcome::Pulled) }
 }
 
 /// An agent with a clock that the test sets.

@@ -131,13 +131,11 @@ impl ImageBoard {
                     text = format!("{text}; the last attempt failed: {reason}");
                 }
                 ImageResult {
-                    outcome: ImageOutcome::Stopped,
-                    digest: None,
-                    id: None,
                     reason: truncate_reason(&text),
                     code: Some(code_of(*code)),
                     bytes: *bytes,
                     attempts: *attempts,
+                    ..ImageResult::new(ImageOutcome::Stopped)
                 }
             })
         };

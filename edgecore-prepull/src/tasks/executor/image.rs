@@ -251,13 +251,9 @@ async fn acquire(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
 
 fn failed(error: &PullError) -> ImageResult {
     ImageResult {
-        outcome: ImageOutcome::Failed,
-        digest: None,
-        id: None,
         reason: truncate_reason(&error.message),
         code: Some(error.code),
-        bytes: None,
-        attempts: 0,
+        ..ImageResult::new(ImageOutcome::Failed)
     }
 }
 
@@ -277,5 +273,5 @@ fn on_node(
     id: Option<String>,
     bytes: Option<Bytes>,
 ) -> ImageResult {
-    ImageResult { outcome, digest, id, reason: String::new(), code: None, bytes, attempts: 0 }
+    ImageResult { digest, id, bytes, ..ImageResult::new(outcome) }
 }

@@ -472,15 +472,7 @@ async fn images_that_ended_before_a_restart_are_not_pulled_again() {
     let fake = Fake::new();
     fake.state.lock().unwrap().free = 0;
     let mut execution = execution(vec![always("done"), always("open")]);
-    let done = ImageResult {
-        outcome: Failed,
-        digest: None,
-        id: None,
-        reason: "not found".to_owned(),
-        code: None,
-        bytes: None,
-        attempts: 4,
-    };
+    let done = ImageResult { reason: "not found".to_owned(), attempts: 4, ..ImageResult::new(Failed) };
     execution.done[0] = Some(done.clone());
     execution.check = Some(CheckOutcome { passed: true, reason: String::new() });
     let end = run(&fake, execution).await;

@@ -19,8 +19,11 @@ pub(super) async fn describe_node(
     max_tasks: NonZeroU32,
     open: Vec<OpenTask>,
 ) -> Hello {
-    let (runtime, image_filesystem) =
-        tokio::join!(timeout(PATIENCE, puller.read_version()), timeout(PATIENCE, puller.read_filesystem()));
+    let (runtime, image_filesystem, pins) = tokio::join!(
+        timeout(PATIENCE, puller.read_version()),
+        timeout(PATIENCE, puller.read_filesystem()),
+        timeout(PATIENCE, puller.pinning_jobs())
+    );
     let runtime = runtime.ok().and_then(Result::ok);
     metrics.set_runtime_up(runtime.is_some());
     Hello {
@@ -34,6 +37,7 @@ pub(super) async fn describe_node(
         trusts: None, // the tunnel knows
         time_zone: None,
         windows: Vec::new(),
+        pins: pins.ok().flatten(),
     }
 }
 

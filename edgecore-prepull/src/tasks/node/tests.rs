@@ -189,3 +189,19 @@ async fn a_panic_of_the_executor_fails_its_task() {
     assert_eq!(result.outcome, TaskOutcome::Failed);
     assert!(result.reason.contains("died"), "{}", result.reason);
 }
+
+#[tokio::test(start_paused = true)]
+async fn pins_are_named_in_every_hello_until_the_cloud_ends_them() {
+    let fake = Fake::new();
+    let harness = Harness::start(&fake, &MemoryStore::default());
+    assert_eq!(harness.connect().await.pins, Some(Vec::new()), "the agent can pin");
+    let [over, lives] = ["over", "lives"].map(|uid| JobUid(uid.to_owned()));
+    for job in [&over, &lives] {
+        assert!(!fake.pin("image", None, job).await.unwrap());
+    }
+    assert_eq!(harness.connect().await.pins, Some(vec![over.clone(), lives.clone()]));
+    harness.tell(CloudMessage::Unpin { jobs: vec![over] }).await;
+    harness.tell(CloudMessage::Unpin { jobs: Vec::new() }).await;
+    assert_eq!(harness.connect().await.pins, Some(vec![lives]));
+    harness.stop().await;
+}

@@ -357,24 +357,13 @@ pub(super) fn request(job: &str) -> TagRequest {
 
 pub(super) fn pulled() -> ImageResult {
     ImageResult {
-        outcome: ImageOutcome::Pulled,
         digest: Some("sha256:aa".to_owned()),
         id: Some("sha256:bb".to_owned()),
-        reason: String::new(),
-        code: None,
-        bytes: None,
         attempts: 1,
+        ..ImageResult::new(ImageOutcome::Pulled)
     }
 }
 
 pub(super) fn failed(reason: &str) -> ImageResult {
-    ImageResult {
-        outcome: ImageOutcome::Failed,
-        digest: None,
-        id: None,
-        reason: reason.to_owned(),
-        code: None,
-        bytes: None,
-        attempts: 1,
-    }
+    ImageResult { reason: reason.to_owned(), attempts: 1, ..ImageResult::new(ImageOutcome::Failed) }
 }

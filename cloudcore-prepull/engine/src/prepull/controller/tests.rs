@@ -261,13 +261,9 @@ fn result(outcome: TaskOutcome) -> TaskResult {
         reason: if there { String::new() } else { "nginx:1.25: wrong password".to_owned() },
         check: Some(CheckOutcome { passed: true, reason: String::new() }),
         images: vec![ImageResult {
-            outcome: outcome_of_image,
             digest: there.then(|| format!("sha256:{}", "0".repeat(64))),
-            id: None,
-            reason: String::new(),
-            code: None,
-            bytes: None,
             attempts: 1,
+            ..ImageResult::new(outcome_of_image)
         }],
         took: Duration::from_secs(1),
     }

@@ -17,12 +17,7 @@ pub(super) fn fresh_images(plan: &NodePlan) -> Vec<ImageStatus> {
             image: image.image.clone(),
             name: image.name.clone(),
             pulled_image: image.pull.to_string(),
-            digest: None,
-            status: Tristate::Unknown,
-            reason: String::new(),
-            code: None,
-            bytes: None,
-            attempts: 0,
+            ..ImageStatus::default()
         })
         .collect()
 }
@@ -73,7 +68,7 @@ pub(super) fn apply_result(
         record.image_status = fresh_images(plan);
     }
     for (image, result) in record.image_status.iter_mut().zip(&result.images) {
-        let ImageResult { outcome, digest, id: _, reason, code, bytes: amount, attempts } = result;
+        let ImageResult { outcome, digest, id: _, reason, code, bytes: amount, attempts, pinned } = result;
         image.status = match outcome {
             ImageOutcome::Pulled | ImageOutcome::Present => Tristate::True,
             ImageOutcome::Failed => Tristate::False,
@@ -84,6 +79,7 @@ pub(super) fn apply_result(
         image.reason = truncate_reason(reason);
         image.bytes = amount.map(bytes).or(image.bytes);
         image.attempts = *attempts;
+        image.pinned = *pinned;
     }
     let check = match &result.check {
         Some(check) if check.passed => action(Action::Check, Tristate::True, "", now),

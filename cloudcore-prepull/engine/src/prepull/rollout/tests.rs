@@ -53,15 +53,7 @@ fn result(outcome: TaskOutcome) -> TaskResult {
         outcome,
         reason: if outcome == TaskOutcome::Succeeded { String::new() } else { "because".to_owned() },
         check: Some(CheckOutcome { passed: true, reason: String::new() }),
-        images: vec![ImageResult {
-            outcome: image,
-            digest: None,
-            id: None,
-            reason: String::new(),
-            code: None,
-            bytes: None,
-            attempts: 1,
-        }],
+        images: vec![ImageResult { attempts: 1, ..ImageResult::new(image) }],
         took: Duration::from_secs(1),
     }
 }

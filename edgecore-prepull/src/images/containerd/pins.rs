@@ -1,0 +1,243 @@
+//! Pins: labels that keep an image from the kubelet's garbage collection for as long as a job wants it.
+//!
+//! containerd's CRI reports an image as pinned if one of its records has the label `io.cri-containerd.pinned`, and the
+//! kubelet leaves pinned images alone. An image has a record for each name and one for its id. A pull replaces the labels
+//! of the name's record and keeps those of the id's, so both get them.
+//!
+//! Who wants the pin is said by labels beside it, one for each job. So whatever happens to the agent, its state
+//! directory or the image, pin and reason stand and fall together, and what somebody else has pinned stays pinned.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::{GetImageRequest, Image, ListImagesRequest, UpdateImageRequest};
+use prepull_api::task::JobUid;
+use prepull_api::wire::MAX_PINNING_JOBS;
+use prost_types::FieldMask;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::namespace::namespaced;
+
+/// The label that containerd's CRI reads, and its only value.
+const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
+/// Label of every image that a job of ours wants pinned: who has set [`PINNED`].
+const PINNED_BY: &str = "operations.kubeedge.io/pinned-by";
+/// Value of [`PINNED_BY`] where we have set the pin, and take it away again.
+const US: &str = "edgecore-prepull";
+/// Value of [`PINNED_BY`] where the image was pinned before.
+const OTHERS: &str = "others";
+/// Beginning of a label for each job that wants the pin; the UID of the job follows.
+const PINNED_FOR: &str = "operations.kubeedge.io/pinned-for.";
+/// Most jobs that may pin one image: each is a label of its records, which containerd reads whole.
+const MAX_JOBS_OF_IMAGE: usize = 256;
+/// Longest wait for one answer of the image service.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The pins of one containerd.
+#[derive(Debug)]
+pub(crate) struct Pins {
+    images: ImagesClient<Channel>,
+    /// Labels are read, and then written: by one at a time.
+    writing: Mutex<()>,
+}
+
+impl Pins {
+    pub(crate) fn new(channel: Channel) -> Self {
+        Self { images: ImagesClient::new(channel), writing: Mutex::default() }
+    }
+
+    /// Pins the image with these names for the job: the name that was pulled, and its id. A name that the runtime does not
+    /// know is left out.
+    pub(crate) async fn pin(&self, names: &[&str], job: &JobUid) -> Result<(), Status> {
+        let _writing = self.writing.lock().await;
+        for name in names {
+            let request = namespaced(GetImageRequest { name: (*name).to_owned() });
+            let image = match answer(self.images.clone().get(request)).await {
+                Ok(answer) => answer.image,
+                Err(status) if status.code() == Code::NotFound => None,
+                Err(status) => return Err(status),
+            };
+            if let Some(image) = image {
+                let changes = changes_to_pin(&image.labels, job)?;
+                self.relabel(image, changes).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists jobs that want images pinned, at most [`MAX_PINNING_JOBS`] and others each time. `None` if the runtime has no
+    /// such labels, or does not answer.
+    pub(crate) async fn jobs(&self) -> Option<Vec<JobUid>> {
+        let images = self.pinned_images().await.ok()?;
+        let jobs: HashSet<JobUid> = images.iter().flat_map(|image| jobs_of(&image.labels)).collect();
+        Some(jobs.into_iter().take(MAX_PINNING_JOBS).collect())
+    }
+
+    /// Takes away what these jobs want pinned, and returns how many records have changed. What another job wants stays
+    /// pinned.
+    pub(crate) async fn unpin(&self, is_over: impl Fn(&JobUid) -> bool) -> Result<usize, Status> {
+        let _writing = self.writing.lock().await;
+        let mut changed = 0;
+        for image in self.pinned_images().await? {
+            let changes = changes_to_unpin(&image.labels, &is_over);
+            if self.relabel(image, changes).await? {
+                changed += 1;
+            }
+        }
+        Ok(changed)
+    }
+
+    async fn pinned_images(&self) -> Result<Vec<Image>, Status> {
+        let filters = vec![format!("labels.\"{PINNED_BY}\"")];
+        Ok(answer(self.images.clone().list(namespaced(ListImagesRequest { filters }))).await?.images)
+    }
+
+    /// Changes labels of one record, all at once. An empty value takes the label away. Returns whether there was anything
+    /// to change, and anything to change it of.
+    async fn relabel(&self, image: Image, changes: BTreeMap<String, String>) -> Result<bool, Status> {
+        if changes.is_empty() {
+            return Ok(false);
+        }
+        let paths = changes.keys().map(|label| format!("labels.{label}")).collect();
+        let request = UpdateImageRequest {
+            image: Some(Image { labels: changes.into_iter().collect(), ..image }),
+            update_mask: Some(FieldMask { paths }),
+            ..UpdateImageRequest::default()
+        };
+        match answer(self.images.clone().update(namespaced(request))).await {
+            Ok(_) => Ok(true),
+            // Removed meanwhile.
+            Err(status) if status.code() == Code::NotFound => Ok(false),
+            Err(status) => Err(status),
+        }
+    }
+}
+
+async fn answer<T>(question: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
+    let late = || Status::deadline_exceeded(format!("no answer within {PATIENCE:?}"));
+    Ok(timeout(PATIENCE, question).await.map_err(|_| late())??.into_inner())
+}
+
+type Labels = HashMap<String, String>;
+
+fn changes_to_pin(labels: &Labels, job: &JobUid) -> Result<BTreeMap<String, String>, Status> {
+    let wanted_by = format!("{PINNED_FOR}{job}");
+    let mut changes = BTreeMap::new();
+    if !labels.contains_key(&wanted_by) {
+        if jobs_of(labels).count() >= MAX_JOBS_OF_IMAGE {
+            return Err(Status::resource_exhausted(format!("{MAX_JOBS_OF_IMAGE} jobs pin it already")));
+        }
+        // Any value but the empty one, which takes a label away.
+        changes.insert(wanted_by, "true".to_owned());
+    }
+    let is_pinned = labels.get(PINNED.0).is_some_and(|value| value == PINNED.1);
+    if !labels.contains_key(PINNED_BY) {
+        changes.insert(PINNED_BY.to_owned(), if is_pinned { OTHERS } else { US }.to_owned());
+    }
+    if !is_pinned {
+        changes.insert(PINNED.0.to_owned(), PINNED.1.to_owned());
+    }
+    Ok(changes)
+}
+
+fn changes_to_unpin(labels: &Labels, is_over: impl Fn(&JobUid) -> bool) -> BTreeMap<String, String> {
+    let (over, wanted): (Vec<_>, Vec<_>) = jobs_of(labels).partition(&is_over);
+    let mut changes: Vec<_> = over.iter().map(|job| format!("{PINNED_FOR}{job}")).collect();
+    // Also where no job is left to be taken away: somebody has removed its label by hand.
+    if wanted.is_empty() {
+        changes.push(PINNED_BY.to_owned());
+        if labels.get(PINNED_BY).is_some_and(|by| by == US) {
+            changes.push(PINNED.0.to_owned());
+        }
+    }
+    changes.into_iter().map(|label| (label, String::new())).collect()
+}
+
+fn jobs_of(labels: &Labels) -> impl Iterator<Item = JobUid> {
+    labels.keys().filter_map(|label| label.strip_prefix(PINNED_FOR)).map(|uid| JobUid(uid.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn job(uid: &str) -> JobUid {
+        JobUid(uid.to_owned())
+    }
+
+    /// What containerd makes of changes.
+    fn apply(labels: &mut Labels, changes: BTreeMap<String, String>) {
+        labels.extend(changes);
+        labels.retain(|_, value| !value.is_empty());
+    }
+
+    fn pin(labels: &mut Labels, uid: &str) {
+        let changes = changes_to_pin(labels, &job(uid)).unwrap();
+        apply(labels, changes);
+    }
+
+    fn unpin(labels: &mut Labels, uids: &[&str]) {
+        let changes = changes_to_unpin(labels, |over| uids.contains(&over.0.as_str()));
+        apply(labels, changes);
+    }
+
+    fn is_pinned(labels: &Labels) -> bool {
+        labels.get(PINNED.0).is_some_and(|value| value == PINNED.1)
+    }
+
+    fn managed() -> Labels {
+        HashMap::from([("io.cri-containerd.image".to_owned(), "managed".to_owned())])
+    }
+
+    #[test]
+    fn an_image_stays_pinned_until_its_last_job_is_over() {
+        let mut labels = managed();
+        pin(&mut labels, "a");
+        assert!(is_pinned(&labels));
+        assert_eq!(changes_to_pin(&labels, &job("a")).unwrap(), BTreeMap::new(), "nothing is written twice");
+        pin(&mut labels, "b");
+        assert_eq!(jobs_of(&labels).collect::<HashSet<_>>(), HashSet::from([job("a"), job("b")]));
+        unpin(&mut labels, &["a", "c"]);
+        assert!(is_pinned(&labels), "b wants it");
+        unpin(&mut labels, &["b"]);
+        assert_eq!(labels, managed(), "nothing of ours is left");
+    }
+
+    #[test]
+    fn what_somebody_else_has_pinned_stays_pinned() {
+        let mut others = managed();
+        others.insert(PINNED.0.to_owned(), PINNED.1.to_owned());
+        let mut labels = others.clone();
+        pin(&mut labels, "a");
+        unpin(&mut labels, &["a"]);
+        assert_eq!(labels, others);
+    }
+
+    #[test]
+    fn a_pin_that_somebody_has_removed_is_set_again() {
+        let mut labels = managed();
+        pin(&mut labels, "a");
+        labels.remove(PINNED.0);
+        pin(&mut labels, "a");
+        assert!(is_pinned(&labels));
+        labels.remove(&format!("{PINNED_FOR}a"));
+        unpin(&mut labels, &[]);
+        assert_eq!(labels, managed(), "a pin without a job is nobody's");
+    }
+
+    #[test]
+    fn the_jobs_that_pin_an_image_are_bounded() {
+        let mut labels = managed();
+        for uid in 0..MAX_JOBS_OF_IMAGE {
+            pin(&mut labels, &uid.to_string());
+        }
+        assert_eq!(changes_to_pin(&labels, &job("0")).unwrap(), BTreeMap::new());
+        assert_eq!(changes_to_pin(&labels, &job("one more")).unwrap_err().code(), Code::ResourceExhausted);
+    }
+}
