@@ -213,7 +213,7 @@ async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<(
         let phases = [OpenPhase::NeedsKeys, OpenPhase::Running];
         let open = phases.map(|phase| OpenTask { task: task(&job, 1), phase }).to_vec();
         let version = LONG.repeat(100_000);
-        wire.send_message(&EdgeMessage::Hello(Hello { open, version, ..Hello::default() })).await?;
+        wire.send_message(&EdgeMessage::Hello(Box::new(Hello { open, version, ..Hello::default() }))).await?;
         ensure!(matches!(wire.receive().await?, CloudMessage::Welcome(_)));
         for _ in 0..2 {
             let answer = wire.receive().await?;

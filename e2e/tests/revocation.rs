@@ -145,7 +145,7 @@ async fn a_stolen_box_is_out_within_seconds_and_stays_out_after_a_failover() -> 
     );
     ensure!(asked.elapsed() < WITHIN_SECONDS, "{:?}", asked.elapsed());
     ensure!(said.contains("edge-1 revoked"), "{said}");
-    slow.send_message(&EdgeMessage::Hello(Hello::default())).await?;
+    slow.send_message(&EdgeMessage::Hello(Box::default())).await?;
     let reason = slow.read_to_close().await?;
     ensure!(reason.contains("node edge-1 is revoked"), "a slow Hello: {reason:?}");
     is_refused(&cloud, &stolen, "revoked").await?;

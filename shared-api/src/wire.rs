@@ -35,7 +35,7 @@ pub const MAX_PINNING_JOBS: usize = 1024;
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum EdgeMessage {
     /// First message of every session.
-    Hello(Hello),
+    Hello(Box<Hello>),
     /// The task is stored in the ledger, and from now on survives a restart of the edge.
     Accepted {
         /// Identity of the task.

@@ -191,7 +191,7 @@ fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
             let up = |open| SessionEvent::Up {
                 node: node.clone(),
                 session,
-                hello: Hello { open, ..hello.clone() },
+                hello: Box::new(Hello { open, ..(*hello).clone() }),
             };
             (Some(up(of_node_images)), Some(up(of_jobs)))
         }

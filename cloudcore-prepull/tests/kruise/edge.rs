@@ -134,7 +134,10 @@ impl Edge {
                     self.ledger.remove(&task);
                 }
             }
-            CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => {}
+            CloudMessage::Welcome(_)
+            | CloudMessage::Unpin { .. }
+            | CloudMessage::Trust(_)
+            | CloudMessage::Goaway { .. } => {}
         }
     }
 }

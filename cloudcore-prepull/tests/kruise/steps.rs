@@ -170,7 +170,8 @@ impl World {
         let hello = Hello { open: edge.open(), ..Hello::default() };
         edge.connect(session);
         self.log(|| format!("{node} is connected: {:?}", hello.open));
-        let event = SessionEvent::Up { node: node.clone(), session: SessionId(session), hello };
+        let event =
+            SessionEvent::Up { node: node.clone(), session: SessionId(session), hello: Box::new(hello) };
         self.input(Input::Node(node_images::Input::Session(event)));
     }
 }

@@ -88,7 +88,11 @@ impl World {
         }));
         self.cloud.registry.insert(node.clone(), id);
         self.log(|| format!("cloud: welcomes {node} as session {session}"));
-        self.cloud.inputs.push_back(Input::Session(SessionEvent::Up { node, session, hello }));
+        self.cloud.inputs.push_back(Input::Session(SessionEvent::Up {
+            node,
+            session,
+            hello: Box::new(hello),
+        }));
     }
 
     pub(crate) fn cut(&mut self, id: u64) {

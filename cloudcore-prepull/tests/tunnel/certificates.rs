@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, SystemTime};
 
 use cloudcore_prepull::edges::tunnel::Settings;
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL};
+use prepull_api::wire::{CloudMessage, EdgeMessage, SUBPROTOCOL};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use tokio_tungstenite::tungstenite::Error;
 
@@ -61,7 +61,7 @@ async fn a_certificate_is_accepted_with_clocks_five_minutes_apart() {
     let ahead = SystemTime::now() + Duration::from_secs(300);
     let credentials = Credentials::until(&cloud, "edge-1", HOUR, ahead);
     let mut socket = dial(cloud.tunnel, tls(&cloud, Some(&credentials))).await.unwrap();
-    say(&mut socket, &EdgeMessage::Hello(Hello::default())).await;
+    say(&mut socket, &EdgeMessage::Hello(Box::default())).await;
     assert_eq!(cloud.up().await.0, "edge-1".into());
 }
 
@@ -99,7 +99,7 @@ async fn neither_a_session_nor_a_ticket_outlives_its_certificate() {
     let credentials = Credentials::until(&cloud, "edge-1", Duration::from_secs(4), SystemTime::now());
     let tls = tls(&cloud, Some(&credentials));
     let mut first = dial(cloud.tunnel, tls.clone()).await.unwrap();
-    say(&mut first, &EdgeMessage::Hello(Hello::default())).await;
+    say(&mut first, &EdgeMessage::Hello(Box::default())).await;
     assert!(matches!(heard(&mut first).await, CloudMessage::Welcome(_)));
     let second = dial(cloud.tunnel, tls.clone()).await.unwrap();
     let resumed = second.get_ref().get_ref().1.handshake_kind();

@@ -148,7 +148,7 @@ impl Cloud {
 
     pub(crate) async fn up(&mut self) -> (NodeName, SessionId, Hello) {
         match self.event().await {
-            SessionEvent::Up { node, session, hello } => (node, session, hello),
+            SessionEvent::Up { node, session, hello } => (node, session, *hello),
             other => panic!("{other:?}"),
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cloudcore_prepull::edges::tokens::Scope;
 use prepull_api::credentials::Sensitive;
 use prepull_api::enroll::JoinToken;
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
+use prepull_api::wire::{CloudMessage, EdgeMessage};
 use rustls::ClientConfig;
 use tokio::time::{sleep, timeout};
 
@@ -50,7 +50,7 @@ async fn reconnect_with(cloud: &mut Cloud, configs: Vec<Arc<ClientConfig>>) -> R
         connecting.spawn(async move {
             loop {
                 if let Ok(Ok(mut socket)) = timeout(2 * IN_TIME, dial(address, config.clone())).await {
-                    say(&mut socket, &EdgeMessage::Hello(Hello::default())).await;
+                    say(&mut socket, &EdgeMessage::Hello(Box::default())).await;
                     assert!(matches!(heard(&mut socket).await, CloudMessage::Welcome(_)));
                     welcomed.fetch_add(1, Ordering::Relaxed);
                     return socket;

@@ -17,7 +17,7 @@ use crate::raw::{self, Credentials, client_hello, closed, dial, heard, say, tls}
 async fn an_invalid_message_closes_only_its_own_session() {
     let mut cloud = Cloud::start();
     let mut honest = raw::session(&mut cloud, "edge-1").await;
-    let second_hello = prepull_api::wire::encode(&EdgeMessage::Hello(Hello::default())).unwrap();
+    let second_hello = prepull_api::wire::encode(&EdgeMessage::Hello(Box::default())).unwrap();
     for (message, code, reason) in [
         (Message::text("{"), 1007, "not a message of prepull.v1"),
         (Message::text(r#"{"type":"become_root"}"#), 1007, "not a message of prepull.v1"),
@@ -53,7 +53,7 @@ async fn hello_must_come_first_in_time_and_within_its_limits() {
 
     let mut greedy = dial(cloud.tunnel, tls).await.unwrap();
     let open = vec![OpenTask { task: task("j"), phase: OpenPhase::Running }; 65];
-    say(&mut greedy, &EdgeMessage::Hello(Hello { open, ..Hello::default() })).await;
+    say(&mut greedy, &EdgeMessage::Hello(Box::new(Hello { open, ..Hello::default() }))).await;
     assert_eq!(closed(&mut greedy).await.1, "Hello lists 65 tasks; at most 64 are accepted");
     cloud.no_event(Duration::from_millis(50)).await;
 }

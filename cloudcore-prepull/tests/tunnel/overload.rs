@@ -16,7 +16,7 @@ use crate::raw::{self, Credentials, Socket, client_hello, closed, dial, heard, s
 /// Dials, says `Hello`, and returns the delay and the reason of the `Goaway`.
 async fn sent_away(cloud: &Cloud, node: &str) -> (Duration, String) {
     let mut socket = dial(cloud.tunnel, tls(cloud, Some(&Credentials::of(cloud, node)))).await.unwrap();
-    say(&mut socket, &EdgeMessage::Hello(Hello::default())).await;
+    say(&mut socket, &EdgeMessage::Hello(Box::default())).await;
     goaway(&mut socket).await
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::{SinkExt, StreamExt};
 use prepull_api::enroll::SubjectForm;
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, encode};
+use prepull_api::wire::{CloudMessage, EdgeMessage, SUBPROTOCOL, encode};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ClientConfig;
 use rustls_pki_types::pem::PemObject;
@@ -105,7 +105,7 @@ pub(crate) async fn dial_path(
 pub(crate) async fn session(cloud: &mut Cloud, node: &str) -> Socket {
     let credentials = Credentials::of(cloud, node);
     let mut socket = dial(cloud.tunnel, tls(cloud, Some(&credentials))).await.unwrap();
-    say(&mut socket, &EdgeMessage::Hello(Hello::default())).await;
+    say(&mut socket, &EdgeMessage::Hello(Box::default())).await;
     assert!(matches!(heard(&mut socket).await, CloudMessage::Welcome(_)));
     assert_eq!(cloud.up().await.0, node.into());
     socket

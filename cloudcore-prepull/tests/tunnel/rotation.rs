@@ -8,7 +8,7 @@ use cloudcore_prepull::edges::pki::{CaSet, Rotation};
 use cloudcore_prepull::edges::tokens::Scope;
 use edgecore_prepull::cloud::identity::Identity;
 use k8s_openapi::ByteString;
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
+use prepull_api::wire::{CloudMessage, EdgeMessage};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use tempfile::TempDir;
@@ -183,7 +183,7 @@ async fn whoever_holds_a_certificate_of_a_retired_ca_loses_its_session_and_gets_
     let credentials = Credentials::of(&cloud, "edge-1");
     let tls = raw::tls(&cloud, Some(&credentials));
     let mut socket = dial(cloud.tunnel, tls.clone()).await.unwrap();
-    say(&mut socket, &EdgeMessage::Hello(Hello::default())).await;
+    say(&mut socket, &EdgeMessage::Hello(Box::default())).await;
     assert!(matches!(heard(&mut socket).await, CloudMessage::Welcome(_)));
     cloud.up().await;
 

@@ -70,7 +70,7 @@ struct Faults {
 /// A reason for the edge to wake up.
 enum Woken {
     Shutdown,
-    Tunnel(TunnelEvent),
+    Tunnel(Box<TunnelEvent>),
     Time,
 }
 
@@ -103,7 +103,7 @@ impl Edge {
             let mut events = VecDeque::new();
             match self.wait().await {
                 Woken::Shutdown => break,
-                Woken::Tunnel(event) => events.extend(self.translate(event)),
+                Woken::Tunnel(event) => events.extend(self.translate(*event)),
                 Woken::Time => self.handle_time(Instant::now(), &mut events),
             }
             self.handle(events).await;
@@ -123,7 +123,7 @@ impl Edge {
         };
         tokio::select! {
             () = self.shared.shutdown.cancelled() => Woken::Shutdown,
-            Some(event) = tunnel => Woken::Tunnel(event),
+            Some(event) = tunnel => Woken::Tunnel(Box::new(event)),
             () = sleep_until(due) => Woken::Time,
         }
     }

@@ -13,6 +13,7 @@ mod image;
 mod leftovers;
 mod locks;
 mod login;
+mod pinning;
 mod progress;
 #[cfg(test)]
 mod tests;

@@ -63,7 +63,7 @@ fn a_result_fits_into_a_message_whatever_the_reasons() {
 #[test]
 fn edge_messages_keep_their_bytes() {
     assert_frame(
-        &EdgeMessage::Hello(Hello {
+        &EdgeMessage::Hello(Box::new(Hello {
             version: "0.1.0".to_owned(),
             os: "linux".to_owned(),
             arch: "arm64".to_owned(),
@@ -77,7 +77,7 @@ fn edge_messages_keep_their_bytes() {
             time_zone: Some("Europe/Berlin".to_owned()),
             windows: vec![window()],
             pins: Some(vec![JobUid("uid-1".to_owned())]),
-        }),
+        })),
         concat!(
             r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
             r#""imageFilesystem":{"mountpoint":"/var","available":1,"capacity":2},"maxTasks":3,"open":["#,
@@ -89,7 +89,7 @@ fn edge_messages_keep_their_bytes() {
     );
     assert_frame(&EdgeMessage::Trusts { bundle: "ab".to_owned() }, r#"{"type":"trusts","bundle":"ab"}"#);
     assert_frame(
-        &EdgeMessage::Hello(Hello::default()),
+        &EdgeMessage::Hello(Box::default()),
         r#"{"type":"hello","version":"","os":"","arch":"","open":[]}"#,
     );
     assert_frame(

@@ -126,7 +126,7 @@ impl World {
         }
         for index in 0..nodes {
             let (node, session, hello) = (name(index), SessionId(index as u64 + 1), Hello::default());
-            self.happens(Prepull::Session(SessionEvent::Up { node, session, hello }).into());
+            self.happens(Prepull::Session(SessionEvent::Up { node, session, hello: Box::new(hello) }).into());
         }
         self.settle();
     }

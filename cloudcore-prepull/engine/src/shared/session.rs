@@ -27,7 +27,7 @@ pub enum SessionEvent {
         /// The session.
         session: SessionId,
         /// The `Hello` of the node.
-        hello: Hello,
+        hello: Box<Hello>,
     },
     /// The node sent another message.
     Message {

@@ -113,7 +113,7 @@ impl Drop for Registration<'_> {
 }
 
 /// Receives the first message, which must be `Hello`.
-async fn receive_hello<S>(channel: &mut Channel<S>) -> Result<Hello, SessionEnd>
+async fn receive_hello<S>(channel: &mut Channel<S>) -> Result<Box<Hello>, SessionEnd>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -136,7 +136,7 @@ impl SessionContext<'_> {
         &self,
         channel: &mut Channel<S>,
         outbox: &Outbox,
-        hello: Hello,
+        hello: Box<Hello>,
         announced: &mut bool,
     ) -> Result<Infallible, SessionEnd> {
         let welcome = CloudMessage::Welcome(Welcome {

@@ -254,7 +254,7 @@ impl Dial {
         let greeting = async {
             let hello = self.request_hello().await.ok_or(End::NoHello)?;
             let hello = Hello { trusts: Some(self.trust.trusts()), ..hello };
-            channel.start_send(encode(&EdgeMessage::Hello(hello))?.into())?;
+            channel.start_send(encode(&EdgeMessage::Hello(Box::new(hello)))?.into())?;
             loop {
                 match channel.next(true).await? {
                     ChannelEvent::Text(text) => {

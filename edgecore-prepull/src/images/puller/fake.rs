@@ -58,6 +58,8 @@ pub(crate) struct State {
     pub(crate) free: u64,
     /// Pinned references, each with the job that wants it.
     pub(crate) pins: Vec<(String, JobUid)>,
+    /// Errors that the next pins will meet.
+    pub(crate) pin_errors: Vec<PullError>,
     /// Whether the runtime reports what is pinned.
     pub(crate) confirms_pins: bool,
 }
@@ -173,6 +175,9 @@ impl Puller for Fake {
 
     async fn pin(&self, reference: &str, _id: Option<&str>, job: &JobUid) -> Result<bool, PullError> {
         let mut state = self.state.lock().unwrap();
+        if let Some(error) = state.pin_errors.pop() {
+            return Err(error);
+        }
         state.pins.push((reference.to_owned(), job.clone()));
         Ok(state.confirms_pins)
     }

@@ -17,6 +17,7 @@ use super::flushes::Flushes;
 use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
+use super::pinning::pin;
 use crate::backoff::{self, Backoff};
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, Pulled, Puller};
@@ -107,7 +108,7 @@ impl<P: Puller> ImagePulls<P> {
         let board = context.board;
         let (mut failures, mut outages) = (0, 0);
         let mut backoff = Self::new_backoff();
-        let result = loop {
+        let mut result = loop {
             let error = match self.attempt(context, index, image).await {
                 Ok(result) => break result,
                 Err(error) => error,
@@ -146,6 +147,7 @@ impl<P: Puller> ImagePulls<P> {
             board.begin_backoff(index, &error);
             sleep(wait).await;
         };
+        pin(&*self.puller, context, image, &mut result).await;
         board.end(index, result)
     }
 

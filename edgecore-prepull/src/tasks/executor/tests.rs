@@ -5,6 +5,7 @@ mod providers;
 use std::time::Duration;
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
+use prepull_api::download::DownloadTerms;
 use prepull_api::failure::FailureCode as Is;
 use prepull_api::task::{Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
 use prepull_api::wire::Key;
@@ -624,4 +625,51 @@ async fn an_image_that_needs_no_registry_to_fail_has_a_code_of_its_own() {
     let end = run(&fake, execution).await;
     let codes: Vec<_> = end.images.iter().map(|image| image.code.unwrap()).collect();
     assert_eq!(codes, [Is::NotPresent, Is::SecretUnusable]);
+}
+
+fn pinned(images: Vec<ImageTask>) -> Execution {
+    let mut execution = execution(images);
+    execution.terms.download = Arc::new(DownloadTerms { pin: true, ..DownloadTerms::default() });
+    execution
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_is_on_the_node_is_pinned_if_the_task_asks_for_it() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().present.push("there".to_owned());
+    fake.state.lock().unwrap().confirms_pins = true;
+    fake.script("broken", [(); 2].map(|()| Act::Fail(ErrorClass::Permanent, "broken")));
+    let images = || vec![always("new"), image("there", PullPolicy::IfNotPresent, 0), always("broken")];
+    let pins = |end: &TaskEnd| end.images.iter().map(|image| image.pinned).collect::<Vec<_>>();
+
+    assert_eq!(pins(&run(&fake, execution(images())).await), [None, None, None]);
+    assert!(fake.state.lock().unwrap().pins.is_empty());
+    assert_eq!(pins(&run(&fake, pinned(images())).await), [Some(true), Some(true), None]);
+    let job = JobUid("job".to_owned());
+    let mut pinned_images = fake.state.lock().unwrap().pins.clone();
+    pinned_images.sort();
+    assert_eq!(pinned_images, [("new".to_owned(), job.clone()), ("there".to_owned(), job)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_cannot_be_pinned_is_on_the_node_all_the_same() {
+    let fake = Fake::new();
+    let down = || PullError::new(ErrorClass::RuntimeDown, "connection refused");
+    fake.state.lock().unwrap().pin_errors = vec![PullError::new(ErrorClass::Permanent, "unknown service")];
+    let end = run(&fake, pinned(vec![always("a")])).await;
+    assert_eq!((outcomes(&end), end.images[0].pinned), (vec![New], Some(false)));
+
+    // The runtime restarts meanwhile.
+    fake.state.lock().unwrap().pin_errors = vec![down(), down()];
+    fake.state.lock().unwrap().confirms_pins = true;
+    let end = run(&fake, pinned(vec![always("b")])).await;
+    assert_eq!((outcomes(&end), end.images[0].pinned), (vec![New], Some(true)));
+
+    // The pin is not wanted any more.
+    fake.state.lock().unwrap().pin_errors = vec![down(), down(), down()];
+    let run = start(&executor(&fake), pinned(vec![always("c")]));
+    sleep(Duration::from_secs(4)).await;
+    run.control.send_modify(|control| control.terms.download = Arc::default());
+    let end = run.end.await.unwrap();
+    assert_eq!((outcomes(&end), end.images[0].pinned), (vec![New], None));
 }

@@ -227,7 +227,7 @@ impl World {
         self.input(Input::Session(SessionEvent::Up {
             node: node(),
             session: SessionId(self.session),
-            hello,
+            hello: Box::new(hello),
         }));
     }
 

@@ -206,7 +206,7 @@ impl World {
         self.give(Input::Session(SessionEvent::Up {
             node: node.into(),
             session: SessionId(self.sessions),
-            hello,
+            hello: Box::new(hello),
         }));
     }
 

@@ -236,7 +236,7 @@ fn two_jobs_share_a_node_one_after_the_other_unless_its_edge_takes_more() {
     for (limit, together) in [(None, 1), (Some(2), 2)] {
         let mut world = World::new(&["a"]);
         let hello = Hello { max_tasks: limit, ..Hello::default() };
-        let up = SessionEvent::Up { node: "a".into(), session: SessionId(1), hello };
+        let up = SessionEvent::Up { node: "a".into(), session: SessionId(1), hello: Box::new(hello) };
         world.sessions = 1;
         world.give(Input::Session(up));
         let other = |input: Input| match input {
