@@ -1,0 +1,214 @@
+//! Tokens of a token server, by Docker's protocol: <https://distribution.github.io/distribution/spec/auth/>.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, StatusCode, Uri};
+use http_body_util::Full;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use prepull_api::credentials::{RegistryCredential, Sensitive};
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+use super::{Challenge, Token, basic, bearer};
+use crate::address::Reach;
+use crate::body;
+use crate::error::{Kind, RegistryError};
+use crate::hosts::Endpoint;
+use crate::location;
+use crate::transport::Transport;
+
+/// Largest answer of a token server. Tokens have some KiB; those that list what their user may do have tens.
+const MAX_ANSWER: usize = 256 << 10;
+/// Longest challenge that is answered, of its parts together.
+const MAX_CHALLENGE: usize = 8 << 10;
+/// Longest life of a token that is believed.
+const MAX_LIFE: u64 = 24 * 3600;
+
+/// All that is not unreserved in a URL.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    token: Sensitive,
+    #[serde(default)]
+    access_token: Sensitive,
+    #[serde(default)]
+    expires_in: Option<u64>,
+}
+
+/// Asks the token server that the challenge names, in the order in which containerd does: by POST with a credential, and
+/// by GET where that is not known, or without a credential.
+pub(crate) async fn fetch(
+    transport: &Transport,
+    endpoint: &Endpoint,
+    named: &[String],
+    on_loopback: bool,
+    challenge: &Challenge,
+    scope: &str,
+    credential: Option<&RegistryCredential>,
+) -> Result<Token, RegistryError> {
+    let refuse = |kind, what: &str| Err(RegistryError::new(kind, format!("{}: {what}", endpoint.name())));
+    if challenge.realm.len() + challenge.service.len() + scope.len() > MAX_CHALLENGE {
+        return refuse(Kind::Protocol, "its demand for a token is too long");
+    }
+    let realm: Option<Uri> = challenge.realm.parse().ok();
+    let realm = realm.filter(|realm| matches!(realm.scheme_str(), Some("http" | "https")));
+    let realm = realm.filter(location::has_plain_host);
+    let Some(realm) = realm else {
+        return refuse(Kind::Protocol, "it demands a token of a realm that is no URL of HTTP");
+    };
+    let credential = credential.filter(|c| !c.password.is_empty() || !c.identity_token.is_empty());
+    if credential.is_some()
+        && endpoint.scheme == "https"
+        && realm.scheme_str() == Some("http")
+        && !endpoint.may_fall_back
+    {
+        return refuse(
+            Kind::Unsupported,
+            "its token server has no TLS, which is left to the container runtime",
+        );
+    }
+    let host = realm.host().unwrap_or_default();
+    let reach = if named.iter().any(|named| named == host) {
+        Reach::Any
+    } else {
+        Reach::Led { loopback: on_loopback }
+    };
+    let server = Server { transport, endpoint, realm: &realm, reach };
+    let service = challenge.service.as_str();
+    if let Some(credential) = credential {
+        let (status, answer) = server.send(&post(&realm, service, scope, credential)?).await?;
+        // Token servers that know only GET answer with one of these.
+        let get_only = match status.as_u16() {
+            400 | 401 | 404 => true,
+            405 => !credential.username.is_empty(),
+            _ => false,
+        };
+        if !get_only {
+            return server.read(status, &answer);
+        }
+    }
+    let (status, answer) = server.send(&get(&realm, service, scope, credential)?).await?;
+    server.read(status, &answer)
+}
+
+struct Server<'a> {
+    transport: &'a Transport,
+    endpoint: &'a Endpoint,
+    realm: &'a Uri,
+    reach: Reach,
+}
+
+impl Server<'_> {
+    /// Its redirects are not followed: they would carry a password along.
+    async fn send(
+        &self,
+        request: &Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, Zeroizing<Vec<u8>>), RegistryError> {
+        let mut request = request.clone();
+        request.headers_mut().extend(self.endpoint.headers.clone().into_iter().filter_map(
+            |(name, value)| {
+                // containerd sends the headers of hosts.toml to the token server too; to that of another host it gets none here.
+                let own = self.realm.host() == self.endpoint.authority.parse::<Uri>().ok()?.host();
+                Some((name?, value)).filter(|_| own)
+            },
+        ));
+        let Endpoint { tls, dial, .. } = self.endpoint;
+        let response = self.transport.send(tls, self.reach, *dial, request).await;
+        let response = response.map_err(|failed| self.explain(&failed.into_error(self.name())))?;
+        let status = response.status();
+        let answer = body::read(response, MAX_ANSWER).await.map_err(|error| self.explain(&error))?;
+        Ok((status, Zeroizing::new(answer)))
+    }
+
+    fn read(&self, status: StatusCode, answer: &[u8]) -> Result<Token, RegistryError> {
+        let kind = match status.as_u16() {
+            200..=299 => None,
+            401 | 403 => Some(Kind::Unauthorized),
+            429 => Some(Kind::RateLimited { retry_after: None }),
+            300..=399 => Some(Kind::Unsupported),
+            _ => Some(Kind::Server),
+        };
+        let error = |kind, what: &str| self.explain(&RegistryError::new(kind, what));
+        if let Some(kind) = kind {
+            return Err(error(kind, &format!("it answers {status}")));
+        }
+        // Not the parser's own message: it may show the answer.
+        let answer: Answer =
+            serde_json::from_slice(answer).map_err(|_| error(Kind::Protocol, "its answer is no token"))?;
+        let token = if answer.access_token.is_empty() { &answer.token } else { &answer.access_token };
+        let authorization = Some(token).filter(|token| !token.is_empty()).and_then(bearer);
+        let authorization = authorization.ok_or_else(|| error(Kind::Protocol, "its answer has no token"))?;
+        let life = answer.expires_in.filter(|seconds| *seconds > 0);
+        let until = life.map(|seconds| Instant::now() + Duration::from_secs(seconds.min(MAX_LIFE)));
+        Ok(Token { authorization, until })
+    }
+
+    fn name(&self) -> &str {
+        self.realm.authority().map(http::uri::Authority::as_str).unwrap_or_default()
+    }
+
+    fn explain(&self, error: &RegistryError) -> RegistryError {
+        let RegistryError { kind, message } = error;
+        let (server, registry) = (self.name(), self.endpoint.name());
+        RegistryError::new(*kind, format!("token server {server} of {registry}: {message}"))
+    }
+}
+
+fn post(
+    realm: &Uri,
+    service: &str,
+    scope: &str,
+    credential: &RegistryCredential,
+) -> Result<Request<Full<Bytes>>, RegistryError> {
+    let mut form = vec![("scope", scope), ("service", service), ("client_id", "prepull")];
+    let RegistryCredential { username, password, identity_token, .. } = credential;
+    // containerd prefers the password where a secret has both.
+    if username.is_empty() || password.is_empty() {
+        form.extend([("grant_type", "refresh_token"), ("refresh_token", identity_token.expose())]);
+    } else {
+        form.extend([
+            ("grant_type", "password"),
+            ("username", username.expose()),
+            ("password", password.expose()),
+        ]);
+    }
+    let content = Bytes::from_owner(Zeroizing::new(encode(&form).into_bytes()));
+    let mut request = Request::new(Full::new(content));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = realm.clone();
+    let of_form = HeaderValue::from_static("application/x-www-form-urlencoded");
+    request.headers_mut().insert(CONTENT_TYPE, of_form);
+    Ok(request)
+}
+
+fn get(
+    realm: &Uri,
+    service: &str,
+    scope: &str,
+    credential: Option<&RegistryCredential>,
+) -> Result<Request<Full<Bytes>>, RegistryError> {
+    let mut query = vec![];
+    if !service.is_empty() {
+        query.push(("service", service));
+    }
+    query.extend(scope.split(' ').filter(|scope| !scope.is_empty()).map(|scope| ("scope", scope)));
+    let joint = if realm.query().is_some_and(|query| !query.is_empty()) { "&" } else { "?" };
+    let text = format!("{}{joint}{}", realm.to_string().trim_end_matches('?'), encode(&query));
+    let bad = |_| RegistryError::new(Kind::Protocol, "the realm of its tokens is no URL");
+    let mut request = Request::new(Full::default());
+    *request.uri_mut() = text.parse().map_err(bad)?;
+    if let Some(authorization) = credential.and_then(basic) {
+        request.headers_mut().insert(AUTHORIZATION, authorization);
+    }
+    Ok(request)
+}
+
+fn encode(pairs: &[(&str, &str)]) -> String {
+    let encode = |text| utf8_percent_encode(text, RESERVED);
+    let pairs = pairs.iter().map(|(name, value)| format!("{}={}", encode(name), encode(value)));
+    pairs.collect::<Vec<_>>().join("&")
+}

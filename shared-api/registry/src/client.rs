@@ -1,0 +1,57 @@
+//! The client of a process: its connections and its tokens.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use prepull_api::credentials::RegistryCredential;
+use prepull_api::image::NormalizedReference;
+
+use crate::auth::Tokens;
+use crate::error::RegistryError;
+use crate::hosts;
+use crate::proxy::Proxies;
+use crate::repository::Repository;
+use crate::transport::Transport;
+
+/// What the client is told about its surroundings.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Directories with a directory for each registry: containerd's `config_path`, split at its colons. The first that has
+    /// anything for a registry is the one that counts.
+    pub hosts_dirs: Vec<PathBuf>,
+    /// `User-Agent` of each request.
+    pub user_agent: String,
+    /// The proxies to go through.
+    pub proxies: Proxies,
+}
+
+/// A client of registries. Cheap to clone; the clones share connections and tokens.
+#[derive(Clone)]
+pub struct RegistryClient {
+    shared: Arc<Shared>,
+    hosts_dirs: Arc<[PathBuf]>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) transport: Transport,
+    pub(crate) tokens: Tokens,
+}
+
+impl RegistryClient {
+    /// Makes a client. It connects to nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        let Settings { hosts_dirs, user_agent, proxies } = settings;
+        let shared = Shared { transport: Transport::new(proxies, &user_agent), tokens: Tokens::default() };
+        Self { shared: Arc::new(shared), hosts_dirs: hosts_dirs.into() }
+    }
+
+    /// The repository of a reference. Reads hosts.toml each time, as containerd does.
+    pub fn repository(
+        &self,
+        reference: &NormalizedReference,
+        credential: Option<&RegistryCredential>,
+    ) -> Result<Repository, RegistryError> {
+        let endpoints = hosts::endpoints(&self.hosts_dirs, reference.registry())?;
+        Ok(Repository::new(Arc::clone(&self.shared), reference, endpoints, credential))
+    }
+}

@@ -1,0 +1,241 @@
+//! Connections: to the addresses that may be reached, through the proxy of the environment, with TLS.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt};
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tower::Service;
+
+use crate::address::Reach;
+use crate::proxy::{Proxies, Proxy};
+
+/// Limit for TCP to one address, unless hosts.toml has a `dial_timeout`.
+pub(crate) const DIAL: Duration = Duration::from_secs(10);
+/// Limit for names, TCP to all addresses, the tunnel of a proxy and TLS, together.
+const ESTABLISH: Duration = Duration::from_secs(30);
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("{host} is at {address}, a {class} address, to which no registry may lead")]
+    Refused { host: String, address: IpAddr, class: &'static str },
+    #[error("proxies of the scheme {0} are left to the container runtime")]
+    ProxyScheme(String),
+    #[error("proxy {proxy}: {cause}")]
+    Proxy { proxy: String, cause: String },
+    #[error("{0}")]
+    Tcp(String),
+    #[error("TLS: {0}")]
+    Tls(#[source] io::Error),
+    #[error("no connection within {} s", ESTABLISH.as_secs())]
+    TooSlow,
+    #[error("the URL has no host")]
+    NoHost,
+}
+
+/// What a response says of its connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    /// The other end; `None` behind a proxy.
+    pub(crate) address: Option<IpAddr>,
+}
+
+/// Makes connections of one kind: with one TLS configuration, and to as far as one may reach.
+#[derive(Clone)]
+pub(crate) struct Connector(Arc<Inner>);
+
+struct Inner {
+    direct: HttpConnector<Checked>,
+    to_proxy: HttpConnector,
+    tls: TlsConnector,
+    proxies: Arc<Proxies>,
+    reach: Reach,
+}
+
+impl Connector {
+    pub(crate) fn new(tls: ClientConfig, proxies: Arc<Proxies>, reach: Reach, dial: Duration) -> Self {
+        let mut direct = HttpConnector::new_with_resolver(Checked { resolver: GaiResolver::new(), reach });
+        let mut to_proxy = HttpConnector::new();
+        direct.enforce_http(false);
+        direct.set_connect_timeout(Some(dial));
+        direct.set_nodelay(true);
+        to_proxy.enforce_http(false);
+        to_proxy.set_connect_timeout(Some(dial));
+        to_proxy.set_nodelay(true);
+        Self(Arc::new(Inner { direct, to_proxy, tls: TlsConnector::from(Arc::new(tls)), proxies, reach }))
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = ConnectError;
+    type Future = BoxFuture<'static, Result<Stream, ConnectError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let inner = Arc::clone(&self.0);
+        async move { timeout(ESTABLISH, inner.connect(uri)).await.unwrap_or(Err(ConnectError::TooSlow)) }
+            .boxed()
+    }
+}
+
+impl Inner {
+    async fn connect(&self, uri: Uri) -> Result<Stream, ConnectError> {
+        let host = uri.host().ok_or(ConnectError::NoHost)?.trim_matches(['[', ']']).to_owned();
+        // An address in the URL meets no resolver.
+        if let Ok(address) = host.parse()
+            && let Some(class) = self.reach.refuses(address)
+        {
+            return Err(ConnectError::Refused { host, address, class });
+        }
+        let secure = uri.scheme_str() == Some("https");
+        let (tcp, proxied) = match self.proxies.of(&uri) {
+            None => (self.dial(uri).await?, false),
+            Some(proxy) => (self.dial_proxy(proxy, uri, secure).await?, true),
+        };
+        let peer = if proxied { None } else { tcp.peer_addr().ok() };
+        let peer = Peer { address: peer.as_ref().map(SocketAddr::ip) };
+        if !secure {
+            return Ok(Stream { io: TokioIo::new(Box::new(tcp)), peer, absolute_form: proxied });
+        }
+        let name = ServerName::try_from(host);
+        let name =
+            name.map_err(|error| ConnectError::Tls(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+        let io = self.tls.connect(name, tcp).await.map_err(ConnectError::Tls)?;
+        Ok(Stream { io: TokioIo::new(Box::new(io)), peer, absolute_form: false })
+    }
+
+    async fn dial(&self, uri: Uri) -> Result<TcpStream, ConnectError> {
+        match self.direct.clone().call(uri).await {
+            Ok(io) => Ok(io.into_inner()),
+            Err(error) => {
+                Err(find_refusal(&error).unwrap_or_else(|| ConnectError::Tcp(crate::error::chain(&error))))
+            }
+        }
+    }
+
+    async fn dial_proxy(&self, proxy: &Proxy, uri: Uri, tunnel: bool) -> Result<TcpStream, ConnectError> {
+        let scheme = proxy.uri.scheme_str().unwrap_or_default();
+        if scheme != "http" {
+            return Err(ConnectError::ProxyScheme(scheme.to_owned()));
+        }
+        let failed = |cause: String| ConnectError::Proxy { proxy: proxy.uri.to_string(), cause };
+        if !tunnel {
+            let io = self.to_proxy.clone().call(proxy.uri.clone()).await;
+            return Ok(io.map_err(|error| failed(crate::error::chain(&error)))?.into_inner());
+        }
+        let mut connector = Tunnel::new(proxy.uri.clone(), self.to_proxy.clone());
+        if let Some(authorization) = &proxy.authorization {
+            connector = connector.with_auth(authorization.clone());
+        }
+        let io = connector.call(uri).await;
+        Ok(io.map_err(|error| failed(crate::error::chain(&error)))?.into_inner())
+    }
+}
+
+/// Resolves names, and leaves out the addresses that must not be reached: checked here, a name cannot change its address
+/// between the check and the connection.
+#[derive(Clone)]
+struct Checked {
+    resolver: GaiResolver,
+    reach: Reach,
+}
+
+impl Service<Name> for Checked {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let Self { mut resolver, reach } = self.clone();
+        let host = name.as_str().to_owned();
+        async move {
+            let all: Vec<SocketAddr> = resolver.call(name).await?.collect();
+            let refused = all.iter().find_map(|at| Some((at.ip(), reach.refuses(at.ip())?)));
+            let fine: Vec<SocketAddr> =
+                all.into_iter().filter(|at| reach.refuses(at.ip()).is_none()).collect();
+            match refused {
+                Some((address, class)) if fine.is_empty() => {
+                    Err(ConnectError::Refused { host, address, class }.into())
+                }
+                _ => Ok(fine.into_iter()),
+            }
+        }
+        .boxed()
+    }
+}
+
+fn find_refusal(error: &(dyn std::error::Error + 'static)) -> Option<ConnectError> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(ConnectError::Refused { host, address, class }) = error.downcast_ref() {
+            return Some(ConnectError::Refused { host: host.clone(), address: *address, class });
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// A connection, with TLS or without.
+pub(crate) struct Stream {
+    io: TokioIo<Box<dyn Io>>,
+    peer: Peer,
+    /// Whether requests name the whole URL, as a proxy wants to have them.
+    absolute_form: bool,
+}
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new().proxy(self.absolute_form).extra(self.peer)
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,75 @@
+//! Errors of the registry's side: their kind, which decides what happens next, and one line without secrets.
+
+use std::time::Duration;
+
+use prepull_api::wire::truncate_reason;
+
+/// What a failure means for whoever asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The registry refuses this credential, or asks for one.
+    Unauthorized,
+    /// The registry has no such manifest or blob, or hides it from this credential.
+    NotFound,
+    /// The registry has had too many requests.
+    RateLimited {
+        /// The wait that it asks for.
+        retry_after: Option<Duration>,
+    },
+    /// The registry cannot be reached, or a connection to it broke off. Asking again may help.
+    Unreachable,
+    /// The registry, or the storage to which it redirects, answers with an error of its own.
+    Server,
+    /// The registry does not keep to the protocol: a wrong length or range, an answer that is too large, a redirect to where
+    /// none may lead.
+    Protocol,
+    /// The content is not what its digest says.
+    DigestMismatch,
+    /// Not done here, although the runtime may be able to: something of hosts.toml, of a proxy, of a certificate.
+    Unsupported,
+}
+
+/// Failure of a request to a registry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct RegistryError {
+    /// What the failure means.
+    pub kind: Kind,
+    /// One line for a person, without secrets and without queries of URLs.
+    pub message: String,
+}
+
+impl RegistryError {
+    /// An error with this message, joined into one line of bounded length. The message must not have a URL with a query.
+    pub(crate) fn new(kind: Kind, message: impl AsRef<str>) -> Self {
+        let words: Vec<&str> =
+            message.as_ref().split(|c: char| c.is_whitespace() || c.is_control()).collect();
+        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        Self { kind, message: truncate_reason(&words.join(" ")) }
+    }
+
+    /// How much the error tells, when several endpoints have failed: an answer tells more than silence, and any other
+    /// answer more than that there is nothing.
+    pub(crate) fn weight(&self) -> u8 {
+        match self.kind {
+            Kind::Unreachable => 0,
+            Kind::NotFound => 1,
+            Kind::Unauthorized | Kind::RateLimited { .. } | Kind::Server | Kind::Unsupported => 2,
+            Kind::Protocol | Kind::DigestMismatch => 3,
+        }
+    }
+}
+
+/// An error and all that caused it, joined by colons. Repetitions are left out: libraries differ in who says what.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let cause = error.to_string();
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+        next = error.source();
+    }
+    text
+}

@@ -1,0 +1,123 @@
+//! Where the content of a registry is asked for: its endpoints, in the order in which containerd would ask them.
+//!
+//! containerd reads them from `hosts.toml` in a directory for each registry, below its `config_path`; we read the same
+//! files. What we cannot honour is an error of the kind [`Kind::Unsupported`], so that the runtime pulls by itself.
+
+mod file;
+
+use std::io::Read as _;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::{HeaderMap, Uri};
+
+use crate::connect::DIAL;
+use crate::error::{Kind, RegistryError};
+use crate::tls::Tls;
+
+/// Largest hosts.toml that is read.
+const MAX_FILE: u64 = 1 << 20;
+
+/// What an endpoint may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Capabilities {
+    /// Manifests by digest, and blobs.
+    pub(crate) pull: bool,
+    /// What a tag points to.
+    pub(crate) resolve: bool,
+    pub(crate) referrers: bool,
+}
+
+impl Capabilities {
+    pub(crate) const ALL: Self = Self { pull: true, resolve: true, referrers: true };
+    pub(crate) const NONE: Self = Self { pull: false, resolve: false, referrers: false };
+}
+
+/// One place to ask for the content of a registry: a mirror, or the registry itself.
+#[derive(Clone)]
+pub(crate) struct Endpoint {
+    /// `https` or `http`.
+    pub(crate) scheme: String,
+    /// Host, with the port if there is one.
+    pub(crate) authority: String,
+    /// What comes before the repository: `/v2`, unless hosts.toml says otherwise.
+    pub(crate) path: String,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) tls: Tls,
+    pub(crate) headers: HeaderMap,
+    pub(crate) dial: Duration,
+    /// Whether plain HTTP is tried where the other end does not speak TLS.
+    pub(crate) may_fall_back: bool,
+}
+
+impl Endpoint {
+    /// Host and port, as messages and [`crate::HostId`] have them.
+    pub(crate) fn name(&self) -> &str {
+        &self.authority
+    }
+
+    pub(crate) fn uri(&self, scheme: &str, path_and_query: &str) -> Result<Uri, RegistryError> {
+        let text = format!("{scheme}://{}{}{path_and_query}", self.authority, self.path);
+        let bad =
+            |_| RegistryError::new(Kind::Unsupported, format!("{} is no host to connect to", self.authority));
+        text.parse().map_err(bad)
+    }
+}
+
+/// The endpoints of a registry, by the first directory that has something for it.
+pub(crate) fn endpoints(dirs: &[PathBuf], registry: &str) -> Result<Vec<Endpoint>, RegistryError> {
+    let found = dirs.iter().flat_map(|dir| places(dir, registry)).find_map(|dir| match dir.try_exists() {
+        Ok(false) => None,
+        Ok(true) => Some(Ok(dir)),
+        Err(error) => Some(Err(unsupported(format!("cannot read {}: {error}", dir.display())))),
+    });
+    match found.transpose()? {
+        Some(dir) => file::load(&dir, registry),
+        None => Ok(vec![file::Host::default().into_endpoint(registry)?]),
+    }
+}
+
+/// Where the configuration of a registry may be below one directory.
+fn places(root: &Path, registry: &str) -> Vec<PathBuf> {
+    let port = registry.rfind(':').filter(|at| *at > 0);
+    let spelt = port.map(|at| root.join(format!("{}_{}_", &registry[..at], &registry[at + 1..])));
+    spelt.into_iter().chain([root.join(registry), root.join("_default")]).collect()
+}
+
+/// Whether the host is the machine itself, by its name or by its address.
+fn is_localhost(registry: &str) -> bool {
+    let (host, _) = split_port(registry);
+    let address: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
+    host == "localhost" || address.is_some_and(|address| address.is_loopback())
+}
+
+/// Host and port of an authority.
+pub(crate) fn split_port(authority: &str) -> (&str, Option<&str>) {
+    match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (authority, None),
+    }
+}
+
+/// Reads a file of at most so many bytes.
+pub(crate) fn read_limited(file: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(file)?.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::FileTooLarge,
+            format!("larger than {limit} bytes"),
+        ));
+    }
+    Ok(bytes)
+}
+
+fn unsupported(message: impl AsRef<str>) -> RegistryError {
+    RegistryError::new(Kind::Unsupported, message)
+}
+
+/// The limit of TCP, where the file has none.
+const fn default_dial() -> Duration {
+    DIAL
+}

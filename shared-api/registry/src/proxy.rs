@@ -1,0 +1,213 @@
+//! The proxies of the environment, as Go's programs read them, and so containerd: `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`,
+//! or the same in lower case.
+
+use std::net::IpAddr;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::{HeaderValue, Uri};
+use ipnet::IpNet;
+use percent_encoding::percent_decode_str;
+
+/// Which proxy a request goes through.
+#[derive(Clone, Debug, Default)]
+pub struct Proxies {
+    http: Option<Proxy>,
+    https: Option<Proxy>,
+    except: Vec<Exception>,
+}
+
+/// A proxy.
+#[derive(Clone)]
+pub(crate) struct Proxy {
+    /// Scheme, host and port, without the user.
+    pub(crate) uri: Uri,
+    /// The value of `Proxy-Authorization`.
+    pub(crate) authorization: Option<HeaderValue>,
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.uri.fmt(f)
+    }
+}
+
+/// An entry of `NO_PROXY`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Exception {
+    Everything,
+    Network(IpNet),
+    Address { address: IpAddr, port: Option<String> },
+    Domain { suffix: String, itself: bool, port: Option<String> },
+}
+
+impl Proxies {
+    /// The proxies that the environment of this process names.
+    pub fn from_env() -> Self {
+        Self::read(|name| std::env::var(name).ok())
+    }
+
+    /// The proxies that an environment names.
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let either = |name: &str| {
+            let set = |value: &String| !value.is_empty();
+            variable(name).filter(set).or_else(|| variable(&name.to_lowercase()).filter(set))
+        };
+        Self {
+            http: either("HTTP_PROXY").and_then(|text| Proxy::parse(&text)),
+            https: either("HTTPS_PROXY").and_then(|text| Proxy::parse(&text)),
+            except: either("NO_PROXY").map(|text| exceptions(&text)).unwrap_or_default(),
+        }
+    }
+
+    /// The proxy for a request, if any.
+    pub(crate) fn of(&self, uri: &Uri) -> Option<&Proxy> {
+        let https = uri.scheme_str() == Some("https");
+        let proxy = if https { &self.https } else { &self.http };
+        let proxy = proxy.as_ref()?;
+        let host = uri.host()?.trim_matches(['[', ']']).to_ascii_lowercase();
+        let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 }).to_string();
+        let address: Option<IpAddr> = host.parse().ok();
+        let own = host == "localhost" || address.is_some_and(|address| address.is_loopback());
+        let excepted = self.except.iter().any(|exception| exception.matches(&host, address, &port));
+        (!own && !excepted).then_some(proxy)
+    }
+}
+
+impl Proxy {
+    fn parse(text: &str) -> Option<Self> {
+        let whole = |text: &str| {
+            text.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some() && uri.host().is_some())
+        };
+        let uri = whole(text).or_else(|| whole(&format!("http://{text}")))?;
+        let authority = uri.authority()?;
+        let (user, place) = match authority.as_str().rsplit_once('@') {
+            Some((user, place)) => (Some(user), place),
+            None => (None, authority.as_str()),
+        };
+        let authorization = user.and_then(|user| {
+            let (name, password) = user.split_once(':').unwrap_or((user, ""));
+            let (name, password) =
+                (percent_decode_str(name).collect(), percent_decode_str(password).collect());
+            let plain: Vec<u8> = [name, b":".to_vec(), password].concat();
+            let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(plain))).ok()?;
+            value.set_sensitive(true);
+            Some(value)
+        });
+        let uri = format!("{}://{place}", uri.scheme_str()?).parse().ok()?;
+        Some(Self { uri, authorization })
+    }
+}
+
+fn exceptions(text: &str) -> Vec<Exception> {
+    let entries = text.split(',').map(|entry| entry.trim().to_ascii_lowercase());
+    entries.filter_map(|entry| Exception::parse(&entry)).collect()
+}
+
+impl Exception {
+    fn parse(entry: &str) -> Option<Self> {
+        if entry == "*" {
+            return Some(Self::Everything);
+        }
+        if let Ok(network) = entry.parse() {
+            return Some(Self::Network(network));
+        }
+        let is_port = |port: &str| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+        let (host, port) = match entry.rsplit_once(':') {
+            Some((host, port)) if is_port(port) && (!host.contains(':') || host.starts_with('[')) => {
+                (host, Some(port.to_owned()))
+            }
+            _ => (entry, None),
+        };
+        let host = host.trim_matches(['[', ']']);
+        if let Ok(address) = host.parse() {
+            return Some(Self::Address { address, port });
+        }
+        let host = host.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(host);
+        match host.strip_prefix('.') {
+            _ if host.is_empty() => None,
+            Some(_) => Some(Self::Domain { suffix: host.to_owned(), itself: false, port }),
+            None => Some(Self::Domain { suffix: format!(".{host}"), itself: true, port }),
+        }
+    }
+
+    fn matches(&self, host: &str, address: Option<IpAddr>, at: &str) -> bool {
+        let fits = |port: &Option<String>| port.as_ref().is_none_or(|port| port == at);
+        match self {
+            Self::Everything => true,
+            Self::Network(network) => address.is_some_and(|address| network.contains(&address)),
+            Self::Address { address: own, port } => address == Some(*own) && fits(port),
+            Self::Domain { suffix, itself, port } => {
+                (host.ends_with(suffix.as_str()) || (*itself && host == &suffix[1..])) && fits(port)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn proxies(variables: &[(&str, &str)]) -> Proxies {
+        Proxies::read(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn way(proxies: &Proxies, uri: &str) -> Option<String> {
+        proxies.of(&uri.parse().unwrap()).map(|proxy| proxy.uri.to_string())
+    }
+
+    #[test]
+    fn each_scheme_has_its_proxy_in_either_case_of_letters() {
+        let both =
+            proxies(&[("HTTP_PROXY", "plain.example:3128"), ("https_proxy", "http://tls.example:3129")]);
+        assert_eq!(way(&both, "http://r.example/v2/").unwrap(), "http://plain.example:3128/");
+        assert_eq!(way(&both, "https://r.example/v2/").unwrap(), "http://tls.example:3129/");
+        let upper = proxies(&[("HTTPS_PROXY", "http://a.example"), ("https_proxy", "http://b.example")]);
+        assert_eq!(way(&upper, "https://r.example/").unwrap(), "http://a.example/");
+        assert_eq!(way(&upper, "http://r.example/"), None);
+        assert_eq!(way(&proxies(&[("HTTP_PROXY", "")]), "http://r.example/"), None);
+    }
+
+    #[test]
+    fn the_user_of_a_proxy_is_a_header_and_is_not_printed() {
+        let proxies = proxies(&[("HTTPS_PROXY", "http://me:p%40ss@proxy.example:3128")]);
+        let uri = "https://r.example/".parse().unwrap();
+        let proxy = proxies.of(&uri).unwrap();
+        assert_eq!(proxy.authorization.as_ref().unwrap(), &format!("Basic {}", STANDARD.encode("me:p@ss")));
+        assert!(!format!("{proxies:?}").contains("ss@"), "{proxies:?}");
+    }
+
+    #[test]
+    fn exceptions_are_read_as_go_reads_them() {
+        for (no_proxy, uri, direct) in [
+            ("example.com", "https://example.com/", true),
+            ("example.com", "https://a.example.com/", true),
+            ("example.com", "https://notexample.com/", false),
+            (".example.com", "https://example.com/", false),
+            (".example.com", "https://a.example.com/", true),
+            ("*.example.com", "https://a.example.com/", true),
+            ("*.example.com", "https://example.com/", false),
+            ("example.com:8443", "https://example.com/", false),
+            ("example.com:8443", "https://example.com:8443/", true),
+            ("example.com:443", "https://example.com/", true),
+            (" EXAMPLE.com , other", "https://example.com/", true),
+            ("10.0.0.0/8", "https://10.1.2.3/", true),
+            ("10.0.0.0/8", "https://11.1.2.3/", false),
+            ("10.1.2.3", "https://10.1.2.3:5000/", true),
+            ("10.1.2.3:5001", "https://10.1.2.3:5000/", false),
+            ("fd00::/8", "https://[fd00::1]:5000/", true),
+            ("[fd00::1]:5000", "https://[fd00::1]:5000/", true),
+            ("*", "https://any.example/", true),
+            ("", "https://localhost:5000/", true),
+            ("", "https://127.0.0.2/", true),
+            ("", "https://[::1]/", true),
+            ("", "https://any.example/", false),
+        ] {
+            let proxies = proxies(&[("HTTPS_PROXY", "proxy.example"), ("NO_PROXY", no_proxy)]);
+            assert_eq!(way(&proxies, uri).is_none(), direct, "{no_proxy:?} {uri}");
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! The content of one repository, asked for in the order of its endpoints.
+
+mod ask;
+mod referrers;
+
+use std::sync::Arc;
+
+use futures::future::{BoxFuture, FutureExt};
+use http::header::{ACCEPT, RANGE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use prepull_api::credentials::RegistryCredential;
+use prepull_api::image::NormalizedReference;
+use tokio::sync::Mutex;
+
+use crate::blob::{BlobStream, HostId, begins_at};
+use crate::body;
+use crate::client::Shared;
+use crate::digest::{check, is_digest, sha256};
+use crate::error::{Kind, RegistryError};
+use crate::hosts::{Capabilities, Endpoint};
+use crate::manifest::{
+    DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, Index, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST, Platform,
+    own_media_type,
+};
+use crate::transport::Answer;
+
+const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+/// Deepest index in an index that is followed. One within another is known, more is not.
+const MAX_DEPTH: usize = 4;
+
+/// The repository of one reference, with the credential for it.
+pub struct Repository {
+    shared: Arc<Shared>,
+    reference: NormalizedReference,
+    endpoints: Vec<Endpoint>,
+    /// Hosts that a person has named.
+    named: Vec<String>,
+    credential: Option<RegistryCredential>,
+    fingerprint: [u8; 32],
+    /// One token at a time is asked for: several blobs at once need the same one.
+    asking: Mutex<()>,
+}
+
+/// What a reference points to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolved {
+    /// The manifest or index.
+    pub descriptor: Descriptor,
+    /// Its content, where it had to be fetched to know its digest.
+    pub manifest: Option<Vec<u8>>,
+}
+
+/// What is fetched for one platform.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The indexes that lead to the manifest, the outermost one first, each with its content.
+    pub indexes: Vec<(Descriptor, Vec<u8>)>,
+    /// The manifest, with its content.
+    pub manifest: (Descriptor, Vec<u8>),
+}
+
+impl Repository {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        reference: &NormalizedReference,
+        endpoints: Vec<Endpoint>,
+        credential: Option<&RegistryCredential>,
+    ) -> Self {
+        let host = |endpoint: &Endpoint| Some(endpoint.uri(&endpoint.scheme, "/").ok()?.host()?.to_owned());
+        let named = endpoints.iter().filter_map(host).collect();
+        Self {
+            shared,
+            reference: reference.clone(),
+            endpoints,
+            named,
+            credential: credential.cloned(),
+            fingerprint: crate::auth::fingerprint(credential),
+            asking: Mutex::default(),
+        }
+    }
+
+    /// The reference that this is about.
+    pub fn reference(&self) -> &NormalizedReference {
+        &self.reference
+    }
+
+    /// Asks what the reference points to now. A reference with a digest is asked for by the digest alone.
+    pub async fn resolve(&self) -> Result<Resolved, RegistryError> {
+        match (self.reference.digest(), self.reference.tag()) {
+            (Some(digest), _) => self.resolve_object(digest, |c| c.pull).await,
+            (None, Some(tag)) => self.resolve_object(tag, |c| c.pull && c.resolve).await,
+            (None, None) => {
+                Err(RegistryError::new(Kind::Protocol, "the reference has neither tag nor digest"))
+            }
+        }
+    }
+
+    /// Asks what another tag of this repository points to. `None` if there is none.
+    pub async fn resolve_tag(&self, tag: &str) -> Result<Option<Resolved>, RegistryError> {
+        match self.resolve_object(tag, |c| c.pull && c.resolve).await {
+            Ok(resolved) => Ok(Some(resolved)),
+            Err(error) if error.kind == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn resolve_object(
+        &self,
+        object: &str,
+        may: fn(Capabilities) -> bool,
+    ) -> Result<Resolved, RegistryError> {
+        self.first_of(may, &[], |endpoint| self.resolve_at(endpoint, object).boxed()).await
+    }
+
+    async fn resolve_at(&self, endpoint: &Endpoint, object: &str) -> Result<Resolved, RegistryError> {
+        let path = self.path(endpoint, "manifests", object);
+        let answer = self.ask(endpoint, Method::HEAD, &path, accept_manifests()).await?;
+        let answer = self.accept(answer).await?;
+        let expected = is_digest(object).then_some(object);
+        let bad = |what: &str| RegistryError::new(Kind::Protocol, format!("{}: {what}", answer.from));
+        let header =
+            |name| answer.response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let digest = match (expected, header(DIGEST)) {
+            (Some(digest), _) => Some(digest),
+            (None, Some(digest)) if !is_digest(digest) => return Err(bad("it names a digest that is none")),
+            (None, digest) => digest,
+        };
+        let (media_type, size) = (media_type(&answer), body::content_length(&answer.response));
+        if let (Some(digest), Some(size), Some(media_type)) = (digest, size, media_type) {
+            if size > MAX_MANIFEST {
+                return Err(bad(&format!("its manifest has {size} bytes, of at most {MAX_MANIFEST}")));
+            }
+            let descriptor =
+                Descriptor { media_type, digest: digest.to_owned(), size, ..Descriptor::default() };
+            return Ok(Resolved { descriptor, manifest: None });
+        }
+        self.resolve_by_content(endpoint, object, expected).await
+    }
+
+    async fn resolve_by_content(
+        &self,
+        endpoint: &Endpoint,
+        object: &str,
+        expected: Option<&str>,
+    ) -> Result<Resolved, RegistryError> {
+        let path = self.path(endpoint, "manifests", object);
+        let answer = self.ask(endpoint, Method::GET, &path, accept_manifests()).await?;
+        let answer = self.accept(answer).await?;
+        let from = answer.from.clone();
+        let named =
+            answer.response.headers().get(DIGEST).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let claimed = media_type(&answer);
+        let content = self.read(answer, MAX_MANIFEST).await?;
+        let digest = expected.map(str::to_owned).or(named).unwrap_or_else(|| sha256(&content));
+        check(&content, &digest, &format!("{from}: the manifest {object}"))?;
+        let unknown =
+            || RegistryError::new(Kind::Unsupported, format!("{from}: what {object} is, is not known here"));
+        let media_type = claimed.or_else(|| own_media_type(&content)).ok_or_else(unknown)?;
+        let size = content.len() as u64;
+        let descriptor = Descriptor { media_type, digest, size, ..Descriptor::default() };
+        Ok(Resolved { descriptor, manifest: Some(content) })
+    }
+
+    /// Fetches a manifest or an index, whole and with its digest checked.
+    pub async fn manifest(&self, descriptor: &Descriptor) -> Result<Vec<u8>, RegistryError> {
+        self.whole("manifests", descriptor, MAX_MANIFEST).await
+    }
+
+    /// Fetches a blob of at most so many bytes, whole and with its digest checked: a configuration, or a signature.
+    pub async fn small_blob(&self, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, RegistryError> {
+        self.whole("blobs", descriptor, limit).await
+    }
+
+    async fn whole(&self, kind: &str, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, RegistryError> {
+        let Descriptor { digest, size, .. } = descriptor;
+        if *size > limit {
+            let message = format!("{} has {size} bytes, of at most {limit}", self.reference.name());
+            return Err(RegistryError::new(Kind::Protocol, format!("{message}: {digest}")));
+        }
+        self.first_of(|c| c.pull, &[], |endpoint| self.whole_at(endpoint, kind, digest, *size).boxed()).await
+    }
+
+    async fn whole_at(
+        &self,
+        endpoint: &Endpoint,
+        kind: &str,
+        digest: &str,
+        size: u64,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let headers = if kind == "manifests" { accept_manifests() } else { HeaderMap::new() };
+        let answer = self.ask(endpoint, Method::GET, &self.path(endpoint, kind, digest), headers).await?;
+        let answer = self.accept(answer).await?;
+        let from = answer.from.clone();
+        let content = self.read(answer, size).await?;
+        check(&content, digest, &format!("{from}: {kind}/{digest}"))?;
+        Ok(content)
+    }
+
+    /// The manifest for a platform, with the indexes that lead to it. What was resolved may be a manifest itself.
+    pub async fn choose(&self, resolved: &Resolved, platform: &Platform) -> Result<Chosen, RegistryError> {
+        let mut indexes: Vec<(Descriptor, Vec<u8>)> = Vec::new();
+        let mut descriptor = resolved.descriptor.clone();
+        let mut known = resolved.manifest.clone();
+        loop {
+            let content = match known.take() {
+                Some(content) => content,
+                None => self.manifest(&descriptor).await?,
+            };
+            if descriptor.is_manifest() {
+                return Ok(Chosen { indexes, manifest: (descriptor, content) });
+            }
+            let bad = |kind, what: &str| RegistryError::new(kind, format!("{}: {what}", self.reference));
+            if !descriptor.is_index() {
+                return Err(bad(
+                    Kind::Unsupported,
+                    "the format of its manifest is left to the container runtime",
+                ));
+            }
+            if indexes.len() == MAX_DEPTH {
+                return Err(bad(Kind::Protocol, "its indexes lead to ever more indexes"));
+            }
+            let next = Index::parse(&content)?.select(platform).cloned();
+            let missing = || {
+                let Platform { os, architecture, .. } = platform;
+                bad(Kind::NotFound, &format!("no manifest for the platform {os}/{architecture}"))
+            };
+            let next = next.ok_or_else(missing)?;
+            indexes.push((std::mem::replace(&mut descriptor, next), content));
+        }
+    }
+
+    /// Fetches a blob from an offset on, or from its beginning where the registry knows no ranges. Endpoints to `avoid`
+    /// are asked only if there are no others.
+    pub async fn blob(
+        &self,
+        descriptor: &Descriptor,
+        offset: u64,
+        avoid: &[HostId],
+    ) -> Result<BlobStream, RegistryError> {
+        let Descriptor { digest, size, .. } = descriptor;
+        if offset > *size || !is_digest(digest) {
+            let message = format!("byte {offset} of {digest:.100}, which has {size}, cannot be asked for");
+            return Err(RegistryError::new(Kind::Protocol, message));
+        }
+        self.first_of(|c| c.pull, avoid, |endpoint| self.blob_at(endpoint, digest, *size, offset).boxed())
+            .await
+    }
+
+    async fn blob_at(
+        &self,
+        endpoint: &Endpoint,
+        digest: &str,
+        size: u64,
+        mut offset: u64,
+    ) -> Result<BlobStream, RegistryError> {
+        let path = self.path(endpoint, "blobs", digest);
+        loop {
+            let mut headers = HeaderMap::new();
+            if offset > 0
+                && let Ok(range) = HeaderValue::try_from(format!("bytes={offset}-"))
+            {
+                headers.insert(RANGE, range);
+            }
+            let answer = self.ask(endpoint, Method::GET, &path, headers).await?;
+            let begins = begins_at(&answer.response, offset, size);
+            let is_range = matches!(answer.response.status().as_u16(), 206 | 416);
+            if is_range && begins.is_none() && offset > 0 {
+                // Not the range that was asked for: without one there is nothing to get wrong.
+                offset = 0;
+                continue;
+            }
+            let answer = self.accept(answer).await?;
+            let failed = |kind, what: &str| RegistryError::new(kind, format!("{}: {what}", answer.from));
+            body::refuse_encoded(&answer.response).map_err(|error| failed(error.kind, &error.message))?;
+            let wrong = || failed(Kind::Protocol, &format!("the length of blob {digest} is not {size}"));
+            let begins = begins.ok_or_else(wrong)?;
+            return Ok(BlobStream::new(answer.response.into_body(), endpoint.id(), begins, size));
+        }
+    }
+
+    /// Asks the endpoints that may be asked one after another. Of several failures it reports the one that tells most.
+    async fn first_of<'a, T>(
+        &'a self,
+        may: fn(Capabilities) -> bool,
+        avoid: &[HostId],
+        one: impl Fn(&'a Endpoint) -> BoxFuture<'a, Result<T, RegistryError>>,
+    ) -> Result<T, RegistryError> {
+        let able = self.endpoints.iter().filter(|endpoint| may(endpoint.capabilities));
+        let (last, first): (Vec<_>, Vec<_>) = able.partition(|endpoint| avoid.contains(&endpoint.id()));
+        let mut worst: Option<RegistryError> = None;
+        for endpoint in first.into_iter().chain(last) {
+            match one(endpoint).await {
+                Ok(value) => return Ok(value),
+                // The runtime will ask all of them, in the right order.
+                Err(error) if error.kind == Kind::Unsupported => return Err(error),
+                Err(error) => {
+                    tracing::debug!(endpoint = endpoint.name(), %error, "endpoint failed");
+                    if worst.as_ref().is_none_or(|worst| worst.weight() < error.weight()) {
+                        worst = Some(error);
+                    }
+                }
+            }
+        }
+        let none = || {
+            let message = format!("hosts.toml leaves no endpoint for {}", self.reference.registry());
+            RegistryError::new(Kind::NotFound, message)
+        };
+        Err(worst.unwrap_or_else(none))
+    }
+}
+
+fn accept_manifests() -> HeaderMap {
+    // As containerd asks: a registry may convert what is not accepted, or say that it is not there.
+    let accepted = format!("{DOCKER_MANIFEST}, {DOCKER_INDEX}, {OCI_MANIFEST}, {OCI_INDEX}, */*");
+    HeaderValue::try_from(accepted)
+        .map(|accepted| HeaderMap::from_iter([(ACCEPT, accepted)]))
+        .unwrap_or_default()
+}
+
+/// The media type, if the answer has one that says anything.
+fn media_type(answer: &Answer) -> Option<String> {
+    let text = answer.response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
+    let text = text.split(';').next().unwrap_or_default().trim();
+    let known = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_INDEX];
+    known.contains(&text).then(|| text.to_owned())
+}

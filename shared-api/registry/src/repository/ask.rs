@@ -1,0 +1,158 @@
+//! One request to one endpoint: with what it wants to be shown, and with its refusals put into words.
+
+use http::{HeaderMap, HeaderValue, Method};
+use serde::Deserialize;
+
+use super::Repository;
+use crate::auth::{self, Scheme, Token, TokenKey};
+use crate::blob::HostId;
+use crate::body;
+use crate::error::{Kind, RegistryError};
+use crate::hosts::Endpoint;
+use crate::retry_after::retry_after;
+use crate::transport::{Answer, Ask};
+
+/// Most bytes of an error answer that are read for its message.
+const MAX_ERROR: usize = 8 << 10;
+/// Longest message of a registry that is passed on.
+const MAX_WORDS: usize = 200;
+
+impl Endpoint {
+    pub(crate) fn id(&self) -> HostId {
+        HostId(format!("{}{}", self.authority, self.path.strip_suffix("/v2").unwrap_or(&self.path)))
+    }
+}
+
+impl Repository {
+    /// Path and query of an object: mirrors are told whose content it is.
+    pub(super) fn path(&self, endpoint: &Endpoint, kind: &str, object: &str) -> String {
+        let registry = self.reference.registry();
+        let own = registry == endpoint.authority
+            || (registry == "docker.io" && endpoint.authority == "registry-1.docker.io");
+        let namespace = if own { String::new() } else { format!("?ns={}", registry.replace(':', "%3A")) };
+        format!("/{}/{kind}/{object}{namespace}", self.reference.repository())
+    }
+
+    /// Asks an endpoint, and shows it what it wants to see. The answer may be a refusal.
+    pub(super) async fn ask(
+        &self,
+        endpoint: &Endpoint,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+    ) -> Result<Answer, RegistryError> {
+        let key = TokenKey {
+            origin: format!("{}://{}", endpoint.scheme, endpoint.authority),
+            repository: self.reference.repository().to_owned(),
+            credential: self.fingerprint,
+        };
+        let given = self.credential.as_ref().filter(|credential| !credential.registry_token.is_empty());
+        let shown = match given {
+            Some(credential) => auth::bearer(&credential.registry_token),
+            None => self.shared.tokens.get(&key),
+        };
+        let mut ask =
+            Ask { endpoint, method, path, headers, authorization: shown.clone(), named: &self.named };
+        let answer = self.shared.transport.ask(&ask).await?;
+        if answer.response.status() != 401 || answer.redirected || given.is_some() {
+            return Ok(answer);
+        }
+        let Some(authorization) = self.authorize(endpoint, &answer, key, shown.as_ref()).await? else {
+            return Ok(answer);
+        };
+        ask.authorization = Some(authorization);
+        self.shared.transport.ask(&ask).await
+    }
+
+    /// What to show after a refusal. `None` if there is nothing.
+    async fn authorize(
+        &self,
+        endpoint: &Endpoint,
+        answer: &Answer,
+        key: TokenKey,
+        shown: Option<&HeaderValue>,
+    ) -> Result<Option<HeaderValue>, RegistryError> {
+        let _one_at_a_time = self.asking.lock().await;
+        // Somebody else may have a new one meanwhile.
+        if let Some(token) = self.shared.tokens.get(&key)
+            && Some(&token) != shown
+        {
+            return Ok(Some(token));
+        }
+        let Some(challenge) = auth::parse(answer.response.headers()) else { return Ok(None) };
+        let token = match challenge.scheme {
+            Scheme::Basic => {
+                let value = self.credential.as_ref().and_then(auth::basic);
+                value.map(|authorization| Token { authorization, until: None })
+            }
+            Scheme::Bearer => {
+                let own = format!("repository:{}:pull", self.reference.repository());
+                let scope = match challenge.scope.as_str() {
+                    "" => own,
+                    asked if asked.split(' ').any(|scope| scope == own) => asked.to_owned(),
+                    asked => format!("{asked} {own}"),
+                };
+                let credential = self.credential.as_ref();
+                let (transport, named, loopback) = (&self.shared.transport, &self.named, answer.on_loopback);
+                Some(auth::fetch(transport, endpoint, named, loopback, &challenge, &scope, credential).await?)
+            }
+        };
+        // One that was just refused would be refused again.
+        let token = token.filter(|token| Some(&token.authorization) != shown);
+        if let Some(token) = &token {
+            self.shared.tokens.put(key, token.clone());
+        }
+        Ok(token.map(|token| token.authorization))
+    }
+
+    /// The answer, if it is no refusal.
+    pub(super) async fn accept(&self, answer: Answer) -> Result<Answer, RegistryError> {
+        let status = answer.response.status();
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let Answer { response, from, redirected, .. } = answer;
+        let kind = match status.as_u16() {
+            429 => Kind::RateLimited { retry_after: retry_after(response.headers()) },
+            // Of storage it means an expired URL, about which a new request to the registry helps.
+            401 | 403 | 404 if redirected => Kind::Server,
+            401 | 403 => Kind::Unauthorized,
+            404 | 410 => Kind::NotFound,
+            _ => Kind::Server,
+        };
+        let words = body::read(response, MAX_ERROR).await.ok().and_then(|content| words(&content));
+        let words = words.map(|words| format!(": {words}")).unwrap_or_default();
+        let of = self.reference.repository();
+        Err(RegistryError::new(kind, format!("{from}: {of}: answers {status}{words}")))
+    }
+
+    /// The body of an answer, of at most so many bytes.
+    pub(super) async fn read(&self, answer: Answer, limit: u64) -> Result<Vec<u8>, RegistryError> {
+        let Answer { response, from, .. } = answer;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let read = body::read(response, limit).await;
+        read.map_err(|error| RegistryError::new(error.kind, format!("{from}: {error}")))
+    }
+}
+
+/// What a registry says of its refusal, by the distribution specification.
+fn words(content: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Errors {
+        errors: Vec<One>,
+    }
+    #[derive(Deserialize)]
+    struct One {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let Errors { errors } = serde_json::from_slice(content).ok()?;
+    let One { code, message } = errors.into_iter().next()?;
+    let text = format!("{code} {message}");
+    // A URL in it might be a signed one.
+    let safe = text.split_whitespace().filter(|word| !word.contains("://") && !word.contains('?'));
+    let text = safe.collect::<Vec<_>>().join(" ");
+    Some(text.chars().take(MAX_WORDS).collect()).filter(|text: &String| !text.is_empty())
+}

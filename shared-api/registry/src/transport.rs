@@ -1,0 +1,255 @@
+//! Requests and their redirects.
+//!
+//! Redirects are followed here and not by a library: each hop is checked, credentials and headers of hosts.toml go to the
+//! endpoint alone, and what leads elsewhere may not lead to the node itself.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, LOCATION, PROXY_AUTHORIZATION, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::timeout;
+
+use crate::address::Reach;
+use crate::connect::{ConnectError, Connector, Peer};
+use crate::error::{Kind, RegistryError, chain};
+use crate::hosts::Endpoint;
+use crate::location;
+use crate::proxy::Proxies;
+use crate::tls::{Tls, TlsKey};
+
+/// As many as Go's client follows.
+const MAX_REDIRECTS: usize = 10;
+/// Limit from the request to the end of the response's head, with the connection.
+const HEAD: Duration = Duration::from_secs(60);
+/// Most bytes of a response's head, and of a body that are read at once. Signed URLs in `Location` have up to 4 KiB.
+const MAX_HEAD: usize = 64 << 10;
+/// A registry closes idle connections itself, after a minute or so.
+const IDLE: Duration = Duration::from_secs(30);
+/// Idle connections to one host. A pull uses a few at a time.
+const MAX_IDLE: usize = 4;
+/// Kinds of connections that are kept: each is a TLS configuration and how far it reaches. A node has a handful.
+const MAX_CLIENTS: usize = 64;
+
+type HttpClient = Client<Connector, Full<Bytes>>;
+
+/// Sends requests; shared by all registries.
+pub(crate) struct Transport {
+    clients: Mutex<HashMap<(TlsKey, Reach, Duration), HttpClient>>,
+    proxies: Arc<Proxies>,
+    user_agent: HeaderValue,
+}
+
+/// A response, and where it is from.
+pub(crate) struct Answer {
+    pub(crate) response: Response<Incoming>,
+    /// Host and port that answered, for messages.
+    pub(crate) from: String,
+    /// Whether another host than the endpoint answered.
+    pub(crate) redirected: bool,
+    /// Whether the endpoint itself is on a loopback address.
+    pub(crate) on_loopback: bool,
+}
+
+/// A request to an endpoint, whose redirects are followed.
+pub(crate) struct Ask<'a> {
+    pub(crate) endpoint: &'a Endpoint,
+    pub(crate) method: Method,
+    /// Path, beginning with the repository, and query.
+    pub(crate) path: &'a str,
+    /// Headers for every hop.
+    pub(crate) headers: HeaderMap,
+    /// Of the endpoint alone.
+    pub(crate) authorization: Option<HeaderValue>,
+    /// Host names that a person has written, in the reference or in hosts.toml.
+    pub(crate) named: &'a [String],
+}
+
+impl Transport {
+    pub(crate) fn new(proxies: Proxies, user_agent: &str) -> Self {
+        let user_agent = HeaderValue::from_str(user_agent);
+        let user_agent = user_agent.unwrap_or(HeaderValue::from_static("prepull"));
+        Self { clients: Mutex::default(), proxies: Arc::new(proxies), user_agent }
+    }
+
+    /// Asks an endpoint, with the scheme that it has, and follows where it redirects.
+    pub(crate) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer, RegistryError> {
+        let endpoint = ask.endpoint;
+        let first = self.hops(ask, &endpoint.scheme).await;
+        match first {
+            Err(Failed::NotTls) if endpoint.may_fall_back => self.hops(ask, "http").await,
+            other => other,
+        }
+        .map_err(|failed| failed.into_error(endpoint.name()))
+    }
+
+    async fn hops(&self, ask: &Ask<'_>, scheme: &str) -> Result<Answer, Failed> {
+        let endpoint = ask.endpoint;
+        let mut uri = endpoint.uri(scheme, ask.path)?;
+        let origin = uri.clone();
+        let mut on_loopback = false;
+        for hop in 0..=MAX_REDIRECTS {
+            let own = location::same_origin(&uri, &origin);
+            let mut headers = if own { endpoint.headers.clone() } else { HeaderMap::new() };
+            headers.extend(ask.headers.clone());
+            if own && let Some(authorization) = &ask.authorization {
+                headers.insert(AUTHORIZATION, authorization.clone());
+            }
+            let named = uri.host().is_some_and(|host| ask.named.iter().any(|named| named == host));
+            let reach = if named { Reach::Any } else { Reach::Led { loopback: on_loopback } };
+            let mut request = Request::new(Full::default());
+            *request.method_mut() = ask.method.clone();
+            *request.uri_mut() = uri.clone();
+            *request.headers_mut() = headers;
+            let response = self.send(&endpoint.tls, reach, endpoint.dial, request).await;
+            let response = response.map_err(|failed| if own { failed } else { failed.of_redirect(&uri) })?;
+            if hop == 0 {
+                on_loopback = is_on_loopback(&response);
+            }
+            if !is_redirect(response.status()) {
+                let from = uri.authority().map(ToString::to_string).unwrap_or_default();
+                return Ok(Answer { response, from, redirected: !own, on_loopback });
+            }
+            uri = next_hop(&uri, &response).map_err(|(kind, what)| {
+                RegistryError::new(kind, format!("{} redirects {what}", endpoint.name()))
+            })?;
+        }
+        let message = format!("{} redirects more than {MAX_REDIRECTS} times", endpoint.name());
+        Err(RegistryError::new(Kind::Protocol, message).into())
+    }
+
+    /// Sends one request, and returns its response, whatever it is.
+    pub(crate) async fn send(
+        &self,
+        tls: &Tls,
+        reach: Reach,
+        dial: Duration,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, Failed> {
+        let headers = request.headers_mut();
+        headers.entry(USER_AGENT).or_insert(self.user_agent.clone());
+        // What is compressed on the way has another length than it says, and may be a bomb.
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if request.uri().scheme_str() == Some("http")
+            && let Some(authorization) =
+                self.proxies.of(request.uri()).and_then(|proxy| proxy.authorization.clone())
+        {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, authorization);
+        }
+        let client = self.client(tls, reach, dial)?;
+        match timeout(HEAD, client.request(request)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(Failed::of(&error)),
+            Err(_) => {
+                Err(RegistryError::new(Kind::Unreachable, format!("no answer within {} s", HEAD.as_secs()))
+                    .into())
+            }
+        }
+    }
+
+    fn client(&self, tls: &Tls, reach: Reach, dial: Duration) -> Result<HttpClient, RegistryError> {
+        let key = (tls.key(), reach, dial);
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(&key) {
+            return Ok(client.clone());
+        }
+        let connector = Connector::new(tls.client_config()?, Arc::clone(&self.proxies), reach, dial);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(MAX_IDLE)
+            .http1_max_buf_size(MAX_HEAD)
+            .build(connector);
+        if clients.len() >= MAX_CLIENTS {
+            clients.clear();
+        }
+        clients.insert(key, client.clone());
+        Ok(client)
+    }
+}
+
+/// Why there is no response.
+pub(crate) enum Failed {
+    /// The other end speaks, and does not speak TLS.
+    NotTls,
+    Error(RegistryError),
+}
+
+impl From<RegistryError> for Failed {
+    fn from(error: RegistryError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl Failed {
+    fn of(error: &hyper_util::client::legacy::Error) -> Self {
+        let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(cause) = next {
+            if let Some(cause) = cause.downcast_ref::<ConnectError>() {
+                return Self::of_connect(cause);
+            }
+            if let Some(cause) = cause.downcast_ref::<hyper::Error>()
+                && cause.is_parse()
+            {
+                return RegistryError::new(Kind::Protocol, format!("no valid HTTP: {}", chain(cause))).into();
+            }
+            next = cause.source();
+        }
+        RegistryError::new(Kind::Unreachable, chain(error)).into()
+    }
+
+    fn of_connect(error: &ConnectError) -> Self {
+        let kind = match error {
+            ConnectError::Refused { .. } => Kind::Protocol,
+            ConnectError::ProxyScheme(_) => Kind::Unsupported,
+            ConnectError::Tls(cause) => match cause.get_ref().and_then(|cause| cause.downcast_ref()) {
+                Some(rustls::Error::InvalidMessage(_)) => return Self::NotTls,
+                // A certificate that rustls cannot read, or a self-signed one given as CA: Go's TLS takes more.
+                Some(rustls::Error::InvalidCertificate(
+                    rustls::CertificateError::BadEncoding | rustls::CertificateError::Other(_),
+                )) => Kind::Unsupported,
+                _ => Kind::Unreachable,
+            },
+            _ => Kind::Unreachable,
+        };
+        RegistryError::new(kind, chain(error)).into()
+    }
+
+    fn of_redirect(self, to: &Uri) -> Self {
+        let error = self.into_error(to.host().unwrap_or_default());
+        RegistryError::new(error.kind, format!("redirected: {}", error.message)).into()
+    }
+
+    pub(crate) fn into_error(self, host: &str) -> RegistryError {
+        match self {
+            Self::NotTls => RegistryError::new(Kind::Unreachable, format!("{host}: answers without TLS")),
+            Self::Error(error) if error.message.contains(host) => error,
+            Self::Error(error) => RegistryError::new(error.kind, format!("{host}: {}", error.message)),
+        }
+    }
+}
+
+pub(crate) fn is_on_loopback(response: &Response<Incoming>) -> bool {
+    let peer = response.extensions().get::<Peer>().and_then(|peer| peer.address);
+    peer.is_some_and(|address| address.to_canonical().is_loopback())
+}
+
+fn is_redirect(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+fn next_hop(from: &Uri, response: &Response<Incoming>) -> Result<Uri, (Kind, &'static str)> {
+    let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
+    let location = location.ok_or((Kind::Protocol, "without a location that can be read"))?;
+    let next = location::join(from, location).ok_or((Kind::Protocol, "to what is no URL of HTTP"))?;
+    if from.scheme_str() == Some("https") && next.scheme_str() == Some("http") {
+        return Err((Kind::Unsupported, "from TLS to plain HTTP, which is left to the container runtime"));
+    }
+    Ok(next)
+}

@@ -1,0 +1,1 @@
+//! hosts.toml, against containerd's rules.

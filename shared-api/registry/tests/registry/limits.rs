@@ -1,0 +1,102 @@
+//! Whatever a registry sends, it takes a bounded amount of memory.
+
+use peak_alloc::PeakAlloc;
+use prepull_registry::manifest::{Descriptor, Index, OCI_INDEX, OCI_MANIFEST, Platform};
+use prepull_registry::{Kind, digest::sha256};
+
+use crate::server::{Reply, Server, at, drain, reply};
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// What the tests beside this one have at the same time, and the server itself.
+const BESIDE: usize = 24 << 20;
+
+#[tokio::test]
+async fn bodies_heads_and_indexes_without_end_are_refused_in_bounded_memory() {
+    let blob = Descriptor { digest: sha256(b"x"), size: 64 << 20, ..Descriptor::default() };
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+
+    let endless = |head: &'static str| Server::start(move |_| Reply::Endless(head.as_bytes().to_vec()));
+    // A manifest without end, whatever its head says.
+    let server = endless("HTTP/1.1 200 OK\r\n\r\n").await;
+    let error = at(&server).resolve_tag("x").await.unwrap_err();
+    assert_eq!(error.kind, Kind::Protocol, "{error}");
+    assert_eq!(at(&server).referrers(&sha256(b"x")).await.unwrap_err().kind, Kind::Protocol);
+    let small = Descriptor { digest: sha256(b"x"), size: 5, ..Descriptor::default() };
+    assert_eq!(at(&server).small_blob(&small, 100).await.unwrap_err().kind, Kind::Protocol);
+    assert_eq!(at(&server).small_blob(&blob, 100).await.unwrap_err().kind, Kind::Protocol);
+    // An error message without end.
+    let server = endless("HTTP/1.1 500 Oh\r\n\r\n").await;
+    assert_eq!(at(&server).blob(&blob, 0, &[]).await.unwrap_err().kind, Kind::Server);
+    // A head without end.
+    let server = endless("HTTP/1.1 200 OK\r\nX-Long: ").await;
+    assert_eq!(at(&server).blob(&blob, 0, &[]).await.unwrap_err().kind, Kind::Protocol);
+    // A blob of 64 MiB, of which nothing is kept.
+    let server = endless("HTTP/1.1 200 OK\r\n\r\n").await;
+    let mut stream = at(&server).blob(&blob, 0, &[]).await.unwrap();
+    let mut bytes = 0;
+    while let Some(chunk) = stream.next().await {
+        bytes += chunk.unwrap().len() as u64;
+    }
+    assert_eq!(bytes, blob.size);
+
+    let peak = MEMORY.peak_usage().saturating_sub(before);
+    assert!(peak < BESIDE, "{} KiB", peak >> 10);
+}
+
+#[tokio::test]
+async fn too_many_headers_are_refused() {
+    let head = format!("HTTP/1.1 200 OK\r\n{}\r\n", "X-One: 1\r\n".repeat(5000)).into_bytes();
+    let server = Server::start(move |_| Reply::Raw(head.clone())).await;
+    assert_eq!(at(&server).resolve().await.unwrap_err().kind, Kind::Protocol);
+}
+
+#[tokio::test]
+async fn manifests_of_more_than_four_mebibytes_are_refused_unread() {
+    let server = Server::start(|_| {
+        let digest = sha256(b"x");
+        reply(
+            200,
+            &[
+                ("Docker-Content-Digest", &digest),
+                ("Content-Type", OCI_MANIFEST),
+                ("Content-Length", "4194305"),
+            ],
+            "",
+        )
+    })
+    .await;
+    let error = at(&server).resolve().await.unwrap_err();
+    assert_eq!(error.kind, Kind::Protocol);
+    assert_eq!(server.seen().len(), 1, "by its head");
+}
+
+#[tokio::test]
+async fn indexes_that_lead_to_ever_more_indexes_come_to_an_end() {
+    // Each index names the next one; ten of them, from the innermost outwards.
+    let mut all: Vec<Vec<u8>> = vec![b"{}".to_vec()];
+    for _ in 0..10 {
+        let inner = all.last().unwrap();
+        let (digest, size) = (sha256(inner), inner.len());
+        all.push(
+            format!(r#"{{"manifests":[{{"mediaType":"{OCI_INDEX}","digest":"{digest}","size":{size}}}]}}"#)
+                .into(),
+        );
+    }
+    let outermost = all.last().unwrap().clone();
+    assert!(Index::parse(&outermost).is_ok());
+    let server = Server::start(move |seen| {
+        let content = all.iter().find(|content| seen.target.contains(&sha256(content))).unwrap_or(&outermost);
+        reply(200, &[("Content-Type", OCI_INDEX)], content)
+    })
+    .await;
+    let repository = at(&server);
+    let resolved = repository.resolve().await.unwrap();
+    let error = repository.choose(&resolved, &Platform::of_this_machine()).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Protocol);
+    assert!(error.message.contains("ever more"), "{error}");
+    let stream = drain(repository.blob(&resolved.descriptor, 0, &[]).await.unwrap()).await;
+    assert_eq!(stream.1, None);
+}
