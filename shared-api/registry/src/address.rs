@@ -84,11 +84,11 @@ fn class_v6(address: Ipv6Addr) -> Option<&'static str> {
 
 /// The IPv4 address to which an IPv6 address leads: mapped, compatible, by NAT64 or by 6to4.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
-    let [a, b, c, d, e, f, g, h] = address.segments();
-    let v4 = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
-    match [a, b, c, d, e, f] {
-        [0, 0, 0, 0, 0, 0 | 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => Some(v4(g, h)),
-        [0x2002, high, low, ..] => Some(v4(high, low)),
+    let v4 = |high: u16, low: u16| Some(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low)));
+    match address.segments() {
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+        | [0x2002, high, low, ..] => v4(high, low),
         _ => None,
     }
 }

@@ -4,6 +4,8 @@
 //! files. What we cannot honour is an error of the kind [`Kind::Unsupported`], so that the runtime pulls by itself.
 
 mod file;
+#[cfg(test)]
+mod tests;
 
 use std::io::Read as _;
 use std::net::IpAddr;

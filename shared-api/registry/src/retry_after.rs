@@ -12,13 +12,12 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let asked = text(RETRY_AFTER)?;
-    let wait = match asked.parse() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => {
-            let until = httpdate::parse_http_date(asked).ok()?;
-            let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok());
-            until.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default()
-        }
+    let wait = if let Ok(seconds) = asked.parse() {
+        Duration::from_secs(seconds)
+    } else {
+        let until = httpdate::parse_http_date(asked).ok()?;
+        let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok());
+        until.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default()
     };
     Some(wait.min(LONGEST))
 }

@@ -80,7 +80,7 @@ pub(crate) async fn fetch(
     let server = Server { transport, endpoint, realm: &realm, reach };
     let service = challenge.service.as_str();
     if let Some(credential) = credential {
-        let (status, answer) = server.send(&post(&realm, service, scope, credential)?).await?;
+        let (status, answer) = server.send(&post(&realm, service, scope, credential)).await?;
         // Token servers that know only GET answer with one of these.
         let get_only = match status.as_u16() {
             400 | 401 | 404 => true,
@@ -158,12 +158,7 @@ impl Server<'_> {
     }
 }
 
-fn post(
-    realm: &Uri,
-    service: &str,
-    scope: &str,
-    credential: &RegistryCredential,
-) -> Result<Request<Full<Bytes>>, RegistryError> {
+fn post(realm: &Uri, service: &str, scope: &str, credential: &RegistryCredential) -> Request<Full<Bytes>> {
     let mut form = vec![("scope", scope), ("service", service), ("client_id", "prepull")];
     let RegistryCredential { username, password, identity_token, .. } = credential;
     // containerd prefers the password where a secret has both.
@@ -182,7 +177,7 @@ fn post(
     *request.uri_mut() = realm.clone();
     let of_form = HeaderValue::from_static("application/x-www-form-urlencoded");
     request.headers_mut().insert(CONTENT_TYPE, of_form);
-    Ok(request)
+    request
 }
 
 fn get(

@@ -118,27 +118,27 @@ impl Host {
         Ok(host)
     }
 
+    /// The registry itself, which may be asked for everything.
+    fn of_registry(&mut self, registry: &str) -> (String, String, String) {
+        self.capabilities = Some(Capabilities::ALL);
+        let (_, port) = split_port(registry);
+        let (scheme, authority) = if registry == DOCKER_HUB {
+            ("https", DOCKER_HUB_ENDPOINT)
+        } else if is_localhost(registry) {
+            if port != Some("80") {
+                self.tls.skip_verify(true);
+                self.tls_is_set = true;
+            }
+            (if matches!(port, None | Some("443")) { "https" } else { "http" }, registry)
+        } else {
+            ("https", registry)
+        };
+        (scheme.to_owned(), authority.to_owned(), "/v2".to_owned())
+    }
+
     /// Fills in what follows from the registry.
     pub(super) fn into_endpoint(mut self, registry: &str) -> Result<Endpoint, RegistryError> {
-        let (scheme, authority, path) = match self.server {
-            Some(server) => server,
-            None => {
-                self.capabilities = Some(Capabilities::ALL);
-                let (scheme, authority) = if registry == DOCKER_HUB {
-                    ("https", DOCKER_HUB_ENDPOINT)
-                } else if is_localhost(registry) {
-                    let (_, port) = split_port(registry);
-                    if port != Some("80") {
-                        self.tls.skip_verify(true);
-                        self.tls_is_set = true;
-                    }
-                    (if matches!(port, None | Some("443")) { "https" } else { "http" }, registry)
-                } else {
-                    ("https", registry)
-                };
-                (scheme.to_owned(), authority.to_owned(), "/v2".to_owned())
-            }
-        };
+        let (scheme, authority, path) = self.server.take().unwrap_or_else(|| self.of_registry(registry));
         let (_, port) = split_port(&authority);
         // containerd's rule: who configures TLS for a host means TLS, if the port leaves it open.
         let may_fall_back = scheme == "http" && self.tls_is_set && port != Some("80");
@@ -226,11 +226,11 @@ fn texts<'a>(value: &'a Value, field: &str) -> Result<Vec<&'a str>, String> {
 }
 
 /// Files with certificate and key in one, or pairs of them.
-fn pairs(value: &Value) -> Result<Vec<(&str, Option<&str>)>, String> {
+fn pairs<'a>(value: &'a Value) -> Result<Vec<(&'a str, Option<&'a str>)>, String> {
     let bad = || "client is neither a file nor a list of files nor of pairs of files".to_owned();
-    let pair = |value| match value {
-        &Value::String(ref file) => Ok((file.as_str(), None)),
-        &Value::Array(ref pair) => match &pair[..] {
+    let pair = |value: &'a Value| match value {
+        Value::String(file) => Ok((file.as_str(), None)),
+        Value::Array(pair) => match &pair[..] {
             [Value::String(certificate), Value::String(key)] => {
                 Ok((certificate.as_str(), Some(key.as_str()).filter(|key| !key.is_empty())))
             }

@@ -49,11 +49,9 @@ impl Platform {
             ("x86_64" | "x86-64" | "amd64", variant) => ("amd64", variant),
             ("aarch64" | "arm64", "8" | "v8") => ("arm64", ""),
             ("aarch64" | "arm64", variant) => ("arm64", variant),
-            ("armhf", _) => ("arm", "v7"),
-            ("armel", _) => ("arm", "v6"),
-            ("arm", "" | "7") => ("arm", "v7"),
+            ("armhf", _) | ("arm", "" | "7") => ("arm", "v7"),
+            ("armel", _) | ("arm", "6") => ("arm", "v6"),
             ("arm", "5") => ("arm", "v5"),
-            ("arm", "6") => ("arm", "v6"),
             ("arm", "8") => ("arm", "v8"),
             (architecture, variant) => (architecture, variant),
         };

@@ -157,12 +157,11 @@ async fn a_token_that_has_ended_is_replaced_in_the_middle() {
 
 #[tokio::test]
 async fn a_registry_that_refuses_every_token_is_asked_twice() {
-    let server = Server::start(|seen| match seen.target.starts_with("/token") {
-        true => reply(200, &[], r#"{"token":"given"}"#),
-        false => refuse(&format!(
-            r#"Bearer realm="http://{}/token",error="insufficient_scope""#,
-            seen.header("host")
-        )),
+    let server = Server::start(|seen| {
+        if seen.target.starts_with("/token") {
+            return reply(200, &[], r#"{"token":"given"}"#);
+        }
+        refuse(&format!(r#"Bearer realm="http://{}/token",error="insufficient_scope""#, seen.header("host")))
     })
     .await;
     let error = at_with(&server, Some(&password())).resolve().await.unwrap_err();
@@ -209,12 +208,14 @@ async fn realms_that_lead_astray_are_not_asked() {
 
 #[tokio::test]
 async fn a_token_goes_to_the_endpoint_that_asked_and_to_no_other() {
-    let mirror = Server::start(|seen| match seen.target.starts_with("/token") {
-        true => reply(200, &[], r#"{"token":"given"}"#),
-        false if seen.header("authorization").is_empty() => {
+    let mirror = Server::start(|seen| {
+        if seen.target.starts_with("/token") {
+            reply(200, &[], r#"{"token":"given"}"#)
+        } else if seen.header("authorization").is_empty() {
             refuse(&format!(r#"Bearer realm="http://{}/token""#, seen.header("host")))
+        } else {
+            reply(404, &[], "")
         }
-        false => reply(404, &[], ""),
     })
     .await;
     let registry = Server::start(|_| manifest()).await;
@@ -247,9 +248,11 @@ async fn another_credential_and_another_repository_get_tokens_of_their_own() {
 #[tokio::test]
 async fn no_error_and_no_debug_print_shows_a_credential() {
     for status in [400, 401, 403, 500] {
-        let server = Server::start(move |seen| match seen.target.starts_with("/token") {
-            true => reply(status, &[], format!("{} {}", seen.body, seen.header("authorization"))),
-            false => refuse(&format!(r#"Bearer realm="http://{}/token?sig={SECRET}""#, seen.header("host"))),
+        let server = Server::start(move |seen| {
+            if seen.target.starts_with("/token") {
+                return reply(status, &[], format!("{} {}", seen.body, seen.header("authorization")));
+            }
+            refuse(&format!(r#"Bearer realm="http://{}/token?sig={SECRET}""#, seen.header("host")))
         })
         .await;
         let blob = Descriptor { digest: sha256(b"x"), size: 1, ..Descriptor::default() };

@@ -39,15 +39,13 @@ pub(crate) enum Reply {
 /// A response with a body, whose length is right.
 pub(crate) fn reply(status: u16, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Reply {
     let body = body.as_ref();
-    let mut text = format!("HTTP/1.1 {status} Status\r\nConnection: close\r\n");
+    let mut lines = vec![format!("HTTP/1.1 {status} Status"), "Connection: close".to_owned()];
     let own_length = headers.iter().any(|(name, _)| matches!(*name, "Content-Length" | "Transfer-Encoding"));
     if !own_length {
-        text += &format!("Content-Length: {}\r\n", body.len());
+        lines.push(format!("Content-Length: {}", body.len()));
     }
-    for (name, value) in headers {
-        text += &format!("{name}: {value}\r\n");
-    }
-    let mut bytes = (text + "\r\n").into_bytes();
+    lines.extend(headers.iter().map(|(name, value)| format!("{name}: {value}")));
+    let mut bytes = (lines.join("\r\n") + "\r\n\r\n").into_bytes();
     bytes.extend_from_slice(body);
     Reply::Raw(bytes)
 }
@@ -116,6 +114,11 @@ async fn serve(
             break end + 4;
         }
         if io.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
+            return;
+        }
+        if !bytes[0].is_ascii_uppercase() {
+            // The beginning of TLS: so answer those who do not expect it.
+            let _ = io.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n").await;
             return;
         }
     };
