@@ -259,6 +259,8 @@ impl Rollout {
             return false;
         }
         let record = &mut self.members[at].record;
+        // Where the record was lost, the task that this is the result of is not counted yet.
+        record.attempt = result.task.attempt;
         record::apply_result(record, plan, result, now);
         match (result.outcome, before) {
             (TaskOutcome::Succeeded, _) => self.set(at, NodePhase::Successful, String::new()),

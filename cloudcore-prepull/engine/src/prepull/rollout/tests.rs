@@ -472,3 +472,147 @@ fn the_images_that_an_earlier_attempt_pulled_are_those_that_are_on_the_node() {
     assert_eq!(rollout.pulled_images(&node(0)), [1, 3]);
     assert_eq!(rollout.pulled_images(&node(1)), [0; 0]);
 }
+
+fn progress(attempt: u32) -> Progress {
+    Progress { task: TaskId { job: JobUid("job".to_owned()), attempt }, images: Vec::new() }
+}
+
+#[test]
+fn an_action_that_has_ended_keeps_its_time_and_reason_whatever_follows() {
+    let flow = |rollout: &Rollout, n| rollout.record(&node(n)).unwrap().action_flow.clone();
+    let mut rollout = rollout(3, 3, "1");
+    all_online(&mut rollout, 3);
+    begin(&mut rollout, at(0));
+    for n in 0..3 {
+        assert!(!rollout.record_progress(&node(n), &plan(), &progress(2), at(5)), "of another attempt");
+        assert_eq!(flow(&rollout, n), []);
+        assert!(rollout.record_progress(&node(n), &plan(), &progress(1), at(10)));
+    }
+    let checked = flow(&rollout, 0)[0].clone();
+    assert_eq!((checked.status, &checked.time), (Tristate::True, &Time(at(10))));
+    rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Succeeded), at(20));
+    let [check, pull] = &flow(&rollout, 0)[..] else { panic!() };
+    assert_eq!((check, pull.status, &pull.time), (&checked, Tristate::True, &Time(at(20))));
+    // The edge says otherwise now.
+    let check = Some(CheckOutcome { passed: false, reason: "the disk is full".to_owned() });
+    let failed = TaskResult { check, ..result(TaskOutcome::Failed) };
+    rollout.record_result(&node(1), Some(&plan()), &failed, at(20));
+    let [check] = &flow(&rollout, 1)[..] else { panic!() };
+    assert_eq!((check.status, check.reason.as_str()), (Tristate::False, "the disk is full"));
+    rollout.advance(at(302));
+    let [check, pull] = &flow(&rollout, 2)[..] else { panic!() };
+    assert_eq!((check, pull.status, &pull.time), (&checked, Tristate::Unknown, &Time(at(302))));
+    assert!(pull.reason.contains("no result within"), "{}", pull.reason);
+}
+
+#[test]
+fn the_time_of_a_node_begins_when_the_api_server_has_its_start_if_that_took_long() {
+    for (answered, began, left) in [(1, 0, 299), (2, 2, 300)] {
+        let mut rollout = rollout(1, 1, "0");
+        all_online(&mut rollout, 1);
+        rollout.advance(at(0));
+        rollout.stamp_starts(0..1, at(0));
+        rollout.take_touched();
+        let remaining = rollout.begin_dispatch(&node(0), at(answered));
+        assert_eq!(remaining, Some(Duration::from_secs(left)));
+        assert_eq!(rollout.record(&node(0)).unwrap().start_time, Some(Time(at(began))));
+        assert_eq!(rollout.take_touched().len(), usize::from(began > 0));
+    }
+}
+
+#[test]
+fn an_assign_that_reached_no_session_is_sent_to_the_one_that_is_there_by_now() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    begin(&mut rollout, at(0));
+    assert_eq!(rollout.mark_online(&node(0), SessionId(2), None, at(1)), Reattach::Leave);
+    assert_eq!(rollout.mark_not_sent(&node(0)), Reattach::Dispatch);
+}
+
+#[test]
+fn a_node_that_may_have_its_task_keeps_its_slot_when_that_cannot_be_sent_again() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    begin(&mut rollout, at(0));
+    assert_eq!(rollout.mark_sent(&node(0), SessionId(1)), Reattach::Leave);
+    // Twice, since the first one went to a session that was replaced.
+    for _ in 0..2 {
+        rollout.begin_dispatch(&node(0), at(1)).unwrap();
+    }
+    assert_eq!(rollout.mark_not_sent(&node(0)), Reattach::Leave);
+    assert_eq!((rollout.summary().in_progress, rollout.advance(at(2))), (1, vec![]));
+    assert_eq!(rollout.mark_online(&node(0), SessionId(2), None, at(3)), Reattach::Dispatch);
+}
+
+#[test]
+fn a_node_whose_task_can_no_longer_be_made_is_unknown() {
+    let mut rollout = rollout(2, 1, "1");
+    all_online(&mut rollout, 2);
+    begin(&mut rollout, at(0));
+    for n in 0..2 {
+        rollout.mark_lost(&node(n), "the Node is gone", at(1));
+    }
+    let record = rollout.record(&node(0)).unwrap();
+    assert_eq!((record.phase, record.code), (NodePhase::Unknown, Some(FailureCode::NodeNotFound)));
+    let [check] = &record.action_flow[..] else { panic!("{record:?}") };
+    assert_eq!((check.status, check.reason.as_str()), (Tristate::Unknown, "the Node is gone"));
+    assert_eq!(rollout.summary().pending, 1);
+}
+
+#[test]
+fn a_task_that_is_open_when_its_job_is_over_is_cancelled() {
+    let mut rollout = rollout(1, 1, "0").closed();
+    for (open, expected) in [
+        (Some(OpenPhase::Running), Reattach::Cancel),
+        (Some(OpenPhase::NeedsKeys), Reattach::Cancel),
+        (Some(OpenPhase::Finished), Reattach::Leave),
+        (None, Reattach::Leave),
+    ] {
+        let open = open.map(|phase| (1, phase));
+        assert_eq!(rollout.mark_online(&node(0), SessionId(1), open, at(0)), expected);
+    }
+}
+
+#[test]
+fn a_missing_node_waits_like_any_other_once_it_is_found() {
+    let missing = |n| NodeStatus {
+        node_name: node(n).0,
+        phase: NodePhase::Failure,
+        code: Some(FailureCode::NodeNotFound),
+        ..NodeStatus::default()
+    };
+    let settings = rollout(0, 1, "1").settings().clone();
+    let mut rollout = Rollout::new(settings, vec![missing(0), missing(1)]);
+    assert_eq!((rollout.len(), rollout.is_empty(), rollout.missing()), (2, false, 2));
+    rollout.find(&node(0));
+    assert_eq!((rollout.missing(), rollout.summary().pending, rollout.summary().failure), (1, 1, 1));
+    // One that has failed otherwise does not begin again.
+    rollout.mark_online(&node(0), SessionId(1), None, at(0));
+    begin(&mut rollout, at(0));
+    rollout.record_result(&node(0), None, &result(TaskOutcome::Failed), at(1));
+    rollout.find(&node(0));
+    assert_eq!((rollout.summary().pending, rollout.summary().failure), (0, 2));
+}
+
+#[test]
+fn a_failure_of_a_node_whose_record_was_lost_is_no_missing_node() {
+    // Its report was deleted by hand, so that nothing is known of the start that this is the result of.
+    let mut rollout = rollout(2, 1, "1");
+    assert!(rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1)));
+    let record = rollout.record(&node(0)).unwrap();
+    assert_eq!((record.phase, record.attempt, rollout.missing()), (NodePhase::Failure, 1, 0));
+}
+
+#[test]
+fn the_last_wave_is_that_of_all_nodes_whether_or_not_a_step_says_so() {
+    let shown = |steps: &[&str], step: u32| {
+        let steps: Vec<_> = steps.iter().map(|step| Step::parse(step).unwrap()).collect();
+        let status = RolloutStatus { step, ..RolloutStatus::default() };
+        let waves = waves::Waves::resumed(&status, Duration::ZERO);
+        waves.status(&steps, 1, Duration::ZERO).map(|status| (status.step, status.steps))
+    };
+    assert_eq!(shown(&["1", "50%"], 1), Some((1, 3)));
+    assert_eq!(shown(&["1", "50%"], 9), Some((3, 3)));
+    assert_eq!(shown(&["1", "100%"], 2), Some((2, 2)));
+    assert_eq!(shown(&[], 1), None);
+}
