@@ -210,3 +210,139 @@ fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use prepull_api::crd::kruise::{NodeImage, NodeImageSpec};
+    use prepull_api::task::{JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
+    use prepull_api::wire::{OpenPhase, OpenTask, Progress};
+
+    use super::*;
+    use crate::kruise::jobs;
+    use crate::shared::node_view::NodeView;
+    use crate::shared::session::SessionId;
+
+    #[test]
+    fn each_api_says_when_its_first_lists_have_arrived() {
+        use controller::Input as Prepull;
+        let now = Timestamp::UNIX_EPOCH;
+        let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
+        let mut without = Engine::default();
+        let mut listed = |input: fn() -> Input| {
+            engine.handle(input(), now);
+            without.handle(input(), now);
+            assert_eq!(without.listed(), Listed { kruise: false, ..engine.listed() });
+            engine.listed()
+        };
+        let nodes = Listed { nodes: true, ..Listed::default() };
+        let jobs = Listed { jobs: true, ..nodes };
+        assert_eq!(listed(|| Input::TICK), Listed::default());
+        assert_eq!(listed(|| Prepull::Nodes(Vec::new()).into()), nodes);
+        assert_eq!(listed(|| Prepull::Jobs(Vec::new()).into()), jobs);
+        for input in [
+            || kruise::Input::Node(node_images::Input::NodeImages(Vec::new())).into(),
+            || kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
+            || kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
+        ] {
+            assert_eq!(listed(input), jobs);
+        }
+        let last = || kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into();
+        assert_eq!(listed(last), Listed { kruise: true, ..jobs });
+    }
+
+    #[test]
+    fn a_node_image_comes_and_goes_with_its_node() {
+        use controller::Input as Prepull;
+        use node_images::{Write, Written};
+        let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
+        let mut now = Timestamp::UNIX_EPOCH;
+        // What is written when the engine has taken these in.
+        let mut give = |inputs: Vec<Input>| {
+            for input in inputs {
+                engine.handle(input, now);
+            }
+            let mut actions = engine.flush(now);
+            while actions.is_empty()
+                && let Some(at) = engine.next_wakeup()
+            {
+                now = now.max(at);
+                actions = engine.flush(now);
+            }
+            assert!(actions.iter().all(|action| action.kind() == "writeNodeImage"), "{actions:?}");
+            let write = |action| match action {
+                Action::Kruise(kruise::Action::NodeImage(_, write)) => Some(write),
+                _ => None,
+            };
+            actions.into_iter().filter_map(write).collect::<Vec<_>>()
+        };
+        let node = || NodeView {
+            name: NodeName::from("edge-1"),
+            labels: [("edge".to_owned(), String::new())].into(),
+            ready: true,
+        };
+        let of_node = |input| kruise::Input::Node(input).into();
+        let written = |written| of_node(node_images::Input::Written(node().name, written));
+        let lists = vec![
+            kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
+            kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
+            kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),
+        ];
+        assert_eq!(give(lists), []);
+        assert_eq!(give(vec![Prepull::Nodes(vec![node()]).into()]), [], "not before all is listed");
+        let listed = of_node(node_images::Input::NodeImages(Vec::new()));
+        assert!(matches!(give(vec![listed])[..], [Write::Create(_)]));
+        let mut object = NodeImage::new("edge-1", NodeImageSpec::default());
+        object.metadata.uid = Some("uid".to_owned());
+        object.metadata.resource_version = Some("1".to_owned());
+        object.metadata.labels = Some(node().labels);
+        let done = written(Written::Done(Some(Box::new(object))));
+        assert!(matches!(give(vec![done])[..], [Write::Status { .. }]));
+        let gone = || Prepull::NodeGone(node().name).into();
+        let back = Prepull::Node(node()).into();
+        assert!(matches!(give(vec![written(Written::Failed), gone(), back])[..], [Write::Status { .. }]));
+        assert!(matches!(give(vec![written(Written::Failed), gone()])[..], [Write::Delete { .. }]));
+    }
+
+    #[test]
+    fn what_a_session_says_goes_to_the_engine_that_has_its_task() {
+        let task = |job: &str| TaskId { job: JobUid(job.to_owned()), attempt: 1 };
+        let of_job = task("0f7c3a51-8a5c-4a3e-9d0b-111111111111");
+        let of_node_image = task("0f7c3a51-8a5c-4a3e-9d0b-111111111111.0011223344556677");
+        let (node, session) = (NodeName::from("edge-1"), SessionId(1));
+        let result = |task: &TaskId| TaskResult {
+            task: task.clone(),
+            outcome: TaskOutcome::Succeeded,
+            reason: String::new(),
+            check: None,
+            images: Vec::new(),
+            took: Duration::ZERO,
+        };
+        for (task, is_of_node_image) in [(&of_job, false), (&of_node_image, true)] {
+            for message in [
+                EdgeMessage::Accepted { task: task.clone() },
+                EdgeMessage::Progress(Progress { task: task.clone(), images: Vec::new() }),
+                EdgeMessage::Result(result(task)),
+            ] {
+                let (of_node_images, of_jobs) =
+                    split(SessionEvent::Message { node: node.clone(), session, message });
+                assert_eq!(
+                    (of_node_images.is_some(), of_jobs.is_some()),
+                    (is_of_node_image, !is_of_node_image)
+                );
+            }
+        }
+        let open = |task: &TaskId| OpenTask { task: task.clone(), phase: OpenPhase::Running };
+        let hello = Hello { open: vec![open(&of_job), open(&of_node_image)], ..Hello::default() };
+        let hello = Box::new(hello);
+        let (first, second) = split(SessionEvent::Up { node: node.clone(), session, hello });
+        let tasks = |event: Option<SessionEvent>| match event {
+            Some(SessionEvent::Up { hello, .. }) => hello.open.into_iter().map(|open| open.task).collect(),
+            _ => Vec::new(),
+        };
+        assert_eq!((tasks(first), tasks(second)), (vec![of_node_image], vec![of_job]));
+        let (first, second) = split(SessionEvent::Down { node, session });
+        assert!(first.is_some() && second.is_some());
+    }
+}

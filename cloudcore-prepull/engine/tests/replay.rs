@@ -38,6 +38,18 @@ fn recorded(kruise: bool) -> Vec<u8> {
     world.recording.take().unwrap()
 }
 
+#[test]
+fn a_node_works_on_one_task_at_a_time_over_both_apis() {
+    let mut world = World::new(1, true, second, false);
+    let began = world.now;
+    world.make_job("job", None);
+    world.make_pull_job("pull-job", None);
+    world.run_until_ended(2);
+    let took = world.now.duration_since(began).as_secs_f64();
+    assert!((2.0..4.0).contains(&took), "two pulls of a second each took {took} s");
+    assert_eq!(world.figures.tasks, 2);
+}
+
 fn play(recording: &[u8]) -> Result<Replay, ReplayError> {
     replay(BufReader::new(recording), |_, _| {})
 }

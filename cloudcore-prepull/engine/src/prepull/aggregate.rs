@@ -330,7 +330,9 @@ fn merge_conditions(
 
 #[cfg(test)]
 mod tests {
-    use prepull_api::crd::status::{ImageStatus, Tristate};
+    use std::collections::BTreeSet;
+
+    use prepull_api::crd::status::{Action, ActionStatus, ImageStatus, Tristate};
 
     use super::*;
 
@@ -362,16 +364,18 @@ mod tests {
 
     #[test]
     fn beyond_200_the_failing_come_first() {
-        let nodes: Vec<_> = (0..1000)
-            .map(|n| {
-                node(&format!("n{n}"), if n >= 990 { NodePhase::Failure } else { NodePhase::Successful }, 1)
-            })
-            .collect();
+        let phase = |n| match n {
+            990.. => NodePhase::Failure,
+            980.. => NodePhase::Unknown,
+            970.. => NodePhase::InProgress,
+            960.. => NodePhase::Pending,
+            _ => NodePhase::Successful,
+        };
+        let nodes: Vec<_> = (0..1000).map(|n| node(&format!("n{n}"), phase(n), 1)).collect();
         let view = view(nodes.iter());
         assert_eq!(view.len(), 200);
-        assert!(view[..10].iter().all(|n| n.phase == NodePhase::Failure));
-        assert_eq!(view[0].node_name, "n990");
-        assert_eq!(view[10].node_name, "n0");
+        let firsts: Vec<_> = view.iter().step_by(10).take(5).map(|node| node.node_name.as_str()).collect();
+        assert_eq!(firsts, ["n990", "n980", "n970", "n960", "n0"]);
     }
 
     #[test]
@@ -403,9 +407,34 @@ mod tests {
         assert_eq!((report.node_status.len(), report.summary.failure as usize), (capacity, capacity));
         // What a later life of cloudcore needs is there, whole or not.
         assert!(report.node_status.iter().all(|node| node.image_status.len() == 10));
-        assert!(report.node_status.iter().any(|node| node.image_status[0].reason.len() < 1024));
+        // A reason is whole, or its beginning.
+        let cut = "x".repeat(SHORT_REASON);
+        let lengths: BTreeSet<_> =
+            report.node_status.iter().map(|node| node.image_status[0].reason.len()).collect();
+        assert_eq!(lengths, [cut.len(), 1024].into());
         assert_eq!(nodes_in_report(std::iter::once("a")), MAX_NODES_IN_REPORT);
         assert_eq!(nodes_in_report(std::iter::repeat_n("a", 10_000)), 1);
+    }
+
+    #[test]
+    fn what_finds_no_room_keeps_the_beginning_of_its_reasons() {
+        let mut whole = node("n", NodePhase::Failure, 1);
+        whole.reason = "é".repeat(1024);
+        whole.image_status[0].reason.clone_from(&whole.reason);
+        whole.action_flow.push(ActionStatus {
+            action: Action::Pull,
+            status: Tristate::False,
+            reason: whole.reason.clone(),
+            time: Time(Timestamp::UNIX_EPOCH),
+        });
+        let cut = "é".repeat(SHORT_REASON);
+        let shortened = within(&[&whole], 0, shortened).remove(0);
+        assert_eq!(
+            [&shortened.reason, &shortened.image_status[0].reason, &shortened.action_flow[0].reason],
+            [&cut; 3]
+        );
+        let bare = within(&[&whole], 0, bare).remove(0);
+        assert_eq!((&bare.reason, bare.phase, bare.image_status.len()), (&cut, NodePhase::Failure, 0));
     }
 
     #[test]

@@ -165,6 +165,22 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_in_debt_says_how_much_it_lacks() {
+        let mut bucket = TokenBucket::new(10.0, 2.0);
+        assert_eq!((bucket.level(at(0)), bucket.ready_at(1.0)), (2.0, Some(at(0))));
+        bucket.take(5.0, at(0));
+        assert_eq!((bucket.level(at(0)), bucket.level(at(100))), (-3.0, -2.0));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "an Instant comes from nowhere else")]
+    fn an_instant_is_a_moment_like_any_other() {
+        let now = Instant::now();
+        let later = now.after(MILLISECOND);
+        assert_eq!((later.since(now), now.since(later)), (MILLISECOND, Duration::ZERO));
+    }
+
+    #[test]
     fn a_clock_that_is_set_back_takes_nothing_out_of_a_bucket() {
         let mut bucket = TokenBucket::new(20.0, 60.0);
         assert_eq!(bucket.try_take(1.0, at(3_600_000)), Ok(()));

@@ -71,3 +71,14 @@ pub const RENEWED_AFTER_EXPIRY: &str = "RenewedAfterExpiry";
 pub fn is_of_one_image(reason: &str) -> bool {
     matches!(reason, PULL_IMAGE_SUCCEED | PULL_IMAGE_FAILED)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_of_single_images_are_those_of_their_pulls() {
+        assert!(is_of_one_image(PULL_IMAGE_SUCCEED) && is_of_one_image(PULL_IMAGE_FAILED));
+        assert!(!is_of_one_image(NO_ELIGIBLE_NODES));
+    }
+}

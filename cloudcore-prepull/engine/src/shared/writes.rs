@@ -253,6 +253,22 @@ mod tests {
     }
 
     #[test]
+    fn the_burst_comes_back_with_each_second_however_often_something_is_written() {
+        let mut used = UsedBurst::default();
+        (0..5).for_each(|_| used.count_write(at(0)));
+        // Of four writes in two seconds two count, though none comes a second after the one before.
+        let counted = [600, 1_200, 1_800, 2_200].map(|millis| {
+            used.count_write(at(millis));
+            used.writes
+        });
+        assert_eq!(counted, [6, 6, 7, 7]);
+        used.count_write(at(2_200 + 1_000 * i64::from(BURST)));
+        assert_eq!(used.writes, 1);
+        used.count_write(at(0));
+        assert_eq!(used.writes, 2, "a clock that is set back brings nothing back");
+    }
+
+    #[test]
     fn what_waits_goes_out_with_the_version_that_it_waits_for() {
         let mut writes = Writes::default();
         writes.touch(Pace::Slow);

@@ -84,4 +84,21 @@ mod tests {
         assert_eq!(queue.end_write(true).len(), 0);
         assert_eq!(queue.take().len(), 1);
     }
+
+    #[test]
+    fn a_later_request_of_a_job_replaces_the_one_that_waits_and_keeps_its_new_round() {
+        let mut queue = RequestQueue::default();
+        queue.push(Arc::new(request("one")), true);
+        let later = Arc::new(TagRequest { image_pull_policy: Some("Always".to_owned()), ..request("one") });
+        queue.push(later.clone(), false);
+        queue.push(Arc::new(request("two")), false);
+        let waiting = queue.take();
+        let [one, two] = waiting.as_slice() else { panic!("{waiting:?}") };
+        assert_eq!((&one.request, one.new_round, two.new_round), (&later, true, false));
+        // What is being written is not replaced.
+        queue.begin_write(waiting);
+        queue.push(Arc::new(request("one")), false);
+        assert_eq!(queue.end_write(true).len(), 2);
+        assert_eq!(queue.take().len(), 1);
+    }
 }

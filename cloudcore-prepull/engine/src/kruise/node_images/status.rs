@@ -83,3 +83,32 @@ pub(super) fn ended_at(status: &NodeImageStatus, image: &str, tag: &str, version
 pub(super) fn find<'a>(status: &'a NodeImageStatus, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {
     status.image_statuses.get(image)?.tags.iter().find(|found| found.tag == tag)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kruise::node_images::tests::add_manual_tag;
+
+    #[test]
+    fn each_tag_of_the_spec_counts_once_and_waits_until_more_is_known_of_it() {
+        let mut spec = NodeImageSpec::default();
+        for tag in ["1", "2", "1"] {
+            add_manual_tag(&mut spec, "a", tag);
+        }
+        spec.images.get_mut("a").unwrap().tags[1].version = 4;
+        spec.images.entry("empty".to_owned()).or_default();
+        let current = |key: &TagKey, tag: &ImageTagSpec| {
+            let pulling = ImageTagStatus {
+                tag: tag.tag.clone(),
+                phase: PullPhase::Pulling,
+                ..ImageTagStatus::default()
+            };
+            (key.tag == "1").then_some(pulling)
+        };
+        let status = desired_status(&spec, &NodeImageStatus::default(), current);
+        assert_eq!((status.desired, status.pulling, status.waiting), (2, 1, 1));
+        assert_eq!(status.image_statuses.keys().collect::<Vec<_>>(), ["a"]);
+        let waiting = find(&status, "a", "2").unwrap();
+        assert_eq!((waiting.phase, waiting.version, waiting.tag.as_str()), (PullPhase::Waiting, 4, "2"));
+    }
+}

@@ -244,10 +244,9 @@ impl TagPull {
         }
     }
 
-    /// When the task is given up, whatever the node does.
+    /// When a task that has not ended is given up, whatever the node does.
     pub(super) fn give_up_due(&self) -> Option<Timestamp> {
         let (since, whole) = match (&self.state, self.tag.active_deadline) {
-            (State::Ended { .. }, _) => return None,
             (_, Some(deadline)) => (self.started?, deadline),
             (State::OnNode, None) => (self.last_heard?, self.time_for_tries()),
             (_, None) => return None,

@@ -3,6 +3,7 @@
 //! rises.
 
 mod namespaces;
+mod sessions;
 mod spec_edits;
 mod tasks;
 mod writes;
@@ -48,6 +49,8 @@ pub(super) struct World {
     pub(super) api: bool,
     /// Why the secrets cannot be read, if they cannot.
     pub(super) secrets: Option<&'static str>,
+    /// How the next dispatch ends, if it is not just sent.
+    pub(super) next_outcome: Option<DispatchOutcome>,
 }
 
 pub(super) fn node() -> NodeName {
@@ -74,6 +77,7 @@ impl World {
             writes: Vec::new(),
             api: true,
             secrets: None,
+            next_outcome: None,
         };
         world.images.handle(Input::NodeImages(Vec::new()), world.now);
         world
@@ -154,7 +158,8 @@ impl World {
                     Action::Dispatch(dispatch) => {
                         let sent = DispatchOutcome::Sent(SessionId(self.session));
                         let postponed = |reason: &str| DispatchOutcome::Postponed(reason.to_owned());
-                        let outcome = self.secrets.map_or(sent, postponed);
+                        let usual = self.secrets.map_or(sent, postponed);
+                        let outcome = self.next_outcome.take().unwrap_or(usual);
                         let task = dispatch.task.id.clone();
                         self.done.push(Action::Dispatch(dispatch));
                         self.images.handle(Input::Dispatched { node: node(), task, outcome }, self.now);

@@ -78,3 +78,34 @@ pub fn needs_reports(job: &JobObject, now: Timestamp) -> bool {
 pub(super) fn parks_at(ended: Timestamp) -> Timestamp {
     ended.checked_add(PARK_AFTER).unwrap_or(Timestamp::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::prepull::controller::UnreadableJob;
+
+    #[test]
+    fn a_job_that_has_been_over_for_long_needs_its_reports_once_it_is_edited() {
+        let object = |generation: i64| {
+            let object = json!({
+                "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+                "metadata": {"name": "job", "generation": generation},
+                "spec": {"imagePrePullTemplate": {"images": ["app:1"]}},
+                "status": {"observedGeneration": 1, "completionTime": "2026-01-01T00:00:00Z"},
+            });
+            JobObject::Ok(Box::new(serde_json::from_value(object).unwrap()))
+        };
+        let ended: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let (at, before) = (parks_at(ended), parks_at(ended) - Duration::from_secs(1));
+        assert!(needs_reports(&object(1), before) && !needs_reports(&object(1), at));
+        assert!(needs_reports(&object(2), at));
+        let parked = Parked::settled(&object(1), at).unwrap();
+        let unreadable = |object: JobObject| {
+            JobObject::Err(UnreadableJob { rest: object.unwrap(), error: "spec: a number".to_owned() })
+        };
+        let edited = [object(1), object(2), unreadable(object(2))].map(|object| parked.is_edited(&object));
+        assert_eq!(edited, [false, true, false]);
+    }
+}

@@ -11,6 +11,7 @@ use crate::shared::session::SessionEvent;
 
 mod course;
 mod edits;
+mod late;
 mod leaving;
 mod left_out;
 mod relabelled;
@@ -43,6 +44,8 @@ struct World {
     secrets: Option<&'static str>,
     /// Whether the owner of the secret s/t has not allowed its use.
     withheld: bool,
+    /// How the next dispatch ends, if it is none of these.
+    next_outcome: Option<DispatchOutcome>,
     /// Writes, successful or not.
     tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
@@ -76,6 +79,7 @@ impl World {
             dead: None,
             secrets: None,
             withheld: false,
+            next_outcome: None,
             tried: Vec::new(),
             sent: Vec::new(),
             dispatched: Vec::new(),
@@ -139,7 +143,9 @@ impl World {
                         self.images.extend(order.plan.images.iter().map(|image| image.image.clone()));
                         let secrets = order.plan.images.iter().flat_map(|image| &image.secrets);
                         self.used_secrets.extend(secrets.map(ToString::to_string));
-                        let outcome = if self.dead.as_ref() == Some(&order.node) {
+                        let outcome = if let Some(outcome) = self.next_outcome.take() {
+                            outcome
+                        } else if self.dead.as_ref() == Some(&order.node) {
                             DispatchOutcome::Offline
                         } else if let Some(reason) = self.secrets {
                             DispatchOutcome::Postponed(reason.to_owned())

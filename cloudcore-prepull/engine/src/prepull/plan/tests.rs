@@ -3,7 +3,9 @@
 
 use std::time::Instant;
 
-use prepull_api::credentials::RegistryCredential;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use prepull_api::credentials::{RegistryCredential, SecretUser};
 use prepull_api::image::Reference;
 use prepull_api::wire::{Key, MAX_REASON};
 use serde_json::{Value, json};
@@ -129,6 +131,8 @@ fn without_an_eligible_node_the_job_is_refused_with_the_reasons() {
         "spec.imagePrePullTemplate.nodeNames: no node is eligible: cloud-1 is not an edge node, a is not found, b is \
          not found, 2 more (a node needs the label node-role.kubernetes.io/edge and must be Ready)"
     );
+    let of_three = plan(&by_name(&["a", "b", "c"]), &nodes).unwrap_err().to_string();
+    assert!(of_three.contains("b is not found, c is not found (a node needs"), "{of_three}");
     let by_label = job(json!({"imagePrePullTemplate": {
         "images": ["nginx"], "labelSelector": {"matchLabels": {"region": "x"}},
     }}));
@@ -375,8 +379,64 @@ fn a_single_node_is_planned_alike_whether_or_not_it_is_ready() {
     assert_eq!(plan_one(&job, &not_ready((name, node)).1).unwrap(), whole.nodes[0].1);
 }
 
+#[test]
+fn what_was_recorded_of_a_node_is_pulled_on_whatever_overriders_make_it() {
+    let job = job(json!({
+        "imagePrePullTemplate": {"images": ["app:1", "db:1"], "nodeNames": ["edge"]},
+        "imagePrePullOverriders": [
+            overrider("a", &[["Registry", "replace", "r.io"]], &[["SecretName", "add", "s/r"]]),
+            overrider("b", &[["Registry", "replace", "q.io"]], &[["SecretName", "add", "s/q"]]),
+        ],
+    }));
+    let present = plan_one(&job, &edge("edge", &[("a", "")]).1).unwrap();
+    for (recorded, expected) in [
+        (["q.io/app:1", "q.io/db:1"], ["q.io/app:1 [s/q]", "q.io/db:1 [s/q]"]),
+        (
+            ["docker.io/library/app:1", "docker.io/library/db:1"],
+            ["docker.io/library/app:1 []", "docker.io/library/db:1 []"],
+        ),
+        // No overrider makes these any more, and the second one is none.
+        (["old.io/app:1", "?"], ["old.io/app:1 [s/r]", "r.io/db:1 [s/r]"]),
+    ] {
+        let images =
+            recorded.map(|pulled| ImageStatus { pulled_image: pulled.to_owned(), ..ImageStatus::default() });
+        let plan = Shared::default().plan_as_recorded(&job, &present, &images);
+        let [app, db] = expected;
+        assert_eq!(
+            lines(&plan),
+            [format!("app:1 -> {app} IfNotPresent"), format!("db:1 -> {db} IfNotPresent")]
+        );
+    }
+}
+
 mod key {
     use super::*;
+
+    #[test]
+    fn a_secret_object_is_read_as_the_api_server_takes_it_in() {
+        let config = |user: &str| json!({"auths": {"r.io": {"username": user, "password": "p"}}}).to_string();
+        let key = ".dockerconfigjson".to_owned();
+        let mut secret = Secret {
+            type_: Some("kubernetes.io/dockerconfigjson".to_owned()),
+            data: Some([(key.clone(), ByteString(config("data").into_bytes()))].into()),
+            string_data: Some([(key, config("text"))].into()),
+            ..Secret::default()
+        };
+        let allow = ("prepull.kubeedge.io/allow".to_owned(), "release".to_owned());
+        secret.metadata.annotations = Some([allow].into());
+        let lookup = SecretLookup::from_secret(&secret);
+        let is_allowed = |lookup: &SecretLookup| {
+            ["release", "other"].map(|job| lookup.is_allowed_to(SecretUser::Job(job)))
+        };
+        assert_eq!(is_allowed(&lookup), [true, false]);
+        assert_eq!(is_allowed(&SecretLookup::Missing), [false, false]);
+        assert_eq!(users(&[lookup]), ["text"]);
+        secret.string_data = None;
+        assert_eq!(users(&[SecretLookup::from_secret(&secret)]), ["data"]);
+        secret.type_ = None;
+        let reason = reason(&[SecretLookup::from_secret(&secret)]);
+        assert!(reason.starts_with("secret s/0: type \"Opaque\" holds no registry credentials"), "{reason}");
+    }
 
     fn found(auths: &Value) -> SecretLookup {
         let data = json!({ "auths": auths }).to_string().into_bytes();

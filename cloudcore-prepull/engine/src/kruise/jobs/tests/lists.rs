@@ -338,3 +338,14 @@ fn a_name_that_was_taken_is_used_as_soon_as_it_is_free() {
     d.settle();
     assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
 }
+
+#[test]
+fn a_list_of_lists_says_which_are_gone() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({"parallelism": 2})));
+    let list = Box::new(d.lists["list"].clone());
+    d.input(Input::ListJobs(vec![Ok(list)]));
+    assert_eq!(d.jobs.lists.parallelism(&uid("list")), Some(2));
+    d.input(Input::ListJobs(Vec::new()));
+    assert_eq!(d.jobs.lists.parallelism(&uid("list")), None);
+}

@@ -1,11 +1,12 @@
 use std::time::Duration;
 
-use prepull_api::crd::kruise::ImagePullJobStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::kruise::{ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
 use serde_json::{Value, json};
 
 use super::super::*;
-use super::driver::{Driver, uid};
-use crate::kruise::TagState;
+use super::driver::{Driver, owner, uid};
+use crate::kruise::{TagKey, TagState};
 use crate::shared::objects::{ObjectId, Unreadable};
 use crate::shared::outcomes::WriteOutcome;
 
@@ -488,4 +489,105 @@ fn writes_of_a_status_are_paced_and_retried() {
     d.log.clear();
     d.job("gone", spec(&json!({"parallelism": 3})));
     assert!(d.log.is_empty() && d.jobs.liveness(&uid("gone")) == Liveness::Deleted, "{:?}", d.log);
+}
+
+#[test]
+fn a_list_of_jobs_says_which_are_gone() {
+    let mut d = Driver::with(THREE);
+    for job in ["one", "two"] {
+        d.job(job, spec(&json!({})));
+    }
+    d.log.clear();
+    let two = Box::new(d.api["two"].clone());
+    d.input(Input::PullJobs(vec![Ok(two)]));
+    d.settle();
+    let gone = |job| Action::LivenessChanged(uid(job));
+    assert_eq!((d.log.contains(&gone("one")), d.log.contains(&gone("two"))), (true, false));
+    assert_eq!(d.jobs.liveness(&uid("one")), Liveness::Deleted);
+    assert_eq!(d.jobs.liveness(&uid("two")), Liveness::Active);
+}
+
+#[test]
+fn a_tag_that_was_seen_before_its_job_counts_as_long_as_its_node_image_has_it() {
+    let tag = |state| {
+        let (job, key) = (uid("job"), TagKey::new("nginx", "1.9.1"));
+        Input::NodeImage(NodeImageUpdate::Tag { job, node: "a".into(), key, state })
+    };
+    for (is_gone, asked) in [(None, vec![]), (Some(true), vec!["a"]), (Some(false), vec!["a"])] {
+        let mut d = Driver::with(&["a"]);
+        d.input(tag(TagState::Succeeded(d.now)));
+        match is_gone {
+            Some(true) => {
+                d.input(Input::NodeImage(NodeImageUpdate::Deleted("a".into())));
+                d.node("a", &[]);
+                d.online("a", true);
+            }
+            Some(false) => d.input(tag(TagState::Absent)),
+            None => {}
+        }
+        d.job("job", spec(&json!({})));
+        assert_eq!(d.take_asked(), asked, "{is_gone:?}");
+        assert_eq!(d.has_finished("job"), is_gone.is_none(), "{is_gone:?}");
+    }
+}
+
+#[test]
+fn a_job_shares_the_slots_of_its_list_from_when_it_gets_one_until_it_has_none() {
+    let mut d = Driver::with(&["a", "b", "c", "d"]);
+    for job in ["one", "two"] {
+        d.job(job, spec(&json!({"parallelism": 1})));
+    }
+    d.succeeds("two", &["a"]);
+    assert_eq!(d.take_asked(), ["a", "a", "b"]);
+    let list = ObjectId { namespace: "team".to_owned(), name: "list".to_owned(), uid: uid("list") };
+    let set_list = |d: &mut Driver, job: &str, has_list: bool| {
+        let object = d.api.get_mut(job).unwrap();
+        object.metadata.owner_references = has_list.then(|| vec![owner(&list)]);
+        let object = Box::new(object.clone());
+        d.input(Input::PullJob(Ok(object)));
+        d.settle();
+    };
+    set_list(&mut d, "one", true);
+    set_list(&mut d, "two", true);
+    assert_eq!(d.take_asked(), ["b"], "of one: the list is at work there anyway");
+    d.succeeds("two", &["b"]);
+    d.succeeds("one", &["a"]);
+    assert_eq!(d.take_asked(), Vec::<String>::new(), "one of them is at work on b");
+    d.succeeds("one", &["b"]);
+    assert_eq!(d.take_asked(), ["c", "c"]);
+    set_list(&mut d, "two", false);
+    d.succeeds("two", &["c"]);
+    assert_eq!(d.take_asked(), ["d"], "of two, which has its own slot again");
+}
+
+#[test]
+fn a_round_that_another_job_began_counts_for_a_job_that_never_ends() {
+    let mut d = Driver::with(&["a"]);
+    d.job("job", spec(&json!({"completionPolicy": {"type": "Never"}})));
+    d.succeeds("job", &["a"]);
+    assert_eq!(d.numbers("job"), [1, 0, 1, 0]);
+    d.set_state("job", "a", TagState::Pending);
+    assert_eq!(d.numbers("job"), [1, 1, 0, 0]);
+    d.succeeds("job", &["a"]);
+    assert_eq!(d.numbers("job"), [1, 0, 1, 0]);
+}
+
+#[test]
+fn a_job_that_cannot_be_read_keeps_its_start() {
+    let mut d = Driver::new();
+    let started = Time(d.now);
+    d.api.insert("job".to_owned(), ImagePullJob::new("job", ImagePullJobSpec::default()));
+    d.input(Input::PullJob(Err(Unreadable {
+        id: ObjectId { namespace: "team".to_owned(), name: "job".to_owned(), uid: uid("job") },
+        generation: 1,
+        error: "spec.image: a number".to_owned(),
+        start_time: Some(started.clone()),
+        completion_time: None,
+    })));
+    d.settle();
+    let written = d.log.iter().find_map(|action| match action {
+        Action::Write(JobWrite::PullJobStatus(_, status)) => Some(status.start_time.clone()),
+        _ => None,
+    });
+    assert_eq!(written, Some(Some(started)));
 }

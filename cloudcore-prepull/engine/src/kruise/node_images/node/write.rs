@@ -210,3 +210,37 @@ impl TrackedNode {
 fn is_active(queued: &QueuedRequest, context: &Context<'_>) -> bool {
     queued.job().is_some_and(|job| (context.liveness)(&job) == Liveness::Active)
 }
+
+#[cfg(test)]
+mod tests {
+    use prepull_api::crd::kruise::{NodeImage, NodeImageSpec};
+
+    use super::*;
+
+    #[test]
+    fn a_write_without_effect_is_not_repeated_at_once() {
+        let object = |version: &str| {
+            let mut object = NodeImage::new("edge-1", NodeImageSpec::default());
+            object.metadata.resource_version = Some(version.to_owned());
+            Some(Box::new(object))
+        };
+        let now = Timestamp::UNIX_EPOCH;
+        let waits = |replaces: Option<&str>, written: &Written| {
+            let mut writes = Writes::default();
+            writes.in_flight = Some(InFlight { replaces: replaces.map(str::to_owned) });
+            writes.end(written, now);
+            assert!(!writes.is_in_flight());
+            assert_eq!(writes.not_before.is_some(), writes.have_failed());
+            writes.have_failed()
+        };
+        assert!(waits(Some("1"), &Written::Failed));
+        assert!(waits(Some("1"), &Written::Done(object("1"))), "it changed nothing");
+        assert!(waits(Some("1"), &Written::Refused(object("1"))), "it will be refused again");
+        assert!(waits(None, &Written::Refused(None)), "there is none, and none may be made");
+        assert!(!waits(Some("1"), &Written::Done(object("2"))));
+        assert!(!waits(Some("1"), &Written::Refused(object("2"))), "it is to be made of the newer one");
+        assert!(!waits(None, &Written::Done(object("1"))));
+        assert!(!waits(Some("1"), &Written::Done(None)), "it was deleted");
+        assert!(!waits(None, &Written::Done(None)));
+    }
+}

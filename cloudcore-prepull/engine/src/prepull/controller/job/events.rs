@@ -102,3 +102,14 @@ fn some_of(nodes: impl ExactSizeIterator<Item = String>) -> String {
     }
     shown.join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_names_five_nodes_and_counts_the_others() {
+        let names = |count: usize| some_of((0..count).map(|n| n.to_string()));
+        assert_eq!([names(5), names(7)], ["0, 1, 2, 3, 4", "0, 1, 2, 3, 4, 2 more"]);
+    }
+}

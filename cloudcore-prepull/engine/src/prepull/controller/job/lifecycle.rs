@@ -241,3 +241,19 @@ fn causes_of(rollout: &Rollout) -> String {
     let causes = list_codes(&rollout.failures(), LISTED);
     if causes.is_empty() { causes } else { format!(" ({causes})") }
 }
+
+#[cfg(test)]
+mod tests {
+    use prepull_api::failure::FailureCode;
+
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_causes_are_listed_and_that_there_are_more_is_said() {
+        let failures = [(FailureCode::Timeout, 3), (FailureCode::Other, 1)]
+            .map(|(code, nodes)| FailureCount { code, nodes });
+        assert_eq!(list_codes(&failures, 2), "Timeout 3, Other 1");
+        assert_eq!(list_codes(&failures, 1), "Timeout 3, …");
+        assert_eq!(list_codes(&[], 1), "");
+    }
+}

@@ -227,3 +227,63 @@ fn hash_of(spec: &ImagePrePullJobSpec) -> String {
     // Half of the digest tells any two specs apart that nobody made for the purpose.
     enroll::hex(digest(&SHA256, &json).as_ref().get(..16).unwrap_or_default())
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn spec(template: &Value, rest: &Value) -> ImagePrePullJobSpec {
+        let mut spec = rest.clone();
+        spec["imagePrePullTemplate"] = json!({"images": ["app:1"], "labelSelector": {}});
+        let fields = template.as_object().unwrap().clone();
+        spec["imagePrePullTemplate"].as_object_mut().unwrap().extend(fields);
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn a_status_that_does_not_say_what_may_change_is_completed_by_the_spec_of_now() {
+        // As version 0.1 wrote it.
+        let begun_with = fixed_part(&spec(&json!({}), &json!({})));
+        let now = spec(
+            &json!({"images": ["other:1"], "concurrency": 7, "failureTolerate": "0.5"}),
+            &json!({"retry": 3}),
+        );
+        let status = |ended: bool, is_suspended: bool| ImagePrePullJobStatus {
+            started_spec: serde_json::to_string(&begun_with).unwrap(),
+            spec_hash: hash_of(&begun_with),
+            retry: 1,
+            completion_time: ended.then(|| Time(jiff::Timestamp::UNIX_EPOCH)),
+            conditions: vec![Condition {
+                type_: aggregate::SUSPENDED.to_owned(),
+                status: if is_suspended { "True" } else { "False" }.to_owned(),
+                last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+                message: String::new(),
+                observed_generation: None,
+                reason: String::new(),
+            }],
+            ..ImagePrePullJobStatus::default()
+        };
+        let before = |status: &ImagePrePullJobStatus, is_seen| {
+            accepted_before(status, Some(&now), is_seen, std::iter::empty()).unwrap()
+        };
+        let running = before(&status(false, false), false);
+        let template = &running.image_pre_pull_template;
+        assert_eq!((&template.images[..], template.concurrency), (&["app:1".to_owned()][..], 7));
+        assert_eq!((template.failure_tolerate.as_str(), running.suspend, running.retry), ("0.5", false, 3));
+        assert!(before(&status(false, true), false).suspend, "it was suspended, and is not any more");
+        // Rounds that were asked for since its end have not begun.
+        assert_eq!(before(&status(true, true), false).retry, 1);
+        let seen = before(&status(true, true), true);
+        assert_eq!((seen.retry, seen.suspend), (3, false));
+    }
+
+    #[test]
+    fn a_spec_is_never_stored_without_its_tolerance_which_would_be_taken_for_version_0_1() {
+        let mut accepted = SpecState::default();
+        accepted.begin(&spec(&json!({"failureTolerate": ""}), &json!({})));
+        assert!(accepted.stored().contains(r#""failureTolerate":"0.1""#), "{}", accepted.stored());
+    }
+}

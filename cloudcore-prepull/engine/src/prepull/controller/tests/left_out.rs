@@ -129,3 +129,25 @@ fn a_running_job_says_why_nodes_have_failed_so_far() {
     world.pass(3000);
     assert_eq!(world.status().reason, "2 nodes failed so far (Timeout 1, Other 1)");
 }
+
+#[test]
+fn a_missing_node_joins_once_it_exists_where_the_job_follows_its_nodes() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    let mut template = names(&["a", "ghost"]);
+    template["failureTolerate"] = json!("0.5");
+    world.give(with_spec(template, json!({"followNodes": true}), 1, None));
+    world.pass(1000);
+    assert_eq!(missing(&world), ["ghost"]);
+    world.give(Input::Node(edge("ghost")));
+    world.up("ghost", &[]);
+    world.pass(1000);
+    assert_eq!(world.dispatched, ["a".into(), "ghost".into()]);
+    for node in ["a", "ghost"] {
+        world.ends(node, TaskOutcome::Succeeded);
+    }
+    world.pass(1000);
+    let status = world.status();
+    assert_eq!((status.phase, status.summary.successful), (JobPhase::Completed, 2));
+    assert_eq!((missing(&world), status.failures_by_code.len()), (vec![], 0));
+}

@@ -1,0 +1,305 @@
+#![allow(clippy::unwrap_used)]
+//! What comes at the wrong time: from a session that is over, of a task that nobody asked for, after a deadline.
+
+use prepull_api::crd::kruise::{PullPhase, SandboxConfig};
+
+use super::*;
+use crate::kruise::node_images::tag_pull::RESEND;
+use crate::shared::objects::ObjectId;
+
+fn acked(task: &TaskId) -> CloudMessage {
+    CloudMessage::ResultAck { task: task.clone() }
+}
+
+fn cancels(said: &[CloudMessage]) -> Vec<&TaskId> {
+    let task = |message: &'_ CloudMessage| matches!(message, CloudMessage::Cancel { .. });
+    assert!(said.iter().all(task), "{said:?}");
+    said.iter()
+        .filter_map(|message| if let CloudMessage::Cancel { task, .. } = message { Some(task) } else { None })
+        .collect()
+}
+
+/// A world with the tag a:1, and the task that was sent for it.
+fn pulling() -> (World, TaskId) {
+    let mut world = World::new();
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    let task = world.take_dispatched()[0].task.id.clone();
+    (world, task)
+}
+
+/// A task of the NodeImage that nobody asked for.
+fn unwanted(task: &TaskId) -> TaskId {
+    TaskId { job: JobUid(format!("{}0", task.job.0)), attempt: 1 }
+}
+
+#[test]
+fn a_task_that_nobody_asked_for_is_cancelled_whatever_the_node_says_of_it() {
+    let (mut world, task) = pulling();
+    let unwanted = unwanted(&task);
+    world.receive(EdgeMessage::Accepted { task: task.clone() });
+    world.report_progress(&task, 1, 2);
+    assert_eq!(world.take_sent(), []);
+    world.receive(EdgeMessage::Accepted { task: unwanted.clone() });
+    assert_eq!(cancels(&world.take_sent()), [&unwanted]);
+    world.report_progress(&unwanted, 1, 2);
+    assert_eq!(cancels(&world.take_sent()), [&unwanted]);
+    for phase in [OpenPhase::Running, OpenPhase::NeedsKeys] {
+        world.connect(&[(task.clone(), OpenPhase::Running), (unwanted.clone(), phase)]);
+        assert_eq!(cancels(&world.take_sent()), [&unwanted], "{phase:?}");
+    }
+    // What has ended cannot be cancelled: its result follows, and is acknowledged then.
+    world.connect(&[(task.clone(), OpenPhase::Running), (unwanted.clone(), OpenPhase::Finished)]);
+    assert_eq!(world.take_sent(), []);
+    world.end_task(&unwanted, pulled());
+    assert_eq!(world.take_sent(), [acked(&unwanted)]);
+    assert_eq!((world.take_dispatched(), world.slots), (vec![], 0), "the task that is wanted goes on");
+}
+
+#[test]
+fn a_result_of_a_node_that_is_not_known_is_acknowledged() {
+    let mut world = World::bare();
+    let task = TaskId { job: JobUid(format!("{UID}.0")), attempt: 1 };
+    world.end_task(&task, pulled());
+    assert_eq!(world.take_sent(), [acked(&task)]);
+    assert!(world.images.nodes.is_empty());
+}
+
+#[test]
+fn a_dispatch_whose_tag_was_removed_meanwhile_is_cancelled_if_it_was_sent() {
+    let (mut world, task) = pulling();
+    let end = |world: &mut World, task: &TaskId, outcome| {
+        world.input(Input::Dispatched { node: node(), task: task.clone(), outcome });
+        world.take_sent()
+    };
+    let unwanted = unwanted(&task);
+    let sent = || DispatchOutcome::Sent(SessionId(1));
+    assert_eq!(cancels(&end(&mut world, &unwanted, sent())), [&unwanted]);
+    assert_eq!(end(&mut world, &unwanted, DispatchOutcome::Offline), []);
+    assert_eq!(end(&mut world, &task, sent()), [], "Hello may have confirmed it before");
+}
+
+#[test]
+fn a_dispatch_counts_for_the_session_that_it_went_to() {
+    let mut world = World::new();
+    world.connect(&[]);
+    world.next_outcome = Some(DispatchOutcome::Sent(SessionId(1)));
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    let sent = world.take_dispatched();
+    assert_eq!((sent.len(), world.slots), (2, 0), "the Hello of session 2 did not name it: it is sent again");
+    assert_eq!(sent[0].task.id, sent[1].task.id);
+
+    let mut world = World::new();
+    // A session of which the engine has not heard yet.
+    world.next_outcome = Some(DispatchOutcome::Sent(SessionId(2)));
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    let sent = world.take_dispatched();
+    assert_eq!((sent.len(), world.slots), (1, 1), "the session is not there yet");
+    world.connect(&[(sent[0].task.id.clone(), OpenPhase::Running)]);
+    assert_eq!((world.take_dispatched(), world.take_sent(), world.slots), (vec![], vec![], 0));
+}
+
+#[test]
+fn what_comes_of_an_older_session_changes_nothing() {
+    let (mut world, task) = pulling();
+    world.connect(&[(task.clone(), OpenPhase::Running)]);
+    world.done.clear();
+    let (node, session) = (node(), SessionId(1));
+    world.input(Input::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }));
+    world.input(Input::Session(SessionEvent::Down { node, session }));
+    assert_eq!((world.take_dispatched(), world.done.as_slice(), world.slots), (vec![], &[][..], 0));
+}
+
+#[test]
+fn a_task_that_found_no_session_is_sent_again_after_a_while() {
+    let mut world = World::new();
+    world.next_outcome = Some(DispatchOutcome::Offline);
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    assert_eq!((world.take_dispatched().len(), world.slots), (1, 1));
+    world.pass(RESEND - Duration::from_millis(1));
+    assert_eq!(world.take_dispatched(), []);
+    world.pass(Duration::from_millis(1));
+    assert_eq!((world.take_dispatched().len(), world.slots), (1, 0));
+}
+
+#[test]
+fn a_task_that_its_node_gave_back_is_acknowledged_and_sent_again_after_a_while() {
+    let (mut world, task) = pulling();
+    world.end_task(&task, ImageResult { outcome: ImageOutcome::Stopped, ..failed("the agent ends") });
+    assert_eq!((world.take_sent(), world.take_dispatched(), world.slots), (vec![acked(&task)], vec![], 1));
+    world.pass(RESEND);
+    assert_eq!((world.take_dispatched()[0].task.id.clone(), world.slots), (task, 0));
+}
+
+#[test]
+fn a_task_that_can_never_be_sent_fails_with_the_reason() {
+    let mut world = World::new();
+    world.next_outcome = Some(DispatchOutcome::Unsendable("the task is too large".to_owned()));
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    assert_eq!((world.take_dispatched().len(), world.slots), (1, 1));
+    let told = world.done.iter().filter(|action| matches!(action, Action::Event(_))).count();
+    assert_eq!(told, 1);
+    world.pass(Duration::from_secs(60));
+    let tag = world.tag("a", "1").unwrap();
+    assert_eq!((tag.phase, tag.message.as_str()), (PullPhase::Failed, "the task is too large"));
+    assert_eq!(world.take_dispatched(), []);
+}
+
+#[test]
+fn a_result_after_the_deadline_counts_if_it_is_good_and_no_failure_was_written() {
+    for (image, phase) in [(pulled(), PullPhase::Succeeded), (failed("late"), PullPhase::Failed)] {
+        let mut world = World::new();
+        world.edit(|spec| {
+            add_manual_tag(spec, "a", "1");
+            let tag = &mut spec.images.get_mut("a").unwrap().tags[0];
+            tag.pull_policy.as_mut().unwrap().active_deadline_seconds = Some(60);
+        });
+        let task = world.take_dispatched()[0].task.id.clone();
+        world.api = false;
+        world.pass(Duration::from_secs(60 + 200));
+        assert_eq!(cancels(&world.take_sent()), [&task]);
+        for _ in 0..2 {
+            world.end_task(&task, image.clone());
+        }
+        assert_eq!(world.take_sent(), [], "not before the API server has it");
+        world.api = true;
+        world.pass(Duration::from_secs(60));
+        assert_eq!(world.take_sent(), [acked(&task)]);
+        let tag = world.tag("a", "1").unwrap();
+        let message =
+            if phase == PullPhase::Failed { "pulling exceeds the activeDeadlineSeconds" } else { "" };
+        assert_eq!((tag.phase, tag.message.as_str()), (phase, message));
+    }
+}
+
+#[test]
+fn a_failure_for_want_of_time_says_whose_time_it_was() {
+    for (deadline, message) in [(Some(60), "pulling exceeds the activeDeadlineSeconds: 40 %"), (None, "40 %")]
+    {
+        let mut world = World::new();
+        world.edit(|spec| {
+            add_manual_tag(spec, "a", "1");
+            let tag = &mut spec.images.get_mut("a").unwrap().tags[0];
+            tag.pull_policy.as_mut().unwrap().active_deadline_seconds = deadline;
+        });
+        let task = world.take_dispatched()[0].task.id.clone();
+        world.receive(EdgeMessage::Result(TaskResult {
+            task,
+            outcome: TaskOutcome::DeadlineExceeded,
+            reason: String::new(),
+            check: None,
+            images: vec![failed("40 %")],
+            took: Duration::from_secs(60),
+        }));
+        world.pass(Duration::from_secs(1));
+        assert_eq!(world.tag("a", "1").unwrap().message, message);
+    }
+}
+
+#[test]
+fn nothing_is_done_for_a_node_image_that_cannot_be_read_until_it_can() {
+    let (mut world, task) = pulling();
+    let id = ObjectId { namespace: String::new(), name: node().0, uid: JobUid(UID.to_owned()) };
+    let (error, generation) = ("spec.images: invalid type".to_owned(), 2);
+    world.input(Input::NodeImage(Err(Unreadable {
+        id,
+        generation,
+        error,
+        start_time: None,
+        completion_time: None,
+    })));
+    assert_eq!((cancels(&world.take_sent()), world.slots), (vec![&task], 1));
+    let note = world.done.iter().find_map(|action| match action {
+        Action::Event(event) => Some(event.note.as_str()),
+        _ => None,
+    });
+    assert!(note.unwrap().ends_with("nothing is done for it: spec.images: invalid type"), "{note:?}");
+    assert!(world.done.contains(&Action::NotifyJobs(NodeImageUpdate::Deleted(node()))));
+    world.writes.clear();
+    world.input(Input::Node(view(&[("edge", ""), ("zone", "a")])));
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.writes, [], "it is not created, nor labelled");
+    world.edit(|_| {});
+    assert_eq!((world.take_dispatched().len(), world.slots), (1, 0));
+}
+
+#[test]
+fn a_node_image_that_is_being_deleted_is_as_good_as_gone() {
+    let (mut world, task) = pulling();
+    world.edit_unseen(|_| {});
+    let mut object = world.object.clone().unwrap();
+    object.metadata.deletion_timestamp = Some(Time(world.now));
+    world.writes.clear();
+    world.input(Input::NodeImage(Ok(Box::new(object))));
+    assert_eq!((cancels(&world.take_sent()), world.slots), (vec![&task], 1));
+    assert!(world.done.contains(&Action::NotifyJobs(NodeImageUpdate::Deleted(node()))));
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.writes, [], "its name is free only once it is gone");
+    world.object = None;
+    world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
+    assert!(matches!(world.writes[0], Write::Create(_)), "{:?}", world.writes);
+}
+
+#[test]
+fn a_node_that_a_list_does_not_have_is_gone() {
+    let mut world = World::new();
+    let other = NodeView { name: NodeName::from("edge-2"), ready: false, ..view(&[]) };
+    world.input(Input::Nodes(vec![other, view(&[("edge", "")])]));
+    assert!(world.object.is_some());
+    world.input(Input::Nodes(Vec::new()));
+    assert_eq!(world.object, None);
+}
+
+#[test]
+fn jobs_begin_once_each_node_has_its_node_image_or_cannot_get_it() {
+    let mut world = World::bare();
+    assert!(world.images.has_created_all(), "there is no node");
+    world.api = false;
+    world.images.handle(Input::Nodes(vec![view(&[("edge", "")])]), world.now);
+    assert!(!world.images.has_created_all());
+    world.settle();
+    assert!(world.images.has_created_all(), "its creation has failed");
+    world.api = true;
+    world.pass(Duration::from_secs(60));
+    assert!(world.object.is_some() && world.images.has_created_all());
+}
+
+#[test]
+fn a_task_has_the_labels_and_annotations_of_its_images_sandbox() {
+    let mut world = World::new();
+    let map = |key: &str| Some(BTreeMap::from([(key.to_owned(), "x".to_owned())]));
+    world.edit(|spec| {
+        add_manual_tag(spec, "a", "1");
+        let config = SandboxConfig { labels: map("label"), annotations: map("annotation") };
+        spec.images.get_mut("a").unwrap().sandbox_config = Some(config);
+    });
+    let sandbox = world.take_dispatched()[0].task.images[0].sandbox.clone().unwrap();
+    assert_eq!((Some(sandbox.labels), Some(sandbox.annotations)), (map("label"), map("annotation")));
+}
+
+#[test]
+fn a_tag_that_has_ended_is_left_alone_by_what_happens_to_the_others_of_its_image() {
+    let (mut world, task) = pulling();
+    world.end_task(&task, pulled());
+    world.edit(|spec| add_manual_tag(spec, "a", "2"));
+    let sent = world.take_dispatched();
+    assert_eq!(sent.iter().map(|sent| sent.task.images[0].image.as_str()).collect::<Vec<_>>(), ["a:2"]);
+    // What becomes impossible while it is pulled is cancelled.
+    world.take_sent();
+    world.edit(|spec| spec.images.get_mut("a").unwrap().tags[1].pull_policy = None);
+    assert_eq!((cancels(&world.take_sent()), world.slots), (vec![&sent[0].task.id], 1));
+    world.pass(Duration::from_secs(1));
+    assert_eq!((world.status().succeeded, world.status().failed), (1, 1));
+}
+
+#[test]
+fn progress_is_written_once_the_budget_of_the_fleet_allows_it() {
+    let (mut world, task) = pulling();
+    world.pass(Duration::from_secs(10));
+    world.report_progress(&task, 40, 100);
+    // As much as comes back in four seconds and a half, with a try every second from the third one on.
+    world.images.progress_budget.take(109.0, world.now);
+    world.pass(Duration::from_millis(4_900));
+    assert_eq!(world.tag("a", "1").unwrap().progress, 0);
+    world.pass(Duration::from_millis(100));
+    assert_eq!(world.tag("a", "1").unwrap().progress, 40);
+}
