@@ -23,6 +23,9 @@ pub struct Settings {
     pub user_agent: String,
     /// The proxies to go through.
     pub proxies: Proxies,
+    /// Bytes of each connection that may arrive before anybody has asked for them; `None` for what the kernel thinks best.
+    /// It bounds how far a download runs ahead of a reader that is slow on purpose.
+    pub receive_buffer: Option<usize>,
 }
 
 /// A client of registries. Cheap to clone; the clones share connections and tokens.
@@ -40,8 +43,9 @@ pub(crate) struct Shared {
 impl RegistryClient {
     /// Makes a client. It connects to nothing yet.
     pub fn new(settings: Settings) -> Self {
-        let Settings { hosts_dirs, user_agent, proxies } = settings;
-        let shared = Shared { transport: Transport::new(proxies, &user_agent), tokens: Tokens::default() };
+        let Settings { hosts_dirs, user_agent, proxies, receive_buffer } = settings;
+        let transport = Transport::new(proxies, &user_agent, receive_buffer);
+        let shared = Shared { transport, tokens: Tokens::default() };
         Self { shared: Arc::new(shared), hosts_dirs: hosts_dirs.into() }
     }
 

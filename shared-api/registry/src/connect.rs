@@ -69,15 +69,23 @@ struct Inner {
 }
 
 impl Connector {
-    pub(crate) fn new(tls: ClientConfig, proxies: Arc<Proxies>, reach: Reach, dial: Duration) -> Self {
+    pub(crate) fn new(
+        tls: ClientConfig,
+        proxies: Arc<Proxies>,
+        reach: Reach,
+        dial: Duration,
+        receive_buffer: Option<usize>,
+    ) -> Self {
         let mut direct = HttpConnector::new_with_resolver(Checked { resolver: GaiResolver::new(), reach });
         let mut to_proxy = HttpConnector::new();
         direct.enforce_http(false);
         direct.set_connect_timeout(Some(dial));
         direct.set_nodelay(true);
+        direct.set_recv_buffer_size(receive_buffer);
         to_proxy.enforce_http(false);
         to_proxy.set_connect_timeout(Some(dial));
         to_proxy.set_nodelay(true);
+        to_proxy.set_recv_buffer_size(receive_buffer);
         Self(Arc::new(Inner { direct, to_proxy, tls: TlsConnector::from(Arc::new(tls)), proxies, reach }))
     }
 }

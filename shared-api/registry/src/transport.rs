@@ -30,6 +30,8 @@ const MAX_REDIRECTS: usize = 10;
 const HEAD: Duration = Duration::from_secs(60);
 /// Most bytes of a response's head, and of a body that are read at once. Signed URLs in `Location` have up to 4 KiB.
 const MAX_HEAD: usize = 64 << 10;
+/// Bytes that are read at once where a reader is slow on purpose. A response's head has to fit.
+const SMALL_READ: usize = 16 << 10;
 /// A registry closes idle connections itself, after a minute or so.
 const IDLE: Duration = Duration::from_secs(30);
 /// Idle connections to one host. A pull uses a few at a time.
@@ -44,6 +46,7 @@ pub(crate) struct Transport {
     clients: Mutex<HashMap<(TlsKey, Reach, Duration), HttpClient>>,
     proxies: Arc<Proxies>,
     user_agent: HeaderValue,
+    receive_buffer: Option<usize>,
 }
 
 /// A response, and where it is from.
@@ -72,10 +75,10 @@ pub(crate) struct Ask<'a> {
 }
 
 impl Transport {
-    pub(crate) fn new(proxies: Proxies, user_agent: &str) -> Self {
+    pub(crate) fn new(proxies: Proxies, user_agent: &str, receive_buffer: Option<usize>) -> Self {
         let user_agent = HeaderValue::from_str(user_agent);
         let user_agent = user_agent.unwrap_or(HeaderValue::from_static("prepull"));
-        Self { clients: Mutex::default(), proxies: Arc::new(proxies), user_agent }
+        Self { clients: Mutex::default(), proxies: Arc::new(proxies), user_agent, receive_buffer }
     }
 
     /// Asks an endpoint, with the scheme that it has, and follows where it redirects.
@@ -159,13 +162,15 @@ impl Transport {
         if let Some(client) = clients.get(&key) {
             return Ok(client.clone());
         }
-        let connector = Connector::new(tls.client_config()?, Arc::clone(&self.proxies), reach, dial);
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(MAX_IDLE)
-            .http1_max_buf_size(MAX_HEAD)
-            .build(connector);
+        let proxies = Arc::clone(&self.proxies);
+        let connector = Connector::new(tls.client_config()?, proxies, reach, dial, self.receive_buffer);
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(MAX_IDLE);
+        match self.receive_buffer {
+            None => builder.http1_max_buf_size(MAX_HEAD),
+            Some(_) => builder.http1_read_buf_exact_size(SMALL_READ),
+        };
+        let client = builder.build(connector);
         if clients.len() >= MAX_CLIENTS {
             clients.clear();
         }
