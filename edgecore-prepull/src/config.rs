@@ -13,21 +13,25 @@ use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 
 use crate::cloud::endpoint::{BadUrl, Urls, parse_enroll_url, parse_tunnel_url, printable};
 use crate::cloud::identity::DEFAULT_STATE_DIR;
+use crate::images::fetch::{FetchMode, FetchSettings, RoomRules};
 use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
 pub use values::{Amount, Percent};
-pub(crate) use values::{Listen, MaxTasks};
+pub(crate) use values::{Listen, MaxTasks, Rate};
 
 /// As many images as containerd fetches layers of one image at a time: more would only share the same link.
 // The value is not zero.
 pub(crate) const DEFAULT_PARALLEL_PULLS: NonZeroUsize = NonZeroUsize::new(3).expect("three is not zero");
 /// A pull must not take a node below 10 % free disk, where the kubelet evicts pods (nodefs.available). By default the
 /// kubelet's garbage collection leaves 15 % free.
-const DEFAULT_DISK_MIN_FREE: Amount = Amount::Percent(10);
+pub(crate) const DEFAULT_DISK_MIN_FREE: Amount = Amount::Percent(10);
 /// The kubelet evicts pods below 100 MiB of available memory (memory.available).
 const DEFAULT_MEM_MIN_FREE: Amount = Amount::Bytes(100 << 20);
 /// Unpacking layers occupies a core, which a machine that is busier than this cannot spare.
 const DEFAULT_CPU_MAX_LOAD: Percent = Percent(90);
+
+/// The kubelet's own default.
+pub(crate) const DEFAULT_GC_HIGH_THRESHOLD: Percent = Percent(85);
 
 /// Settings from one source, the flags or the file. Every field is optional; [`Effective`] has the defaults.
 #[derive(Args, Clone, Debug, Default, Deserialize, Serialize)]
@@ -73,6 +77,22 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "PERCENT", env = "PREPULL_CPU_MAX_LOAD")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_max_load: Option<Percent>,
+    /// Who downloads images: agent, runtime, or auto: the agent where it can [default: auto]
+    #[arg(long, value_name = "WHO", env = "PREPULL_FETCH")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fetch: Option<FetchMode>,
+    /// Bytes a second that all pulls of the node together may download, as 2MiB [default: no limit]
+    #[arg(long, value_name = "RATE", env = "PREPULL_MAX_DOWNLOAD_RATE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_download_rate: Option<Rate>,
+    /// Directory with a hosts.toml for each registry [default: the config_path of containerd]
+    #[arg(long, value_name = "DIR", env = "PREPULL_REGISTRY_CONFIG_PATH")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) registry_config_path: Option<PathBuf>,
+    /// The kubelet's --image-gc-high-threshold: no image is fetched that would fill the disk further [default: 85%]
+    #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) image_gc_high_threshold: Option<Percent>,
     /// The kubelet's CredentialProviderConfig; needs --image-credential-provider-bin-dir too [default: none]
     #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,6 +126,8 @@ pub(crate) struct Effective {
     pub(crate) parallel_pulls: NonZeroUsize,
     /// The limits of the check items.
     pub(crate) limits: Limits,
+    /// How images are downloaded.
+    pub(crate) fetch: FetchSettings,
     /// The node's credential providers.
     pub(crate) providers: ProviderSettings,
 }
@@ -194,11 +216,21 @@ impl Settings {
             disk_min_free,
             mem_min_free,
             cpu_max_load,
+            fetch,
+            max_download_rate,
+            registry_config_path,
+            image_gc_high_threshold,
             image_credential_provider_config,
             image_credential_provider_bin_dir,
             image_credential_provider_timeout,
         } = self;
-        let limits = Limits::default();
+        let defaults = Limits::default();
+        let limits = Limits {
+            disk_min_free: disk_min_free.or(file.disk_min_free).unwrap_or(defaults.disk_min_free),
+            mem_min_free: mem_min_free.or(file.mem_min_free).unwrap_or(defaults.mem_min_free),
+            cpu_max_load: cpu_max_load.or(file.cpu_max_load).unwrap_or(defaults.cpu_max_load),
+        };
+        let gc_high_threshold = image_gc_high_threshold.or(file.image_gc_high_threshold);
         Effective {
             state_dir: state_dir.or(file.state_dir).unwrap_or_else(|| DEFAULT_STATE_DIR.into()),
             tunnel_urls: first_given(tunnel_url, file.tunnel_url),
@@ -207,10 +239,15 @@ impl Settings {
             metrics_listen: metrics_listen.or(file.metrics_listen).unwrap_or_default(),
             max_tasks: max_tasks.or(file.max_tasks).unwrap_or_default(),
             parallel_pulls: parallel_pulls.or(file.parallel_pulls).unwrap_or(DEFAULT_PARALLEL_PULLS),
-            limits: Limits {
-                disk_min_free: disk_min_free.or(file.disk_min_free).unwrap_or(limits.disk_min_free),
-                mem_min_free: mem_min_free.or(file.mem_min_free).unwrap_or(limits.mem_min_free),
-                cpu_max_load: cpu_max_load.or(file.cpu_max_load).unwrap_or(limits.cpu_max_load),
+            limits,
+            fetch: FetchSettings {
+                mode: fetch.or(file.fetch).unwrap_or_default(),
+                max_rate: max_download_rate.or(file.max_download_rate).map(|Rate(rate)| rate),
+                hosts_dir: registry_config_path.or(file.registry_config_path),
+                room: RoomRules {
+                    gc_high_threshold: gc_high_threshold.unwrap_or(DEFAULT_GC_HIGH_THRESHOLD),
+                    disk_min_free: limits.disk_min_free,
+                },
             },
             providers: ProviderSettings {
                 config: image_credential_provider_config.or(file.image_credential_provider_config),

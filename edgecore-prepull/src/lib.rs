@@ -39,6 +39,7 @@ pub mod tasks {
 /// Images and the container runtime: pulling, the runtime's own APIs, and the node's credential providers.
 pub mod images {
     pub(crate) mod containerd;
+    pub mod fetch;
     pub(crate) mod filesystem;
     pub mod providers;
     pub mod puller;

@@ -27,6 +27,10 @@ prepull_program::metrics! {
         images: Family<Outcome, Counter>,
         /// Images that failed, by the code of the failure
         image_failures: Family<Code, Counter>,
+        /// Bytes of images that the agent has downloaded itself
+        downloaded_bytes: Counter,
+        /// Pulls, by who has downloaded: agent or runtime
+        pulls: Family<By, Counter>,
         /// Runs of credential providers' plugins, by outcome
         credential_provider_execs: Family<ProviderOutcome, Counter>,
         /// How long a run of a credential provider's plugin took
@@ -41,6 +45,11 @@ const PLUGIN_BUCKETS: [f64; 7] = [0.05, 0.2, 0.5, 2.0, 5.0, 15.0, 60.0];
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct By {
+    by: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -75,6 +84,15 @@ pub(crate) enum PluginOutcome {
     Timeout,
     /// The plugin wrote something other than a valid answer.
     Malformed,
+}
+
+/// Who has downloaded an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PulledBy {
+    /// The agent itself.
+    Agent,
+    /// The container runtime.
+    Runtime,
 }
 
 /// All metrics of edgecore-prepull, and whether the container runtime answers.
@@ -133,6 +151,20 @@ impl Metrics {
             let code = result.code.unwrap_or(FailureCode::Other).as_str();
             self.counted.image_failures.get_or_create(&Code { code }).inc();
         }
+    }
+
+    /// Counts bytes of images that the agent has downloaded.
+    pub(crate) fn count_downloaded(&self, bytes: u64) {
+        self.counted.downloaded_bytes.inc_by(bytes);
+    }
+
+    /// Counts a pull, by who has downloaded the image.
+    pub(crate) fn count_pull(&self, by: PulledBy) {
+        let by = match by {
+            PulledBy::Agent => "agent",
+            PulledBy::Runtime => "runtime",
+        };
+        self.counted.pulls.get_or_create(&By { by }).inc();
     }
 
     /// Counts and measures a run of a plugin. The configuration bounds the number of providers.

@@ -26,6 +26,7 @@ use crate::cloud::tunnel::{Link, dial};
 use crate::commands::args::{Cli, Command, RunArgs};
 use crate::commands::{install, pull, uninstall};
 use crate::config::{Effective, Listen, MaxTasks, Settings};
+use crate::images::fetch::Fetching;
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
@@ -111,6 +112,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         max_tasks: MaxTasks(max_tasks),
         parallel_pulls,
         limits,
+        fetch,
         providers,
     } = settings;
     let metrics = Arc::new(Metrics::default());
@@ -138,7 +140,8 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         info!(address = %listener.local_addr()?, "metrics and health listen");
         tasks.spawn(http::serve(listener, metrics.clone(), shutdown.clone()));
     }
-    let puller = Arc::new(CriPuller::new(endpoint));
+    let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
+    let puller = Arc::new(puller);
     let config = NodeConfig { max_tasks, parallel_pulls, limits, providers };
     let records = Recorder::start(ledger).await?;
     let node = Node::new(puller.clone(), records, config, metrics.clone());
@@ -195,7 +198,7 @@ fn fill_in_urls(tunnel: Urls, enroll: Urls, state_dir: &Path) -> Result<(Urls, U
 }
 
 /// Probes the container runtime at intervals, and logs when it goes or comes back.
-async fn probe_runtime(puller: Arc<CriPuller>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+async fn probe_runtime(puller: Arc<impl Puller>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
     let mut was_up = None;
     let probing = async {
         loop {

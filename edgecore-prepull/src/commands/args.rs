@@ -8,7 +8,8 @@ use prepull_program::log::LogArgs;
 
 use crate::cloud::join::JoinArgs;
 use crate::commands::install::args::{InstallArgs, UninstallArgs};
-use crate::config::Settings;
+use crate::config::{Percent, Rate, Settings};
+use crate::images::fetch::FetchMode;
 use crate::images::runtime::RuntimeEndpoint;
 
 /// Pulls images ahead on an edge node and reports how each fared.
@@ -109,6 +110,18 @@ pub(crate) struct PullArgs {
     /// For tests: the time after which a program is killed
     #[arg(long, hide = true, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) image_credential_provider_timeout: Option<std::time::Duration>,
+    /// Who downloads images: agent, runtime, or auto: the agent where it can
+    #[arg(long, value_name = "WHO", env = "PREPULL_FETCH", default_value_t)]
+    pub(crate) fetch: FetchMode,
+    /// Bytes a second that all images together may download, as 2MiB [default: no limit]
+    #[arg(long, value_name = "RATE", env = "PREPULL_MAX_DOWNLOAD_RATE")]
+    pub(crate) max_download_rate: Option<Rate>,
+    /// Directory with a hosts.toml for each registry [default: the config_path of containerd]
+    #[arg(long, value_name = "DIR", env = "PREPULL_REGISTRY_CONFIG_PATH")]
+    pub(crate) registry_config_path: Option<PathBuf>,
+    /// No image is fetched that would fill the disk further: set it to the kubelet's --image-gc-high-threshold
+    #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD", default_value = "100%")]
+    pub(crate) image_gc_high_threshold: Percent,
     /// Retries per image after an error that may be temporary
     #[arg(long, value_name = "TIMES", default_value_t = 3)]
     pub(crate) retries: u32,

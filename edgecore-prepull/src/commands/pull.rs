@@ -20,7 +20,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::commands::args::PullArgs;
-use crate::config::Limits;
+use crate::config::{Amount, Limits, Rate};
+use crate::images::fetch::{FetchSettings, Fetching, RoomRules};
 use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
 use crate::images::puller::{ErrorClass, Present, PullError, Puller};
@@ -50,6 +51,10 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         image_credential_provider_config,
         image_credential_provider_bin_dir,
         image_credential_provider_timeout,
+        fetch,
+        max_download_rate,
+        registry_config_path,
+        image_gc_high_threshold,
         retries,
         parallel_pulls,
         timeout,
@@ -100,7 +105,18 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
 
     let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     endpoint.find().await?;
-    let puller = Arc::new(CriPuller::by_hand(endpoint));
+    let puller = CriPuller::by_hand(endpoint);
+    let settings = FetchSettings {
+        mode: fetch,
+        max_rate: max_download_rate.map(|Rate(rate)| rate),
+        hosts_dir: registry_config_path,
+        room: RoomRules {
+            gc_high_threshold: image_gc_high_threshold,
+            // Whoever pulls by hand sees how full the disk is.
+            disk_min_free: Amount::Bytes(0),
+        },
+    };
+    let puller = Arc::new(Fetching::over_cri(puller, settings));
     wait_for_runtime(&*puller).await?;
     let present = look_up_all(&*puller, &execution.task.images).await;
     let display = Display::new(&execution.task.images, present, std::io::stderr().is_terminal());

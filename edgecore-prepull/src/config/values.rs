@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::str::FromStr;
 
 use prepull_api::wire::MAX_OPEN_TASKS;
@@ -124,6 +124,36 @@ impl FromStr for Amount {
             .and_then(|number| number.checked_mul(unit))
             .map(Self::Bytes)
             .ok_or_else(wrong)
+    }
+}
+
+/// A number of bytes a second, at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rate(pub(crate) NonZeroU64);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bytes = match text.parse() {
+            Ok(Amount::Bytes(bytes)) => NonZeroU64::new(bytes),
+            _ => None,
+        };
+        bytes
+            .map(Self)
+            .ok_or_else(|| format!("{text:?} is not a number of bytes a second: write 500KiB or 2MiB"))
+    }
+}
+
+impl Serialize for Rate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Amount::Bytes(self.0.get()).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Rate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_flag(deserializer)
     }
 }
 

@@ -6,9 +6,27 @@ mod leases;
 mod manifest;
 mod namespace;
 mod pins;
+mod records;
 mod store;
+mod writer;
 
+use std::sync::Arc;
+
+use tonic::transport::Channel;
+
+use crate::images::runtime::RuntimeEndpoint;
 pub(crate) use leases::{LEASE_HEADER, Leases, Owner};
 pub(crate) use manifest::Layer;
 pub(crate) use pins::Pins;
+pub(crate) use records::ImageRecords;
 pub(crate) use store::{ContentStore, Ingest, StoredManifest};
+pub(crate) use writer::{Blob, BlobKind, ContentWriter, Opened, PartialBlob, WriteError};
+
+/// One containerd: what all who talk to it share.
+#[derive(Clone, Debug)]
+pub(crate) struct Containerd {
+    pub(crate) channel: Channel,
+    pub(crate) endpoint: RuntimeEndpoint,
+    pub(crate) store: Arc<ContentStore>,
+    pub(crate) leases: Arc<Leases>,
+}

@@ -32,6 +32,9 @@ pub struct PullRequest<'a> {
     pub sandbox: Option<&'a SandboxMetadata>,
     /// How the image may be downloaded.
     pub terms: PullTerms<'a>,
+    /// The reference under whose lease everything of the image is in the runtime's store already, so that it has only to
+    /// be unpacked. `None` if the runtime is to download it.
+    pub fetched_for: Option<&'a str>,
 }
 
 /// What a task says about a download, besides what to download. Without a word: as the node itself is set up.
@@ -41,8 +44,6 @@ pub struct PullTerms<'a> {
     pub bucket: Option<&'a Bucket>,
     /// What the signatures of the image must be. `None`: they are not looked at.
     pub verification: Option<&'a Verification>,
-    /// Whether the image is to be kept from the kubelet's garbage collection.
-    pub pin: bool,
 }
 
 /// Pulls images into a container runtime, and answers what the runtime has.

@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep_until};
 const TURN: u64 = 16 * 1024;
 /// Least number of turns a second, over all streams, so that a new rate holds soon.
 const TURNS_PER_SECOND: u64 = 20;
-/// What may be made up for after a pause, or when a timer fired late: a hundredth of ten seconds, over which the rate is
-/// to hold within five.
-const CATCH_UP: Duration = Duration::from_millis(100);
+/// What may be made up for after a pause, or when a timer fired late: half a percent of ten seconds, over which the rate
+/// is to hold within five.
+const CATCH_UP: Duration = Duration::from_millis(50);
 
 /// A bucket of bytes. Streams that take from it at the same time get equal shares.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use containerd_client::services::v1::leases_client::LeasesClient;
-use containerd_client::services::v1::{CreateRequest, DeleteRequest, ListRequest};
+use containerd_client::services::v1::{CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest};
 use tokio::time::{sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
@@ -36,6 +36,9 @@ const KEPT: Duration = DAY;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time for a pull that was stopped to close the blobs that it was writing: garbage collection passes over open ones.
 const CLOSING: Duration = Duration::from_secs(2);
+
+/// Most leases of others that are looked at: the runtime has one for each of its pulls.
+const MAX_OTHERS: usize = 32;
 
 /// For whom leases are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +132,24 @@ impl Leases {
             self.sweep_later();
         }
         left
+    }
+
+    /// Finds a lease of somebody else that holds this content, other than those in `ignored`.
+    pub(crate) async fn other_holder(&self, digest: &str, ignored: &HashSet<String>) -> Option<String> {
+        let list = self.client.clone().list(namespaced(ListRequest { filters: Vec::new() })).await;
+        let leases = list.ok()?.into_inner().leases;
+        let is_ours =
+            |id: &str| [Owner::Agent, Owner::Person].iter().any(|owner| id.starts_with(owner.prefix()));
+        let others =
+            leases.into_iter().map(|lease| lease.id).filter(|id| !is_ours(id) && !ignored.contains(id));
+        for id in others.take(MAX_OTHERS) {
+            let request = namespaced(ListResourcesRequest { id: id.clone() });
+            let Ok(answer) = self.client.clone().list_resources(request).await else { continue };
+            if answer.into_inner().resources.iter().any(|resource| resource.id == digest) {
+                return Some(id);
+            }
+        }
+        None
     }
 
     async fn create(&self, id: &str) -> bool {

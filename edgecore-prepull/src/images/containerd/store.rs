@@ -8,6 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
+use containerd_client::services::v1::snapshots::{Kind as SnapshotKind, StatSnapshotRequest};
 use containerd_client::services::v1::{
     GetImageRequest, Info, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
 };
@@ -66,6 +68,7 @@ pub(crate) struct Candidates {
 pub(crate) struct ContentStore {
     content: ContentClient<Channel>,
     images: ImagesClient<Channel>,
+    snapshots: SnapshotsClient<Channel>,
     /// Set once the runtime has answered that it has no such services.
     unsupported: AtomicBool,
 }
@@ -74,7 +77,8 @@ impl ContentStore {
     pub(crate) fn new(channel: Channel) -> Self {
         Self {
             content: ContentClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
-            images: ImagesClient::new(channel),
+            images: ImagesClient::new(channel.clone()),
+            snapshots: SnapshotsClient::new(channel),
             unsupported: AtomicBool::new(false),
         }
     }
@@ -182,6 +186,11 @@ impl ContentStore {
     }
 
     async fn document(&self, digest: &str) -> Option<Document> {
+        Document::parse(&self.read(digest).await?)
+    }
+
+    /// Reads a manifest, an index or a configuration. `None` if it is not in the store, or too large.
+    pub(crate) async fn read(&self, digest: &str) -> Option<Vec<u8>> {
         let read = ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 };
         let info = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         let length = self.ok(info)?.into_inner().info?.size;
@@ -193,7 +202,15 @@ impl ContentStore {
         while let Some(part) = self.ok(parts.message().await)? {
             text.extend(part.data);
         }
-        Document::parse(&text)
+        Some(text)
+    }
+
+    /// Whether a layer is unpacked, with all layers below it, whose digests the id of the chain is made of.
+    pub(crate) async fn is_unpacked(&self, snapshotter: &str, chain: &str) -> bool {
+        let request = StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: chain.to_owned() };
+        let answer = self.snapshots.clone().stat(namespaced(request)).await;
+        let kind = self.ok(answer).and_then(|answer| Some(answer.into_inner().info?.kind));
+        kind == Some(SnapshotKind::Committed.into())
     }
 }
 

@@ -22,17 +22,18 @@ use prepull_api::wire::Filesystem;
 use tonic::transport::Channel;
 
 use self::progress::{PullWatcher, Stalled};
-use self::status::{to_error_of_pull, to_pull_error};
+use self::status::to_error_of_pull;
+pub(in crate::images) use self::status::to_pull_error;
 use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
-use crate::images::containerd::{ContentStore, LEASE_HEADER, Leases, Owner, Pins};
+use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
 use crate::images::filesystem::{flush_filesystem, read_filesystem};
 use crate::images::runtime::RuntimeEndpoint;
 
 /// Largest gRPC message: containerd sends up to 16 MiB, while tonic refuses more than 4 MiB by default.
-const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+pub(in crate::images) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Longest wait for an answer, pulls excepted. A runtime that is busy unpacking answers late, but not this late. The
 /// kubelet waits two minutes; the agent asks again anyway.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub(in crate::images) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often, and in which intervals, an image that was pinned is looked at: containerd's CRI learns of new labels by an
 /// event. Versions before 1.6.25 and 1.7.10 never report it.
 const PIN_LOOKS: (u32, Duration) = (20, Duration::from_millis(50));
@@ -42,6 +43,7 @@ const PIN_LOOKS: (u32, Duration) = (20, Duration::from_millis(50));
 #[derive(Clone, Debug)]
 pub struct CriPuller {
     endpoint: RuntimeEndpoint,
+    channel: Channel,
     images: ImageServiceClient<Channel>,
     runtime: RuntimeServiceClient<Channel>,
     content: Arc<ContentStore>,
@@ -71,7 +73,19 @@ impl CriPuller {
             watcher: Arc::new(PullWatcher::new(Arc::clone(&content))),
             content,
             pins: Arc::new(Pins::new(channel.clone())),
-            leases: Arc::new(Leases::new(channel, owner)),
+            leases: Arc::new(Leases::new(channel.clone(), owner)),
+            channel,
+        }
+    }
+
+    /// The API of the containerd behind the endpoint, if it is one.
+    pub(crate) fn containerd(&self) -> Containerd {
+        let Self { endpoint, channel, content, leases, .. } = self;
+        Containerd {
+            channel: channel.clone(),
+            endpoint: endpoint.clone(),
+            store: Arc::clone(content),
+            leases: Arc::clone(leases),
         }
     }
 
@@ -151,7 +165,7 @@ impl CriPuller {
 
 impl Puller for CriPuller {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
-        let PullRequest { reference, credential, sandbox, terms: _ } = request;
+        let PullRequest { reference, credential, sandbox, terms: _, fetched_for } = request;
         if let Some(credential) = credential {
             self.check_usable(credential).await?;
         }
@@ -160,16 +174,23 @@ impl Puller for CriPuller {
             auth: credential.map(to_auth_config),
             sandbox_config: sandbox.map(to_sandbox_config),
         });
-        if let Some(lease) = self.leases.acquire(reference).await {
+        if let Some(lease) = self.leases.acquire(fetched_for.unwrap_or(reference)).await {
             request.metadata_mut().insert(LEASE_HEADER, lease);
         }
         let mut images = self.images.clone();
         let watch = self.watcher.watch(reference);
+        let stalled = async {
+            match fetched_for {
+                None => watch.report_until_stalled(progress).await,
+                // Nothing arrives any more, and whoever has fetched it knows how much there is.
+                Some(_) => std::future::pending().await,
+            }
+        };
         let image_ref = tokio::select! {
             answer = images.pull_image(request) => {
                 answer.map_err(|status| to_error_of_pull(&status, reference, &self.endpoint))?.into_inner().image_ref
             }
-            Stalled(after) = watch.report_until_stalled(progress) => {
+            Stalled(after) = stalled => {
                 return Err(PullError::new(
                     ErrorClass::Transient,
                     format!("nothing of the image arrived for {} s; the connection seems dead", after.as_secs()),
@@ -178,11 +199,14 @@ impl Puller for CriPuller {
             }
         };
         // The pull has succeeded. What follows only describes the image: no failure below may fail the pull.
-        let ((), digest, id) = tokio::join!(
-            self.leases.release(reference),
-            self.find_digest(reference),
-            self.find_id(reference, &image_ref)
-        );
+        let release = async {
+            // Otherwise the lease is of whoever has fetched the image, and may hold more than the runtime's records do yet.
+            if fetched_for.is_none() {
+                self.leases.release(reference).await;
+            }
+        };
+        let ((), digest, id) =
+            tokio::join!(release, self.find_digest(reference), self.find_id(reference, &image_ref));
         let Some(digest) = digest else { return Ok(Pulled { digest: None, id, bytes: None }) };
         watch.set_digest(&digest);
         let bytes = self.content.image_size(&digest).await;

@@ -99,7 +99,7 @@ impl Drop for RunningPull<'_> {
 
 impl Puller for Fake {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
-        let PullRequest { reference, credential, sandbox, terms: _ } = request;
+        let PullRequest { reference, credential, sandbox, terms: _, fetched_for: _ } = request;
         {
             let mut state = self.state.lock().unwrap();
             state.pulls.push(reference.to_owned());

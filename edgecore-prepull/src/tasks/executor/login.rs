@@ -67,8 +67,13 @@ impl<P: Puller> Logins<'_, P> {
     async fn pull(&mut self, credential: Option<&RegistryCredential>) -> Result<Option<Pulled>, PullError> {
         let Self { puller, image, progress, .. } = self;
         let sandbox = image.sandbox.as_ref();
-        let request =
-            PullRequest { reference: &image.reference, credential, sandbox, terms: PullTerms::default() };
+        let request = PullRequest {
+            reference: &image.reference,
+            credential,
+            sandbox,
+            terms: PullTerms::default(),
+            fetched_for: None,
+        };
         match puller.pull(request, *progress).await {
             Ok(pulled) => Ok(Some(pulled)),
             // "Not found" replaces a refusal, whichever came first: the registry accepted the credential, or hides

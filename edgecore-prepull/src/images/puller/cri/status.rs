@@ -12,7 +12,11 @@ use crate::images::puller::{ErrorClass, PullError};
 use crate::images::runtime::{RuntimeEndpoint, was_not_connected};
 
 /// Translates the answer to a question about `reference`.
-pub(super) fn to_pull_error(status: &Status, reference: &str, endpoint: &RuntimeEndpoint) -> PullError {
+pub(in crate::images) fn to_pull_error(
+    status: &Status,
+    reference: &str,
+    endpoint: &RuntimeEndpoint,
+) -> PullError {
     // Only statuses that tonic makes itself have a source: the connection to the runtime failed, not the pull.
     let Some(mut cause) = status.source() else {
         let (class, code) = classify(status.code(), status.message(), reference);

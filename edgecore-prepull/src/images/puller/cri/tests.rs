@@ -87,6 +87,7 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
             credential: Some(&credential),
             sandbox: Some(&sandbox),
             terms: PullTerms::default(),
+            fetched_for: None,
         };
         let pulled = puller.pull(request, &|_| {}).await.unwrap();
         assert_eq!(pulled.id, Some(format!("sha256:{digits}")), "{image_ref}");
@@ -106,6 +107,7 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
             credential: None,
             sandbox: None,
             terms: PullTerms::default(),
+            fetched_for: None,
         };
         puller.pull(request, &|_| {}).await.unwrap();
         assert_eq!(runtime.pulls().pop().unwrap().sandbox_config, None);
@@ -116,8 +118,13 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
 async fn a_runtime_that_ends_during_a_pull_is_told_from_one_that_was_down() {
     let mut runtime = FakeRuntime::named("containerd", None, "");
     let puller = CriPuller::new(runtime.endpoint());
-    let request =
-        PullRequest { reference: "r.io/a:1", credential: None, sandbox: None, terms: PullTerms::default() };
+    let request = PullRequest {
+        reference: "r.io/a:1",
+        credential: None,
+        sandbox: None,
+        terms: PullTerms::default(),
+        fetched_for: None,
+    };
     let pull = puller.pull(request, &|_| {});
     let end = async {
         while runtime.pulls().is_empty() {
@@ -143,6 +150,7 @@ async fn a_registry_token_is_used_by_docker_and_never_makes_an_anonymous_pull() 
         credential: Some(&token),
         sandbox: None,
         terms: PullTerms::default(),
+        fetched_for: None,
     };
     let digits = "ab".repeat(32);
     let runtime = FakeRuntime::start(&digits, &digits);

@@ -1,0 +1,65 @@
+//! Records of images by name, which containerd's Images service keeps.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::{CreateImageRequest, Image, UpdateImageRequest};
+use containerd_client::types::Descriptor;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use super::namespace::namespaced;
+
+/// Label by which the CRI of containerd knows the records that it manages: its own pulls set it, too.
+const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");
+/// Longest wait for an answer. It is one write into containerd's database.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Writer of image records.
+#[derive(Clone, Debug)]
+pub(crate) struct ImageRecords {
+    images: ImagesClient<Channel>,
+}
+
+impl ImageRecords {
+    pub(crate) fn new(channel: Channel) -> Self {
+        Self { images: ImagesClient::new(channel) }
+    }
+
+    /// Makes a name point to an image, whatever it has pointed to. Other labels that the record has are kept. The CRI
+    /// learns of it by an event of containerd.
+    pub(crate) async fn point(
+        &self,
+        name: &str,
+        media_type: &str,
+        digest: &str,
+        size: u64,
+    ) -> Result<(), Status> {
+        let target = Descriptor {
+            media_type: media_type.to_owned(),
+            digest: digest.to_owned(),
+            size: i64::try_from(size).unwrap_or(i64::MAX),
+            ..Descriptor::default()
+        };
+        let (label, value) = MANAGED;
+        let labels = HashMap::from([(label.to_owned(), value.to_owned())]);
+        let image = Image { name: name.to_owned(), labels, target: Some(target), ..Image::default() };
+        let write = async {
+            let create = CreateImageRequest { image: Some(image.clone()), ..CreateImageRequest::default() };
+            match self.images.clone().create(namespaced(create)).await {
+                Err(status) if status.code() == Code::AlreadyExists => {
+                    let mut update =
+                        UpdateImageRequest { image: Some(image), ..UpdateImageRequest::default() };
+                    update.update_mask.get_or_insert_default().paths =
+                        vec!["target".to_owned(), format!("labels.{label}")];
+                    self.images.clone().update(namespaced(update)).await.map(drop)
+                }
+                created => created.map(drop),
+            }
+        };
+        let silent = |_| Err(Status::deadline_exceeded("containerd does not write the image's record"));
+        timeout(PATIENCE, write).await.unwrap_or_else(silent)
+    }
+}

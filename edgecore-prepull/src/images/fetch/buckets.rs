@@ -1,0 +1,34 @@
+//! The limits that hold for one pull: the node's, and its task's.
+
+use std::num::NonZeroU64;
+
+use crate::images::rate::Bucket;
+
+/// The buckets that each byte of a pull is taken from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buckets<'a> {
+    pub(super) node: &'a Bucket,
+    /// The bucket of the task, if it has one.
+    pub(super) own: Option<&'a Bucket>,
+}
+
+impl Buckets<'_> {
+    /// The lower of the limits that hold, if any does.
+    pub(super) fn limit(self) -> Option<NonZeroU64> {
+        let rates = [self.node.rate(), self.own.and_then(Bucket::rate)];
+        rates.into_iter().flatten().min()
+    }
+
+    /// Whether the task has a limit of its own.
+    pub(super) fn has_own(self) -> bool {
+        self.own.is_some_and(|bucket| bucket.rate().is_some())
+    }
+
+    /// Takes bytes that have arrived. The task's own limit does not hold while a pull without one waits for them.
+    pub(super) async fn take(self, bytes: usize, hurried: bool) {
+        self.node.take(bytes).await;
+        if let Some(own) = self.own.filter(|_| !hurried) {
+            own.take(bytes).await;
+        }
+    }
+}
