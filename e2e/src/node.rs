@@ -163,8 +163,9 @@ impl EdgeNode {
         };
         command.args(["--runtime-endpoint", &endpoint]);
         command.arg("--metrics-listen").arg(self.metrics.addr().to_string()).args(&self.arguments);
-        // The default of a tenth of the disk would fail on a machine that is used for building.
-        command.env("PREPULL_DISK_MIN_FREE", "64MiB").envs(self.environment.iter().cloned());
+        // The defaults, which are parts of the disk, would fail on a machine that is used for building.
+        command.envs([("PREPULL_DISK_MIN_FREE", "64MiB"), ("PREPULL_IMAGE_GC_HIGH_THRESHOLD", "100%")]);
+        command.envs(self.environment.iter().cloned());
         if let Some((space, _)) = &self.space {
             command = space.command(&command);
         }

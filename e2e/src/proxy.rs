@@ -19,6 +19,9 @@ use tokio_util::sync::CancellationToken;
 use crate::background;
 use crate::ports::Port;
 
+/// Bytes that a proxy sends ahead of what its client has taken. By default it would be some MiB on loopback.
+const SEND_BUFFER: u32 = 16 * 1024;
+
 /// The protocol that a proxy forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
@@ -227,6 +230,8 @@ impl Drop for Proxy {
 fn listen(addr: SocketAddr) -> Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
+    // Connections that are accepted inherit it: what is sent has been read by the other end, but for little.
+    socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(addr)?;
     // More than any test has clients.
     Ok(socket.listen(4096)?)

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::prelude::*;
 
+/// The agent fetches nothing that does not fit; the runtime learns only when the disk is full.
+const BY_RUNTIME: [&str; 4] = ["--disk-min-free", "10%", "--fetch", "runtime"];
+
 /// Checks that not much more than the size of each blob was fetched, however often the pull was interrupted.
 fn pulled_once(site: &Site, image: &Image) -> Result<()> {
     for blob in image.blobs() {
@@ -19,7 +22,7 @@ fn pulled_once(site: &Site, image: &Image) -> Result<()> {
 #[tokio::test]
 async fn a_disk_that_a_pull_has_filled_is_named_and_gets_its_room_back() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.disk(32 * MIB).args(&["--disk-min-free", "10%"]).await?;
+    let node = site.node("edge-1").await?.disk(32 * MIB).args(&BY_RUNTIME).await?;
     let (_, small) = site.image("small", &[MIB])?;
     let (_, other) = site.image("other", &[2 * MIB])?;
     let (_, large) = site.image("large", &[4 * MIB, 48 * MIB])?;
@@ -60,7 +63,7 @@ async fn a_disk_that_a_pull_has_filled_is_named_and_gets_its_room_back() -> Resu
 async fn what_a_missed_deadline_left_is_removed_when_the_disk_needs_the_room() -> Result<()> {
     const LEAST: u64 = 2 * MIB;
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.disk(32 * MIB).args(&["--disk-min-free", "10%"]).await?;
+    let node = site.node("edge-1").await?.disk(32 * MIB).args(&BY_RUNTIME).await?;
     let (_, reference) = site.image("late", &[16 * MIB])?;
     site.link.throttle(Some(2 * MIB));
     site.job("late").images([&reference]).on(["edge-1"]).timeout_seconds(5).fails().await?;

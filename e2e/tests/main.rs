@@ -8,6 +8,7 @@ mod course;
 mod credential_providers;
 mod deletion;
 mod edge_faults;
+mod fetch;
 mod fleet;
 mod floods;
 mod ha;

@@ -11,10 +11,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
-use containerd_client::services::v1::{ListImagesRequest, ListStatusesRequest};
+use containerd_client::services::v1::leases_client::LeasesClient;
+use containerd_client::services::v1::{
+    ListContentRequest, ListImagesRequest, ListRequest, ListStatusesRequest,
+};
 use containerd_client::types::Descriptor;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::{AuthConfig, ImageFsInfoRequest, ImageSpec, PullImageRequest, RemoveImageRequest};
+use k8s_cri::v1::{
+    AuthConfig, ImageFsInfoRequest, ImageSpec, ImageStatusRequest, PullImageRequest, RemoveImageRequest,
+};
 use tonic::Request;
 use tonic::transport::Channel;
 
@@ -210,6 +215,37 @@ impl Containerd {
         request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
         let list = ContentClient::new(self.channel().await?).list_statuses(request).await?.into_inner();
         Ok(list.statuses.into_iter().map(|s| (s.r#ref, u64::try_from(s.offset).unwrap_or(0))).collect())
+    }
+
+    /// What the CRI says of an image: its id, its tags, its digests and its size. None if it does not know it.
+    pub async fn image_status(
+        &self,
+        reference: &str,
+    ) -> Result<Option<(String, Vec<String>, Vec<String>, u64)>> {
+        let image = Some(ImageSpec { image: reference.to_owned(), ..ImageSpec::default() });
+        let request = ImageStatusRequest { image, verbose: false };
+        let image = self.cri().await?.image_status(request).await?.into_inner().image;
+        Ok(image.map(|image| (image.id, image.repo_tags, image.repo_digests, image.size)))
+    }
+
+    /// All content, by digest, with its labels.
+    pub async fn content_labels(&self) -> Result<BTreeMap<String, BTreeMap<String, String>>> {
+        let mut request = Request::new(ListContentRequest::default());
+        request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
+        let mut parts = ContentClient::new(self.channel().await?).list(request).await?.into_inner();
+        let mut all = BTreeMap::new();
+        while let Some(part) = parts.message().await? {
+            all.extend(part.info.into_iter().map(|info| (info.digest, info.labels.into_iter().collect())));
+        }
+        Ok(all)
+    }
+
+    /// The ids of all leases.
+    pub async fn leases(&self) -> Result<Vec<String>> {
+        let mut request = Request::new(ListRequest::default());
+        request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
+        let leases = LeasesClient::new(self.channel().await?).list(request).await?.into_inner().leases;
+        Ok(leases.into_iter().map(|lease| lease.id).collect())
     }
 
     /// Removes an image, and the content that only this image uses.

@@ -1,0 +1,355 @@
+//! The agent downloads, and the runtime unpacks: by `edgecore-prepull pull`, which has the agent's executor and needs no
+//! cloud.
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use prepull_e2e::prelude::*;
+use prepull_e2e::proxy::Record;
+
+/// A containerd that reaches its registry through a link, and pulls by hand into it.
+pub(crate) struct Hand {
+    pub(crate) registry: Registry,
+    pub(crate) link: Proxy,
+    pub(crate) containerd: Containerd,
+}
+
+impl Hand {
+    pub(crate) async fn start() -> Result<Self> {
+        let registry = Registry::start().await?;
+        let link = Proxy::http(registry.addr())?;
+        registry.route_through(&link)?;
+        let containerd = Containerd::start("edge-1").await?;
+        Ok(Self { registry, link, containerd })
+    }
+
+    /// An image in the registry, with its reference.
+    pub(crate) fn image(&self, name: &str, layers: &[u64]) -> Result<(Image, String)> {
+        let image = Image::of_layers(name, layers)?;
+        let reference = self.registry.seed(&image, &format!("team/{name}:v1"))?;
+        Ok((image, reference))
+    }
+
+    /// `edgecore-prepull pull` with the agent's own fetch.
+    pub(crate) fn pull(&self, arguments: &[&str]) -> Result<tokio::process::Command> {
+        let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
+        command.args(["pull", "--fetch", "agent", "--runtime-endpoint", &self.containerd.endpoint()]);
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        Ok(command)
+    }
+
+    /// Pulls to the end, which must be a good one.
+    pub(crate) async fn pulls(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.pull(arguments)?.output().await?;
+        let said = said(&output);
+        ensure!(output.status.success(), "{said}");
+        Ok(said)
+    }
+
+    /// Requests for blobs so far.
+    pub(crate) fn blob_requests(&self) -> Vec<Record> {
+        self.link.records().into_iter().filter(|record| record.path.contains("/blobs/")).collect()
+    }
+
+    /// Bytes of all blobs of an image that have crossed the link.
+    pub(crate) fn bytes_of(&self, image: &Image) -> u64 {
+        image.blobs().iter().map(|blob| self.link.bytes_of(blob)).sum()
+    }
+}
+
+pub(crate) fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[tokio::test]
+async fn what_the_agent_fetched_is_as_if_the_runtime_had_pulled_it() -> Result<()> {
+    let hand = Hand::start().await?;
+    let other = Containerd::start("edge-2").await?;
+    let index = Image::multi_arch("fetched")?;
+    let (layered, by_layers) = hand.image("layered", &[MIB, 3 * MIB, 2 * MIB, MIB, MIB])?;
+    for (image, reference) in [(&index, hand.registry.seed(&index, "team/index:v1")?), (&layered, by_layers)]
+    {
+        let before = hand.blob_requests().len();
+        let summary = hand.pulls(&[&reference]).await?;
+        ensure!(summary.contains("1 pulled"), "{summary}");
+        let requests = &hand.blob_requests()[before..];
+        for blob in requests.iter().map(|record| &record.path) {
+            assert_eq!(requests.iter().filter(|record| record.path == *blob).count(), 1, "{requests:#?}");
+        }
+        ensure!(!requests.is_empty(), "the link has seen no blob");
+
+        // The same image by the runtime alone.
+        other.pull(&reference, None).await?;
+        assert_eq!(hand.containerd.names_of(image.digest()).await?, other.names_of(image.digest()).await?);
+        assert_eq!(hand.containerd.image_status(&reference).await?, other.image_status(&reference).await?);
+        assert_eq!(hand.containerd.content_labels().await?, other.content_labels().await?);
+        assert_eq!(hand.containerd.ingests().await?, other.ingests().await?);
+        assert_eq!(hand.containerd.leases().await?, other.leases().await?, "nothing is held on to");
+
+        // Everything is there: what the tag points to is asked for, and no blob.
+        let (blobs, all) = (hand.blob_requests().len(), hand.link.records().len());
+        let summary = hand.pulls(&[&reference]).await?;
+        ensure!(summary.contains("1 already there"), "{summary}");
+        assert_eq!(hand.blob_requests().len(), blobs);
+        let asked: Vec<_> = hand.link.records().split_off(all);
+        ensure!(asked.iter().all(|record| record.method == "HEAD") && asked.len() <= 2, "{asked:#?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tag_that_moves_during_the_download_points_to_what_was_fetched() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("moves", &[4 * MIB])?;
+    let next = Image::of_layers("moved", &[4 * MIB])?;
+    hand.link.throttle(Some(2 * MIB));
+    let pulling = hand.pull(&[&reference])?.spawn()?;
+    eventually("the download has begun", SOON, async || {
+        ensure!(hand.bytes_of(&image) > MIB, "not yet");
+        Ok(())
+    })
+    .await?;
+    hand.registry.seed(&next, "team/moves:v1")?;
+    let output = pulling.wait_with_output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    assert_eq!(hand.containerd.images().await?.get(&reference).map(String::as_str), Some(image.digest()));
+    assert_eq!(hand.bytes_of(&next), 0, "the runtime has downloaded the other image");
+    ensure!(hand.containerd.image_status(&reference).await?.is_some(), "the CRI does not know the tag");
+
+    hand.link.throttle(None);
+    hand.pulls(&[&reference]).await?;
+    assert_eq!(hand.containerd.images().await?.get(&reference).map(String::as_str), Some(next.digest()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_download_whose_link_is_cut_twenty_times_takes_hardly_more_than_the_image() -> Result<()> {
+    const CUTS: u64 = 20;
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("cut", &[24 * MIB, 24 * MIB, 16 * MIB])?;
+    let pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
+    for cut in 1..=CUTS {
+        hand.link.throttle(Some(48 * MIB));
+        eventually("the download goes on", SOON, async || {
+            ensure!(hand.bytes_of(&image) >= image.size() * cut / (CUTS + 1), "not yet");
+            Ok(())
+        })
+        .await?;
+        hand.link.cut();
+    }
+    let output = pulling.wait_with_output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let (fetched, size) = (hand.bytes_of(&image), image.size());
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let ratio = fetched as f64 / size as f64;
+    println!("cut {CUTS} times: {ratio:.4} of {size} bytes");
+    ensure!(ratio <= 1.02, "{ratio} of the image");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_download_that_is_killed_goes_on_where_it_was() -> Result<()> {
+    const SIZE: u64 = 32 * MIB;
+    let mut hand = Hand::start().await?;
+    for (what, agent, runtime) in [("agent", true, false), ("containerd", false, true), ("both", true, true)]
+    {
+        let (image, reference) = hand.image(&format!("killed-{what}"), &[SIZE, SIZE / 2])?;
+        hand.link.throttle(Some(16 * MIB));
+        let mut pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
+        for kill in 1..=4 {
+            eventually("the download goes on", SOON, async || {
+                ensure!(hand.bytes_of(&image) >= image.size() * kill / 5, "not yet");
+                Ok(())
+            })
+            .await?;
+            if agent {
+                pulling.kill().await?;
+            }
+            if runtime {
+                hand.containerd.restart().await?;
+            }
+            if agent {
+                pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
+            }
+        }
+        hand.link.throttle(None);
+        let output = pulling.wait_with_output().await?;
+        ensure!(output.status.success(), "{what}: {}", said(&output));
+        let fetched = hand.bytes_of(&image);
+        #[allow(clippy::cast_precision_loss)] // far below 2^52
+        let ratio = fetched as f64 / image.size() as f64;
+        println!("{what} killed 4 times: {ratio:.4} of {} bytes", image.size());
+        ensure!(ratio <= 1.06, "{what}: {ratio} of the image");
+        ensure!(hand.containerd.has_image(&reference).await?);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn images_that_share_layers_fetch_each_of_them_once() -> Result<()> {
+    let hand = Hand::start().await?;
+    let images: Vec<_> = (0..5).map(|n| Image::small(&format!("shares-{n}"))).collect::<Result<_>>()?;
+    let references: Vec<_> = images
+        .iter()
+        .enumerate()
+        .map(|(n, image)| hand.registry.seed(image, &format!("team/shares-{n}:v1")))
+        .collect::<Result<_>>()?;
+    hand.link.throttle(Some(MIB));
+    let mut arguments = vec!["--parallel-pulls", "5"];
+    arguments.extend(references.iter().map(String::as_str));
+    hand.pulls(&arguments).await?;
+    let requests = hand.blob_requests();
+    for record in &requests {
+        let blob = record.path.rsplit('/').next().unwrap_or_default();
+        let times = requests.iter().filter(|other| other.path.ends_with(blob)).count();
+        assert_eq!(times, 1, "{blob} was asked for {times} times");
+    }
+    for reference in &references {
+        ensure!(hand.containerd.has_image(reference).await?, "{reference}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_image_that_does_not_fit_is_refused_before_a_byte_of_it_is_fetched() -> Result<()> {
+    let registry = Registry::start().await?;
+    let link = Proxy::http(registry.addr())?;
+    registry.route_through(&link)?;
+    let containerd = Containerd::start_on("edge-1", Some(48 * MIB)).await?;
+    let hand = Hand { registry, link, containerd };
+    let (image, reference) = hand.image("too-large", &[16 * MIB, 16 * MIB])?;
+    let output =
+        hand.pull(&["--retries", "0", "--image-gc-high-threshold", "85%", &reference])?.output().await?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1), "{text}");
+    ensure!(
+        text.contains("no room for the image") && text.contains("--image-gc-high-threshold 85%"),
+        "{text}"
+    );
+    assert_eq!(hand.blob_requests(), Vec::new());
+    assert_eq!(hand.bytes_of(&image), 0);
+
+    // What the registry tells of the layers decides where it is close: these hardly shrink when they are compressed.
+    hand.containerd.resize_disk(100 * MIB).await?;
+    hand.pulls(&["--retries", "0", "--image-gc-high-threshold", "85%", &reference]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_limit_holds_on_the_wire_over_all_images_of_the_node() -> Result<()> {
+    const RATE: u64 = MIB;
+    const WINDOW: Duration = Duration::from_secs(10);
+    let hand = Hand::start().await?;
+    let pulls = (0..3).map(|n| hand.image(&format!("limited-{n}"), &[3 * MIB, 3 * MIB]));
+    let pulls = pulls.collect::<Result<Vec<_>>>()?;
+    let mut arguments = vec!["--max-download-rate", "1MiB"];
+    arguments.extend(pulls.iter().map(|(_, reference)| reference.as_str()));
+    let mut pulling = hand.pull(&arguments)?.spawn()?;
+    let mut samples = Vec::new();
+    let begun = std::time::Instant::now();
+    loop {
+        samples.push((begun.elapsed(), hand.link.bytes()));
+        if pulling.try_wait()?.is_some() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let output = pulling.wait_with_output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let last = samples.iter().rposition(|(_, bytes)| *bytes < 17 * MIB).unwrap_or(0);
+    let within = |from: usize| {
+        let (at, before) = samples[from];
+        let to = samples[from..=last].iter().find(|(then, _)| *then >= at + WINDOW)?;
+        Some(to.1 - before)
+    };
+    let windows: Vec<u64> = (0..last).filter_map(within).collect();
+    let (least, most) = (windows.iter().min(), windows.iter().max());
+    println!("{} windows of ten seconds: {least:?} to {most:?} bytes", windows.len());
+    let (least, most) = (*least.context("too short")?, *most.context("too short")?);
+    let allowed = RATE * WINDOW.as_secs();
+    ensure!(most <= allowed * 105 / 100, "{most} of {allowed}");
+    ensure!(least >= allowed * 90 / 100, "{least} of {allowed}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_up_during_the_download_is_named_and_gets_its_room_back() -> Result<()> {
+    let registry = Registry::start().await?;
+    let link = Proxy::http(registry.addr())?;
+    registry.route_through(&link)?;
+    let containerd = Containerd::start_on("edge-1", Some(100 * MIB)).await?;
+    let hand = Hand { registry, link, containerd };
+    let (image, reference) = hand.image("fills", &[16 * MIB, 8 * MIB])?;
+    hand.link.throttle(Some(4 * MIB));
+    let pulling = hand.pull(&["--retries", "0", &reference])?.spawn()?;
+    eventually("the download has begun", SOON, async || {
+        ensure!(hand.bytes_of(&image) > 4 * MIB, "not yet");
+        Ok(())
+    })
+    .await?;
+    hand.containerd.resize_disk(12 * MIB).await?;
+    let output = pulling.wait_with_output().await?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1) && text.contains("no space left on device"), "{text}");
+    eventually("the room is there again", SOON, async || {
+        let free = hand.containerd.free_space()?;
+        ensure!(free > 8 * MIB, "{free} bytes are free");
+        Ok(())
+    })
+    .await?;
+    hand.containerd.resize_disk(100 * MIB).await?;
+    hand.link.throttle(None);
+    hand.pulls(&[&reference]).await?;
+    Ok(())
+}
+
+/// The time that a pull takes, by the runtime or through the agent.
+async fn timed(pull: impl Future<Output = Result<()>>) -> Result<Duration> {
+    let begun = std::time::Instant::now();
+    pull.await?;
+    Ok(begun.elapsed())
+}
+
+#[tokio::test]
+async fn a_pull_by_the_kubelet_at_the_same_time_downloads_nothing_twice_and_waits_for_no_limit() -> Result<()>
+{
+    const SIZE: u64 = 24 * MIB;
+    let hand = Hand::start().await?;
+    for (name, arguments, agent_first) in [
+        ("agent-first", &[][..], true),
+        ("kubelet-first", &[][..], false),
+        ("agent-first-limited", &["--max-download-rate", "512KiB"][..], true),
+        ("kubelet-first-limited", &["--max-download-rate", "512KiB"][..], false),
+    ] {
+        let (image, reference) = hand.image(name, &[SIZE / 2, SIZE / 2])?;
+        hand.link.throttle(Some(4 * MIB));
+        let mut agent = hand.pull(&[arguments, &[&reference]].concat())?;
+        let has_begun = async || {
+            eventually("the download has begun", SOON, async || {
+                ensure!(hand.bytes_of(&image) > MIB, "not yet");
+                Ok(())
+            })
+            .await
+        };
+        let by_kubelet = timed(hand.containerd.pull(&reference, None));
+        let (took, output) = if agent_first {
+            let agent = agent.spawn()?;
+            has_begun().await?;
+            let took = by_kubelet.await?;
+            (took, agent.wait_with_output().await?)
+        } else {
+            let later = async {
+                has_begun().await?;
+                anyhow::Ok(agent.output().await?)
+            };
+            tokio::try_join!(by_kubelet, later)?
+        };
+        ensure!(output.status.success(), "{name}: {}", said(&output));
+        let fetched = hand.bytes_of(&image);
+        println!("{name}: the kubelet's pull took {took:?}; {fetched} bytes of {}", image.size());
+        ensure!(fetched <= image.size() * 102 / 100, "{name}: {fetched} bytes of {}", image.size());
+        // Alone it takes six seconds; a limit would make it 48.
+        ensure!(took < Duration::from_secs(18), "{name}: {took:?}");
+    }
+    Ok(())
+}
