@@ -34,7 +34,7 @@ REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test repl
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet storm check test test-runtimes bench fuzz mutants lint dist test-dist release sbom crds clean
+.PHONY: help setup build demo fleet storm check test test-runtimes test-upgrade bench fuzz mutants lint dist test-dist release sbom crds clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ test: ## Every test, on real parts; afterwards no log may hold a credential
 test-runtimes: ## The tests that touch the runtime, with each containerd that we know (RUNTIMES='2.1', ARGS=links::)
 	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
 	@$(SETUP)/runtimes.sh $(ARGS)
+
+test-upgrade: ## The programs of a revision are replaced in the middle of jobs, in both orders (BEFORE=REVISION)
+	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
+	@$(SETUP)/upgrade.sh '$(BEFORE)'
 
 bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000; BEFORE=DIR: beside the programs there)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-e2e --no-run'
