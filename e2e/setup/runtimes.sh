@@ -16,7 +16,7 @@ say() { printf '==> %s\n' "$*"; }
 topics=(
   pulls:: tries:: policies:: overriders::
   secrets:: credential_providers::
-  links:: restarts:: deletion::
+  links:: stalls:: restarts:: deletion::
   edge_faults::a_disk edge_faults::what_a_missed edge_faults::a_containerd
   rollout::a_pull_that kruise_faults::an_agent kruise_faults::a_registry_link
   harness_edge:: harness::a_proxy harness::a_registry harness::restarted

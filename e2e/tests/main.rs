@@ -41,5 +41,6 @@ mod rollout;
 mod rotation;
 mod secrets;
 mod selection;
+mod stalls;
 mod tries;
 mod upgrades;

@@ -89,6 +89,14 @@ impl CriPuller {
         }
     }
 
+    /// The same with another time after which a download that receives nothing is given up: for tests, on runtimes that
+    /// are real, which cannot wait for minutes.
+    #[must_use]
+    pub fn with_stall_limit(self, limit: Duration) -> Self {
+        let watcher = PullWatcher::new(Arc::clone(&self.content)).with_stall_limit(limit);
+        Self { watcher: Arc::new(watcher), ..self }
+    }
+
     async fn read_image_status(&self, reference: &str) -> Result<Option<k8s_cri::v1::Image>, PullError> {
         let request = ImageStatusRequest { image: Some(image_spec(reference)), verbose: false };
         let answer = self.ask(reference, self.images.clone().image_status(request)).await?;
@@ -139,8 +147,8 @@ impl CriPuller {
         })
     }
 
-    /// Finds the id of an image that was just pulled. containerd answers the pull with the id; CRI-O answers with a
-    /// repository and a digest, and has to be asked for the id.
+    /// Finds the id of an image that was just pulled. containerd, and CRI-O from 1.36 on, answer the pull with the id;
+    /// cri-dockerd and older CRI-Os answer with a repository and a digest, and have to be asked for the id.
     async fn find_id(&self, reference: &str, image_ref: &str) -> Option<String> {
         if let Some(id) = parse_image_id(image_ref) {
             return Some(id);

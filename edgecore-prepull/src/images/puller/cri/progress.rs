@@ -18,6 +18,7 @@ mod stall;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use prepull_api::task::Bytes;
@@ -25,7 +26,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use self::claims::{Claim, Claims};
-use self::stall::{Stage, StallDetector};
+use self::stall::{LIMIT, Stage, StallDetector};
 use crate::images::containerd::{ContentStore, Ingest, Layer};
 use crate::images::puller::ProgressSink;
 
@@ -50,6 +51,9 @@ pub(super) struct PullWatcher {
     heard: watch::Sender<bool>,
     /// The last list of blobs, which all pulls share.
     last: Mutex<Option<(Instant, Ingests)>>,
+    stall_limit: Duration,
+    /// Layers that are being written, of all pulls that are watched.
+    open: AtomicUsize,
 }
 
 /// The blobs that are being written, by digest.
@@ -57,7 +61,19 @@ type Ingests = Arc<HashMap<String, Ingest>>;
 
 impl PullWatcher {
     pub(super) fn new(store: Arc<ContentStore>) -> Self {
-        Self { store, claims: Claims::default(), heard: watch::Sender::new(true), last: Mutex::default() }
+        Self {
+            store,
+            claims: Claims::default(),
+            heard: watch::Sender::new(true),
+            last: Mutex::default(),
+            stall_limit: LIMIT,
+            open: AtomicUsize::new(0),
+        }
+    }
+
+    /// With another limit, for a test that cannot wait so long.
+    pub(super) fn with_stall_limit(self, stall_limit: Duration) -> Self {
+        Self { stall_limit, ..self }
     }
 
     /// Begins to watch a pull. Call it before the pull begins: manifests that are older count as another image's.
@@ -93,6 +109,29 @@ impl PullWatcher {
     }
 }
 
+/// The layers of one pull that are being written, as a part of those of all pulls until it is dropped.
+struct OpenLayers<'a> {
+    all: &'a AtomicUsize,
+    own: usize,
+}
+
+impl OpenLayers<'_> {
+    /// Sets how many there are. Returns those of the other pulls.
+    fn set(&mut self, own: usize) -> usize {
+        // Relaxed: it is a number, and guards nothing.
+        self.all.fetch_add(own, Ordering::Relaxed);
+        let all = self.all.fetch_sub(self.own, Ordering::Relaxed) - self.own;
+        self.own = own;
+        all - own
+    }
+}
+
+impl Drop for OpenLayers<'_> {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.own, Ordering::Relaxed);
+    }
+}
+
 /// One pull that is being watched, until it is dropped.
 #[derive(Debug)]
 pub(super) struct PullWatch<'a> {
@@ -107,7 +146,8 @@ impl PullWatch<'_> {
     pub(super) async fn report_until_stalled(&self, progress: ProgressSink<'_>) -> Stalled {
         let store = &self.watcher.store;
         let mut layers: Option<Vec<LayerProgress>> = None;
-        let mut stall = StallDetector::new(self.begun, Instant::now());
+        let mut stall = StallDetector::new(self.begun, self.watcher.stall_limit, Instant::now());
+        let mut open = OpenLayers { all: &self.watcher.open, own: 0 };
         // Whether the repository has content from before, so that the runtime may be unpacking it.
         let mut has_content = true;
         for look in 0_u32.. {
@@ -141,7 +181,11 @@ impl PullWatch<'_> {
                     Stage::Fetching { written, begun: add_up_begun(layers) }
                 }
             };
-            if let Some(limit) = stall.observe(&ingests, stage, Instant::now()) {
+            let others = open.set(match stage {
+                Stage::Resolving { .. } => 0,
+                Stage::Fetching { written, .. } => written,
+            });
+            if let Some(limit) = stall.observe(&ingests, stage, others, Instant::now()) {
                 return Stalled(limit);
             }
         }

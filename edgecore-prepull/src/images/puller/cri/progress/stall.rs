@@ -2,8 +2,9 @@
 //!
 //! A pull has stalled if it waits for bytes and none came for the limit: none of the layers of which it has had some, or
 //! none of anybody's. A layer that has had none yet while others move may only wait for its turn: the transfer service
-//! of containerd 2.1 has three downloads for all images together, and opens those that wait as well. Where nothing of
-//! the image is being written, the runtime unpacks, or nothing is known.
+//! of containerd 2.1 has three downloads for all images together, and opens those that wait as well. If those whose turn
+//! it is are dead, they are given up first, and the one that waits comes next. Where nothing of the image is being
+//! written, the runtime unpacks, or nothing is known.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -16,7 +17,7 @@ use crate::images::containerd::Ingest;
 /// that a router on the way has forgotten hangs until the kernel's keepalive ends it, or for ever: containerd 1.6 has no
 /// timeout of its own. containerd writes in steps of 1 MiB on each connection, so the time is multiplied by the number of
 /// connections: any link that carries more than 6 KiB/s in all survives.
-const LIMIT: Duration = Duration::from_secs(180);
+pub(super) const LIMIT: Duration = Duration::from_secs(180);
 
 /// What a pull waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct StallDetector {
     begun: SystemTime,
+    /// [`LIMIT`], but in tests on real runtimes.
+    limit: Duration,
     store: HashMap<String, u64>,
     store_moved: Instant,
     /// The bytes of the layers that have begun, and since when they are as many.
@@ -46,15 +49,17 @@ pub(super) struct StallDetector {
 }
 
 impl StallDetector {
-    pub(super) fn new(begun: SystemTime, now: Instant) -> Self {
-        Self { begun, store: HashMap::new(), store_moved: now, own: None }
+    pub(super) fn new(begun: SystemTime, limit: Duration, now: Instant) -> Self {
+        Self { begun, limit, store: HashMap::new(), store_moved: now, own: None }
     }
 
-    /// Takes the state of the store. Returns the limit if the pull has stalled.
+    /// Takes the state of the store, and how many layers of other pulls are being written. Returns the limit if the pull
+    /// has stalled.
     pub(super) fn observe(
         &mut self,
         ingests: &HashMap<String, Ingest>,
         stage: Stage,
+        others: usize,
         now: Instant,
     ) -> Option<Duration> {
         let store: HashMap<_, _> =
@@ -76,8 +81,14 @@ impl StallDetector {
             return None;
         }
         let active = |ingest: &&Ingest| ingest.last_write.is_some_and(|last| last >= self.begun);
-        let connections = ingests.values().filter(active).count().max(own).max(1);
-        let limit = LIMIT * u32::try_from(connections).unwrap_or(u32::MAX);
+        let active = ingests.values().filter(active).count();
+        let connections = if self.own.is_none() && others > 0 {
+            // One more than theirs, so that they are given up before this one is.
+            active.max(own + others) + 1
+        } else {
+            active.max(own).max(1)
+        };
+        let limit = self.limit * u32::try_from(connections).unwrap_or(u32::MAX);
         let stalled = |since: Instant| now.duration_since(since) >= limit;
         (self.own.is_some_and(|(_, since)| stalled(since)) || stalled(self.store_moved)).then_some(limit)
     }
@@ -98,17 +109,21 @@ mod tests {
     impl Scene {
         fn new() -> Self {
             let begun = Instant::now();
-            Self { begun, stall: StallDetector::new(SystemTime::UNIX_EPOCH, begun) }
+            Self { begun, stall: StallDetector::new(SystemTime::UNIX_EPOCH, LIMIT, begun) }
         }
 
         fn at(&mut self, seconds: u64, offsets: &[u64], stage: Stage) -> Option<u64> {
+            self.beside(0, seconds, offsets, stage)
+        }
+
+        fn beside(&mut self, others: usize, seconds: u64, offsets: &[u64], stage: Stage) -> Option<u64> {
             let written = Some(SystemTime::UNIX_EPOCH);
             let ingest = |(n, offset): (usize, &u64)| {
                 (format!("sha256:{n}"), Ingest { offset: *offset, last_write: written })
             };
             let ingests = offsets.iter().enumerate().map(ingest).collect();
             let now = self.begun + Duration::from_secs(seconds);
-            self.stall.observe(&ingests, stage, now).map(|limit| limit.as_secs())
+            self.stall.observe(&ingests, stage, others, now).map(|limit| limit.as_secs())
         }
     }
 
@@ -148,6 +163,21 @@ mod tests {
         // The others have ended, and nothing moves.
         assert_eq!(scene.at(3600, &[0], fetching(0)), None);
         assert_eq!(scene.at(3780, &[0], fetching(0)), Some(180));
+    }
+
+    #[test]
+    fn a_download_that_waits_for_dead_ones_outlives_them() {
+        // Three connections of another image, the dead ones; ours is opened beside them.
+        let (mut dead, mut waiting) = (Scene::new(), Scene::new());
+        let three = |done| Stage::Fetching { written: 3, begun: Some(done) };
+        assert_eq!(dead.beside(1, 0, &[1, 1, 1, 0], three(3)), None);
+        for second in 0..720 {
+            assert_eq!(dead.beside(1, second, &[1, 1, 1, 0], three(3)), None);
+            assert_eq!(waiting.beside(3, second, &[1, 1, 1, 0], fetching(0)), None);
+        }
+        assert_eq!(dead.beside(1, 720, &[1, 1, 1, 0], three(3)), Some(720));
+        assert_eq!(waiting.beside(3, 720, &[1, 1, 1, 0], fetching(0)), None);
+        assert_eq!(waiting.beside(3, 900, &[1, 1, 1, 0], fetching(0)), Some(900), "for ever is too long");
     }
 
     #[test]
