@@ -16,7 +16,7 @@ use edgecore_prepull::tasks::agent::{Execution, TaskEnd, TaskTerms};
 use edgecore_prepull::tasks::executor::{Executor, TaskControl};
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{ImageOutcome, ImageTask, JobUid, PullPolicy, Task, TaskId};
+use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, JobUid, PullPolicy, Task, TaskId};
 use prepull_api::wire::Key;
 use prepull_e2e::cleanup::Child;
 use prepull_e2e::parts;
@@ -112,27 +112,36 @@ fn failures_of(runtime: Runtime) -> impl Iterator<Item = &'static Failure> {
     FAILURES.iter().filter(move |failure| failure.of == runtime)
 }
 
+/// Pulls an image for each of the failures, which its pulls meet as `acts` says.
+async fn pull_each(
+    runtime: &StandIn,
+    failures: &[&'static Failure],
+    key: Key,
+    acts: impl Fn(&Failure) -> Vec<Act>,
+) -> Result<Vec<(&'static Failure, ImageResult)>> {
+    for failure in failures {
+        runtime.script(&failure.reference(), acts(failure));
+    }
+    let images = failures.iter().map(|failure| image(&failure.reference())).collect();
+    let end = run(runtime, images, key).await?;
+    Ok(failures.iter().copied().zip(end.images).collect())
+}
+
 #[tokio::test]
 async fn every_failure_is_tried_again_or_not_as_its_cause_demands() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
+        let failures: Vec<_> = failures_of(kind).collect();
         // Each image fails once. Only who tries again gets it.
-        for failure in failures_of(kind) {
-            runtime.script(&failure.reference(), [Act::Fail(failure.code, failure.text())]);
-        }
-        let images = failures_of(kind).map(|failure| image(&failure.reference())).collect();
-        let end = run(&runtime, images, key(&["only"])).await?;
-        for (failure, result) in failures_of(kind).zip(&end.images) {
+        let once = |failure: &Failure| vec![Act::Fail(failure.code, failure.text())];
+        for (failure, result) in pull_each(&runtime, &failures, key(&["only"]), once).await? {
             let Failure { case, then, is, .. } = failure;
             let (outcome, code, attempts) = match then {
                 Then::Again => (ImageOutcome::Pulled, None, 2),
                 Then::NextCredential | Then::Fails => (ImageOutcome::Failed, Some(*is), 1),
             };
-            assert_eq!(
-                (result.outcome, result.code, result.attempts),
-                (outcome, code, attempts),
-                "{kind:?}, {case}"
-            );
+            let found = (result.outcome, result.code, result.attempts);
+            assert_eq!(found, (outcome, code, attempts), "{kind:?}, {case}");
         }
     }
     Ok(())
@@ -142,19 +151,11 @@ async fn every_failure_is_tried_again_or_not_as_its_cause_demands() -> Result<()
 async fn a_failure_that_stays_is_named_by_its_cause() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
-        for failure in failures_of(kind) {
-            let answer = Act::Fail(failure.code, failure.text());
-            runtime.script(&failure.reference(), [answer.clone(), answer]);
-        }
-        let images = failures_of(kind).map(|failure| image(&failure.reference())).collect();
-        let end = run(&runtime, images, Key::anonymous()).await?;
-        for (failure, result) in failures_of(kind).zip(&end.images) {
-            assert_eq!(
-                (result.outcome, result.code),
-                (ImageOutcome::Failed, Some(failure.is)),
-                "{kind:?}, {}",
-                failure.case
-            );
+        let failures: Vec<_> = failures_of(kind).collect();
+        let twice = |failure: &Failure| vec![Act::Fail(failure.code, failure.text()); 2];
+        for (failure, result) in pull_each(&runtime, &failures, Key::anonymous(), twice).await? {
+            let found = (result.outcome, result.code);
+            assert_eq!(found, (ImageOutcome::Failed, Some(failure.is)), "{kind:?}, {}", failure.case);
         }
     }
     Ok(())
@@ -164,14 +165,13 @@ async fn a_failure_that_stays_is_named_by_its_cause() -> Result<()> {
 async fn after_a_refusal_in_either_runtimes_words_the_next_credential_is_tried() -> Result<()> {
     for kind in BOTH {
         let runtime = StandIn::start(kind)?;
-        for failure in failures_of(kind) {
-            runtime.script(&failure.reference(), [Act::Password("right", failure.code, failure.text())]);
-        }
-        let refused = || failures_of(kind).filter(|failure| failure.then == Then::NextCredential);
-        let images = refused().map(|failure| image(&failure.reference())).collect();
-        let end = run(&runtime, images, key(&["wrong", "right", "never needed"])).await?;
+        let refused: Vec<_> =
+            failures_of(kind).filter(|failure| failure.then == Then::NextCredential).collect();
+        let passwords = key(&["wrong", "right", "never needed"]);
+        let password = |failure: &Failure| vec![Act::Password("right", failure.code, failure.text())];
+        let results = pull_each(&runtime, &refused, passwords, password).await?;
         let pulls = runtime.pulls();
-        for (failure, result) in refused().zip(&end.images) {
+        for (failure, result) in results {
             let case = failure.case;
             assert_eq!((result.outcome, result.attempts), (ImageOutcome::Pulled, 1), "{kind:?}, {case}");
             let of_image = pulls.iter().filter(|pull| pull.reference == failure.reference());

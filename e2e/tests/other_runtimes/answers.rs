@@ -1,5 +1,6 @@
 //! What CRI-O 1.37, and cri-dockerd with dockerd 26.1, answer to pulls, and what must come of it. The bare codes, the HTML
-//! and the answer to silence were seen word for word; the rest is as their sources write it.
+//! and the answer to silence were seen; all of it was checked against their sources: CRI-O at f954a17e50 with the library
+//! that it vendors, cri-dockerd at 246bd657, dockerd 26.1.5.
 
 use prepull_api::failure::FailureCode;
 use tonic::Code;
@@ -47,77 +48,119 @@ pub(super) const FAILURES: &[Failure] = &[
     failure(
         CriO,
         "wrong-password",
-        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: authentication required; artifact err: get manifest: build image source: reading manifest v1 in REPOSITORY: authentication required",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: authentication required; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: authentication required",
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        CriO,
+        "wrong-password-at-the-token-server",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: unable to retrieve auth token: invalid username/password: authentication required; artifact err: pull artifact: initializing source docker://IMAGE: unable to retrieve auth token: invalid username/password: authentication required",
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        CriO,
+        "token-server-403",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: Requesting bearer token: received unexpected HTTP status: 403 Forbidden; artifact err: pull artifact: initializing source docker://IMAGE: Requesting bearer token: received unexpected HTTP status: 403 Forbidden",
         NextCredential,
         Unauthorized,
     ),
     failure(
         CriO,
         "bare-401",
-        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: unauthorized; artifact err: get manifest: build image source: reading manifest v1 in REPOSITORY: unauthorized",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: unauthorized; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: unauthorized",
         NextCredential,
         Unauthorized,
     ),
     failure(
         CriO,
         "bare-403",
-        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: denied; artifact err: get manifest: build image source: reading manifest v1 in REPOSITORY: denied",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: denied; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: denied",
+        NextCredential,
+        Unauthorized,
+    ),
+    failure(
+        CriO,
+        "default-403",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: requested access to the resource is denied; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: requested access to the resource is denied",
         NextCredential,
         Unauthorized,
     ),
     failure(
         CriO,
         "html-403",
-        r#"initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 403, "<html><head><title>403 Forbidden</title></head></html>""#,
+        r#"unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 403, "<html>\r\n<head><title>403 Forbidden</title></head>\r\n<b..."; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 403, "<html>\r\n<head><title>403 Forbidden</title></head>\r\n<b...""#,
         NextCredential,
         Unauthorized,
     ),
     failure(
         CriO,
         "html-404",
-        r#"initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 404, "<html><head><title>404 Not Found</title></head></html>""#,
+        r#"unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 404, "<html>\r\n<head><title>404 Not Found</title></head>\r\n<b..."; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 404, "<html>\r\n<head><title>404 Not Found</title></head>\r\n<b...""#,
         NextCredential,
         NotFound,
     ),
     failure(
         CriO,
         "unknown-tag",
-        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: manifest unknown; artifact err: get manifest: build image source: reading manifest v1 in REPOSITORY: manifest unknown",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: manifest unknown; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: manifest unknown",
+        NextCredential,
+        NotFound,
+    ),
+    failure(
+        CriO,
+        "unknown-repository",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: repository name not known to registry; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: repository name not known to registry",
         NextCredential,
         NotFound,
     ),
     failure(
         CriO,
         "other-platform",
-        "choosing image instance: no image found in image index for architecture arm64, variant v8, OS linux",
+        r#"unable to pull image or OCI artifact: pull image err: choosing an image from manifest list docker://IMAGE: no image found in image index for architecture "arm64", variant "v8", OS "linux"; artifact err: pull artifact: choosing an image from manifest list docker://IMAGE: no image found in image index for architecture "arm64", variant "v8", OS "linux""#,
         Fails,
         PlatformMismatch,
     ),
     failure(
         CriO,
         "refused",
-        "initializing source docker://IMAGE: pinging container registry r.example: Get \"https://r.example/v2/\": dial tcp 192.0.2.1:443: connect: connection refused",
+        r#"RegistryUnavailable: unable to pull image: initializing source docker://IMAGE: pinging container registry r.example: Get "https://r.example/v2/": dial tcp 192.0.2.1:443: connect: connection refused"#,
         Again,
         Unreachable,
     ),
     failure(
         CriO,
         "no-name",
-        "initializing source docker://IMAGE: pinging container registry r.example: Get \"https://r.example/v2/\": dial tcp: lookup r.example: no such host",
+        r#"unable to pull image: initializing source docker://IMAGE: pinging container registry r.example: Get "https://r.example/v2/": dial tcp: lookup r.example: no such host"#,
         Again,
         Unreachable,
     ),
     failure(
         CriO,
         "busy",
-        "initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: toomanyrequests",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: too many requests; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: too many requests",
         Again,
         RateLimited,
     ),
     failure(
         CriO,
-        "html-502",
-        r#"initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: StatusCode: 502, "<html>""#,
+        "bare-429",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: toomanyrequests; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: toomanyrequests",
+        Again,
+        RateLimited,
+    ),
+    failure(
+        CriO,
+        "broken-registry",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: received unexpected HTTP status: 502 Bad Gateway; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: received unexpected HTTP status: 502 Bad Gateway",
+        Again,
+        RegistryError,
+    ),
+    failure(
+        CriO,
+        "odd-code",
+        "unable to pull image or OCI artifact: pull image err: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: received unexpected HTTP status: 521 <none>; artifact err: pull artifact: initializing source docker://IMAGE: reading manifest v1 in REPOSITORY: received unexpected HTTP status: 521 <none>",
         Again,
         RegistryError,
     ),
@@ -144,6 +187,14 @@ pub(super) const FAILURES: &[Failure] = &[
         NextCredential,
         Unauthorized,
     ),
+    // The same page where it is declared as one.
+    failure(
+        Docker,
+        "page-403",
+        "Error response from daemon: pull access denied for REPOSITORY, repository does not exist or may require 'docker login': denied: <html>403</html>",
+        NextCredential,
+        Unauthorized,
+    ),
     failure(
         Docker,
         "html-404",
@@ -161,7 +212,8 @@ pub(super) const FAILURES: &[Failure] = &[
     failure(
         Docker,
         "other-platform",
-        "Error response from daemon: no matching manifest for linux/arm64/v8 in the manifest list entries",
+        // Behind the beginning of the pull, where nothing stands before it.
+        "no matching manifest for linux/arm64/v8 in the manifest list entries",
         Fails,
         PlatformMismatch,
     ),
@@ -178,6 +230,20 @@ pub(super) const FAILURES: &[Failure] = &[
         "Error response from daemon: received unexpected HTTP status: 500 Internal Server Error",
         Again,
         RegistryError,
+    ),
+    failure(
+        Docker,
+        "unknown-repository",
+        "Error response from daemon: repository REPOSITORY not found: name unknown: repository name not known to registry",
+        NextCredential,
+        NotFound,
+    ),
+    failure(
+        Docker,
+        "busy",
+        "Error response from daemon: toomanyrequests: too many requests",
+        Again,
+        RateLimited,
     ),
     // What cri-dockerd makes of a download that stood still for a minute.
     failure(Docker, "silent", "context canceled", Again, Other),

@@ -1,13 +1,9 @@
 //! A stand-in for CRI-O, and for cri-dockerd with its dockerd: answers pulls as these do, and records them.
 
 use std::collections::{HashMap, VecDeque};
-use std::convert::Infallible;
-use std::future::{Ready, ready};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context as Poller, Poll};
 
-use futures::stream;
 use k8s_cri::v1::image_service_server::{ImageService, ImageServiceServer};
 use k8s_cri::v1::{
     FilesystemIdentifier, FilesystemUsage, Image, ImageFsInfoRequest, ImageFsInfoResponse,
@@ -15,13 +11,16 @@ use k8s_cri::v1::{
     PullImageResponse, RemoveImageRequest, RemoveImageResponse,
 };
 use prepull_e2e::prelude::*;
-use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::body::Body;
-use tonic::codegen::{Service, http};
-use tonic::server::NamedService;
 use tonic::{Code, Request, Response, Status};
+
+use self::version::{Version, accept};
+
+/// Of the agent's unit tests, which use the rest of it.
+#[path = "../../../edgecore-prepull/src/images/runtime/fake.rs"]
+#[allow(dead_code)]
+mod version;
 
 /// Which runtime it stands in for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +30,11 @@ pub(super) enum Runtime {
 }
 
 impl Runtime {
-    /// Name and version, as `Version` answers them.
-    fn version(self) -> (&'static str, &'static str) {
+    /// The name, as `Version` answers it.
+    fn name(self) -> &'static str {
         match self {
-            Self::CriO => ("cri-o", "1.37.0"),
-            Self::Docker => ("docker", "26.1.5"),
+            Self::CriO => "cri-o",
+            Self::Docker => "docker",
         }
     }
 }
@@ -106,14 +105,10 @@ impl StandIn {
             state: Mutex::default(),
             finished: watch::Sender::new(false),
         });
-        let listener = UnixListener::bind(dir.join("cri.sock"))?;
-        let connections = stream::unfold(listener, |listener| async {
-            let accepted = listener.accept().await.map(|(stream, _)| stream);
-            Some((accepted, listener))
-        });
+        let connections = accept(&dir.join("cri.sock"));
         let server = tonic::transport::Server::builder()
             .add_service(ImageServiceServer::new(Images(Arc::clone(&shared))))
-            .add_service(Version(runtime));
+            .add_service(Version(Ok(runtime.name())));
         let server = tokio::spawn(async move {
             // It ends with the test.
             let _ = server.serve_with_incoming(connections).await;
@@ -161,16 +156,18 @@ impl Shared {
         self.keep(&reference)
     }
 
-    /// Stores an image, and returns the answer to its pull: neither runtime answers with the id.
+    /// Stores an image, and returns the answer to its pull: Docker does not answer with the id.
     fn keep(&self, reference: &str) -> PullImageResponse {
         let mut state = self.state();
         let repository = reference.rsplit_once(':').map_or(reference, |(repository, _)| repository);
         let listed = state.lists.get(reference).cloned();
         let repo_digests = listed.unwrap_or_else(|| vec![format!("{repository}@{}", digest('d'))]);
-        let image_ref = repo_digests.first().cloned().unwrap_or_default();
-        let id = match self.runtime {
-            Runtime::CriO => id().replace("sha256:", ""),
-            Runtime::Docker => id(),
+        let (id, image_ref) = match self.runtime {
+            Runtime::CriO => {
+                let id = id().replace("sha256:", "");
+                (id.clone(), id)
+            }
+            Runtime::Docker => (id(), repo_digests.first().cloned().unwrap_or_default()),
         };
         let image = Image { id, repo_tags: vec![reference.to_owned()], repo_digests, ..Image::default() };
         state.images.insert(reference.to_owned(), image);
@@ -279,44 +276,5 @@ impl ImageService for Images {
         _: Request<RemoveImageRequest>,
     ) -> Result<Response<RemoveImageResponse>, Status> {
         Err(Status::unimplemented("the agent removes no images"))
-    }
-}
-
-/// The runtime service, of which the agent asks for nothing but `Version`.
-#[derive(Clone)]
-struct Version(Runtime);
-
-impl NamedService for Version {
-    const NAME: &'static str = "runtime.v1.RuntimeService";
-}
-
-impl<B> Service<http::Request<B>> for Version {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Poller<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: http::Request<B>) -> Self::Future {
-        let (name, version) = self.0.version();
-        // The fields 2 and 3 of VersionResponse, behind the header of a gRPC message.
-        let mut message = Vec::new();
-        // All lengths are below 128, and so one byte.
-        for (field, text) in [(2_u8, name), (3, version)] {
-            message.extend([field << 3 | 2, u8::try_from(text.len()).unwrap_or_default()]);
-            message.extend(text.as_bytes());
-        }
-        let mut frame = vec![0, 0, 0, 0, u8::try_from(message.len()).unwrap_or_default()];
-        frame.append(&mut message);
-        let mut trailers = http::HeaderMap::new();
-        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-        let frames = [hyper::body::Frame::data(frame.into()), hyper::body::Frame::trailers(trailers)];
-        let body = Body::new(http_body_util::StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>))));
-        let mut response = http::Response::new(body);
-        let grpc = http::HeaderValue::from_static("application/grpc");
-        response.headers_mut().insert("content-type", grpc);
-        ready(Ok(response))
     }
 }

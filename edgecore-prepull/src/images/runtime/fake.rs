@@ -1,4 +1,4 @@
-//! Fake runtime service of CRI: answers `Version`, and nothing else.
+//! Fake runtime service of CRI: answers `Version`, and nothing else. The end-to-end tests include it as well.
 #![allow(clippy::unwrap_used)]
 
 use std::convert::Infallible;
@@ -10,10 +10,9 @@ use futures::stream;
 use tokio::net::UnixListener;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::body::Body;
-use tonic::codegen::http;
+use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
-use tower::Service;
 
 /// Answer to `Version`: the name of the runtime, or an error.
 #[derive(Clone, Debug)]

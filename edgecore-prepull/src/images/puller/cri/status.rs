@@ -115,8 +115,8 @@ const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
             "bad gateway",
             "service unavailable",
             "gateway timeout",
-            "registryunavailable",
-            "statuscode: 50",
+            // Codes that have no name, as of a proxy's own.
+            "unexpected http status: 5",
         ],
     ),
     (
@@ -141,6 +141,8 @@ const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
             ": eof",
         ],
     ),
+    // cri-dockerd writes it before a gateway's answer, and CRI-O before a connection that was refused.
+    (ErrorClass::Transient, FailureCode::RegistryError, &["registryunavailable"]),
     (
         ErrorClass::Transient,
         FailureCode::Other,
@@ -196,6 +198,9 @@ const NEEDLES: &[(ErrorClass, FailureCode, &[&str])] = &[
             "http 404 response",
             "manifest unknown",
             "name unknown",
+            // A repository or a blob, as CRI-O says it, without the registry's code.
+            "not known to registry",
+            "unknown to registry",
             "not found",
             "repository does not exist",
         ],

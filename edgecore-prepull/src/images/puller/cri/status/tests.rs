@@ -137,7 +137,7 @@ const SEEN: &[(ErrorClass, Is, Code, &str)] = &[
         Code::NotFound,
         r#"failed to pull and unpack image "r.example/a:1": content digest sha256:00: not found"#,
     ),
-    // CRI-O 1.37 and cri-dockerd with dockerd 26.1 wrote these.
+    // CRI-O 1.37 and cri-dockerd with dockerd 26.1 wrote these, or do by their sources.
     (Auth, Is::Unauthorized, Code::Unknown, "Error response from daemon: denied"),
     (Auth, Is::Unauthorized, Code::Unknown, "Error response from daemon: unauthorized"),
     (Auth, Is::Unauthorized, Code::Unknown, "reading manifest 1 in r.example/a: unauthorized"),
@@ -176,7 +176,31 @@ const SEEN: &[(ErrorClass, Is, Code, &str)] = &[
         Transient,
         Is::RegistryError,
         Code::Unknown,
-        r#"reading manifest 1 in r.example/a: StatusCode: 502, "<html>""#,
+        "reading manifest 1 in r.example/a: received unexpected HTTP status: 521 <none>",
+    ),
+    (
+        Transient,
+        Is::Unreachable,
+        Code::Unknown,
+        r#"RegistryUnavailable: unable to pull image: initializing source docker://r.example/a:1: pinging container registry r.example: Get "https://r.example/v2/": dial tcp 192.0.2.1:443: connect: connection refused"#,
+    ),
+    (
+        NotFound,
+        Is::NotFound,
+        Code::Unknown,
+        "reading manifest 1 in r.example/a: repository name not known to registry",
+    ),
+    (
+        NotFound,
+        Is::NotFound,
+        Code::Unknown,
+        "copying system image from manifest list: reading blob sha256:00: blob unknown to registry",
+    ),
+    (
+        Auth,
+        Is::Unauthorized,
+        Code::Unknown,
+        "Error response from daemon: pull access denied for r.example/a, repository does not exist or may require 'docker login': denied: <html><h1>403</h1>",
     ),
     (
         RuntimeDown,
