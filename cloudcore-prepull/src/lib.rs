@@ -31,6 +31,7 @@ pub mod edges {
 mod kube_api {
     pub(crate) mod cluster;
     pub(crate) mod events;
+    pub(crate) mod field_manager;
     mod guarded;
     pub(crate) mod kruise_owner;
     pub(crate) mod kruise_watch;

@@ -58,8 +58,7 @@ pub(crate) async fn leaders_client(
     Ok(builder.with_layer(&Fence(leadership)).build())
 }
 
-/// What the API server's audit log calls us. What stands before the slash is the manager in `managedFields` of what we
-/// write.
+/// What the API server's audit log calls us.
 const AGENT: &str = concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION"));
 /// How long a request may go without a byte of an answer: after that, something on the way has dropped the connection.
 /// Longer than an idle watch, which the API server ends after 290 s.

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as CoreEvent, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Client;
-use kube::api::{Api, PostParams};
+use kube::api::Api;
 use prepull_api::crd::kruise;
 use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::objects::ObjectId;
@@ -20,6 +20,8 @@ use prepull_engine::shared::reasons;
 use prepull_program::errors::with_causes;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
+
+use crate::kube_api::field_manager::post_params;
 
 /// Events that wait for the API server. They are advice, not state: an event that does not fit is dropped and logged.
 const QUEUE: usize = 256;
@@ -81,7 +83,7 @@ async fn publish(client: Client, mut events: mpsc::Receiver<ObjectEvent>) {
         let (object, reason) = (event.object.clone(), event.reason);
         let api: Api<CoreEvent> = Api::namespaced(client.clone(), namespace_of(&event.object));
         let event = core_event(event, instance.clone(), Timestamp::now());
-        if let Err(error) = api.create(&PostParams::default(), &event).await {
+        if let Err(error) = api.create(&post_params(), &event).await {
             warn!(%object, reason, error = with_causes(&error), "an event was not published");
         }
     }

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{Api, PostParams};
+use kube::api::Api;
 use kube::{Client, Error, Resource, ResourceExt};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImagePullJobSpec, NodeImage, NodeImageSpec};
 use prepull_api::task::NodeName;
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tracing::warn;
 
+use crate::kube_api::field_manager::post_params;
 use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
 use crate::kube_api::refusal::FailureLog;
 
@@ -65,7 +66,7 @@ impl Writer {
                     ..ObjectMeta::default()
                 };
                 let object = NodeImage { metadata, spec: NodeImageSpec::default(), status: None };
-                api.create(&PostParams::default(), &object).await.map(Some)
+                api.create(&post_params(), &object).await.map(Some)
             }
             Write::Delete { uid } => object_write::delete(&api, name, &uid).await.map(|()| None),
             Write::Spec { uid, version, labels, spec } => {
@@ -148,7 +149,7 @@ impl Writer {
         let api = self.namespaced::<ImagePullJob>(list);
         let mut child = ImagePullJob::new(name, spec);
         child.metadata.owner_references = Some(vec![owner_reference(list)]);
-        let Err(error) = api.create(&PostParams::default(), &child).await else {
+        let Err(error) = api.create(&post_params(), &child).await else {
             return Ok(WriteOutcome::Done);
         };
         match Failure::of(&error) {

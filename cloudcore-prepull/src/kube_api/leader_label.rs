@@ -13,13 +13,14 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::api::{Api, ListParams, Patch};
 use kube::{Client, Error, ResourceExt};
 use prepull_engine::shared::pacing::Backoff;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::kube_api::field_manager::patch_params;
 use crate::kube_api::refusal::{FailureLog, explain};
 
 /// The label; the Service of the manifests selects it.
@@ -177,7 +178,7 @@ impl Marker {
 
     async fn patch(&self, client: &Client, pod: &str, leads: bool) -> Result<(), Error> {
         let pods = Api::<Pod>::namespaced(client.clone(), &self.namespace);
-        match pods.patch_metadata(pod, &PatchParams::default(), &Patch::Merge(marks(leads))).await {
+        match pods.patch_metadata(pod, &patch_params(), &Patch::Merge(marks(leads))).await {
             // It has been deleted meanwhile, and its label with it. Of its own a process would not notice.
             Err(Error::Api(answer)) if answer.code == 404 => Ok(()),
             patched => patched.map(drop),

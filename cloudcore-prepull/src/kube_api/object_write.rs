@@ -4,11 +4,12 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
 
-use kube::api::{Api, DeleteParams, PartialObjectMeta, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DeleteParams, PartialObjectMeta, Patch, Preconditions};
 use kube::{Error, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::kube_api::field_manager::patch_params;
 use crate::kube_api::refusal::{explain, is_unserved};
 
 /// The API server answers a write within its own 60 s or never; half of that leaves time for another try before a
@@ -98,7 +99,7 @@ pub(super) async fn patch<K: Clone + DeserializeOwned + Debug>(
     values: impl IntoIterator<Item = (&'static str, Value)>,
 ) -> Result<K, Error> {
     let operations = serde_json::from_value(operations(target, values)).map_err(Error::SerdeError)?;
-    let (patch, params) = (Patch::<()>::Json(operations), PatchParams::default());
+    let (patch, params) = (Patch::<()>::Json(operations), patch_params());
     match endpoint {
         Endpoint::Object => api.patch(target.name, &params, &patch).await,
         Endpoint::Status => api.patch_status(target.name, &params, &patch).await,

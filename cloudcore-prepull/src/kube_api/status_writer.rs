@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hyper::header::HeaderValue;
 use jiff::Timestamp;
-use kube::api::{Api, ListParams, PartialObjectMeta, PostParams};
+use kube::api::{Api, ListParams, PartialObjectMeta};
 use kube::{Client, Error, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL, ReportBody};
@@ -23,6 +23,7 @@ use tracing::debug;
 
 use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
+use crate::kube_api::field_manager::post_params;
 use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
 use crate::kube_api::refusal::explain;
 use crate::kube_api::stored_job::StoredJob;
@@ -227,7 +228,7 @@ impl Writer {
         version: Option<String>,
         body: &ReportBody,
     ) -> Result<Option<String>, Error> {
-        let params = PostParams::default();
+        let params = post_params();
         let exists = version.is_some();
         let report = report_object(job, name, version, body);
         let bytes = serde_json::to_vec(&report).map_err(Error::SerdeError)?;

@@ -6,12 +6,13 @@ use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 use super::rotation::Step;
 use super::sha256;
 use crate::edges::tunnel::CaCensus;
+use crate::kube_api::field_manager::post_params;
 
 /// The name of the ConfigMap, in the namespace of cloudcore.
 pub(crate) const CA_CONFIG_MAP: &str = "prepull-ca";
@@ -57,12 +58,12 @@ impl Published {
             Some(found) if Self::of(&found).as_ref() == Some(self) => Ok(()),
             Some(found) => {
                 let map = ConfigMap { data: Some(self.data()), ..found };
-                maps.replace(CA_CONFIG_MAP, &PostParams::default(), &map).await.map(drop)
+                maps.replace(CA_CONFIG_MAP, &post_params(), &map).await.map(drop)
             }
             None => {
                 let metadata = ObjectMeta { name: Some(CA_CONFIG_MAP.to_owned()), ..ObjectMeta::default() };
                 let map = ConfigMap { metadata, data: Some(self.data()), ..ConfigMap::default() };
-                maps.create(&PostParams::default(), &map).await.map(drop)
+                maps.create(&post_params(), &map).await.map(drop)
             }
         }
     }

@@ -7,11 +7,12 @@ use std::time::SystemTime;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::ObjectMeta;
 
 use super::ca_set::{CaSet, certificates_of_pem};
 use super::rotation::Rotation;
 use super::{Authority, PkiError};
+use crate::kube_api::field_manager::post_params;
 
 /// The name of the CA's Secret, of type `kubernetes.io/tls`, in the namespace of cloudcore-prepull.
 pub(super) const CA_SECRET: &str = "prepull-ca";
@@ -46,7 +47,7 @@ impl CaStore {
             data: Some(Rotation::first(SystemTime::now())?),
             ..Secret::default()
         };
-        match self.secrets.create(&PostParams::default(), &secret).await {
+        match self.secrets.create(&post_params(), &secret).await {
             Ok(created) => {
                 let stored = self.parse(created)?;
                 let ca = stored.rotation.set.signer();
@@ -74,7 +75,7 @@ impl CaStore {
     ) -> Result<Stored, PkiError> {
         // With the resource version, by which the API server notices another write.
         let secret = Secret { data: Some(data), ..read.secret };
-        let written = self.secrets.replace(CA_SECRET, &PostParams::default(), &secret).await;
+        let written = self.secrets.replace(CA_SECRET, &post_params(), &secret).await;
         self.parse(written.map_err(|error| self.failed("writing", error))?)
     }
 

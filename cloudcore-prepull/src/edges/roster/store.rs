@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::ObjectMeta;
 use prepull_api::task::NodeName;
 
 use super::record::{Change, NodeRecord, Refusal};
 use super::shard::{Shard, ShardId};
+use crate::kube_api::field_manager::post_params;
 
 /// The label of the ConfigMaps, by which they are watched.
 pub(super) const LABEL: &str = "prepull.kubeedge.io/node-records";
@@ -99,7 +100,7 @@ impl Store {
                     data: Some(data),
                     ..ConfigMap::default()
                 };
-                let params = PostParams::default();
+                let params = post_params();
                 let written = match shard.version {
                     Some(_) => maps.replace(&id.name(), &params, &map).await,
                     None => maps.create(&params, &map).await,

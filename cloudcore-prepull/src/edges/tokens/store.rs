@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
+use kube::api::{DeleteParams, ListParams, ObjectMeta};
 use prepull_api::enroll::{hex, unhex};
 use prepull_api::task::NodeName;
 
 use super::record::{Record, Scope, SecretHash};
+use crate::kube_api::field_manager::post_params;
 
 /// The label of every token's Secret. Its value is the token's id.
 pub(super) const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
@@ -57,7 +58,7 @@ impl Store {
     pub(super) async fn create(&self, id: &str, record: &Record) -> Result<(), StoreError> {
         match self {
             Self::Secrets(secrets) => {
-                let created = secrets.create(&PostParams::default(), &to_secret(id, record, None)).await;
+                let created = secrets.create(&post_params(), &to_secret(id, record, None)).await;
                 created.map(drop).map_err(store_error("creating", id))
             }
             Self::Memory(memory) => {
@@ -92,7 +93,7 @@ impl Store {
         match (self, version) {
             (Self::Secrets(secrets), Version::Resource(version)) => {
                 let secret = to_secret(id, record, version);
-                match secrets.replace(&secret_name(id), &PostParams::default(), &secret).await {
+                match secrets.replace(&secret_name(id), &post_params(), &secret).await {
                     Ok(_) => Ok(true),
                     // 404: revoked meanwhile, which the next read finds out.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),

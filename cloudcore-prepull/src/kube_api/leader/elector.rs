@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{Api, PostParams};
+use kube::api::Api;
 use kube::{Client, Error};
 use prepull_program::errors::with_causes;
 use tokio::task::JoinHandle;
@@ -17,6 +17,7 @@ use super::identity::new_identity;
 use super::leadership::Leadership;
 use super::timing::Timing;
 use super::watchdog;
+use crate::kube_api::field_manager::post_params;
 use crate::kube_api::refusal::explain;
 
 /// The limit for releasing the Lease. If that fails, the successor waits until the Lease expires.
@@ -226,7 +227,7 @@ impl Elector {
         match self.election.step(found.as_ref(), Instant::now(), Timestamp::now()) {
             Step::Write(lease) => {
                 let since = Instant::now();
-                let post = PostParams::default();
+                let post = post_params();
                 let written = match lease.metadata.resource_version {
                     Some(_) => self.in_time(deadline, self.api.replace(LEASE, &post, &lease)).await?,
                     None => self.in_time(deadline, self.api.create(&post, &lease)).await?,
@@ -256,7 +257,7 @@ impl Elector {
                 let Some(lease) = self.election.without_holder(lease, Timestamp::now()) else {
                     return Ok(());
                 };
-                match self.api.replace(LEASE, &PostParams::default(), &lease).await {
+                match self.api.replace(LEASE, &post_params(), &lease).await {
                     // A renewal of this replica, cancelled while in flight, was quicker.
                     Err(Error::Api(status)) if status.code == 409 => {}
                     written => return written.map(drop),
