@@ -231,3 +231,6 @@ impl SessionContext<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
