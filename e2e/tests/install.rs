@@ -1,6 +1,7 @@
 //! `edgecore-prepull install` and `uninstall`, on a machine with a real systemd.
 
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use prepull_api::wire::TUNNEL_PATH;
 use prepull_e2e::machine::Machine;
@@ -145,6 +146,91 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
     assert_eq!(state.split_whitespace().collect::<Vec<_>>(), ["not-found", "inactive"]);
     let nothing = node.machine.run(&[DOWNLOAD, "uninstall", "--purge"]).await?;
     ensure!(nothing.contains("nothing of edgecore-prepull is installed here"), "{nothing}");
+    Ok(())
+}
+
+/// Says what each command took.
+struct Clock {
+    begun: Instant,
+    last: Duration,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { begun: Instant::now(), last: Duration::ZERO }
+    }
+
+    fn lap(&mut self, what: &str) {
+        let now = self.begun.elapsed();
+        eprintln!(
+            "{:5.1} s, after {:5.1} s  {what}",
+            now.saturating_sub(self.last).as_secs_f64(),
+            now.as_secs_f64()
+        );
+        self.last = now;
+    }
+}
+
+/// A copy of the manifests, with the values that an operator sets.
+fn manifests_as_set(cluster: &Cluster) -> Result<PathBuf> {
+    let dir = cluster.place().new_dir("manifests")?;
+    let copied = std::process::Command::new("cp")
+        .arg("-r")
+        .arg(parts::workspace().join("manifests/."))
+        .arg(&dir)
+        .status()?;
+    ensure!(copied.success(), "the manifests cannot be copied");
+    let file = dir.join("cluster/kustomization.yaml");
+    let text = std::fs::read_to_string(&file)?;
+    let set = text
+        .replace("newName: cloudcore-prepull", "newName: registry.example/cloudcore-prepull")
+        .replace("PREPULL_ADVERTISE=cloudcore.example", "PREPULL_ADVERTISE=127.0.0.1")
+        // For Kubernetes from 1.21 on.
+        .replace("  - ../components/disruption-budget", "  # - ../components/disruption-budget")
+        .replace("components:\n", "components: []\n");
+    ensure!(set != text, "{} has changed", file.display());
+    std::fs::write(&file, set)?;
+    Ok(dir)
+}
+
+/// The commands of "A first job" in the README, on a cluster and a box that have nothing of ours. No kubelet is here to run
+/// the Deployment, so that cloudcore-prepull runs beside the cluster, with the rights that were applied; its image is
+/// there, as the agent's file is on the box.
+#[tokio::test]
+async fn the_commands_of_the_readme_lead_from_nothing_to_a_completed_job() -> Result<()> {
+    let cluster = Cluster::start_empty().await?;
+    let (registry, containerd) =
+        tokio::try_join!(Registry::start().into_future(), Containerd::start("edge-1"))?;
+    let reference = registry.seed(&Image::of_layers("first", &[MIB])?, "team/first:v1")?;
+    cluster.node("edge-1").ready().create().await?;
+    let machine = Machine::boot("edge-1", &containerd).await?;
+    let manifests = manifests_as_set(&cluster)?;
+    let at = |file: &str| manifests.join(file).display().to_string();
+    let job = at("samples/minimal.yaml");
+    std::fs::write(&job, std::fs::read_to_string(&job)?.replace("nginx:1.25", &reference))?;
+
+    let mut clock = Clock::start();
+    cluster.kubectl(&["apply", "--validate=false", "-k", &at("cluster")]).await?;
+    clock.lap("kubectl apply -k manifests/cluster");
+    let cloud = Cloud::start(&cluster).requires_consent().await?;
+    clock.lap("in place of kubectl rollout status: cloudcore-prepull runs and is ready");
+    let line = cloud.command(&["token", "create", "--node", "edge-1", "--install-line"]).await?;
+    let token = line.split_whitespace().find_map(|word| word.strip_prefix("PREPULL_TOKEN="));
+    let token = token.context("no token in the line")?;
+    clock.lap("cloudcore-prepull token create --install-line");
+    let node = EdgeBox::new(machine, &cloud)?;
+    node.install(token, &[]).await?;
+    clock.lap("edgecore-prepull install");
+    cluster.kubectl(&["label", "node", "edge-1", "node-role.kubernetes.io/edge="]).await?;
+    clock.lap("kubectl label node");
+    cluster.kubectl(&["apply", "--validate=false", "-f", &job]).await?;
+    clock.lap("kubectl apply -f manifests/samples/minimal.yaml");
+    cluster.kubectl(&["wait", "--for=condition=Finished", "ippj/minimal", "--timeout=60s"]).await?;
+    clock.lap("kubectl wait");
+
+    let phase = cluster.kubectl(&["get", "ippj", "minimal", "-o", "jsonpath={.status.phase}"]).await?;
+    assert_eq!(phase, "Completed");
+    ensure!(containerd.has_image(&reference).await?, "{reference} is not there");
     Ok(())
 }
 
