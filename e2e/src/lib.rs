@@ -7,6 +7,7 @@
 //!    │    └─ kruise: PullJob, ListJob, NodeImages, pods, the commands of the manual
 //!    ├─ ApiProxy  between the cloud and kube-apiserver: refuses, delays, cuts, loses responses, ends watches
 //!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (generated once, cached)
+//!    ├─ Signer    cosign: key pairs, signatures of images in a Registry
 //!    ├─ Proxy     in front of a registry or of the tunnel: cuts, delays, throttles, fails, records
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ Front     in front of several Clouds: forwards edges to the one that is ready, as a Service does
@@ -54,6 +55,7 @@ pub mod ports;
 pub mod proxy;
 pub mod reaper;
 pub mod registry;
+pub mod signing;
 pub mod sim;
 pub mod site;
 pub mod stage;

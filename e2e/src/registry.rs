@@ -88,6 +88,11 @@ impl Registry {
         Ok(self.image(path))
     }
 
+    /// Makes a tag of a repository point to what another one points to.
+    pub fn retag(&self, repository: &str, from: &str, to: &str) -> Result<()> {
+        storage::retag(&self.dir.join("storage"), repository, from, to)
+    }
+
     /// Pushes an image as a user, with skopeo, and returns its reference with the host.
     pub async fn push(&self, image: &Image, path: &str, user: &str) -> Result<String> {
         let (_, user, password) = self.login(user)?;

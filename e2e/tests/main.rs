@@ -41,6 +41,7 @@ mod rollout;
 mod rotation;
 mod secrets;
 mod selection;
+mod signatures;
 mod stalls;
 mod tries;
 mod upgrades;

@@ -45,6 +45,7 @@ pub mod images {
     pub mod puller;
     pub mod rate;
     pub mod runtime;
+    pub mod verify;
 }
 
 mod backoff;

@@ -49,6 +49,8 @@ pub enum FailureCode {
     NoResult,
     /// The agent or cloudcore-prepull has failed, and not the pull.
     Internal,
+    /// The image has no signature as the job demands it.
+    SignatureInvalid,
     /// None of these, or unknown: the code of a newer version, or of a version without codes.
     #[serde(other)]
     Other,
@@ -76,6 +78,7 @@ impl FailureCode {
             Self::Offline => "Offline",
             Self::NoResult => "NoResult",
             Self::Internal => "Internal",
+            Self::SignatureInvalid => "SignatureInvalid",
             Self::Other => "Other",
         }
     }
@@ -116,7 +119,7 @@ mod tests {
     fn every_code_is_spelt_alike_in_the_api_and_in_text_and_is_documented() {
         let api = include_str!("../../docs/api.md");
         let all = all();
-        assert_eq!(all.len(), 19);
+        assert_eq!(all.len(), 20);
         for name in all {
             let code: FailureCode = serde_json::from_str(&format!("{name:?}")).unwrap();
             assert_eq!(code.as_str(), name);

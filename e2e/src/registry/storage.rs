@@ -37,3 +37,12 @@ fn link(dir: &Path, digest: &str) -> Result<()> {
     std::fs::create_dir_all(dir)?;
     Ok(std::fs::write(dir.join("link"), digest)?)
 }
+
+/// Makes a tag of a repository point to what another one points to.
+pub(super) fn retag(storage: &Path, repository: &str, from: &str, to: &str) -> Result<()> {
+    let tags = storage.join("docker/registry/v2/repositories").join(repository).join("_manifests/tags");
+    let digest = std::fs::read_to_string(tags.join(from).join("current/link"));
+    let digest = digest.with_context(|| format!("{repository} has no tag {from}"))?;
+    link(&tags.join(to).join("index").join(digest.replace(':', "/")), &digest)?;
+    link(&tags.join(to).join("current"), &digest)
+}

@@ -3,6 +3,7 @@
 
 use prepull_api::failure::FailureCode;
 use prepull_api::wire::truncate_reason;
+use prepull_registry::{Kind, RegistryError};
 
 /// What a failure means for the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,6 +73,23 @@ impl PullError {
     #[must_use]
     pub(crate) fn with_code(self, code: FailureCode) -> Self {
         Self { code, ..self }
+    }
+}
+
+impl From<RegistryError> for PullError {
+    fn from(error: RegistryError) -> Self {
+        let (class, code) = match error.kind {
+            Kind::Unauthorized => (ErrorClass::Auth, FailureCode::Unauthorized),
+            Kind::NotFound => (ErrorClass::NotFound, FailureCode::NotFound),
+            Kind::RateLimited { .. } => (ErrorClass::Transient, FailureCode::RateLimited),
+            Kind::Unreachable => (ErrorClass::Transient, FailureCode::Unreachable),
+            // What a registry sends may be right the next time.
+            Kind::Server | Kind::Protocol | Kind::DigestMismatch => {
+                (ErrorClass::Transient, FailureCode::RegistryError)
+            }
+            Kind::Unsupported => (ErrorClass::Permanent, FailureCode::Other),
+        };
+        Self::new(class, error.message).with_code(code)
     }
 }
 

@@ -1,0 +1,91 @@
+//! cosign: key pairs, and signatures of images in a registry.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use crate::parts;
+use crate::place::Place;
+use crate::registry::Registry;
+
+/// Where a signature is put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// At the tag `sha256-….sig`, as cosign 2 does.
+    Tag,
+    /// In a bundle of sigstore that refers to the image, as cosign 3 does.
+    Bundle,
+}
+
+/// A key pair, and the cosigns that sign with it. Nothing is sent to a transparency log.
+pub struct Signer {
+    dir: PathBuf,
+    /// Keeps the files.
+    _place: Arc<Place>,
+}
+
+impl Signer {
+    /// A key pair of cosign's own making: ECDSA on P-256.
+    pub async fn ecdsa() -> Result<Self> {
+        let signer = Self::new()?;
+        signer.run(Form::Tag, &["generate-key-pair"]).await?;
+        Ok(signer)
+    }
+
+    /// A key pair of Ed25519, which OpenSSL makes and cosign imports.
+    pub async fn ed25519() -> Result<Self> {
+        let signer = Self::new()?;
+        let mut command = Command::new("openssl");
+        command.current_dir(&signer.dir).args(["genpkey", "-algorithm", "ed25519", "-out", "ed25519.pem"]);
+        parts::output(command).await?;
+        let import = ["import-key-pair", "--key", "ed25519.pem", "--output-key-prefix", "cosign"];
+        signer.run(Form::Tag, &import).await?;
+        Ok(signer)
+    }
+
+    fn new() -> Result<Self> {
+        let place = Place::here()?;
+        Ok(Self { dir: place.new_dir("cosign")?, _place: place })
+    }
+
+    /// The public key in PEM.
+    pub fn public_key(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(self.dir.join("cosign.pub"))?)
+    }
+
+    /// Signs an image of a registry without users: a repository, and a digest.
+    pub async fn sign(&self, registry: &Registry, repository: &str, digest: &str, form: Form) -> Result<()> {
+        let image = registry.image(&format!("{repository}@{digest}"));
+        self.run_with(form, &["sign", &image]).await
+    }
+
+    /// Attests something else about an image: a statement by the same key that is no signature.
+    pub async fn attest(&self, registry: &Registry, repository: &str, digest: &str) -> Result<()> {
+        let image = registry.image(&format!("{repository}@{digest}"));
+        std::fs::write(self.dir.join("predicate.json"), "{\"found\": \"many flaws\"}")?;
+        self.run_with(Form::Bundle, &["attest", "--predicate", "predicate.json", &image]).await
+    }
+
+    async fn run_with(&self, form: Form, args: &[&str]) -> Result<()> {
+        let mut all =
+            vec![args[0], "--key", "cosign.key", "--yes", "--allow-http-registry", "--tlog-upload=false"];
+        if form == Form::Bundle {
+            all.push("--use-signing-config=false");
+        }
+        all.extend(&args[1..]);
+        self.run(form, &all).await
+    }
+
+    async fn run(&self, form: Form, args: &[&str]) -> Result<()> {
+        let release = if form == Form::Tag { "2.5" } else { "3.1" };
+        let mut script = Command::new(parts::setup_dir().join("cosign.sh"));
+        script.arg(release);
+        let program = parts::output(script).await?;
+        let mut command = Command::new(program.trim());
+        // It keeps a cache in its home, and asks for a password unless there is one.
+        command.current_dir(&self.dir).env("HOME", &self.dir).env("COSIGN_PASSWORD", "").args(args);
+        parts::output(command).await.with_context(|| format!("cosign {release} {}", args[0])).map(drop)
+    }
+}

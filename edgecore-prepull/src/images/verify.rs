@@ -1,0 +1,90 @@
+//! Signatures of images: those that `cosign sign --key` makes, by the public keys that a job names.
+//!
+//! cosign puts them beside the image, in the same repository: at the tag `sha256-….sig`, with a small document that names
+//! the image and is what was signed; or, since its version 3, as referrers of the image, with a bundle of sigstore. Both are
+//! read. A transparency log is not asked: the keys are the trust, and a node may have no way to a log.
+//!
+//! What a registry sends beside an image is written by whoever may write there. So nothing in a document counts before its
+//! signature is verified, and each place has a bound.
+
+mod bundle;
+mod keys;
+mod search;
+mod simple;
+#[cfg(test)]
+mod tests;
+
+use prepull_api::download::{Verification, VerificationMode};
+use prepull_api::failure::FailureCode;
+use prepull_registry::manifest::Descriptor;
+use prepull_registry::{RegistryError, Repository};
+
+use self::keys::Keys;
+use self::search::Search;
+use super::puller::{ErrorClass, PullError};
+
+/// What is known of the signatures of an image that may be pulled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A signature by one of the keys is valid for it.
+    Signed,
+    /// None is, or none could be checked. The mode is Warn.
+    Unsigned {
+        /// Why, for a person.
+        reason: String,
+    },
+}
+
+/// What is wrong with one signature. Of several flaws the last one in this order is told, since it tells most.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+enum Flaw {
+    #[error("its signature is malformed: {0}")]
+    Malformed(String),
+    #[error("its signature has {0} bytes, which is more than any needs")]
+    TooLarge(u64),
+    #[error("it is signed with a certificate and not with a key")]
+    Keyless,
+    #[error("it is signed, but by none of the keys of the job")]
+    OtherKey,
+    #[error("one of the keys has signed something else about it ({0}), and not the image itself")]
+    OtherStatement(String),
+    #[error("the signature beside it is that of another image, {0}")]
+    OtherImage(String),
+}
+
+/// Verifies that an image, by the digest that its reference was resolved to, is signed as a job demands. What is then
+/// pulled must be this digest. In the mode Warn it fails never.
+pub async fn verify(
+    repository: &Repository,
+    image: &Descriptor,
+    verification: &Verification,
+) -> Result<Verdict, PullError> {
+    match (check(repository, image, verification).await, verification.mode) {
+        (Ok(()), _) => Ok(Verdict::Signed),
+        (Err(error), VerificationMode::Enforce) => Err(error),
+        (Err(error), VerificationMode::Warn) => Ok(Verdict::Unsigned { reason: error.message }),
+    }
+}
+
+async fn check(
+    repository: &Repository,
+    image: &Descriptor,
+    verification: &Verification,
+) -> Result<(), PullError> {
+    let unusable =
+        |reason: &str| PullError::new(ErrorClass::Permanent, reason).with_code(FailureCode::SecretUnusable);
+    if let Some(reason) = &verification.unavailable {
+        return Err(unusable(&format!("no signature can be verified: {reason}")));
+    }
+    let keys = Keys::parse(&verification.keys).map_err(|reason| unusable(&reason))?;
+    let mut search = Search::new(repository, image, &keys);
+    let unread = |error: RegistryError| {
+        let PullError { class, code, message } = PullError::from(error);
+        PullError::new(class, format!("signatures cannot be read: {message}")).with_code(code)
+    };
+    if search.find().await.map_err(unread)? {
+        return Ok(());
+    }
+    let reason = format!("{} ({})", search.reason(), image.digest);
+    Err(PullError::new(ErrorClass::Permanent, reason).with_code(FailureCode::SignatureInvalid))
+}

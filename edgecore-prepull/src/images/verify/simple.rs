@@ -1,0 +1,63 @@
+//! Signatures at the tag `sha256-….sig`: each layer is a small document, "simple signing", and its annotation the
+//! signature of that document.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+
+use super::Flaw;
+use super::keys::Keys;
+
+/// Format of the document.
+pub(super) const MEDIA_TYPE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
+/// Annotation with the signature.
+pub(super) const ANNOTATION: &str = "dev.cosignproject.cosign/signature";
+/// What the document says that it is.
+const TYPES: [&str; 2] = ["cosign container image signature", "atomic container signature"];
+/// Longest signature in base64. ECDSA and Ed25519 take 96.
+const MAX_SIGNATURE: usize = 1024;
+
+#[derive(Deserialize)]
+struct Document {
+    critical: Critical,
+}
+
+#[derive(Deserialize)]
+struct Critical {
+    image: Image,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct Image {
+    #[serde(rename = "docker-manifest-digest")]
+    digest: String,
+}
+
+/// Checks that the document is signed by one of the keys, and is about the image.
+pub(super) fn check(digest: &str, document: &[u8], signature: &str, keys: &Keys) -> Result<(), Flaw> {
+    if !keys.have_signed(document, &decode(signature)?) {
+        return Err(Flaw::OtherKey);
+    }
+    let document: Document = serde_json::from_slice(document)
+        .map_err(|_| Flaw::Malformed("not a document of cosign".to_owned()))?;
+    let Critical { image, kind } = document.critical;
+    if !TYPES.contains(&kind.as_str()) {
+        return Err(Flaw::OtherStatement(shorten(&kind)));
+    }
+    if image.digest == digest { Ok(()) } else { Err(Flaw::OtherImage(shorten(&image.digest))) }
+}
+
+/// The bytes of a signature.
+pub(super) fn decode(signature: &str) -> Result<Vec<u8>, Flaw> {
+    if signature.len() > MAX_SIGNATURE {
+        return Err(Flaw::TooLarge(signature.len() as u64));
+    }
+    STANDARD.decode(signature.trim()).map_err(|_| Flaw::Malformed("not base64".to_owned()))
+}
+
+/// A text of the signer, for a message.
+pub(super) fn shorten(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(100).collect()
+}
