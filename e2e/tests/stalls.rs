@@ -31,7 +31,13 @@ impl Scene {
     }
 
     async fn pull(&self, reference: &str) -> Result<Pulled, PullError> {
-        let request = PullRequest { reference, credential: None, sandbox: None, terms: PullTerms::default() };
+        let request = PullRequest {
+            reference,
+            credential: None,
+            sandbox: None,
+            terms: PullTerms::default(),
+            fetched_for: None,
+        };
         self.puller.pull(request, &|_| {}).await
     }
 
