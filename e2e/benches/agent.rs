@@ -142,6 +142,7 @@ async fn pull_through_agent(
         deadline: Instant::now() + Duration::from_secs(300),
         keys: vec![key.clone()],
         download: Arc::default(),
+        windows: None,
     };
     let work = Execution { task, check: None, done: vec![None], terms: terms.clone() };
     let (_control, receiver) = watch::channel(TaskControl { terms, stop: None });

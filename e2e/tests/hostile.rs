@@ -146,7 +146,7 @@ fn progress(job: &JobUid, index: u32) -> EdgeMessage {
         reason: "forged".to_owned(),
         code: None,
     };
-    EdgeMessage::Progress(Progress { task: task(job, 1), images: vec![image] })
+    EdgeMessage::Progress(Progress { task: task(job, 1), images: vec![image], waits: String::new() })
 }
 
 #[tokio::test]

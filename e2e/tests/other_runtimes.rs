@@ -67,6 +67,7 @@ async fn run_until(
         deadline: Instant::now() + Duration::from_secs(120),
         keys: images.iter().map(|_| Arc::clone(&key)).collect(),
         download: Arc::default(),
+        windows: None,
     };
     let task = Task {
         id: TaskId { job: JobUid("other-runtimes".to_owned()), attempt: 1 },

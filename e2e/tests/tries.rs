@@ -36,6 +36,7 @@ async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
         deadline: Instant::now() + Duration::from_secs(120),
         keys: vec![Arc::new(Key::anonymous())],
         download: Arc::default(),
+        windows: None,
     };
     let task = Task {
         id: TaskId { job: JobUid("tries".to_owned()), attempt: 1 },

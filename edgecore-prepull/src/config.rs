@@ -17,7 +17,7 @@ use crate::images::fetch::{FetchMode, FetchSettings, RoomRules};
 use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
 pub use values::{Amount, Percent};
-pub(crate) use values::{Listen, MaxTasks, Rate};
+pub(crate) use values::{DownloadWindow, Listen, MaxTasks, Rate};
 
 /// As many images as containerd fetches layers of one image at a time: more would only share the same link.
 // The value is not zero.
@@ -65,6 +65,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "NUMBER", env = "PREPULL_PARALLEL_PULLS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parallel_pulls: Option<NonZeroUsize>,
+    /// Window outside of which nothing is downloaded, as "Mon-Fri 01:00+4h Europe/Berlin"; may be repeated, separated by ;
+    /// in the variable [default: always]
+    #[arg(long, value_name = "WINDOW", env = "PREPULL_DOWNLOAD_WINDOW", value_delimiter = ';')]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) download_window: Vec<DownloadWindow>,
     /// Check item disk: free space that the image file system must have, as 10% or 5GiB [default: 10%]
     #[arg(long, value_name = "AMOUNT", env = "PREPULL_DISK_MIN_FREE")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,6 +129,8 @@ pub(crate) struct Effective {
     pub(crate) max_tasks: MaxTasks,
     /// Images that are pulled at the same time, over all tasks.
     pub(crate) parallel_pulls: NonZeroUsize,
+    /// Outside of these nothing is downloaded; none: always.
+    pub(crate) download_windows: Vec<DownloadWindow>,
     /// The limits of the check items.
     pub(crate) limits: Limits,
     /// How images are downloaded.
@@ -213,6 +220,7 @@ impl Settings {
             metrics_listen,
             max_tasks,
             parallel_pulls,
+            download_window,
             disk_min_free,
             mem_min_free,
             cpu_max_load,
@@ -239,6 +247,7 @@ impl Settings {
             metrics_listen: metrics_listen.or(file.metrics_listen).unwrap_or_default(),
             max_tasks: max_tasks.or(file.max_tasks).unwrap_or_default(),
             parallel_pulls: parallel_pulls.or(file.parallel_pulls).unwrap_or(DEFAULT_PARALLEL_PULLS),
+            download_windows: if download_window.is_empty() { file.download_window } else { download_window },
             limits,
             fetch: FetchSettings {
                 mode: fetch.or(file.fetch).unwrap_or_default(),

@@ -52,3 +52,4 @@ mod backoff;
 pub mod config;
 mod metrics;
 pub mod run;
+mod time_zone;

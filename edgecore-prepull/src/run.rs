@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use clap::{CommandFactory, Parser};
+use prepull_api::download::MAX_WINDOWS;
 use prepull_program::errors::with_causes;
 use prepull_program::signals::wait_for_termination;
 use prepull_program::{log, process};
@@ -25,15 +26,17 @@ use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::{Link, dial};
 use crate::commands::args::{Cli, Command, RunArgs};
 use crate::commands::{install, pull, uninstall};
-use crate::config::{Effective, Listen, MaxTasks, Settings};
+use crate::config::{DownloadWindow, Effective, Listen, MaxTasks, Settings};
 use crate::images::fetch::Fetching;
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::Metrics;
+use crate::tasks::agent::NodeClock;
 use crate::tasks::ledger::Ledger;
 use crate::tasks::node::{Node, NodeConfig, Recorder};
+use crate::time_zone;
 
 mod http;
 
@@ -111,6 +114,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         metrics_listen,
         max_tasks: MaxTasks(max_tasks),
         parallel_pulls,
+        download_windows,
         limits,
         fetch,
         providers,
@@ -118,6 +122,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let metrics = Arc::new(Metrics::default());
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
     check_urls(&tunnel_urls, &enroll_urls)?;
+    let clock = node_clock(download_windows)?;
     let identity = Identity::load(&state_dir)?;
     let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
     let endpoint = runtime_endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
@@ -142,7 +147,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     }
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
     let puller = Arc::new(puller);
-    let config = NodeConfig { max_tasks, parallel_pulls, limits, providers };
+    let config = NodeConfig { max_tasks, parallel_pulls, limits, clock, providers };
     let records = Recorder::start(ledger).await?;
     let node = Node::new(puller.clone(), records, config, metrics.clone());
     tasks.spawn(probe_runtime(puller, metrics.clone(), shutdown.clone()));
@@ -175,6 +180,19 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         warn!("some parts did not stop within {DRAIN:?}");
     }
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// The time zone of the machine, and the windows of the settings.
+fn node_clock(windows: Vec<DownloadWindow>) -> anyhow::Result<NodeClock> {
+    let count = windows.len();
+    ensure!(count <= MAX_WINDOWS, "{count} times --download-window; at most {MAX_WINDOWS} are allowed");
+    let time_zone = time_zone::find();
+    if time_zone.is_none() {
+        warn!(
+            "the time zone of this machine is not known: windows in the node's own zone are in UTC (set TZ to a name of the IANA database)"
+        );
+    }
+    Ok(NodeClock { time_zone, windows: windows.into_iter().map(|DownloadWindow(window)| window).collect() })
 }
 
 /// Checks the URLs of the settings at the start: otherwise too many of them would be noticed only when they are dialled.

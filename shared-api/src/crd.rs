@@ -5,6 +5,7 @@
 //! the same mistakes at once.
 
 mod defaults;
+pub mod download;
 pub mod job;
 pub mod kruise;
 pub mod report;

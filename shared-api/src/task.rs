@@ -13,7 +13,7 @@ use crate::dns_name::is_dns_subdomain;
 use crate::failure::FailureCode;
 
 /// The UID of the object that a task comes from, as Kubernetes gave it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobUid(pub String);
 

@@ -244,6 +244,10 @@ pub struct Progress {
     pub task: TaskId,
     /// Progress of the images for which it has changed.
     pub images: Vec<ImageProgress>,
+    /// What nothing of the task is downloaded for at the moment, such as its window; empty if nothing holds it up. Not
+    /// known to clouds without windows, which then show only that the images wait. At most [`MAX_REASON`] bytes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub waits: String,
 }
 
 /// Why a frame is not a message of this protocol.

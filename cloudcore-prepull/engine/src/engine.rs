@@ -322,7 +322,11 @@ mod tests {
         for (task, is_of_node_image) in [(&of_job, false), (&of_node_image, true)] {
             for message in [
                 EdgeMessage::Accepted { task: task.clone() },
-                EdgeMessage::Progress(Progress { task: task.clone(), images: Vec::new() }),
+                EdgeMessage::Progress(Progress {
+                    task: task.clone(),
+                    images: Vec::new(),
+                    waits: String::new(),
+                }),
                 EdgeMessage::Result(result(task)),
             ] {
                 let (of_node_images, of_jobs) =

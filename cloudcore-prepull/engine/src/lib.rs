@@ -14,6 +14,7 @@ pub mod kruise;
 pub mod prepull {
     pub mod aggregate;
     pub mod controller;
+    pub mod download;
     pub mod plan;
     pub mod rollout;
     pub mod validate;

@@ -25,10 +25,13 @@ use crate::commands::args::ConsentArgs;
 
 mod cluster;
 mod definition;
+mod download;
 mod manifests;
 mod table;
 #[cfg(test)]
 mod tests;
+
+use download::DownloadReport;
 
 /// Show which images a job would pull on each node, without running it
 #[derive(Clone, Debug, clap::Args)]
@@ -79,6 +82,8 @@ pub enum Output {
 #[serde(rename_all = "camelCase")]
 struct Report {
     nodes: Vec<NodeReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    download: Option<DownloadReport>,
     skipped: Vec<SkippedReport>,
     /// What the job says and what has no effect on these nodes.
     warnings: Vec<String>,
@@ -135,11 +140,12 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
     let plan = plan(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
     let secrets = match (given_secrets, &cluster) {
         (Some(secrets), _) => Some(secrets),
-        (None, Some(client)) => Some(cluster::read_secrets(client, secret_names(&plan)).await),
+        (None, Some(client)) => Some(cluster::read_secrets(client, secret_names(&job, &plan)).await),
         (None, None) => None,
     };
     let user = consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
-    let report = build_report(&plan, secrets.as_ref(), user, find_warnings(&job, &nodes, &plan));
+    let warnings = find_warnings(&job, &nodes, &plan);
+    let report = build_report(&job, &plan, secrets.as_ref(), user, warnings);
     print(&report, *output, stdout).context("writing the plan to stdout")?;
     let without: BTreeSet<&str> = report
         .nodes
@@ -149,6 +155,9 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
         .map(|image| image.image.as_str())
         .collect();
     ensure!(without.is_empty(), "no usable credentials for {}", Vec::from_iter(without).join(", "));
+    let verify = report.download.as_ref().and_then(|download| download.verify.as_ref());
+    let unusable = verify.and_then(|verify| verify.error.as_ref());
+    ensure!(unusable.is_none(), "no usable keys in spec.verify: {}", unusable.map_or("", String::as_str));
     Ok(())
 }
 
@@ -191,12 +200,14 @@ fn find_warnings(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>, plan:
     warnings
 }
 
-fn secret_names(plan: &Plan) -> BTreeSet<SecretRef> {
+fn secret_names(job: &ValidatedJob, plan: &Plan) -> BTreeSet<SecretRef> {
     let images = plan.nodes.iter().flat_map(|(_, node)| &node.images);
-    images.flat_map(|image| image.secrets.iter().cloned()).collect()
+    let keys = job.download.verify.iter().flat_map(|verify| verify.keys.iter().cloned());
+    images.flat_map(|image| image.secrets.iter().cloned()).chain(keys).collect()
 }
 
 fn build_report(
+    job: &ValidatedJob,
     plan: &Plan,
     secrets: Option<&Secrets>,
     user: Option<SecretUser<'_>>,
@@ -216,6 +227,7 @@ fn build_report(
                 NodeReport { name: name.0.clone(), images: images.clone() }
             })
             .collect(),
+        download: download::report(&job.download, secrets, user),
         skipped: skipped
             .iter()
             .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })

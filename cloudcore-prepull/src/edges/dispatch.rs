@@ -1,15 +1,16 @@
-//! Dispatch of tasks to the nodes' sessions. Registry credentials are read here, when the task is sent, and nowhere
-//! else.
+//! Dispatch of tasks to the nodes' sessions. Registry credentials and public keys are read here, when the task is sent,
+//! and nowhere else.
 
 use std::time::{Duration, Instant};
 
 use prepull_api::credentials::SecretUser;
-use prepull_api::download::DownloadTerms;
+use prepull_api::download::{DownloadTerms, Verification};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageTask, NodeName, PullPolicy, Task, TaskId};
 use prepull_api::wire::{Assign, CloudMessage, Key};
 use prepull_engine::kruise::node_images::TagDispatch;
 use prepull_engine::prepull::controller::Dispatch;
+use prepull_engine::prepull::download;
 use prepull_engine::prepull::plan::{self, PlannedImage, SecretLookup};
 use prepull_engine::shared::outcomes::DispatchOutcome;
 
@@ -46,12 +47,26 @@ pub(crate) async fn dispatch_job_task(
         }
         keys.push(resolved.key);
     }
+    let mut verification = None;
+    if let Some(policy) = &order.job.download.verify {
+        let found = match read_secrets(&policy.keys, &|_| user, secrets).await {
+            Ok(found) => found,
+            Err(postponed) => return postponed,
+        };
+        let resolved = plan::resolve_verification(policy, user, found);
+        secrets.withheld().log(&format!("imageprepulljob/{}", order.job.name), &resolved.details, begun);
+        if !resolved.withheld.is_empty() {
+            reason = reason.or_else(|| resolved.verification.unavailable.clone());
+            withheld.extend(resolved.withheld);
+        }
+        verification = Some(resolved.verification);
+    }
     if let Some(reason) = reason.filter(|_| order.may_wait) {
         secrets.withheld().wait(&order.job.uid, &order.job.name, &withheld, begun);
         let secrets = withheld.iter().map(ToString::to_string).collect();
         return DispatchOutcome::Withheld { secrets, reason };
     }
-    send(&order.node, build_assign(order, keys, remaining()), sessions)
+    send(&order.node, build_assign(order, keys, verification, remaining()), sessions)
 }
 
 /// Does the same as [`dispatch_job_task`] for a task of a NodeImage, which waits for no owner: what a secret does not
@@ -89,7 +104,12 @@ fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome
 }
 
 /// Builds the message for a job's task, with one key for each image in order. Pure.
-pub fn build_assign(order: &Dispatch, keys: impl IntoIterator<Item = Key>, remaining: Duration) -> Assign {
+pub fn build_assign(
+    order: &Dispatch,
+    keys: impl IntoIterator<Item = Key>,
+    verification: Option<Verification>,
+    remaining: Duration,
+) -> Assign {
     let mut table = KeyTable::default();
     let image = |((index, image), key): ((usize, &PlannedImage), Key)| ImageTask {
         image: image.image.clone(),
@@ -110,7 +130,8 @@ pub fn build_assign(order: &Dispatch, keys: impl IntoIterator<Item = Key>, remai
         checks: order.job.checks.clone(),
         images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
     };
-    Assign { task, remaining, keys: table.keys, download: DownloadTerms::default() }
+    let download = download::terms(&order.job, &order.node, verification);
+    Assign { task, remaining, keys: table.keys, download }
 }
 
 /// The distinct keys of a message. Images with the same key share one entry.

@@ -2,15 +2,18 @@
 //! docs/architecture.md.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use prepull_api::crd::job::ImagePrePullJobSpec;
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summary};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_engine::prepull::controller::{Content, PARK_AFTER};
 use prepull_engine::prepull::rollout::REPORT_GRACE;
-use prepull_engine::prepull::validate::DEFAULT_TIMEOUT;
+use prepull_engine::prepull::validate::{DEFAULT_TIMEOUT, validate};
+use prepull_window::Openings;
 
 use crate::api::Api;
+use crate::world::{at, millis};
 
 mod course;
 mod edges;
@@ -77,6 +80,14 @@ fn timeout(spec: &ImagePrePullJobSpec) -> u64 {
         0 => u64::try_from(DEFAULT_TIMEOUT.as_millis()).unwrap(),
         seconds => seconds * 1000,
     }
+}
+
+/// When a node is out of time that started then, in a job with this spec.
+fn deadline(spec: &ImagePrePullJobSpec, start: u64) -> u64 {
+    let job = ImagePrePullJob { spec: spec.clone(), ..ImagePrePullJob::default() };
+    let windows = validate(&job).unwrap().download.windows;
+    let timeout = Duration::from_millis(timeout(spec));
+    millis(Openings::new(&windows, Duration::ZERO, None).after(at(start), timeout)) + GRACE
 }
 
 impl Check {

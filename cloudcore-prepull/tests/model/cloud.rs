@@ -500,5 +500,6 @@ pub(crate) fn jobs(input: &Input) -> Vec<Seen> {
 
 /// Builds the message for a task, as the dispatcher does once it has all secrets.
 pub(crate) fn assign(order: &Dispatch, remaining: Duration) -> Assign {
-    cloudcore_prepull::edges::dispatch::build_assign(order, std::iter::repeat(Key::anonymous()), remaining)
+    let keys = std::iter::repeat(Key::anonymous());
+    cloudcore_prepull::edges::dispatch::build_assign(order, keys, None, remaining)
 }

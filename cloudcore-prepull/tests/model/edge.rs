@@ -8,7 +8,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId};
 
 use crate::trace::said;
-use crate::world::World;
+use crate::world::{BASE, World};
 
 /// A write of the ledger that the disk does not have yet.
 pub(crate) enum Record {
@@ -73,7 +73,7 @@ impl Edge {
     pub(crate) fn now(&self, base: Instant, millis: u64) -> Now {
         Now {
             monotonic: base + Duration::from_millis(millis),
-            wall: SystemTime::UNIX_EPOCH + Duration::from_millis(1_800_000_000_000 + millis + self.skew),
+            wall: SystemTime::UNIX_EPOCH + Duration::from_millis(BASE + millis + self.skew),
             boot: None,
         }
     }

@@ -185,7 +185,7 @@ impl World {
         let task = TaskId { job, attempt };
         let message = match self.rng.below(3) {
             0 => EdgeMessage::Accepted { task },
-            1 => EdgeMessage::Progress(Progress { task, images: Vec::new() }),
+            1 => EdgeMessage::Progress(Progress { task, images: Vec::new(), waits: String::new() }),
             _ => EdgeMessage::Result(TaskResult {
                 task,
                 outcome: TaskOutcome::Succeeded,
@@ -280,7 +280,13 @@ impl World {
         });
         let execs = self.edges.iter().flat_map(|edge| edge.execs.values());
         let execs = execs.filter_map(|exec| exec.pulling.map(|(_, until, _)| until));
-        cloud.into_iter().chain(ticks).chain(execs).filter(|at| *at > self.now).min()
+        // When a window opens or closes, which is when its executor looks.
+        let looks = self.edges.iter().flat_map(|edge| {
+            let wall = edge.now(self.base, self.now).wall;
+            let states = edge.execs.values().filter_map(move |exec| exec.work.terms.state(wall).until);
+            states.map(move |until| millis(until).saturating_sub(edge.skew))
+        });
+        cloud.into_iter().chain(ticks).chain(execs).chain(looks).filter(|at| *at > self.now).min()
     }
 
     pub(crate) fn tick_edges(&mut self) {
@@ -305,15 +311,19 @@ impl World {
         let now = self.now;
         let (base, calm) = (self.base, self.calm);
         let edge = &mut self.edges[at];
-        let monotonic = edge.now(base, now).monotonic;
+        let clock = edge.now(base, now);
         let Some(exec) = edge.execs.get_mut(id) else { return false };
         if let Some(reason) = exec.stop.clone() {
             self.end(at, id, TaskOutcome::Cancelled, &format!("cancelled: {reason}"));
             return true;
         }
-        if exec.work.terms.deadline <= monotonic {
+        if exec.work.terms.is_over(clock) {
             self.end(at, id, TaskOutcome::DeadlineExceeded, "the deadline passed");
             return true;
+        }
+        if !exec.work.terms.state(clock.wall).is_open {
+            exec.pulling = None;
+            return false;
         }
         if !exec.checked {
             exec.checked = true;
@@ -343,7 +353,14 @@ impl World {
                     reason: String::new(),
                     code: None,
                 };
-                self.on_edge(at, AgentEvent::Progress(Progress { task: id.clone(), images: vec![moment] }));
+                self.on_edge(
+                    at,
+                    AgentEvent::Progress(Progress {
+                        task: id.clone(),
+                        images: vec![moment],
+                        waits: String::new(),
+                    }),
+                );
                 return true;
             }
             exec.pulling = None;

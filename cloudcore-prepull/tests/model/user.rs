@@ -125,6 +125,8 @@ impl World {
         }
         let allow_missing_nodes = template.node_names.len() % 2 == 1;
         let rollout = rng.chance(30).then(|| edits::rollout(rng));
+        // Without a draw, as below.
+        let windows = edits::windows(template.images.len() + template.node_names.len());
         let image_pre_pull_overriders = if rng.chance(30) { vec![edits::overrider()] } else { Vec::new() };
         ImagePrePullJobSpec {
             image_pre_pull_template: template,
@@ -137,6 +139,8 @@ impl World {
             // Without a draw, so that the seeds that found something still mean what they did.
             allow_missing_nodes,
             image_pre_pull_overriders,
+            windows,
+            ..ImagePrePullJobSpec::default()
         }
     }
 

@@ -106,10 +106,13 @@ impl World {
     }
 }
 
+/// When runs begin, in milliseconds since 1970.
+pub(crate) const BASE: u64 = 1_000_000_000_000;
+
 pub(crate) fn at(millis: u64) -> Timestamp {
-    Timestamp::from_millisecond(1_000_000_000_000 + i64::try_from(millis).unwrap()).unwrap()
+    Timestamp::from_millisecond(i64::try_from(BASE + millis).unwrap()).unwrap()
 }
 
 pub(crate) fn millis(time: Timestamp) -> u64 {
-    u64::try_from(time.as_millisecond() - 1_000_000_000_000).unwrap()
+    u64::try_from(time.as_millisecond()).unwrap() - BASE
 }

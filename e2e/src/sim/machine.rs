@@ -247,7 +247,7 @@ fn progress(work: &Execution, pull: &Pull, total: u64, now: Instant) -> AgentEve
         reason: String::new(),
         code: None,
     };
-    AgentEvent::Progress(Progress { task: work.task.id.clone(), images: vec![image] })
+    AgentEvent::Progress(Progress { task: work.task.id.clone(), images: vec![image], waits: String::new() })
 }
 
 #[cfg(test)]

@@ -94,7 +94,12 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let execution = Execution {
         done: vec![None; tasks.len()],
         check: None,
-        terms: TaskTerms { deadline: (Instant::now() + timeout).into_std(), keys, download: Arc::default() },
+        terms: TaskTerms {
+            deadline: (Instant::now() + timeout).into_std(),
+            windows: None,
+            keys,
+            download: Arc::default(),
+        },
         task: Task {
             id: TaskId { job: JobUid("pull".to_owned()), attempt: 1 },
             title: "pull".to_owned(),
@@ -205,7 +210,11 @@ async fn show(display: &Display, mut updates: mpsc::Receiver<TaskUpdate>) {
     while let Some(update) = updates.recv().await {
         match update {
             TaskUpdate::Checked(_) => {}
-            TaskUpdate::Progress(images) => images.iter().for_each(|image| display.show_progress(image)),
+            TaskUpdate::Progress { images, waits: _ } => {
+                for image in &images {
+                    display.show_progress(image);
+                }
+            }
             TaskUpdate::ImageEnded { index, result } => display.show_result(index, &result),
         }
     }

@@ -108,3 +108,21 @@ fn the_shipped_file_is_valid_with_and_without_its_commented_settings() {
         shown.image_credential_provider_config.is_some() && shown.image_credential_provider_bin_dir.is_some()
     );
 }
+
+#[test]
+fn download_windows_are_set_by_flags_or_the_file() {
+    let file = |text: &str| Settings::from_text(text);
+    let of = |flags: &[&str], text: &str| {
+        let download_window = flags.iter().map(|window| window.parse().unwrap()).collect();
+        let flags = Settings { download_window, ..Settings::default() };
+        let windows = flags.or_file(file(text).unwrap()).download_windows;
+        windows.iter().map(|window| prepull_window::write_window(&window.0)).collect::<Vec<_>>()
+    };
+    let text = "downloadWindow: [\"Mon-Fri 01:00+4h Europe/Berlin\", \"Sat,Sun 00:00+24h\"]";
+    let both = ["Mon,Tue,Wed,Thu,Fri 01:00+4h Europe/Berlin", "Sat,Sun 00:00+24h Node"];
+    assert_eq!(of(&[], text), both);
+    assert_eq!(of(&["02:00+1h"], text), ["02:00+1h Node"]);
+    assert_eq!(of(&[], "parallelPulls: 1"), Vec::<String>::new());
+    let error = file("downloadWindow: [\"25:00+1h\"]").unwrap_err();
+    assert!(error.contains("line 1") && error.contains("\"25:00\" is not a time of day"), "{error}");
+}

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::str::FromStr;
 
+use prepull_api::download::Window;
 use prepull_api::wire::MAX_OPEN_TASKS;
+use prepull_window::{BadWindow, parse_window, write_window};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::images::runtime::RuntimeEndpoint;
@@ -60,6 +62,18 @@ impl FromStr for MaxTasks {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = text.parse().ok().filter(|number: &NonZeroU32| number.get() as usize <= MAX_OPEN_TASKS);
         number.map(Self).ok_or_else(|| format!("{text:?} is not a number from 1 to {MAX_OPEN_TASKS}"))
+    }
+}
+
+/// A value of `--download-window`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DownloadWindow(pub(crate) Window);
+
+impl FromStr for DownloadWindow {
+    type Err = BadWindow;
+
+    fn from_str(text: &str) -> Result<Self, BadWindow> {
+        parse_window(text).map(Self)
     }
 }
 
@@ -230,6 +244,12 @@ impl Serialize for Listen {
     }
 }
 
+impl Serialize for DownloadWindow {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&write_window(&self.0))
+    }
+}
+
 impl Serialize for MaxTasks {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u32(self.0.get())
@@ -255,6 +275,12 @@ impl<'de> Deserialize<'de> for Percent {
 }
 
 impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_flag(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for DownloadWindow {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_flag(deserializer)
     }

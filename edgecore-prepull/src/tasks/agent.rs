@@ -28,6 +28,7 @@ mod terms;
 #[cfg(test)]
 mod tests;
 mod time;
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -44,12 +45,17 @@ pub use io::{AgentEffect, AgentEvent, Execution, TaskEnd, TaskTerms};
 pub(crate) use record::RECORD_FORMAT;
 pub use record::{TaskRecord, summary};
 pub use time::{BootTime, Now, WallClock};
+pub use windows::{Counted, NodeClock};
+pub(crate) use windows::{LOOK_AT_CLOCK, OpenClock};
 
 /// All tasks of the node.
 #[derive(Debug)]
 pub struct Agent {
     tasks: BTreeMap<TaskId, TaskEntry>,
     queue: Queue,
+    clock: NodeClock,
+    /// Time of the last event.
+    now: Option<Now>,
     connected: bool,
     /// Tasks that became accepted while there was no session. A `Hello` made before that does not list them, so the
     /// cloud is told on the next session.
@@ -63,9 +69,23 @@ impl Agent {
         Self {
             tasks: BTreeMap::new(),
             queue: Queue::new(max_tasks),
+            clock: NodeClock::default(),
+            now: None,
             connected: false,
             accepted_offline: BTreeSet::new(),
         }
+    }
+
+    /// Adds the node's own time zone and windows.
+    #[must_use]
+    pub fn with_clock(mut self, clock: NodeClock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// The node's own time zone and windows.
+    pub fn clock(&self) -> &NodeClock {
+        &self.clock
     }
 
     /// Largest number of tasks that run at the same time.
@@ -94,12 +114,14 @@ impl Agent {
 
     /// Moment of the next [`AgentEvent::Tick`], if one is needed.
     pub fn next_tick(&self) -> Option<Instant> {
-        self.tasks.values().filter_map(TaskEntry::next_tick).min()
+        let now = self.now?;
+        self.tasks.values().filter_map(|entry| entry.next_tick(now)).min()
     }
 
     /// Reacts to an event.
     pub fn handle(&mut self, event: AgentEvent, now: Now) -> Vec<AgentEffect> {
         let mut effects = Vec::new();
+        self.now = Some(now);
         match event {
             AgentEvent::Loaded(records) => {
                 for record in records {
@@ -180,7 +202,7 @@ impl Agent {
     fn assign(&mut self, assign: Assign, now: Now, effects: &mut Vec<AgentEffect>) {
         let new_turn = self.queue.take_turn();
         match self.tasks.get_mut(&assign.task.id) {
-            Some(entry) => entry.assign_again(assign, new_turn, self.connected, now, effects),
+            Some(entry) => entry.assign_again(assign, &self.clock, new_turn, self.connected, now, effects),
             None => self.assign_new(assign, now, effects),
         }
     }
@@ -208,7 +230,7 @@ impl Agent {
         for (_, earlier) in self.tasks.iter_mut().filter(|(task, _)| task.job == id.job) {
             earlier.cancel(&format!("replaced by attempt {}", id.attempt), self.connected, now, effects);
         }
-        self.tasks.insert(id, TaskEntry::assigned(assign, now, effects));
+        self.tasks.insert(id, TaskEntry::assigned(assign, &self.clock, now, effects));
     }
 
     fn on_persisted(&mut self, task: TaskId, effects: &mut Vec<AgentEffect>) {

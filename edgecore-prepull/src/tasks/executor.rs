@@ -17,6 +17,7 @@ mod pinning;
 mod progress;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
@@ -38,9 +39,11 @@ use self::control::{wait_for_deadline, wait_for_stop};
 use self::image::{ImagePulls, TaskContext};
 use self::leftovers::keep_tidy;
 use self::progress::{ProgressPace, send_progress};
+use self::window::{announce_waits, follow_rate, wait_until};
 use crate::config::Limits;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, PullError, Puller};
+use crate::images::rate::Bucket;
 use crate::tasks::agent::{Execution, TaskEnd};
 use crate::tasks::checks::{self, Readings};
 pub use control::TaskControl;
@@ -109,16 +112,26 @@ impl<P: Puller> Executor<P> {
         let board = ImageBoard::new(&execution.done);
         let mut check = execution.check.clone();
         let mut trouble = None;
+        let wall = self.images.wall;
+        let bucket = Bucket::new(execution.terms.download.max_rate);
         let ending = {
             let carry_out = async {
                 if check.is_none() {
+                    // What is free now says nothing about the time in which the images are pulled.
+                    wait_until(true, control.clone(), wall).await;
                     let outcome = self.check(&execution.task.checks, &mut trouble).await;
                     let _ = updates.send(TaskUpdate::Checked(outcome.clone())).await;
                     check = Some(outcome);
                 }
                 if check.as_ref().is_some_and(|outcome| outcome.passed) {
                     let task_permits = self.images.task_permits();
-                    let context = TaskContext { task, board: &board, control: control.clone(), task_permits };
+                    let context = TaskContext {
+                        task,
+                        board: &board,
+                        control: control.clone(),
+                        task_permits,
+                        bucket: &bucket,
+                    };
                     self.pull_images(&execution, &context, &updates).await;
                 }
             };
@@ -127,7 +140,9 @@ impl<P: Puller> Executor<P> {
                 biased;
                 () = carry_out => Ending::Completed,
                 reason = wait_for_stop(control.clone()) => Ending::Stopped(reason),
-                () = wait_for_deadline(control.clone()) => Ending::DeadlineExceeded,
+                () = wait_for_deadline(control.clone(), wall) => Ending::DeadlineExceeded,
+                never = announce_waits(control.clone(), &board, wall) => match never {},
+                never = follow_rate(control.clone(), &bucket) => match never {},
                 never = send_progress(&self.pace, &board, &updates) => match never {},
             }
         };

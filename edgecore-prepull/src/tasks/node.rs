@@ -31,7 +31,9 @@ use crate::config::Limits;
 use crate::images::providers::Providers;
 use crate::images::puller::{Puller, Unpinned};
 use crate::metrics::Metrics;
-use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, BootTime, Execution, Now, TaskEnd, TaskRecord};
+use crate::tasks::agent::{
+    Agent, AgentEffect, AgentEvent, BootTime, Execution, NodeClock, Now, TaskEnd, TaskRecord,
+};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 
 /// Updates of all tasks that may wait for the loop, which takes one in microseconds. If it falls behind, progress is
@@ -50,6 +52,8 @@ pub(crate) struct NodeConfig {
     pub(crate) parallel_pulls: NonZeroUsize,
     /// Limits of the check items.
     pub(crate) limits: Limits,
+    /// The node's own time zone and windows.
+    pub(crate) clock: NodeClock,
     /// Credential providers, which are asked if the credentials of a task are missing or refused.
     pub(crate) providers: Arc<Providers>,
 }
@@ -82,11 +86,11 @@ impl<P: Puller> Node<P> {
         config: NodeConfig,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let NodeConfig { max_tasks, parallel_pulls, limits, providers } = config;
+        let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers } = config;
         let executor =
             Executor::new(puller.clone(), parallel_pulls, limits).with_credential_providers(providers);
         let mut node = Self {
-            agent: Agent::new(max_tasks),
+            agent: Agent::new(max_tasks).with_clock(clock),
             executor: Arc::new(executor),
             puller,
             recorder,
@@ -254,9 +258,9 @@ impl<P: Puller> Node<P> {
     fn on_update(&mut self, task: TaskId, update: TaskUpdate, link: &Link) {
         match update {
             TaskUpdate::Checked(outcome) => self.handle(AgentEvent::Checked(task, outcome)),
-            TaskUpdate::Progress(images) => {
+            TaskUpdate::Progress { images, waits } => {
                 // Progress bypasses the outbox, and is dropped if the link is full: it is outdated a second later.
-                let progress = AgentEvent::Progress(Progress { task, images });
+                let progress = AgentEvent::Progress(Progress { task, images, waits });
                 for effect in self.agent.handle(progress, now()) {
                     match effect {
                         AgentEffect::Send(message) => link.offer(message),
@@ -343,11 +347,12 @@ impl<P: Puller> Node<P> {
 
     fn send_hello(&self, answer: oneshot::Sender<Hello>) {
         let (max_tasks, open) = (self.agent.max_tasks(), self.agent.open_tasks());
+        let clock = self.agent.clock().clone();
         let puller = self.puller.clone();
         let metrics = self.metrics.clone();
         tokio::spawn(async move {
             // The tunnel may have abandoned the attempt meanwhile.
-            let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open).await);
+            let _ = answer.send(describe_node(&*puller, &metrics, max_tasks, open, clock).await);
         });
     }
 }

@@ -1,4 +1,5 @@
 //! The spec of an ImagePrePullJob.
+#![allow(clippy::struct_excessive_bools)] // the fields of the API, which the KubeSchema derive repeats
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
@@ -8,6 +9,7 @@ use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use super::defaults::{remove_all_defaults, remove_empty_defaults, replace_unsigned_formats};
+use super::download::{DownloadSpec, VerifySpec, WindowSpec};
 use super::status::ImagePrePullJobStatus;
 
 /// Pulls images onto edge nodes ahead of the applications that need them.
@@ -72,6 +74,26 @@ pub struct ImagePrePullJobSpec {
     /// skipped.
     #[serde(default, skip_serializing_if = "is_false")]
     pub allow_missing_nodes: bool,
+    /// Limits of the download on each node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub download: Option<DownloadSpec>,
+    /// When nodes may download: while any of these windows is open, and the node's own as well. Outside of them no node
+    /// starts, and one that has started stops downloading, keeps what it has, and goes on when a window opens.
+    /// timeoutSeconds counts only while they are open; activeDeadlineSeconds counts all the time. Unset: always.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub windows: Vec<WindowSpec>,
+    /// By how much at most a node begins later than its window opens, such as 20m: each node by a time of its own, so that
+    /// they do not all begin at once. Shorter than each window. Unset: all begin when it opens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(h|m|s))+$"))]
+    pub window_jitter: Option<String>,
+    /// Whether the images are kept from the kubelet's garbage collection for as long as this job exists.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub pin: bool,
+    /// The signatures that the images must have. Unset: signatures are not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify: Option<VerifySpec>,
 }
 
 /// Rollout of a job in waves.

@@ -155,12 +155,28 @@ pub struct NodeStatus {
     /// When the node started. Its deadline counts from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
+    /// What counts the node's time beside the windows of the job, while it is in progress: should its edge be away, its
+    /// deadline is computed with it. Absent where timeoutSeconds counts all the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<NodeClock>,
     /// Steps of the node, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub action_flow: Vec<ActionStatus>,
     /// State of the images, in the order of the job.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_status: Vec<ImageStatus>,
+}
+
+/// When a node downloads by its own settings.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeClock {
+    /// Its time zone, as its edge knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_zone: Option<String>,
+    /// Its own windows (--download-window), such as "Mon-Fri 01:00+4h Europe/Berlin".
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<String>,
 }
 
 /// The phase of a node.

@@ -116,6 +116,7 @@ fn edge_messages_keep_their_bytes() {
                 },
                 image(3, ImagePhase::Done, None, ""),
             ],
+            waits: String::new(),
         }),
         concat!(
             r#"{"type":"progress","task":{"job":"uid-1","attempt":2},"images":["#,
@@ -124,6 +125,18 @@ fn edge_messages_keep_their_bytes() {
             r#"{"index":2,"phase":"backingOff","attempts":1,"reason":"503","code":"RegistryError"},"#,
             r#"{"index":3,"phase":"done","attempts":1}]}"#,
         ),
+    );
+}
+
+#[test]
+fn a_progress_without_images_says_what_the_task_waits_for() {
+    assert_frame(
+        &EdgeMessage::Progress(Progress {
+            task: task_id(),
+            images: Vec::new(),
+            waits: "waits for its window".to_owned(),
+        }),
+        r#"{"type":"progress","task":{"job":"uid-1","attempt":2},"images":[],"waits":"waits for its window"}"#,
     );
 }
 

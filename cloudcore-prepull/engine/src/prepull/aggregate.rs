@@ -289,6 +289,7 @@ fn bare(node: &NodeStatus) -> NodeStatus {
         code: node.code,
         attempt: node.attempt,
         start_time: node.start_time.clone(),
+        clock: None,
         action_flow: Vec::new(),
         image_status: Vec::new(),
     }

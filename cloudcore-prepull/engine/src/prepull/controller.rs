@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
+use prepull_api::crd::status::NodeClock;
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::CloudMessage;
 
@@ -42,6 +43,8 @@ pub use parked::{PARK_AFTER, needs_reports};
 pub struct Controller {
     nodes: BTreeMap<NodeName, NodeView>,
     sessions: HashMap<NodeName, SessionId>,
+    /// By what the edges of these sessions count their time.
+    clocks: HashMap<NodeName, NodeClock>,
     jobs: HashMap<JobUid, Job>,
     /// Jobs that have been over for long. None of them is in `jobs` as well.
     parked: HashMap<JobUid, Parked>,
@@ -335,11 +338,12 @@ impl Controller {
             return;
         }
         let (session, busy) = (self.sessions.get(node).copied(), self.slots.is_busy(node));
+        let clock = self.clocks.get(node).cloned().unwrap_or_default();
         self.change_job(uid, |job, effects| {
             job.set_busy(node, busy);
             if let Some(session) = session {
                 // The session is older than this job is here, so no task of the job can be open on it.
-                job.mark_online(node, session, None, effects);
+                job.mark_online(node, session, &clock, None, effects);
             }
         });
     }

@@ -23,7 +23,10 @@ mod labels;
 #[cfg(test)]
 mod tests;
 
-pub use keys::{Resolved, SecretLookup, resolve_key, resolve_pull_secrets, unreadable_text};
+pub use keys::{
+    Resolved, ResolvedVerification, SecretLookup, resolve_key, resolve_pull_secrets, resolve_verification,
+    unreadable_text,
+};
 pub use labels::self_assigned_labels;
 
 /// The nodes that a job chooses, and those that it leaves out.

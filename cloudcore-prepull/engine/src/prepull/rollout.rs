@@ -19,10 +19,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::crd::status::{FailureCount, NodePhase, NodeStatus, RolloutStatus, Summary};
+use prepull_api::crd::status::{FailureCount, NodeClock, NodePhase, NodeStatus, RolloutStatus, Summary};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
+use crate::prepull::download::WindowRule;
 use crate::prepull::validate::{Ratio, Step};
 use crate::shared::postponement::Postponement;
 use crate::shared::session::SessionId;
@@ -37,6 +38,7 @@ mod starts;
 #[cfg(test)]
 mod tests;
 mod waves;
+mod windows;
 
 use waves::Waves;
 
@@ -63,6 +65,8 @@ pub struct Settings {
     pub pause: Duration,
     /// Whether no further node may start.
     pub hold: bool,
+    /// When nodes may download: their time counts, and they start, only then.
+    pub windows: WindowRule,
 }
 
 /// A record that has changed since the last call of [`Rollout::take_touched`].
@@ -95,6 +99,12 @@ struct Member {
     online: Option<SessionId>,
     /// Whether it works on as many tasks as it can.
     busy: bool,
+    /// By what its edge counts its time.
+    clock: NodeClock,
+    /// When its window opens, and the reason why it does not start before.
+    opens: Option<(Timestamp, String)>,
+    /// When it is out of time, as [`Rollout::deadlines`] has it.
+    deadline: Option<Timestamp>,
     /// Its place is empty.
     has_left: bool,
     /// The number of its last start.
@@ -190,6 +200,8 @@ pub struct Rollout {
     deadlines: BTreeSet<(Timestamp, usize)>,
     /// When the secrets of postponed nodes are to be read again, with their places.
     postponed: BTreeSet<(Timestamp, usize)>,
+    /// When the windows open of pending nodes that are online, with their places.
+    shut: BTreeSet<(Timestamp, usize)>,
     /// How many nodes are pending and offline.
     offline: usize,
     counts: Summary,
@@ -222,6 +234,7 @@ impl Rollout {
             starts: 0,
             deadlines: BTreeSet::new(),
             postponed: BTreeSet::new(),
+            shut: BTreeSet::new(),
             offline: 0,
             counts: Summary::default(),
             failures: BTreeMap::new(),
@@ -273,11 +286,15 @@ impl Rollout {
             NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown => {}
         }
         let flight = Flight::Sent(None);
+        let clock = record.clock.clone().unwrap_or_default();
         self.members.push(Member {
             record,
             flight,
             online: None,
             busy: false,
+            clock,
+            opens: None,
+            deadline: None,
             has_left: false,
             start: 0,
             is_stamped: false,
@@ -365,13 +382,17 @@ impl Rollout {
     /// Changes the settings, for the nodes in progress as well.
     pub fn configure(&mut self, settings: Settings) {
         let has_new_waves = self.settings.steps != settings.steps;
+        let has_new_windows = self.settings.windows != settings.windows;
         self.settings = settings;
         if has_new_waves {
             self.waves.catch_up(&self.settings.steps, &self.present());
         }
-        self.deadlines.clear();
         for at in 0..self.members.len() {
-            self.index_member(at);
+            if has_new_windows {
+                self.recount(at);
+            } else {
+                self.index_member(at);
+            }
         }
     }
 

@@ -17,11 +17,13 @@ use prepull_api::selector::Selector;
 use prepull_api::task::{CheckItem, JobUid, NodeName, PullPolicy};
 use prepull_api::wire::MAX_IMAGES;
 
+mod download;
 mod ratio;
 mod step;
 #[cfg(test)]
 mod tests;
 
+pub use download::{DownloadPolicy, VerifyPolicy};
 pub use ratio::{Ratio, RatioError};
 pub use step::{MAX_STEPS, Step, StepError};
 
@@ -76,6 +78,8 @@ pub struct ValidatedJob {
     pub retries: u32,
     /// When and in which waves nodes start, and what follows the end of the job.
     pub policy: RunPolicy,
+    /// How the images are downloaded.
+    pub download: DownloadPolicy,
 }
 
 /// The fields of a job that are about its course alone. All of them may change while the job runs.
@@ -190,6 +194,7 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
         },
         retries: bounded("retryTimes", *retry_times, MAX_RETRIES)?,
         policy: run_policy(&job.spec)?,
+        download: download::download_policy(&job.spec)?,
     })
 }
 
@@ -207,6 +212,12 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
         retry,
         follow_nodes,
         allow_missing_nodes,
+        // See `download`.
+        download: _,
+        windows: _,
+        window_jitter: _,
+        pin: _,
+        verify: _,
     } = spec;
     let seconds = |field: &str, value: i64, least: i64| {
         u32::try_from(value)

@@ -2,12 +2,13 @@
 
 use std::fmt::Write;
 
+use super::download::lines;
 use super::{ImageReport, NodeReport, Report, SkippedReport};
 use crate::commands::table::align;
 
 /// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
 pub(super) fn render(report: &Report) -> String {
-    let Report { nodes, skipped, warnings } = report;
+    let Report { nodes, download, skipped, warnings } = report;
     let has_errors = nodes.iter().flat_map(|node| &node.images).any(|image| image.error.is_some());
     let mut header = vec!["NODES", "IMAGE", "PULL", "POLICY", "SECRETS"];
     if has_errors {
@@ -33,6 +34,14 @@ pub(super) fn render(report: &Report) -> String {
         rows.extend(groups.into_iter().map(|(reason, names)| vec![listed(&names), reason.clone()]));
         text.push('\n');
         text.push_str(&align(&rows, 3));
+    }
+    let download = download.iter().flat_map(lines).collect::<Vec<_>>();
+    if !download.is_empty() {
+        text.push('\n');
+    }
+    for line in download {
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "{line}");
     }
     if !warnings.is_empty() {
         text.push('\n');

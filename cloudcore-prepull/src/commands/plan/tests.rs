@@ -573,3 +573,37 @@ async fn labels_that_a_node_can_give_itself_are_a_warning() {
     assert!(warning.starts_with("a node may give itself the labels of these selectors"), "{warning}");
     assert!(warning.contains("region in spec.imagePrePullOverriders[0]"), "{warning}");
 }
+
+#[tokio::test]
+async fn the_plan_shows_how_the_images_would_be_downloaded_and_which_keys_are_of_no_use() {
+    let said = "
+  download: {maxRate: 2Mi}
+  windows:
+  - {days: [Mon, Fri], start: '01:00', duration: 4h, timeZone: Europe/Berlin}
+  - {start: '22:30', duration: 90m, timeZone: Node}
+  windowJitter: 20m
+  pin: true
+  verify: {keys: [{secretRef: default/cosign}], mode: Warn}
+";
+    let job = format!("{}{said}", JOB.trim_end());
+    let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    assert_eq!(
+        serde_json::from_str::<Value>(&json).unwrap()["download"],
+        json!({
+            "maxRate": 2 << 20,
+            "windows": ["Mon,Fri 01:00+4h Europe/Berlin", "22:30+1h30m Node"],
+            "windowJitter": "20m",
+            "pin": true,
+            "verify": {"mode": "Warn", "secrets": ["default/cosign"]},
+        })
+    );
+    let (table, result) = run_on(&job, NODES, Some(SECRETS), Output::Table).await;
+    let windows = "windows: Mon,Fri 01:00+4h Europe/Berlin; 22:30+1h30m Node, each node up to 20m later";
+    assert!(table.contains(&format!("\n{windows}\n")), "{table}");
+    assert!(table.contains("\ndownload: at most 2097152 bytes a second on each node\n"), "{table}");
+    let verify = "verify: Warn, keys of default/cosign: secret default/cosign does not exist";
+    assert!(table.contains(verify), "{table}");
+    assert!(result.is_err());
+    let refused = refused(&job.replace("duration: 4h", "duration: 4x"), NODES, None).await;
+    assert!(refused.starts_with("the job is refused: spec.windows[0].duration: "), "{refused}");
+}

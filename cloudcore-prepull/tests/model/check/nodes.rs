@@ -8,7 +8,7 @@ use prepull_api::task::{JobUid, NodeName, Task, TaskId, TaskOutcome};
 use prepull_engine::prepull::controller::Dispatch;
 use prepull_engine::prepull::validate::Step;
 
-use super::{Check, GRACE, is_final, timeout};
+use super::{Check, GRACE, deadline, is_final};
 use crate::api::Api;
 use crate::world::millis;
 
@@ -45,7 +45,7 @@ impl Check {
     /// (3) No report that is written says that a node is in progress whose deadline has passed, or that the time of a
     /// node was over before its deadline.
     pub(super) fn emitted_report(&mut self, job: &JobUid, report: &ReportBody, now: u64) {
-        let longest = self.accepted(job).map(timeout);
+        let accepted = self.accepted(job).cloned();
         for node in &report.node_status {
             let name = &node.node_name;
             self.emitted.insert((job.clone(), NodeName(name.clone())), node.phase);
@@ -54,9 +54,9 @@ impl Check {
                 continue;
             };
             if node.phase == NodePhase::InProgress
-                && let Some(longest) = longest
+                && let Some(spec) = &accepted
             {
-                let deadline = start + longest + GRACE;
+                let deadline = deadline(spec, start);
                 assert!(deadline > now, "(3) {name} is in progress in {job}, past its deadline {deadline}");
             }
             // What it has waited for a secret counts, also under an earlier number of the attempt.
@@ -67,8 +67,8 @@ impl Check {
             let is_out_of_time =
                 node.phase == NodePhase::Unknown && node.reason.starts_with("no result within");
             if is_out_of_time && !has_waited {
-                let shortest = self.in_force_since(job, start, now).map(timeout).min().unwrap_or(0);
-                let earliest = start + shortest + GRACE;
+                let specs = self.in_force_since(job, start, now);
+                let earliest = specs.map(|spec| deadline(spec, start)).min().unwrap_or(start + GRACE);
                 assert!(
                     earliest <= now,
                     "(3) {name} is out of time in {job}, and may go on until {earliest}"
@@ -214,8 +214,9 @@ impl Check {
                 self.in_force(job, start).map(|spec| spec.image_pre_pull_template.concurrency.max(1)).max();
             let allowed = usize::try_from(allowed.unwrap_or(0)).unwrap();
             let waits = |other: u64| {
-                let shortest = self.in_force_since(job, other, start).map(timeout).min().unwrap_or(0);
-                other <= start && other + shortest + GRACE > start
+                let specs = self.in_force_since(job, other, start);
+                let earliest = specs.map(|spec| deadline(spec, other)).min().unwrap_or(other + GRACE);
+                other <= start && earliest > start
             };
             let held = began.iter().filter(|other| waits(**other)).count();
             assert!(held <= allowed, "(3) {held} nodes of {job} are in progress, and {allowed} are allowed");

@@ -1,6 +1,7 @@
 //! The edits of a spec: to other values, and to values that make no sense.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use prepull_api::crd::download::{DownloadSpec, WindowSpec};
 use prepull_api::crd::job::{
     ImagePrePullJobSpec, ImagePrePullOverrider, ImageSource, OverrideRule, OverriderEntry, Overriders,
     RegistrySecret, RolloutStrategy,
@@ -19,14 +20,44 @@ pub(super) fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) 
         3 => rng.pick(&["0", "0.3", "1"]).clone_into(&mut template.failure_tolerate),
         4 | 5 => spec.suspend = yes,
         6 => spec.active_deadline_seconds = yes.then(|| rng.pick(&[10, 60, 200])),
-        7 => spec.follow_nodes = yes,
+        7 => {
+            spec.follow_nodes = yes;
+            // These without draws of their own, so that the seeds that found something still mean what they did.
+            spec.windows = windows(template.images.len() + usize::from(yes));
+        }
         8..11 => spec.retry = spec.retry.clamp(0, 100) + rng.pick(&[1, 1, 2]),
-        11 => spec.retry = 0,
-        12 => spec.ttl_seconds_after_finished = yes.then(|| rng.pick(&[0, 30])),
+        11 => {
+            spec.retry = 0;
+            spec.windows = windows(edges);
+        }
+        12 => {
+            spec.ttl_seconds_after_finished = yes.then(|| rng.pick(&[0, 30]));
+            spec.download = yes.then(|| DownloadSpec { max_rate: Some("2Mi".to_owned()) });
+        }
         _ => match &mut spec.rollout {
             Some(rollout) if rng.chance(70) => rollout.pause_seconds = rng.pick(&[0, 5, 40]),
             rollout => *rollout = yes.then(|| self::rollout(rng)),
         },
+    }
+}
+
+/// The windows of one kind of job: none for most; short ones, and then a long one; or the whole day but
+/// for some minutes around the beginning of a run, which is at 01:46:40 UTC.
+pub(super) fn windows(kind: usize) -> Vec<WindowSpec> {
+    let window = |start: String, duration: &str, zone: &str| WindowSpec {
+        days: Vec::new(),
+        start,
+        duration: duration.to_owned(),
+        time_zone: zone.to_owned(),
+    };
+    match kind % 6 {
+        1 => {
+            let short = (47..53).step_by(2).map(|minute| window(format!("01:{minute}"), "40s", "UTC"));
+            short.chain([window("01:55".to_owned(), "23h", "Node")]).collect()
+        }
+        // 01:50 UTC.
+        2 => vec![window("03:50".to_owned(), "23h55m", "Europe/Berlin")],
+        _ => Vec::new(),
     }
 }
 

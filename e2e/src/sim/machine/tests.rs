@@ -73,7 +73,12 @@ fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
         checks: vec![CheckItem::Disk],
         images: (0..images).map(image).collect(),
     };
-    let terms = TaskTerms { deadline: begun + 60 * SECOND, keys: Vec::new(), download: Arc::default() };
+    let terms = TaskTerms {
+        deadline: begun + 60 * SECOND,
+        keys: Vec::new(),
+        download: Arc::default(),
+        windows: None,
+    };
     Execution { task, check: None, done: vec![None; images], terms }
 }
 
@@ -154,7 +159,12 @@ fn a_task_that_ends_early_keeps_its_complete_images() {
     bench.until(50 * SECOND);
     bench.machine.renew(
         &task.task.id,
-        TaskTerms { deadline: bench.begun + 100 * SECOND, keys: Vec::new(), download: Arc::default() },
+        TaskTerms {
+            deadline: bench.begun + 100 * SECOND,
+            keys: Vec::new(),
+            download: Arc::default(),
+            windows: None,
+        },
     );
     bench.until(70 * SECOND);
     bench.machine.stop(&task.task.id, "enough", bench.begun + 70 * SECOND, &mut bench.events);

@@ -120,7 +120,7 @@ mod tests {
             #[command(flatten)]
             settings: Settings,
         }
-        let line = "x --runtime-endpoint /run/a.sock --metrics-listen off --max-tasks 2 --parallel-pulls 5 --disk-min-free 1536MiB \
+        let line = "x --download-window 01:00+4h --download-window 05:00+90m --runtime-endpoint /run/a.sock --metrics-listen off --max-tasks 2 --parallel-pulls 5 --disk-min-free 1536MiB \
                     --mem-min-free 7B --cpu-max-load 150% --image-credential-provider-config /a \
                     --image-credential-provider-bin-dir /b";
         let given = Line::try_parse_from(line.split_whitespace()).unwrap().settings;

@@ -9,6 +9,7 @@ use prepull_api::wire::{Assign, OpenPhase, truncate_reason};
 use super::io::{AgentEffect, Execution, TaskEnd, TaskTerms, send_accepted, send_result};
 use super::record::{TaskRecord, summary};
 use super::time::Now;
+use super::windows::{LOOK_AT_CLOCK, NodeClock};
 
 /// Wait before a record that could not be written is written again: a full disk takes a while to empty, and a write
 /// costs next to nothing.
@@ -31,8 +32,9 @@ pub(super) enum Stage {
     Storing(TaskTerms),
     /// The task is from before a restart and waits for an `Assign` to bring the keys.
     NeedsKeys {
-        /// Moment at which the task ends without them.
-        deadline: Instant,
+        /// Moment at which the task ends without them. `None` for a task with windows: the cloud knows how much of its
+        /// time they have left.
+        deadline: Option<Instant>,
     },
     /// The task is accepted and waits for its turn.
     Queued {
@@ -69,10 +71,15 @@ enum Saving {
 
 impl TaskEntry {
     /// Takes a task that the cloud has assigned for the first time.
-    pub(super) fn assigned(assign: Assign, now: Now, effects: &mut Vec<AgentEffect>) -> Self {
-        let deadline = now.after(assign.remaining);
-        let record = TaskRecord::new(assign.task.clone(), assign.remaining, now);
-        let terms = TaskTerms::of_assignment(&record.task, assign, deadline);
+    pub(super) fn assigned(
+        assign: Assign,
+        clock: &NodeClock,
+        now: Now,
+        effects: &mut Vec<AgentEffect>,
+    ) -> Self {
+        let mut record = TaskRecord::new(assign.task.clone(), assign.remaining, now);
+        let terms = TaskTerms::of_assignment(&record.task, assign, clock, now);
+        record.has_windows = terms.has_windows();
         let accepted = Some(now.monotonic);
         let mut entry = Self { record, accepted, stage: Stage::Storing(terms), saving: Saving::Saved };
         entry.save(effects);
@@ -84,7 +91,7 @@ impl TaskEntry {
         let stage = if record.result.is_some() {
             Stage::Ended
         } else {
-            Stage::NeedsKeys { deadline: now.after(record.time_left(now)) }
+            Stage::NeedsKeys { deadline: (!record.has_windows).then(|| now.after(record.time_left(now))) }
         };
         let all_ended = record.result.is_none() && record.images.iter().all(Option::is_some);
         let mut entry = Self { record, accepted: None, stage, saving: Saving::Saved };
@@ -135,9 +142,12 @@ impl TaskEntry {
     }
 
     /// Returns the moment at which the task needs a tick.
-    pub(super) fn next_tick(&self) -> Option<Instant> {
+    pub(super) fn next_tick(&self, now: Now) -> Option<Instant> {
         let deadline = match &self.stage {
-            Stage::NeedsKeys { deadline } => Some(*deadline),
+            Stage::NeedsKeys { deadline } => *deadline,
+            Stage::Queued { terms, .. } if terms.has_windows() => {
+                Some(terms.deadline_at(now).min(now.after(LOOK_AT_CLOCK)))
+            }
             Stage::Queued { terms, .. } => Some(terms.deadline),
             _ => None,
         };
@@ -152,6 +162,7 @@ impl TaskEntry {
     pub(super) fn assign_again(
         &mut self,
         assign: Assign,
+        clock: &NodeClock,
         new_turn: u64,
         connected: bool,
         now: Now,
@@ -162,8 +173,8 @@ impl TaskEntry {
             return self.send_result(connected, effects);
         }
         self.record.set_deadline(assign.remaining, now);
-        let deadline = now.after(assign.remaining);
-        let new_terms = TaskTerms::of_assignment(&self.record.task, assign, deadline);
+        let new_terms = TaskTerms::of_assignment(&self.record.task, assign, clock, now);
+        self.record.has_windows = new_terms.has_windows();
         self.save(effects);
         match &mut self.stage {
             Stage::Storing(terms) => *terms = new_terms,
@@ -233,7 +244,7 @@ impl TaskEntry {
 
     /// Does what is due by now: ends a wait for keys, and repeats a failed write.
     pub(super) fn on_tick(&mut self, now: Now, effects: &mut Vec<AgentEffect>) {
-        if let Stage::NeedsKeys { deadline } = self.stage
+        if let Stage::NeedsKeys { deadline: Some(deadline) } = self.stage
             && deadline <= now.monotonic
         {
             let reason = "the deadline passed while the restarted agent waited for the credentials";

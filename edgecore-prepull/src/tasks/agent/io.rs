@@ -8,6 +8,7 @@ use prepull_api::task::{CheckOutcome, ImageResult, Task, TaskId, TaskOutcome, Ta
 use prepull_api::wire::{Assign, EdgeMessage, Key, Progress};
 
 use super::record::TaskRecord;
+use super::windows::Counted;
 
 /// Something that happened to the node, which [`Agent::handle`](super::Agent::handle) reacts to.
 #[derive(Debug)]
@@ -103,8 +104,10 @@ pub struct Execution {
 /// The part of an assignment that each further `Assign` of the task replaces, also while the task runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskTerms {
-    /// Moment at which the task ends, done or not.
+    /// Moment at which the task ends, done or not, if it may download all the time.
     pub deadline: Instant,
+    /// The windows in which it may download, and its time counts. `None`: all the time.
+    pub windows: Option<Counted>,
     /// Registry keys, one for each image of the task.
     pub keys: Vec<Arc<Key>>,
     /// How the task may download.

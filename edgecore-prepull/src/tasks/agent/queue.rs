@@ -65,7 +65,7 @@ impl Queue {
     fn end_overdue(&self, tasks: &mut BTreeMap<TaskId, TaskEntry>, now: Now, effects: &mut Vec<AgentEffect>) {
         for entry in tasks.values_mut() {
             if let Stage::Queued { terms, .. } = entry.stage()
-                && terms.deadline <= now.monotonic
+                && terms.is_over(now)
             {
                 let reason = format!(
                     "the deadline passed before the task started: the node runs at most {} at a time (--max-tasks)",

@@ -30,6 +30,9 @@ pub struct TaskRecord {
     /// The same time since boot. `None` in a record of an older agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_set_boot: Option<BootTime>,
+    /// Whether the task has windows, so that nobody here knows how much of its time is left.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_windows: bool,
     /// Outcome of the checks. `None` until they have run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<CheckOutcome>,
@@ -52,6 +55,7 @@ impl TaskRecord {
             deadline_set: now.wall(),
             remaining,
             deadline_set_boot: now.boot,
+            has_windows: false,
             check: None,
             images,
             result: None,

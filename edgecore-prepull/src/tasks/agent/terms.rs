@@ -1,18 +1,22 @@
 //! Deadline, keys and download terms of a task, taken from an assignment.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use prepull_api::task::{ImageTask, Task};
 use prepull_api::wire::{Assign, Key};
 
 use super::io::TaskTerms;
+use super::time::Now;
+use super::windows::{Counted, NodeClock};
 
 impl TaskTerms {
-    /// Takes the terms of an assignment, with one key per image of `task`, which is the task as the ledger has it. A key is used
-    /// only for the reference that the cloud sent it for: if the cloud assigns the task again with other images, no
-    /// credential reaches another image.
-    pub(super) fn of_assignment(task: &Task, assign: Assign, deadline: Instant) -> Self {
+    /// Takes the terms of an assignment, with one key per image of `task`, which is the task as the ledger has it. A key
+    /// is used only for the reference that the cloud sent it for: if the cloud assigns the task again with other images,
+    /// no credential reaches another image.
+    pub(super) fn of_assignment(task: &Task, assign: Assign, clock: &NodeClock, now: Now) -> Self {
+        let deadline = now.after(assign.remaining);
+        let openings = clock.openings(&assign.download);
+        let windows = (!openings.is_always()).then_some(Counted { since: now.monotonic, openings });
         let Assign { task: sent, remaining: _, keys, download } = assign;
         let keys: Vec<_> = keys.into_iter().map(Arc::new).collect();
         let unavailable = |reason: String| Arc::new(Key::Unavailable { reason });
@@ -28,6 +32,7 @@ impl TaskTerms {
         };
         Self {
             deadline,
+            windows,
             keys: task.images.iter().enumerate().map(key).collect(),
             download: Arc::new(download),
         }

@@ -414,7 +414,8 @@ fn a_crashed_executor_fails_its_task() {
 fn progress_is_sent_only_for_running_tasks_and_within_a_session() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
-    let progress = || AgentEvent::Progress(Progress { task: task.id.clone(), images: Vec::new() });
+    let progress =
+        || AgentEvent::Progress(Progress { task: task.id.clone(), images: Vec::new(), waits: String::new() });
     assert_eq!(harness.on(progress()), [], "unknown");
     harness.run(&task);
     assert!(matches!(harness.on(progress())[..], [AgentEffect::Send(EdgeMessage::Progress(_))]));

@@ -31,15 +31,22 @@ impl BootTime {
     }
 }
 
+/// A deadline beyond the range of the clock would panic; a year is as good.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
 impl Now {
     pub(super) fn wall(self) -> WallClock {
         WallClock::of(self.wall)
     }
 
     pub(super) fn after(self, duration: Duration) -> Instant {
-        // A deadline beyond the range of the clock would panic; a year is as good.
-        const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
         self.monotonic + duration.min(FAR)
+    }
+
+    /// The moment that is `duration` after an earlier one.
+    pub(super) fn since(self, earlier: Instant, duration: Duration) -> Instant {
+        let passed = self.monotonic.saturating_duration_since(earlier);
+        earlier + duration.min(passed + FAR)
     }
 }
 

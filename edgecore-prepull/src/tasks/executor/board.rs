@@ -14,6 +14,14 @@ use crate::images::puller::PullError;
 #[derive(Debug)]
 pub(super) struct ImageBoard {
     rows: Mutex<Vec<Row>>,
+    waits: Mutex<Waits>,
+}
+
+/// What the whole task waits for; empty if it does not wait.
+#[derive(Debug, Default)]
+struct Waits {
+    current: String,
+    reported: String,
 }
 
 #[derive(Clone, Debug)]
@@ -36,7 +44,7 @@ impl ImageBoard {
             }
             row
         };
-        Self { rows: Mutex::new(done.iter().enumerate().map(row).collect()) }
+        Self { rows: Mutex::new(done.iter().enumerate().map(row).collect()), waits: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Row>> {
@@ -78,6 +86,40 @@ impl ImageBoard {
         self.change(index, |current| current.attempts = current.attempts.saturating_sub(1));
     }
 
+    /// Takes the attempt back, because the task may not download any more, or not in this way. What was fetched stays.
+    pub(super) fn interrupt_attempt(&self, index: usize) {
+        self.change(index, |current| {
+            current.phase = ImagePhase::Waiting;
+            current.attempts = current.attempts.saturating_sub(1);
+        });
+    }
+
+    fn lock_waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what the task waits for. Returns whether that is new.
+    pub(super) fn set_waits(&self, waits: String) -> bool {
+        let mut now = self.lock_waits();
+        let is_new = now.current != waits;
+        now.current = waits;
+        is_new
+    }
+
+    /// What the task waits for; empty if it does not wait.
+    pub(super) fn waits(&self) -> String {
+        self.lock_waits().current.clone()
+    }
+
+    /// Whether what the task waits for has changed since the last call.
+    pub(super) fn take_new_waits(&self) -> bool {
+        let mut waits = self.lock_waits();
+        let is_new = waits.current != waits.reported;
+        let Waits { current, reported } = &mut *waits;
+        reported.clone_from(current);
+        is_new
+    }
+
     pub(super) fn set_bytes(&self, index: usize, bytes: Bytes) {
         self.change(index, |current| current.bytes = Some(bytes));
     }
@@ -106,6 +148,7 @@ impl ImageBoard {
 
     /// Makes [`Self::take_changes`] return every image that has begun.
     pub(super) fn mark_all_unreported(&self) {
+        self.lock_waits().reported.clear();
         for (index, row) in self.lock().iter_mut().enumerate() {
             row.reported = initial_progress(index);
         }

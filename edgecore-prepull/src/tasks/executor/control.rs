@@ -6,7 +6,8 @@ use prepull_api::wire::Key;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::tasks::agent::TaskTerms;
+use super::window::Wall;
+use crate::tasks::agent::{Now, OpenClock, TaskTerms};
 
 /// Orders that may change while a task runs. The caller that started the task holds the sender of the watch channel.
 #[derive(Clone, Debug)]
@@ -38,10 +39,15 @@ pub(super) async fn wait_for_stop(mut control: watch::Receiver<TaskControl>) -> 
     }
 }
 
-/// Waits until the deadline has passed, also if it moves meanwhile.
-pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>) {
+/// Waits until the deadline has passed, also if it moves meanwhile, as it does with the clock of a task with windows.
+pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>, wall: Wall) {
+    let mut clock = OpenClock::default();
     loop {
-        let deadline = Instant::from_std(control.borrow_and_update().terms.deadline);
+        let now = Now { monotonic: Instant::now().into_std(), wall: wall(), boot: None };
+        let (deadline, look) = clock.look(&control.borrow_and_update().terms, now);
+        if deadline <= now.monotonic {
+            return;
+        }
         let renewed = async {
             if control.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -49,7 +55,7 @@ pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>)
         };
         tokio::select! {
             () = renewed => {}
-            () = sleep_until(deadline) => return,
+            () = sleep_until(look.into()) => {}
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{Bytes, ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
@@ -18,9 +18,11 @@ use super::leftovers::Wanted;
 use super::locks::{RecentPull, ReferenceLocks};
 use super::login::pull_with_key;
 use super::pinning::pin;
+use super::window::{Wall, wait_for_other_verification, wait_until};
 use crate::backoff::{self, Backoff};
 use crate::images::providers::Providers;
-use crate::images::puller::{ErrorClass, Present, PullError, Pulled, Puller};
+use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
+use crate::images::rate::Bucket;
 
 /// First ceiling of the wait between two attempts, which doubles with each failure.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -38,6 +40,7 @@ pub(super) struct ImagePulls<P> {
     pub(super) providers: Arc<Providers>,
     /// Source of random numbers from 0 to 1.
     pub(super) random: fn() -> f64,
+    pub(super) wall: Wall,
     parallel: usize,
     /// One permit per pull that may run on the node.
     node_permits: Semaphore,
@@ -56,6 +59,8 @@ pub(super) struct TaskContext<'a> {
     /// As many permits as the node has. They keep the images of a long task from queueing for the node's permits all
     /// at once, which would starve a short task.
     pub(super) task_permits: Semaphore,
+    /// The cap of the task.
+    pub(super) bucket: &'a Bucket,
 }
 
 impl<P: Puller> ImagePulls<P> {
@@ -66,6 +71,7 @@ impl<P: Puller> ImagePulls<P> {
             puller,
             providers: Arc::default(),
             random: backoff::random,
+            wall: SystemTime::now,
             parallel,
             node_permits: Semaphore::new(parallel),
             locks: ReferenceLocks::default(),
@@ -110,7 +116,9 @@ impl<P: Puller> ImagePulls<P> {
         let mut backoff = Self::new_backoff();
         let mut result = loop {
             let error = match self.attempt(context, index, image).await {
-                Ok(result) => break result,
+                Ok(Some(result)) => break result,
+                // It goes on when it may, and no try is lost by that.
+                Ok(None) => continue,
                 Err(error) => error,
             };
             // After an error that may pass, the next attempt resumes the pull, or another task does. On a full disk,
@@ -165,12 +173,15 @@ impl<P: Puller> ImagePulls<P> {
         }
     }
 
+    /// Pulls the image, once the task may download. `None`: the window has closed meanwhile, or what its signature must
+    /// be has changed.
     async fn attempt(
         &self,
         context: &TaskContext<'_>,
         index: usize,
         image: &ImageTask,
-    ) -> Result<ImageResult, PullError> {
+    ) -> Result<Option<ImageResult>, PullError> {
+        wait_until(true, context.control.clone(), self.wall).await;
         // The lock comes first: an image that waits for another pull of the same reference must not hold a permit that
         // a different image could use.
         let mut recent = self.locks.lock(&image.reference).await;
@@ -181,20 +192,20 @@ impl<P: Puller> ImagePulls<P> {
         match image.policy {
             PullPolicy::Never => {
                 let present = self.puller.look_up(&image.reference).await?;
-                return present.map(already_present).ok_or_else(|| {
+                return present.map(already_present).map(Some).ok_or_else(|| {
                     let message = "the image is not present, and its pull policy is Never";
                     PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NotPresent)
                 });
             }
             PullPolicy::IfNotPresent => {
                 if let Some(present) = self.puller.look_up(&image.reference).await? {
-                    return Ok(already_present(present));
+                    return Ok(Some(already_present(present)));
                 }
             }
             PullPolicy::Always => {
                 if let Some(pulled) = recent.as_ref().and_then(|recent| recent.if_pulled_with(&key)) {
                     let Pulled { digest, id, bytes: _ } = pulled.clone();
-                    return Ok(already_present(Present { digest, id }));
+                    return Ok(Some(already_present(Present { digest, id })));
                 }
             }
         }
@@ -205,20 +216,44 @@ impl<P: Puller> ImagePulls<P> {
             return Err(error.with_code(FailureCode::SecretUnusable));
         }
 
+        let download = {
+            let terms = &context.control.borrow().terms;
+            if !terms.state((self.wall)()).is_open {
+                return Ok(None);
+            }
+            terms.download.clone()
+        };
+        let verification = download.verify.as_ref();
+        let terms = PullTerms { bucket: Some(context.bucket), verification };
         let board = context.board;
         self.note_leftovers();
         board.begin_attempt(index);
         let progress = |bytes| board.set_bytes(index, bytes);
         let asking = AtomicBool::new(false);
-        let pull = pull_with_key(&*self.puller, &self.providers, image, &key, &asking, &progress);
-        match within(image.timeout, &asking, pull).await {
+        let pull = pull_with_key(&*self.puller, &self.providers, image, &key, &asking, terms, &progress);
+        let interrupted = async {
+            tokio::select! {
+                () = wait_until(false, context.control.clone(), self.wall) => {}
+                () = wait_for_other_verification(context.control.clone(), verification) => {}
+            }
+        };
+        let pulled = tokio::select! {
+            // In this order: what ends in the very moment in which the window closes has ended.
+            biased;
+            pulled = within(image.timeout, &asking, pull) => pulled,
+            () = interrupted => {
+                board.interrupt_attempt(index);
+                return Ok(None);
+            }
+        };
+        match pulled {
             Ok(pulled) => {
                 // The disk of this image, and the link for the next one.
                 drop((of_task, of_node));
                 // Before anybody learns of it: what is reported as pulled must outlive a power cut.
                 self.flushes.cover(self.puller.flush()).await;
                 *recent = Some(RecentPull::new(&key, &pulled));
-                Ok(just_pulled(pulled))
+                Ok(Some(just_pulled(pulled)))
             }
             Err(error) => {
                 if error.class == ErrorClass::RuntimeDown {

@@ -20,11 +20,13 @@ pub(super) async fn pull_with_key<P: Puller>(
     image: &ImageTask,
     key: &Key,
     asking: &AtomicBool,
+    terms: PullTerms<'_>,
     progress: ProgressSink<'_>,
 ) -> Result<Pulled, PullError> {
     let mut logins = Logins {
         puller,
         image,
+        terms,
         progress,
         of_key: match key {
             Key::Credentials { credentials } => credentials.iter().collect(),
@@ -53,6 +55,7 @@ pub(super) async fn pull_with_key<P: Puller>(
 struct Logins<'a, P> {
     puller: &'a P,
     image: &'a ImageTask,
+    terms: PullTerms<'a>,
     progress: ProgressSink<'a>,
     /// Credentials of the key.
     of_key: Vec<&'a RegistryCredential>,
@@ -65,13 +68,13 @@ struct Logins<'a, P> {
 impl<P: Puller> Logins<'_, P> {
     /// Returns `None` if the registry refuses the credential: another one may be accepted.
     async fn pull(&mut self, credential: Option<&RegistryCredential>) -> Result<Option<Pulled>, PullError> {
-        let Self { puller, image, progress, .. } = self;
+        let Self { puller, image, terms, progress, .. } = self;
         let sandbox = image.sandbox.as_ref();
         let request = PullRequest {
             reference: &image.reference,
             credential,
             sandbox,
-            terms: PullTerms::default(),
+            terms: *terms,
             fetched_for: None,
         };
         match puller.pull(request, *progress).await {

@@ -20,8 +20,13 @@ const FIRST_UPDATE: Duration = Duration::from_millis(200);
 pub enum TaskUpdate {
     /// The checks have ended.
     Checked(CheckOutcome),
-    /// These images have changed since the last update.
-    Progress(Vec<ImageProgress>),
+    /// What has changed since the last update.
+    Progress {
+        /// Images that have changed.
+        images: Vec<ImageProgress>,
+        /// What the whole task waits for; empty if it does not wait.
+        waits: String,
+    },
     /// An image has ended for good.
     ImageEnded {
         /// Index into the images of the task.
@@ -83,9 +88,9 @@ pub(super) async fn send_progress(
         }
         // The board is read only if there is room for the update: nothing may count as reported that was dropped.
         if let Ok(permit) = updates.try_reserve() {
-            let changed = board.take_changes();
-            if !changed.is_empty() {
-                permit.send(TaskUpdate::Progress(changed));
+            let images = board.take_changes();
+            if board.take_new_waits() || !images.is_empty() {
+                permit.send(TaskUpdate::Progress { images, waits: board.waits() });
             }
         }
         sleep(pace.interval()).await;

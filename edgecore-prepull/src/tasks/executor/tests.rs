@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod providers;
+mod windows;
 
 use std::time::Duration;
 
@@ -40,6 +41,7 @@ fn execution(images: Vec<ImageTask>) -> Execution {
             deadline: (Instant::now() + Duration::from_secs(300)).into_std(),
             keys: images.iter().map(|_| Arc::new(Key::anonymous())).collect(),
             download: Arc::default(),
+            windows: None,
         },
         task: Task { id, title: "job".to_owned(), checks: vec![CheckItem::Disk], images },
     }
@@ -491,7 +493,7 @@ async fn progress_is_sent_once_a_second_at_most_and_only_for_changes() {
     let mut run = start(&executor, execution(vec![always("a"), always("b"), always("c")]));
     let mut seen: Vec<(u128, Vec<Seen>)> = Vec::new();
     while let Some(update) = run.updates.recv().await {
-        if let TaskUpdate::Progress(images) = update {
+        if let TaskUpdate::Progress { images, .. } = update {
             let images =
                 images.iter().map(|image| (image.index, image.phase, image.bytes.map(|bytes| bytes.done)));
             seen.push((begun.elapsed().as_millis(), images.collect()));

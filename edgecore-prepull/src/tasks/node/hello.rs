@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use crate::images::puller::Puller;
 use crate::metrics::Metrics;
+use crate::tasks::agent::NodeClock;
 
 /// Longest wait for the runtime, because the cloud waits for `Hello`. A runtime that takes longer is left out.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -18,6 +19,7 @@ pub(super) async fn describe_node(
     metrics: &Metrics,
     max_tasks: NonZeroU32,
     open: Vec<OpenTask>,
+    clock: NodeClock,
 ) -> Hello {
     let (runtime, image_filesystem, pins) = tokio::join!(
         timeout(PATIENCE, puller.read_version()),
@@ -35,8 +37,8 @@ pub(super) async fn describe_node(
         max_tasks: Some(max_tasks.get()),
         open,
         trusts: None, // the tunnel knows
-        time_zone: None,
-        windows: Vec::new(),
+        time_zone: clock.time_zone,
+        windows: clock.windows,
         pins: pins.ok().flatten(),
     }
 }

@@ -26,6 +26,7 @@ impl Harness {
             max_tasks: NonZeroU32::MIN,
             parallel_pulls: NonZeroUsize::new(2).unwrap(),
             limits: Limits::default(),
+            clock: NodeClock { time_zone: Some("Asia/Tokyo".to_owned()), windows: Vec::new() },
             providers: Arc::default(),
         };
         let records = Recorder::within_the_runtime(store.clone());

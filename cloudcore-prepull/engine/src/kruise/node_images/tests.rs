@@ -272,7 +272,11 @@ impl World {
             reason: String::new(),
             code: None,
         };
-        self.receive(EdgeMessage::Progress(Progress { task: task.clone(), images: vec![image] }));
+        self.receive(EdgeMessage::Progress(Progress {
+            task: task.clone(),
+            images: vec![image],
+            waits: String::new(),
+        }));
     }
 
     /// Takes the tasks that were dispatched since the last call.

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeClock, NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenPhase, Progress, truncate_reason};
@@ -115,11 +115,13 @@ impl Job {
         &mut self,
         node: &NodeName,
         session: SessionId,
+        clock: &NodeClock,
         open: Option<(u32, OpenPhase)>,
         effects: &mut Effects<'_>,
     ) {
         let Some(before) = self.members.phase_of(node) else { return };
         let is_running = self.course.is_running();
+        self.members.rollout_mut().set_clock(node, clock);
         match self.members.rollout_mut().mark_online(node, session, open, effects.now) {
             Reattach::Dispatch => self.dispatch(node, effects),
             Reattach::Start => self.record_start(node, effects),

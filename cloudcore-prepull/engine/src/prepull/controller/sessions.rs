@@ -4,6 +4,7 @@ use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
 
 use super::{Action, Controller, DELETED, OVER, cancel};
+use crate::prepull::download::clock_of;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::{SessionEvent, SessionId};
 
@@ -14,6 +15,7 @@ impl Controller {
             SessionEvent::Down { node, session } => {
                 if self.sessions.get(&node) == Some(&session) {
                     self.sessions.remove(&node);
+                    self.clocks.remove(&node);
                     for uid in self.slots.jobs(&node) {
                         self.change_job(&uid, |job, _| job.mark_offline(&node, session));
                     }
@@ -28,6 +30,8 @@ impl Controller {
             return;
         }
         self.sessions.insert(node.clone(), session);
+        let clock = clock_of(hello);
+        self.clocks.insert(node.clone(), clock.clone());
         if let Some(busy) = self.slots.limit(node, hello.max_tasks.unwrap_or(1)) {
             self.announce_busy(node, busy);
         }
@@ -41,7 +45,7 @@ impl Controller {
             let of_job = hello.open.iter().filter(|open| open.task.job == uid);
             let open =
                 of_job.max_by_key(|open| open.task.attempt).map(|open| (open.task.attempt, open.phase));
-            self.change_job(&uid, |job, effects| job.mark_online(node, session, open, effects));
+            self.change_job(&uid, |job, effects| job.mark_online(node, session, &clock, open, effects));
         }
         for open in hello.open.iter().filter(|open| open.phase != OpenPhase::Finished) {
             let job = self.jobs.get(&open.task.job);

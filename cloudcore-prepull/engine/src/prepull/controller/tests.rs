@@ -1,11 +1,13 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
+use prepull_api::download::DownloadTerms;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
 use prepull_api::wire::{EdgeMessage, Hello, OpenPhase, OpenTask, Progress};
 use serde_json::json;
 
 use super::*;
+use crate::prepull::download;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionEvent;
 
@@ -18,6 +20,7 @@ mod relabelled;
 mod reports;
 mod rounds;
 mod starts;
+mod windows;
 mod withheld;
 
 const UID: &str = "uid-1";
@@ -49,6 +52,8 @@ struct World {
     /// Writes, successful or not.
     tried: Vec<Object>,
     sent: Vec<(NodeName, CloudMessage)>,
+    /// Of each dispatch, what the node is told of the download.
+    terms: Vec<DownloadTerms>,
     dispatched: Vec<NodeName>,
     /// The secrets of each image of each dispatch.
     used_secrets: Vec<String>,
@@ -82,6 +87,7 @@ impl World {
             next_outcome: None,
             tried: Vec::new(),
             sent: Vec::new(),
+            terms: Vec::new(),
             dispatched: Vec::new(),
             used_secrets: Vec::new(),
             events: Vec::new(),
@@ -136,6 +142,7 @@ impl World {
                         self.dispatched.push(order.node.clone());
                         self.there.push(order.there.clone());
                         self.remaining.push(order.remaining);
+                        self.terms.push(download::terms(&order.job, &order.node, None));
                         self.pulls.extend(order.plan.images.iter().map(|image| {
                             let secrets: Vec<_> = image.secrets.iter().map(ToString::to_string).collect();
                             format!("{} {}", image.pull, secrets.join(","))
@@ -200,6 +207,11 @@ impl World {
     }
 
     fn up(&mut self, node: &str, open: &[(&str, u32, OpenPhase)]) {
+        self.up_with(node, open, Hello::default());
+    }
+
+    /// `hello`: what else the edge says of itself.
+    fn up_with(&mut self, node: &str, open: &[(&str, u32, OpenPhase)], hello: Hello) {
         self.sessions += 1;
         let open = open
             .iter()
@@ -208,7 +220,7 @@ impl World {
                 phase: *phase,
             })
             .collect();
-        let hello = Hello { open, ..Hello::default() };
+        let hello = Hello { open, ..hello };
         self.give(Input::Session(SessionEvent::Up {
             node: node.into(),
             session: SessionId(self.sessions),

@@ -16,6 +16,10 @@ use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
 use prepull_api::wire::{Key, truncate_reason};
 
+mod signatures;
+
+pub use signatures::{ResolvedVerification, resolve_verification};
+
 /// The result of reading a Secret. Cheap to clone: a Secret is parsed once, however many nodes need it.
 #[derive(Clone)]
 pub enum SecretLookup {
@@ -32,6 +36,8 @@ pub enum SecretLookup {
 /// A Secret that exists.
 pub struct FoundSecret {
     config: Result<RegistryConfig, SecretError>,
+    /// The public keys in its data, by name.
+    public_keys: BTreeMap<String, Result<String, &'static str>>,
     consent: Consent,
 }
 
@@ -43,7 +49,8 @@ impl SecretLookup {
         annotations: &BTreeMap<String, String>,
     ) -> Self {
         let config = RegistryConfig::from_secret(type_, data);
-        Self::Found(Arc::new(FoundSecret { config, consent: Consent::from_annotations(annotations) }))
+        let consent = Consent::from_annotations(annotations);
+        Self::Found(Arc::new(FoundSecret { config, public_keys: signatures::public_keys(data), consent }))
     }
 
     /// Reads a Secret object. `stringData`, which only a file can have, wins over `data`, as in the API server.
@@ -180,27 +187,7 @@ fn usable(
     user: Option<SecretUser<'_>>,
     found: SecretLookup,
 ) -> Result<Vec<RegistryCredential>, Problem> {
-    let found = match (found, user) {
-        (SecretLookup::Found(found), _) => found,
-        (SecretLookup::Missing, None) => return Err(Problem::open(missing(secret))),
-        (SecretLookup::Missing, Some(user)) => return Err(withheld(secret, user, missing(secret))),
-        (SecretLookup::Forbidden(reason), _) => {
-            // About the rights of cloudcore, whether or not there is such a Secret.
-            let text = format!("secret {secret} may not be read by cloudcore-prepull: {reason}");
-            return Err(Problem::open(text));
-        }
-        (SecretLookup::Error(reason), user) => return Err(unreadable(secret, user, &reason)),
-    };
-    if let Some(user) = user
-        && let Err(refusal) = found.consent.check(user)
-    {
-        let remedy = match found.consent.extended_by(user) {
-            Some(value) if value == user.to_string() => format!(": {}", annotate(secret, ALLOW, &value, "")),
-            Some(value) => format!(": {}", annotate(secret, ALLOW, &value, " --overwrite")),
-            None => String::new(),
-        };
-        return Err(withheld(secret, user, format!("secret {secret}: {refusal}{remedy}")));
-    }
+    let found = allowed(secret, user, found)?;
     let config = found.config.as_ref().map_err(|error| Problem::open(format!("secret {secret}: {error}")))?;
     let wildcards = match user {
         Some(_) => found.consent.check_wildcards(reference),
@@ -242,6 +229,36 @@ fn usable(
     let text =
         format!("{text}; one with * in its host serves only the hosts in its annotation {ALLOW_HOSTS}");
     Err(Problem { text, detail, is_withheld: false })
+}
+
+/// The secret, if it is there and its owner lets this one use it.
+fn allowed(
+    secret: &SecretRef,
+    user: Option<SecretUser<'_>>,
+    found: SecretLookup,
+) -> Result<Arc<FoundSecret>, Problem> {
+    let found = match (found, user) {
+        (SecretLookup::Found(found), _) => found,
+        (SecretLookup::Missing, None) => return Err(Problem::open(missing(secret))),
+        (SecretLookup::Missing, Some(user)) => return Err(withheld(secret, user, missing(secret))),
+        (SecretLookup::Forbidden(reason), _) => {
+            // About the rights of cloudcore, whether or not there is such a Secret.
+            let text = format!("secret {secret} may not be read by cloudcore-prepull: {reason}");
+            return Err(Problem::open(text));
+        }
+        (SecretLookup::Error(reason), user) => return Err(unreadable(secret, user, &reason)),
+    };
+    if let Some(user) = user
+        && let Err(refusal) = found.consent.check(user)
+    {
+        let remedy = match found.consent.extended_by(user) {
+            Some(value) if value == user.to_string() => format!(": {}", annotate(secret, ALLOW, &value, "")),
+            Some(value) => format!(": {}", annotate(secret, ALLOW, &value, " --overwrite")),
+            None => String::new(),
+        };
+        return Err(withheld(secret, user, format!("secret {secret}: {refusal}{remedy}")));
+    }
+    Ok(found)
 }
 
 fn missing(secret: &SecretRef) -> String {

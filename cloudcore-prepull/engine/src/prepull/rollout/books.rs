@@ -7,6 +7,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
 use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched, is_missing};
+use crate::shared::pacing::Moment;
 use crate::shared::session::SessionId;
 use crate::shared::writes::Start;
 
@@ -47,6 +48,7 @@ impl Rollout {
                         self.in_progress.insert(at)
                     } else {
                         self.recording.remove(&at);
+                        self.members[at].record.clock = None;
                         self.in_progress.remove(&at)
                     };
                     self.moves.push((self.name(at), entered));
@@ -99,6 +101,7 @@ impl Rollout {
         let member = &mut self.members[at];
         let attempt = member.record.attempt;
         member.record = NodeStatus { attempt, ..record };
+        member.opens = None;
         (member.has_left, member.online, member.busy) = (false, None, false);
         member.postponed = None;
         self.index.insert(self.name(at), at);
@@ -154,12 +157,19 @@ impl Rollout {
     pub(super) fn index_member(&mut self, at: usize) {
         let deadline = self.deadline(at);
         let member = &mut self.members[at];
+        if let Some(before) = std::mem::replace(&mut member.deadline, deadline) {
+            self.deadlines.remove(&(before, at));
+        }
+        self.deadlines.extend(deadline.map(|deadline| (deadline, at)));
         let postponed = member.postponed.as_ref().and_then(|postponed| postponed.waits.as_ref());
         let waits = match (member.record.phase, member.online, member.busy) {
             _ if member.has_left => None,
             (NodePhase::Pending, None, _) => Some(OFFLINE),
             (NodePhase::Pending, Some(_), _) if postponed.is_some() => postponed.map(|(_, why)| why.as_str()),
             (NodePhase::Pending, Some(_), true) => Some(BUSY),
+            (NodePhase::Pending, Some(_), false) if member.opens.is_some() => {
+                member.opens.as_ref().map(|(_, why)| why.as_str())
+            }
             (NodePhase::Pending, Some(_), false) => Some(""),
             _ => None,
         };
@@ -172,20 +182,17 @@ impl Rollout {
         } else {
             self.startable.remove(&at);
         }
-        let Some(deadline) = deadline else { return };
-        // Its time begins when its start is recorded: until then nothing is sent.
-        if member.record.phase == NodePhase::InProgress && !self.recording.contains(&at) {
-            self.deadlines.insert((deadline, at));
-        } else {
-            self.deadlines.remove(&(deadline, at));
-        }
     }
 
-    /// When the node is out of time, if it has started.
-    pub(super) fn deadline(&self, at: usize) -> Option<Timestamp> {
-        let started = self.members[at].record.start_time.as_ref()?.0;
-        // A timeout of days cannot overflow a timestamp of this millennium.
-        started.checked_add(self.time_of(at) + REPORT_GRACE).ok()
+    /// When the node is out of time, if it is in progress.
+    fn deadline(&self, at: usize) -> Option<Timestamp> {
+        let record = &self.members[at].record;
+        // Its time begins when its start is recorded: until then nothing is sent.
+        if record.phase != NodePhase::InProgress || self.recording.contains(&at) {
+            return None;
+        }
+        let started = record.start_time.as_ref()?.0;
+        Some(self.end_of_time(at, started).after(REPORT_GRACE))
     }
 
     /// A node in progress ends without a result of its edge: so do the actions that are still open.

@@ -89,8 +89,7 @@ impl Rollout {
             self.begin_time(at, now);
         }
         let started = self.members[at].record.start_time.as_ref()?.0;
-        let deadline = started.checked_add(self.time_of(at)).ok()?;
-        Duration::try_from(deadline.duration_since(now)).ok().filter(|remaining| !remaining.is_zero())
+        Some(self.time_left(at, started, now)).filter(|remaining| !remaining.is_zero())
     }
 
     /// The time of a node begins, with the write that has recorded its start.

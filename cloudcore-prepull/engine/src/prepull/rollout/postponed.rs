@@ -50,10 +50,6 @@ impl Rollout {
     pub fn postpone(&mut self, node: &NodeName, reason: &str, withheld: &[String], now: Timestamp) -> bool {
         let Some(at) = self.in_progress(node) else { return true };
         let Flight::Dispatching { again, session } = self.members[at].flight else { return true };
-        if let Some(deadline) = self.deadline(at).filter(|_| !again) {
-            // It follows from the time that is counted now.
-            self.deadlines.remove(&(deadline, at));
-        }
         let timeout = self.settings.timeout;
         let member = &mut self.members[at];
         let tried =

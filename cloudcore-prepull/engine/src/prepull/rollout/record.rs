@@ -39,8 +39,9 @@ pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress:
     if record.image_status.len() != plan.images.len() {
         record.image_status = fresh_images(plan);
     }
+    record.reason = truncate_reason(&progress.waits);
     // Images are touched only after the checks.
-    if record.action_flow.is_empty() {
+    if record.action_flow.is_empty() && !progress.images.is_empty() {
         record.action_flow = vec![
             action(Action::Check, Tristate::True, "", now),
             action(Action::Pull, Tristate::Unknown, "", now),

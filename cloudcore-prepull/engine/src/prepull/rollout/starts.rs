@@ -14,7 +14,8 @@ impl Rollout {
         let wave =
             self.waves.paused_until(self.settings.pause).filter(|_| self.verdict() == Verdict::Running);
         let postponed = self.postponed.first().map(|(at, _)| *at);
-        deadline.into_iter().chain(wave).chain(postponed).min()
+        let opening = self.shut.first().map(|(at, _)| *at);
+        deadline.into_iter().chain(wave).chain(postponed).chain(opening).min()
     }
 
     /// Ends the nodes whose time is over, and starts as many as the concurrency and the tolerance allow.
@@ -31,6 +32,7 @@ impl Rollout {
             decisions.push(self.expire(at, code, &reason, now));
         }
         decisions.extend(self.end_postponements(now));
+        self.open_windows(now);
         if self.verdict() == Verdict::Running {
             let present = self.present();
             let Settings { steps, pause, .. } = &self.settings;
@@ -45,8 +47,10 @@ impl Rollout {
         while self.may_start()
             && let Some(at) = self.startable.first().copied()
         {
-            self.start(at, now);
-            decisions.push(Decision::Start(self.name(at)));
+            if !self.waits_for_window(at, now) {
+                self.start(at, now);
+                decisions.push(Decision::Start(self.name(at)));
+            }
         }
         decisions
     }
@@ -61,6 +65,7 @@ impl Rollout {
         // An earlier start that was withdrawn, and of which the API server has not been told so yet, counts as written.
         (member.start, member.is_stamped) = (self.starts, self.withdrawn.remove(&at));
         self.set(at, NodePhase::InProgress, String::new());
+        self.record_clock(at);
     }
 
     /// Whether one more node may start now.

@@ -369,6 +369,7 @@ fn an_image_index_out_of_range_harms_nothing() {
             reason: String::new(),
             code: None,
         }],
+        waits: String::new(),
     };
     assert!(rollout.record_progress(&node(0), &plan(), &progress, at(1)));
     assert_eq!(rollout.record(&node(0)).unwrap().image_status.len(), 1);
@@ -474,7 +475,11 @@ fn the_images_that_an_earlier_attempt_pulled_are_those_that_are_on_the_node() {
 }
 
 fn progress(attempt: u32) -> Progress {
-    Progress { task: TaskId { job: JobUid("job".to_owned()), attempt }, images: Vec::new() }
+    Progress {
+        task: TaskId { job: JobUid("job".to_owned()), attempt },
+        images: Vec::new(),
+        waits: String::new(),
+    }
 }
 
 #[test]

@@ -57,6 +57,7 @@ fn a_bare_job_gets_the_documented_defaults() {
             timeout: Duration::from_secs(300),
             retries: 0,
             policy: RunPolicy::default(),
+            download: DownloadPolicy::default(),
         }
     );
 }
@@ -132,6 +133,7 @@ fn every_field_is_taken_over() {
             timeout: Duration::from_secs(60),
             retries: 3,
             policy: RunPolicy::default(),
+            download: DownloadPolicy::default(),
         }
     );
 }

@@ -129,6 +129,7 @@ impl Job {
         let rollout = self.members.rollout_mut();
         let is_new_timeout = rollout.settings().timeout != job.timeout;
         rollout.configure(settings(job));
+        let is_new_download = self.members.take_download(job);
         if self.is_over() {
             return;
         }
@@ -140,8 +141,8 @@ impl Job {
                 self.events.emit_normal(reasons::RESUMED, "nodes start again", effects);
             }
         }
-        if is_new_timeout || is_unknown {
-            // Edges enforce the timeout as well: send them the new one.
+        if is_new_timeout || is_new_download || is_unknown {
+            // Edges enforce the timeout as well, and they download: send them the new terms.
             for node in self.members.rollout().reachable() {
                 self.dispatch(&node, effects);
             }

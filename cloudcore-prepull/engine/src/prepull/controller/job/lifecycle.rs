@@ -159,6 +159,10 @@ impl Job {
             format!("waiting for {}", counted_len(offline, "offline node"))
         } else if let Some((nodes, reason)) = rollout.waiting_for_secrets() {
             format!("{} waiting: {reason}", counted_len(nodes, "node"))
+        } else if let Some((nodes, reason)) =
+            rollout.waiting_for_windows().filter(|_| summary.in_progress == 0)
+        {
+            format!("{} waiting; the first {reason}", counted_len(nodes, "node"))
         } else {
             String::new()
         };

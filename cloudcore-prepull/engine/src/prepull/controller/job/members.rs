@@ -135,6 +135,14 @@ impl Members {
         self.job = Some(Arc::new(job.clone()));
     }
 
+    /// Takes over how the images are downloaded. Returns whether the edges have to be told.
+    pub(super) fn take_download(&mut self, job: &ValidatedJob) -> bool {
+        let Some(now) = self.job.as_ref().filter(|now| now.download != job.download) else { return false };
+        let download = job.download.clone();
+        self.job = Some(Arc::new(ValidatedJob { download, ..ValidatedJob::clone(now) }));
+        true
+    }
+
     /// Plans anew, also for nodes that were gone and are there again.
     pub(super) fn refresh_plans(&mut self, nodes: &Nodes) {
         if let Some(job) = &self.job {

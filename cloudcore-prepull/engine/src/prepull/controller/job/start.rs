@@ -13,6 +13,7 @@ use super::super::{Effects, JobObject, rest_of};
 use super::members::{fresh_record, missing_record, plans};
 use super::stored::StoredRecords;
 use super::{Course, Job, JobEvents, Members, Nodes, Output, SpecState, generation_of, spec, uid_of};
+use crate::prepull::download::WindowRule;
 use crate::prepull::plan;
 use crate::prepull::rollout::{Rollout, Settings, is_missing};
 use crate::prepull::validate::{self, ValidatedJob};
@@ -245,6 +246,7 @@ impl Default for Settings {
             steps: Vec::new(),
             pause: Duration::ZERO,
             hold: true,
+            windows: WindowRule::default(),
         }
     }
 }
@@ -257,5 +259,6 @@ pub(super) fn settings(job: &ValidatedJob) -> Settings {
         steps: job.policy.steps.clone(),
         pause: job.policy.pause,
         hold: job.policy.suspend,
+        windows: WindowRule::of(job),
     }
 }

@@ -374,7 +374,7 @@ fn progress_of_a_large_job_is_written_at_leisure() {
                 reason: String::new(),
                 code: None,
             };
-            let progress = Progress { task: task(), images: vec![moment] };
+            let progress = Progress { task: task(), images: vec![moment], waits: String::new() };
             let message = EdgeMessage::Progress(progress);
             let session = SessionId(world.sessions);
             let event = SessionEvent::Message { node: node.as_str().into(), session, message };

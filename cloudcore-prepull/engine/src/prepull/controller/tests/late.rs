@@ -50,7 +50,10 @@ fn what_is_said_of_a_job_that_is_not_known_is_cancelled_or_acknowledged() {
     world.up("a", &[]);
     world.says("a", EdgeMessage::Accepted { task: task() });
     assert_eq!(reasons(&world), [DELETED]);
-    world.says("a", EdgeMessage::Progress(Progress { task: task(), images: Vec::new() }));
+    world.says(
+        "a",
+        EdgeMessage::Progress(Progress { task: task(), images: Vec::new(), waits: String::new() }),
+    );
     assert_eq!(reasons(&world), [DELETED; 2]);
     world.give(sent(1));
     assert_eq!(reasons(&world), [DELETED; 3], "the job was deleted while its secrets were read");

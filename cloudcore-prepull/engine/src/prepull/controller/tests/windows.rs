@@ -1,0 +1,215 @@
+//! Windows: when nodes start, what their time counts, and changes of the terms while they are at work.
+
+use prepull_api::crd::status::NodeClock;
+use prepull_api::failure::FailureCode;
+use prepull_window::parse_window;
+use serde_json::Value;
+
+use super::course::fleet;
+use super::*;
+
+/// It is 13:46:40 UTC on Monday, 12 January 1970, when the tests begin.
+fn job_with(
+    nodes: &[String],
+    beside: Value,
+    generation: i64,
+    status: Option<&ImagePrePullJobStatus>,
+) -> Input {
+    let template =
+        json!({"nodeNames": nodes, "concurrency": 100, "timeoutSeconds": 300, "failureTolerate": "1"});
+    with_spec(template, beside, generation, status)
+}
+
+fn windows(windows: &[&str]) -> Value {
+    let window = |text: &&str| {
+        let window = parse_window(text).unwrap();
+        let days: Vec<_> = window.days.iter().map(|day| day.as_str()).collect();
+        let duration = prepull_window::write_duration(window.duration);
+        json!({ "days": days, "start": window.start.to_string(), "duration": duration,
+            "timeZone": window.time_zone.to_string() })
+    };
+    json!({ "windows": windows.iter().map(window).collect::<Vec<_>>() })
+}
+
+impl World {
+    /// Passes the time until then, from one moment to the next at which the controller wants to be called.
+    fn pass_until(&mut self, time: &str) {
+        let end: Timestamp = format!("1970-01-12T{time}Z").parse().unwrap();
+        while let Some(next) = self.controller.next_wakeup().filter(|next| *next <= end) {
+            self.now = self.now.max(next);
+            self.give(Input::Tick);
+        }
+        self.now = end;
+        self.give(Input::Tick);
+    }
+}
+
+#[test]
+fn a_node_starts_when_its_window_opens_and_says_until_then_what_it_waits_for() {
+    let (mut world, nodes) = fleet(2);
+    world.give(job_with(&nodes, windows(&["Mon 14:00+10m UTC", "Tue 05:00+1h UTC"]), 1, None));
+    world.pass_until("13:59:59");
+    assert_eq!(world.taken(), Vec::<String>::new());
+    let waits = "waits for its window, opens at 14:00 UTC (Mon 12 Jan)";
+    assert_eq!((world.phase_of("n0"), world.record("n0").reason.as_str()), (NodePhase::Pending, waits));
+    assert_eq!(world.status().reason, format!("2 nodes waiting; the first {waits}"));
+    world.pass_until("14:00:01");
+    assert_eq!(world.taken(), ["n0", "n1"]);
+    let start = world.record("n0").start_time.as_ref().unwrap().0;
+    assert_eq!((start.to_string().as_str(), world.status().reason.as_str()), ("1970-01-12T14:00:00Z", ""));
+    assert_eq!(world.remaining[0], Duration::from_secs(300));
+    assert_eq!(world.terms[0].windows.len(), 2);
+}
+
+#[test]
+fn the_time_of_a_node_counts_only_while_a_window_is_open_under_any_leader() {
+    let (mut world, nodes) = fleet(2);
+    let windows = windows(&["14:00+2m UTC", "15:00+2m UTC", "16:00+2m UTC"]);
+    world.give(job_with(&nodes, windows.clone(), 1, None));
+    world.pass_until("14:01:00");
+    assert_eq!(world.taken(), ["n0", "n1"]);
+    world.pass_until("15:30:00");
+    assert_eq!((world.phase_of("n0"), world.phase_of("n1")), (NodePhase::InProgress, NodePhase::InProgress));
+    // An edge that has lost its keys is told what is left.
+    world.up("n0", &[(UID, 1, OpenPhase::NeedsKeys)]);
+    assert_eq!(
+        (world.taken(), world.remaining.last()),
+        (vec!["n0".to_owned()], Some(&Duration::from_secs(60)))
+    );
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.give(job_with(&nodes, windows, 1, Some(&stored)));
+    world.pass_until("16:01:01");
+    assert_eq!(world.phase_of("n1"), NodePhase::InProgress);
+    world.pass_until("16:01:03");
+    assert_eq!(
+        (world.phase_of("n1"), world.record("n1").code),
+        (NodePhase::Unknown, Some(FailureCode::Offline))
+    );
+}
+
+#[test]
+fn a_window_in_the_zone_of_the_node_is_known_to_the_next_leader_while_the_node_is_away() {
+    // 20:00 in Kolkata is 14:30 UTC.
+    let (mut world, nodes) = fleet(1);
+    let hello = Hello { time_zone: Some("Asia/Kolkata".to_owned()), ..Hello::default() };
+    world.up_with("n0", &[], hello);
+    let windows = windows(&["20:00+4m Node", "21:00+4m Node"]);
+    world.give(job_with(&nodes, windows.clone(), 1, None));
+    world.pass_until("14:29:00");
+    let waits = "waits for its window, opens at 20:00 Asia/Kolkata (Mon 12 Jan)";
+    assert_eq!((world.taken(), world.record("n0").reason.as_str()), (vec![], waits));
+    world.pass_until("14:31:00");
+    assert_eq!(world.taken(), ["n0"]);
+    let clock = NodeClock { time_zone: Some("Asia/Kolkata".to_owned()), windows: Vec::new() };
+    assert_eq!(world.record("n0").clock, Some(clock));
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.give(job_with(&nodes, windows, 1, Some(&stored)));
+    world.pass_until("15:31:01");
+    assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
+    world.pass_until("15:31:03");
+    let record = world.record("n0");
+    assert_eq!((record.phase, &record.clock), (NodePhase::Unknown, &None));
+}
+
+#[test]
+fn the_windows_of_the_node_itself_hold_for_jobs_without_any_and_beside_those_of_others() {
+    for (of_job, opens) in [(json!({}), "14:00"), (windows(&["14:01+1h UTC"]), "14:01")] {
+        let (mut world, nodes) = fleet(1);
+        let windows = vec![parse_window("14:00+2m UTC").unwrap(), parse_window("17:00+2m UTC").unwrap()];
+        world.up_with("n0", &[], Hello { windows, ..Hello::default() });
+        world.give(job_with(&nodes, of_job, 1, None));
+        world.pass_until("13:59:59");
+        assert!(world.taken().is_empty());
+        let reason = &world.record("n0").reason;
+        assert!(reason.contains(&format!("opens at {opens} UTC")), "{reason}");
+        world.pass_until(&format!("{opens}:01"));
+        assert_eq!(world.taken(), ["n0"]);
+        world.pass_until("16:59:59");
+        assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
+        // The edge no longer has windows of its own.
+        world.up("n0", &[(UID, 1, OpenPhase::Running)]);
+        world.pass_until("17:00:00");
+        assert_eq!(world.phase_of("n0"), NodePhase::Unknown, "its time was over long ago");
+    }
+}
+
+#[test]
+fn each_node_begins_by_its_own_delay_and_is_told_of_it() {
+    let (mut world, nodes) = fleet(20);
+    let mut beside = windows(&["14:00+1h UTC"]);
+    beside["windowJitter"] = json!("20m");
+    world.give(job_with(&nodes, beside, 1, None));
+    world.pass_until("14:10:00");
+    let early = world.taken().len();
+    assert!((3..17).contains(&early), "{early}");
+    world.pass_until("14:20:01");
+    assert_eq!(early + world.taken().len(), 20);
+    for (node, terms) in nodes.iter().zip(&world.terms) {
+        assert!(terms.delay <= Duration::from_secs(1200), "{node}");
+    }
+    let opened = |node: &str| world.record(node).start_time.as_ref().unwrap().0;
+    let opening: Timestamp = "1970-01-12T14:00:00Z".parse().unwrap();
+    let delays: Vec<_> = nodes.iter().map(|node| opened(node).duration_since(opening)).collect();
+    let told: Vec<_> = world.terms.iter().map(|terms| terms.delay).collect();
+    for delay in delays {
+        assert!(
+            told.iter().any(|told| told.as_secs() == delay.as_secs().unsigned_abs()),
+            "{delay:?} {told:?}"
+        );
+    }
+}
+
+#[test]
+fn a_changed_window_lets_waiting_nodes_go_on_at_once() {
+    let (mut world, nodes) = fleet(2);
+    world.give(job_with(&nodes, windows(&["20:00+10m UTC"]), 1, None));
+    world.pass_until("14:00:00");
+    assert!(world.taken().is_empty());
+    world.give(job_with(&nodes, json!({}), 2, None));
+    assert_eq!(world.taken(), ["n0", "n1"]);
+    // And the other way round: those at work are told, and have their time until it opens again.
+    world.give(job_with(&nodes, windows(&["20:00+10m UTC"]), 3, None));
+    assert_eq!((world.taken(), world.terms[2].windows.len()), (vec!["n0".to_owned(), "n1".to_owned()], 1));
+    world.pass_until("20:04:00");
+    assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
+}
+
+#[test]
+fn changed_download_terms_are_sent_to_the_nodes_at_work_and_bad_ones_change_nothing() {
+    let (mut world, nodes) = fleet(2);
+    world.give(job_with(&nodes, json!({"download": {"maxRate": "2Mi"}, "pin": true}), 1, None));
+    assert_eq!(world.taken(), ["n0", "n1"]);
+    world.ends("n1", TaskOutcome::Succeeded);
+    world.give(job_with(&nodes, json!({"download": {"maxRate": "4Mi"}}), 2, None));
+    assert_eq!(world.taken(), ["n0"]);
+    let rates: Vec<_> = world.terms.iter().map(|terms| terms.max_rate.unwrap().get() >> 20).collect();
+    let pins: Vec<_> = world.terms.iter().map(|terms| terms.pin).collect();
+    assert_eq!((rates, pins), (vec![2, 2, 4], vec![true, true, false]));
+    world.give(job_with(&nodes, json!({"download": {"maxRate": "fast"}}), 3, None));
+    world.pass(1_000);
+    assert_eq!(world.taken(), Vec::<String>::new());
+    let valid = world.status().conditions.iter().find(|condition| condition.type_ == "Valid").unwrap();
+    assert!(valid.status == "False" && valid.message.contains("spec.download.maxRate"), "{valid:?}");
+    // Equal terms are not sent again.
+    world.give(job_with(&nodes, json!({"download": {"maxRate": "4Mi"}}), 4, None));
+    assert_eq!(world.taken(), Vec::<String>::new());
+}
+
+#[test]
+fn a_node_in_progress_shows_what_its_edge_waits_for() {
+    let (mut world, nodes) = fleet(1);
+    world.give(job_with(&nodes, json!({}), 1, None));
+    let says = |waits: &str| {
+        EdgeMessage::Progress(Progress { task: task(), images: Vec::new(), waits: waits.to_owned() })
+    };
+    world.says("n0", says("waits for its window, opens at 01:00 UTC (Tue 13 Jan)"));
+    world.pass(60_000);
+    let record = world.record("n0");
+    assert_eq!(record.reason, "waits for its window, opens at 01:00 UTC (Tue 13 Jan)");
+    assert!(record.action_flow.is_empty(), "its checks have not run");
+    world.says("n0", says(""));
+    world.pass(60_000);
+    assert_eq!(world.record("n0").reason, "");
+}

@@ -1,0 +1,140 @@
+//! When the nodes of a job may download, and what each is told of that with its task.
+
+use std::time::Duration;
+
+use prepull_api::crd::status::NodeClock;
+use prepull_api::download::{DownloadTerms, MAX_WINDOWS, Verification, Window, Zone};
+use prepull_api::task::{JobUid, NodeName};
+use prepull_api::wire::Hello;
+use prepull_window::{Openings, is_zone, parse_window, write_window};
+use ring::digest::{SHA256, digest};
+
+use crate::prepull::validate::ValidatedJob;
+
+/// The windows of a job, and what puts off their openings on each node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WindowRule {
+    windows: Vec<Window>,
+    jitter: Duration,
+    job: JobUid,
+}
+
+impl WindowRule {
+    /// What the job says of it.
+    pub fn of(job: &ValidatedJob) -> Self {
+        let download = &job.download;
+        Self { windows: download.windows.clone(), jitter: download.jitter, job: job.uid.clone() }
+    }
+
+    /// How much later than others this node begins in each window: for one node of a job always the same.
+    fn delay(&self, node: &str) -> Duration {
+        if self.windows.is_empty() || self.jitter.is_zero() {
+            return Duration::ZERO;
+        }
+        let hash = digest(&SHA256, format!("{}/{node}", self.job).as_bytes());
+        let mut first = [0; 8];
+        hash.as_ref().iter().zip(&mut first).for_each(|(from, to)| *to = *from);
+        let jitter = u64::try_from(self.jitter.as_millis()).unwrap_or(u64::MAX);
+        Duration::from_millis(u64::from_be_bytes(first) % jitter.saturating_add(1))
+    }
+
+    /// When this node may download.
+    pub(crate) fn openings(&self, node: &str, clock: &NodeClock) -> Openings {
+        if self.windows.is_empty() && clock.windows.is_empty() {
+            return Openings::always();
+        }
+        let zone = clock.time_zone.as_deref();
+        // An edge of a later version may have windows that cannot be read here: it keeps to them by itself.
+        let own: Vec<_> = clock.windows.iter().filter_map(|text| parse_window(text).ok()).collect();
+        Openings::new(&self.windows, self.delay(node), zone).and(Openings::new(&own, Duration::ZERO, zone))
+    }
+
+    /// The part of the clock that counts for this job; nothing where the time of day does not matter.
+    pub(crate) fn relevant(&self, clock: &NodeClock) -> Option<NodeClock> {
+        let names_node = |window: &Window| window.time_zone == Zone::Node;
+        let has_own = !clock.windows.is_empty();
+        let needs_zone = has_own || self.windows.iter().any(names_node);
+        let time_zone = clock.time_zone.clone().filter(|_| needs_zone);
+        let relevant = NodeClock { time_zone, windows: clock.windows.clone() };
+        (relevant != NodeClock::default()).then_some(relevant)
+    }
+}
+
+/// What an edge says of its clock. What is no zone and no window here does not get into any status.
+pub(crate) fn clock_of(hello: &Hello) -> NodeClock {
+    NodeClock {
+        time_zone: hello.time_zone.clone().filter(|zone| is_zone(zone)),
+        windows: hello.windows.iter().take(MAX_WINDOWS).filter_map(checked_text).collect(),
+    }
+}
+
+/// The window as it is stored, if it can be read again.
+fn checked_text(window: &Window) -> Option<String> {
+    let text = write_window(window);
+    parse_window(&text).is_ok().then_some(text)
+}
+
+/// What a node is told of the download with its task.
+pub fn terms(job: &ValidatedJob, node: &NodeName, verify: Option<Verification>) -> DownloadTerms {
+    let download = &job.download;
+    DownloadTerms {
+        max_rate: download.max_rate,
+        windows: download.windows.clone(),
+        delay: WindowRule::of(job).delay(node.as_str()),
+        pin: download.pin,
+        verify,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(jitter: u64) -> WindowRule {
+        WindowRule {
+            windows: vec![parse_window("01:00+4h").unwrap()],
+            jitter: Duration::from_secs(jitter),
+            job: JobUid("uid".to_owned()),
+        }
+    }
+
+    #[test]
+    fn the_delays_of_nodes_are_spread_over_the_jitter_and_stay_the_same() {
+        let rule = rule(1200);
+        let mut delays: Vec<_> = (0..200).map(|n| rule.delay(&format!("edge-{n}"))).collect();
+        assert_eq!(delays[7], rule.delay("edge-7"));
+        assert!(delays.iter().all(|delay| *delay <= Duration::from_secs(1200)));
+        delays.sort_unstable();
+        assert!(
+            delays[20] < Duration::from_secs(300) && delays[180] > Duration::from_secs(900),
+            "{delays:?}"
+        );
+        let other = WindowRule { job: JobUid("other".to_owned()), ..rule.clone() };
+        assert_ne!(rule.delay("edge-7"), other.delay("edge-7"));
+        assert_eq!(self::rule(0).delay("edge-7"), Duration::ZERO);
+        assert_eq!(WindowRule { windows: Vec::new(), ..rule }.delay("edge-7"), Duration::ZERO);
+    }
+
+    #[test]
+    fn of_a_clock_only_what_counts_is_kept() {
+        let clock = NodeClock { time_zone: Some("Europe/Berlin".to_owned()), windows: Vec::new() };
+        assert_eq!(rule(0).relevant(&clock), Some(clock.clone()));
+        assert_eq!(WindowRule::default().relevant(&clock), None);
+        assert_eq!(rule(0).relevant(&NodeClock::default()), None);
+        let own = NodeClock { windows: vec!["01:00+1h Node".to_owned()], ..clock };
+        assert_eq!(WindowRule::default().relevant(&own), Some(own));
+    }
+
+    #[test]
+    fn what_an_edge_says_of_its_clock_is_checked() {
+        let mut bad = parse_window("01:00+1h").unwrap();
+        bad.time_zone = "x\ny".to_owned().into();
+        let hello = Hello {
+            time_zone: Some("Europe/Nowhere".to_owned()),
+            windows: vec![bad, parse_window("Mon 01:00+1h UTC").unwrap()],
+            ..Hello::default()
+        };
+        let clock = clock_of(&hello);
+        assert_eq!((clock.time_zone, clock.windows), (None, vec!["Mon 01:00+1h UTC".to_owned()]));
+    }
+}

@@ -1,0 +1,99 @@
+//! When the nodes may download: what their time is counted by, and which of them wait for a window to start.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use prepull_api::crd::status::{NodeClock, NodePhase};
+use prepull_api::task::NodeName;
+use prepull_window::{HORIZON, Openings};
+
+use super::{Rollout, Touched};
+use crate::shared::pacing::Moment;
+
+impl Rollout {
+    /// The edge of the node says by what it counts its time.
+    pub fn set_clock(&mut self, node: &NodeName, clock: &NodeClock) {
+        let Some(&at) = self.index.get(node) else { return };
+        if self.members[at].clock != *clock {
+            self.members[at].clock = clock.clone();
+            self.recount(at);
+        }
+    }
+
+    /// The windows of the job are others, or the clock of the node is: its deadline, or its start, is another one.
+    pub(super) fn recount(&mut self, at: usize) {
+        self.members[at].opens = None;
+        if self.members[at].record.phase == NodePhase::InProgress {
+            self.record_clock(at);
+        }
+        self.index_member(at);
+    }
+
+    /// Keeps in the record of a node in progress what its deadline is computed by.
+    pub(super) fn record_clock(&mut self, at: usize) {
+        let member = &mut self.members[at];
+        let clock = self.settings.windows.relevant(&member.clock);
+        if member.record.clock != clock {
+            member.record.clock = clock;
+            self.touched.push(Touched { at, phase: false });
+        }
+    }
+
+    fn openings(&self, at: usize) -> Openings {
+        let member = &self.members[at];
+        self.settings.windows.openings(&member.record.node_name, &member.clock)
+    }
+
+    /// When the time of a node is over that began at this moment.
+    pub(super) fn end_of_time(&self, at: usize, started: Timestamp) -> Timestamp {
+        self.openings(at).after(started, self.time_of(at))
+    }
+
+    /// How much of the time is left to a node that began at this moment.
+    pub(super) fn time_left(&self, at: usize, started: Timestamp, now: Timestamp) -> Duration {
+        self.time_of(at).saturating_sub(self.openings(at).open_between(started, now))
+    }
+
+    /// Whether the node has to wait for its window. It is startable again when that opens.
+    pub(super) fn waits_for_window(&mut self, at: usize, now: Timestamp) -> bool {
+        let openings = self.openings(at);
+        let Some(reason) = openings.explain(now) else { return false };
+        // Should none open, it is looked at again all the same: the time zones of a later version may know better.
+        let opens = openings.next_open(now).unwrap_or(now.after(HORIZON));
+        self.members[at].opens = Some((opens, reason));
+        self.shut.insert((opens, at));
+        self.index_and_touch(at);
+        true
+    }
+
+    /// One that has left, or is offline, says something else than that it waits for its window.
+    fn index_and_touch(&mut self, at: usize) {
+        let before = self.members[at].record.reason.clone();
+        self.index_member(at);
+        if self.members[at].record.reason != before {
+            self.touched.push(Touched { at, phase: false });
+        }
+    }
+
+    /// Lets the nodes start whose windows open.
+    pub(super) fn open_windows(&mut self, now: Timestamp) {
+        while let Some(&(opens, at)) = self.shut.first().filter(|(opens, _)| *opens <= now) {
+            self.shut.remove(&(opens, at));
+            if self.members[at].opens.take_if(|waits| waits.0 == opens).is_some() {
+                self.index_and_touch(at);
+            }
+        }
+    }
+
+    /// How many pending nodes wait for their windows, and the reason of the one whose window opens first.
+    pub fn waiting_for_windows(&self) -> Option<(usize, &str)> {
+        let mut waits = self.shut.iter().filter_map(|(opens, at)| {
+            let member = &self.members[*at];
+            let waits = member.opens.as_ref().filter(|waits| waits.0 == *opens)?;
+            let is_waiting = member.record.phase == NodePhase::Pending && member.online.is_some();
+            (is_waiting && !member.has_left).then_some(waits.1.as_str())
+        });
+        let first = waits.next()?;
+        Some((1 + waits.count(), first))
+    }
+}

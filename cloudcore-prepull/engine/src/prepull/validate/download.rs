@@ -1,0 +1,245 @@
+//! How a job says that its images are downloaded: cap, windows, pin and signatures. All of it may change while the job
+//! runs.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use prepull_api::crd::download::{DownloadSpec, VerifyKey, VerifySpec, WindowSpec};
+use prepull_api::crd::job::ImagePrePullJobSpec;
+use prepull_api::download::{
+    MAX_VERIFICATION_KEYS, MAX_WINDOWS, MAX_ZONE_NAME, VerificationMode, Weekday, Window, Zone,
+};
+use prepull_api::overriders::SecretRef;
+use prepull_window::{check_duration, is_zone, parse_duration, write_duration};
+
+use super::{Refusal, filled, indexed};
+
+/// The lowest cap. Below it a small image takes hours, and what was meant has another unit.
+const LEAST_RATE: u64 = 1024;
+
+/// How the images of a job are downloaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DownloadPolicy {
+    /// Bytes a second on each node.
+    pub max_rate: Option<NonZeroU64>,
+    /// When nodes may download; always if there are none.
+    pub windows: Vec<Window>,
+    /// By how much at most a node begins later than its window opens.
+    pub jitter: Duration,
+    /// Whether the images are kept from the kubelet's garbage collection.
+    pub pin: bool,
+    /// The signatures that the images must have.
+    pub verify: Option<VerifyPolicy>,
+}
+
+/// The signatures that the images of a job must have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerifyPolicy {
+    /// What happens to an image without one.
+    pub mode: VerificationMode,
+    /// Where the public keys are; never empty.
+    pub keys: Vec<SecretRef>,
+}
+
+pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPolicy, Refusal> {
+    let DownloadSpec { max_rate } = spec.download.clone().unwrap_or_default();
+    if spec.windows.len() > MAX_WINDOWS {
+        let message = format!("{} windows; at most {MAX_WINDOWS} are allowed", spec.windows.len());
+        return Err(Refusal::new("spec.windows", message));
+    }
+    let windows = indexed(&spec.windows, window)?;
+    let jitter = match filled(spec.window_jitter.as_ref()) {
+        Some(text) => jitter(text, &windows)?,
+        None => Duration::ZERO,
+    };
+    Ok(DownloadPolicy {
+        max_rate: filled(max_rate.as_ref()).map(rate).transpose()?,
+        windows,
+        jitter,
+        pin: spec.pin,
+        verify: spec.verify.as_ref().map(verify).transpose()?,
+    })
+}
+
+/// A quantity of Kubernetes in whole bytes.
+fn rate(text: &str) -> Result<NonZeroU64, Refusal> {
+    let refuse = || {
+        let least = LEAST_RATE >> 10;
+        Refusal::new(
+            "spec.download.maxRate",
+            format!("{text:?} is not a rate: write bytes a second as 500k, 2M or 2Mi, at least {least}Ki"),
+        )
+    };
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit: u64 = match unit {
+        "" => 1,
+        "k" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "T" => 1_000_000_000_000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        _ => return Err(refuse()),
+    };
+    let rate = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    rate.filter(|rate| *rate >= LEAST_RATE).and_then(NonZeroU64::new).ok_or_else(refuse)
+}
+
+fn window(index: usize, spec: &WindowSpec) -> Result<Window, Refusal> {
+    let WindowSpec { days, start, duration, time_zone } = spec;
+    let field = |part: &str| format!("spec.windows[{index}].{part}");
+    let days = indexed(days, |i, text| {
+        Weekday::ALL.into_iter().find(|day| day.as_str() == text).ok_or_else(|| {
+            Refusal::new(
+                format!("{}[{i}]", field("days")),
+                format!("{text:?} is not a day: write Mon, Tue, Wed, Thu, Fri, Sat or Sun"),
+            )
+        })
+    })?;
+    let start = start
+        .parse()
+        .map_err(|error| Refusal::new(field("start"), format!("{start:?} is no time of day: {error}")))?;
+    let duration = parse_duration(duration)
+        .and_then(check_duration)
+        .map_err(|message| Refusal::new(field("duration"), message))?;
+    let time_zone = Zone::from(time_zone.clone());
+    if let Zone::Named(name) = &time_zone
+        && (name.len() > MAX_ZONE_NAME || !is_zone(name))
+    {
+        let message = format!(
+            "{name:?} is not a time zone: write a name of the IANA database, such as Europe/Berlin or UTC, or Node"
+        );
+        return Err(Refusal::new(field("timeZone"), message));
+    }
+    Ok(Window { days, start, duration, time_zone })
+}
+
+/// A jitter that is as long as a window would leave nothing of it to some nodes. Without windows it has no effect, so that
+/// these may be removed alone.
+fn jitter(text: &str, windows: &[Window]) -> Result<Duration, Refusal> {
+    let refuse = |message| Refusal::new("spec.windowJitter", message);
+    let jitter = parse_duration(text).map_err(refuse)?;
+    let shortest = windows.iter().map(|window| window.duration).min();
+    match shortest {
+        Some(shortest) if jitter >= shortest => Err(refuse(format!(
+            "{} is not shorter than the shortest window, {}: some nodes would never begin",
+            write_duration(jitter),
+            write_duration(shortest)
+        ))),
+        _ => Ok(jitter),
+    }
+}
+
+fn verify(spec: &VerifySpec) -> Result<VerifyPolicy, Refusal> {
+    let VerifySpec { keys, mode } = spec;
+    let mode = match filled(mode.as_ref()) {
+        None | Some("Enforce") => VerificationMode::Enforce,
+        Some("Warn") => VerificationMode::Warn,
+        Some(other) => {
+            let message = format!("unknown mode {other:?}: use Enforce or Warn");
+            return Err(Refusal::new("spec.verify.mode", message));
+        }
+    };
+    if keys.is_empty() || keys.len() > MAX_VERIFICATION_KEYS {
+        let message =
+            format!("{} secrets with keys: name 1 to {MAX_VERIFICATION_KEYS}, or remove verify", keys.len());
+        return Err(Refusal::new("spec.verify.keys", message));
+    }
+    let keys = indexed(keys, |i, VerifyKey { secret_ref }| {
+        SecretRef::parse(secret_ref)
+            .map_err(|error| Refusal::new(format!("spec.verify.keys[{i}].secretRef"), error))
+    })?;
+    Ok(VerifyPolicy { mode, keys })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn policy(spec: Value) -> Result<DownloadPolicy, String> {
+        let spec: ImagePrePullJobSpec = serde_json::from_value(spec).unwrap();
+        download_policy(&spec).map_err(|refusal| refusal.to_string())
+    }
+
+    fn window_with(field: &str, value: Value) -> Value {
+        let mut window = json!({ "start": "01:00", "duration": "4h", "timeZone": "Europe/Berlin" });
+        window[field] = value;
+        json!({ "windows": [window] })
+    }
+
+    #[test]
+    fn a_job_says_how_it_is_downloaded() {
+        assert_eq!(policy(json!({})).unwrap(), DownloadPolicy::default());
+        let policy = policy(json!({
+            "download": { "maxRate": "2Mi" },
+            "windows": [
+                { "days": ["Mon", "Fri"], "start": "01:00", "duration": "4h", "timeZone": "Europe/Berlin" },
+                { "start": "22:30", "duration": "1h30m", "timeZone": "Node" },
+            ],
+            "windowJitter": "20m",
+            "pin": true,
+            "verify": { "keys": [{ "secretRef": "prepull-system/cosign" }] },
+        }))
+        .unwrap();
+        assert_eq!(policy.max_rate.unwrap().get(), 2 << 20);
+        assert_eq!(policy.windows[0].days, [Weekday::Mon, Weekday::Fri]);
+        assert_eq!(policy.windows[1].time_zone, Zone::Node);
+        assert_eq!(policy.windows[1].duration, Duration::from_secs(5400));
+        assert_eq!((policy.jitter, policy.pin), (Duration::from_secs(1200), true));
+        let verify = policy.verify.unwrap();
+        assert_eq!(verify.mode, VerificationMode::Enforce);
+        assert_eq!(verify.keys[0].to_string(), "prepull-system/cosign");
+    }
+
+    #[test]
+    fn a_rate_is_a_quantity_of_bytes() {
+        let rate = |text: &str| policy(json!({ "download": { "maxRate": text } })).map(|p| p.max_rate);
+        for (text, expected) in [("1024", 1024), ("500k", 500_000), ("2M", 2_000_000), ("1Gi", 1 << 30)] {
+            assert_eq!(rate(text).unwrap().unwrap().get(), expected, "{text}");
+        }
+        assert_eq!(rate("").unwrap(), None);
+        for bad in ["0", "1023", "2m", "2MB", "-1", "1.5Mi", "Mi", "99999999999999Ti", "2 Mi"] {
+            let refusal = rate(bad).unwrap_err();
+            assert!(refusal.starts_with("spec.download.maxRate: ") && refusal.contains("2Mi"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_with_its_field_and_the_remedy() {
+        let keys = |count| vec![json!({ "secretRef": "a/b" }); count];
+        let jittered = json!({
+            "windowJitter": "1h",
+            "windows": [{ "start": "01:00", "duration": "1h", "timeZone": "UTC" }],
+        });
+        let many = json!({ "windows": vec![json!({ "start": "", "duration": "", "timeZone": "" }); 17] });
+        for (spec, field, remedy) in [
+            (window_with("days", json!(["Mon", "mon"])), "spec.windows[0].days[1]: ", "write Mon"),
+            (window_with("start", json!("25:00")), "spec.windows[0].start: ", "00:00 to 23:59"),
+            (window_with("duration", json!("4")), "spec.windows[0].duration: ", "such as 4h"),
+            (window_with("duration", json!("0s")), "spec.windows[0].duration: ", "write 1s to 168h"),
+            (window_with("timeZone", json!("Europe/Nowhere")), "spec.windows[0].timeZone: ", "or Node"),
+            (window_with("timeZone", json!("")), "spec.windows[0].timeZone: ", "Europe/Berlin"),
+            (many, "spec.windows: ", "at most 16"),
+            (jittered, "spec.windowJitter: ", "not shorter than the shortest window, 1h"),
+            (json!({ "windowJitter": "soon" }), "spec.windowJitter: ", "such as 4h"),
+            (json!({ "verify": { "keys": [] } }), "spec.verify.keys: ", "name 1 to 8"),
+            (json!({ "verify": { "keys": keys(9) } }), "spec.verify.keys: ", "name 1 to 8"),
+            (
+                json!({ "verify": { "keys": [{ "secretRef": "cosign" }] } }),
+                "spec.verify.keys[0].secretRef: ",
+                "{namespace}/{name}",
+            ),
+            (json!({ "verify": { "keys": keys(1), "mode": "Off" } }), "spec.verify.mode: ", "use Enforce"),
+        ] {
+            let refusal = policy(spec).unwrap_err();
+            assert!(refusal.starts_with(field) && refusal.contains(remedy), "{refusal}");
+        }
+        // What has no effect does not stand in the way of removing the windows.
+        assert!(policy(json!({ "windowJitter": "20m" })).is_ok());
+    }
+}

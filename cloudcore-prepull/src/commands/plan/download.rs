@@ -1,0 +1,97 @@
+//! How the images would be downloaded: what the plan shows of cap, windows, pin and signatures.
+
+use prepull_api::credentials::SecretUser;
+use prepull_api::download::VerificationMode;
+use prepull_api::overriders::SecretRef;
+use prepull_engine::prepull::plan::{SecretLookup, resolve_verification};
+use prepull_engine::prepull::validate::{DownloadPolicy, VerifyPolicy};
+use prepull_window::{write_duration, write_window};
+use serde::Serialize;
+
+use super::Secrets;
+
+/// What the job says of the download.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct DownloadReport {
+    /// Bytes a second on each node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_rate: Option<u64>,
+    /// When nodes may download, as `Mon-Fri 01:00+4h Europe/Berlin`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    windows: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window_jitter: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pin: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) verify: Option<VerifyReport>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct VerifyReport {
+    mode: &'static str,
+    /// The secrets with the public keys.
+    secrets: Vec<String>,
+    /// Why their keys cannot be used; absent as well if the secrets are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+}
+
+/// `None` where the job says nothing of it.
+pub(super) fn report(
+    policy: &DownloadPolicy,
+    known: Option<&Secrets>,
+    user: Option<SecretUser<'_>>,
+) -> Option<DownloadReport> {
+    if *policy == DownloadPolicy::default() {
+        return None;
+    }
+    let DownloadPolicy { max_rate, windows, jitter, pin, verify } = policy;
+    Some(DownloadReport {
+        max_rate: max_rate.map(std::num::NonZeroU64::get),
+        windows: windows.iter().map(write_window).collect(),
+        window_jitter: (!jitter.is_zero() && !windows.is_empty()).then(|| write_duration(*jitter)),
+        pin: *pin,
+        verify: verify.as_ref().map(|verify| verify_report(verify, known, user)),
+    })
+}
+
+fn verify_report(
+    policy: &VerifyPolicy,
+    known: Option<&Secrets>,
+    user: Option<SecretUser<'_>>,
+) -> VerifyReport {
+    let error = known.and_then(|known| {
+        let lookup = |secret: &SecretRef| known.get(secret).cloned().unwrap_or(SecretLookup::Missing);
+        let details = resolve_verification(policy, user, lookup).details;
+        (!details.is_empty()).then(|| details.join("; "))
+    });
+    VerifyReport {
+        mode: match policy.mode {
+            VerificationMode::Enforce => "Enforce",
+            VerificationMode::Warn => "Warn",
+        },
+        secrets: policy.keys.iter().map(SecretRef::to_string).collect(),
+        error,
+    }
+}
+
+/// One line for each thing that the job says, for people.
+pub(super) fn lines(report: &DownloadReport) -> Vec<String> {
+    let DownloadReport { max_rate, windows, window_jitter, pin, verify } = report;
+    let mut lines = Vec::new();
+    lines.extend(max_rate.map(|rate| format!("download: at most {rate} bytes a second on each node")));
+    if !windows.is_empty() {
+        let jitter = window_jitter.as_ref().map(|jitter| format!(", each node up to {jitter} later"));
+        lines.push(format!("windows: {}{}", windows.join("; "), jitter.unwrap_or_default()));
+    }
+    if *pin {
+        lines.push("pin: the images are kept from the kubelet's garbage collection".to_owned());
+    }
+    if let Some(VerifyReport { mode, secrets, error }) = verify {
+        let error = error.as_ref().map(|error| format!(": {error}"));
+        lines.push(format!("verify: {mode}, keys of {}{}", secrets.join(","), error.unwrap_or_default()));
+    }
+    lines
+}

@@ -1,0 +1,197 @@
+//! Windows of a task: its deadline counts only the time in which it may download.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use jiff::Timestamp;
+use prepull_api::download::{DownloadTerms, Window};
+use prepull_window::{Openings, State};
+
+use super::io::TaskTerms;
+use super::time::Now;
+
+/// How long a clock on the wall is trusted: it may jump, on a machine without a battery by years.
+pub(crate) const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
+
+/// The node's own time zone and windows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeClock {
+    /// Name of the time zone; `None` where it is not known, which means UTC.
+    pub time_zone: Option<String>,
+    /// Outside of these nothing is downloaded for any task; none: always.
+    pub windows: Vec<Window>,
+}
+
+impl NodeClock {
+    /// When a task with these terms may download.
+    pub(super) fn openings(&self, terms: &DownloadTerms) -> Openings {
+        let zone = self.time_zone.as_deref();
+        let of_task = Openings::new(&terms.windows, terms.delay, zone);
+        of_task.and(Openings::new(&self.windows, Duration::ZERO, zone))
+    }
+}
+
+/// The windows of a task that has any.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counted {
+    /// From when its time counts.
+    pub(super) since: Instant,
+    pub(super) openings: Openings,
+}
+
+impl TaskTerms {
+    /// Whether the task has windows.
+    pub fn has_windows(&self) -> bool {
+        self.windows.is_some()
+    }
+
+    /// The moment at which the time of the task is over. With windows it is as right as the clock on the wall: look
+    /// again after a minute.
+    pub fn deadline_at(&self, now: Now) -> Instant {
+        let Some(Counted { since, openings }) = &self.windows else { return self.deadline };
+        let Some(wall) = timestamp(now.wall) else { return self.deadline };
+        let passed = now.monotonic.saturating_duration_since(*since);
+        // By the clock as it is now: what it has said before may have been wrong.
+        let Ok(begun) = wall.checked_sub(passed) else { return self.deadline };
+        let end = openings.after(begun, self.deadline.saturating_duration_since(*since));
+        let takes = Duration::try_from(end.duration_since(begun)).unwrap_or_default();
+        now.since(*since, takes)
+    }
+
+    /// Whether the time of the task is over.
+    pub fn is_over(&self, now: Now) -> bool {
+        self.deadline_at(now) <= now.monotonic
+    }
+
+    /// Whether the task may download at this time, and how long that is so.
+    pub fn state(&self, wall: SystemTime) -> State {
+        let always = State { is_open: true, until: None };
+        self.windows
+            .as_ref()
+            .zip(timestamp(wall))
+            .map_or(always, |(counted, wall)| counted.openings.state(wall))
+    }
+
+    /// What the task waits for if it may not download at this time.
+    pub(crate) fn explain_wait(&self, wall: SystemTime) -> Option<String> {
+        self.windows.as_ref()?.openings.explain(timestamp(wall)?)
+    }
+}
+
+/// What a task that is being carried out has had of its time, as somebody saw it who looked at the clock again and again.
+/// A clock that jumps into a window does not make it count what it has waited before.
+#[derive(Debug, Default)]
+pub(crate) struct OpenClock {
+    /// The terms that count, by when they were set; `None` before the first look.
+    since: Option<Instant>,
+    spent: Duration,
+    looked: Option<(Instant, bool)>,
+}
+
+impl OpenClock {
+    /// Looks at the clock. Returns when the time of the task is over, and when to look again at the latest.
+    pub(crate) fn look(&mut self, terms: &TaskTerms, now: Now) -> (Instant, Instant) {
+        let plain = (terms.deadline, terms.deadline);
+        let Some((Counted { since, openings }, wall)) = terms.windows.as_ref().zip(timestamp(now.wall))
+        else {
+            return plain;
+        };
+        if self.since == Some(*since) {
+            let seen = self.looked.filter(|(_, was_open)| *was_open);
+            self.spent +=
+                seen.map_or(Duration::ZERO, |(then, _)| now.monotonic.saturating_duration_since(then));
+        } else {
+            // The time in the queue was seen by nobody: by the clock as it is now.
+            self.since = Some(*since);
+            let begun = wall.checked_sub(now.monotonic.saturating_duration_since(*since));
+            self.spent = begun.map_or(Duration::ZERO, |begun| openings.open_between(begun, wall));
+        }
+        let state = openings.state(wall);
+        self.looked = Some((now.monotonic, state.is_open));
+        let moment =
+            |time: Timestamp| now.after(Duration::try_from(time.duration_since(wall)).unwrap_or_default());
+        let left = terms.deadline.saturating_duration_since(*since).saturating_sub(self.spent);
+        let deadline = if left.is_zero() { now.monotonic } else { moment(openings.after(wall, left)) };
+        let change = state.until.map_or(deadline, moment);
+        (deadline, deadline.min(change).min(now.after(LOOK_AT_CLOCK)))
+    }
+}
+
+/// `None` for a time that no calendar has: nothing can be told by such a clock.
+fn timestamp(wall: SystemTime) -> Option<Timestamp> {
+    Timestamp::try_from(wall).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use prepull_window::parse_window;
+
+    use super::*;
+
+    fn terms(begun: Instant, seconds: u64) -> TaskTerms {
+        let clock = NodeClock { time_zone: Some("Europe/Berlin".to_owned()), windows: Vec::new() };
+        let windows = vec![parse_window("01:00+1h Node").unwrap()];
+        let download = DownloadTerms { windows, ..DownloadTerms::default() };
+        TaskTerms {
+            deadline: begun + Duration::from_secs(seconds),
+            keys: Vec::new(),
+            windows: Some(Counted { since: begun, openings: clock.openings(&download) }),
+            download: Arc::new(download),
+        }
+    }
+
+    fn now(begun: Instant, passed: u64, wall: &str) -> Now {
+        let wall: Timestamp = wall.parse().unwrap();
+        Now { monotonic: begun + Duration::from_secs(passed), wall: wall.into(), boot: None }
+    }
+
+    #[test]
+    fn the_time_of_a_task_counts_while_a_window_is_open() {
+        let begun = Instant::now();
+        let terms = terms(begun, 2 * 3600);
+        // 23:00 in Berlin: one hour tonight, and one tomorrow.
+        let asked = now(begun, 0, "2026-01-10T22:00:00Z");
+        assert_eq!(terms.deadline_at(asked), begun + Duration::from_secs(27 * 3600));
+        assert!(!terms.is_over(now(begun, 27 * 3600 - 1, "2026-01-12T00:59:59Z")));
+        assert!(terms.is_over(now(begun, 27 * 3600, "2026-01-12T01:00:00Z")));
+    }
+
+    #[test]
+    fn who_looks_at_the_clock_counts_what_was_open_when_it_looked() {
+        let begun = Instant::now();
+        let terms = terms(begun, 1800);
+        let mut clock = OpenClock::default();
+        // Noon: nothing is open, for a minute at least.
+        let (_, look) = clock.look(&terms, now(begun, 0, "2026-01-10T11:00:00Z"));
+        assert_eq!(look, begun + LOOK_AT_CLOCK);
+        // The clock jumps into the window: what was waited for does not count.
+        let (deadline, _) = clock.look(&terms, now(begun, 3600, "2026-01-10T00:10:00Z"));
+        assert_eq!(deadline, begun + Duration::from_secs(3600 + 1800));
+        let (deadline, look) = clock.look(&terms, now(begun, 3660, "2026-01-10T00:59:50Z"));
+        // A minute was counted, and ten seconds are left of this window.
+        assert_eq!(look, begun + Duration::from_secs(3670));
+        assert_eq!(deadline, begun + Duration::from_secs(3670 + 23 * 3600 + 1800 - 70));
+        // The cloud sets the time anew.
+        let again = self::terms(begun + Duration::from_secs(3665), 60);
+        let (deadline, _) = clock.look(&again, now(begun, 3665, "2026-01-10T00:30:00Z"));
+        assert_eq!(deadline, begun + Duration::from_secs(3725));
+        let (deadline, _) = clock.look(&again, now(begun, 3725, "2026-01-10T00:31:00Z"));
+        assert_eq!(deadline, begun + Duration::from_secs(3725));
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_and_is_right_now_is_believed_now() {
+        let begun = Instant::now();
+        let terms = terms(begun, 1800);
+        // The board boots in 1970, in the middle of the night.
+        assert!(terms.state(now(begun, 0, "1970-01-01T00:10:00Z").wall).is_open);
+        assert!(!terms.is_over(now(begun, 600, "1970-01-01T00:20:00Z")));
+        // Then it learns that it is noon: nothing of that was open.
+        let noon = now(begun, 660, "2026-01-10T11:00:00Z");
+        assert!(!terms.state(noon.wall).is_open);
+        assert_eq!(terms.deadline_at(noon), begun + Duration::from_secs(660 + 13 * 3600 + 1800));
+    }
+}

@@ -1,0 +1,92 @@
+//! The gate of a task: outside of its windows it downloads nothing, and a pull that runs when they close is dropped. What
+//! that pull has fetched stays.
+
+use std::convert::Infallible;
+use std::time::{Duration, SystemTime};
+
+use jiff::Timestamp;
+use prepull_api::download::Verification;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::board::ImageBoard;
+use super::control::TaskControl;
+use crate::images::rate::Bucket;
+use crate::tasks::agent::LOOK_AT_CLOCK;
+
+/// The clock on the wall.
+pub(super) type Wall = fn() -> SystemTime;
+
+/// Waits until the task may download, or until it may not.
+pub(super) async fn wait_until(is_open: bool, mut control: watch::Receiver<TaskControl>, wall: Wall) {
+    loop {
+        let state = control.borrow_and_update().terms.state(wall());
+        if state.is_open == is_open {
+            return;
+        }
+        next_look(&mut control, state.until, wall).await;
+    }
+}
+
+/// Says on the board what the task waits for, for ever.
+pub(super) async fn announce_waits(
+    mut control: watch::Receiver<TaskControl>,
+    board: &ImageBoard,
+    wall: Wall,
+) -> Infallible {
+    loop {
+        let (state, waits) = {
+            let terms = &control.borrow_and_update().terms;
+            (terms.state(wall()), terms.explain_wait(wall()))
+        };
+        if board.set_waits(waits.unwrap_or_default()) && !state.is_open {
+            tracing::info!("nothing is downloaded for this task: it {}", board.waits());
+        }
+        next_look(&mut control, state.until, wall).await;
+    }
+}
+
+/// Waits until this time, but no longer than the clock is trusted and the terms are the same.
+async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Timestamp>, wall: Wall) {
+    let renewed = async {
+        if control.changed().await.is_err() {
+            // The sender is gone: the terms stay as they are.
+            std::future::pending::<()>().await;
+        }
+    };
+    let time_passes = async {
+        match until {
+            None => std::future::pending().await,
+            Some(until) => {
+                let left = SystemTime::from(until).duration_since(wall()).unwrap_or_default();
+                // A timer may fire a little early.
+                sleep(left.clamp(Duration::from_millis(1), LOOK_AT_CLOCK)).await;
+            }
+        }
+    };
+    tokio::select! {
+        () = renewed => {}
+        () = time_passes => {}
+    }
+}
+
+/// Waits until the signatures of the task's images must be others than these.
+pub(super) async fn wait_for_other_verification(
+    mut control: watch::Receiver<TaskControl>,
+    verification: Option<&Verification>,
+) {
+    // An error means that the sender is gone.
+    if control.wait_for(|control| control.terms.download.verify.as_ref() != verification).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Keeps the bucket at the rate of the task, for ever.
+pub(super) async fn follow_rate(mut control: watch::Receiver<TaskControl>, bucket: &Bucket) -> Infallible {
+    loop {
+        bucket.set_rate(control.borrow_and_update().terms.download.max_rate);
+        if control.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

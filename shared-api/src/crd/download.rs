@@ -1,0 +1,59 @@
+//! How the images of a job are downloaded: the part of its spec that edges get with each task.
+
+use kube::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+/// Limits of the download on each node.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DownloadSpec {
+    /// Bytes a second on each node, over all images of the job, such as 2Mi. A cap of the node itself holds as well. At
+    /// least 1Ki. Unset: no cap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(k|Ki|M|Mi|G|Gi|T|Ti)?$"))]
+    pub max_rate: Option<String>,
+}
+
+/// A recurring time in which nodes may download.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WindowSpec {
+    /// Days on which the window opens: Mon, Tue, Wed, Thu, Fri, Sat, Sun. Unset: every day.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 7), inner(regex(pattern = r"^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)$")))]
+    pub days: Vec<String>,
+    /// When it opens, HH:MM by the clocks of its time zone. Where they skip this time, at the first moment after it; where
+    /// they show it twice, at the first of both.
+    #[schemars(regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
+    pub start: String,
+    /// How long it stays open, such as 4h, 90m or 1h30m. At most 168h.
+    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(h|m|s))+$"))]
+    pub duration: String,
+    /// Time zone of start and days: a name of the IANA database such as Europe/Berlin, or Node for that of each node, which
+    /// is UTC where the node does not know it.
+    #[schemars(length(max = 64))]
+    pub time_zone: String,
+}
+
+/// The signatures that the images must have.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VerifySpec {
+    /// Where the public keys are. A signature by any of them is enough.
+    #[schemars(length(min = 1, max = 8))]
+    pub keys: Vec<VerifyKey>,
+    /// Enforce: an image without a valid signature is not pulled, and fails. Warn: it is pulled, and the status says what is
+    /// wrong with it. Default: Enforce.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^(Enforce|Warn)$"))]
+    pub mode: Option<String>,
+}
+
+/// A place of public keys.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VerifyKey {
+    /// Secret, {namespace}/{name}, of any type: each of its data keys that ends in .pub is a cosign public key as PEM. Its
+    /// owner has to allow the use, as for a registry secret.
+    pub secret_ref: String,
+}
