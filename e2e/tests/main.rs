@@ -45,3 +45,4 @@ mod signatures;
 mod stalls;
 mod tries;
 mod upgrades;
+mod windows;

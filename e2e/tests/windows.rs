@@ -1,0 +1,98 @@
+//! Windows: a pull waits for one, stops with it, and goes on with the next; and the terms of a job that is at work change.
+
+use std::time::Duration;
+
+use jiff::{Timestamp, ToSpan};
+use prepull_api::crd::download::WindowSpec;
+use prepull_api::crd::status::ImagePrePullJobStatus;
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+const SIZE: u64 = 24 * MIB;
+/// At this rate the pull takes longer than one window.
+const RATE: u64 = 2 * MIB;
+const OPEN: u64 = 8;
+
+/// A window that opens so many minutes after the present one, by UTC.
+fn window(minutes: i64, duration: String) -> Result<WindowSpec> {
+    let opens = Timestamp::now().checked_add(minutes.minutes())?;
+    let (start, time_zone) = (opens.strftime("%H:%M").to_string(), "UTC".to_owned());
+    Ok(WindowSpec { days: Vec::new(), start, duration, time_zone })
+}
+
+#[tokio::test]
+async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -> Result<()> {
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("windowed", &[SIZE])?;
+    let layer = image.blobs().last().context("no layer")?;
+    site.link.throttle(Some(RATE));
+    let windows: Vec<_> = (1..8).map(|minute| window(minute, format!("{OPEN}s"))).collect::<Result<_>>()?;
+    let first = windows[0].start.clone();
+    // Less than a window: with the time in between it would be over long before the pull is.
+    let job = site.job("windowed").images([&reference]).on(["edge-1"]).timeout_seconds(40);
+    let job = job.spec(|spec| spec.windows = windows).apply().await?.within(Duration::from_secs(240));
+    let waits = format!("waits for its window, opens at {first} UTC");
+    job.until("the node waits and says until when", |status| {
+        status
+            .node("edge-1")
+            .is_some_and(|node| node.phase == NodePhase::Pending && node.reason.starts_with(&waits))
+    })
+    .await?;
+    assert_eq!((site.link.bytes_of(layer), node.open_tasks()), (0, 0), "nothing begins before");
+
+    let during = |status: &ImagePrePullJobStatus| {
+        let node = status.node("edge-1")?;
+        Some(node.phase == NodePhase::InProgress && node.reason.starts_with("waits for its window"))
+    };
+    job.until("the window has closed in the middle of the pull", |status| during(status) == Some(true))
+        .await?;
+    let fetched = site.link.bytes_of(layer);
+    ensure!(fetched > 0 && fetched < SIZE, "{fetched} bytes when the window had closed");
+
+    let status = job.completes().await?;
+    let of_image = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
+    let of_node = status.node("edge-1").context("no node")?;
+    assert_eq!((of_node.reason.as_str(), &of_node.clock), ("", &None));
+    let fetched = site.link.bytes_of(layer);
+    ensure!(fetched <= SIZE + SIZE / 4, "{fetched} bytes of {SIZE}: it began anew");
+    ensure!(node.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn windows_that_come_and_go_stop_a_pull_and_let_it_go_on_at_once() -> Result<()> {
+    let site = Site::start().await?;
+    let node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("edited", &[SIZE])?;
+    let layer = image.blobs().last().context("no layer")?;
+    site.link.throttle(Some(RATE));
+    let job = site.job("edited").images([&reference]).on(["edge-1"]).timeout_seconds(40).apply().await?;
+    site.link_carries(MIB).await?;
+    node.accepts_a_task().await?;
+
+    let far = window(12 * 60, "1h".to_owned())?;
+    let start = far.start.clone();
+    job.patch_spec(json!({"windows": [far], "download": {"maxRate": "1Mi"}})).await?;
+    job.until("the node waits", |status| {
+        let waits = format!("waits for its window, opens at {start} UTC");
+        status.node("edge-1").is_some_and(|node| node.reason.starts_with(&waits))
+    })
+    .await?;
+    let stopped = site.link.bytes_of(layer);
+    ensure!(stopped < SIZE, "it was whole before");
+    tokio::time::sleep(Duration::from_secs(2)).await; // in which 4 MiB would arrive
+    let later = site.link.bytes_of(layer);
+    ensure!(later < stopped + MIB, "{} bytes arrived although no window is open", later - stopped);
+
+    let refused =
+        job.patch_spec(json!({"windows": [{"start": "25:00", "duration": "1h", "timeZone": "UTC"}]}));
+    ensure!(refused.await.is_err(), "the schema refuses such a time");
+    job.patch_spec(json!({"windows": [], "download": null})).await?;
+    let status = job.completes().await?;
+    let of_image = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
+    ensure!(site.link.bytes_of(layer) <= SIZE + SIZE / 4, "it began anew");
+    Ok(())
+}
