@@ -12,11 +12,11 @@ cd "$setup/../.."
 say() { printf '==> %s\n' "$*"; }
 
 # Beginnings of the names of tests. Pulls, bytes and digests; credentials; resuming after cuts, kills and deadlines;
-# leases, and what is removed when nobody wants it any more.
+# leases, and what is removed when nobody wants it any more; pins.
 topics=(
   pulls:: tries:: policies:: overriders::
   secrets:: credential_providers::
-  links:: stalls:: restarts:: deletion::
+  links:: stalls:: restarts:: deletion:: pins::
   edge_faults::a_disk edge_faults::what_a_missed edge_faults::a_containerd
   rollout::a_pull_that kruise_faults::an_agent kruise_faults::a_registry_link
   harness_edge:: harness::a_proxy harness::a_registry harness::restarted

@@ -211,7 +211,7 @@ async fn a_hello_that_claims_the_tasks_of_others_gets_none_of_them() -> Result<(
     let attack = async |job: JobUid| {
         let mut wire = scene.intruder.open_websocket().await?;
         let phases = [OpenPhase::NeedsKeys, OpenPhase::Running];
-        let open = phases.map(|phase| OpenTask { task: task(&job, 1), phase }).to_vec();
+        let open = phases.map(|phase| OpenTask { task: task(&job, 1), phase, limited: false }).to_vec();
         let version = LONG.repeat(100_000);
         wire.send_message(&EdgeMessage::Hello(Box::new(Hello { open, version, ..Hello::default() }))).await?;
         ensure!(matches!(wire.receive().await?, CloudMessage::Welcome(_)));

@@ -32,6 +32,7 @@ mod mid_pull;
 mod other_runtimes;
 mod overriders;
 mod partitions;
+mod pins;
 mod policies;
 mod pulls;
 mod release_before;

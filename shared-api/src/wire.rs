@@ -160,6 +160,10 @@ pub struct OpenTask {
     pub task: TaskId,
     /// State of the task.
     pub phase: OpenPhase,
+    /// Whether the task has [`DownloadTerms`] that say something. What was changed in the job while there was no session
+    /// is assigned again, so that no limit outlives its job's wish.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub limited: bool,
 }
 
 /// The state of a task in the ledger of an edge.

@@ -337,7 +337,7 @@ mod tests {
                 );
             }
         }
-        let open = |task: &TaskId| OpenTask { task: task.clone(), phase: OpenPhase::Running };
+        let open = |task: &TaskId| OpenTask { task: task.clone(), phase: OpenPhase::Running, limited: false };
         let hello = Hello { open: vec![open(&of_job), open(&of_node_image)], ..Hello::default() };
         let hello = Box::new(hello);
         let (first, second) = split(SessionEvent::Up { node: node.clone(), session, hello });

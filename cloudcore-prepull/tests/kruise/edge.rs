@@ -29,7 +29,10 @@ impl Edge {
             TaskState::NeedsKeys => OpenPhase::NeedsKeys,
             TaskState::Finished(_) => OpenPhase::Finished,
         };
-        self.ledger.iter().map(|(task, state)| OpenTask { task: task.clone(), phase: phase(state) }).collect()
+        self.ledger
+            .iter()
+            .map(|(task, state)| OpenTask { task: task.clone(), phase: phase(state), limited: false })
+            .collect()
     }
 
     pub(crate) fn cut(&mut self) {

@@ -40,7 +40,9 @@ impl World {
         if !self.calm && self.rng.chance(4) {
             open.extend(self.forge_task(edge));
         }
-        let hello = Hello { max_tasks: Some(self.edges[edge].max_tasks), open, ..Hello::default() };
+        // Some edges have a runtime that cannot pin.
+        let pins = (edge % 3 > 0).then(|| self.edges[edge].pins.iter().cloned().collect());
+        let hello = Hello { max_tasks: Some(self.edges[edge].max_tasks), open, pins, ..Hello::default() };
         self.log(|| {
             format!(
                 "n{edge}: dials, open {:?}",
@@ -68,7 +70,7 @@ impl World {
         let record = self.api.record(&job, &self.edges[edge].node)?;
         let task = TaskId { job, attempt: record.attempt.max(1) };
         let phase = self.rng.pick(&[OpenPhase::Running, OpenPhase::NeedsKeys]);
-        (record.phase == NodePhase::Pending).then_some(OpenTask { task, phase })
+        (record.phase == NodePhase::Pending).then_some(OpenTask { task, phase, limited: false })
     }
 
     /// The cloud accepts a session, which replaces an earlier one of the node.
@@ -173,9 +175,11 @@ impl World {
                 CloudMessage::Assign(assign) => AgentEvent::Assign(assign),
                 CloudMessage::ResultAck { task } => AgentEvent::ResultAck(task),
                 CloudMessage::Cancel { task, reason } => AgentEvent::Cancel { task, reason },
-                CloudMessage::Unpin { .. } | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => {
+                CloudMessage::Unpin { jobs } => {
+                    self.edges[edge].unpin(&jobs);
                     return true;
                 }
+                CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => return true,
             },
         );
         true

@@ -1,11 +1,12 @@
 //! One edge: the agent, its disk, its runtime, and an executor whose pulls take time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use edgecore_prepull::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, Now, TaskRecord};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{ImageOutcome, ImageResult, NodeName, TaskId};
+use prepull_api::task::{ImageOutcome, ImageResult, JobUid, NodeName, TaskId};
 
 use crate::trace::said;
 use crate::world::{BASE, World};
@@ -33,6 +34,8 @@ pub(crate) struct Edge {
     pub(crate) execs: BTreeMap<TaskId, Exec>,
     /// The references of complete images.
     pub(crate) images: BTreeSet<String>,
+    /// The jobs for which images are pinned, which survives everything.
+    pub(crate) pins: BTreeSet<JobUid>,
     pub(crate) conn: Option<u64>,
     /// How far its wall clock is off, in milliseconds.
     pub(crate) skew: u64,
@@ -52,6 +55,7 @@ impl Edge {
             writes: VecDeque::new(),
             execs: BTreeMap::new(),
             images: BTreeSet::new(),
+            pins: BTreeSet::new(),
             conn: None,
             skew,
             max_tasks,
@@ -68,6 +72,14 @@ impl Edge {
         self.execs.clear();
         self.unsaved.clear();
         self.conn = None;
+    }
+
+    /// The cloud says that these jobs want no image pinned. What runs must not pin again.
+    pub(crate) fn unpin(&mut self, jobs: &[JobUid]) {
+        self.pins.retain(|job| !jobs.contains(job));
+        for (_, exec) in self.execs.iter_mut().filter(|(task, _)| jobs.contains(&task.job)) {
+            Arc::make_mut(&mut exec.work.terms.download).pin = false;
+        }
     }
 
     pub(crate) fn now(&self, base: Instant, millis: u64) -> Now {

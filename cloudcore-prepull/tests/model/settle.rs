@@ -54,6 +54,7 @@ impl World {
         self.check_edges_work_for_the_cloud();
         Check::settled(&self.api);
         for edge in &self.edges {
+            Check::pins(&self.api, edge);
             assert!(edge.disk.is_empty(), "{} keeps {:?}", edge.node, edge.disk.keys());
             assert!(edge.agent.is_empty() && edge.execs.is_empty(), "{} is not done", edge.node);
         }

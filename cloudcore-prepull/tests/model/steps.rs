@@ -396,8 +396,13 @@ impl World {
     }
 
     fn image_ends(&mut self, at: usize, task: &TaskId, index: usize, outcome: ImageOutcome) {
-        let result = image(outcome);
-        if let Some(exec) = self.edges[at].execs.get_mut(task) {
+        let mut result = image(outcome);
+        let edge = &mut self.edges[at];
+        if let Some(exec) = edge.execs.get_mut(task) {
+            if exec.work.terms.download.pin && outcome.is_on_node() && at % 3 > 0 {
+                result.pinned = Some(true);
+                edge.pins.insert(task.job.clone());
+            }
             exec.work.done[index] = Some(result.clone());
         }
         self.log(|| format!("n{at}: image {index} of {task}: {outcome:?}"));

@@ -140,6 +140,7 @@ impl World {
             allow_missing_nodes,
             image_pre_pull_overriders,
             windows,
+            pin: allow_missing_nodes,
             ..ImagePrePullJobSpec::default()
         }
     }

@@ -52,7 +52,7 @@ async fn hello_must_come_first_in_time_and_within_its_limits() {
     assert_eq!(closed(&mut hasty).await, (1002, "the first message must be Hello".to_owned()));
 
     let mut greedy = dial(cloud.tunnel, tls).await.unwrap();
-    let open = vec![OpenTask { task: task("j"), phase: OpenPhase::Running }; 65];
+    let open = vec![OpenTask { task: task("j"), phase: OpenPhase::Running, limited: false }; 65];
     say(&mut greedy, &EdgeMessage::Hello(Box::new(Hello { open, ..Hello::default() }))).await;
     assert_eq!(closed(&mut greedy).await.1, "Hello lists 65 tasks; at most 64 are accepted");
     cloud.no_event(Duration::from_millis(50)).await;

@@ -1,6 +1,7 @@
 //! A containerd that belongs to one test.
 
 mod config;
+mod pins;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

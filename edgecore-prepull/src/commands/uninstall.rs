@@ -14,6 +14,10 @@ use crate::commands::install::places::{Places, UNIT};
 use crate::commands::install::plan::{Init, Refusal};
 use crate::commands::install::systemd::{self, UnitState};
 use crate::commands::install::{machine, say};
+use crate::config::Settings;
+use crate::images::puller::cri::CriPuller;
+use crate::images::puller::{Puller, Unpinned};
+use crate::images::runtime::RuntimeEndpoint;
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,6 +132,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         );
     }
     let node = StateDir::new(&places.state).joined_as().ok().flatten();
+    let runtime = runtime_of(&places.settings);
     let steps = plan(&places, has_systemd, &unit, purge).into_iter().filter(Step::is_due).collect::<Vec<_>>();
     for step in &steps {
         if dry_run {
@@ -141,6 +146,10 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     if steps.is_empty() {
         say("nothing of edgecore-prepull is installed here")?;
     }
+    // The agent is stopped by now: none pins again.
+    if !steps.is_empty() && !dry_run {
+        unpin_all(runtime).await?;
+    }
     if !has_systemd && !steps.is_empty() {
         say(&format!("no systemd runs here: remove what starts the agent: {}", explain_stop(init)))?;
     }
@@ -151,6 +160,30 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         ))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The runtime that the settings name, or the one that is found.
+fn runtime_of(settings: &Path) -> RuntimeEndpoint {
+    let settings = Settings::from_file(settings).ok();
+    settings
+        .and_then(|settings| settings.runtime_endpoint)
+        .unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
+}
+
+/// Ends all pins: without an agent nobody would learn that a job is over.
+async fn unpin_all(runtime: RuntimeEndpoint) -> anyhow::Result<()> {
+    let puller = CriPuller::new(runtime);
+    // Nothing is pinned, or by nothing of ours, or the runtime is gone as well.
+    let Some(jobs) = puller.pinning_jobs().await.filter(|jobs| !jobs.is_empty()) else { return Ok(()) };
+    match puller.unpin(Unpinned::All).await {
+        Ok(()) => say(&format!("unpinned the images of {} jobs", jobs.len())),
+        Err(error) => say(&format!(
+            "images of {} jobs stay pinned, since the container runtime says: {error}; remove the label \
+             io.cri-containerd.pinned from those that `ctr -n k8s.io images ls` lists with \
+             operations.kubeedge.io/pinned-by=edgecore-prepull",
+            jobs.len()
+        )),
+    }
 }
 
 #[cfg(test)]

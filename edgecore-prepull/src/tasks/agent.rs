@@ -95,10 +95,7 @@ impl Agent {
 
     /// Lists the tasks that are on the disk, for `Hello`.
     pub fn open_tasks(&self) -> Vec<OpenTask> {
-        let open = self
-            .tasks
-            .iter()
-            .filter_map(|(task, entry)| Some(OpenTask { task: task.clone(), phase: entry.open_phase()? }));
+        let open = self.tasks.values().filter_map(TaskEntry::open_task);
         open.take(MAX_OPEN_TASKS).collect()
     }
 

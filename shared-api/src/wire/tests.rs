@@ -71,7 +71,7 @@ fn edge_messages_keep_their_bytes() {
             image_filesystem: Some(Filesystem { mountpoint: "/var".to_owned(), available: 1, capacity: 2 }),
             max_tasks: Some(3),
             open: [OpenPhase::Running, OpenPhase::NeedsKeys, OpenPhase::Finished]
-                .map(|phase| OpenTask { task: task_id(), phase })
+                .map(|phase| OpenTask { task: task_id(), phase, limited: phase == OpenPhase::Running })
                 .to_vec(),
             trusts: Some("ab".to_owned()),
             time_zone: Some("Europe/Berlin".to_owned()),
@@ -81,7 +81,7 @@ fn edge_messages_keep_their_bytes() {
         concat!(
             r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
             r#""imageFilesystem":{"mountpoint":"/var","available":1,"capacity":2},"maxTasks":3,"open":["#,
-            r#"{"task":{"job":"uid-1","attempt":2},"phase":"running"},"#,
+            r#"{"task":{"job":"uid-1","attempt":2},"phase":"running","limited":true},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab","timeZone":"Europe/Berlin","#,
             r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"]}"#,

@@ -10,7 +10,7 @@
 //!
 //! A flush looks only at jobs that something happened to, or whose time has come: see [`Agenda`].
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -25,6 +25,7 @@ use crate::shared::session::SessionId;
 mod io;
 mod job;
 mod parked;
+mod pins;
 mod places;
 mod sessions;
 #[cfg(test)]
@@ -45,6 +46,8 @@ pub struct Controller {
     sessions: HashMap<NodeName, SessionId>,
     /// By what the edges of these sessions count their time.
     clocks: HashMap<NodeName, NodeClock>,
+    /// Nodes whose edges can pin images. All of them have a session. In order, so that a run can be repeated.
+    pinning: BTreeSet<NodeName>,
     jobs: HashMap<JobUid, Job>,
     /// Jobs that have been over for long. None of them is in `jobs` as well.
     parked: HashMap<JobUid, Parked>,
@@ -106,10 +109,11 @@ impl Controller {
             Input::Recalled(uid, reports, object) => {
                 // If the job is gone, the watch says so, or has done so already.
                 if let Some(object) = object.filter(|object| !is_being_deleted(object))
-                    && self.parked.remove(&uid).is_some()
+                    && let Some(parked) = self.parked.remove(&uid)
                 {
                     self.agenda.remove(&uid);
                     self.load(&uid, &object, reports.into_iter().map(|report| report.body).collect());
+                    self.unpin_unless_wanted(&uid, parked.pins);
                 }
             }
             Input::Jobs(jobs) => {
@@ -292,9 +296,11 @@ impl Controller {
             return;
         }
         if let Some(known) = self.jobs.get_mut(&uid) {
+            let pinned = known.wants_pins();
             if known.apply_change(object, &self.nodes, &mut Effects::new(self.now, &mut self.actions)) {
                 self.agenda.mark(&uid);
                 self.attach_all(&uid);
+                self.unpin_unless_wanted(&uid, pinned);
             }
             return;
         }
@@ -349,11 +355,14 @@ impl Controller {
     }
 
     fn remove_job(&mut self, uid: &JobUid) {
+        let pinned = self.wants_pins(uid);
         if self.parked.remove(uid).is_some() {
             self.agenda.remove(uid);
             self.actions.push(Action::Forget(uid.clone()));
         }
-        let Some(mut job) = self.jobs.remove(uid) else { return };
+        let removed = self.jobs.remove(uid);
+        self.unpin_unless_wanted(uid, pinned);
+        let Some(mut job) = removed else { return };
         job.abandon(&mut Effects::new(self.now, &mut self.actions));
         self.actions.push(Action::Forget(uid.clone()));
         self.agenda.remove(uid);

@@ -143,6 +143,8 @@ pub enum Decision {
 pub enum Reattach {
     /// Do nothing: the task is on its way, or its result is.
     Leave,
+    /// Nothing either, unless the edge may not know the present terms: it works on the task.
+    AtWork,
     /// Send the Assign again.
     Dispatch,
     /// Record the node as in progress; once that is written, dispatch its task.

@@ -13,6 +13,7 @@ use prepull_engine::shared::reasons;
 
 use super::{Check, add_up, is_final};
 use crate::api::Api;
+use crate::edge::Edge;
 use crate::world::millis;
 
 impl Check {
@@ -213,6 +214,17 @@ impl Check {
         let asked: Vec<i64> = self.in_force_since(job, ended, u64::MAX).map(|spec| spec.retry).collect();
         let is_raised = asked.windows(2).any(|pair| pair[1] > pair[0]);
         assert!(is_raised, "{job} had ended at {ended} and continues, and nobody has raised retry");
+    }
+
+    /// What is pinned on an edge belongs to a job that exists and wants it so.
+    pub(crate) fn pins(api: &Api, edge: &Edge) {
+        for uid in &edge.pins {
+            let stored = api.jobs.get(uid);
+            let stored = stored.unwrap_or_else(|| panic!("{} has pins of {uid}, which is gone", edge.node));
+            let carried_out = stored.object.status.as_ref().map(|status| status.started_spec.as_str());
+            let spec: ImagePrePullJobSpec = serde_json::from_str(carried_out.unwrap_or_default()).unwrap();
+            assert!(spec.pin, "{} has pins of {uid}, which wants none", edge.node);
+        }
     }
 
     /// Every job has ended, and its status agrees with its reports.

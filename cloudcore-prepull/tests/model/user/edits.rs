@@ -17,7 +17,10 @@ pub(super) fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) 
     match rng.below(15) {
         0 | 1 => template.concurrency = i64::try_from(rng.below(edges + 1)).unwrap(),
         2 => template.timeout_seconds = rng.pick(&[0, 5, 20, 60, 600]),
-        3 => rng.pick(&["0", "0.3", "1"]).clone_into(&mut template.failure_tolerate),
+        3 => {
+            rng.pick(&["0", "0.3", "1"]).clone_into(&mut template.failure_tolerate);
+            spec.pin = yes;
+        }
         4 | 5 => spec.suspend = yes,
         6 => spec.active_deadline_seconds = yes.then(|| rng.pick(&[10, 60, 200])),
         7 => {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{Assign, OpenPhase, truncate_reason};
+use prepull_api::wire::{Assign, OpenPhase, OpenTask, truncate_reason};
 
 use super::io::{AgentEffect, Execution, TaskEnd, TaskTerms, send_accepted, send_result};
 use super::record::{TaskRecord, summary};
@@ -23,6 +23,8 @@ pub(super) struct TaskEntry {
     accepted: Option<Instant>,
     stage: Stage,
     saving: Saving,
+    /// Whether the last assignment had terms of the download.
+    limited: bool,
 }
 
 /// Progress of a task through the agent; the diagram is in [`super`].
@@ -81,7 +83,9 @@ impl TaskEntry {
         let terms = TaskTerms::of_assignment(&record.task, assign, clock, now);
         record.has_windows = terms.has_windows();
         let accepted = Some(now.monotonic);
-        let mut entry = Self { record, accepted, stage: Stage::Storing(terms), saving: Saving::Saved };
+        let limited = !terms.download.is_default();
+        let stage = Stage::Storing(terms);
+        let mut entry = Self { record, accepted, stage, saving: Saving::Saved, limited };
         entry.save(effects);
         entry
     }
@@ -94,7 +98,7 @@ impl TaskEntry {
             Stage::NeedsKeys { deadline: (!record.has_windows).then(|| now.after(record.time_left(now))) }
         };
         let all_ended = record.result.is_none() && record.images.iter().all(Option::is_some);
-        let mut entry = Self { record, accepted: None, stage, saving: Saving::Saved };
+        let mut entry = Self { record, accepted: None, stage, saving: Saving::Saved, limited: false };
         if all_ended {
             // The agent stopped between the last image and the result: no image is left that needs a key.
             let images: Vec<_> = entry.record.images.iter().flatten().cloned().collect();
@@ -120,16 +124,18 @@ impl TaskEntry {
         matches!(self.stage, Stage::Running)
     }
 
-    /// Returns the phase for `Hello`. `None` for a task that is not on the disk yet: the cloud has to assign it again.
-    pub(super) fn open_phase(&self) -> Option<OpenPhase> {
-        match self.stage {
-            Stage::Storing(_) => None,
-            Stage::NeedsKeys { .. } => Some(OpenPhase::NeedsKeys),
+    /// Describes the task for `Hello`. `None` for one that is not on the disk yet: the cloud has to assign it again.
+    pub(super) fn open_task(&self) -> Option<OpenTask> {
+        let phase = match self.stage {
+            Stage::Storing(_) => return None,
+            Stage::NeedsKeys { .. } => OpenPhase::NeedsKeys,
             // A queued task counts as running: the cloud has nothing to do for it.
-            Stage::Queued { .. } | Stage::Running => Some(OpenPhase::Running),
-            Stage::Ending if self.result_to_send().is_none() => Some(OpenPhase::Running),
-            Stage::Ending | Stage::Ended => Some(OpenPhase::Finished),
-        }
+            Stage::Queued { .. } | Stage::Running => OpenPhase::Running,
+            Stage::Ending if self.result_to_send().is_none() => OpenPhase::Running,
+            Stage::Ending | Stage::Ended => OpenPhase::Finished,
+        };
+        let limited = self.limited && phase == OpenPhase::Running;
+        Some(OpenTask { task: self.record.id().clone(), phase, limited })
     }
 
     /// Returns the result to send: one that is on the disk, or that the disk has refused. While a write is under way
@@ -175,6 +181,7 @@ impl TaskEntry {
         self.record.set_deadline(assign.remaining, now);
         let new_terms = TaskTerms::of_assignment(&self.record.task, assign, clock, now);
         self.record.has_windows = new_terms.has_windows();
+        self.limited = !new_terms.download.is_default();
         self.save(effects);
         match &mut self.stage {
             Stage::Storing(terms) => *terms = new_terms,

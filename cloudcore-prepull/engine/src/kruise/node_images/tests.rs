@@ -227,7 +227,10 @@ impl World {
 
     pub(super) fn connect(&mut self, open: &[(TaskId, OpenPhase)]) {
         self.session += 1;
-        let open = open.iter().map(|(task, phase)| OpenTask { task: task.clone(), phase: *phase }).collect();
+        let open = open
+            .iter()
+            .map(|(task, phase)| OpenTask { task: task.clone(), phase: *phase, limited: false })
+            .collect();
         let hello = Hello { open, ..Hello::default() };
         self.input(Input::Session(SessionEvent::Up {
             node: node(),

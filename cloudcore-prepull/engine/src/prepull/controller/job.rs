@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeClock, NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
-use prepull_api::wire::{CloudMessage, OpenPhase, Progress, truncate_reason};
+use prepull_api::wire::{CloudMessage, OpenTask, Progress, truncate_reason};
 
 use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
 use crate::prepull::aggregate::{self, Parts};
@@ -116,17 +116,22 @@ impl Job {
         node: &NodeName,
         session: SessionId,
         clock: &NodeClock,
-        open: Option<(u32, OpenPhase)>,
+        open: Option<&OpenTask>,
         effects: &mut Effects<'_>,
     ) {
         let Some(before) = self.members.phase_of(node) else { return };
         let is_running = self.course.is_running();
         self.members.rollout_mut().set_clock(node, clock);
-        match self.members.rollout_mut().mark_online(node, session, open, effects.now) {
+        let said = open.map(|open| (open.task.attempt, open.phase));
+        match self.members.rollout_mut().mark_online(node, session, said, effects.now) {
             Reattach::Dispatch => self.dispatch(node, effects),
             Reattach::Start => self.record_start(node, effects),
+            // The terms may have changed while it was away.
+            Reattach::AtWork if self.members.limits_downloads() || open.is_some_and(|open| open.limited) => {
+                self.dispatch(node, effects);
+            }
             // The controller cancels whatever is not in progress.
-            Reattach::Cancel | Reattach::Leave => {}
+            Reattach::Cancel | Reattach::Leave | Reattach::AtWork => {}
         }
         if before == NodePhase::Pending && is_running {
             self.output.touch_status(Pace::Slow);

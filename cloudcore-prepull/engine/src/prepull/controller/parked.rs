@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
 
@@ -24,6 +24,8 @@ pub(super) struct Parked {
     pub(super) phase: JobPhase,
     /// When ttlSecondsAfterFinished are over, or when a deletion without effect is asked for again.
     pub(super) delete_at: Option<Timestamp>,
+    /// Whether the job wants its images pinned.
+    pub(super) pins: bool,
     /// Whether the job and its reports are being read.
     pub(super) recalled: bool,
 }
@@ -36,7 +38,7 @@ impl Parked {
         let ended = status.completion_time.as_ref()?.0;
         // What cannot be read asks for nothing.
         let is_seen = object.is_err() || status.observed_generation == job.metadata.generation;
-        (is_seen && parks_at(ended) <= now).then(|| Self::over(job, status, ended))
+        (is_seen && parks_at(ended) <= now).then(|| Self::over(object, status, ended))
     }
 
     /// Parks a job that is over and whose reports are needed now but have not been read: it was edited between the list
@@ -46,10 +48,11 @@ impl Parked {
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref()?.0;
         let known: usize = reports.iter().map(|report| report.node_status.len()).sum();
-        (known < status.summary.desired as usize).then(|| Self::over(job, status, ended))
+        (known < status.summary.desired as usize).then(|| Self::over(object, status, ended))
     }
 
-    fn over(job: &ImagePrePullJob, status: &ImagePrePullJobStatus, ended: Timestamp) -> Self {
+    fn over(object: &JobObject, status: &ImagePrePullJobStatus, ended: Timestamp) -> Self {
+        let job = rest_of(object);
         // The spec may say something that was refused.
         let accepted = serde_json::from_str::<ImagePrePullJobSpec>(&status.started_spec).ok();
         let ttl = accepted.as_ref().unwrap_or(&job.spec).ttl_seconds_after_finished;
@@ -59,6 +62,8 @@ impl Parked {
             generation: job.metadata.generation.unwrap_or_default(),
             phase: status.phase,
             delete_at: ttl.and_then(|ttl| ended.checked_add(Duration::from_secs(ttl)).ok()),
+            // Where nobody can tell, they stay.
+            pins: accepted.map_or(object.is_err() || job.spec.pin, |accepted| accepted.pin),
             recalled: false,
         }
     }

@@ -15,6 +15,7 @@ impl Controller {
             SessionEvent::Down { node, session } => {
                 if self.sessions.get(&node) == Some(&session) {
                     self.sessions.remove(&node);
+                    self.pinning.remove(&node);
                     self.clocks.remove(&node);
                     for uid in self.slots.jobs(&node) {
                         self.change_job(&uid, |job, _| job.mark_offline(&node, session));
@@ -43,8 +44,7 @@ impl Controller {
         for uid in concerned {
             // Only the latest attempt counts; earlier ones are cancelled below.
             let of_job = hello.open.iter().filter(|open| open.task.job == uid);
-            let open =
-                of_job.max_by_key(|open| open.task.attempt).map(|open| (open.task.attempt, open.phase));
+            let open = of_job.max_by_key(|open| open.task.attempt);
             self.change_job(&uid, |job, effects| job.mark_online(node, session, &clock, open, effects));
         }
         for open in hello.open.iter().filter(|open| open.phase != OpenPhase::Finished) {
@@ -54,6 +54,7 @@ impl Controller {
                 self.actions.push(cancel(node, open.task.clone(), reason));
             }
         }
+        self.reconcile_pins(node, hello);
     }
 
     fn apply_message(&mut self, node: &NodeName, message: EdgeMessage) {
@@ -77,6 +78,7 @@ impl Controller {
                 }
             }
             EdgeMessage::Result(result) => {
+                self.unpin_late(node, &result);
                 if !self
                     .change_job(&result.task.job, |job, effects| job.record_result(node, &result, effects))
                 {

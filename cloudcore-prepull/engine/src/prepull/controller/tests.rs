@@ -16,6 +16,7 @@ mod edits;
 mod late;
 mod leaving;
 mod left_out;
+mod pins;
 mod relabelled;
 mod reports;
 mod rounds;
@@ -218,6 +219,7 @@ impl World {
             .map(|(job, attempt, phase)| OpenTask {
                 task: TaskId { job: JobUid((*job).to_owned()), attempt: *attempt },
                 phase: *phase,
+                limited: false,
             })
             .collect();
         let hello = Hello { open, ..hello };

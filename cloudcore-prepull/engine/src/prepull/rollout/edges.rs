@@ -189,7 +189,7 @@ impl Rollout {
             (_, Some((_, OpenPhase::Finished))) => Reattach::Leave,
             (NodePhase::InProgress, Some((_, OpenPhase::Running))) => {
                 self.note_accepted(at);
-                Reattach::Leave
+                if self.recording.contains(&at) { Reattach::Leave } else { Reattach::AtWork }
             }
             (NodePhase::InProgress, _) => match self.members[at].flight {
                 // It will be sent to the session that is there then.

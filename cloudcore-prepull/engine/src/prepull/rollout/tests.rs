@@ -5,7 +5,8 @@ use prepull_api::crd::status::ImageStatus;
 use prepull_api::crd::status::Tristate;
 use prepull_api::image::Reference;
 use prepull_api::task::{
-    CheckOutcome, ImageOutcome, ImageResult, JobUid, PullPolicy, TaskId, TaskOutcome, TaskResult,
+    CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, TaskId,
+    TaskOutcome, TaskResult,
 };
 use prepull_api::wire::{OpenPhase, Progress};
 
@@ -258,7 +259,7 @@ fn what_a_hello_says_decides_what_happens_to_a_task() {
     let (running, needs, finished) = (OpenPhase::Running, OpenPhase::NeedsKeys, OpenPhase::Finished);
     let cases = [
         (NodePhase::InProgress, None, Reattach::Dispatch),
-        (NodePhase::InProgress, Some((1, running)), Reattach::Leave),
+        (NodePhase::InProgress, Some((1, running)), Reattach::AtWork),
         (NodePhase::InProgress, Some((1, needs)), Reattach::Dispatch),
         (NodePhase::InProgress, Some((1, finished)), Reattach::Leave),
         (NodePhase::InProgress, Some((7, running)), Reattach::Dispatch),
@@ -359,18 +360,8 @@ fn an_image_index_out_of_range_harms_nothing() {
     let mut rollout = rollout(1, 1, "0");
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
-    let progress = Progress {
-        task: TaskId { job: JobUid("job".to_owned()), attempt: 1 },
-        images: vec![prepull_api::task::ImageProgress {
-            index: u32::MAX,
-            phase: prepull_api::task::ImagePhase::Pulling,
-            bytes: None,
-            attempts: 1,
-            reason: String::new(),
-            code: None,
-        }],
-        waits: String::new(),
-    };
+    let image = ImageProgress { index: u32::MAX, ..progress(1).images[0].clone() };
+    let progress = Progress { images: vec![image], ..progress(1) };
     assert!(rollout.record_progress(&node(0), &plan(), &progress, at(1)));
     assert_eq!(rollout.record(&node(0)).unwrap().image_status.len(), 1);
 }
@@ -475,9 +466,17 @@ fn the_images_that_an_earlier_attempt_pulled_are_those_that_are_on_the_node() {
 }
 
 fn progress(attempt: u32) -> Progress {
+    let image = ImageProgress {
+        index: 0,
+        phase: ImagePhase::Pulling,
+        bytes: None,
+        attempts: 1,
+        reason: String::new(),
+        code: None,
+    };
     Progress {
         task: TaskId { job: JobUid("job".to_owned()), attempt },
-        images: Vec::new(),
+        images: vec![image],
         waits: String::new(),
     }
 }

@@ -202,8 +202,15 @@ impl Job {
             generation: self.spec.generation(),
             phase: self.course.phase(),
             delete_at: self.delete_due(),
+            pins: self.wants_pins(),
             recalled: false,
         })
+    }
+
+    /// Whether the images are to be kept on the nodes that have them. Where it is not known what the job began with, they
+    /// are.
+    pub(in crate::prepull::controller) fn wants_pins(&self) -> bool {
+        self.spec.accepted().map_or(self.course.has_begun(), |spec| spec.pin)
     }
 
     /// When the job ended, once that is written: no watcher may miss it.

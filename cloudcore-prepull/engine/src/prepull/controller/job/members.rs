@@ -13,7 +13,7 @@ use super::super::Dispatch;
 use super::Nodes;
 use crate::prepull::plan::{self, NodePlan};
 use crate::prepull::rollout::{self, Rollout, Settings};
-use crate::prepull::validate::ValidatedJob;
+use crate::prepull::validate::{DownloadPolicy, ValidatedJob};
 use crate::shared::node_view::NodeView;
 
 const NOTHING_TO_SEND: &str =
@@ -133,6 +133,11 @@ impl Members {
         let waiting = self.rollout.records().filter(|record| record.phase == NodePhase::Pending);
         self.plans.extend(plans(job, waiting, nodes));
         self.job = Some(Arc::new(job.clone()));
+    }
+
+    /// Whether the job says anything of how its images are downloaded.
+    pub(super) fn limits_downloads(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| job.download != DownloadPolicy::default())
     }
 
     /// Takes over how the images are downloaded. Returns whether the edges have to be told.

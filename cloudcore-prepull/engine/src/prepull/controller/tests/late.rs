@@ -136,7 +136,7 @@ fn a_node_works_on_as_many_tasks_of_both_engines_as_its_edge_says() {
     assert_eq!((world.dispatched.len(), world.controller.take_place(&node)), (1, false));
     // The edge was restarted, and takes two.
     let hello = Hello {
-        open: vec![OpenTask { task: task(), phase: OpenPhase::Running }],
+        open: vec![OpenTask { task: task(), phase: OpenPhase::Running, limited: false }],
         max_tasks: Some(2),
         ..Hello::default()
     };

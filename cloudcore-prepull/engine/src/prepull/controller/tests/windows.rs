@@ -213,3 +213,25 @@ fn a_node_in_progress_shows_what_its_edge_waits_for() {
     world.pass(60_000);
     assert_eq!(world.record("n0").reason, "");
 }
+
+#[test]
+fn terms_that_changed_while_an_edge_was_away_are_sent_when_it_is_back() {
+    let (mut world, nodes) = fleet(1);
+    let limited = json!({"download": {"maxRate": "2Mi"}});
+    world.give(job_with(&nodes, limited, 1, None));
+    assert_eq!(world.taken(), ["n0"]);
+    let back = |world: &mut World, limited: bool| {
+        world.sessions += 1;
+        let open = vec![OpenTask { task: task(), phase: OpenPhase::Running, limited }];
+        let (session, hello) = (SessionId(world.sessions), Box::new(Hello { open, ..Hello::default() }));
+        world.give(Input::Session(SessionEvent::Up { node: "n0".into(), session, hello }));
+        (world.taken(), world.terms.last().unwrap().max_rate.is_some())
+    };
+    let told = vec!["n0".to_owned()];
+    assert_eq!(back(&mut world, true), (told.clone(), true), "it may know an older limit");
+    world.give(Input::Session(SessionEvent::Down { node: "n0".into(), session: SessionId(world.sessions) }));
+    world.give(job_with(&nodes, json!({}), 2, None));
+    assert_eq!(world.taken(), Vec::<String>::new(), "it is away");
+    assert_eq!(back(&mut world, true), (told, false));
+    assert_eq!(back(&mut world, false), (vec![], false), "there is nothing to tell");
+}

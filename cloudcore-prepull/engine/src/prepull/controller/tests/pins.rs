@@ -1,0 +1,127 @@
+//! Pins: edges are told when a job wants its images kept no longer.
+
+use serde_json::Value;
+
+use super::*;
+
+fn job_with(beside: Value, generation: i64, status: Option<&ImagePrePullJobStatus>) -> Input {
+    with_spec(json!({"nodeNames": ["a"]}), beside, generation, status)
+}
+
+fn pinned() -> Value {
+    json!({"pin": true})
+}
+
+impl World {
+    /// A session of an edge that has pinned images for these jobs.
+    fn up_with_pins(&mut self, node: &str, pins: &[&str]) {
+        let pins = pins.iter().map(|uid| JobUid((*uid).to_owned())).collect();
+        self.up_with(node, &[], Hello { pins: Some(pins), ..Hello::default() });
+    }
+
+    /// Which nodes were told which jobs want no pins, since the last call.
+    fn unpinned(&mut self) -> Vec<String> {
+        let unpinned = |(node, message): (NodeName, CloudMessage)| match message {
+            CloudMessage::Unpin { jobs } => {
+                Some(jobs.iter().map(|job| format!("{node}: {job}")).collect::<Vec<_>>())
+            }
+            _ => None,
+        };
+        std::mem::take(&mut self.sent).into_iter().filter_map(unpinned).flatten().collect()
+    }
+
+    fn complete(&mut self) {
+        self.ends("a", TaskOutcome::Succeeded);
+        self.pass(1_000);
+        assert_eq!(self.status().phase, JobPhase::Completed);
+    }
+}
+
+#[test]
+fn an_edge_is_told_at_the_beginning_of_each_session_which_of_its_pins_nobody_wants() {
+    let mut world = World::new(&["a", "b"]);
+    world.give(job_with(pinned(), 1, None));
+    world.up_with_pins("a", &[UID, "gone"]);
+    assert_eq!(world.unpinned(), ["a: gone"]);
+    world.up_with_pins("b", &[]);
+    world.up("b", &[]);
+    assert!(world.unpinned().is_empty());
+    world.complete();
+    world.up_with_pins("a", &[UID]);
+    assert!(world.unpinned().is_empty(), "the job is over, and exists");
+}
+
+#[test]
+fn the_edges_are_told_when_a_job_is_deleted_or_edited_but_for_those_that_cannot_pin() {
+    let mut world = World::new(&["a", "b", "c"]);
+    for node in ["a", "b"] {
+        world.up_with_pins(node, &[]);
+    }
+    world.up("c", &[]);
+    world.give(job_with(pinned(), 1, None));
+    assert!(world.unpinned().is_empty());
+    // Only what was pinned before.
+    world.give(job_with(json!({"pin": true, "suspend": true}), 2, None));
+    assert!(world.unpinned().is_empty());
+    world.give(job_with(json!({"pin": false}), 3, None));
+    assert_eq!(world.unpinned(), ["a: uid-1", "b: uid-1"]);
+    world.give(job_with(pinned(), 4, None));
+    world.give(Input::Session(SessionEvent::Down { node: "b".into(), session: SessionId(2) }));
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    assert_eq!(world.unpinned(), ["a: uid-1"]);
+    // Jobs without pins are none of their business.
+    world.give(job_with(json!({}), 1, None));
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    assert!(world.unpinned().is_empty());
+}
+
+#[test]
+fn a_job_that_has_been_over_for_long_keeps_its_pins_until_it_is_edited_or_deleted() {
+    for under_a_new_leader in [false, true] {
+        let mut world = World::new(&["a"]);
+        world.up_with_pins("a", &[]);
+        world.give(job_with(pinned(), 1, None));
+        world.complete();
+        let ended = world.status().clone();
+        if under_a_new_leader {
+            world.restart(&["a".to_owned()]);
+        }
+        world.pass(2 * 3_600_000);
+        if under_a_new_leader {
+            world.give(job_with(pinned(), 1, Some(&ended)));
+        }
+        world.up_with_pins("a", &[UID, "gone"]);
+        assert_eq!(world.unpinned(), ["a: gone"], "{under_a_new_leader}");
+
+        let Input::Job(edited) = job_with(json!({}), 2, Some(&ended)) else { panic!() };
+        world.object = Some(edited.clone());
+        world.give(Input::Job(edited));
+        assert_eq!(world.unpinned(), ["a: uid-1"], "{under_a_new_leader}");
+    }
+    let mut world = World::new(&["a"]);
+    world.up_with_pins("a", &[]);
+    world.give(job_with(pinned(), 1, None));
+    world.complete();
+    world.pass(2 * 3_600_000);
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    assert_eq!(world.unpinned(), ["a: uid-1"]);
+}
+
+#[test]
+fn the_pins_of_a_job_that_cannot_be_read_stay() {
+    let mut world = World::new(&["a"]);
+    world.up_with_pins("a", &[]);
+    world.give(job_with(pinned(), 1, None));
+    world.complete();
+    let mut ended = world.status().clone();
+    for started_spec in [ended.started_spec.clone(), String::new()] {
+        ended.started_spec = started_spec;
+        for later in [1_000, 2 * 3_600_000] {
+            world.restart(&["a".to_owned()]);
+            world.pass(later);
+            world.give(Input::Job(Err(unreadable(UID, 2, Some(&ended), "spec.pin: 7 is no boolean"))));
+            world.up_with_pins("a", &[UID]);
+            assert!(world.unpinned().is_empty(), "{later} {}", ended.started_spec);
+        }
+    }
+}
