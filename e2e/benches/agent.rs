@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use edgecore_prepull::config::Limits;
-use edgecore_prepull::images::puller::Puller as _;
+use edgecore_prepull::images::fetch::{FetchMode, FetchSettings, Fetching};
+use edgecore_prepull::images::puller::Puller;
 use edgecore_prepull::images::puller::cri::CriPuller;
 use edgecore_prepull::tasks::agent::{Execution, TaskTerms};
 use edgecore_prepull::tasks::executor::{Executor, TaskControl};
@@ -29,10 +30,11 @@ type Cri = ImageServiceClient<tonic::transport::Channel>;
 /// Number of rounds of pulls. The median of their ratios ignores rounds that the machine disturbed.
 const ROUNDS: usize = 10;
 /// The ways to pull an image in each round.
-const WAYS: usize = 3;
+const WAYS: usize = 4;
 const DIRECTLY: usize = 0;
 const AND_FLUSHED: usize = 1;
 const AGENT: usize = 2;
+const FETCHED: usize = 3;
 /// Sizes of the layers of each image, which are those of a small application.
 const LAYERS: [u64; 3] = [16 * MIB; 3];
 
@@ -55,6 +57,9 @@ async fn overhead() -> Result<()> {
     let containerd = Containerd::start("bench").await?;
     let puller = Arc::new(CriPuller::new(containerd.endpoint().parse()?));
     let executor = Executor::new(puller.clone(), NonZeroUsize::MIN, Limits::default());
+    let settings = FetchSettings { mode: FetchMode::Agent, ..FetchSettings::whatever_the_disk() };
+    let fetching = Fetching::over_cri(CriPuller::new(containerd.endpoint().parse()?), settings);
+    let fetching = Executor::new(Arc::new(fetching), NonZeroUsize::MIN, Limits::default());
     let (_, user, secret) = registry.login("alice")?;
     let key = Arc::new(Key::Credentials {
         credentials: vec![RegistryCredential {
@@ -65,7 +70,7 @@ async fn overhead() -> Result<()> {
     });
     // Every pull needs new content, which is generated before the first pull. Both sides connect before the measurement.
     let mut references = Vec::new();
-    for number in 0..WAYS * ROUNDS + 2 {
+    for number in 0..WAYS * ROUNDS + 3 {
         let image = Image::of_layers(&format!("bench-{number}"), &LAYERS)?;
         references.push(registry.seed(&image, &format!("bench/image:{number}"))?);
     }
@@ -73,6 +78,7 @@ async fn overhead() -> Result<()> {
     let mut cri = containerd.cri().await?;
     pull_directly(&mut cri, &references.next().context("no image")?, user, secret).await?;
     pull_through_agent(&executor, &references.next().context("no image")?, &key).await?;
+    pull_through_agent(&fetching, &references.next().context("no image")?, &key).await?;
     puller.flush().await;
     let mut times = [(); WAYS].map(|()| Vec::new());
     for round in 0..ROUNDS {
@@ -88,7 +94,8 @@ async fn overhead() -> Result<()> {
                     puller.flush().await;
                     begun.elapsed()
                 }
-                _ => pull_through_agent(&executor, &reference, &key).await?,
+                AGENT => pull_through_agent(&executor, &reference, &key).await?,
+                _ => pull_through_agent(&fetching, &reference, &key).await?,
             };
             times[way].push(took.as_secs_f64());
             puller.flush().await;
@@ -102,11 +109,14 @@ async fn overhead() -> Result<()> {
     println!("  agent / PullImage and a flush   median {ratio:.3}, from {least:.3} to {most:.3}");
     let (durable, least, most) = ratios(AND_FLUSHED, DIRECTLY);
     println!("  PullImage and a flush / without median {durable:.3}, from {least:.3} to {most:.3}");
-    let names = ["PullImage", "PullImage and a flush", "through the agent"];
+    let (fetched, least, most) = ratios(FETCHED, AND_FLUSHED);
+    println!("  agent's fetch / PullImage and a flush median {fetched:.3}, from {least:.3} to {most:.3}");
+    let names = ["PullImage", "PullImage and a flush", "through the agent", "fetched by the agent"];
     for (name, times) in names.iter().zip(&mut times) {
         println!("  {name:<31} median {:.3} s", median(times));
     }
     bar("through the agent against PullImage and a flush", ratio, 1.05, "");
+    bar("fetched by the agent against PullImage and a flush", fetched, 1.05, "");
     Ok(())
 }
 
@@ -119,7 +129,7 @@ async fn pull_directly(cri: &mut Cri, reference: &str, user: &str, secret: &str)
 }
 
 async fn pull_through_agent(
-    executor: &Executor<CriPuller>,
+    executor: &Executor<impl Puller>,
     reference: &str,
     key: &Arc<Key>,
 ) -> Result<Duration> {

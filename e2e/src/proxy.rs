@@ -6,7 +6,7 @@ mod http;
 mod relay;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -81,6 +81,10 @@ struct Shared {
     /// Number of bytes after which the connection that carries the next one is cut, once.
     cut_after: Mutex<Option<usize>>,
     faults: Mutex<Vec<Fault>>,
+    /// Whether ranges are asked for in vain.
+    ignores_ranges: AtomicBool,
+    /// Texts of paths whose responses arrive damaged.
+    damaged: Mutex<Vec<String>>,
     records: Mutex<Vec<Record>>,
     accepted: AtomicU64,
     bytes: AtomicU64,
@@ -113,6 +117,8 @@ impl Proxy {
             free_at: Mutex::new(tokio::time::Instant::now()),
             cut_after: Mutex::default(),
             faults: Mutex::default(),
+            ignores_ranges: AtomicBool::new(false),
+            damaged: Mutex::default(),
             records: Mutex::default(),
             accepted: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -189,6 +195,16 @@ impl Proxy {
     /// Like [`Self::fail_next`], for paths that contain `on`, such as `/manifests/`.
     pub fn fail_next_on(&self, on: &str, times: u32, status: u16) {
         lock(&self.shared.faults).push(Fault { status, times, on: on.to_owned() });
+    }
+
+    /// Sends whole blobs from now on, whatever range is asked for. HTTP only.
+    pub fn ignore_ranges(&self) {
+        self.shared.ignores_ranges.store(true, Ordering::SeqCst);
+    }
+
+    /// Changes the first byte of each response to a path that contains this, from now on. HTTP only.
+    pub fn damage(&self, on: &str) {
+        lock(&self.shared.damaged).push(on.to_owned());
     }
 
     /// Forwards all requests again.

@@ -331,7 +331,7 @@ async fn a_pull_by_the_kubelet_at_the_same_time_downloads_nothing_twice_and_wait
             })
             .await
         };
-        let by_kubelet = timed(hand.containerd.pull(&reference, None));
+        let by_kubelet = Box::pin(timed(hand.containerd.pull(&reference, None)));
         let (took, output) = if agent_first {
             let agent = agent.spawn()?;
             has_begun().await?;
@@ -351,5 +351,86 @@ async fn a_pull_by_the_kubelet_at_the_same_time_downloads_nothing_twice_and_wait
         // Alone it takes six seconds; a limit would make it 48.
         ensure!(took < Duration::from_secs(18), "{name}: {took:?}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_registry_without_ranges_is_read_from_the_beginning_and_nothing_is_written_twice() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("no-ranges", &[8 * MIB])?;
+    hand.link.ignore_ranges();
+    hand.link.throttle(Some(8 * MIB));
+    let pulling = hand.pull(&["--retries", "5", &reference])?.spawn()?;
+    eventually("the download has begun", SOON, async || {
+        ensure!(hand.bytes_of(&image) > 4 * MIB, "not yet");
+        Ok(())
+    })
+    .await?;
+    hand.link.cut();
+    let output = pulling.wait_with_output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let layer = image.blobs().last().context("no layer")?;
+    let asked: Vec<_> =
+        hand.blob_requests().into_iter().filter(|record| record.path.ends_with(layer.as_str())).collect();
+    let last = asked.last().context("no request")?;
+    ensure!(asked.len() == 2 && last.range.is_some() && last.status == 200, "{asked:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_blob_that_arrives_damaged_is_fetched_once_more_from_another_place() -> Result<()> {
+    let hand = Hand::start().await?;
+    // A mirror in front of the registry, which damages the layer.
+    let mirror = Proxy::http(hand.registry.addr())?;
+    let host = hand.registry.host().to_owned();
+    let (server, first) = (hand.link.addr(), mirror.addr());
+    hand.containerd.own_registry_host(&host, |hosts| {
+        let dir = hosts.join(&host);
+        std::fs::create_dir_all(&dir)?;
+        let text = format!(
+            "server = \"http://{server}\"\n[host.\"http://{first}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"
+        );
+        Ok(std::fs::write(dir.join("hosts.toml"), text)?)
+    })?;
+    let (image, reference) = hand.image("damaged", &[MIB])?;
+    let layer = image.blobs().last().context("no layer")?;
+    mirror.damage(layer);
+    hand.pulls(&["--retries", "0", &reference]).await?;
+    ensure!(mirror.bytes_of(layer) >= MIB && hand.link.bytes_of(layer) >= MIB, "one place alone");
+    assert_eq!(hand.containerd.ingests().await?.len(), 0, "what was damaged is in the way of later pulls");
+
+    // Everywhere the same: the image fails, and a later pull is not spoilt.
+    let (image, reference) = hand.image("damaged-everywhere", &[MIB])?;
+    let layer = image.blobs().last().context("no layer")?;
+    mirror.damage(layer);
+    hand.link.damage(layer);
+    let output = hand.pull(&["--retries", "0", &reference])?.output().await?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1) && text.contains("the bytes that arrived are not"), "{text}");
+    assert_eq!(hand.containerd.ingests().await?.len(), 0, "what was damaged is in the way of later pulls");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_busy_registry_is_asked_again_within_the_try() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (_, reference) = hand.image("busy", &[MIB])?;
+    hand.link.fail_next_on("/blobs/", 2, 429);
+    let text = hand.pulls(&["--retries", "0", &reference]).await?;
+    ensure!(text.contains("1 pulled"), "{text}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_limit_is_not_broken_by_leaving_the_image_to_the_runtime() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("left", &[MIB])?;
+    let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
+    command.args(["pull", "--fetch", "runtime", "--max-download-rate", "1MiB", "--retries", "0"]);
+    command.args(["--runtime-endpoint", &hand.containerd.endpoint(), &reference]);
+    let output = command.output().await?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1) && text.contains("keeps no limit"), "{text}");
+    assert_eq!(hand.bytes_of(&image), 0);
     Ok(())
 }

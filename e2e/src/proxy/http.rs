@@ -1,6 +1,8 @@
 //! Forwarding of HTTP/1.1 with one request per connection: both sides are told to close, so that a response ends with
 //! the connection and no body has to be parsed.
 
+use std::sync::atomic::Ordering;
+
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -14,6 +16,7 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     let Some((head, body)) = read_head(&mut client).await? else { return Ok(()) };
     let mut record = parse(&head)?;
     let fault = shared.take_fault(&record.path);
+    let is_damaged = lock(&shared.damaged).iter().any(|on| record.path.contains(on));
     (record.injected, record.status) = (fault.is_some(), fault.unwrap_or(0));
     let number = {
         let mut records = lock(&shared.records);
@@ -25,7 +28,9 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     }
 
     let mut server = TcpStream::connect(shared.target).await?;
-    server.write_all(with_connection_close(&head).as_bytes()).await?;
+    let without_range = shared.ignores_ranges.load(Ordering::SeqCst);
+    let asked = if without_range { without_header(&head, "range:") } else { head };
+    server.write_all(with_connection_close(&asked).as_bytes()).await?;
     server.write_all(&body).await?;
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
@@ -35,8 +40,14 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
         std::future::pending::<()>().await;
     };
     let down = async {
-        let (head, start) =
+        let (head, mut start) =
             read_head(&mut from_server).await?.context("the server closed without an answer")?;
+        if is_damaged {
+            if start.is_empty() {
+                from_server.read_buf(&mut start).await?;
+            }
+            start.first_mut().into_iter().for_each(|byte| *byte ^= 1);
+        }
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
         lock(&shared.records)[number].status = status;
         let count = |bytes: usize| lock(&shared.records)[number].bytes += bytes as u64;
@@ -98,10 +109,16 @@ fn parse(head: &str) -> Result<Record> {
 
 /// Replaces the Connection header by `Connection: close`.
 fn with_connection_close(head: &str) -> String {
+    let head = without_header(head, "connection:");
+    format!("{}\r\nConnection: close\r\n\r\n", head.trim_end())
+}
+
+/// Removes each header with this beginning, in lower case.
+fn without_header(head: &str, beginning: &str) -> String {
     let mut lines = head.trim_end().split("\r\n");
     let first = lines.next().unwrap_or_default();
-    let kept = lines.filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
-    let headers: Vec<_> = std::iter::once(first).chain(kept).chain(["Connection: close", "", ""]).collect();
+    let kept = lines.filter(|line| !line.to_ascii_lowercase().starts_with(beginning));
+    let headers: Vec<_> = std::iter::once(first).chain(kept).chain(["", ""]).collect();
     headers.join("\r\n")
 }
 

@@ -44,6 +44,7 @@ const TERMINATED: u8 = 143;
 
 /// Pulls the images. The exit status says whether all of them are on this machine now.
 pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
+    let fetch = fetch_settings(&args);
     let PullArgs {
         images,
         runtime_endpoint: endpoint,
@@ -51,13 +52,10 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         image_credential_provider_config,
         image_credential_provider_bin_dir,
         image_credential_provider_timeout,
-        fetch,
-        max_download_rate,
-        registry_config_path,
-        image_gc_high_threshold,
         retries,
         parallel_pulls,
         timeout,
+        ..
     } = args;
     let providers = ProviderSettings {
         config: image_credential_provider_config,
@@ -111,17 +109,7 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     endpoint.find().await?;
     let puller = CriPuller::by_hand(endpoint);
-    let settings = FetchSettings {
-        mode: fetch,
-        max_rate: max_download_rate.map(|Rate(rate)| rate),
-        hosts_dir: registry_config_path,
-        room: RoomRules {
-            gc_high_threshold: image_gc_high_threshold,
-            // Whoever pulls by hand sees how full the disk is.
-            disk_min_free: Amount::Bytes(0),
-        },
-    };
-    let puller = Arc::new(Fetching::over_cri(puller, settings));
+    let puller = Arc::new(Fetching::over_cri(puller, fetch));
     wait_for_runtime(&*puller).await?;
     let present = look_up_all(&*puller, &execution.task.images).await;
     let display = Display::new(&execution.task.images, present, std::io::stderr().is_terminal());
@@ -154,6 +142,19 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         Some(_) => ExitCode::from(TERMINATED),
         None => ExitCode::FAILURE,
     })
+}
+
+fn fetch_settings(args: &PullArgs) -> FetchSettings {
+    FetchSettings {
+        mode: args.fetch,
+        max_rate: args.max_download_rate.map(|Rate(rate)| rate),
+        hosts_dir: args.registry_config_path.clone(),
+        room: RoomRules {
+            gc_high_threshold: args.image_gc_high_threshold,
+            // Whoever pulls by hand sees how full the disk is.
+            disk_min_free: Amount::Bytes(0),
+        },
+    }
 }
 
 /// Waits until the runtime answers, for [`RUNTIME_PATIENCE`].

@@ -20,7 +20,7 @@ pub(crate) use manifest::Layer;
 pub(crate) use pins::Pins;
 pub(crate) use records::ImageRecords;
 pub(crate) use store::{ContentStore, Ingest, StoredManifest};
-pub(crate) use writer::{Blob, BlobKind, ContentWriter, Opened, PartialBlob, WriteError};
+pub(crate) use writer::{Blob, BlobKind, ContentWriter, PartialBlob, WriteError};
 
 /// One containerd: what all who talk to it share.
 #[derive(Clone, Debug)]

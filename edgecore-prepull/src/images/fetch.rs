@@ -1,9 +1,10 @@
 //! The [`Puller`] that downloads by itself, and has the container runtime unpack.
 //!
 //! ```text
-//!  resolve ─▶ manifests ─▶ room? ─▶ blobs, from where an earlier pull left them ─▶ PullImage by digest ─▶ the tag's record
-//!                                     │ one at a time per digest over the node
-//!                                     │ each byte from the bucket of the node and of the task
+//!  resolve ─▶ signed? ─▶ manifests ─▶ room? ─▶ blobs ─▶ PullImage by digest, which unpacks ─▶ the tag's record
+//!                                                │ from where an earlier pull left them
+//!                                                │ one at a time per digest over the node
+//!                                                │ each byte from the buckets of the node and of the task
 //! ```
 //!
 //! All of it is kept by the lease of the image, so that nothing of it is fetched twice, whatever breaks in between. What
@@ -47,10 +48,13 @@ use self::unpacked::chain_ids;
 use self::yielding::yield_to_others;
 use super::containerd::{BlobKind, Containerd, ContentStore, ContentWriter, ImageRecords, Leases};
 use super::puller::cri::CriPuller;
-use super::puller::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
+use super::puller::{
+    ErrorClass, Present, ProgressSink, PullError, PullRequest, PullTerms, Pulled, Puller, Unpinned,
+};
 use super::rate::Bucket;
 use super::runtime::RuntimeEndpoint;
-use crate::config::{DEFAULT_DISK_MIN_FREE, DEFAULT_GC_HIGH_THRESHOLD};
+use super::verify::{Verdict, verify};
+use crate::config::{Amount, DEFAULT_DISK_MIN_FREE, DEFAULT_GC_HIGH_THRESHOLD, Percent};
 use crate::metrics::{Metrics, PulledBy};
 pub use mode::{BadFetchMode, FetchMode};
 pub use room::RoomRules;
@@ -82,6 +86,14 @@ pub struct FetchSettings {
     pub hosts_dir: Option<PathBuf>,
     /// What must stay free.
     pub room: RoomRules,
+}
+
+impl FetchSettings {
+    /// Settings under which every image fits, however full the disk is.
+    pub fn whatever_the_disk() -> Self {
+        let room = RoomRules { gc_high_threshold: Percent(100), disk_min_free: Amount::Bytes(0) };
+        Self { room, ..Self::default() }
+    }
 }
 
 impl Default for FetchSettings {
@@ -176,6 +188,13 @@ impl<P: Puller> Fetching<P> {
         let client = fetcher.client(&facts, buckets.limit());
         let repository = client.repository(&reference, request.credential)?;
         let resolved = repository.resolve().await?;
+        if let Some(verification) = request.terms.verification {
+            // From here on, only what has this digest is fetched and unpacked.
+            let verdict = verify(&repository, &resolved.descriptor, verification).await?;
+            if let Verdict::Unsigned { reason } = verdict {
+                tracing::warn!(image = request.reference, reason, "pulled without a valid signature");
+            }
+        }
         let image = ImageParts::read(&fetcher.store, &repository, resolved).await?;
         let Some(lease) = fetcher.leases.acquire(request.reference).await else {
             let message = format!("containerd gives no lease for the image ({})", fetcher.endpoint);
@@ -214,7 +233,9 @@ impl<P: Puller> Fetching<P> {
         let by_digest = format!("{name}@{}", image.target.digest);
         let reference = if has_digest { request.reference } else { &by_digest };
         let fetched_for = Some(request.reference);
-        let mut pulled = self.inner.pull(PullRequest { reference, fetched_for, ..request }, &|_| {}).await?;
+        // Nothing is downloaded any more, so that no terms apply.
+        let unpack = PullRequest { reference, fetched_for, terms: PullTerms::default(), ..request };
+        let mut pulled = self.inner.pull(unpack, &|_| {}).await?;
         let size = image.size();
         pulled.bytes = pulled.bytes.or(Some(Bytes { done: size, total: size }));
         if has_digest {
@@ -424,11 +445,11 @@ impl Fetcher {
 }
 
 /// Bytes that each connection may receive ahead of a limit. They cross the link before the limit has let them, once for
-/// each connection: at 1 MiB/s and with three connections, two percent of ten seconds. With fewer, a single connection
-/// over a link with a round trip of more than 80 ms would stay below the limit.
+/// each connection: at any rate and with three connections, three percent of ten seconds. With less, a single connection
+/// over a link with a long round trip would stay below the limit: this much takes a round trip of 60 ms.
 fn received_ahead(limit: NonZeroU64) -> usize {
     const STEP: u64 = 16 * 1024;
-    let ahead = limit.get() / 12 / STEP * STEP;
+    let ahead = limit.get() / 10 / STEP * STEP;
     usize::try_from(ahead.clamp(STEP, 64 * STEP)).unwrap_or(1 << 20)
 }
 

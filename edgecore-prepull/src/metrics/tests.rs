@@ -15,6 +15,8 @@ fn the_exposition_is_the_same_to_the_byte() {
     metrics.set_open_tasks(2);
     metrics.count_task(TaskOutcome::DeadlineExceeded);
     metrics.count_image(&ended(ImageOutcome::Failed, Some(FailureCode::NoSpace)));
+    metrics.count_downloaded(5);
+    metrics.count_pull(PulledBy::Agent);
     metrics.count_plugin_run("ecr", PluginOutcome::Ok, Duration::from_secs(1));
     assert_eq!(metrics.render(), include_str!("tests/exposition.txt"));
 }

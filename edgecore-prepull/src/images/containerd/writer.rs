@@ -98,22 +98,17 @@ pub(crate) struct ContentWriter {
     content: ContentClient<Channel>,
 }
 
-/// What was found where a blob is to be.
-#[derive(Debug)]
-pub(crate) enum Opened {
-    /// The blob, whole.
-    Present,
-    /// What there is of it, locked for us.
-    Partial(PartialBlob),
-}
-
 impl ContentWriter {
     pub(crate) fn new(channel: Channel) -> Self {
         Self { content: ContentClient::new(channel) }
     }
 
-    /// Opens a blob for writing, or has the lease keep it if it is there.
-    pub(crate) async fn open(&self, blob: &Blob, lease: &MetadataValue<Ascii>) -> Result<Opened, WriteError> {
+    /// Opens a blob for writing. `None` if it is there: then the lease keeps it from now on.
+    pub(crate) async fn open(
+        &self,
+        blob: &Blob,
+        lease: &MetadataValue<Ascii>,
+    ) -> Result<Option<PartialBlob>, WriteError> {
         let (requests, mut queue) = mpsc::channel(UNANSWERED);
         let total = to_wire(blob.size);
         let stat = WriteContentRequest {
@@ -136,7 +131,7 @@ impl ContentWriter {
             Ok::<_, Status>((answers, from_wire(first.offset)))
         };
         match timeout(patience, opening).await {
-            Ok(Ok((answers, offset))) => Ok(Opened::Partial(PartialBlob {
+            Ok(Ok((answers, offset))) => Ok(Some(PartialBlob {
                 digest: blob.digest.clone(),
                 size: blob.size,
                 requests,
@@ -144,7 +139,7 @@ impl ContentWriter {
                 unanswered: 0,
                 offset,
             })),
-            Ok(Err(status)) if status.code() == Code::AlreadyExists => Ok(Opened::Present),
+            Ok(Err(status)) if status.code() == Code::AlreadyExists => Ok(None),
             Ok(Err(status)) => Err(explain(status, &blob.digest)),
             Err(_) => Err(WriteError::Silent(patience)),
         }

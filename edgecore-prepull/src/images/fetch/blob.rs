@@ -12,7 +12,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use super::flights::Flight;
 use super::stop::{Stop, of_write};
 use super::{Buckets, Fetcher};
-use crate::images::containerd::{Blob, Opened, PartialBlob, WriteError};
+use crate::images::containerd::{Blob, PartialBlob, WriteError};
 use crate::images::puller::{ErrorClass, PullError};
 
 /// Most bytes that are handed to containerd at once. What has arrived is handed on without waiting for more.
@@ -128,8 +128,8 @@ impl Download<'_> {
         let mut progress = Instant::now();
         loop {
             match self.fetcher.writer.open(blob, self.lease).await {
-                Ok(Opened::Present) => return Ok(None),
-                Ok(Opened::Partial(part)) => {
+                Ok(None) => return Ok(None),
+                Ok(Some(part)) => {
                     flight.set_written(part.offset());
                     return Ok(Some(part));
                 }

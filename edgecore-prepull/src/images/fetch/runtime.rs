@@ -30,7 +30,7 @@ const UNPACKING: [&str; 7] =
 #[derive(Clone, Debug)]
 pub(super) struct Runtime {
     endpoint: RuntimeEndpoint,
-    runtime: RuntimeServiceClient<Channel>,
+    cri: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     introspection: IntrospectionClient<Channel>,
 }
@@ -63,7 +63,7 @@ impl Runtime {
     pub(super) fn new(channel: &Channel, endpoint: RuntimeEndpoint) -> Self {
         Self {
             endpoint,
-            runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
+            cri: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
             images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
             introspection: IntrospectionClient::new(channel.clone()),
         }
@@ -73,7 +73,7 @@ impl Runtime {
     /// runtime is set up with.
     pub(super) async fn read(&self, hosts_dir: Option<&Path>) -> Result<Facts, Stop> {
         let version = VersionRequest { version: "v1".to_owned() };
-        let version = self.ask(self.runtime.clone().version(version)).await?;
+        let version = self.ask(self.cri.clone().version(version)).await?;
         if version.runtime_name != "containerd" {
             let runtime = version.runtime_name;
             return Err(Stop::StepBack(format!("{runtime} has no store that the agent can fetch into")));
@@ -88,7 +88,7 @@ impl Runtime {
             return Err(Stop::StepBack(format!("the snapshotter at {root} may fetch by itself")));
         };
         let status = StatusRequest { verbose: true };
-        let status = self.ask(self.runtime.clone().status(status)).await?;
+        let status = self.ask(self.cri.clone().status(status)).await?;
         let config: CriConfig = status
             .info
             .get("config")

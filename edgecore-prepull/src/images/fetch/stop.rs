@@ -24,18 +24,10 @@ impl From<PullError> for Stop {
 
 impl From<RegistryError> for Stop {
     fn from(error: RegistryError) -> Self {
-        let (class, code) = match error.kind {
-            Kind::Unsupported => return Self::StepBack(error.message),
-            Kind::Unauthorized => (ErrorClass::Auth, FailureCode::Unauthorized),
-            Kind::NotFound => (ErrorClass::NotFound, FailureCode::NotFound),
-            Kind::RateLimited { .. } => (ErrorClass::Transient, FailureCode::RateLimited),
-            Kind::Unreachable => (ErrorClass::Transient, FailureCode::Unreachable),
-            // What a registry sends may be right the next time, and nothing else could be tried.
-            Kind::Server | Kind::Protocol | Kind::DigestMismatch => {
-                (ErrorClass::Transient, FailureCode::RegistryError)
-            }
-        };
-        Self::Failed(PullError::new(class, error.message).with_code(code))
+        match error.kind {
+            Kind::Unsupported => Self::StepBack(error.message),
+            _ => Self::Failed(error.into()),
+        }
     }
 }
 

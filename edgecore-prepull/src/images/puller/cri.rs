@@ -15,6 +15,7 @@ use k8s_cri::v1::{
     VersionRequest,
 };
 use prepull_api::credentials::RegistryCredential;
+use prepull_api::download::{Verification, VerificationMode};
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::{JobUid, SandboxMetadata};
@@ -173,7 +174,10 @@ impl CriPuller {
 
 impl Puller for CriPuller {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
-        let PullRequest { reference, credential, sandbox, terms: _, fetched_for } = request;
+        let PullRequest { reference, credential, sandbox, terms, fetched_for } = request;
+        if fetched_for.is_none() {
+            refuse_unverified(terms.verification, reference)?;
+        }
         if let Some(credential) = credential {
             self.check_usable(credential).await?;
         }
@@ -299,6 +303,23 @@ impl Puller for CriPuller {
         let request = VersionRequest { version: "v1".to_owned() };
         let answer = self.ask("", self.runtime.clone().version(request)).await?;
         Ok(format!("{} {}", answer.runtime_name, answer.runtime_version))
+    }
+}
+
+/// The runtime looks at no signature, so that it may not download what needs one. What was fetched for it was verified
+/// before.
+fn refuse_unverified(verification: Option<&Verification>, image: &str) -> Result<(), PullError> {
+    match verification.map(|verification| verification.mode) {
+        None => Ok(()),
+        Some(VerificationMode::Warn) => {
+            tracing::warn!(image, "pulled by the container runtime, which verifies no signature");
+            Ok(())
+        }
+        Some(VerificationMode::Enforce) => {
+            let message =
+                "the image needs a signature, and the container runtime would pull it without verifying one";
+            Err(PullError::new(ErrorClass::Permanent, message))
+        }
     }
 }
 

@@ -163,3 +163,12 @@ async fn a_registry_token_is_used_by_docker_and_never_makes_an_anonymous_pull() 
     CriPuller::new(docker.endpoint()).pull(request, &|_| {}).await.unwrap();
     assert_eq!(docker.pulls().pop().unwrap().auth.unwrap().registry_token, "t");
 }
+
+#[test]
+fn an_image_that_needs_a_signature_is_not_left_to_the_runtime() {
+    let verification = |mode| Verification { mode, keys: Vec::new(), unavailable: None };
+    assert_eq!(refuse_unverified(None, "a"), Ok(()));
+    assert_eq!(refuse_unverified(Some(&verification(VerificationMode::Warn)), "a"), Ok(()));
+    let refused = refuse_unverified(Some(&verification(VerificationMode::Enforce)), "a").unwrap_err();
+    assert_eq!(refused.class, ErrorClass::Permanent);
+}
