@@ -226,8 +226,8 @@ mod tests {
         };
         let now = Timestamp::UNIX_EPOCH;
         let waits = |replaces: Option<&str>, written: &Written| {
-            let mut writes = Writes::default();
-            writes.in_flight = Some(InFlight { replaces: replaces.map(str::to_owned) });
+            let in_flight = Some(InFlight { replaces: replaces.map(str::to_owned) });
+            let mut writes = Writes { in_flight, ..Writes::default() };
             writes.end(written, now);
             assert!(!writes.is_in_flight());
             assert_eq!(writes.not_before.is_some(), writes.have_failed());

@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_note_names_five_nodes_and_counts_the_others() {
-        let names = |count: usize| some_of((0..count).map(|n| n.to_string()));
-        assert_eq!([names(5), names(7)], ["0, 1, 2, 3, 4", "0, 1, 2, 3, 4, 2 more"]);
+        let names = |count: usize| some_of((0..count).map(|n| format!("n{n}")));
+        assert_eq!([names(5), names(7)], ["n0, n1, n2, n3, n4", "n0, n1, n2, n3, n4, 2 more"]);
     }
 }

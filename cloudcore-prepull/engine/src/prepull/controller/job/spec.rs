@@ -255,7 +255,7 @@ mod tests {
             started_spec: serde_json::to_string(&begun_with).unwrap(),
             spec_hash: hash_of(&begun_with),
             retry: 1,
-            completion_time: ended.then(|| Time(jiff::Timestamp::UNIX_EPOCH)),
+            completion_time: ended.then_some(Time(jiff::Timestamp::UNIX_EPOCH)),
             conditions: vec![Condition {
                 type_: aggregate::SUSPENDED.to_owned(),
                 status: if is_suspended { "True" } else { "False" }.to_owned(),
