@@ -18,8 +18,8 @@ async fn is_pinned_for(node: &EdgeNode, names: &[&str], uids: &[&str]) -> Result
         expected.sort_unstable();
         ensure!(jobs == expected, "{name} is pinned for {jobs:?}, not {expected:?}");
         let is_pinned = labels.get(PINNED).is_some_and(|value| value == "pinned");
-        ensure!(is_pinned == !uids.is_empty(), "{name}: {labels:?}");
-        ensure!(labels.contains_key(PINNED_BY) == !uids.is_empty(), "{name}: {labels:?}");
+        let is_ours = labels.contains_key(PINNED_BY);
+        ensure!((is_pinned, is_ours) == (!uids.is_empty(), !uids.is_empty()), "{name}: {labels:?}");
     }
     // Versions before 1.6.25 report no pins.
     let reports = !node.containerd().version().await?.starts_with("1.6.2");

@@ -11,6 +11,7 @@ use prepull_engine::prepull::controller::Input;
 use prepull_engine::shared::session::{SessionEvent, SessionId};
 
 use crate::cloud::Boot;
+use crate::edge::Edge;
 use crate::trace::told;
 use crate::world::World;
 
@@ -40,8 +41,7 @@ impl World {
         if !self.calm && self.rng.chance(4) {
             open.extend(self.forge_task(edge));
         }
-        // Some edges have a runtime that cannot pin.
-        let pins = (edge % 3 > 0).then(|| self.edges[edge].pins.iter().cloned().collect());
+        let pins = Edge::can_pin(edge).then(|| self.edges[edge].pins.iter().cloned().collect());
         let hello = Hello { max_tasks: Some(self.edges[edge].max_tasks), open, pins, ..Hello::default() };
         self.log(|| {
             format!(

@@ -74,6 +74,11 @@ impl Edge {
         self.conn = None;
     }
 
+    /// Whether the runtime of the edge of this number can pin.
+    pub(crate) fn can_pin(at: usize) -> bool {
+        !at.is_multiple_of(3)
+    }
+
     /// The cloud says that these jobs want no image pinned. What runs must not pin again.
     pub(crate) fn unpin(&mut self, jobs: &[JobUid]) {
         self.pins.retain(|job| !jobs.contains(job));

@@ -12,7 +12,7 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
 use prepull_engine::prepull::controller::Object;
 
 use crate::cloud::{DispatchFate, Fate};
-use crate::edge::{Exec, image};
+use crate::edge::{Edge, Exec, image};
 use crate::world::{World, millis};
 
 impl World {
@@ -399,7 +399,7 @@ impl World {
         let mut result = image(outcome);
         let edge = &mut self.edges[at];
         if let Some(exec) = edge.execs.get_mut(task) {
-            if exec.work.terms.download.pin && outcome.is_on_node() && at % 3 > 0 {
+            if exec.work.terms.download.pin && outcome.is_on_node() && Edge::can_pin(at) {
                 result.pinned = Some(true);
                 edge.pins.insert(task.job.clone());
             }

@@ -37,10 +37,12 @@ fn keys(texts: &[&str]) -> Keys {
     Keys::parse(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>()).unwrap()
 }
 
+type Sign = Box<dyn Fn(&[u8]) -> Vec<u8>>;
+
 /// A key pair of this test: its public key in PEM, and what signs.
 struct Pair {
     pem: String,
-    sign: Box<dyn Fn(&[u8]) -> Vec<u8>>,
+    sign: Sign,
 }
 
 fn pem(der: &[u8]) -> String {
@@ -69,7 +71,7 @@ fn envelope(payload: &[u8], kind: &str, sign: &dyn Fn(&[u8]) -> Vec<u8>) -> serd
     json!({"payload": STANDARD.encode(payload), "payloadType": kind, "signatures": [{"sig": signature}]})
 }
 
-fn bundle(content: serde_json::Value) -> Result<Bundle, Flaw> {
+fn bundle(content: &serde_json::Value) -> Result<Bundle, Flaw> {
     let mut whole = json!({"verificationMaterial": {"publicKey": {"hint": "x"}}});
     for (field, value) in content.as_object().unwrap() {
         whole[field] = value.clone();
@@ -100,7 +102,7 @@ fn what_cosign_signs_is_valid_for_its_key_and_for_its_image_only() {
     for (key, signature) in [(ECDSA, BUNDLE_BY_ECDSA), (ED25519, BUNDLE_BY_ED25519)] {
         let kind = "application/vnd.in-toto+json";
         let envelope = json!({"payload": PAYLOAD, "payloadType": kind, "signatures": [{"sig": signature}]});
-        let bundle = bundle(json!({"dsseEnvelope": envelope})).unwrap();
+        let bundle = bundle(&json!({"dsseEnvelope": envelope})).unwrap();
         assert_eq!(bundle.check(OF_BUNDLE, None, &keys(&[key])), Ok(()));
         assert_eq!(bundle.check(OF_TAG, None, &keys(&[key])), Err(Flaw::OtherImage(OF_BUNDLE.to_owned())));
         let other = if key == ECDSA { ED25519 } else { ECDSA };
@@ -114,7 +116,7 @@ fn what_a_key_has_signed_must_say_that_the_image_is_signed() {
     for Pair { pem, sign } in pairs() {
         let keys = keys(&[&pem]);
         let check = |payload: &[u8], kind: &str| {
-            bundle(json!({"dsseEnvelope": envelope(payload, kind, &sign)}))
+            bundle(&json!({"dsseEnvelope": envelope(payload, kind, &sign)}))
                 .unwrap()
                 .check(OF_TAG, None, &keys)
         };
@@ -142,7 +144,7 @@ fn what_a_key_has_signed_must_say_that_the_image_is_signed() {
         // A document of the other format, signed by the key, under a type that it was not signed with.
         let signature = STANDARD.encode(sign(DOCUMENT.as_bytes()));
         let envelope = json!({"payload": STANDARD.encode(DOCUMENT), "payloadType": kind, "signatures": [{"sig": signature}]});
-        let confused = bundle(json!({"dsseEnvelope": envelope})).unwrap().check(OF_TAG, None, &keys);
+        let confused = bundle(&json!({"dsseEnvelope": envelope})).unwrap().check(OF_TAG, None, &keys);
         assert_eq!(confused, Err(Flaw::OtherKey));
 
         let other_kind = DOCUMENT.replace("cosign container image signature", "something else");
@@ -161,7 +163,7 @@ fn a_signature_of_the_manifest_itself_counts() {
         let keys = keys(&[&pem]);
         let signed =
             |content: &[u8]| json!({"messageSignature": {"signature": STANDARD.encode(sign(content))}});
-        let right = bundle(signed(manifest)).unwrap();
+        let right = bundle(&signed(manifest)).unwrap();
         assert!(right.needs_manifest());
         assert_eq!(right.check(OF_TAG, Some(manifest), &keys), Ok(()));
         assert_eq!(right.check(OF_TAG, Some(b"another"), &keys), Err(Flaw::OtherKey));
@@ -170,7 +172,7 @@ fn a_signature_of_the_manifest_itself_counts() {
         let mut both = signed(manifest);
         both["dsseEnvelope"] = envelope(&statement(OF_TAG, SIGNED), "application/vnd.in-toto+json", &sign);
         assert!(matches!(
-            bundle(both).unwrap().check(OF_TAG, Some(manifest), &keys),
+            bundle(&both).unwrap().check(OF_TAG, Some(manifest), &keys),
             Err(Flaw::Malformed(_))
         ));
     }
@@ -185,7 +187,7 @@ fn signatures_without_key_and_malformed_ones_have_their_own_reasons() {
         "dsseEnvelope": envelope(&statement(OF_TAG, SIGNED), kind, &sign),
         "verificationMaterial": {"certificate": {"rawBytes": "…"}},
     });
-    assert_eq!(bundle(content).unwrap().check(OF_TAG, None, &foreign), Err(Flaw::Keyless));
+    assert_eq!(bundle(&content).unwrap().check(OF_TAG, None, &foreign), Err(Flaw::Keyless));
     let keys = keys(&[&pem]);
     for (signature, expected) in [
         ("%%%", Flaw::Malformed("not base64".to_owned())),
