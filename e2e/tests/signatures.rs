@@ -3,12 +3,14 @@
 
 use edgecore_prepull::images::puller::PullError;
 use edgecore_prepull::images::verify::{Verdict, verify};
+use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::download::{Verification, VerificationMode};
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_e2e::prelude::*;
 use prepull_e2e::signing::{Form, Signer};
 use prepull_registry::{RegistryClient, Settings};
+use serde_json::json;
 
 /// Verifies an image of the registry by these keys.
 async fn check(
@@ -70,5 +72,51 @@ async fn an_image_counts_as_signed_by_its_own_signature_of_a_known_key_only() ->
     assert!(other.contains("and not the image itself"), "{other}");
     ecdsa.sign(&registry, "attested/app", image.digest(), Form::Bundle).await?;
     assert_eq!(check(&attested, VerificationMode::Enforce, &[&ecdsa]).await??, Verdict::Signed);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_pulls_only_what_the_keys_in_its_secret_have_signed() -> Result<()> {
+    let registry = Registry::start().await?;
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).requires_consent().await?;
+    let stage = Stage::around(cluster, cloud, &["edge-1"]).await?;
+    let signer = Signer::ecdsa().await?;
+    let (image, other) = (Image::small("signed")?, Image::small("unsigned")?);
+    let signed = registry.seed(&image, "team/signed:v1")?;
+    let unsigned = registry.seed(&other, "team/unsigned:v1")?;
+    signer.sign(&registry, "team/signed", image.digest(), Form::Tag).await?;
+    let key = signer.public_key()?;
+    stage.cluster.secret("keys", "cosign", "Opaque", &[("cosign.pub", key.as_bytes())]).await?;
+    let job = |name: &str, mode: &str| {
+        let verify = json!({"keys": [{"secretRef": "keys/cosign"}], "mode": mode});
+        let job = stage.cluster.job(name).on(["edge-1"]).images([&signed, &unsigned]).policy("Always");
+        // A field of the wrong type would not be deserialised.
+        job.spec(|spec| spec.verify = serde_json::from_value(verify).ok())
+    };
+    let image_of = |status: &ImagePrePullJobStatus, image: &str| {
+        let image = status.image("edge-1", image).context("no such image")?;
+        anyhow::Ok((image.status, image.code, image.reason.clone()))
+    };
+
+    // Nobody has allowed the job to use the keys: nothing counts as signed.
+    let status = job("not-allowed", "Enforce").timeout_seconds(5).fails().await?;
+    assert_eq!(status.summary.failure + status.summary.unknown, 1);
+    ensure!(!stage.edge("edge-1")?.has_image(&signed).await?, "pulled without the keys");
+
+    stage.cluster.annotate_secret("keys", "cosign", "prepull.kubeedge.io/allow", Some("*")).await?;
+    let status = job("enforced", "Enforce").fails().await?;
+    assert_eq!(image_of(&status, &signed)?, (Tristate::True, None, String::new()));
+    let (there, code, reason) = image_of(&status, &unsigned)?;
+    assert_eq!((there, code), (Tristate::False, Some(FailureCode::SignatureInvalid)));
+    ensure!(reason.contains("not signed"), "{reason}");
+    ensure!(!stage.edge("edge-1")?.has_image(&unsigned).await?, "it is there");
+    assert_eq!(registry.requests().blob_fetches().of("team/unsigned").len(), 0, "not one byte of it");
+
+    let status = job("warned", "Warn").completes().await?;
+    assert_eq!(image_of(&status, &signed)?, (Tristate::True, None, String::new()));
+    let (there, code, reason) = image_of(&status, &unsigned)?;
+    assert_eq!((there, code), (Tristate::True, None));
+    ensure!(reason.contains("without a valid signature") && reason.contains("not signed"), "{reason}");
     Ok(())
 }

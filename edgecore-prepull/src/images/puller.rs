@@ -117,6 +117,9 @@ pub struct Pulled {
     pub id: Option<String>,
     /// Compressed size of the layers. `None` if the runtime does not tell it.
     pub bytes: Option<Bytes>,
+    /// What is wrong although the image was pulled: it has no valid signature, and the job only wants to know. At most
+    /// [`prepull_api::wire::MAX_REASON`] bytes.
+    pub warning: Option<String>,
 }
 
 /// Description of an image that the runtime already has.

@@ -217,6 +217,9 @@ fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
     let bytes = bytes.map(|bytes| bytes.total);
     let seconds = took.map(|took| took.as_secs_f64());
     if outcome.is_on_node() {
+        if !reason.is_empty() {
+            tracing::warn!(image, reason, "on the node, but not as the job wants it");
+        }
         tracing::info!(image, ?outcome, digest, bytes, seconds, attempts, pinned, "image ended");
     } else {
         let code = code.map(FailureCode::as_str);

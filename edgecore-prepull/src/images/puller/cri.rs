@@ -175,9 +175,7 @@ impl CriPuller {
 impl Puller for CriPuller {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
         let PullRequest { reference, credential, sandbox, terms, fetched_for } = request;
-        if fetched_for.is_none() {
-            refuse_unverified(terms.verification, reference)?;
-        }
+        let warning = refuse_unverified(terms.verification.filter(|_| fetched_for.is_none()))?;
         if let Some(credential) = credential {
             self.check_usable(credential).await?;
         }
@@ -219,10 +217,10 @@ impl Puller for CriPuller {
         };
         let ((), digest, id) =
             tokio::join!(release, self.find_digest(reference), self.find_id(reference, &image_ref));
-        let Some(digest) = digest else { return Ok(Pulled { digest: None, id, bytes: None }) };
+        let Some(digest) = digest else { return Ok(Pulled { id, warning, ..Pulled::default() }) };
         watch.set_digest(&digest);
         let bytes = self.content.image_size(&digest).await;
-        Ok(Pulled { digest: Some(digest), id, bytes })
+        Ok(Pulled { digest: Some(digest), id, bytes, warning })
     }
 
     async fn look_up(&self, reference: &str) -> Result<Option<Present>, PullError> {
@@ -308,17 +306,15 @@ impl Puller for CriPuller {
 
 /// The runtime looks at no signature, so that it may not download what needs one. What was fetched for it was verified
 /// before.
-fn refuse_unverified(verification: Option<&Verification>, image: &str) -> Result<(), PullError> {
+fn refuse_unverified(verification: Option<&Verification>) -> Result<Option<String>, PullError> {
     match verification.map(|verification| verification.mode) {
-        None => Ok(()),
+        None => Ok(None),
         Some(VerificationMode::Warn) => {
-            tracing::warn!(image, "pulled by the container runtime, which verifies no signature");
-            Ok(())
+            Ok(Some("not verified: the container runtime pulled it, which looks at no signature".to_owned()))
         }
         Some(VerificationMode::Enforce) => {
-            let message =
-                "the image needs a signature, and the container runtime would pull it without verifying one";
-            Err(PullError::new(ErrorClass::Permanent, message))
+            let message = "the image needs a signature, and the container runtime would pull it without verifying one: have the agent of this node download (--fetch=auto, over containerd)";
+            Err(PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::SignatureInvalid))
         }
     }
 }

@@ -58,6 +58,8 @@ pub(crate) struct State {
     pub(crate) free: u64,
     /// Pinned references, each with the job that wants it.
     pub(crate) pins: Vec<(String, JobUid)>,
+    /// What is wrong with each image that is pulled.
+    pub(crate) warning: Option<String>,
     /// Errors that the next pins will meet.
     pub(crate) pin_errors: Vec<PullError>,
     /// Whether the runtime reports what is pinned.
@@ -127,8 +129,10 @@ impl Puller for Fake {
         };
         running.ended = true;
         result?;
-        self.state.lock().unwrap().present.push(reference.to_owned());
+        let mut state = self.state.lock().unwrap();
+        state.present.push(reference.to_owned());
         Ok(Pulled {
+            warning: state.warning.clone(),
             digest: Some("sha256:d".to_owned()),
             id: Some("sha256:i".to_owned()),
             bytes: Some(Bytes { done: 100, total: 100 }),

@@ -203,8 +203,11 @@ impl<P: Puller> ImagePulls<P> {
                 }
             }
             PullPolicy::Always => {
-                if let Some(pulled) = recent.as_ref().and_then(|recent| recent.if_pulled_with(&key)) {
-                    let Pulled { digest, id, bytes: _ } = pulled.clone();
+                // The one before may have pulled it without looking at its signature.
+                let is_verified = context.control.borrow().terms.download.verify.is_some();
+                let recent = recent.as_ref().filter(|_| !is_verified);
+                if let Some(pulled) = recent.and_then(|recent| recent.if_pulled_with(&key)) {
+                    let Pulled { digest, id, .. } = pulled.clone();
                     return Ok(Some(already_present(Present { digest, id })));
                 }
             }
@@ -295,8 +298,9 @@ fn failed(error: &PullError) -> ImageResult {
 }
 
 fn just_pulled(pulled: Pulled) -> ImageResult {
-    let Pulled { digest, id, bytes } = pulled;
-    on_node(ImageOutcome::Pulled, digest, id, bytes)
+    let Pulled { digest, id, bytes, warning } = pulled;
+    let result = on_node(ImageOutcome::Pulled, digest, id, bytes);
+    ImageResult { reason: warning.unwrap_or_default(), ..result }
 }
 
 fn already_present(present: Present) -> ImageResult {

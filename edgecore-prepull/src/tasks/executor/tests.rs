@@ -6,7 +6,7 @@ mod windows;
 use std::time::Duration;
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
-use prepull_api::download::DownloadTerms;
+use prepull_api::download::{DownloadTerms, Verification, VerificationMode};
 use prepull_api::failure::FailureCode as Is;
 use prepull_api::task::{Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
 use prepull_api::wire::Key;
@@ -674,4 +674,29 @@ async fn an_image_that_cannot_be_pinned_is_on_the_node_all_the_same() {
     run.control.send_modify(|control| control.terms.download = Arc::default());
     let end = run.end.await.unwrap();
     assert_eq!((outcomes(&end), end.images[0].pinned), (vec![New], None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_task_has_just_pulled_is_verified_for_a_task_that_demands_it() {
+    let verify = Verification { mode: VerificationMode::Warn, keys: Vec::new(), unavailable: None };
+    for (verify, pulls) in [(None, 1), (Some(verify), 2)] {
+        let fake = Fake::new();
+        fake.state.lock().unwrap().warning = Some("no signature".to_owned());
+        let executor = executor(&fake);
+        let mut second = execution(vec![always("a")]);
+        second.task.id.attempt = 2;
+        second.terms.download = Arc::new(DownloadTerms { verify, ..DownloadTerms::default() });
+        let first = start(&executor, execution(vec![always("a")]));
+        sleep(Duration::from_millis(1)).await;
+        let second = run_on(&executor, second).await;
+        let first = first.end.await.unwrap();
+        assert_eq!(fake.pulls().len(), pulls);
+        // A warning is no failure.
+        assert_eq!(
+            (first.outcome, first.images[0].reason.as_str()),
+            (TaskOutcome::Succeeded, "no signature")
+        );
+        let expected = if pulls == 2 { (New, "no signature") } else { (Already, "") };
+        assert_eq!((second.images[0].outcome, second.images[0].reason.as_str()), expected);
+    }
 }

@@ -167,8 +167,9 @@ async fn a_registry_token_is_used_by_docker_and_never_makes_an_anonymous_pull() 
 #[test]
 fn an_image_that_needs_a_signature_is_not_left_to_the_runtime() {
     let verification = |mode| Verification { mode, keys: Vec::new(), unavailable: None };
-    assert_eq!(refuse_unverified(None, "a"), Ok(()));
-    assert_eq!(refuse_unverified(Some(&verification(VerificationMode::Warn)), "a"), Ok(()));
-    let refused = refuse_unverified(Some(&verification(VerificationMode::Enforce)), "a").unwrap_err();
+    assert_eq!(refuse_unverified(None), Ok(None));
+    let warning = refuse_unverified(Some(&verification(VerificationMode::Warn))).unwrap().unwrap();
+    assert!(warning.contains("not verified"), "{warning}");
+    let refused = refuse_unverified(Some(&verification(VerificationMode::Enforce))).unwrap_err();
     assert_eq!(refused.class, ErrorClass::Permanent);
 }
