@@ -27,10 +27,15 @@ impl Repository {
     /// Path and query of an object: mirrors are told whose content it is.
     pub(super) fn path(&self, endpoint: &Endpoint, kind: &str, object: &str) -> String {
         let registry = self.reference.registry();
-        let own = registry == endpoint.authority
-            || (registry == "docker.io" && endpoint.authority == "registry-1.docker.io");
-        let namespace = if own { String::new() } else { format!("?ns={}", registry.replace(':', "%3A")) };
+        let is_own = self.is_own(&endpoint.authority);
+        let namespace = if is_own { String::new() } else { format!("?ns={}", registry.replace(':', "%3A")) };
         format!("/{}/{kind}/{object}{namespace}", self.reference.repository())
+    }
+
+    /// Whether this is the registry itself, and no mirror.
+    fn is_own(&self, authority: &str) -> bool {
+        let registry = self.reference.registry();
+        registry == authority || (registry == "docker.io" && authority == "registry-1.docker.io")
     }
 
     /// Asks an endpoint, and shows it what it wants to see. The answer may be a refusal.
@@ -122,8 +127,13 @@ impl Repository {
         };
         let words = body::read(response, MAX_ERROR).await.ok().and_then(|content| words(&content));
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
-        let of = self.reference.repository();
-        Err(RegistryError::new(kind, format!("{from}: {of}: answers {status}{words}")))
+        // The image stands beside the reason wherever it is told.
+        let message = match kind {
+            Kind::NotFound if self.is_own(&from) => format!("not found{words}"),
+            Kind::NotFound => format!("not found at {from}{words}"),
+            _ => format!("{from} answers {status}{words}"),
+        };
+        Err(RegistryError::new(kind, message))
     }
 
     /// The body of an answer, of at most so many bytes.
