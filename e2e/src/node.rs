@@ -261,12 +261,13 @@ impl Start<'_> {
         self
     }
 
-    /// Runs the agent at the end of a cable of the network that the cloud is in.
+    /// Runs the agent at the end of a cable of the network that the cloud is in. Containerd and the registries stay outside,
+    /// so that the runtime pulls: no registry can be reached over the cable.
     #[must_use]
     pub fn on(mut self, cable: &Cable) -> Self {
         self.space = Some(cable.edge().clone());
         let port = self.cloud.tunnel_addr().port();
-        self.tunnel_at((cable.cloud_address(), port).into())
+        self.tunnel_at((cable.cloud_address(), port).into()).args(&["--fetch", "runtime"])
     }
 
     /// Connects the tunnel to this address.
