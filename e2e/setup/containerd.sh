@@ -4,18 +4,11 @@
 # Usage: containerd.sh RELEASE
 set -euo pipefail
 release=$1
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/prepull-e2e
+# shellcheck source=e2e/setup/debian-package.sh
+source "$(dirname "${BASH_SOURCE[0]}")/debian-package.sh"
 
-say() { printf '==> %s\n' "$*" >&2; }
-
-die() {
-  say "$*"
-  exit 1
-}
-
-# The package of each release and architecture, by its version, and the SHA-256 that Debian's signed index has for it.
+# The package of each release and architecture, by its version, and its SHA-256.
 # 1.7 is from Debian 13 and 2.1 from unstable. Both need glibc 2.34, which Debian 12 has.
-architecture=$(dpkg --print-architecture 2>/dev/null) || architecture=unknown
 case $release-$architecture in
   1.7-amd64) version=1.7.24~ds1-6+deb13u1 sum=ed708deb96fe476a3bce4efa5c0538dfbcf717ab9a7c7944ba7260342c25899c ;;
   1.7-arm64) version=1.7.24~ds1-6+deb13u1 sum=4af6b5a85498cc590eaf48d34c5c6c952ddabadae0afd6a9d2931d6a05782bc9 ;;
@@ -34,25 +27,5 @@ take() {
 }
 take && exit
 
-command -v dpkg-deb >/dev/null || die "containerd $release comes from Debian's package, and there is no dpkg-deb to unpack it"
-found=$("$(dirname "${BASH_SOURCE[0]}")/debian-mirrors.sh")
-mapfile -t mirrors <<<"$found"
-
-mkdir -p "$cache"
-scratch=$(mktemp -d "$cache/containerd.XXXXXX")
-trap 'rm -rf "$scratch"' EXIT
-file=pool/main/c/containerd/containerd_${version}_$architecture.deb
-for mirror in "${mirrors[@]}"; do
-  say "containerd $release: ${mirror%/}/$file"
-  curl --silent --show-error --fail --location --max-time 300 --retry 2 --output "$scratch/package.deb" "${mirror%/}/$file" || continue
-  # A mirror need not be trusted: what is run is what was pinned.
-  sha256sum --check --quiet --strict - <<<"$sum  $scratch/package.deb" >&2 || die "$mirror has another $file than was pinned"
-  dpkg-deb --extract "$scratch/package.deb" "$scratch/root"
-  rm -rf "$unpacked"
-  # In place in one step, so that a cache directory is always a whole one.
-  mv -T "$scratch/root/usr/bin" "$unpacked"
-  take && exit
-  die "$unpacked/containerd does not run: ldd $unpacked/containerd says what it needs"
-done
-die "no mirror has containerd $version any more. Debian keeps only the newest package of each suite: set version and sum
-    of $release in e2e/setup/containerd.sh to what \`apt-get update\` brings for the suite, and run make test-runtimes"
+unpack_package containerd "$release" "$version" "$sum" usr/bin "$unpacked"
+take || die "$unpacked/containerd does not run: ldd $unpacked/containerd says what it needs"

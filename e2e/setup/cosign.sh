@@ -4,18 +4,11 @@
 # Usage: cosign.sh RELEASE
 set -euo pipefail
 release=$1
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/prepull-e2e
+# shellcheck source=e2e/setup/debian-package.sh
+source "$(dirname "${BASH_SOURCE[0]}")/debian-package.sh"
 
-say() { printf '==> %s\n' "$*" >&2; }
-
-die() {
-  say "$*"
-  exit 1
-}
-
-# The package of each release and architecture, by its version, and the SHA-256 that Debian's signed index has for it.
+# The package of each release and architecture, by its version, and its SHA-256.
 # 2.5 is from Debian 13 and 3.1 from unstable. Both need glibc 2.34, which Debian 12 has.
-architecture=$(dpkg --print-architecture 2>/dev/null) || architecture=unknown
 case $release-$architecture in
   2.5-amd64) version=2.5.0-2+b4 sum=aef4fb6635710fd369ef73c07dde35540f45c877984e20f37aa11e181bb597c3 ;;
   2.5-arm64) version=2.5.0-2+b4 sum=0e917a7ed906dd756001133bc67090b2e45decba139916c84237b0900bdc3628 ;;
@@ -29,24 +22,5 @@ program=$cache/cosign-$version
 take() { "$program" version >/dev/null 2>&1 && printf '%s\n' "$program"; }
 take && exit
 
-command -v dpkg-deb >/dev/null || die "cosign $release comes from Debian's package, and there is no dpkg-deb to unpack it"
-found=$("$(dirname "${BASH_SOURCE[0]}")/debian-mirrors.sh")
-mapfile -t mirrors <<<"$found"
-
-mkdir -p "$cache"
-scratch=$(mktemp -d "$cache/cosign.XXXXXX")
-trap 'rm -rf "$scratch"' EXIT
-file=pool/main/c/cosign/cosign_${version}_$architecture.deb
-for mirror in "${mirrors[@]}"; do
-  say "cosign $release: ${mirror%/}/$file"
-  curl --silent --show-error --fail --location --max-time 300 --retry 2 --output "$scratch/package.deb" "${mirror%/}/$file" || continue
-  # A mirror need not be trusted: what is run is what was pinned.
-  sha256sum --check --quiet --strict - <<<"$sum  $scratch/package.deb" >&2 || die "$mirror has another $file than was pinned"
-  dpkg-deb --extract "$scratch/package.deb" "$scratch/root"
-  # In place in one step, so that what is there is always whole.
-  mv -T "$scratch/root/usr/bin/cosign" "$program"
-  take && exit
-  die "$program does not run: ldd $program says what it needs"
-done
-die "no mirror has cosign $version any more. Debian keeps only the newest package of each suite: set version and sum of
-    $release in e2e/setup/cosign.sh to what \`apt-get update\` brings for the suite"
+unpack_package cosign "$release" "$version" "$sum" usr/bin/cosign "$program"
+take || die "$program does not run: ldd $program says what it needs"
