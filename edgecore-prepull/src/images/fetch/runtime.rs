@@ -9,13 +9,11 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{ImageFsInfoRequest, StatusRequest, VersionRequest};
 use serde::Deserialize;
-use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use super::stop::Stop;
-use crate::images::puller::cri::{ANSWER_TIMEOUT, MAX_MESSAGE, to_pull_error};
-use crate::images::puller::{ErrorClass, PullError};
+use crate::images::puller::cri::{MAX_MESSAGE, ask};
 use crate::images::runtime::RuntimeEndpoint;
 
 /// Where containerd has its registry hosts unless it is told otherwise.
@@ -121,17 +119,7 @@ impl Runtime {
     }
 
     async fn ask<T>(&self, question: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Stop> {
-        match timeout(ANSWER_TIMEOUT, question).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(to_pull_error(&status, "", &self.endpoint).into()),
-            Err(_) => {
-                let message = format!(
-                    "the container runtime at {} did not answer within {ANSWER_TIMEOUT:?}",
-                    self.endpoint
-                );
-                Err(PullError::new(ErrorClass::RuntimeDown, message).into())
-            }
-        }
+        Ok(ask(&self.endpoint, "", question).await?)
     }
 }
 

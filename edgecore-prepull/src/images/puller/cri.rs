@@ -20,7 +20,9 @@ use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::{JobUid, SandboxMetadata};
 use prepull_api::wire::Filesystem;
+use tokio::time::timeout;
 use tonic::transport::Channel;
+use tonic::{Response, Status};
 
 use self::progress::{PullWatcher, Stalled};
 use self::status::to_error_of_pull;
@@ -34,7 +36,7 @@ use crate::images::runtime::RuntimeEndpoint;
 pub(in crate::images) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Longest wait for an answer, pulls excepted. A runtime that is busy unpacking answers late, but not this late. The
 /// kubelet waits two minutes; the agent asks again anyway.
-pub(in crate::images) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often, and in which intervals, an image that was pinned is looked at: containerd's CRI learns of new labels by an
 /// event. Versions before 1.6.25 and 1.7.10 never report it.
 const PIN_LOOKS: (u32, Duration) = (20, Duration::from_millis(50));
@@ -107,19 +109,9 @@ impl CriPuller {
     async fn ask<T>(
         &self,
         reference: &str,
-        question: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+        question: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, PullError> {
-        match tokio::time::timeout(ANSWER_TIMEOUT, question).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(to_pull_error(&status, reference, &self.endpoint)),
-            Err(_) => Err(PullError::new(
-                ErrorClass::RuntimeDown,
-                format!(
-                    "the container runtime at {} did not answer within {ANSWER_TIMEOUT:?}",
-                    self.endpoint
-                ),
-            )),
-        }
+        ask(&self.endpoint, reference, question).await
     }
 
     /// Refuses a credential that the runtime would ignore, because the pull would be anonymous then.
@@ -301,6 +293,23 @@ impl Puller for CriPuller {
         let request = VersionRequest { version: "v1".to_owned() };
         let answer = self.ask("", self.runtime.clone().version(request)).await?;
         Ok(format!("{} {}", answer.runtime_name, answer.runtime_version))
+    }
+}
+
+/// The answer of the runtime at an endpoint to a question about an image, or about no image in particular.
+pub(in crate::images) async fn ask<T>(
+    endpoint: &RuntimeEndpoint,
+    reference: &str,
+    question: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, PullError> {
+    match timeout(ANSWER_TIMEOUT, question).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(to_pull_error(&status, reference, endpoint)),
+        Err(_) => {
+            let message =
+                format!("the container runtime at {endpoint} did not answer within {ANSWER_TIMEOUT:?}");
+            Err(PullError::new(ErrorClass::RuntimeDown, message))
+        }
     }
 }
 
