@@ -24,7 +24,7 @@ mod yielding;
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
@@ -37,12 +37,10 @@ use tokio::time::{Instant, sleep};
 
 use self::blob::Download;
 use self::buckets::Buckets;
-use self::fetcher::{Fetcher, STREAMS_OF_IMAGE, STREAMS_OF_NODE};
-use self::flights::Flights;
+use self::fetcher::{Fetcher, streams_of_image};
 use self::image::ImageParts;
-use self::runtime::Runtime;
 use self::stop::Stop;
-use super::containerd::{Containerd, ContentWriter, ImageRecords};
+use super::containerd::Containerd;
 use super::puller::cri::CriPuller;
 use super::puller::{
     ErrorClass, Present, ProgressSink, PullError, PullRequest, PullTerms, Pulled, Puller, Unpinned,
@@ -54,9 +52,6 @@ use crate::metrics::{Metrics, PulledBy};
 pub use mode::{BadFetchMode, FetchMode};
 pub use room::RoomRules;
 
-/// The same under a cap: another connection would bring nothing but what waits in its buffers, which has crossed the link
-/// before the cap has let it.
-const STREAMS_UNDER_CAP: usize = 1;
 /// Longest wait for the CRI to learn of a record that was written. It takes milliseconds.
 const SEEN: Duration = Duration::from_secs(5);
 /// Interval of asking whether it has.
@@ -108,22 +103,7 @@ impl Fetching<CriPuller> {
 
 impl<P: Puller> Fetching<P> {
     pub(crate) fn new(inner: P, containerd: Containerd, settings: FetchSettings) -> Self {
-        let Containerd { channel, endpoint, store, leases } = containerd;
-        let fetcher = Fetcher {
-            runtime: Runtime::new(&channel, endpoint.clone()),
-            endpoint,
-            store,
-            writer: ContentWriter::new(channel.clone()),
-            records: ImageRecords::new(channel),
-            leases,
-            bucket: Bucket::new(settings.max_rate),
-            flights: Flights::default(),
-            streams: Semaphore::new(STREAMS_OF_NODE),
-            client: Mutex::default(),
-            metrics: None,
-            settings,
-        };
-        Self { inner, fetcher }
+        Self { inner, fetcher: Fetcher::new(containerd, settings) }
     }
 
     /// Counts in these metrics.
@@ -166,10 +146,7 @@ impl<P: Puller> Fetching<P> {
             reference: request.reference,
             lease: &lease,
             buckets,
-            streams: Semaphore::new(match buckets.limit() {
-                None => STREAMS_OF_IMAGE,
-                Some(_) => STREAMS_UNDER_CAP,
-            }),
+            streams: Semaphore::new(streams_of_image(buckets.limit())),
             letting_go: watch::Sender::new(false),
         };
         fetcher.download(download, &image, &layers, progress).await?;

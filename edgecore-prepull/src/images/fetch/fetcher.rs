@@ -22,16 +22,19 @@ use super::runtime::{Facts, Runtime};
 use super::stop::Stop;
 use super::unpacked::chain_ids;
 use super::yielding::yield_to_others;
-use crate::images::containerd::{BlobKind, ContentStore, ContentWriter, ImageRecords, Leases};
+use crate::images::containerd::{BlobKind, Containerd, ContentStore, ContentWriter, ImageRecords, Leases};
 use crate::images::puller::{ErrorClass, ProgressSink, PullError};
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::{Metrics, PulledBy};
 
 /// Blobs of an image that arrive at the same time, as many as containerd fetches by default.
-pub(super) const STREAMS_OF_IMAGE: usize = 3;
+const STREAMS_OF_IMAGE: usize = 3;
+/// The same under a cap: another connection would bring nothing but what waits in its buffers, which has crossed the link
+/// before the cap has let it.
+const STREAMS_UNDER_CAP: usize = 1;
 /// Blobs that arrive at the same time over all images of the node. Each takes some hundred KiB of memory.
-pub(super) const STREAMS_OF_NODE: usize = 9;
+const STREAMS_OF_NODE: usize = 9;
 /// Blobs of an image that are looked at ahead: those that another pull fetches wait without a stream.
 const AHEAD: usize = 32;
 /// Interval of progress, which goes to the cloud once a second at most.
@@ -39,7 +42,7 @@ const PROGRESS: Duration = Duration::from_secs(1);
 
 /// What a client of registries is made for: the directories that the runtime is set up with, and the bytes that may be
 /// received ahead of a limit.
-pub(super) type ClientKey = (Vec<PathBuf>, Option<usize>);
+type ClientKey = (Vec<PathBuf>, Option<usize>);
 
 /// Everything of a fetch but the puller that unpacks.
 pub(super) struct Fetcher {
@@ -54,7 +57,7 @@ pub(super) struct Fetcher {
     pub(super) flights: Flights,
     pub(super) streams: Semaphore,
     /// The client that was needed last.
-    pub(super) client: Mutex<Option<(ClientKey, RegistryClient)>>,
+    client: Mutex<Option<(ClientKey, RegistryClient)>>,
     pub(super) metrics: Option<Arc<Metrics>>,
 }
 
@@ -65,6 +68,24 @@ impl std::fmt::Debug for Fetcher {
 }
 
 impl Fetcher {
+    pub(super) fn new(containerd: Containerd, settings: FetchSettings) -> Self {
+        let Containerd { channel, endpoint, store, leases } = containerd;
+        Self {
+            runtime: Runtime::new(&channel, endpoint.clone()),
+            endpoint,
+            store,
+            writer: ContentWriter::new(channel.clone()),
+            records: ImageRecords::new(channel),
+            leases,
+            bucket: Bucket::new(settings.max_rate),
+            flights: Flights::default(),
+            streams: Semaphore::new(STREAMS_OF_NODE),
+            client: Mutex::default(),
+            metrics: None,
+            settings,
+        }
+    }
+
     /// The client of registries for what the runtime is set up with now, and for a limit of bytes a second.
     pub(super) fn client(&self, facts: &Facts, limit: Option<NonZeroU64>) -> RegistryClient {
         let key = (facts.hosts_dirs.clone(), limit.map(received_ahead));
@@ -111,7 +132,7 @@ impl Fetcher {
     }
 
     /// Number of layers, from the lowest one on, that the snapshotter has unpacked.
-    pub(super) async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
+    async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
         let config = match self.store.read(&image.config.digest).await {
             Some(config) => Ok(config),
             None => repository.small_blob(&image.config, MAX_MANIFEST).await,
@@ -227,6 +248,11 @@ impl Fetcher {
             metrics.count_pull(by);
         }
     }
+}
+
+/// Blobs of an image that may arrive at the same time under this limit of bytes a second.
+pub(super) fn streams_of_image(limit: Option<NonZeroU64>) -> usize {
+    if limit.is_some() { STREAMS_UNDER_CAP } else { STREAMS_OF_IMAGE }
 }
 
 /// Bytes that each connection may receive ahead of a limit. They cross the link before the limit has let them, once for
