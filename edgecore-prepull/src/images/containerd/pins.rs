@@ -77,18 +77,14 @@ impl Pins {
         Some(jobs.into_iter().take(MAX_PINNING_JOBS).collect())
     }
 
-    /// Takes away what these jobs want pinned, and returns how many records have changed. What another job wants stays
-    /// pinned.
-    pub(crate) async fn unpin(&self, is_over: impl Fn(&JobUid) -> bool) -> Result<usize, Status> {
+    /// Takes away what these jobs want pinned. What another job wants stays pinned.
+    pub(crate) async fn unpin(&self, is_over: impl Fn(&JobUid) -> bool) -> Result<(), Status> {
         let _writing = self.writing.lock().await;
-        let mut changed = 0;
         for image in self.pinned_images().await? {
             let changes = changes_to_unpin(&image.labels, &is_over);
-            if self.relabel(image, changes).await? {
-                changed += 1;
-            }
+            self.relabel(image, changes).await?;
         }
-        Ok(changed)
+        Ok(())
     }
 
     async fn pinned_images(&self) -> Result<Vec<Image>, Status> {
@@ -96,11 +92,10 @@ impl Pins {
         Ok(answer(self.images.clone().list(namespaced(ListImagesRequest { filters }))).await?.images)
     }
 
-    /// Changes labels of one record, all at once. An empty value takes the label away. Returns whether there was anything
-    /// to change, and anything to change it of.
-    async fn relabel(&self, image: Image, changes: BTreeMap<String, String>) -> Result<bool, Status> {
+    /// Changes labels of one record, all at once. An empty value takes the label away.
+    async fn relabel(&self, image: Image, changes: BTreeMap<String, String>) -> Result<(), Status> {
         if changes.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         let paths = changes.keys().map(|label| format!("labels.{label}")).collect();
         let request = UpdateImageRequest {
@@ -109,9 +104,9 @@ impl Pins {
             ..UpdateImageRequest::default()
         };
         match answer(self.images.clone().update(namespaced(request))).await {
-            Ok(_) => Ok(true),
+            Ok(_) => Ok(()),
             // Removed meanwhile.
-            Err(status) if status.code() == Code::NotFound => Ok(false),
+            Err(status) if status.code() == Code::NotFound => Ok(()),
             Err(status) => Err(status),
         }
     }

@@ -282,7 +282,7 @@ impl Puller for CriPuller {
             Unpinned::All => true,
         };
         let unpinned = self.pins.unpin(is_over).await;
-        unpinned.map(|_| ()).map_err(|status| to_pull_error(&status, "", &self.endpoint))
+        unpinned.map_err(|status| to_pull_error(&status, "", &self.endpoint))
     }
 
     async fn pinning_jobs(&self) -> Option<Vec<JobUid>> {
