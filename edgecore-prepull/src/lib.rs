@@ -49,6 +49,7 @@ pub mod images {
 }
 
 mod backoff;
+mod by_key;
 pub mod config;
 mod metrics;
 pub mod run;

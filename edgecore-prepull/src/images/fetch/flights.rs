@@ -1,38 +1,21 @@
 //! Blobs that are being fetched, by digest: one fetch of each at a time over all pulls of the node.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard};
 
-/// The blobs that pulls of the node want now.
-#[derive(Debug, Default)]
-pub(super) struct Flights {
-    by_digest: Mutex<HashMap<String, Weak<Flight>>>,
-}
+use crate::by_key::ByKey;
+
+/// The blobs that pulls of the node want now, by digest.
+pub(super) type Flights = ByKey<Flight>;
 
 /// One blob that somebody wants.
 #[derive(Debug, Default)]
 pub(super) struct Flight {
-    turn: AsyncMutex<()>,
+    turn: Mutex<()>,
     written: AtomicU64,
     /// Number of pulls that wait for it and whose task has no cap.
     hurried: AtomicUsize,
-}
-
-impl Flights {
-    /// The blob of this digest, the same for all who want it.
-    pub(super) fn of(&self, digest: &str) -> Arc<Flight> {
-        let mut flights = self.by_digest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(flight) = flights.get(digest).and_then(Weak::upgrade) {
-            return flight;
-        }
-        flights.retain(|_, flight| flight.strong_count() > 0);
-        let flight = Arc::default();
-        flights.insert(digest.to_owned(), Arc::downgrade(&flight));
-        flight
-    }
 }
 
 impl Flight {
@@ -75,7 +58,7 @@ impl Drop for Hurry<'_> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
 
     use futures::FutureExt;
 
@@ -96,13 +79,5 @@ mod tests {
         assert!(!first.is_hurried());
         drop(turn);
         assert!(capped.as_mut().now_or_never().is_some());
-    }
-
-    #[test]
-    fn what_nobody_wants_any_more_is_forgotten() {
-        let flights = Flights::default();
-        flights.of("sha256:a").set_written(7);
-        assert_eq!(flights.of("sha256:a").written(), 0);
-        assert_eq!(flights.by_digest.lock().unwrap().len(), 1);
     }
 }

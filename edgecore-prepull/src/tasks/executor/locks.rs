@@ -1,11 +1,11 @@
 //! Locks by image reference: one pull of a reference at a time, over all tasks of the node.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use prepull_api::wire::Key;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
+use crate::by_key::ByKey;
 use crate::images::puller::Pulled;
 
 /// The pull that has just ended, for those who waited for the same reference.
@@ -18,34 +18,19 @@ pub(super) struct RecentPull {
 /// Exclusive right to pull a reference, until it is dropped. Holds the pull that ended just before.
 pub(super) type ReferenceGuard = OwnedMutexGuard<Option<RecentPull>>;
 
-type Slot = AsyncMutex<Option<RecentPull>>;
-
 /// Locks of the references that are being pulled or waited for, and of no others.
 #[derive(Debug, Default)]
-pub(super) struct ReferenceLocks {
-    slots: Mutex<HashMap<String, Weak<Slot>>>,
-}
+pub(super) struct ReferenceLocks(ByKey<Mutex<Option<RecentPull>>>);
 
 impl ReferenceLocks {
     /// Waits until nobody else pulls the reference.
     pub(super) async fn lock(&self, reference: &str) -> ReferenceGuard {
-        self.slot(reference).lock_owned().await
+        self.0.of(reference).lock_owned().await
     }
 
     /// Returns `None` if somebody pulls the reference.
     pub(super) fn try_lock(&self, reference: &str) -> Option<ReferenceGuard> {
-        self.slot(reference).try_lock_owned().ok()
-    }
-
-    fn slot(&self, reference: &str) -> Arc<Slot> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.get(reference).and_then(Weak::upgrade) {
-            return slot;
-        }
-        slots.retain(|_, slot| slot.strong_count() > 0);
-        let slot = Arc::default();
-        slots.insert(reference.to_owned(), Arc::downgrade(&slot));
-        slot
+        self.0.of(reference).try_lock_owned().ok()
     }
 }
 
