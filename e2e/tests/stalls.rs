@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use edgecore_prepull::images::puller::cri::CriPuller;
-use edgecore_prepull::images::puller::{ErrorClass, PullError, PullRequest, PullTerms, Pulled, Puller};
+use edgecore_prepull::images::puller::{ErrorClass, PullError, PullRequest, Pulled, Puller};
 use prepull_api::failure::FailureCode;
 use prepull_e2e::prelude::*;
 
@@ -31,14 +31,7 @@ impl Scene {
     }
 
     async fn pull(&self, reference: &str) -> Result<Pulled, PullError> {
-        let request = PullRequest {
-            reference,
-            credential: None,
-            sandbox: None,
-            terms: PullTerms::default(),
-            fetched_for: None,
-        };
-        self.puller.pull(request, &|_| {}).await
+        self.puller.pull(PullRequest::new(reference), &|_| {}).await
     }
 
     async fn link_carries(&self, bytes: u64) -> Result<()> {

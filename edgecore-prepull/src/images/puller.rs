@@ -37,6 +37,14 @@ pub struct PullRequest<'a> {
     pub fetched_for: Option<&'a str>,
 }
 
+impl<'a> PullRequest<'a> {
+    /// A pull of this image without a credential, a sandbox, or terms of its own.
+    pub fn new(reference: &'a str) -> Self {
+        let (credential, sandbox, fetched_for) = (None, None, None);
+        Self { reference, credential, sandbox, terms: PullTerms::default(), fetched_for }
+    }
+}
+
 /// What a task says about a download, besides what to download. Without a word: as the node itself is set up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PullTerms<'a> {

@@ -70,13 +70,8 @@ impl<P: Puller> Logins<'_, P> {
     async fn pull(&mut self, credential: Option<&RegistryCredential>) -> Result<Option<Pulled>, PullError> {
         let Self { puller, image, terms, progress, .. } = self;
         let sandbox = image.sandbox.as_ref();
-        let request = PullRequest {
-            reference: &image.reference,
-            credential,
-            sandbox,
-            terms: *terms,
-            fetched_for: None,
-        };
+        let request =
+            PullRequest { credential, sandbox, terms: *terms, ..PullRequest::new(&image.reference) };
         match puller.pull(request, *progress).await {
             Ok(pulled) => Ok(Some(pulled)),
             // "Not found" replaces a refusal, whichever came first: the registry accepted the credential, or hides

@@ -5,7 +5,6 @@ mod runtime;
 use prepull_api::credentials::Sensitive;
 
 use super::*;
-use crate::images::puller::PullTerms;
 use runtime::FakeRuntime;
 
 #[test]
@@ -83,11 +82,9 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
         let runtime = FakeRuntime::start(&image_ref, &digits);
         let puller = CriPuller::new(runtime.endpoint());
         let request = PullRequest {
-            reference: "r.io/a:1",
             credential: Some(&credential),
             sandbox: Some(&sandbox),
-            terms: PullTerms::default(),
-            fetched_for: None,
+            ..PullRequest::new("r.io/a:1")
         };
         let pulled = puller.pull(request, &|_| {}).await.unwrap();
         assert_eq!(pulled.id, Some(format!("sha256:{digits}")), "{image_ref}");
@@ -102,14 +99,7 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
         assert_eq!(seen.image.unwrap().image, "r.io/a:1");
         assert_eq!(seen.auth.unwrap().username, "u");
 
-        let request = PullRequest {
-            reference: "r.io/a:1",
-            credential: None,
-            sandbox: None,
-            terms: PullTerms::default(),
-            fetched_for: None,
-        };
-        puller.pull(request, &|_| {}).await.unwrap();
+        puller.pull(PullRequest::new("r.io/a:1"), &|_| {}).await.unwrap();
         assert_eq!(runtime.pulls().pop().unwrap().sandbox_config, None);
     }
 }
@@ -118,13 +108,7 @@ async fn a_pull_passes_the_sandbox_and_returns_the_image_id() {
 async fn a_runtime_that_ends_during_a_pull_is_told_from_one_that_was_down() {
     let mut runtime = FakeRuntime::named("containerd", None, "");
     let puller = CriPuller::new(runtime.endpoint());
-    let request = PullRequest {
-        reference: "r.io/a:1",
-        credential: None,
-        sandbox: None,
-        terms: PullTerms::default(),
-        fetched_for: None,
-    };
+    let request = PullRequest::new("r.io/a:1");
     let pull = puller.pull(request, &|_| {});
     let end = async {
         while runtime.pulls().is_empty() {
@@ -145,13 +129,7 @@ async fn a_registry_token_is_used_by_docker_and_never_makes_an_anonymous_pull() 
         registry_token: Sensitive::new("t"),
         ..RegistryCredential::default()
     };
-    let request = PullRequest {
-        reference: "r.io/a:1",
-        credential: Some(&token),
-        sandbox: None,
-        terms: PullTerms::default(),
-        fetched_for: None,
-    };
+    let request = PullRequest { credential: Some(&token), ..PullRequest::new("r.io/a:1") };
     let digits = "ab".repeat(32);
     let runtime = FakeRuntime::start(&digits, &digits);
     let error = CriPuller::new(runtime.endpoint()).pull(request, &|_| {}).await.unwrap_err();
