@@ -31,20 +31,26 @@ pub(crate) async fn dispatch_job_task(
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
     let user = secrets.consent_for(SecretUser::Job(&order.job.name));
     let mut keys = Vec::with_capacity(order.plan.images.len());
+    let title = title(order);
     let (mut withheld, mut reason) = (Vec::new(), None);
+    let mut note = |details: &[String], of: Vec<SecretRef>, unavailable: Option<&String>| {
+        secrets.withheld().log(&title, details, begun);
+        if !of.is_empty() {
+            reason = reason.take().or_else(|| unavailable.cloned());
+            withheld.extend(of);
+        }
+    };
     for image in &order.plan.images {
         let found = match read_secrets(&image.secrets, &|_| user, secrets).await {
             Ok(found) => found,
             Err(postponed) => return postponed,
         };
         let resolved = plan::resolve_key(&image.secrets, &image.pull, user, found);
-        secrets.withheld().log(&format!("imageprepulljob/{}", order.job.name), &resolved.details, begun);
-        if !resolved.withheld.is_empty() {
-            if let Key::Unavailable { reason: text } = &resolved.key {
-                reason.get_or_insert_with(|| text.clone());
-            }
-            withheld.extend(resolved.withheld);
-        }
+        let unavailable = match &resolved.key {
+            Key::Unavailable { reason } => Some(reason),
+            Key::Anonymous { .. } | Key::Credentials { .. } => None,
+        };
+        note(&resolved.details, resolved.withheld, unavailable);
         keys.push(resolved.key);
     }
     let mut verification = None;
@@ -54,11 +60,7 @@ pub(crate) async fn dispatch_job_task(
             Err(postponed) => return postponed,
         };
         let resolved = plan::resolve_verification(policy, user, found);
-        secrets.withheld().log(&format!("imageprepulljob/{}", order.job.name), &resolved.details, begun);
-        if !resolved.withheld.is_empty() {
-            reason = reason.or_else(|| resolved.verification.unavailable.clone());
-            withheld.extend(resolved.withheld);
-        }
+        note(&resolved.details, resolved.withheld, resolved.verification.unavailable.as_ref());
         verification = Some(resolved.verification);
     }
     if let Some(reason) = reason.filter(|_| order.may_wait) {
@@ -91,6 +93,11 @@ pub(crate) async fn dispatch_node_image_task(
         Assign { task: order.task, remaining, keys: vec![resolved.key], download: DownloadTerms::default() },
         sessions,
     )
+}
+
+/// The job, as logs of both sides name it.
+fn title(order: &Dispatch) -> String {
+    format!("imageprepulljob/{}", order.job.name)
 }
 
 fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome {
@@ -126,7 +133,7 @@ pub fn build_assign(
     };
     let task = Task {
         id: TaskId { job: order.job.uid.clone(), attempt: order.attempt },
-        title: format!("imageprepulljob/{}", order.job.name),
+        title: title(order),
         checks: order.job.checks.clone(),
         images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
     };
