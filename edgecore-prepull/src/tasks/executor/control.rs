@@ -26,16 +26,20 @@ pub(super) fn current_key(control: &watch::Receiver<TaskControl>, index: usize) 
     })
 }
 
+/// Waits for other orders: for ever if the sender is gone, since then they stay as they are.
+pub(super) async fn changed(control: &mut watch::Receiver<TaskControl>) {
+    if control.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Waits until the task is to stop, and returns the reason.
 pub(super) async fn wait_for_stop(mut control: watch::Receiver<TaskControl>) -> String {
     loop {
         if let Some(reason) = &control.borrow_and_update().stop {
             return reason.clone();
         }
-        if control.changed().await.is_err() {
-            // The sender is gone: nobody can stop the task any more.
-            std::future::pending::<()>().await;
-        }
+        changed(&mut control).await;
     }
 }
 
@@ -48,13 +52,8 @@ pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>,
         if deadline <= now.monotonic {
             return;
         }
-        let renewed = async {
-            if control.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
         tokio::select! {
-            () = renewed => {}
+            () = changed(&mut control) => {}
             () = sleep_until(look.into()) => {}
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::board::ImageBoard;
-use super::control::TaskControl;
+use super::control::{TaskControl, changed};
 use crate::images::rate::Bucket;
 use crate::tasks::agent::LOOK_AT_CLOCK;
 
@@ -48,12 +48,6 @@ pub(super) async fn announce_waits(
 
 /// Waits until this time, but no longer than the clock is trusted and the terms are the same.
 async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Timestamp>, wall: Wall) {
-    let renewed = async {
-        if control.changed().await.is_err() {
-            // The sender is gone: the terms stay as they are.
-            std::future::pending::<()>().await;
-        }
-    };
     let time_passes = async {
         match until {
             None => std::future::pending().await,
@@ -65,7 +59,7 @@ async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Tim
         }
     };
     tokio::select! {
-        () = renewed => {}
+        () = changed(control) => {}
         () = time_passes => {}
     }
 }
@@ -75,9 +69,8 @@ pub(super) async fn wait_for_other_verification(
     mut control: watch::Receiver<TaskControl>,
     verification: Option<&Verification>,
 ) {
-    // An error means that the sender is gone.
-    if control.wait_for(|control| control.terms.download.verify.as_ref() != verification).await.is_err() {
-        std::future::pending::<()>().await;
+    while control.borrow_and_update().terms.download.verify.as_ref() == verification {
+        changed(&mut control).await;
     }
 }
 
@@ -85,8 +78,6 @@ pub(super) async fn wait_for_other_verification(
 pub(super) async fn follow_rate(mut control: watch::Receiver<TaskControl>, bucket: &Bucket) -> Infallible {
     loop {
         bucket.set_rate(control.borrow_and_update().terms.download.max_rate);
-        if control.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
+        changed(&mut control).await;
     }
 }
