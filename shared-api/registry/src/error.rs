@@ -11,6 +11,8 @@ pub enum Kind {
     Unauthorized,
     /// The registry has no such manifest or blob, or hides it from this credential.
     NotFound,
+    /// The image has no manifest for the platform.
+    PlatformMismatch,
     /// The registry has had too many requests.
     RateLimited {
         /// The wait that it asks for.
@@ -55,7 +57,7 @@ impl RegistryError {
             Kind::Unreachable => 0,
             Kind::NotFound => 1,
             Kind::Unauthorized | Kind::RateLimited { .. } | Kind::Server | Kind::Unsupported => 2,
-            Kind::Protocol | Kind::DigestMismatch => 3,
+            Kind::Protocol | Kind::DigestMismatch | Kind::PlatformMismatch => 3,
         }
     }
 }

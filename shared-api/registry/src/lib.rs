@@ -33,4 +33,4 @@ pub use blob::{BlobStream, HostId};
 pub use client::{RegistryClient, Settings};
 pub use error::{Kind, RegistryError};
 pub use proxy::Proxies;
-pub use repository::{Chosen, Repository, Resolved};
+pub use repository::{Chosen, Contents, Repository, Resolved};

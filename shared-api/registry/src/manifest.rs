@@ -2,7 +2,7 @@
 
 mod platform;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,9 @@ pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.lis
 
 /// Largest manifest or index, as in containerd.
 pub const MAX_MANIFEST: u64 = 4 << 20;
+
+/// Factor from a compressed layer to the unpacked one where nothing better is known.
+const UNPACKED: u64 = 3;
 
 /// A reference to content by its digest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +57,17 @@ impl Descriptor {
     /// Whether it refers to a manifest of an image.
     pub fn is_manifest(&self) -> bool {
         matches!(self.media_type.as_str(), OCI_MANIFEST | DOCKER_MANIFEST)
+    }
+
+    /// Whether it refers to a layer that is compressed with gzip, whose last bytes tell its size.
+    pub fn is_gzip(&self) -> bool {
+        self.media_type.contains("gzip")
+    }
+
+    /// The size of an unpacked layer, guessed: of most layers it is less.
+    pub fn guess_unpacked(&self) -> u64 {
+        let is_compressed = self.is_gzip() || self.media_type.contains("zstd");
+        if is_compressed { self.size.saturating_mul(UNPACKED) } else { self.size }
     }
 
     /// Whether it refers to a layer that is not in the registry but at a URL of its own, as those of Windows once were.
@@ -104,6 +118,12 @@ impl Manifest {
         let Self { config, layers, subject, .. } = &manifest;
         check(layers.iter().chain([config]).chain(subject), "manifest")?;
         Ok(manifest)
+    }
+
+    /// The layers, each once: the same one may be there several times.
+    pub fn distinct_layers(&self) -> Vec<Descriptor> {
+        let mut seen = HashSet::new();
+        self.layers.iter().filter(|layer| seen.insert(layer.digest.as_str())).cloned().collect()
     }
 }
 

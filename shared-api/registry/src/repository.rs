@@ -1,7 +1,9 @@
 //! The content of one repository, asked for in the order of its endpoints.
 
 mod ask;
+mod choose;
 mod referrers;
+mod unpacked;
 
 use std::sync::Arc;
 
@@ -19,14 +21,12 @@ use crate::digest::{check, is_digest, sha256};
 use crate::error::{Kind, RegistryError};
 use crate::hosts::{Capabilities, Endpoint};
 use crate::manifest::{
-    DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, Index, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST, Platform,
-    own_media_type,
+    DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST, own_media_type,
 };
 use crate::transport::Answer;
+pub use choose::{Chosen, Contents};
 
 const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
-/// Deepest index in an index that is followed. One within another is known, more is not.
-const MAX_DEPTH: usize = 4;
 
 /// The repository of one reference, with the credential for it.
 pub struct Repository {
@@ -48,15 +48,6 @@ pub struct Resolved {
     pub descriptor: Descriptor,
     /// Its content, where it had to be fetched to know its digest.
     pub manifest: Option<Vec<u8>>,
-}
-
-/// What is fetched for one platform.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    /// The indexes that lead to the manifest, the outermost one first, each with its content.
-    pub indexes: Vec<(Descriptor, Vec<u8>)>,
-    /// The manifest, with its content.
-    pub manifest: (Descriptor, Vec<u8>),
 }
 
 impl Repository {
@@ -194,39 +185,6 @@ impl Repository {
         let content = self.read(answer, size).await?;
         check(&content, digest, &format!("{from}: {kind}/{digest}"))?;
         Ok(content)
-    }
-
-    /// The manifest for a platform, with the indexes that lead to it. What was resolved may be a manifest itself.
-    pub async fn choose(&self, resolved: &Resolved, platform: &Platform) -> Result<Chosen, RegistryError> {
-        let mut indexes: Vec<(Descriptor, Vec<u8>)> = Vec::new();
-        let mut descriptor = resolved.descriptor.clone();
-        let mut known = resolved.manifest.clone();
-        loop {
-            let content = match known.take() {
-                Some(content) => content,
-                None => self.manifest(&descriptor).await?,
-            };
-            if descriptor.is_manifest() {
-                return Ok(Chosen { indexes, manifest: (descriptor, content) });
-            }
-            let bad = |kind, what: &str| RegistryError::new(kind, format!("{}: {what}", self.reference));
-            if !descriptor.is_index() {
-                return Err(bad(
-                    Kind::Unsupported,
-                    "the format of its manifest is left to the container runtime",
-                ));
-            }
-            if indexes.len() == MAX_DEPTH {
-                return Err(bad(Kind::Protocol, "its indexes lead to ever more indexes"));
-            }
-            let next = Index::parse(&content)?.select(platform).cloned();
-            let missing = || {
-                let Platform { os, architecture, .. } = platform;
-                bad(Kind::NotFound, &format!("no manifest for the platform {os}/{architecture}"))
-            };
-            let next = next.ok_or_else(missing)?;
-            indexes.push((std::mem::replace(&mut descriptor, next), content));
-        }
     }
 
     /// Fetches a blob from an offset on, or from its beginning where the registry knows no ranges. Endpoints to `avoid`

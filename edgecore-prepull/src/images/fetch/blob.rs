@@ -253,6 +253,6 @@ fn pause_before_asking_again(kind: Kind) -> Option<Duration> {
             let pause = retry_after.unwrap_or(PAUSE).max(PAUSE);
             (pause <= LONGEST_PAUSE).then_some(pause)
         }
-        Kind::NotFound | Kind::DigestMismatch | Kind::Unsupported => None,
+        Kind::NotFound | Kind::PlatformMismatch | Kind::DigestMismatch | Kind::Unsupported => None,
     }
 }

@@ -17,7 +17,7 @@ use super::FetchSettings;
 use super::blob::Download;
 use super::flights::{Flight, Flights};
 use super::image::{ImageParts, blob};
-use super::room::{Disk, Guess, Need, guess, is_gzip, judge, size_by_trailer};
+use super::room::{Disk, Need, judge};
 use super::runtime::{Facts, Runtime};
 use super::stop::Stop;
 use super::unpacked::chain_ids;
@@ -173,12 +173,19 @@ impl Fetcher {
             judge(need, &content, &images, &self.settings.room)
         };
         let refuse = |message: String| PullError::new(ErrorClass::NoSpace, message);
-        judge(&|_, layer| guess(layer, Guess::Least)).map_err(refuse)?;
-        if judge(&|_, layer| guess(layer, Guess::Usual)).is_ok() {
+        // None is smaller than it is compressed.
+        judge(&|_, layer| layer.size).map_err(refuse)?;
+        if judge(&|_, layer| layer.guess_unpacked()).is_ok() {
             return Ok(());
         }
         // It is close: what the registry tells of the layers decides.
-        let size_of = |index: usize| unpacked_size(repository, &missing[index].descriptor);
+        let size_of = |index: usize| {
+            let layer = &missing[index].descriptor;
+            async move {
+                let told = repository.unpacked_size(layer).await;
+                told.ok().flatten().unwrap_or_else(|| layer.guess_unpacked())
+            }
+        };
         let sizes = stream::iter((0..missing.len()).map(size_of)).buffered(STREAMS_OF_IMAGE);
         let sizes: Vec<u64> = sizes.collect().await;
         judge(&|index, _| sizes[index]).map_err(refuse)
@@ -278,19 +285,4 @@ impl Layer {
     pub(super) fn written(&self) -> u64 {
         if self.is_needless { self.descriptor.size } else { self.flight.written().min(self.descriptor.size) }
     }
-}
-
-/// The size of an unpacked layer, by its last four bytes where they tell it.
-async fn unpacked_size(repository: &Repository, layer: &Descriptor) -> u64 {
-    let usual = guess(layer, Guess::Usual);
-    let Some(from) = layer.size.checked_sub(4).filter(|_| is_gzip(layer)) else { return usual };
-    let Ok(mut stream) = repository.blob(layer, from, &[]).await else { return usual };
-    if stream.offset() != from {
-        return usual;
-    }
-    let mut trailer = Vec::new();
-    while let Some(Ok(bytes)) = stream.next().await {
-        trailer.extend_from_slice(&bytes);
-    }
-    trailer.try_into().map_or(usual, |trailer| size_by_trailer(layer, trailer))
 }

@@ -2,16 +2,11 @@
 
 use std::collections::HashSet;
 
-use prepull_api::failure::FailureCode;
-use prepull_registry::manifest::{Descriptor, Index, Manifest, Platform};
-use prepull_registry::{Repository, Resolved};
+use prepull_registry::manifest::{Descriptor, Manifest, Platform};
+use prepull_registry::{Chosen, Contents, Repository, Resolved};
 
 use super::stop::Stop;
 use crate::images::containerd::{Blob, BlobKind, ContentStore};
-use crate::images::puller::{ErrorClass, PullError};
-
-/// Deepest index within an index that is followed. One is known to exist.
-const MAX_DEPTH: usize = 4;
 
 /// An image for the platform of this machine.
 #[derive(Debug)]
@@ -34,38 +29,16 @@ impl ImageParts {
         repository: &Repository,
         resolved: Resolved,
     ) -> Result<Self, Stop> {
-        let Resolved { descriptor: target, manifest: mut known } = resolved;
-        let platform = Platform::of_this_machine();
-        let mut documents = Vec::new();
-        let mut descriptor = target.clone();
-        loop {
-            let content = match known.take() {
-                Some(content) => content,
-                None => match store.read(&descriptor.digest).await {
-                    Some(content) => content,
-                    None => repository.manifest(&descriptor).await?,
-                },
-            };
-            if descriptor.is_manifest() {
-                let Manifest { config, layers, .. } = Manifest::parse(&content)?;
-                documents.push((blob(BlobKind::Manifest, &descriptor), content));
-                let order = layers.iter().map(|layer| layer.digest.clone()).collect();
-                return Self { target, documents, config, layers: deduplicate(layers), order }.checked();
-            }
-            if !descriptor.is_index() || documents.len() == MAX_DEPTH {
-                let kind = &descriptor.media_type;
-                return Err(Stop::StepBack(format!(
-                    "the agent does not know manifests of the kind {kind:?}"
-                )));
-            }
-            let chosen = Index::parse(&content)?.select(&platform).cloned();
-            documents.push((blob(BlobKind::Index, &descriptor), content));
-            descriptor = chosen.ok_or_else(|| {
-                let Platform { os, architecture, .. } = &platform;
-                let message = format!("the image has no manifest for the platform {os}/{architecture}");
-                PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::PlatformMismatch)
-            })?;
-        }
+        let target = resolved.descriptor.clone();
+        let chosen = repository.choose(resolved, &Platform::of_this_machine(), store).await?;
+        let Chosen { indexes, manifest: (descriptor, content) } = chosen;
+        let manifest = Manifest::parse(&content)?;
+        let index = |(index, content): (Descriptor, Vec<u8>)| (blob(BlobKind::Index, &index), content);
+        let mut documents: Vec<_> = indexes.into_iter().map(index).collect();
+        documents.push((blob(BlobKind::Manifest, &descriptor), content));
+        let layers = manifest.distinct_layers();
+        let order = manifest.layers.into_iter().map(|layer| layer.digest).collect();
+        Self { target, documents, config: manifest.config, layers, order }.checked()
     }
 
     fn checked(self) -> Result<Self, Stop> {
@@ -86,13 +59,13 @@ impl ImageParts {
     }
 }
 
+impl Contents for ContentStore {
+    async fn read(&self, digest: &str) -> Option<Vec<u8>> {
+        self.read(digest).await
+    }
+}
+
 /// The blob that a descriptor refers to.
 pub(super) fn blob(kind: BlobKind, descriptor: &Descriptor) -> Blob {
     Blob { kind, digest: descriptor.digest.clone(), size: descriptor.size }
-}
-
-fn deduplicate(mut layers: Vec<Descriptor>) -> Vec<Descriptor> {
-    let mut seen = HashSet::new();
-    layers.retain(|layer| seen.insert(layer.digest.clone()));
-    layers
 }

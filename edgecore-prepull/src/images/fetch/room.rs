@@ -10,8 +10,6 @@ use prepull_registry::manifest::Descriptor;
 
 use crate::config::{Amount, Percent};
 
-/// Factor from compressed to unpacked where nothing better is known. Most layers stay below.
-const UNPACKED: u64 = 3;
 /// Bytes of unpacked content for each file: most images have larger files.
 const BYTES_PER_FILE: u64 = 32 * 1024;
 /// Part of all inodes that stays free: below it, the kubelet evicts pods (nodefs.inodesFree).
@@ -63,42 +61,12 @@ impl Disk {
     }
 }
 
-/// How large layers are when they are unpacked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Guess {
-    /// No smaller than they are compressed.
-    Least,
-    /// As most layers are.
-    Usual,
-}
-
 impl Need {
     /// Adds a layer of which so many compressed bytes are missing.
     pub(super) fn add(&mut self, layer: &Descriptor, missing: u64, unpacked: u64) {
         self.download = self.download.saturating_add(missing);
         self.unpacked = self.unpacked.saturating_add(unpacked.max(layer.size));
     }
-}
-
-/// Guesses the size of an unpacked layer.
-pub(super) fn guess(layer: &Descriptor, guess: Guess) -> u64 {
-    let is_compressed = is_gzip(layer) || layer.media_type.contains("zstd");
-    match guess {
-        Guess::Usual if is_compressed => layer.size.saturating_mul(UNPACKED),
-        Guess::Usual | Guess::Least => layer.size,
-    }
-}
-
-/// Whether the last bytes of the layer tell its size.
-pub(super) fn is_gzip(layer: &Descriptor) -> bool {
-    layer.media_type.contains("gzip")
-}
-
-/// The size that the last four bytes of a gzip file tell, which is that of its last member, modulo 2^32. A layer of
-/// several members, or one that seems to be smaller than its compressed bytes, is guessed instead.
-pub(super) fn size_by_trailer(layer: &Descriptor, trailer: [u8; 4]) -> u64 {
-    let size = u64::from(u32::from_le_bytes(trailer));
-    if size > layer.size { size } else { guess(layer, Guess::Usual) }
 }
 
 /// Decides whether an image fits. `content` is where compressed layers are, `images` where they are unpacked; the two
@@ -165,10 +133,6 @@ mod tests {
         Disk { path, device, capacity: 1000 * MIB, available, inodes: 10_000, free_inodes: 10_000 }
     }
 
-    fn layer(media_type: &str, size: u64) -> Descriptor {
-        Descriptor { media_type: media_type.to_owned(), size, ..Descriptor::default() }
-    }
-
     #[test]
     fn an_image_fits_if_the_kubelet_has_no_reason_to_remove_any() {
         let need = Need { download: 10 * MIB, unpacked: 40 * MIB };
@@ -201,16 +165,6 @@ mod tests {
         assert!(judge(need, &few, &few, &RULES).unwrap_err().contains("10240 inodes"));
         let dynamic = Disk { inodes: 0, free_inodes: 0, ..few };
         assert_eq!(judge(need, &dynamic, &dynamic, &RULES), Ok(()));
-    }
-
-    #[test]
-    fn a_layer_is_guessed_unless_its_trailer_tells_its_size() {
-        let gzip = layer("application/vnd.oci.image.layer.v1.tar+gzip", 100);
-        assert_eq!((guess(&gzip, Guess::Least), guess(&gzip, Guess::Usual)), (100, 300));
-        assert_eq!(size_by_trailer(&gzip, 250_u32.to_le_bytes()), 250);
-        assert_eq!(size_by_trailer(&gzip, 7_u32.to_le_bytes()), 300, "the last of several members");
-        assert_eq!(guess(&layer("application/vnd.oci.image.layer.v1.tar+zstd", 100), Guess::Usual), 300);
-        assert_eq!(guess(&layer("application/vnd.oci.image.layer.v1.tar", 100), Guess::Usual), 100);
     }
 
     #[test]

@@ -81,6 +81,7 @@ impl From<RegistryError> for PullError {
         let (class, code) = match error.kind {
             Kind::Unauthorized => (ErrorClass::Auth, FailureCode::Unauthorized),
             Kind::NotFound => (ErrorClass::NotFound, FailureCode::NotFound),
+            Kind::PlatformMismatch => (ErrorClass::Permanent, FailureCode::PlatformMismatch),
             Kind::RateLimited { .. } => (ErrorClass::Transient, FailureCode::RateLimited),
             Kind::Unreachable => (ErrorClass::Transient, FailureCode::Unreachable),
             // What a registry sends may be right the next time.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// An operating system and a processor.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Platform {
     /// `linux`
     #[serde(default)]

@@ -1,5 +1,7 @@
 //! What a registry that keeps to the protocol is asked, and what is made of its answers.
 
+use std::collections::BTreeMap;
+
 use prepull_registry::manifest::{Descriptor, OCI_INDEX, OCI_MANIFEST, Platform};
 use prepull_registry::{Kind, digest::sha256};
 
@@ -98,6 +100,21 @@ async fn a_registry_without_ranges_begins_at_the_beginning() {
 }
 
 #[tokio::test]
+async fn the_last_bytes_of_a_layer_tell_its_unpacked_size() {
+    let server = Server::start(serve_ranges).await;
+    let layer = Descriptor { media_type: format!("{OCI_MANIFEST}+gzip"), ..blob() };
+    let told = u64::from(u32::from_le_bytes(*b"6789"));
+    assert_eq!(at(&server).unpacked_size(&layer).await, Ok(Some(told)));
+    assert_eq!(server.seen().last().unwrap().header("range"), "bytes=6-");
+    assert_eq!(at(&server).unpacked_size(&blob()).await, Ok(None), "not compressed");
+    assert_eq!(server.seen().len(), 1, "it is not asked for");
+    let without_ranges = Server::start(|_| reply(200, &[], CONTENT)).await;
+    assert_eq!(at(&without_ranges).unpacked_size(&layer).await, Ok(None));
+    let failing = Server::start(|_| reply(500, &[], "")).await;
+    assert_eq!(at(&failing).unpacked_size(&layer).await.unwrap_err().kind, Kind::Server);
+}
+
+#[tokio::test]
 async fn an_empty_blob_and_the_end_of_one_are_no_error() {
     let server = Server::start(|_| reply(200, &[], "")).await;
     let empty = Descriptor { digest: sha256(b""), size: 0, ..Descriptor::default() };
@@ -124,14 +141,21 @@ async fn the_manifest_of_the_platform_is_found_through_nested_indexes() {
     let repository = at(&server);
     let resolved = repository.resolve().await.unwrap();
     let node = Platform { os: "linux".to_owned(), architecture: "amd64".to_owned(), variant: String::new() };
-    let chosen = is_send(repository.choose(&resolved, &node)).await.unwrap();
-    let indexes: Vec<_> = chosen.indexes.into_iter().map(|(_, content)| content).collect();
-    assert_eq!((indexes, chosen.manifest.1), (vec![outer, inner], manifest));
+    let chosen = is_send(repository.choose(resolved.clone(), &node, &())).await.unwrap();
+    let indexes: Vec<_> = chosen.indexes.iter().map(|(_, content)| content.clone()).collect();
+    assert_eq!((indexes, &chosen.manifest.1), (vec![outer, inner], &manifest));
+
+    // What is at hand is not asked for.
+    let at_hand: BTreeMap<_, _> =
+        chosen.indexes.iter().map(|(of, content)| (of.digest.clone(), content.clone())).collect();
+    let before = server.seen().len();
+    assert_eq!(repository.choose(resolved.clone(), &node, &at_hand).await.unwrap(), chosen);
+    assert_eq!(server.seen().len() - before, 1, "the manifest alone");
 
     let other =
         Platform { os: "linux".to_owned(), architecture: "riscv64".to_owned(), variant: String::new() };
-    let error = repository.choose(&resolved, &other).await.unwrap_err();
-    assert_eq!(error.kind, Kind::NotFound);
+    let error = repository.choose(resolved, &other, &()).await.unwrap_err();
+    assert_eq!(error.kind, Kind::PlatformMismatch);
     assert!(error.message.contains("linux/riscv64"), "{error}");
 }
 

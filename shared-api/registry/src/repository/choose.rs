@@ -1,0 +1,78 @@
+//! From what a reference points to, through indexes, to the manifest for one platform.
+
+use std::collections::BTreeMap;
+
+use super::{Repository, Resolved};
+use crate::error::{Kind, RegistryError};
+use crate::manifest::{Descriptor, Index, Platform};
+
+/// Deepest index in an index that is followed. One within another is known, more is not.
+const MAX_DEPTH: usize = 4;
+
+/// What is fetched for one platform.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The indexes that lead to the manifest, the outermost one first, each with its content.
+    pub indexes: Vec<(Descriptor, Vec<u8>)>,
+    /// The manifest, with its content.
+    pub manifest: (Descriptor, Vec<u8>),
+}
+
+/// Manifests and indexes that are at hand, so that the registry is not asked for them.
+pub trait Contents: Sync {
+    /// The content of this digest, if it is there. It counts as what its digest says.
+    fn read(&self, digest: &str) -> impl Future<Output = Option<Vec<u8>>> + Send;
+}
+
+/// Nothing is at hand.
+impl Contents for () {
+    async fn read(&self, _digest: &str) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+/// By digest.
+impl Contents for BTreeMap<String, Vec<u8>> {
+    async fn read(&self, digest: &str) -> Option<Vec<u8>> {
+        self.get(digest).cloned()
+    }
+}
+
+impl Repository {
+    /// The manifest for a platform, with the indexes that lead to it. What was resolved may be a manifest itself.
+    pub async fn choose(
+        &self,
+        resolved: Resolved,
+        platform: &Platform,
+        at_hand: &impl Contents,
+    ) -> Result<Chosen, RegistryError> {
+        let Resolved { mut descriptor, manifest: mut known } = resolved;
+        let mut indexes: Vec<(Descriptor, Vec<u8>)> = Vec::new();
+        loop {
+            let content = match known.take() {
+                Some(content) => content,
+                None => match at_hand.read(&descriptor.digest).await {
+                    Some(content) => content,
+                    None => self.manifest(&descriptor).await?,
+                },
+            };
+            if descriptor.is_manifest() {
+                return Ok(Chosen { indexes, manifest: (descriptor, content) });
+            }
+            if !descriptor.is_index() {
+                let message = format!("manifests of the kind {:?} are not known here", descriptor.media_type);
+                return Err(RegistryError::new(Kind::Unsupported, message));
+            }
+            if indexes.len() == MAX_DEPTH {
+                return Err(RegistryError::new(Kind::Unsupported, "its indexes lead to ever more indexes"));
+            }
+            let next = Index::parse(&content)?.select(platform).cloned();
+            let next = next.ok_or_else(|| {
+                let Platform { os, architecture, .. } = platform;
+                let message = format!("the image has no manifest for the platform {os}/{architecture}");
+                RegistryError::new(Kind::PlatformMismatch, message)
+            })?;
+            indexes.push((std::mem::replace(&mut descriptor, next), content));
+        }
+    }
+}
