@@ -51,4 +51,4 @@ mod kube_api {
 pub mod run;
 
 pub use commands::args::{Cli, ConsentArgs};
-pub use commands::plan::{Output, PlanArgs, run as print_plan};
+pub use commands::plan::{Output, PlanArgs, SizeArgs, run as print_plan};

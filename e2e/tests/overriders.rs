@@ -166,3 +166,66 @@ async fn a_secret_that_is_added_is_tried_after_the_first_one() -> Result<()> {
     assert_eq!(users(&registry, "team/added"), only("second"));
     Ok(())
 }
+
+#[tokio::test]
+async fn the_plan_tells_what_each_node_would_download_from_its_own_registry() -> Result<()> {
+    let private = Registry::start().user("alice", &password("alice")).await?;
+    let open = Registry::start().named("mirror.local").await?;
+    let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
+    let here = if std::env::consts::ARCH == "aarch64" { "arm64" } else { "amd64" };
+    for node in ["edge-1", "edge-2"] {
+        stage.cluster.label_node(node, "kubernetes.io/arch", Some(here)).await?;
+    }
+    stage.cluster.label_node("edge-2", "region", Some("hangzhou")).await?;
+    stage.cluster.registry_secret("default", "alice", &[private.login("alice")?]).await?;
+    // The two share a layer, and the index has another platform as well.
+    let (index, small) = (Image::multi_arch("sizes")?, Image::small("sizes")?);
+    let mut images = Vec::new();
+    for (image, path) in [(&index, "team/index:v1"), (&small, "team/small:v1")] {
+        images.push(private.seed(image, path)?);
+        open.seed(image, path)?;
+    }
+    let job = |name: &str, images: &[String]| {
+        stage.cluster.job(name).images(images).secret("default/alice").on(["edge-1", "edge-2"]).overrider(
+            "region=hangzhou",
+            &[("Registry", "replace", "mirror.local"), ("SecretName", "remove", "")],
+        )
+    };
+    let unmirrored = private.seed(&small, "team/unmirrored:v1")?;
+    let file = stage.cluster.place().dir().join("sizes.json");
+    let planned = job("sizes", &[images.as_slice(), &[unmirrored]].concat()).build();
+    std::fs::write(&file, serde_json::to_vec(&planned)?)?;
+    let (file, hosts) = (file.to_string_lossy(), stage.cluster.place().registry_hosts());
+    let hosts = hosts.to_string_lossy();
+    let arguments = ["--job", &*file, "--sizes", "--registry-config-path", &*hosts];
+    let asked = users(&private, "team/index");
+    ensure!(asked.is_empty(), "somebody has asked for it before: {asked:?}");
+    // It succeeds, although one size is not known.
+    let plan = stage.cloud.plan(&[&arguments[..], &["-o", "json"]].concat()).await?;
+    assert_eq!(users(&private, "team/index"), only("alice"));
+    let table = stage.cloud.plan(&arguments).await?;
+    ensure!(table.contains("DOWNLOAD OF EACH"), "{table}");
+    ensure!(!plan.contains(CANARY) && !table.contains(CANARY), "{plan}{table}");
+
+    let status = job("pulled", &images).completes().await?;
+    let plan: serde_json::Value = serde_json::from_str(&plan)?;
+    for (node, name) in ["edge-1", "edge-2"].into_iter().enumerate() {
+        let node = &plan["nodes"][node];
+        let mut sum = 0;
+        for (index, image) in images.iter().enumerate() {
+            let size = &node["images"][index]["size"];
+            let pulled = status.image(name, image).and_then(|image| image.bytes).context("no bytes")?;
+            assert_eq!(size["downloadBytes"], pulled.total, "as it was then pulled: {plan}");
+            ensure!(size["unpackedBytes"].as_u64() > Some(pulled.total), "{plan}");
+            sum += pulled.total;
+        }
+        let together = node["size"]["downloadBytes"].as_u64().context("no size")?;
+        ensure!(together < sum, "the shared layer counts once: {plan}");
+        ensure!(node["size"]["diskBytes"].as_u64() > Some(together), "{plan}");
+    }
+    assert_eq!(plan["nodes"][0]["images"][2]["sizeError"], serde_json::Value::Null, "{plan}");
+    let error = plan["nodes"][1]["images"][2]["sizeError"].as_str().unwrap_or_default();
+    ensure!(error.starts_with("not found"), "{plan}");
+    assert_eq!(plan["nodes"][1]["size"]["unknownImages"], 1, "{plan}");
+    Ok(())
+}

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! files or cluster ─▶ manifests, cluster ─▶ validate ─▶ plan ─▶ resolve_key ─▶ Report ─▶ table, json, yaml
+//!                                                                    └─▶ sizes ──┘  (registries; with --sizes)
 //! ```
 //! Validation, planning and the choice of keys are the controller's own code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use prepull_api::credentials::{RegistryPattern, SecretUser};
@@ -15,10 +17,11 @@ use prepull_api::overriders::SecretRef;
 use prepull_api::task::{NodeName, PullPolicy};
 use prepull_api::wire::Key;
 use prepull_engine::prepull::plan::{
-    Plan, PlannedImage, SecretLookup, is_missing, plan, resolve_key, self_assigned_labels,
+    NodePlan, Plan, PlannedImage, Resolved, SecretLookup, is_missing, plan, resolve_key, self_assigned_labels,
 };
 use prepull_engine::prepull::validate::{ValidatedJob, validate};
 use prepull_engine::shared::node_view::NodeView;
+use prepull_registry::manifest::Platform;
 use serde::Serialize;
 
 use crate::commands::args::ConsentArgs;
@@ -27,11 +30,14 @@ mod cluster;
 mod definition;
 mod download;
 mod manifests;
+mod sizes;
 mod table;
 #[cfg(test)]
 mod tests;
 
 use download::DownloadReport;
+pub use sizes::SizeArgs;
+use sizes::{ImageSize, NodeSize, Sizes, platform_of};
 
 /// Show which images a job would pull on each node, without running it
 #[derive(Clone, Debug, clap::Args)]
@@ -40,9 +46,13 @@ Examples:
   cloudcore-prepull plan --job job.yaml --nodes nodes.yaml
   kubectl get nodes -o yaml > nodes.yaml && cloudcore-prepull plan --job job.yaml --nodes nodes.yaml -o json
   cloudcore-prepull plan --job job.yaml                     # with the cluster's nodes and secrets
+  cloudcore-prepull plan --job job.yaml --sizes             # and what each node would download
+
+--sizes asks the registries that the job names, with the credentials that the nodes would get, from this machine.
 
 Exit status: 0 the job is valid and, where secrets are known, each image has credentials; 1 it is refused, an image has
-none, or the command failed (stderr says why); 2 wrong usage.")]
+none, or the command failed (stderr says why); 2 wrong usage. A size that is not known changes nothing of it: what this
+machine cannot reach, a node may.")]
 pub struct PlanArgs {
     /// YAML or JSON file with one ImagePrePullJob; objects of other kinds are ignored
     #[arg(long, value_name = "FILE")]
@@ -57,6 +67,9 @@ pub struct PlanArgs {
     /// The flag of the consent.
     #[command(flatten)]
     pub consent: ConsentArgs,
+    /// The flags of the sizes.
+    #[command(flatten)]
+    pub sizes: SizeArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
@@ -94,6 +107,9 @@ struct Report {
 struct NodeReport {
     name: String,
     images: Vec<ImageReport>,
+    /// With `--sizes`: what all images take together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<NodeSize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -108,6 +124,12 @@ struct ImageReport {
     pull_policy: PullPolicy,
     /// Why the image has no credentials; absent as well if they were not checked.
     error: Option<String>,
+    /// With `--sizes`: what the image takes on a node that has nothing of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<ImageSize>,
+    /// With `--sizes`: why that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_error: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -118,9 +140,34 @@ struct SkippedReport {
 
 type Secrets = BTreeMap<SecretRef, SecretLookup>;
 
+/// An image with what its secrets have for it; `None` where they are not known.
+struct Keyed<'a> {
+    planned: &'a PlannedImage,
+    resolved: Option<Resolved>,
+}
+
+/// The images of each plan. Many nodes share one, whose keys are chosen once.
+struct KeyedPlans<'a>(BTreeMap<*const NodePlan, Vec<Keyed<'a>>>);
+
+impl<'a> KeyedPlans<'a> {
+    fn new(plan: &'a Plan, secrets: Option<&Secrets>, user: Option<SecretUser<'_>>) -> Self {
+        let mut plans = BTreeMap::new();
+        for (_, node) in &plan.nodes {
+            plans.entry(Arc::as_ptr(node)).or_insert_with(|| {
+                node.images.iter().map(|planned| Keyed::new(planned, secrets, user)).collect()
+            });
+        }
+        Self(plans)
+    }
+
+    fn of(&self, node: &Arc<NodePlan>) -> &[Keyed<'a>] {
+        self.0.get(&Arc::as_ptr(node)).map_or(&[], Vec::as_slice)
+    }
+}
+
 /// Runs the command. A refused job is an error; so is, after the plan, an image without usable credentials.
 pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
-    let PlanArgs { job, nodes, secrets, consent, output, kubeconfig } = args;
+    let PlanArgs { job, nodes, secrets, consent, sizes, output, kubeconfig } = args;
     let job = manifests::read_job(job)?;
     let job = validate(&job).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
 
@@ -145,7 +192,28 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
     };
     let user = consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
     let warnings = find_warnings(&job, &nodes, &plan);
-    let report = build_report(&job, &plan, secrets.as_ref(), user, warnings);
+    let keyed = KeyedPlans::new(&plan, secrets.as_ref(), user);
+    let platforms = sizes.sizes.then(|| platforms(&plan, &nodes));
+    let sizes = match &platforms {
+        Some(platforms) => {
+            let each = plan.nodes.iter().zip(platforms);
+            // Nodes that share plan and platform ask the same.
+            let distinct: BTreeMap<_, _> = each
+                .map(|((_, node), platform)| {
+                    ((Arc::as_ptr(node), platform), (keyed.of(node), platform.clone()))
+                })
+                .collect();
+            Some(Sizes::ask(sizes, distinct.into_values()).await)
+        }
+        None => None,
+    };
+    let nodes = build_nodes(&plan, &keyed, sizes.as_ref().zip(platforms.as_deref()));
+    let download = download::report(&job.download, secrets.as_ref(), user);
+    let skipped = plan.skipped.iter();
+    let skipped = skipped
+        .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })
+        .collect();
+    let report = Report { nodes, download, skipped, warnings };
     print(&report, *output, stdout).context("writing the plan to stdout")?;
     let without: BTreeSet<&str> = report
         .nodes
@@ -206,54 +274,63 @@ fn secret_names(job: &ValidatedJob, plan: &Plan) -> BTreeSet<SecretRef> {
     images.flat_map(|image| image.secrets.iter().cloned()).chain(keys).collect()
 }
 
-fn build_report(
-    job: &ValidatedJob,
-    plan: &Plan,
-    secrets: Option<&Secrets>,
-    user: Option<SecretUser<'_>>,
-    warnings: Vec<String>,
-) -> Report {
-    let Plan { nodes, skipped } = plan;
-    // Many nodes share one plan, which is resolved once.
-    let mut resolved: BTreeMap<*const prepull_engine::prepull::plan::NodePlan, Vec<ImageReport>> =
-        BTreeMap::new();
-    Report {
-        nodes: nodes
-            .iter()
-            .map(|(name, node)| {
-                let images = resolved.entry(std::sync::Arc::as_ptr(node)).or_insert_with(|| {
-                    node.images.iter().map(|image| build_image_report(image, secrets, user)).collect()
-                });
-                NodeReport { name: name.0.clone(), images: images.clone() }
-            })
-            .collect(),
-        download: download::report(&job.download, secrets, user),
-        skipped: skipped
-            .iter()
-            .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })
-            .collect(),
-        warnings,
+/// The platform of each node of the plan.
+fn platforms(plan: &Plan, nodes: &BTreeMap<NodeName, NodeView>) -> Vec<Platform> {
+    let labels = |name: &NodeName| nodes.get(name).map(|node| platform_of(&node.labels)).unwrap_or_default();
+    plan.nodes.iter().map(|(name, _)| labels(name)).collect()
+}
+
+/// `sizes`: with the platform of each node.
+fn build_nodes(plan: &Plan, keyed: &KeyedPlans<'_>, sizes: Option<(&Sizes, &[Platform])>) -> Vec<NodeReport> {
+    // Many nodes share plan and platform.
+    let mut built: BTreeMap<_, (Vec<ImageReport>, Option<NodeSize>)> = BTreeMap::new();
+    let node = |(index, (name, node)): (usize, &(NodeName, Arc<NodePlan>))| {
+        let sizes = sizes.and_then(|(sizes, platforms)| Some((sizes, platforms.get(index)?)));
+        let key = (Arc::as_ptr(node), sizes.map(|(_, platform)| platform));
+        let (images, size) = built.entry(key).or_insert_with(|| {
+            let images = keyed.of(node);
+            let size = sizes.map(|(sizes, platform)| sizes.of_node(images, platform));
+            (images.iter().map(|image| build_image(image, sizes)).collect(), size)
+        });
+        NodeReport { name: name.0.clone(), images: images.clone(), size: *size }
+    };
+    plan.nodes.iter().enumerate().map(node).collect()
+}
+
+impl<'a> Keyed<'a> {
+    fn new(planned: &'a PlannedImage, known: Option<&Secrets>, user: Option<SecretUser<'_>>) -> Self {
+        let resolved = known.map(|known| {
+            let lookup = |secret: &SecretRef| known.get(secret).cloned().unwrap_or(SecretLookup::Missing);
+            resolve_key(&planned.secrets, &planned.pull, user, lookup)
+        });
+        Self { planned, resolved }
+    }
+
+    /// Why it has no credentials, in detail: whoever runs this has read the secrets.
+    fn error(&self) -> Option<String> {
+        let resolved = self.resolved.as_ref()?;
+        matches!(resolved.key, Key::Unavailable { .. }).then(|| resolved.details.join("; "))
     }
 }
 
-fn build_image_report(
-    planned: &PlannedImage,
-    known: Option<&Secrets>,
-    user: Option<SecretUser<'_>>,
-) -> ImageReport {
-    let PlannedImage { image, name: _, pull, policy, secrets } = planned;
-    let error = known.and_then(|known| {
-        let lookup = |secret: &SecretRef| known.get(secret).cloned().unwrap_or(SecretLookup::Missing);
-        let resolved = resolve_key(secrets, pull, user, lookup);
-        // In detail: whoever runs this has read the secrets.
-        matches!(resolved.key, Key::Unavailable { .. }).then(|| resolved.details.join("; "))
-    });
+fn build_image(keyed: &Keyed<'_>, sizes: Option<(&Sizes, &Platform)>) -> ImageReport {
+    let PlannedImage { image, name: _, pull, policy, secrets } = keyed.planned;
+    let error = keyed.error();
+    let size = sizes.map(|(sizes, platform)| sizes.of_image(keyed, platform)).transpose();
+    let (size, size_error) = match size {
+        Ok(size) => (size, None),
+        // Without credentials, which is said already.
+        Err(_) if error.is_some() => (None, None),
+        Err(reason) => (None, Some(reason)),
+    };
     ImageReport {
         image: image.clone(),
         pull: pull.to_string(),
         secrets: secrets.iter().map(SecretRef::to_string).collect(),
         pull_policy: *policy,
         error,
+        size,
+        size_error,
     }
 }
 

@@ -3,31 +3,47 @@
 use std::fmt::Write;
 
 use super::download::lines;
+use super::sizes::NodeSize;
 use super::{ImageReport, NodeReport, Report, SkippedReport};
 use crate::commands::table::align;
 
 /// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
 pub(super) fn render(report: &Report) -> String {
     let Report { nodes, download, skipped, warnings } = report;
-    let has_errors = nodes.iter().flat_map(|node| &node.images).any(|image| image.error.is_some());
+    let images = || nodes.iter().flat_map(|node| &node.images);
+    let has_errors = images().any(|image| image.error.is_some() || image.size_error.is_some());
+    let has_sizes = nodes.iter().any(|node| node.size.is_some());
     let mut header = vec!["NODES", "IMAGE", "PULL", "POLICY", "SECRETS"];
+    if has_sizes {
+        header.extend(["DOWNLOAD", "UNPACKED"]);
+    }
     if has_errors {
         header.push("ERROR");
     }
     let mut rows = vec![header.into_iter().map(str::to_owned).collect::<Vec<_>>()];
-    let groups = grouped(nodes.iter().map(|NodeReport { name, images }| (name.as_str(), images)));
+    let groups = grouped(nodes.iter().map(|NodeReport { name, images, .. }| (name.as_str(), images)));
     for (images, names) in groups {
-        for (line, ImageReport { image, pull, secrets, pull_policy, error }) in images.iter().enumerate() {
+        for (line, ImageReport { image, pull, secrets, pull_policy, error, size, size_error }) in
+            images.iter().enumerate()
+        {
             let names = if line == 0 { listed(&names) } else { String::new() };
             let secrets = if secrets.is_empty() { "<none>".to_owned() } else { secrets.join(",") };
             let mut row = vec![names, image.clone(), pull.clone(), pull_policy.to_string(), secrets];
+            if has_sizes {
+                let sizes = size.map(|size| [size.download_bytes, size.unpacked_bytes].map(human));
+                row.extend(sizes.unwrap_or_else(|| ["unknown", "unknown"].map(str::to_owned)));
+            }
             if has_errors {
-                row.push(error.clone().unwrap_or_default());
+                row.push(error.as_ref().or(size_error.as_ref()).cloned().unwrap_or_default());
             }
             rows.push(row);
         }
     }
     let mut text = align(&rows, 3);
+    if has_sizes {
+        text.push('\n');
+        text.push_str(&align(&node_rows(nodes), 3));
+    }
     if !skipped.is_empty() {
         let mut rows = vec![vec!["SKIPPED NODES".to_owned(), "REASON".to_owned()]];
         let groups = grouped(skipped.iter().map(|SkippedReport { name, reason }| (name.as_str(), reason)));
@@ -51,6 +67,39 @@ pub(super) fn render(report: &Report) -> String {
         let _ = writeln!(text, "warning: {warning}");
     }
     text
+}
+
+/// What all images of a node take together: for each node, and for all.
+fn node_rows(nodes: &[NodeReport]) -> Vec<Vec<String>> {
+    let mut rows = vec![["NODES", "DOWNLOAD OF EACH", "DISK OF EACH"].map(str::to_owned).to_vec()];
+    let sized =
+        || nodes.iter().filter_map(|NodeReport { name, size, .. }| Some((name.as_str(), size.as_ref()?)));
+    let row = |names: String, size: &NodeSize, disk: Option<u64>| {
+        let least = if size.unknown_images > 0 { "at least " } else { "" };
+        let shown = |bytes| format!("{least}{}", human(bytes));
+        vec![names, shown(size.download_bytes), disk.map(shown).unwrap_or_default()]
+    };
+    let groups = grouped(sized());
+    rows.extend(groups.into_iter().map(|(size, names)| row(listed(&names), size, Some(size.disk_bytes))));
+    if nodes.len() > 1 {
+        let mut all = NodeSize::default();
+        for (_, size) in sized() {
+            all.download_bytes = all.download_bytes.saturating_add(size.download_bytes);
+            all.unknown_images += size.unknown_images;
+        }
+        rows.push(row(format!("all {} together", nodes.len()), &all, None));
+    }
+    rows
+}
+
+/// Bytes, as people compare them.
+fn human(bytes: u64) -> String {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let Some((unit, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {
+        return format!("{bytes} B");
+    };
+    let tenths = ((u128::from(bytes) * 10) + (1 << (shift - 1))) >> shift;
+    format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
 /// The names that have the same value, in the order in which each value comes first.

@@ -91,11 +91,12 @@ async fn run_on(
     secrets: Option<&str>,
     output: Output,
 ) -> (String, Result<(), String>) {
-    run_with(false, job, nodes, secrets, output).await
+    run_with(false, SizeArgs::default(), job, nodes, secrets, output).await
 }
 
 async fn run_with(
     require_secret_consent: bool,
+    sizes: SizeArgs,
     job: &str,
     nodes: &str,
     secrets: Option<&str>,
@@ -112,6 +113,7 @@ async fn run_with(
         nodes: Some(file("nodes.yaml", nodes)),
         secrets: secrets.map(|secrets| file("secrets.yaml", secrets)),
         consent: ConsentArgs { require_secret_consent },
+        sizes,
         output,
         kubeconfig: None,
     };
@@ -493,6 +495,7 @@ async fn an_error_names_the_file_that_caused_it() {
         nodes: None,
         secrets: None,
         consent: ConsentArgs { require_secret_consent: true },
+        sizes: SizeArgs::default(),
         output: Output::Json,
         kubeconfig: None,
     };
@@ -536,7 +539,8 @@ fn only_the_job_is_required_and_the_output_is_a_table_by_default() {
 #[tokio::test]
 async fn the_plan_says_which_consent_is_missing_and_how_to_give_it() {
     let of = async |secrets: &str| {
-        let (printed, result) = run_with(true, JOB, NODES, Some(secrets), Output::Json).await;
+        let (printed, result) =
+            run_with(true, SizeArgs::default(), JOB, NODES, Some(secrets), Output::Json).await;
         let report: Value = serde_json::from_str(&printed).unwrap();
         let image = report["nodes"][1]["images"][1].clone();
         assert_eq!(image["secrets"], json!(["default/secret"]));
@@ -606,4 +610,39 @@ async fn the_plan_shows_how_the_images_would_be_downloaded_and_which_keys_are_of
     assert!(result.is_err());
     let refused = refused(&job.replace("duration: 4h", "duration: 4x"), NODES, None).await;
     assert!(refused.starts_with("the job is refused: spec.windows[0].duration: "), "{refused}");
+}
+
+#[tokio::test]
+async fn a_registry_that_is_silent_or_not_there_leaves_sizes_unknown_and_fails_nothing() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (silent_at, gone_at) = (silent.local_addr().unwrap(), gone.local_addr().unwrap());
+    drop(gone);
+    let job = JOB
+        .replace("    - nginx:1.25\n", &format!("    - {silent_at}/slow:v1\n    - {gone_at}/gone:v1\n"))
+        .replace("value: hangzhou.registry.io", "value: other.io/x")
+        .replace("region=hangzhou", "region=nowhere");
+    let sizes = || SizeArgs {
+        sizes: true,
+        sizes_timeout: std::time::Duration::from_millis(500),
+        ..SizeArgs::default()
+    };
+    let (json, result) = run_with(false, sizes(), &job, NODES, None, Output::Json).await;
+    assert_eq!(result, Ok(()));
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let images = &report["nodes"][0]["images"];
+    let error = |index: usize| images[index]["sizeError"].as_str().unwrap_or_default();
+    assert_eq!(error(0), "no answer within 500ms");
+    assert!(error(1).contains("refused"), "{json}");
+    assert_eq!(error(2), "its secrets are not known: add --secrets");
+    assert_eq!(report["nodes"][0]["size"], json!({"downloadBytes": 0, "diskBytes": 0, "unknownImages": 3}));
+    // Without credentials: why is said once.
+    let (json, _) = run_with(false, sizes(), &job, NODES, Some(""), Output::Json).await;
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let image = &report["nodes"][0]["images"][2];
+    assert_eq!((&image["sizeError"], image["error"].is_string()), (&Value::Null, true), "{json}");
+    let (table, _) = run_with(false, sizes(), &job, NODES, None, Output::Table).await;
+    let line = table.lines().find(|line| line.contains("slow:v1")).unwrap();
+    assert!(line.ends_with("unknown    unknown    no answer within 500ms"), "{table}");
+    assert!(table.contains("at least 0 B"), "{table}");
 }

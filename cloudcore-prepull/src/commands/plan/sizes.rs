@@ -1,0 +1,178 @@
+//! What each node would download and need on its disk, by the manifests of the registries.
+//!
+//! ```text
+//! keys of the images, platforms of the nodes ─▶ questions, each once ─▶ ask ─▶ layers ─▶ sizes of images and of nodes
+//! ```
+//! A registry is asked as the agent of a node would ask it and with the same credentials, but by this machine. What a
+//! node has already is not known here: the sizes are those of a node that has nothing of its images.
+
+mod ask;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prepull_api::credentials::RegistryCredential;
+use prepull_api::image::NormalizedReference;
+use prepull_api::task::PullPolicy;
+use prepull_api::wire::Key;
+use prepull_registry::manifest::Platform;
+use serde::Serialize;
+
+use super::Keyed;
+
+/// How long all registries together may take.
+const DEFAULT_TIMEOUT: &str = "2m";
+
+/// The flags of the sizes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SizeArgs {
+    /// Ask the registries how much each node would download, and need on its disk
+    #[arg(long)]
+    pub sizes: bool,
+    /// Directory with a hosts.toml for each registry, as containerd reads it: mirrors, CAs [default: none]
+    #[arg(long, value_name = "DIR", requires = "sizes")]
+    pub registry_config_path: Option<PathBuf>,
+    /// How long all registries together may take. What is not answered by then is shown as unknown
+    #[arg(
+        long, value_name = "TIME", requires = "sizes", default_value = DEFAULT_TIMEOUT,
+        value_parser = humantime::parse_duration
+    )]
+    pub sizes_timeout: Duration,
+}
+
+impl Default for SizeArgs {
+    fn default() -> Self {
+        Self { sizes: false, registry_config_path: None, sizes_timeout: Duration::from_secs(120) }
+    }
+}
+
+/// The size of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ImageSize {
+    /// Compressed bytes of its layers, as `bytes.total` in the status has them.
+    pub(super) download_bytes: u64,
+    /// Bytes of its layers when they are unpacked: about so many.
+    pub(super) unpacked_bytes: u64,
+}
+
+/// What all images of a node take together. Each layer counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct NodeSize {
+    /// Compressed bytes of the layers.
+    pub(super) download_bytes: u64,
+    /// Compressed and unpacked layers: both are on the disk while an image is unpacked.
+    pub(super) disk_bytes: u64,
+    /// Images that are not counted, because their size is not known.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(super) unknown_images: usize,
+}
+
+// serde passes a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+/// What a registry is asked: about an image, with the credentials to try, in this order. Anonymously without any.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Question {
+    image: NormalizedReference,
+    credentials: Vec<RegistryCredential>,
+}
+
+/// A layer of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Layer {
+    digest: String,
+    download: u64,
+    unpacked: u64,
+}
+
+/// The layers of an image for one platform, each once; or why they are not known.
+type Answer = Result<Arc<[Layer]>, String>;
+
+/// The answers of the registries.
+#[derive(Default)]
+pub(super) struct Sizes {
+    answers: HashMap<(Question, Platform), Answer>,
+}
+
+impl Sizes {
+    /// Asks the registries about these images for these platforms: each of them once, however often it is there.
+    pub(super) async fn ask<'a>(
+        args: &SizeArgs,
+        images: impl Iterator<Item = (&'a [Keyed<'a>], Platform)>,
+    ) -> Self {
+        let mut wanted: HashMap<Question, HashSet<Platform>> = HashMap::new();
+        for (images, platform) in images {
+            for question in images.iter().filter_map(|image| question(image).ok().flatten()) {
+                wanted.entry(question).or_default().insert(platform.clone());
+            }
+        }
+        Self { answers: ask::ask_all(args, wanted).await }
+    }
+
+    /// The size of one image, or why it is not known.
+    pub(super) fn of_image(&self, image: &Keyed<'_>, platform: &Platform) -> Result<ImageSize, String> {
+        let layers = self.layers(image, platform)?;
+        let sum = |of: fn(&Layer) -> u64| layers.iter().map(of).fold(0, u64::saturating_add);
+        Ok(ImageSize {
+            download_bytes: sum(|layer| layer.download),
+            unpacked_bytes: sum(|layer| layer.unpacked),
+        })
+    }
+
+    /// The size of all images of a node.
+    pub(super) fn of_node(&self, images: &[Keyed<'_>], platform: &Platform) -> NodeSize {
+        let (mut size, mut seen) = (NodeSize::default(), HashSet::new());
+        for image in images {
+            let Ok(layers) = self.layers(image, platform) else {
+                size.unknown_images += 1;
+                continue;
+            };
+            for Layer { digest, download, unpacked } in layers.iter() {
+                if seen.insert(digest.clone()) {
+                    size.download_bytes = size.download_bytes.saturating_add(*download);
+                    size.disk_bytes = size.disk_bytes.saturating_add(*download).saturating_add(*unpacked);
+                }
+            }
+        }
+        size
+    }
+
+    fn layers(&self, image: &Keyed<'_>, platform: &Platform) -> Answer {
+        let Some(question) = question(image)? else { return Ok(Arc::default()) };
+        let answer = self.answers.get(&(question, platform.clone())).cloned();
+        answer.unwrap_or_else(|| Err("it was not asked for".to_owned())) // impossible: all that is shown was asked
+    }
+}
+
+/// What to ask about an image; `None` if no node fetches anything of it. An error says why there is nothing to ask with.
+fn question(image: &Keyed<'_>) -> Result<Option<Question>, String> {
+    let Keyed { planned, resolved } = image;
+    let credentials = match resolved.as_ref().map(|resolved| &resolved.key) {
+        _ if planned.policy == PullPolicy::Never => return Ok(None),
+        Some(Key::Credentials { credentials }) => credentials.clone(),
+        Some(Key::Anonymous { .. }) => Vec::new(),
+        Some(Key::Unavailable { .. }) => return Err("no usable credentials".to_owned()),
+        None if planned.secrets.is_empty() => Vec::new(),
+        None => return Err("its secrets are not known: add --secrets".to_owned()),
+    };
+    Ok(Some(Question { image: planned.pull.clone(), credentials }))
+}
+
+/// The platform of a node, by the labels that its kubelet sets. Without the label of its processor it is not known.
+pub(super) fn platform_of(labels: &BTreeMap<String, String>) -> Platform {
+    let label = |name: &str| {
+        let found = labels.get(&format!("kubernetes.io/{name}"));
+        found.or_else(|| labels.get(&format!("beta.kubernetes.io/{name}"))).cloned().unwrap_or_default()
+    };
+    let os = Some(label("os")).filter(|os| !os.is_empty()).unwrap_or_else(|| "linux".to_owned());
+    Platform { os, architecture: label("arch"), variant: String::new() }
+}

@@ -1,0 +1,160 @@
+//! The questions to the registries: some registries at a time, and some images of each.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use prepull_registry::manifest::{Descriptor, Manifest, Platform};
+use prepull_registry::{Kind, Proxies, RegistryClient, RegistryError, Repository, Resolved, Settings};
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+
+use super::{Answer, Layer, Question, SizeArgs};
+
+/// Registries that are asked at the same time. One that does not answer keeps no other waiting, unless there are many.
+const REGISTRIES: usize = 8;
+/// Images that one registry is asked about at the same time: a person's question must not look like an attack.
+const IMAGES: usize = 4;
+/// Layers of an image whose unpacked size is asked for at the same time, as many as an agent fetches at once.
+const LAYERS: usize = 3;
+/// Limit for the last bytes of a layer. Where the storage of a registry takes longer, sizes are guessed.
+const TRAILER: Duration = Duration::from_secs(10);
+
+/// Asks all of it. What is not answered in time has that as its answer.
+pub(super) async fn ask_all(
+    args: &SizeArgs,
+    wanted: HashMap<Question, HashSet<Platform>>,
+) -> HashMap<(Question, Platform), Answer> {
+    let client = RegistryClient::new(Settings {
+        hosts_dirs: args.registry_config_path.iter().cloned().collect(),
+        user_agent: concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
+        proxies: Proxies::from_env(),
+        receive_buffer: None,
+    });
+    let mut by_registry: HashMap<&str, Vec<(&Question, &HashSet<Platform>)>> = HashMap::new();
+    for (question, platforms) in &wanted {
+        by_registry.entry(question.image.registry()).or_default().push((question, platforms));
+    }
+    let answers = Mutex::new(HashMap::new());
+    let all = stream::iter(by_registry.into_values()).for_each_concurrent(REGISTRIES, |questions| {
+        let (client, answers) = (&client, &answers);
+        async move {
+            let unpacked = Unpacked::default();
+            let each = stream::iter(questions).for_each_concurrent(IMAGES, |(question, platforms)| {
+                let unpacked = &unpacked;
+                async move {
+                    let found = ask(client, question, platforms, unpacked).await;
+                    let found =
+                        found.into_iter().map(|(platform, answer)| ((question.clone(), platform), answer));
+                    answers.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
+                }
+            });
+            each.await;
+        }
+    });
+    let _ = timeout(args.sizes_timeout, all).await;
+    let mut answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let late = format!("no answer within {}", humantime::format_duration(args.sizes_timeout));
+    for (question, platforms) in wanted {
+        for platform in platforms {
+            answers.entry((question.clone(), platform)).or_insert_with(|| Err(late.clone()));
+        }
+    }
+    answers
+}
+
+async fn ask(
+    client: &RegistryClient,
+    question: &Question,
+    platforms: &HashSet<Platform>,
+    unpacked: &Unpacked,
+) -> Vec<(Platform, Answer)> {
+    let (repository, resolved) = match resolve(client, question).await {
+        Ok(resolved) => resolved,
+        Err(error) => {
+            let failed = |platform: &Platform| (platform.clone(), Err(error.message.clone()));
+            return platforms.iter().map(failed).collect();
+        }
+    };
+    let (mut answers, mut at_hand) = (Vec::new(), BTreeMap::new());
+    for platform in platforms {
+        let chosen = repository.choose(resolved.clone(), platform, &at_hand).await;
+        let layers = chosen.and_then(|chosen| {
+            // The next platform begins with the same indexes.
+            at_hand.extend(chosen.indexes.into_iter().map(|(index, content)| (index.digest, content)));
+            Ok(Manifest::parse(&chosen.manifest.1)?.distinct_layers())
+        });
+        let answer = match layers {
+            Ok(layers) => Ok(unpacked.of_all(&repository, layers).await),
+            Err(error) if error.kind == Kind::PlatformMismatch && platform.architecture.is_empty() => {
+                Err("the Node has no label kubernetes.io/arch, by which to choose from the image's platforms"
+                    .to_owned())
+            }
+            Err(error) => Err(error.message),
+        };
+        answers.push((platform.clone(), answer));
+    }
+    answers
+}
+
+/// Asks with each credential until the registry accepts one, as an agent does. Of several refusals, "not found" tells
+/// most.
+async fn resolve(
+    client: &RegistryClient,
+    question: &Question,
+) -> Result<(Repository, Resolved), RegistryError> {
+    let Question { image, credentials } = question;
+    let mut refusal: Option<RegistryError> = None;
+    let anonymous = credentials.is_empty().then_some(None);
+    for credential in credentials.iter().map(Some).chain(anonymous) {
+        let repository = client.repository(image, credential)?;
+        match repository.resolve().await {
+            Ok(resolved) => return Ok((repository, resolved)),
+            Err(error) if error.kind == Kind::NotFound => refusal = Some(error),
+            Err(error) if error.kind == Kind::Unauthorized => refusal = refusal.or(Some(error)),
+            Err(error) => return Err(error),
+        }
+    }
+    // There was at least one, which was refused.
+    Err(refusal.unwrap_or_else(|| unreachable!("without credentials it is asked anonymously")))
+}
+
+/// The unpacked sizes of the layers of one registry, each asked for once.
+#[derive(Default)]
+struct Unpacked {
+    by_digest: Mutex<HashMap<String, Arc<OnceCell<u64>>>>,
+    /// The registry's storage cannot be asked from here.
+    failed: AtomicBool,
+}
+
+impl Unpacked {
+    async fn of_all(&self, repository: &Repository, layers: Vec<Descriptor>) -> Arc<[Layer]> {
+        let one = |layer: Descriptor| async move {
+            // A layer is no smaller than it is compressed: so the agent counts as well.
+            let unpacked = self.of(repository, &layer).await.max(layer.size);
+            Layer { digest: layer.digest, download: layer.size, unpacked }
+        };
+        stream::iter(layers).map(one).buffered(LAYERS).collect::<Vec<_>>().await.into()
+    }
+
+    async fn of(&self, repository: &Repository, layer: &Descriptor) -> u64 {
+        let cell = {
+            let mut by_digest = self.by_digest.lock().unwrap_or_else(PoisonError::into_inner);
+            by_digest.entry(layer.digest.clone()).or_default().clone()
+        };
+        let ask = async {
+            if layer.is_foreign() || self.failed.load(Ordering::Relaxed) {
+                return layer.guess_unpacked();
+            }
+            let told = timeout(TRAILER, repository.unpacked_size(layer)).await;
+            if !matches!(told, Ok(Ok(_))) {
+                self.failed.store(true, Ordering::Relaxed);
+            }
+            let told = told.ok().and_then(Result::ok).flatten();
+            told.unwrap_or_else(|| layer.guess_unpacked())
+        };
+        *cell.get_or_init(|| ask).await
+    }
+}
