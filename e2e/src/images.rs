@@ -63,6 +63,15 @@ impl Image {
         })
     }
 
+    /// An image whose configuration says of its layer that it unpacks to something else.
+    pub fn of_wrong_diff_ids(name: &str) -> Result<Self> {
+        cached(&format!("wrong-diff-ids-{name}"), |layout| {
+            let mut layer = layout.random_layer(name, MIB)?;
+            layer.diff_id = format!("sha256:{}", "0".repeat(64));
+            layout.image(&Platform::here(), &[layer])
+        })
+    }
+
     /// An index with an image for this machine and one for another architecture.
     pub fn multi_arch(name: &str) -> Result<Self> {
         cached(&format!("multi-arch-{name}"), |layout| {

@@ -83,6 +83,7 @@ async fn what_the_agent_fetched_is_as_if_the_runtime_had_pulled_it() -> Result<(
         assert_eq!(hand.containerd.names_of(image.digest()).await?, other.names_of(image.digest()).await?);
         assert_eq!(hand.containerd.image_status(&reference).await?, other.image_status(&reference).await?);
         assert_eq!(hand.containerd.content_labels().await?, other.content_labels().await?);
+        assert_eq!(hand.containerd.snapshots().await?, other.snapshots().await?);
         assert_eq!(hand.containerd.ingests().await?, other.ingests().await?);
         assert_eq!(hand.containerd.leases().await?, other.leases().await?, "nothing is held on to");
 

@@ -45,5 +45,6 @@ mod selection;
 mod signatures;
 mod stalls;
 mod tries;
+mod unpacking;
 mod upgrades;
 mod windows;

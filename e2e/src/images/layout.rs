@@ -27,7 +27,7 @@ pub(super) struct Layer {
     digest: String,
     size: u64,
     /// Digest of the uncompressed tar.
-    diff_id: String,
+    pub(super) diff_id: String,
 }
 
 /// A manifest or an index that was written, with everything that it refers to.

@@ -13,6 +13,8 @@ use anyhow::{Context, Result};
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::leases_client::LeasesClient;
+use containerd_client::services::v1::snapshots::ListSnapshotsRequest;
+use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::{
     ListContentRequest, ListImagesRequest, ListRequest, ListStatusesRequest,
 };
@@ -237,6 +239,20 @@ impl Containerd {
         let mut all = BTreeMap::new();
         while let Some(part) = parts.message().await? {
             all.extend(part.info.into_iter().map(|info| (info.digest, info.labels.into_iter().collect())));
+        }
+        Ok(all)
+    }
+
+    /// All snapshots of layers, by name, with the one below and the labels of each.
+    pub async fn snapshots(&self) -> Result<BTreeMap<String, (String, BTreeMap<String, String>)>> {
+        let request = ListSnapshotsRequest { snapshotter: "overlayfs".to_owned(), filters: Vec::new() };
+        let mut request = Request::new(request);
+        request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
+        let mut parts = SnapshotsClient::new(self.channel().await?).list(request).await?.into_inner();
+        let mut all = BTreeMap::new();
+        while let Some(part) = parts.message().await? {
+            let info = part.info.into_iter();
+            all.extend(info.map(|info| (info.name, (info.parent, info.labels.into_iter().collect()))));
         }
         Ok(all)
     }

@@ -1,4 +1,5 @@
-//! containerd's own gRPC API, which its CRI socket serves as well: content store, images and leases.
+//! containerd's own gRPC API, which its CRI socket serves as well: content store, images,
+//! snapshots and leases.
 //!
 //! Other runtimes answer `Unimplemented`, so every caller has to manage without.
 
@@ -7,7 +8,9 @@ mod manifest;
 mod namespace;
 mod pins;
 mod records;
+mod source;
 mod store;
+mod unpack;
 mod writer;
 
 use std::sync::Arc;
@@ -19,7 +22,9 @@ pub(crate) use leases::{LEASE_HEADER, Leases, Owner};
 pub(crate) use manifest::Layer;
 pub(crate) use pins::Pins;
 pub(crate) use records::ImageRecords;
+pub(crate) use source::Source;
 pub(crate) use store::{ContentStore, Ingest, StoredManifest};
+pub(crate) use unpack::{Unpack, Unpacker};
 pub(crate) use writer::{Blob, BlobKind, ContentWriter, PartialBlob, WriteError};
 
 /// One containerd: what all who talk to it share.

@@ -1,7 +1,8 @@
 //! The [`Puller`] that downloads by itself, and has the container runtime unpack.
 //!
 //! ```text
-//!  resolve ─▶ signed? ─▶ manifests ─▶ room? ─▶ blobs ─▶ PullImage by digest, which unpacks ─▶ the tag's record
+//!  resolve ─▶ signed? ─▶ manifests ─▶ room? ─▶ blobs ─▶ PullImage by digest ─▶ the tag's record
+//!                                                │ unpacked as they arrive, the lowest first
 //!                                                │ from where an earlier pull left them
 //!                                                │ one at a time per digest over the node
 //!                                                │ each byte from the buckets of the node and of the task
@@ -10,6 +11,7 @@
 //! All of it is kept by the lease of the image, so that nothing of it is fetched twice, whatever breaks in between. What
 //! the agent cannot fetch, the runtime pulls as it would without the agent: see [`FetchMode`].
 
+mod ahead;
 mod blob;
 mod buckets;
 mod fetcher;
@@ -40,7 +42,7 @@ use self::buckets::Buckets;
 use self::fetcher::{Fetcher, streams_of_image};
 use self::image::ImageParts;
 use self::stop::Stop;
-use super::containerd::Containerd;
+use super::containerd::{Containerd, Source};
 use super::puller::cri::CriPuller;
 use super::puller::{
     ErrorClass, Present, ProgressSink, PullError, PullRequest, PullTerms, Pulled, Puller, Unpinned,
@@ -144,12 +146,13 @@ impl<P: Puller> Fetching<P> {
             fetcher,
             repository: &repository,
             reference: request.reference,
+            source: Source::of_reference(request.reference),
             lease: &lease,
             buckets,
             streams: Semaphore::new(streams_of_image(buckets.limit())),
             letting_go: watch::Sender::new(false),
         };
-        fetcher.download(download, &image, &layers, progress).await?;
+        fetcher.download(download, &image, &layers, &facts, progress).await?;
         let pulled = self.finish(request, &reference.name(), reference.digest().is_some(), &image).await?;
         fetcher.leases.release(request.reference).await;
         let warning = match verdict {

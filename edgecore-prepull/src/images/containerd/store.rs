@@ -20,6 +20,7 @@ use tonic::{Code, Status};
 
 use super::manifest::{Document, Layer, deduplicate};
 use super::namespace::namespaced;
+use super::source::SOURCE_LABEL;
 
 /// Largest manifest to read: the OCI distribution specification asks registries to accept manifests up to this size.
 const MAX_MANIFEST: usize = 4 * 1024 * 1024;
@@ -27,8 +28,6 @@ const MAX_MANIFEST: usize = 4 * 1024 * 1024;
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Longest wait for the description of an image that is already there.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Label that lists the repositories of a host in which a blob was found; the host follows.
-const SOURCE_LABEL: &str = "containerd.io/distribution.source";
 /// Label of a manifest with the digest of its configuration.
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 /// Label of an index with the digest of one of its manifests; a number follows.

@@ -10,6 +10,7 @@
 //! The stream holds a lock on its ref until it ends; what was written stays. Each message carries its offset, because
 //! containerd takes an offset of 0 for "from the beginning" and throws away what it has.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use containerd_client::services::v1::content_client::ContentClient;
@@ -23,6 +24,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::leases::LEASE_HEADER;
 use super::namespace::namespaced;
+use super::source::Source;
 
 /// Writes that containerd may still owe an answer for. Two let it write the one while the other one is on its way; more
 /// would be lost with it when it is killed.
@@ -192,8 +194,8 @@ impl PartialBlob {
         Ok(())
     }
 
-    /// Makes the blob of what was written, if that has its digest and its size.
-    pub(crate) async fn commit(mut self) -> Result<(), WriteError> {
+    /// Makes the blob of what was written, if that has its digest and its size, with a label that tells where it is from.
+    pub(crate) async fn commit(mut self, source: &Source) -> Result<(), WriteError> {
         while self.unanswered > 0 {
             self.answer(WRITE_PATIENCE).await?;
         }
@@ -202,6 +204,7 @@ impl PartialBlob {
             offset: to_wire(self.offset),
             total: to_wire(self.size),
             expected: self.digest.clone(),
+            labels: HashMap::from([source.label()]),
             ..WriteContentRequest::default()
         };
         let committed = match self.send(request, COMMIT_PATIENCE).await {

@@ -12,7 +12,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use super::flights::Flight;
 use super::stop::{Stop, of_write};
 use super::{Buckets, Fetcher};
-use crate::images::containerd::{Blob, PartialBlob, WriteError};
+use crate::images::containerd::{Blob, PartialBlob, Source, WriteError};
 use crate::images::puller::{ErrorClass, PullError};
 
 /// Most bytes that are handed to containerd at once. What has arrived is handed on without waiting for more.
@@ -39,6 +39,8 @@ pub(super) struct Download<'a> {
     pub(super) repository: &'a Repository,
     /// The image that is pulled, as the lease knows it.
     pub(super) reference: &'a str,
+    /// Where it is from.
+    pub(super) source: Source,
     pub(super) lease: &'a MetadataValue<Ascii>,
     pub(super) buckets: Buckets<'a>,
     /// One permit per blob of the image that may arrive at the same time.
@@ -86,7 +88,7 @@ impl Download<'_> {
                 Filled::Whole(host) => host,
                 Filled::LetGo => continue,
             };
-            match part.commit().await {
+            match part.commit(&self.source).await {
                 Ok(()) => return Ok(()),
                 Err(error @ WriteError::Mismatch { .. }) => {
                     self.fetcher.writer.abort(blob).await.map_err(|error| self.refused(error))?;
@@ -113,7 +115,7 @@ impl Download<'_> {
             if let Some(rest) = content.get(from..).filter(|rest| !rest.is_empty()) {
                 part.write(rest.to_vec()).await?;
             }
-            part.commit().await
+            part.commit(&self.source).await
         };
         let written = written.await;
         if matches!(written, Err(WriteError::Mismatch { .. })) {

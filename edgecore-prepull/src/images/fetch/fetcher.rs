@@ -6,23 +6,28 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::future;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use prepull_api::task::Bytes;
 use prepull_registry::manifest::{Descriptor, MAX_MANIFEST};
 use prepull_registry::{Proxies, RegistryClient, Repository, Settings as ClientSettings};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
 
 use super::FetchSettings;
+use super::ahead::{Arrived, unpack_ahead};
 use super::blob::Download;
 use super::flights::{Flight, Flights};
 use super::image::{ImageParts, blob};
 use super::room::{Disk, Need, judge};
 use super::runtime::{Facts, Runtime};
 use super::stop::Stop;
-use super::unpacked::chain_ids;
+use super::unpacked::diffs;
 use super::yielding::yield_to_others;
-use crate::images::containerd::{BlobKind, Containerd, ContentStore, ContentWriter, ImageRecords, Leases};
+use crate::by_key::ByKey;
+use crate::images::containerd::{
+    BlobKind, Containerd, ContentStore, ContentWriter, ImageRecords, Leases, Unpacker,
+};
 use crate::images::puller::{ErrorClass, ProgressSink, PullError};
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
@@ -52,9 +57,12 @@ pub(super) struct Fetcher {
     pub(super) store: Arc<ContentStore>,
     pub(super) writer: ContentWriter,
     pub(super) records: ImageRecords,
+    pub(super) unpacker: Unpacker,
     pub(super) leases: Arc<Leases>,
     pub(super) bucket: Bucket,
     pub(super) flights: Flights,
+    /// What is being unpacked, by the name of its snapshot.
+    pub(super) chains: ByKey<AsyncMutex<()>>,
     pub(super) streams: Semaphore,
     /// The client that was needed last.
     client: Mutex<Option<(ClientKey, RegistryClient)>>,
@@ -75,10 +83,12 @@ impl Fetcher {
             endpoint,
             store,
             writer: ContentWriter::new(channel.clone()),
-            records: ImageRecords::new(channel),
+            records: ImageRecords::new(channel.clone()),
+            unpacker: Unpacker::new(channel),
             leases,
             bucket: Bucket::new(settings.max_rate),
             flights: Flights::default(),
+            chains: ByKey::default(),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
             metrics: None,
@@ -138,8 +148,8 @@ impl Fetcher {
             None => repository.small_blob(&image.config, MAX_MANIFEST).await,
         };
         let mut unpacked = 0;
-        for chain in config.map(|config| chain_ids(&config)).unwrap_or_default() {
-            if !self.store.is_unpacked(&facts.snapshotter, &chain).await {
+        for diff in config.map(|config| diffs(&config)).unwrap_or_default() {
+            if !self.store.is_unpacked(&facts.snapshotter, &diff.chain_id).await {
                 break;
             }
             unpacked += 1;
@@ -191,11 +201,13 @@ impl Fetcher {
         judge(&|index, _| sizes[index]).map_err(refuse)
     }
 
+    /// Brings an image into the content store, and unpacks what of it is there meanwhile.
     pub(super) async fn download(
         &self,
         download: Download<'_>,
         image: &ImageParts,
         layers: &[Layer],
+        facts: &Facts,
         progress: ProgressSink<'_>,
     ) -> Result<(), Stop> {
         for (document, content) in &image.documents {
@@ -213,13 +225,23 @@ impl Fetcher {
         blobs.sort_by_key(|(layer, ..)| std::cmp::Reverse(layer.size));
         let config = &image.config;
         blobs.insert(0, (blob(BlobKind::Config, config), config, self.flights.of(&config.digest)));
+        let arrived = Arrived::default();
         let fetch = |index: usize| {
-            let (download, (blob, descriptor, flight)) = (&download, &blobs[index]);
-            download.blob(blob, descriptor, flight)
+            let (download, arrived, (blob, descriptor, flight)) = (&download, &arrived, &blobs[index]);
+            async move {
+                download.blob(blob, descriptor, flight).await?;
+                arrived.send_if_modified(|arrived| arrived.insert(blob.digest.clone()));
+                Ok(())
+            }
         };
         let all = stream::iter((0..blobs.len()).map(fetch))
             .buffer_unordered(AHEAD)
             .try_for_each(|()| std::future::ready(Ok(())));
+        let unpacked = async {
+            unpack_ahead(self, image, facts, download.lease, &arrived).await;
+            Ok(())
+        };
+        let all = future::try_join(all, unpacked);
         let keep_reporting = async {
             loop {
                 report();
@@ -240,7 +262,7 @@ impl Fetcher {
             never = keep_reporting => { let never: Infallible = never; match never {} }
         };
         report();
-        ended
+        ended.map(drop)
     }
 
     /// Counts bytes that have arrived.

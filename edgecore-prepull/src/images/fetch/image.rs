@@ -48,6 +48,11 @@ impl ImageParts {
         }
     }
 
+    /// The layers from the lowest one on; the same one may be there several times.
+    pub(super) fn stacked(&self) -> impl Iterator<Item = &Descriptor> {
+        self.order.iter().filter_map(|digest| self.layers.iter().find(|layer| layer.digest == *digest))
+    }
+
     /// The digests of the layers above so many of the lowest ones.
     pub(super) fn above(&self, lowest: usize) -> HashSet<&str> {
         self.order.iter().skip(lowest).map(String::as_str).collect()

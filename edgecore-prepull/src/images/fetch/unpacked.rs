@@ -1,11 +1,19 @@
-//! Layers that are unpacked already: where containerd discards what it has unpacked, it asks for none of them again.
+//! What layers unpack to, by the configuration of their image, and by which names snapshotters know it.
 
 use prepull_registry::digest::sha256;
 use serde::Deserialize;
 
-/// The names by which snapshotters know the layers of an image, the lowest one first. Each names the layers below it,
-/// too. Empty if the configuration of the image does not tell them.
-pub(super) fn chain_ids(config: &[u8]) -> Vec<String> {
+/// What a layer unpacks to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Diff {
+    /// Digest of the layer, uncompressed.
+    pub(super) diff_id: String,
+    /// Name of its snapshot, which is made of the digests of the layer and of all layers below it.
+    pub(super) chain_id: String,
+}
+
+/// What the layers of an image unpack to, the lowest one first. Empty if the configuration of the image does not tell.
+pub(super) fn diffs(config: &[u8]) -> Vec<Diff> {
     #[derive(Deserialize)]
     struct Config {
         rootfs: RootFs,
@@ -17,13 +25,13 @@ pub(super) fn chain_ids(config: &[u8]) -> Vec<String> {
     }
     let Ok(Config { rootfs }) = serde_json::from_slice(config) else { return Vec::new() };
     let mut below: Option<String> = None;
-    let chain = |diff: String| {
-        let id = match &below {
-            None => diff,
-            Some(below) => sha256(format!("{below} {diff}").as_bytes()),
+    let chain = |diff_id: String| {
+        let chain_id = match &below {
+            None => diff_id.clone(),
+            Some(below) => sha256(format!("{below} {diff_id}").as_bytes()),
         };
-        below = Some(id.clone());
-        id
+        below = Some(chain_id.clone());
+        Diff { diff_id, chain_id }
     };
     rootfs.diff_ids.into_iter().map(chain).collect()
 }
@@ -32,11 +40,16 @@ pub(super) fn chain_ids(config: &[u8]) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn to_diff((diff_id, chain_id): (&str, &str)) -> Diff {
+        Diff { diff_id: diff_id.to_owned(), chain_id: chain_id.to_owned() }
+    }
+
     #[test]
     fn a_chain_names_its_layer_and_all_below() {
-        let ids =
-            chain_ids(br#"{"os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:a","sha256:b"]}}"#);
-        assert_eq!(ids, ["sha256:a".to_owned(), sha256(b"sha256:a sha256:b")]);
-        assert!(chain_ids(b"{}").is_empty() && chain_ids(b"no json").is_empty());
+        let diffs =
+            super::diffs(br#"{"os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:a","sha256:b"]}}"#);
+        let both = sha256(b"sha256:a sha256:b");
+        assert_eq!(diffs, [("sha256:a", "sha256:a"), ("sha256:b", &*both)].map(to_diff));
+        assert!(super::diffs(b"{}").is_empty() && super::diffs(b"no json").is_empty());
     }
 }

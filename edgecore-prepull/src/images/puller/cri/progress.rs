@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use self::claims::{Claim, Claims};
 use self::stall::{LIMIT, Stage, StallDetector};
-use crate::images::containerd::{ContentStore, Ingest, Layer};
+use crate::images::containerd::{ContentStore, Ingest, Layer, Source};
 use crate::images::puller::ProgressSink;
 
 /// Interval between two looks at the content store: progress goes to the cloud once a second at most.
@@ -78,7 +78,7 @@ impl PullWatcher {
 
     /// Begins to watch a pull. Call it before the pull begins: manifests that are older count as another image's.
     pub(super) fn watch(&self, reference: &str) -> PullWatch<'_> {
-        let name = LabelName::of_reference(reference);
+        let name = Source::of_reference(reference);
         let claim = self.claims.enter(&name.repository(), name.digest.as_deref());
         PullWatch { watcher: self, name, claim, begun: SystemTime::now() }
     }
@@ -136,7 +136,7 @@ impl Drop for OpenLayers<'_> {
 #[derive(Debug)]
 pub(super) struct PullWatch<'a> {
     watcher: &'a PullWatcher,
-    name: LabelName,
+    name: Source,
     claim: Claim<'a>,
     begun: SystemTime,
 }
@@ -196,7 +196,7 @@ impl PullWatch<'_> {
         let store = &self.watcher.store;
         let mut content = false;
         if self.claim.digest().is_none() {
-            let LabelName { host, path, digest: _ } = &self.name;
+            let Source { host, path, digest: _ } = &self.name;
             let Some(found) = store.candidates(host, path, self.begun, ingests).await else {
                 return Found::NoAnswer;
             };
@@ -227,32 +227,6 @@ enum Found {
     Content,
     Nothing,
     NoAnswer,
-}
-
-/// A normalised reference, split as containerd's labels name repositories.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct LabelName {
-    host: String,
-    path: String,
-    digest: Option<String>,
-}
-
-impl LabelName {
-    fn of_reference(reference: &str) -> Self {
-        let (name, digest) = match reference.split_once('@') {
-            Some((name, digest)) => (name, Some(digest.to_owned())),
-            None => (reference, None),
-        };
-        let (host, path) = name.split_once('/').unwrap_or(("", name));
-        let path = path.split_once(':').map_or(path, |(path, _tag)| path);
-        // containerd cuts the host at the first colon, so its labels lack the port.
-        let host = host.split_once(':').map_or(host, |(host, _port)| host);
-        Self { host: host.to_owned(), path: path.to_owned(), digest }
-    }
-
-    fn repository(&self) -> String {
-        format!("{}/{}", self.host, self.path)
-    }
 }
 
 #[derive(Debug)]
@@ -316,19 +290,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-
-    #[test]
-    fn a_reference_is_split_as_containerd_labels_repositories() {
-        for (reference, host, path, digest) in [
-            ("docker.io/library/nginx:1.25", "docker.io", "library/nginx", None),
-            ("127.0.0.1:5000/a/b", "127.0.0.1", "a/b", None),
-            ("r.io:5000/a:1@sha256:00", "r.io", "a", Some("sha256:00")),
-        ] {
-            let expected =
-                LabelName { host: host.to_owned(), path: path.to_owned(), digest: digest.map(str::to_owned) };
-            assert_eq!(LabelName::of_reference(reference), expected);
-        }
-    }
 
     #[test]
     fn done_counts_whole_layers_and_the_written_part_of_others() {

@@ -1,0 +1,63 @@
+//! Layers are unpacked while others still arrive.
+
+use prepull_e2e::prelude::*;
+
+use crate::fetch::{Hand, said};
+
+/// Names of snapshots that are half unpacked begin like this; those of unpacked ones are digests.
+const HALF: &str = "extract-";
+
+#[tokio::test]
+async fn a_layer_is_unpacked_while_those_above_it_arrive() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("ahead", &[MIB, 16 * MIB])?;
+    hand.link.throttle(Some(MIB));
+    let pulling = hand.pull(&[&reference])?.spawn()?;
+    eventually("the lower layer is unpacked", SOON, async || {
+        let snapshots = hand.containerd.snapshots().await?;
+        ensure!(snapshots.keys().any(|name| !name.starts_with(HALF)), "{snapshots:?}");
+        Ok(())
+    })
+    .await?;
+    let arrived = hand.bytes_of(&image);
+    ensure!(arrived < image.size(), "all {arrived} bytes were there before a layer was unpacked");
+    hand.link.throttle(None);
+    let output = pulling.wait_with_output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let snapshots = hand.containerd.snapshots().await?;
+    ensure!(snapshots.len() == 2 && !snapshots.keys().any(|name| name.starts_with(HALF)), "{snapshots:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_killed_agent_has_half_unpacked_is_gone_after_the_next_pull() -> Result<()> {
+    let hand = Hand::start().await?;
+    // The lower layer takes a while to unpack, and the upper one longer than that to arrive.
+    let (_, reference) = hand.image("half-unpacked", &[48 * MIB, 64 * MIB])?;
+    hand.link.throttle(Some(24 * MIB));
+    let mut pulling = hand.pull(&[&reference])?.spawn()?;
+    eventually("the lower layer is being unpacked", SOON, async || {
+        let snapshots = hand.containerd.snapshots().await?;
+        ensure!(snapshots.keys().any(|name| name.starts_with(HALF)), "{snapshots:?}");
+        Ok(())
+    })
+    .await?;
+    pulling.kill().await?;
+    hand.link.throttle(None);
+    hand.pulls(&[&reference]).await?;
+    let snapshots = hand.containerd.snapshots().await?;
+    ensure!(snapshots.len() == 2 && !snapshots.keys().any(|name| name.starts_with(HALF)), "{snapshots:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_layer_that_is_not_what_its_image_says_is_not_kept_unpacked() -> Result<()> {
+    let hand = Hand::start().await?;
+    let image = Image::of_wrong_diff_ids("lies")?;
+    let reference = hand.registry.seed(&image, "team/lies:v1")?;
+    let output = hand.pull(&["--retries", "0", &reference])?.output().await?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1) && text.contains("wrong diff id"), "{text}");
+    assert_eq!(hand.containerd.snapshots().await?.len(), 0);
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! Unpacking a layer with containerd's own Snapshots and Diff services, as its client does.
+//!
+//! ```text
+//!  Prepare (key, parent) ─▶ mounts ─▶ Apply (layer, mounts) ─▶ digest of what was unpacked ─▶ Commit (chain)
+//! ```
+//!
+//! containerd mounts and unpacks; nothing of it is done here.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use containerd_client::services::v1::content_client::ContentClient;
+use containerd_client::services::v1::diff_client::DiffClient;
+use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
+use containerd_client::services::v1::snapshots::{
+    CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest,
+};
+use containerd_client::services::v1::{ApplyRequest, Info, UpdateRequest};
+use containerd_client::types::{Descriptor, Mount};
+use prost_types::FieldMask;
+use tokio::time::timeout;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use super::leases::LEASE_HEADER;
+use super::namespace::namespaced;
+
+/// Label of a snapshot with its own name, which containerd's client sets.
+const SNAPSHOT_LABEL: &str = "containerd.io/snapshot.ref";
+/// Annotations of a layer that become labels of its snapshot begin like this.
+const INHERITED: &str = "containerd.io/snapshot/";
+/// Label of a layer with the digest of what it unpacks to, which containerd's client sets.
+const UNCOMPRESSED_LABEL: &str = "containerd.io/uncompressed";
+/// Longest wait for a write into containerd's database.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for a layer to be unpacked: some GiB on a slow SD card.
+const APPLY_PATIENCE: Duration = Duration::from_secs(1800);
+
+/// A layer, and what it becomes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unpack<'a> {
+    pub(crate) snapshotter: &'a str,
+    /// The layer in the content store.
+    pub(crate) media_type: &'a str,
+    pub(crate) digest: &'a str,
+    pub(crate) size: u64,
+    /// What its author has written beside it.
+    pub(crate) annotations: &'a std::collections::BTreeMap<String, String>,
+    /// Name of the snapshot below, if there is one.
+    pub(crate) parent: Option<&'a str>,
+    /// Digest of what it unpacks to.
+    pub(crate) diff_id: &'a str,
+    /// Name of its snapshot.
+    pub(crate) chain_id: &'a str,
+}
+
+/// Has containerd unpack layers.
+#[derive(Clone, Debug)]
+pub(crate) struct Unpacker {
+    snapshots: SnapshotsClient<Channel>,
+    diff: DiffClient<Channel>,
+    content: ContentClient<Channel>,
+}
+
+impl Unpacker {
+    pub(crate) fn new(channel: Channel) -> Self {
+        Self {
+            snapshots: SnapshotsClient::new(channel.clone()),
+            diff: DiffClient::new(channel.clone()),
+            content: ContentClient::new(channel),
+        }
+    }
+
+    /// Unpacks a layer on top of its parent, and keeps it by the lease. That somebody else was faster is no error. Nobody
+    /// else in this process may unpack the same chain meanwhile.
+    pub(crate) async fn unpack(
+        &self,
+        unpack: Unpack<'_>,
+        lease: &MetadataValue<Ascii>,
+    ) -> Result<(), Status> {
+        // What an earlier attempt has left under this key is not continued, but replaced.
+        let key = format!("extract-prepull {}", unpack.chain_id);
+        let Some(mounts) = self.prepare(unpack, &key, lease).await? else { return Ok(()) };
+        let unpacked = self.apply_and_commit(unpack, &key, mounts, lease).await;
+        if unpacked.is_err() {
+            let _ = self.remove(unpack.snapshotter, &key).await;
+        }
+        unpacked
+    }
+
+    /// Mounts to unpack into. `None` if the snapshot is there.
+    async fn prepare(
+        &self,
+        unpack: Unpack<'_>,
+        key: &str,
+        lease: &MetadataValue<Ascii>,
+    ) -> Result<Option<Vec<Mount>>, Status> {
+        let prepare = || async {
+            let request = PrepareSnapshotRequest {
+                snapshotter: unpack.snapshotter.to_owned(),
+                key: key.to_owned(),
+                parent: unpack.parent.unwrap_or_default().to_owned(),
+                labels: labels(unpack),
+            };
+            let answer = in_time(PATIENCE, self.snapshots.clone().prepare(leased(request, lease))).await;
+            answer.map(|answer| answer.into_inner().mounts)
+        };
+        match prepare().await {
+            Ok(mounts) => Ok(Some(mounts)),
+            Err(status) if status.code() == Code::AlreadyExists => {
+                match self.remove(unpack.snapshotter, key).await {
+                    Ok(()) => prepare().await.map(Some),
+                    // Snapshotters say so of the snapshot itself, too.
+                    Err(status) if status.code() == Code::NotFound => Ok(None),
+                    Err(status) => Err(status),
+                }
+            }
+            Err(status) => Err(status),
+        }
+    }
+
+    async fn apply_and_commit(
+        &self,
+        unpack: Unpack<'_>,
+        key: &str,
+        mounts: Vec<Mount>,
+        lease: &MetadataValue<Ascii>,
+    ) -> Result<(), Status> {
+        let layer = Descriptor {
+            media_type: unpack.media_type.to_owned(),
+            digest: unpack.digest.to_owned(),
+            size: i64::try_from(unpack.size).unwrap_or(i64::MAX),
+            ..Descriptor::default()
+        };
+        let request = ApplyRequest { diff: Some(layer), mounts, ..ApplyRequest::default() };
+        let applied = in_time(APPLY_PATIENCE, self.diff.clone().apply(leased(request, lease))).await?;
+        let digest = applied.into_inner().applied.map(|applied| applied.digest).unwrap_or_default();
+        if digest != unpack.diff_id {
+            let Unpack { digest: layer, diff_id, .. } = unpack;
+            return Err(Status::data_loss(format!(
+                "layer {layer} unpacks to {digest}, and its image says {diff_id}"
+            )));
+        }
+        let request = CommitSnapshotRequest {
+            snapshotter: unpack.snapshotter.to_owned(),
+            name: unpack.chain_id.to_owned(),
+            key: key.to_owned(),
+            labels: labels(unpack),
+        };
+        match in_time(PATIENCE, self.snapshots.clone().commit(leased(request, lease))).await {
+            Err(status) if status.code() == Code::AlreadyExists => {
+                self.remove(unpack.snapshotter, key).await?;
+            }
+            committed => drop(committed?),
+        }
+        let labels = HashMap::from([(UNCOMPRESSED_LABEL.to_owned(), digest)]);
+        let request = UpdateRequest {
+            info: Some(Info { digest: unpack.digest.to_owned(), labels, ..Info::default() }),
+            update_mask: Some(FieldMask { paths: vec![format!("labels.{UNCOMPRESSED_LABEL}")] }),
+        };
+        in_time(PATIENCE, self.content.clone().update(namespaced(request))).await.map(drop)
+    }
+
+    async fn remove(&self, snapshotter: &str, key: &str) -> Result<(), Status> {
+        let request = RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        in_time(PATIENCE, self.snapshots.clone().remove(namespaced(request))).await.map(drop)
+    }
+}
+
+/// The labels that containerd's client gives to a snapshot.
+fn labels(unpack: Unpack<'_>) -> HashMap<String, String> {
+    let inherited = unpack.annotations.iter().filter(|(name, _)| name.starts_with(INHERITED));
+    let inherited = inherited.map(|(name, value)| (name.clone(), value.clone()));
+    inherited.chain([(SNAPSHOT_LABEL.to_owned(), unpack.chain_id.to_owned())]).collect()
+}
+
+fn leased<T>(message: T, lease: &MetadataValue<Ascii>) -> Request<T> {
+    let mut request = namespaced(message);
+    request.metadata_mut().insert(LEASE_HEADER, lease.clone());
+    request
+}
+
+async fn in_time<T>(patience: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let silent = |_| Err(Status::deadline_exceeded(format!("containerd did not answer within {patience:?}")));
+    timeout(patience, call).await.unwrap_or_else(silent)
+}

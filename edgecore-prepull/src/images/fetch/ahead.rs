@@ -1,0 +1,84 @@
+//! Unpacking while the download goes on: each layer as soon as it and all layers below it are there.
+//!
+//! The runtime would unpack them all when it is asked for the image, after the last byte. On a box with a slow processor
+//! that takes as long as a part of the download, and meanwhile the link would be idle.
+
+use std::collections::HashSet;
+
+use prepull_registry::manifest::Descriptor;
+use tokio::sync::watch;
+use tonic::Status;
+use tonic::metadata::{Ascii, MetadataValue};
+
+use super::Fetcher;
+use super::image::ImageParts;
+use super::runtime::Facts;
+use super::unpacked::{Diff, diffs};
+use crate::images::containerd::Unpack;
+
+/// The digests of the blobs of an image that are in the content store.
+pub(super) type Arrived = watch::Sender<HashSet<String>>;
+
+/// Unpacks the layers of an image as they arrive, until the last one is unpacked or something is wrong: the runtime goes
+/// on from there, and what is wrong it says better.
+pub(super) async fn unpack_ahead(
+    fetcher: &Fetcher,
+    image: &ImageParts,
+    facts: &Facts,
+    lease: &MetadataValue<Ascii>,
+    arrived: &Arrived,
+) {
+    wait_for(arrived, &image.config).await;
+    let config = fetcher.store.read(&image.config.digest).await.unwrap_or_default();
+    let diffs = diffs(&config);
+    let layers: Vec<_> = image.stacked().collect();
+    if diffs.len() != layers.len() {
+        return;
+    }
+    let mut parent = None;
+    for (layer, diff) in layers.into_iter().zip(&diffs) {
+        if let Err(status) = unpack(fetcher, facts, lease, arrived, layer, diff, parent).await {
+            tracing::debug!(layer = layer.digest, %status, "not unpacked ahead; the runtime unpacks the rest");
+            return;
+        }
+        parent = Some(diff.chain_id.as_str());
+    }
+}
+
+async fn unpack(
+    fetcher: &Fetcher,
+    facts: &Facts,
+    lease: &MetadataValue<Ascii>,
+    arrived: &Arrived,
+    layer: &Descriptor,
+    Diff { diff_id, chain_id }: &Diff,
+    parent: Option<&str>,
+) -> Result<(), Status> {
+    let is_unpacked = || fetcher.store.is_unpacked(&facts.snapshotter, chain_id);
+    if is_unpacked().await {
+        return Ok(());
+    }
+    wait_for(arrived, layer).await;
+    let chain = fetcher.chains.of(chain_id);
+    let _turn = chain.lock().await;
+    if is_unpacked().await {
+        return Ok(());
+    }
+    let Descriptor { media_type, digest, size, annotations, .. } = layer;
+    let unpack = Unpack {
+        snapshotter: &facts.snapshotter,
+        media_type,
+        digest,
+        size: *size,
+        annotations,
+        parent,
+        diff_id,
+        chain_id,
+    };
+    fetcher.unpacker.unpack(unpack, lease).await
+}
+
+async fn wait_for(arrived: &Arrived, blob: &Descriptor) {
+    // An error would mean that the sender is gone, which is borrowed here.
+    let _ = arrived.subscribe().wait_for(|arrived| arrived.contains(&blob.digest)).await;
+}
