@@ -266,7 +266,7 @@ async fn a_limit_holds_on_the_wire_over_all_images_of_the_node() -> Result<()> {
         let (_, after, then) = samples[from..=last].iter().find(|(then, ..)| *then >= at + WINDOW)?;
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let bytes = (after - before) as f64;
-        Some(bytes / (*then - at).as_secs_f64() / RATE)
+        Some(bytes / then.saturating_sub(at).as_secs_f64() / RATE)
     };
     let rates: Vec<f64> = (0..last).filter_map(rate).collect();
     let least = rates.iter().copied().reduce(f64::min).context("too short")?;
