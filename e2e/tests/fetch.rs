@@ -4,6 +4,7 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use prepull_api::task::PulledBy;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
 
@@ -438,5 +439,25 @@ async fn a_limit_is_not_broken_by_leaving_the_image_to_the_runtime() -> Result<(
     let text = said(&output);
     ensure!(output.status.code() == Some(1) && text.contains("keeps no limit"), "{text}");
     assert_eq!(hand.bytes_of(&image), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_status_says_who_has_downloaded_each_image_and_why() -> Result<()> {
+    let site = Site::start().await?;
+    let _by_agent = site.node("edge-1").await?.await?;
+    let _by_runtime = site.node("edge-2").await?.args(&["--fetch", "runtime"]).await?;
+    let (_, reference) = site.image("who", &[MIB])?;
+    let job =
+        |name: &str| site.job(name).images([&reference]).on(["edge-1", "edge-2"]).policy("IfNotPresent");
+    let pulled = job("pulled").completes().await?;
+    let there = job("there").completes().await?;
+    for (node, by, why) in [("edge-1", PulledBy::Agent, ""), ("edge-2", PulledBy::Runtime, "--fetch=runtime")]
+    {
+        let image = pulled.image(node, &reference).context("no image")?;
+        assert_eq!((image.pulled_by, image.pulled_by_reason.as_str()), (Some(by), why), "{image:?}");
+        let image = there.image(node, &reference).context("no image")?;
+        assert_eq!((image.pulled_by, image.pulled_by_reason.as_str()), (None, ""), "{image:?}");
+    }
     Ok(())
 }

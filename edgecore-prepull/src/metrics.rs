@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{ImageResult, TaskOutcome};
+use prepull_api::task::{ImageResult, PulledBy, TaskOutcome};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -86,15 +86,6 @@ pub(crate) enum PluginOutcome {
     Malformed,
 }
 
-/// Who has downloaded an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PulledBy {
-    /// The agent itself.
-    Agent,
-    /// The container runtime.
-    Runtime,
-}
-
 /// All metrics of edgecore-prepull, and whether the container runtime answers.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -142,7 +133,7 @@ impl Metrics {
         self.counted.tasks.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// Counts an image that ended, by whether it is on the node now, and if not, why.
+    /// Counts an image that ended, by whether it is on the node now, and if not, why; and a pull, by who has downloaded.
     pub(crate) fn count_image(&self, result: &ImageResult) {
         let is_there = result.outcome.is_on_node();
         let outcome = if is_there { "there" } else { "failed" };
@@ -151,20 +142,18 @@ impl Metrics {
             let code = result.code.unwrap_or(FailureCode::Other).as_str();
             self.counted.image_failures.get_or_create(&Code { code }).inc();
         }
+        if let Some(by) = result.pulled_by {
+            let by = match by {
+                PulledBy::Agent => "agent",
+                PulledBy::Runtime | PulledBy::Other => "runtime",
+            };
+            self.counted.pulls.get_or_create(&By { by }).inc();
+        }
     }
 
     /// Counts bytes of images that the agent has downloaded.
     pub(crate) fn count_downloaded(&self, bytes: u64) {
         self.counted.downloaded_bytes.inc_by(bytes);
-    }
-
-    /// Counts a pull, by who has downloaded the image.
-    pub(crate) fn count_pull(&self, by: PulledBy) {
-        let by = match by {
-            PulledBy::Agent => "agent",
-            PulledBy::Runtime => "runtime",
-        };
-        self.counted.pulls.get_or_create(&By { by }).inc();
     }
 
     /// Counts and measures a run of a plugin. The configuration bounds the number of providers.

@@ -269,6 +269,26 @@ pub struct ImageResult {
     /// Whether the runtime keeps the image from garbage collection. Absent if the task does not ask for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,
+    /// Who has downloaded the image. Absent if nobody has, because it was there, and from edges that do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pulled_by: Option<PulledBy>,
+    /// Why it was not the agent. At most [`crate::wire::MAX_NOTE`] bytes; never contains a credential.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pulled_by_reason: String,
+}
+
+/// Who has downloaded an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+pub enum PulledBy {
+    /// The agent. The container runtime has only unpacked it.
+    Agent,
+    /// The container runtime.
+    #[default]
+    Runtime,
+    /// Somebody of whom only a newer version knows.
+    #[serde(other)]
+    Other,
 }
 
 impl ImageResult {
@@ -283,6 +303,8 @@ impl ImageResult {
             bytes: None,
             attempts: 0,
             pinned: None,
+            pulled_by: None,
+            pulled_by_reason: String::new(),
         }
     }
 }

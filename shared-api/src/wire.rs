@@ -25,6 +25,9 @@ pub const MAX_MESSAGE: usize = 1024 * 1024;
 pub const MAX_IMAGES: usize = 256;
 /// Longest reason in bytes: enough for a registry's whole answer, and 256 of them fit into one message.
 pub const MAX_REASON: usize = 1024;
+/// Longest note about an image that is on the node, in bytes: each node of a fleet may have the same to say of each image,
+/// and all of that is in the reports.
+pub const MAX_NOTE: usize = 256;
 /// Most tasks in the ledger of one edge. Each is a file of a few KiB and an entry in `Hello`.
 pub const MAX_OPEN_TASKS: usize = 64;
 /// Most jobs in [`Hello::pins`], which is 40 KiB of UIDs. Of more, each `Hello` names others.
@@ -293,12 +296,21 @@ pub fn encode<T: Serialize>(message: &T) -> Result<String, DecodeError> {
 /// A control character becomes a space: it would take six bytes of a message, so that [`MAX_IMAGES`] reasons would not
 /// fit into one. A line feed and a tab, which take two, stay.
 pub fn truncate_reason(text: &str) -> String {
+    truncate(text, MAX_REASON)
+}
+
+/// Does the same to at most [`MAX_NOTE`] bytes.
+pub fn truncate_note(text: &str) -> String {
+    truncate(text, MAX_NOTE)
+}
+
+fn truncate(text: &str, most: usize) -> String {
     const MARK: &str = " …";
     let text = text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), " ");
-    if text.len() <= MAX_REASON {
+    if text.len() <= most {
         return text;
     }
-    let mut end = MAX_REASON - MARK.len();
+    let mut end = most - MARK.len();
     while !text.is_char_boundary(end) {
         end -= 1;
     }

@@ -31,8 +31,8 @@ use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
-use prepull_api::task::{Bytes, JobUid};
-use prepull_api::wire::{Filesystem, truncate_reason};
+use prepull_api::task::{Bytes, JobUid, PulledBy};
+use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
@@ -50,7 +50,7 @@ use super::puller::{
 use super::rate::Bucket;
 use super::verify::{Verdict, verify};
 use crate::config::{Amount, DEFAULT_DISK_MIN_FREE, DEFAULT_GC_HIGH_THRESHOLD, Percent};
-use crate::metrics::{Metrics, PulledBy};
+use crate::metrics::Metrics;
 pub use mode::{BadFetchMode, FetchMode};
 pub use room::RoomRules;
 
@@ -161,7 +161,7 @@ impl<P: Puller> Fetching<P> {
                 Some(truncate_reason(&format!("pulled without a valid signature: {reason}")))
             }
         };
-        Ok(Pulled { warning, ..pulled })
+        Ok(Pulled { warning, by: PulledBy::Agent, ..pulled })
     }
 
     /// Has the runtime unpack what is there. It asks the registry once more what the reference points to: a tag may have
@@ -223,8 +223,8 @@ impl<P: Puller> Fetching<P> {
             return refuse("a pull by the container runtime keeps no limit of bytes a second");
         }
         tracing::debug!(image = request.reference, why, "left to the container runtime");
-        self.fetcher.count_pull(PulledBy::Runtime);
-        self.inner.pull(request, progress).await
+        let pulled = self.inner.pull(request, progress).await?;
+        Ok(Pulled { why_not_agent: truncate_note(why), ..pulled })
     }
 }
 
@@ -234,10 +234,7 @@ impl<P: Puller> Puller for Fetching<P> {
             return self.step_back("--fetch=runtime", request, progress).await;
         }
         match self.fetch(request, progress).await {
-            Ok(pulled) => {
-                self.fetcher.count_pull(PulledBy::Agent);
-                Ok(pulled)
-            }
+            Ok(pulled) => Ok(pulled),
             Err(Stop::Failed(error)) => Err(error),
             Err(Stop::StepBack(why)) => self.step_back(&why, request, progress).await,
         }

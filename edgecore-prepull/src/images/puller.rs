@@ -12,7 +12,7 @@ use std::future::Future;
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::Verification;
-use prepull_api::task::{Bytes, JobUid, SandboxMetadata};
+use prepull_api::task::{Bytes, JobUid, PulledBy, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 
 use crate::images::rate::Bucket;
@@ -128,6 +128,10 @@ pub struct Pulled {
     /// What is wrong although the image was pulled: it has no valid signature, and the job only wants to know. At most
     /// [`prepull_api::wire::MAX_REASON`] bytes.
     pub warning: Option<String>,
+    /// Who has downloaded it.
+    pub by: PulledBy,
+    /// Why that was not the agent; empty if it was. At most [`prepull_api::wire::MAX_NOTE`] bytes.
+    pub why_not_agent: String,
 }
 
 /// Description of an image that the runtime already has.

@@ -14,9 +14,10 @@ fn the_exposition_is_the_same_to_the_byte() {
     metrics.set_session(Some("a:1".to_owned()));
     metrics.set_open_tasks(2);
     metrics.count_task(TaskOutcome::DeadlineExceeded);
-    metrics.count_image(&ended(ImageOutcome::Failed, Some(FailureCode::NoSpace)));
+    // One image for all families: a family with several lines has them in any order.
+    let failed = ended(ImageOutcome::Failed, Some(FailureCode::NoSpace));
+    metrics.count_image(&ImageResult { pulled_by: Some(PulledBy::Agent), ..failed });
     metrics.count_downloaded(5);
-    metrics.count_pull(PulledBy::Agent);
     metrics.count_plugin_run("ecr", PluginOutcome::Ok, Duration::from_secs(1));
     assert_eq!(metrics.render(), include_str!("tests/exposition.txt"));
 }
@@ -26,10 +27,12 @@ fn counted_events_and_the_current_session_are_exposed() {
     let metrics = Metrics::default();
     metrics.set_connected(true);
     metrics.count_task(TaskOutcome::Failed);
-    metrics.count_image(&ended(ImageOutcome::Pulled, None));
+    let pulled_by = Some(PulledBy::Agent);
+    metrics.count_image(&ImageResult { pulled_by, ..ended(ImageOutcome::Pulled, None) });
     let text = metrics.render();
     assert!(text.contains("edgecore_prepull_connected 1"), "{text}");
     assert!(text.contains("edgecore_prepull_images_total{outcome=\"there\"} 1"), "{text}");
+    assert!(text.contains("edgecore_prepull_pulls_total{by=\"agent\"} 1"), "{text}");
     assert!(!text.contains("image_failures_total{"), "{text}");
     assert!(text.contains("edgecore_prepull_tasks_total{outcome=\"failed\"} 1"), "{text}");
     metrics.set_session(Some("a:1".to_owned()));

@@ -212,7 +212,18 @@ impl<P: Puller> Executor<P> {
 
 /// Logs how an image ended, in fields that a person can filter by.
 fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
-    let ImageResult { outcome, digest, id: _, reason, code, bytes, attempts, pinned } = result;
+    let ImageResult {
+        outcome,
+        digest,
+        id: _,
+        reason,
+        code,
+        bytes,
+        attempts,
+        pinned,
+        pulled_by,
+        pulled_by_reason: left_because,
+    } = result;
     let image = &image.reference;
     let bytes = bytes.map(|bytes| bytes.total);
     let seconds = took.map(|took| took.as_secs_f64());
@@ -220,7 +231,18 @@ fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
         if !reason.is_empty() {
             tracing::warn!(image, reason, "on the node, but not as the job wants it");
         }
-        tracing::info!(image, ?outcome, digest, bytes, seconds, attempts, pinned, "image ended");
+        tracing::info!(
+            image,
+            ?outcome,
+            digest,
+            bytes,
+            seconds,
+            attempts,
+            pinned,
+            ?pulled_by,
+            left_because,
+            "image ended"
+        );
     } else {
         let code = code.map(FailureCode::as_str);
         tracing::warn!(image, ?outcome, code, reason, bytes, seconds, attempts, "image failed");

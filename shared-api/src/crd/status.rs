@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::FailureCode;
+use crate::task::PulledBy;
 
 /// Most nodes in `nodeStatus`, and in `skippedNodes`. Of more nodes, those that need attention are listed.
 pub const MAX_NODES_IN_STATUS: usize = 200;
@@ -266,6 +267,12 @@ pub struct ImageStatus {
     /// leaves it alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,
+    /// Who has downloaded the image: the agent, or the container runtime. Absent if it was there already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pulled_by: Option<PulledBy>,
+    /// Why the agent has left the download to the container runtime.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pulled_by_reason: String,
 }
 
 /// Progress of an image in compressed bytes.

@@ -12,7 +12,7 @@ use crate::download::{Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::task::{
     Bytes, CheckItem, CheckOutcome, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid, PullPolicy,
-    SandboxMetadata, TaskOutcome,
+    PulledBy, SandboxMetadata, TaskOutcome,
 };
 
 fn window() -> Window {
@@ -39,6 +39,7 @@ fn a_result_fits_into_a_message_whatever_the_reasons() {
     for reason in ["\u{1}", "\"", "\n", "é", "\u{85}", "a"] {
         let reason = truncate_reason(&reason.repeat(MAX_REASON + 1));
         assert!(reason.len() <= MAX_REASON && reason.ends_with('…'), "{reason:?}");
+        assert!(truncate_note(&reason).len() <= MAX_NOTE);
         let image = ImageResult {
             digest: Some(format!("sha512:{}", "a".repeat(128))),
             id: Some(format!("sha512:{}", "a".repeat(128))),
@@ -46,6 +47,9 @@ fn a_result_fits_into_a_message_whatever_the_reasons() {
             bytes: Some(Bytes { done: u64::MAX, total: u64::MAX }),
             code: Some(FailureCode::PlatformMismatch),
             attempts: u32::MAX,
+            pinned: Some(false),
+            pulled_by: Some(PulledBy::Runtime),
+            pulled_by_reason: truncate_note(&reason),
             ..ImageResult::new(ImageOutcome::Failed)
         };
         let result = TaskResult {
@@ -167,6 +171,11 @@ fn results_keep_their_bytes() {
                     },
                     ImageResult { pinned: Some(true), ..image(ImageOutcome::Present) },
                     ImageResult {
+                        pulled_by: Some(PulledBy::Runtime),
+                        pulled_by_reason: "--fetch=runtime".to_owned(),
+                        ..image(ImageOutcome::Pulled)
+                    },
+                    ImageResult {
                         reason: "404".to_owned(),
                         code: Some(FailureCode::NotFound),
                         ..image(ImageOutcome::Failed)
@@ -180,6 +189,7 @@ fn results_keep_their_bytes() {
             r#""check":{"passed":false,"reason":"disk full"},"images":["#,
             r#"{"outcome":"pulled","digest":"sha256:a","id":"sha256:b","bytes":{"done":7,"total":7},"attempts":1},"#,
             r#"{"outcome":"present","attempts":0,"pinned":true},"#,
+            r#"{"outcome":"pulled","attempts":0,"pulledBy":"Runtime","pulledByReason":"--fetch=runtime"},"#,
             r#"{"outcome":"failed","reason":"404","code":"NotFound","attempts":0},"#,
             r#"{"outcome":"stopped","attempts":0}],"took":1500}"#,
         ),
@@ -193,6 +203,12 @@ fn results_keep_their_bytes() {
             format!(r#"{{"task":{{"job":"uid-1","attempt":2}},"outcome":"{name}","images":[],"took":1500}}"#);
         assert_frame(&result(outcome, Vec::new()), &frame);
     }
+}
+
+#[test]
+fn an_edge_may_name_somebody_new_who_has_pulled() {
+    let image = r#"{"outcome":"pulled","attempts":1,"pulledBy":"Neighbour"}"#;
+    assert_eq!(serde_json::from_str::<ImageResult>(image).unwrap().pulled_by, Some(PulledBy::Other));
 }
 
 #[test]

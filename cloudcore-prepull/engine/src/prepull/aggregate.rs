@@ -300,7 +300,10 @@ fn shortened(node: &NodeStatus) -> NodeStatus {
     let mut node = node.clone();
     node.reason = short(&node.reason);
     node.action_flow.iter_mut().for_each(|action| action.reason = short(&action.reason));
-    node.image_status.iter_mut().for_each(|image| image.reason = short(&image.reason));
+    for image in &mut node.image_status {
+        image.reason = short(&image.reason);
+        image.pulled_by_reason = short(&image.pulled_by_reason);
+    }
     node
 }
 

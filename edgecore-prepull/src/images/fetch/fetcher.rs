@@ -31,7 +31,7 @@ use crate::images::containerd::{
 use crate::images::puller::{ErrorClass, ProgressSink, PullError};
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
-use crate::metrics::{Metrics, PulledBy};
+use crate::metrics::Metrics;
 
 /// Blobs of an image that arrive at the same time, as many as containerd fetches by default.
 const STREAMS_OF_IMAGE: usize = 3;
@@ -269,12 +269,6 @@ impl Fetcher {
     pub(super) fn count(&self, bytes: usize) {
         if let Some(metrics) = &self.metrics {
             metrics.count_downloaded(bytes as u64);
-        }
-    }
-
-    pub(super) fn count_pull(&self, by: PulledBy) {
-        if let Some(metrics) = &self.metrics {
-            metrics.count_pull(by);
         }
     }
 }

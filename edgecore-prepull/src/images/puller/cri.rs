@@ -212,7 +212,7 @@ impl Puller for CriPuller {
         let Some(digest) = digest else { return Ok(Pulled { id, warning, ..Pulled::default() }) };
         watch.set_digest(&digest);
         let bytes = self.content.image_size(&digest).await;
-        Ok(Pulled { digest: Some(digest), id, bytes, warning })
+        Ok(Pulled { digest: Some(digest), id, bytes, warning, ..Pulled::default() })
     }
 
     async fn look_up(&self, reference: &str) -> Result<Option<Present>, PullError> {

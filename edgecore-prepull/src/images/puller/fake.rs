@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use prepull_api::task::{Bytes, JobUid, SandboxMetadata};
+use prepull_api::task::{Bytes, JobUid, PulledBy, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
@@ -136,6 +136,8 @@ impl Puller for Fake {
             digest: Some("sha256:d".to_owned()),
             id: Some("sha256:i".to_owned()),
             bytes: Some(Bytes { done: 100, total: 100 }),
+            by: PulledBy::Runtime,
+            why_not_agent: "the fake has no agent".to_owned(),
         })
     }
 

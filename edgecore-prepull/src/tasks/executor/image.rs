@@ -298,9 +298,14 @@ fn failed(error: &PullError) -> ImageResult {
 }
 
 fn just_pulled(pulled: Pulled) -> ImageResult {
-    let Pulled { digest, id, bytes, warning } = pulled;
+    let Pulled { digest, id, bytes, warning, by, why_not_agent } = pulled;
     let result = on_node(ImageOutcome::Pulled, digest, id, bytes);
-    ImageResult { reason: warning.unwrap_or_default(), ..result }
+    ImageResult {
+        reason: warning.unwrap_or_default(),
+        pulled_by: Some(by),
+        pulled_by_reason: why_not_agent,
+        ..result
+    }
 }
 
 fn already_present(present: Present) -> ImageResult {

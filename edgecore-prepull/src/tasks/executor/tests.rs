@@ -8,7 +8,9 @@ use std::time::Duration;
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::download::{DownloadTerms, Verification, VerificationMode};
 use prepull_api::failure::FailureCode as Is;
-use prepull_api::task::{Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
+use prepull_api::task::{
+    Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, PulledBy, SandboxMetadata, Task, TaskId,
+};
 use prepull_api::wire::Key;
 use tokio::time::Instant;
 
@@ -699,4 +701,17 @@ async fn what_another_task_has_just_pulled_is_verified_for_a_task_that_demands_i
         let expected = if pulls == 2 { (New, "no signature") } else { (Already, "") };
         assert_eq!((second.images[0].outcome, second.images[0].reason.as_str()), expected);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_says_who_has_downloaded_the_image_unless_it_was_there() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().present = vec!["there".to_owned()];
+    let images = vec![always("pulled"), image("there", PullPolicy::IfNotPresent, 0)];
+    let end = run(&fake, execution(images)).await;
+    assert_eq!(outcomes(&end), [New, Already]);
+    let [pulled, there] = end.images.as_slice() else { panic!("{end:?}") };
+    assert_eq!(pulled.pulled_by, Some(PulledBy::Runtime));
+    assert_eq!(pulled.pulled_by_reason, "the fake has no agent");
+    assert_eq!((there.pulled_by, there.pulled_by_reason.as_str()), (None, ""));
 }

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{Action, ActionStatus, ImageBytes, ImageStatus, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{Bytes, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
-use prepull_api::wire::{Progress, truncate_reason};
+use prepull_api::wire::{Progress, truncate_note, truncate_reason};
 
 use crate::prepull::plan::NodePlan;
 
@@ -69,7 +69,18 @@ pub(super) fn apply_result(
         record.image_status = fresh_images(plan);
     }
     for (image, result) in record.image_status.iter_mut().zip(&result.images) {
-        let ImageResult { outcome, digest, id: _, reason, code, bytes: amount, attempts, pinned } = result;
+        let ImageResult {
+            outcome,
+            digest,
+            id: _,
+            reason,
+            code,
+            bytes: amount,
+            attempts,
+            pinned,
+            pulled_by,
+            pulled_by_reason,
+        } = result;
         image.status = match outcome {
             ImageOutcome::Pulled | ImageOutcome::Present => Tristate::True,
             ImageOutcome::Failed => Tristate::False,
@@ -81,6 +92,8 @@ pub(super) fn apply_result(
         image.bytes = amount.map(bytes).or(image.bytes);
         image.attempts = *attempts;
         image.pinned = *pinned;
+        image.pulled_by = *pulled_by;
+        image.pulled_by_reason = truncate_note(pulled_by_reason);
     }
     let check = match &result.check {
         Some(check) if check.passed => action(Action::Check, Tristate::True, "", now),

@@ -5,10 +5,10 @@ use prepull_api::crd::status::ImageStatus;
 use prepull_api::crd::status::Tristate;
 use prepull_api::image::Reference;
 use prepull_api::task::{
-    CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, TaskId,
+    CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, PulledBy, TaskId,
     TaskOutcome, TaskResult,
 };
-use prepull_api::wire::{OpenPhase, Progress};
+use prepull_api::wire::{MAX_NOTE, OpenPhase, Progress};
 
 use super::*;
 use crate::prepull::plan::{NodePlan, PlannedImage};
@@ -353,6 +353,19 @@ fn a_number_that_an_api_server_cannot_keep_is_cut() {
     assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
     let bytes = rollout.record(&node(0)).unwrap().image_status[0].bytes.unwrap();
     assert_eq!((bytes.done, bytes.total), (i64::MAX.unsigned_abs(), i64::MAX.unsigned_abs()));
+}
+
+#[test]
+fn the_record_says_who_has_downloaded_each_image_and_why() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    rollout.advance(at(0));
+    let mut result = result(TaskOutcome::Succeeded);
+    result.images[0].pulled_by = Some(PulledBy::Runtime);
+    result.images[0].pulled_by_reason = "x".repeat(5000);
+    assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
+    let image = &rollout.record(&node(0)).unwrap().image_status[0];
+    assert_eq!((image.pulled_by, image.pulled_by_reason.len()), (Some(PulledBy::Runtime), MAX_NOTE));
 }
 
 #[test]
