@@ -461,3 +461,28 @@ async fn the_status_says_who_has_downloaded_each_image_and_why() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_pull_by_hand_shows_each_layer_that_is_arriving_on_a_terminal() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("shown", &[3 * MIB, 2 * MIB])?;
+    hand.link.throttle(Some(2 * MIB));
+    // `script` gives the program a terminal.
+    let pull = hand.pull(&[&reference])?;
+    let words = std::iter::once(pull.as_std().get_program()).chain(pull.as_std().get_args());
+    let line = words.map(|word| format!("'{}'", word.to_string_lossy())).collect::<Vec<_>>().join(" ");
+    let mut script = tokio::process::Command::new("script");
+    script.args(["--quiet", "--return", "--command", &format!("stty cols 160; {line}"), "/dev/null"]);
+    let output = script.env("TERM", "xterm").stdin(Stdio::null()).kill_on_drop(true).output().await?;
+    let shown = said(&output);
+    ensure!(output.status.success() && shown.contains("1 pulled"), "{shown}");
+    let manifest = std::fs::read(image.blob_file(image.digest()))?;
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
+    for layer in manifest["layers"].as_array().context("no layers")? {
+        let digest = layer["digest"].as_str().context("no digest")?;
+        let of_layer = shown.lines().any(|line| line.contains(&digest[..19]) && line.contains("/s"));
+        ensure!(of_layer, "{digest} is not shown: {shown}");
+    }
+    ensure!(shown.contains(" left"), "{shown}");
+    Ok(())
+}

@@ -183,7 +183,8 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
 }
 
 /// The time zone of the machine, and the windows of the settings.
-fn node_clock(windows: Vec<DownloadWindow>) -> anyhow::Result<NodeClock> {
+/// The node's time zone, and the windows of its settings.
+pub(crate) fn node_clock(windows: Vec<DownloadWindow>) -> anyhow::Result<NodeClock> {
     let count = windows.len();
     ensure!(count <= MAX_WINDOWS, "{count} times --download-window; at most {MAX_WINDOWS} are allowed");
     let time_zone = time_zone::find();

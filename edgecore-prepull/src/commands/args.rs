@@ -8,7 +8,7 @@ use prepull_program::log::LogArgs;
 
 use crate::cloud::join::JoinArgs;
 use crate::commands::install::args::{InstallArgs, UninstallArgs};
-use crate::config::{Percent, Rate, Settings};
+use crate::config::{Amount, DownloadWindow, Percent, Rate, Settings};
 use crate::images::fetch::FetchMode;
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -85,6 +85,7 @@ pub(crate) struct RunArgs {
 Examples:
   edgecore-prepull pull nginx:1.25
   edgecore-prepull pull --docker-config ~/.docker/config.json registry.example/team/app:v1
+  edgecore-prepull pull --max-download-rate 2MiB --download-window 'Mon-Fri 01:00+4h Europe/Berlin' nginx:1.25
   edgecore-prepull pull --image-credential-provider-config /etc/providers.yaml \\
       --image-credential-provider-bin-dir /usr/local/lib/providers registry.example/team/app:v1
 
@@ -122,10 +123,17 @@ pub(crate) struct PullArgs {
     /// No image is fetched that would fill the disk further: set it to the kubelet's --image-gc-high-threshold
     #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD", default_value = "100%")]
     pub(crate) image_gc_high_threshold: Percent,
+    /// Space that stays free on the disk, as 10% or 5GiB [default: none; whoever pulls by hand sees how full it is]
+    #[arg(long, value_name = "AMOUNT", env = "PREPULL_DISK_MIN_FREE")]
+    pub(crate) disk_min_free: Option<Amount>,
+    /// Window outside of which nothing is downloaded, as "Mon-Fri 01:00+4h Europe/Berlin"; may be repeated, separated by ;
+    /// in the variable [default: always]
+    #[arg(long, value_name = "WINDOW", env = "PREPULL_DOWNLOAD_WINDOW", value_delimiter = ';')]
+    pub(crate) download_window: Vec<DownloadWindow>,
     /// Retries per image after an error that may be temporary
     #[arg(long, value_name = "TIMES", default_value_t = 3)]
     pub(crate) retries: u32,
-    /// Time after which to give up
+    /// Time after which to give up; with windows, what lies in them
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) timeout: std::time::Duration,
     /// Images that are pulled at the same time

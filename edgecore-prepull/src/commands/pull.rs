@@ -1,6 +1,7 @@
 //! `edgecore-prepull pull`: pulls on this machine with the executor of the agent, without a cloud.
 
 mod display;
+mod layers;
 #[cfg(test)]
 mod tests;
 mod wording;
@@ -17,15 +18,16 @@ use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskId};
 use prepull_api::wire::Key;
 use prepull_program::signals::wait_for_termination;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, interval, sleep, timeout_at};
 
 use crate::commands::args::PullArgs;
 use crate::config::{Amount, Limits, Rate};
-use crate::images::fetch::{FetchSettings, Fetching, RoomRules};
+use crate::images::fetch::{FetchSettings, Fetching, ImageDownload, RoomRules};
 use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
 use crate::images::puller::{ErrorClass, Present, PullError, Puller};
 use crate::images::runtime::RuntimeEndpoint;
+use crate::run::node_clock;
 use crate::tasks::agent::{Execution, TaskEnd, TaskTerms};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 use display::Display;
@@ -37,6 +39,8 @@ const UPDATES: usize = 16;
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
 /// Interval between two questions to a runtime that does not answer.
 const RUNTIME_RETRY: Duration = Duration::from_millis(500);
+/// Interval of looking at the layers that arrive: to the eye it is steady.
+const LOOK: Duration = Duration::from_millis(100);
 /// Exit status of a program that SIGINT ended, by the shell's convention.
 const INTERRUPTED: u8 = 130;
 /// Exit status of a program that SIGTERM ended, by the shell's convention.
@@ -55,8 +59,10 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         retries,
         parallel_pulls,
         timeout,
+        download_window,
         ..
     } = args;
+    let clock = node_clock(download_window)?;
     let providers = ProviderSettings {
         config: image_credential_provider_config,
         bin_dir: image_credential_provider_bin_dir,
@@ -92,12 +98,7 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     let execution = Execution {
         done: vec![None; tasks.len()],
         check: None,
-        terms: TaskTerms {
-            deadline: (Instant::now() + timeout).into_std(),
-            windows: None,
-            keys,
-            download: Arc::default(),
-        },
+        terms: TaskTerms::by_hand(keys, timeout, &clock, Instant::now().into_std()),
         task: Task {
             id: TaskId { job: JobUid("pull".to_owned()), attempt: 1 },
             title: "pull".to_owned(),
@@ -113,7 +114,7 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
     wait_for_runtime(&*puller).await?;
     let present = look_up_all(&*puller, &execution.task.images).await;
     let display = Display::new(&execution.task.images, present, std::io::stderr().is_terminal());
-    let executor = Executor::new(puller, parallel_pulls, Limits::default())
+    let executor = Executor::new(Arc::clone(&puller), parallel_pulls, Limits::default())
         .with_credential_providers(Arc::new(providers));
     let (control, receiver) = watch::channel(TaskControl { terms: execution.terms.clone(), stop: None });
     let (sender, updates) = mpsc::channel(UPDATES);
@@ -126,8 +127,13 @@ pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
         // The executor stops by itself; the end of `pulling` decides.
         std::future::pending::<()>().await;
     };
-    let pulling =
-        async { tokio::join!(executor.run(execution, receiver, sender), show(&display, updates)).0 };
+    let pulling = async {
+        tokio::join!(
+            executor.run(execution, receiver, sender),
+            show(&display, updates, || puller.downloads())
+        )
+        .0
+    };
     let end = tokio::select! {
         end = pulling => end,
         () = interrupt => unreachable!("it waits forever"),
@@ -151,8 +157,7 @@ fn fetch_settings(args: &PullArgs) -> FetchSettings {
         hosts_dir: args.registry_config_path.clone(),
         room: RoomRules {
             gc_high_threshold: args.image_gc_high_threshold,
-            // Whoever pulls by hand sees how full the disk is.
-            disk_min_free: Amount::Bytes(0),
+            disk_min_free: args.disk_min_free.unwrap_or(Amount::Bytes(0)),
         },
     }
 }
@@ -206,17 +211,31 @@ fn select_key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
     }
 }
 
-/// Displays updates until the executor has ended.
-async fn show(display: &Display, mut updates: mpsc::Receiver<TaskUpdate>) {
-    while let Some(update) = updates.recv().await {
+/// Displays updates, and what is being downloaded, until the executor has ended.
+async fn show(
+    display: &Display,
+    mut updates: mpsc::Receiver<TaskUpdate>,
+    downloads: impl Fn() -> Vec<ImageDownload>,
+) {
+    let mut look = interval(LOOK);
+    loop {
+        let update = tokio::select! {
+            update = updates.recv() => update,
+            _ = look.tick(), if display.has_bars() => {
+                display.show_downloads(&downloads());
+                continue;
+            }
+        };
         match update {
-            TaskUpdate::Checked(_) => {}
-            TaskUpdate::Progress { images, waits: _ } => {
+            None => return,
+            Some(TaskUpdate::Checked(_)) => {}
+            Some(TaskUpdate::Progress { images, waits }) => {
+                display.show_waits(&waits);
                 for image in &images {
                     display.show_progress(image);
                 }
             }
-            TaskUpdate::ImageEnded { index, result } => display.show_result(index, &result),
+            Some(TaskUpdate::ImageEnded { index, result }) => display.show_result(index, &result),
         }
     }
 }

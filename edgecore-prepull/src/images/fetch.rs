@@ -14,6 +14,7 @@
 mod ahead;
 mod blob;
 mod buckets;
+mod downloads;
 mod fetcher;
 mod flights;
 mod image;
@@ -39,6 +40,7 @@ use tokio::time::{Instant, sleep};
 
 use self::blob::Download;
 use self::buckets::Buckets;
+pub use self::downloads::{ImageDownload, LayerDownload};
 use self::fetcher::{Fetcher, streams_of_image};
 use self::image::ImageParts;
 use self::stop::Stop;
@@ -120,6 +122,11 @@ impl<P: Puller> Fetching<P> {
         &self.fetcher.bucket
     }
 
+    /// The downloads that are under way, as they are now.
+    pub fn downloads(&self) -> Vec<ImageDownload> {
+        self.fetcher.downloads.now()
+    }
+
     async fn fetch(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, Stop> {
         let reference = Reference::parse(request.reference)
             .map_err(|error| PullError::new(ErrorClass::Permanent, error.to_string()))?
@@ -140,7 +147,8 @@ impl<P: Puller> Fetching<P> {
             let message = format!("containerd gives no lease for the image ({})", fetcher.endpoint);
             return Err(PullError::new(ErrorClass::RuntimeDown, message).into());
         };
-        let layers = fetcher.layers(&repository, &image, &facts).await;
+        let layers: Arc<[_]> = fetcher.layers(&repository, &image, &facts).await.into();
+        let watched = fetcher.downloads.begin(request.reference, Arc::clone(&layers));
         fetcher.check_room(&repository, &layers, &facts).await?;
         let download = Download {
             fetcher,
@@ -153,6 +161,7 @@ impl<P: Puller> Fetching<P> {
             letting_go: watch::Sender::new(false),
         };
         fetcher.download(download, &image, &layers, &facts, progress).await?;
+        drop(watched);
         let pulled = self.finish(request, &reference.name(), reference.digest().is_some(), &image).await?;
         fetcher.leases.release(request.reference).await;
         let warning = match verdict {

@@ -1,18 +1,22 @@
-//! Progress of `pull`: bars on a terminal, and one line for each event elsewhere.
+//! Progress of `pull`: on a terminal a bar for each image and for each of its layers that is arriving, and one line for each
+//! event elsewhere.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use prepull_api::task::{Bytes, ImagePhase, ImageProgress, ImageResult, ImageTask};
 
+use super::layers::LayerBars;
 use super::wording::{describe_result, summarize};
+use crate::images::fetch::ImageDownload;
 use crate::images::puller::Present;
 
 pub(super) struct Display {
     images: Vec<Shown>,
-    _all: Option<MultiProgress>,
+    /// Absent without a terminal.
+    all: Option<MultiProgress>,
     state: Mutex<State>,
 }
 
@@ -29,6 +33,10 @@ struct Shown {
 struct State {
     ended: BTreeSet<usize>,
     unpacking: BTreeSet<usize>,
+    /// The layers of the images that are being downloaded.
+    layers: BTreeMap<usize, LayerBars>,
+    /// What was said last of what the task waits for.
+    waits: String,
 }
 
 impl Display {
@@ -45,7 +53,48 @@ impl Display {
             Shown { name, before, bar }
         });
         let images = images.collect();
-        Self { images, _all: all, state: Mutex::default() }
+        Self { images, all, state: Mutex::default() }
+    }
+
+    /// Whether there are bars, on a terminal.
+    pub(super) fn has_bars(&self) -> bool {
+        self.all.is_some()
+    }
+
+    /// Displays what is being downloaded now.
+    pub(super) fn show_downloads(&self, downloads: &[ImageDownload]) {
+        let Some(all) = &self.all else { return };
+        let mut state = self.lock();
+        for (index, Shown { name, bar, before: _ }) in self.images.iter().enumerate() {
+            let Some(bar) = bar else { continue };
+            match downloads.iter().find(|download| download.reference == *name) {
+                Some(download) => state.layers.entry(index).or_default().show(all, bar, download),
+                // It was the last layer, or the attempt has ended.
+                None => {
+                    if let Some(layers) = state.layers.remove(&index) {
+                        layers.clear(all);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Displays what all images wait for, when that is something new.
+    pub(super) fn show_waits(&self, waits: &str) {
+        let mut state = self.lock();
+        if state.waits == waits {
+            return;
+        }
+        waits.clone_into(&mut state.waits);
+        for (index, Shown { bar, .. }) in self.images.iter().enumerate() {
+            if let Some(bar) = bar.as_ref().filter(|_| !state.ended.contains(&index)) {
+                bar.set_style(style("  {prefix} {msg}"));
+                bar.set_message(if waits.is_empty() { "waiting".to_owned() } else { waits.to_owned() });
+            }
+        }
+        if self.all.is_none() && !waits.is_empty() {
+            print_line(&format!("nothing is downloaded: it {waits}"));
+        }
     }
 
     /// Displays the progress of an image.
@@ -62,11 +111,9 @@ impl Display {
                     bar.set_style(style("  {prefix} {msg}"));
                     bar.set_message("unpacking");
                 }
-                Some(Bytes { done, total }) => {
-                    bar.set_style(style("  {prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}"));
-                    bar.set_length(*total);
-                    bar.set_position(*done);
-                }
+                // Where the agent downloads, its layers say more, and more often.
+                Some(_) if self.lock().layers.contains_key(&index) => {}
+                Some(bytes) => show_bytes(bar, *bytes),
                 None => bar.set_message("pulling"),
             },
             (ImagePhase::BackingOff, Some(bar)) => {
@@ -127,7 +174,19 @@ impl Display {
     }
 }
 
-fn style(template: &str) -> ProgressStyle {
+/// Shows bytes, with their rate and the time left.
+pub(super) fn show_bytes(bar: &ProgressBar, Bytes { done, total }: Bytes) {
+    let begins = bar.length() != Some(total);
+    bar.set_style(style("  {prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left"));
+    bar.set_length(total);
+    bar.set_position(done);
+    if begins {
+        // What an earlier pull has left has not arrived now: it counts for no rate.
+        bar.reset_eta();
+    }
+}
+
+pub(super) fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 

@@ -52,7 +52,7 @@ fn was_there(result: &ImageResult, before: Option<&Present>) -> bool {
     }
 }
 
-fn shorten_digest(digest: &str) -> &str {
+pub(super) fn shorten_digest(digest: &str) -> &str {
     let digits = digest.find(':').map_or(0, |colon| colon + 1) + DIGEST_DIGITS;
     digest.get(..digits).unwrap_or(digest)
 }

@@ -17,6 +17,7 @@ use tokio::time::sleep;
 use super::FetchSettings;
 use super::ahead::{Arrived, unpack_ahead};
 use super::blob::Download;
+use super::downloads::Downloads;
 use super::flights::{Flight, Flights};
 use super::image::{ImageParts, blob};
 use super::room::{Disk, Need, judge};
@@ -63,6 +64,7 @@ pub(super) struct Fetcher {
     pub(super) flights: Flights,
     /// What is being unpacked, by the name of its snapshot.
     pub(super) chains: ByKey<AsyncMutex<()>>,
+    pub(super) downloads: Downloads,
     pub(super) streams: Semaphore,
     /// The client that was needed last.
     client: Mutex<Option<(ClientKey, RegistryClient)>>,
@@ -89,6 +91,7 @@ impl Fetcher {
             bucket: Bucket::new(settings.max_rate),
             flights: Flights::default(),
             chains: ByKey::default(),
+            downloads: Downloads::default(),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
             metrics: None,
@@ -288,8 +291,9 @@ fn received_ahead(limit: NonZeroU64) -> usize {
 }
 
 /// A layer, and what there is of it.
+#[derive(Debug)]
 pub(super) struct Layer {
-    descriptor: Descriptor,
+    pub(super) descriptor: Descriptor,
     flight: Arc<Flight>,
     /// Bytes that were in the store when the pull began.
     there: u64,

@@ -1,7 +1,9 @@
 //! Deadline, keys and download terms of a task, taken from an assignment.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use prepull_api::download::DownloadTerms;
 use prepull_api::task::{ImageTask, Task};
 use prepull_api::wire::{Assign, Key};
 
@@ -10,6 +12,14 @@ use super::time::Now;
 use super::windows::{Counted, NodeClock};
 
 impl TaskTerms {
+    /// The terms of a task that no cloud has assigned: of this time, what lies in the node's windows counts.
+    pub(crate) fn by_hand(keys: Vec<Arc<Key>>, time: Duration, clock: &NodeClock, now: Instant) -> Self {
+        let download = DownloadTerms::default();
+        let openings = clock.openings(&download);
+        let windows = (!openings.is_always()).then_some(Counted { since: now, openings });
+        Self { deadline: now + time, windows, keys, download: Arc::new(download) }
+    }
+
     /// Takes the terms of an assignment, with one key per image of `task`, which is the task as the ledger has it. A key
     /// is used only for the reference that the cloud sent it for: if the cloud assigns the task again with other images,
     /// no credential reaches another image.

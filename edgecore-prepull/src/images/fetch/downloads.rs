@@ -1,0 +1,72 @@
+//! What the node downloads at the moment, layer by layer, for whoever wants to watch.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::fetcher::Layer;
+
+/// An image whose layers are being downloaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageDownload {
+    /// The normalised reference of the image.
+    pub reference: String,
+    /// Its layers, the lowest one first.
+    pub layers: Vec<LayerDownload>,
+}
+
+/// A layer of an image that is being downloaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerDownload {
+    /// `sha256:…`
+    pub digest: String,
+    /// Bytes that are there.
+    pub done: u64,
+    /// Bytes of the whole layer, compressed.
+    pub total: u64,
+}
+
+/// The downloads of the node that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Downloads(Mutex<Vec<Arc<Running>>>);
+
+#[derive(Debug)]
+struct Running {
+    reference: String,
+    layers: Arc<[Layer]>,
+}
+
+/// A download that is under way, until it is dropped.
+pub(super) struct Watched<'a> {
+    all: &'a Downloads,
+    this: Arc<Running>,
+}
+
+impl Downloads {
+    pub(super) fn begin(&self, reference: &str, layers: Arc<[Layer]>) -> Watched<'_> {
+        let this = Arc::new(Running { reference: reference.to_owned(), layers });
+        self.lock().push(Arc::clone(&this));
+        Watched { all: self, this }
+    }
+
+    /// All of them as they are now, in the order in which they have begun.
+    pub(super) fn now(&self) -> Vec<ImageDownload> {
+        let layer = |layer: &Layer| {
+            let (digest, total) = (layer.descriptor.digest.clone(), layer.descriptor.size);
+            LayerDownload { digest, done: layer.written(), total }
+        };
+        let image = |Running { reference, layers }: &Running| {
+            let layers = layers.iter().map(layer).collect();
+            ImageDownload { reference: reference.clone(), layers }
+        };
+        self.lock().iter().map(|running| image(running)).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Running>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.all.lock().retain(|running| !Arc::ptr_eq(running, &self.this));
+    }
+}
