@@ -45,7 +45,7 @@ use self::fetcher::{Fetcher, streams_of_image};
 use self::image::ImageParts;
 use self::stop::Stop;
 use super::containerd::{Containerd, Source};
-use super::puller::cri::CriPuller;
+use super::puller::cri::{CriPuller, is_registry_token_alone, to_pull_error, unusable};
 use super::puller::{
     ErrorClass, Present, ProgressSink, PullError, PullRequest, PullTerms, Pulled, Puller, Unpinned,
 };
@@ -133,6 +133,11 @@ impl<P: Puller> Fetching<P> {
             .normalized();
         let fetcher = &self.fetcher;
         let facts = fetcher.runtime.read(fetcher.settings.hosts_dir.as_deref()).await?;
+        if let Some(credential) = request.credential.filter(|credential| is_registry_token_alone(credential))
+        {
+            // It would serve for the download, and containerd could not show it when it unpacks.
+            return Err(unusable(credential, "containerd").into());
+        }
         let buckets = Buckets { node: &fetcher.bucket, own: request.terms.bucket };
         let client = fetcher.client(&facts, buckets.limit());
         let repository = client.repository(&reference, request.credential)?;
@@ -175,7 +180,8 @@ impl<P: Puller> Fetching<P> {
 
     /// Has the runtime unpack what is there. It asks the registry once more what the reference points to: a tag may have
     /// moved, and the runtime would then download the other image by itself. So it is asked for the digest, and the tag's
-    /// record is written here.
+    /// record is written here. It asks for a digest as well, so that a registry that is gone by now fails the attempt; the
+    /// lease keeps all for the next one.
     async fn finish(
         &self,
         request: PullRequest<'_>,
@@ -197,9 +203,7 @@ impl<P: Puller> Fetching<P> {
         let Descriptor { media_type, digest, size, .. } = &image.target;
         let fetcher = &self.fetcher;
         let written = fetcher.records.point(request.reference, media_type, digest, *size).await;
-        written.map_err(|status| {
-            super::puller::cri::to_pull_error(&status, request.reference, &fetcher.endpoint)
-        })?;
+        written.map_err(|status| to_pull_error(&status, request.reference, &fetcher.endpoint))?;
         let begun = Instant::now();
         while begun.elapsed() < SEEN {
             let seen = self.inner.look_up(request.reference).await?;

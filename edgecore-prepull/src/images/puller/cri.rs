@@ -1,5 +1,6 @@
 //! The [`Puller`] over CRI: containerd or CRI-O download and unpack.
 
+mod credential;
 mod progress;
 mod status;
 
@@ -11,8 +12,7 @@ use std::time::Duration;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    AuthConfig, ImageFsInfoRequest, ImageSpec, ImageStatusRequest, PodSandboxConfig, PullImageRequest,
-    VersionRequest,
+    ImageFsInfoRequest, ImageSpec, ImageStatusRequest, PodSandboxConfig, PullImageRequest, VersionRequest,
 };
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::{Verification, VerificationMode};
@@ -24,6 +24,8 @@ use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
+use self::credential::to_auth_config;
+pub(in crate::images) use self::credential::{is_registry_token_alone, unusable};
 use self::progress::{PullWatcher, Stalled};
 use self::status::to_error_of_pull;
 pub(in crate::images) use self::status::to_pull_error;
@@ -120,15 +122,7 @@ impl CriPuller {
             return Ok(());
         }
         let runtime = self.read_version().await?;
-        if runtime.starts_with("docker ") {
-            return Ok(());
-        }
-        // As if the registry had refused it: another credential may be accepted.
-        let message = format!(
-            "the credential for {} is a registry token, which {runtime} does not use: give a user and a password, or an identity token",
-            credential.server
-        );
-        Err(PullError::new(ErrorClass::Auth, message))
+        if runtime.starts_with("docker ") { Ok(()) } else { Err(unusable(credential, &runtime)) }
     }
 
     /// Asks where the runtime keeps images.
@@ -330,26 +324,6 @@ fn refuse_unverified(verification: Option<&Verification>) -> Result<Option<Strin
 
 fn image_spec(reference: &str) -> ImageSpec {
     ImageSpec { image: reference.to_owned(), ..ImageSpec::default() }
-}
-
-/// Translates a credential for CRI. Like the kubelet's, it names no server: containerd would compare that with the host
-/// that it talks to, which differs for docker.io and for mirrors, and would then silently drop the credential.
-fn to_auth_config(credential: &RegistryCredential) -> AuthConfig {
-    let RegistryCredential { server: _, username, password, identity_token, registry_token } = credential;
-    AuthConfig {
-        username: username.expose().to_owned(),
-        password: password.expose().to_owned(),
-        auth: String::new(),
-        server_address: String::new(),
-        identity_token: identity_token.expose().to_owned(),
-        registry_token: registry_token.expose().to_owned(),
-    }
-}
-
-fn is_registry_token_alone(credential: &RegistryCredential) -> bool {
-    let RegistryCredential { server: _, username, password, identity_token, registry_token } = credential;
-    !registry_token.expose().is_empty()
-        && [username, password, identity_token].iter().all(|text| text.expose().is_empty())
 }
 
 /// Translates the pod sandbox for CRI, as the kubelet sends it for a pod; the task knows only labels and annotations.

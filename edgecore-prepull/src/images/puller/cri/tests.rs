@@ -2,6 +2,7 @@
 
 mod runtime;
 
+use k8s_cri::v1::AuthConfig;
 use prepull_api::credentials::Sensitive;
 
 use super::*;
