@@ -5,6 +5,7 @@
 mod http;
 mod relay;
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -69,6 +70,22 @@ struct Fault {
     on: String,
 }
 
+/// The signatures of URLs that lead to a storage: they are numbered.
+#[derive(Default)]
+struct Signatures {
+    issued: AtomicU64,
+    /// The last one that is no longer accepted.
+    expired: AtomicU64,
+}
+
+/// Values of Authorization headers.
+#[derive(Default)]
+struct Authorizations {
+    seen: HashSet<String>,
+    /// What they show has expired.
+    expired: HashSet<String>,
+}
+
 /// The state that the tasks of a proxy share.
 struct Shared {
     target: SocketAddr,
@@ -85,6 +102,11 @@ struct Shared {
     ignores_ranges: AtomicBool,
     /// Texts of paths whose responses arrive damaged.
     damaged: Mutex<Vec<String>>,
+    /// The storage to which requests for blobs are redirected.
+    storage: Mutex<Option<(SocketAddr, Arc<Signatures>)>>,
+    /// The signatures of those who were redirected here.
+    signatures: Arc<Signatures>,
+    authorizations: Mutex<Authorizations>,
     records: Mutex<Vec<Record>>,
     accepted: AtomicU64,
     bytes: AtomicU64,
@@ -119,6 +141,9 @@ impl Proxy {
             faults: Mutex::default(),
             ignores_ranges: AtomicBool::new(false),
             damaged: Mutex::default(),
+            storage: Mutex::default(),
+            signatures: Arc::default(),
+            authorizations: Mutex::default(),
             records: Mutex::default(),
             accepted: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -140,6 +165,12 @@ impl Proxy {
 
     /// Refuses connections from now on, and cuts those that are open.
     pub fn refuse(&self) {
+        self.refuse_more();
+        self.cut();
+    }
+
+    /// Refuses connections from now on, and keeps those that are open.
+    pub fn refuse_more(&self) {
         if let Some(listening) = lock(&self.listening).take() {
             listening.abort();
             // The port is closed only when the task has ended.
@@ -147,7 +178,6 @@ impl Proxy {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        self.cut();
     }
 
     /// Accepts connections again.
@@ -205,6 +235,25 @@ impl Proxy {
     /// Changes the first byte of each response to a path that contains this, from now on. HTTP only.
     pub fn damage(&self, on: &str) {
         lock(&self.shared.damaged).push(on.to_owned());
+    }
+
+    /// Redirects requests for blobs from now on, as registries do that keep blobs in the storage of a cloud: to this proxy,
+    /// which then wants to see a signature that was issued here. HTTP only.
+    pub fn redirect_blobs_to(&self, storage: &Self) {
+        *lock(&self.shared.storage) = Some((storage.addr(), Arc::clone(&storage.shared.signatures)));
+    }
+
+    /// Lets all URLs expire by which blobs were redirected to this proxy so far: it answers them with 403.
+    pub fn expire_urls(&self) {
+        let Signatures { issued, expired } = &*self.shared.signatures;
+        expired.store(issued.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// Lets all tokens and passwords expire that were seen so far: the server does not get to see them any more, so that
+    /// it answers with its own challenge. HTTP only.
+    pub fn expire_authorizations(&self) {
+        let Authorizations { seen, expired } = &mut *lock(&self.shared.authorizations);
+        expired.extend(seen.drain());
     }
 
     /// Forwards all requests again.

@@ -50,6 +50,7 @@ pub struct Start {
     users: Vec<(String, String)>,
     authority: Option<(PathBuf, PathBuf, PathBuf)>,
     tokens: Option<Value>,
+    client_ca: Option<PathBuf>,
     error: Option<anyhow::Error>,
 }
 
@@ -227,8 +228,15 @@ impl Start {
         self
     }
 
+    /// Accepts only clients with a certificate of the authority. Needs [`Self::tls`].
+    #[must_use]
+    pub fn clients_of(mut self, authority: &Authority) -> Self {
+        self.client_ca = Some(authority.file().to_owned());
+        self
+    }
+
     async fn start(self) -> Result<Registry> {
-        let Self { name, users, authority, tokens, error } = self;
+        let Self { name, users, authority, tokens, client_ca, error } = self;
         if let Some(error) = error {
             return Err(error);
         }
@@ -256,7 +264,8 @@ impl Start {
             config["auth"] = tokens;
         }
         if let Some((_, certificate, key)) = &authority {
-            config["http"]["tls"] = json!({"certificate": certificate, "key": key});
+            config["http"]["tls"] =
+                json!({"certificate": certificate, "key": key, "clientcas": Vec::from_iter(client_ca)});
         }
         // The registry reads YAML, which includes JSON.
         std::fs::write(dir.join("config.json"), config.to_string())?;

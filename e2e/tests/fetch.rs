@@ -7,6 +7,7 @@ use std::time::Duration;
 use prepull_api::task::PulledBy;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
+use prepull_e2e::registry;
 
 /// A containerd that reaches its registry through a link, and pulls by hand into it.
 pub(crate) struct Hand {
@@ -17,10 +18,15 @@ pub(crate) struct Hand {
 
 impl Hand {
     pub(crate) async fn start() -> Result<Self> {
-        let registry = Registry::start().await?;
+        Self::start_on(Registry::start(), None).await
+    }
+
+    /// The same with another registry, and with containerd's data on a disk of so many bytes if one is given.
+    pub(crate) async fn start_on(registry: registry::Start, disk: Option<u64>) -> Result<Self> {
+        let registry = registry.await?;
         let link = Proxy::http(registry.addr())?;
         registry.route_through(&link)?;
-        let containerd = Containerd::start("edge-1").await?;
+        let containerd = Containerd::start_on("edge-1", disk).await?;
         Ok(Self { registry, link, containerd })
     }
 
@@ -45,6 +51,16 @@ impl Hand {
         let said = said(&output);
         ensure!(output.status.success(), "{said}");
         Ok(said)
+    }
+
+    /// Waits until more than so many bytes of blobs of the image have crossed the link.
+    pub(crate) async fn has_fetched(&self, image: &Image, bytes: u64) -> Result<()> {
+        eventually("the download goes on", SOON, async || {
+            let fetched = self.bytes_of(image);
+            ensure!(fetched > bytes, "{fetched} bytes so far");
+            Ok(())
+        })
+        .await
     }
 
     /// Requests for blobs so far.
@@ -106,11 +122,7 @@ async fn a_tag_that_moves_during_the_download_points_to_what_was_fetched() -> Re
     let next = Image::of_layers("moved", &[4 * MIB])?;
     hand.link.throttle(Some(2 * MIB));
     let pulling = hand.pull(&[&reference])?.spawn()?;
-    eventually("the download has begun", SOON, async || {
-        ensure!(hand.bytes_of(&image) > MIB, "not yet");
-        Ok(())
-    })
-    .await?;
+    hand.has_fetched(&image, MIB).await?;
     hand.registry.seed(&next, "team/moves:v1")?;
     let output = pulling.wait_with_output().await?;
     ensure!(output.status.success(), "{}", said(&output));
@@ -132,11 +144,7 @@ async fn a_download_whose_link_is_cut_twenty_times_takes_hardly_more_than_the_im
     let pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
     for cut in 1..=CUTS {
         hand.link.throttle(Some(48 * MIB));
-        eventually("the download goes on", SOON, async || {
-            ensure!(hand.bytes_of(&image) >= image.size() * cut / (CUTS + 1), "not yet");
-            Ok(())
-        })
-        .await?;
+        hand.has_fetched(&image, image.size() * cut / (CUTS + 1)).await?;
         hand.link.cut();
     }
     let output = pulling.wait_with_output().await?;
@@ -159,11 +167,7 @@ async fn a_download_that_is_killed_goes_on_where_it_was() -> Result<()> {
         hand.link.throttle(Some(16 * MIB));
         let mut pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
         for kill in 1..=4 {
-            eventually("the download goes on", SOON, async || {
-                ensure!(hand.bytes_of(&image) >= image.size() * kill / 5, "not yet");
-                Ok(())
-            })
-            .await?;
+            hand.has_fetched(&image, image.size() * kill / 5).await?;
             if agent {
                 pulling.kill().await?;
             }
@@ -214,11 +218,7 @@ async fn images_that_share_layers_fetch_each_of_them_once() -> Result<()> {
 
 #[tokio::test]
 async fn an_image_that_does_not_fit_is_refused_before_a_byte_of_it_is_fetched() -> Result<()> {
-    let registry = Registry::start().await?;
-    let link = Proxy::http(registry.addr())?;
-    registry.route_through(&link)?;
-    let containerd = Containerd::start_on("edge-1", Some(48 * MIB)).await?;
-    let hand = Hand { registry, link, containerd };
+    let hand = Hand::start_on(Registry::start(), Some(48 * MIB)).await?;
     let (image, reference) = hand.image("too-large", &[16 * MIB, 16 * MIB])?;
     let output =
         hand.pull(&["--retries", "0", "--image-gc-high-threshold", "85%", &reference])?.output().await?;
@@ -281,19 +281,11 @@ async fn a_limit_holds_on_the_wire_over_all_images_of_the_node() -> Result<()> {
 
 #[tokio::test]
 async fn a_disk_that_fills_up_during_the_download_is_named_and_gets_its_room_back() -> Result<()> {
-    let registry = Registry::start().await?;
-    let link = Proxy::http(registry.addr())?;
-    registry.route_through(&link)?;
-    let containerd = Containerd::start_on("edge-1", Some(100 * MIB)).await?;
-    let hand = Hand { registry, link, containerd };
+    let hand = Hand::start_on(Registry::start(), Some(100 * MIB)).await?;
     let (image, reference) = hand.image("fills", &[16 * MIB, 8 * MIB])?;
     hand.link.throttle(Some(4 * MIB));
     let pulling = hand.pull(&["--retries", "0", &reference])?.spawn()?;
-    eventually("the download has begun", SOON, async || {
-        ensure!(hand.bytes_of(&image) > 4 * MIB, "not yet");
-        Ok(())
-    })
-    .await?;
+    hand.has_fetched(&image, 4 * MIB).await?;
     hand.containerd.resize_disk(12 * MIB).await?;
     let output = pulling.wait_with_output().await?;
     let text = said(&output);
@@ -331,22 +323,15 @@ async fn a_pull_by_the_kubelet_at_the_same_time_downloads_nothing_twice_and_wait
         let (image, reference) = hand.image(name, &[SIZE / 2, SIZE / 2])?;
         hand.link.throttle(Some(4 * MIB));
         let mut agent = hand.pull(&[arguments, &[&reference]].concat())?;
-        let has_begun = async || {
-            eventually("the download has begun", SOON, async || {
-                ensure!(hand.bytes_of(&image) > MIB, "not yet");
-                Ok(())
-            })
-            .await
-        };
         let by_kubelet = Box::pin(timed(hand.containerd.pull(&reference, None)));
         let (took, output) = if agent_first {
             let agent = agent.spawn()?;
-            has_begun().await?;
+            hand.has_fetched(&image, MIB).await?;
             let took = by_kubelet.await?;
             (took, agent.wait_with_output().await?)
         } else {
             let later = async {
-                has_begun().await?;
+                hand.has_fetched(&image, MIB).await?;
                 anyhow::Ok(agent.output().await?)
             };
             tokio::try_join!(by_kubelet, later)?
@@ -368,11 +353,7 @@ async fn a_registry_without_ranges_is_read_from_the_beginning_and_nothing_is_wri
     hand.link.ignore_ranges();
     hand.link.throttle(Some(8 * MIB));
     let pulling = hand.pull(&["--retries", "5", &reference])?.spawn()?;
-    eventually("the download has begun", SOON, async || {
-        ensure!(hand.bytes_of(&image) > 4 * MIB, "not yet");
-        Ok(())
-    })
-    .await?;
+    hand.has_fetched(&image, 4 * MIB).await?;
     hand.link.cut();
     let output = pulling.wait_with_output().await?;
     ensure!(output.status.success(), "{}", said(&output));
@@ -484,5 +465,33 @@ async fn a_pull_by_hand_shows_each_layer_that_is_arriving_on_a_terminal() -> Res
         ensure!(of_layer, "{digest} is not shown: {shown}");
     }
     ensure!(shown.contains(" left"), "{shown}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_registry_that_is_gone_when_all_has_arrived_delays_the_image_and_nothing_is_fetched_again()
+-> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("gone", &[8 * MIB])?;
+    hand.link.throttle(Some(4 * MIB));
+    let pulling = hand.pull(&["--retries", "0", &reference])?.spawn()?;
+    hand.has_fetched(&image, MIB).await?;
+    // The layer arrives on the connection that is open; containerd, which is to unpack it, gets none.
+    hand.link.refuse_more();
+    let output = pulling.wait_with_output().await?;
+    let text = said(&output);
+    let (fetched, ingests) = (hand.bytes_of(&image), hand.containerd.ingests().await?);
+    ensure!(fetched >= image.size() && ingests.is_empty(), "{fetched} bytes, {ingests:?}");
+    let content = hand.containerd.content_labels().await?;
+    ensure!(
+        image.blobs().iter().chain(image.manifests()).all(|blob| content.contains_key(blob)),
+        "{content:?}"
+    );
+    ensure!(output.status.code() == Some(1) && !hand.containerd.has_image(&reference).await?, "{text}");
+
+    hand.link.accept()?;
+    let summary = hand.pulls(&["--retries", "0", &reference]).await?;
+    ensure!(summary.contains("1 pulled"), "{summary}");
+    assert_eq!(hand.bytes_of(&image), fetched, "something was fetched again");
     Ok(())
 }

@@ -9,6 +9,7 @@ mod credential_providers;
 mod deletion;
 mod edge_faults;
 mod fetch;
+mod fetch_access;
 mod fleet;
 mod floods;
 mod ha;

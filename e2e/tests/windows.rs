@@ -96,3 +96,41 @@ async fn windows_that_come_and_go_stop_a_pull_and_let_it_go_on_at_once() -> Resu
     ensure!(site.link.bytes_of(layer) <= SIZE + SIZE / 4, "it began anew");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_limit_that_is_changed_in_the_middle_of_a_download_is_followed_on_the_wire() -> Result<()> {
+    const SPAN: Duration = Duration::from_secs(2);
+    let site = Site::start().await?;
+    let _node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.image("recapped", &[SIZE])?;
+    let layer = image.blobs().last().context("no layer")?;
+    site.link.throttle(Some(4 * MIB));
+    let job = site.job("recapped").images([&reference]).on(["edge-1"]).apply().await?;
+    site.link_carries(2 * MIB).await?;
+    // The link alone would carry sixteen times as much.
+    job.patch_spec(json!({"download": {"maxRate": "256Ki"}})).await?;
+    eventually("the limit holds on the wire", SOON, async || {
+        let before = site.link.bytes_of(layer);
+        tokio::time::sleep(SPAN).await;
+        let carried = site.link.bytes_of(layer) - before;
+        ensure!(carried <= MIB, "{carried} bytes in {SPAN:?}");
+        Ok(())
+    })
+    .await?;
+    let carried = site.link.bytes_of(layer);
+    ensure!(carried < SIZE, "the layer was whole before the limit held");
+    let (before, begun) = (carried, std::time::Instant::now());
+    tokio::time::sleep(2 * SPAN).await;
+    let (carried, took) = (site.link.bytes_of(layer) - before, begun.elapsed());
+    println!("{carried} bytes in {took:?} under a limit of 256Ki");
+    ensure!(carried <= MIB + took.as_secs() * MIB / 2, "{carried} bytes in {took:?}: the limit is 256Ki");
+
+    // Under the limit it would take longer than the job may.
+    job.patch_spec(json!({"download": null})).await?;
+    let status = job.completes().await?;
+    let of_image = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
+    let fetched = site.link.bytes_of(layer);
+    ensure!(fetched <= SIZE * 105 / 100, "{fetched} bytes: it began anew");
+    Ok(())
+}

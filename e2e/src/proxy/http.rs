@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{Record, Shared, lock, relay};
+use super::{Authorizations, Record, Shared, Signatures, lock, relay};
 
 /// Longest head of a request or response, in bytes. Tokens of a few KiB are the longest fields in practice.
 const MAX_HEAD: usize = 64 * 1024;
@@ -15,21 +15,23 @@ const MAX_HEAD: usize = 64 * 1024;
 pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()> {
     let Some((head, body)) = read_head(&mut client).await? else { return Ok(()) };
     let mut record = parse(&head)?;
-    let fault = shared.take_fault(&record.path);
+    let own_answer = shared.answer_to(&head, &record.path);
     let is_damaged = lock(&shared.damaged).iter().any(|on| record.path.contains(on));
-    (record.injected, record.status) = (fault.is_some(), fault.unwrap_or(0));
+    (record.injected, record.status) =
+        (own_answer.is_some(), own_answer.as_ref().map_or(0, |answer| answer.status));
     let number = {
         let mut records = lock(&shared.records);
         records.push(record);
         records.len() - 1
     };
-    if let Some(status) = fault {
-        return answer(&mut client, status, shared).await;
+    if let Some(own_answer) = own_answer {
+        return own_answer.send(&mut client, shared).await;
     }
 
     let mut server = TcpStream::connect(shared.target).await?;
     let without_range = shared.ignores_ranges.load(Ordering::SeqCst);
     let asked = if without_range { without_header(&head, "range:") } else { head };
+    let asked = if shared.has_expired(&asked) { without_header(&asked, "authorization:") } else { asked };
     server.write_all(with_connection_close(&asked).as_bytes()).await?;
     server.write_all(&body).await?;
     let (mut from_client, mut to_client) = client.into_split();
@@ -89,22 +91,22 @@ async fn read_head(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Option<(S
 }
 
 fn parse(head: &str) -> Result<Record> {
-    let mut lines = head.lines();
-    let mut request = lines.next().unwrap_or_default().split(' ');
+    let mut request = head.lines().next().unwrap_or_default().split(' ');
     let (Some(method), Some(target)) = (request.next(), request.next()) else { bail!("no request line") };
     let mut record = Record {
         method: method.to_owned(),
         path: target.split('?').next().unwrap_or_default().to_owned(),
         ..Record::default()
     };
-    for (name, value) in lines.filter_map(|line| line.split_once(':')) {
-        match name.to_ascii_lowercase().as_str() {
-            "range" => record.range = Some(value.trim().to_owned()),
-            "authorization" => record.authorized = true,
-            _ => {}
-        }
-    }
+    record.range = header(head, "range").map(str::to_owned);
+    record.authorized = header(head, "authorization").is_some();
     Ok(record)
+}
+
+/// The value of the header with this name, in lower case.
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let mut headers = head.lines().skip(1).filter_map(|line| line.split_once(':'));
+    headers.find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
 }
 
 /// Replaces the Connection header by `Connection: close`.
@@ -122,20 +124,61 @@ fn without_header(head: &str, beginning: &str) -> String {
     headers.join("\r\n")
 }
 
-/// Answers with an error in the form of a registry.
-async fn answer(client: &mut TcpStream, status: u16, shared: &Shared) -> Result<()> {
-    let body = r#"{"errors":[{"code":"UNKNOWN","message":"injected by the test"}]}"#;
-    let reason =
-        http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("-");
-    let text = format!(
-        "HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len(),
-    );
-    relay::send_down(client, text.as_bytes(), shared).await?;
-    Ok(client.shutdown().await?)
+/// What the proxy answers by itself.
+struct Answer {
+    status: u16,
+    location: Option<String>,
+}
+
+impl Answer {
+    /// Answers with an error in the form of a registry, or with a redirect.
+    async fn send(self, client: &mut TcpStream, shared: &Shared) -> Result<()> {
+        let Self { status, location } = self;
+        let body = r#"{"errors":[{"code":"UNKNOWN","message":"injected by the test"}]}"#;
+        let reason = http::StatusCode::from_u16(status).ok();
+        let reason = reason.and_then(|status| status.canonical_reason()).unwrap_or("-");
+        let location = location.map_or_else(String::new, |location| format!("Location: {location}\r\n"));
+        let text = format!(
+            "HTTP/1.1 {status} {reason}\r\n{location}Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len(),
+        );
+        relay::send_down(client, text.as_bytes(), shared).await?;
+        Ok(client.shutdown().await?)
+    }
 }
 
 impl Shared {
+    /// What the proxy answers instead of the server, if it does.
+    fn answer_to(&self, head: &str, path: &str) -> Option<Answer> {
+        if let Some(status) = self.take_fault(path) {
+            return Some(Answer { status, location: None });
+        }
+        if !path.contains("/blobs/") {
+            return None;
+        }
+        if let Some((storage, signatures)) = &*lock(&self.storage) {
+            let number = signatures.issued.fetch_add(1, Ordering::SeqCst) + 1;
+            let location = Some(format!("http://{storage}{path}?signature={number}"));
+            return Some(Answer { status: 307, location });
+        }
+        let Signatures { issued, expired } = &*self.signatures;
+        let signature = head.split(' ').nth(1).and_then(|target| target.split_once("?signature="));
+        let number = signature.and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
+        let is_valid = expired.load(Ordering::SeqCst) < number || issued.load(Ordering::SeqCst) == 0;
+        (!is_valid).then_some(Answer { status: 403, location: None })
+    }
+
+    /// Whether what the request shows has expired. Remembers it otherwise.
+    fn has_expired(&self, head: &str) -> bool {
+        let Some(shown) = header(head, "authorization") else { return false };
+        let Authorizations { seen, expired } = &mut *lock(&self.authorizations);
+        let has_expired = expired.contains(shown);
+        if !has_expired {
+            seen.insert(shown.to_owned());
+        }
+        has_expired
+    }
+
     /// Takes the status to answer with, if the next request for this path is to fail.
     fn take_fault(&self, path: &str) -> Option<u16> {
         let mut faults = lock(&self.faults);

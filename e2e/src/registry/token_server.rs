@@ -1,8 +1,8 @@
 //! A token server, as registries with OAuth2 have one:
 //! <https://distribution.github.io/distribution/spec/auth/oauth/>.
 //!
-//! It knows one user and accepts only the refresh token of that user, which a Docker config calls `identitytoken`. It
-//! refuses passwords and anonymous requests.
+//! It knows one user and accepts only the refresh token of that user, which a Docker config calls `identitytoken`, or a
+//! password if it is told one. It refuses anonymous requests.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -41,6 +41,7 @@ pub struct Grant {
 
 /// A token server. Ends when dropped.
 pub struct TokenServer {
+    signer: Arc<Signer>,
     addr: SocketAddr,
     certificate: PathBuf,
     grants: Arc<Mutex<Vec<Grant>>>,
@@ -53,6 +54,7 @@ pub struct TokenServer {
 struct Signer {
     user: String,
     refresh_token: String,
+    password: Option<String>,
     key: EcdsaKeyPair,
     /// Certificate of the key in DER.
     certificate: Vec<u8>,
@@ -61,6 +63,15 @@ struct Signer {
 impl TokenServer {
     /// Starts a server for one user with this refresh token.
     pub async fn start(user: &str, refresh_token: &str) -> Result<Self> {
+        Self::start_for(user, refresh_token, None).await
+    }
+
+    /// Starts a server that accepts a password of the user as well.
+    pub async fn with_password(user: &str, refresh_token: &str, password: &str) -> Result<Self> {
+        Self::start_for(user, refresh_token, Some(password)).await
+    }
+
+    async fn start_for(user: &str, refresh_token: &str, password: Option<&str>) -> Result<Self> {
         let place = Place::here()?;
         let pair = KeyPair::generate()?;
         let certificate = CertificateParams::new(Vec::new())?.self_signed(&pair)?;
@@ -72,13 +83,14 @@ impl TokenServer {
         let signer = Arc::new(Signer {
             user: user.to_owned(),
             refresh_token: refresh_token.to_owned(),
+            password: password.map(str::to_owned),
             key,
             certificate: certificate.der().to_vec(),
         });
 
         let grants: Arc<Mutex<Vec<Grant>>> = Arc::default();
         let answer = {
-            let grants = Arc::clone(&grants);
+            let (signer, grants) = (Arc::clone(&signer), Arc::clone(&grants));
             move |form: String| {
                 let (grant, answer) = signer.answer(&form);
                 grants.lock().unwrap_or_else(PoisonError::into_inner).push(grant);
@@ -92,7 +104,12 @@ impl TokenServer {
             // Runs until it is aborted.
             let _ = axum::serve(listener, router).await;
         });
-        Ok(Self { addr, certificate: file, grants, serving, _place: place })
+        Ok(Self { signer, addr, certificate: file, grants, serving, _place: place })
+    }
+
+    /// A token for pulling from a repository such as `team/app`, as somebody has got it who hands it on.
+    pub fn token(&self, repository: &str) -> Result<String> {
+        self.signer.token(&format!("repository:{repository}:pull")).context("cannot sign a token")
     }
 
     /// All requests so far.
@@ -122,7 +139,11 @@ impl Signer {
         let form = fields(form);
         let field = |name: &str| form.get(name).cloned().unwrap_or_default();
         let (grant_type, scope) = (field("grant_type"), field("scope"));
-        let knows = grant_type == "refresh_token" && field("refresh_token") == self.refresh_token;
+        let knows = match grant_type.as_str() {
+            "refresh_token" => field("refresh_token") == self.refresh_token,
+            "password" => field("username") == self.user && Some(field("password")) == self.password,
+            _ => false,
+        };
         let token = if knows { self.token(&scope) } else { None };
         let grant = Grant { grant_type, scope, given: token.is_some() };
         let answer = match token {

@@ -1,0 +1,187 @@
+//! What registries want to be shown before they let the agent download: credentials of each kind, tokens and URLs that
+//! expire in the middle of a blob, and certificates.
+
+use std::path::PathBuf;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use prepull_e2e::prelude::*;
+use serde_json::{Value, json};
+
+use crate::fetch::{Hand, said};
+
+const USER: &str = "alice";
+
+/// A file for `--docker-config` with one entry for the registry.
+fn docker_config(hand: &Hand, registry: &Registry, name: &str, entry: &Value) -> Result<String> {
+    let file = hand.containerd.dir().join(format!("{name}.json"));
+    std::fs::write(&file, json!({"auths": {registry.host(): entry}}).to_string())?;
+    Ok(file.display().to_string())
+}
+
+fn auth(password: &str) -> Value {
+    json!({"auth": STANDARD.encode(format!("{USER}:{password}"))})
+}
+
+/// Pulls an image in one try, during which `happens` when a half has arrived, and what follows has to be asked for anew.
+/// Nothing is downloaded twice.
+async fn pulls_on_after(
+    hand: &Hand,
+    through: &Proxy,
+    arguments: &[&str],
+    happens: impl FnOnce(&str) -> Result<()>,
+) -> Result<()> {
+    const SIZE: u64 = 16 * MIB;
+    let (image, reference) = hand.image("half", &[SIZE])?;
+    let layer = image.blobs().last().context("no layer")?;
+    through.throttle(Some(8 * MIB));
+    let arguments = [arguments, &["--retries", "0", &reference]].concat();
+    let pulling = hand.pull(&arguments)?.spawn()?;
+    eventually("a half has arrived", SOON, async || {
+        let fetched = through.bytes_of(layer);
+        ensure!(fetched > SIZE / 2, "{fetched} bytes so far");
+        Ok(())
+    })
+    .await?;
+    happens(layer)?;
+    through.cut();
+    let output = pulling.wait_with_output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let fetched = through.bytes_of(layer);
+    ensure!(fetched <= SIZE * 105 / 100, "{fetched} bytes of {SIZE}");
+    let asked = through.records().into_iter().filter(|record| record.path.ends_with(layer.as_str()));
+    let asked: Vec<_> = asked.collect();
+    let last = asked.last().context("no request")?;
+    ensure!(last.range.is_some() && last.status == 206, "{asked:#?}");
+    ensure!(hand.containerd.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_token_that_expires_in_the_middle_is_replaced_and_the_download_goes_on() -> Result<()> {
+    let refresh = password("refresh-token");
+    let tokens = TokenServer::start(USER, &refresh).await?;
+    let hand = Hand::start_on(Registry::start().tokens_of(&tokens), None).await?;
+    let config = docker_config(&hand, &hand.registry, "config", &json!({"identitytoken": refresh}))?;
+    let mut before = 0;
+    pulls_on_after(&hand, &hand.link, &["--docker-config", &config], |_| {
+        before = tokens.grants().len();
+        hand.link.expire_authorizations();
+        Ok(())
+    })
+    .await?;
+    let refused = hand.blob_requests().into_iter().filter(|record| record.status == 401).count();
+    ensure!(refused > 0, "the old token was not refused");
+    let grants = tokens.grants();
+    ensure!(grants.len() > before && grants.iter().all(|grant| grant.given), "{before}, then {grants:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_url_that_expires_in_the_middle_is_asked_for_anew_and_the_download_goes_on() -> Result<()> {
+    let hand = Hand::start().await?;
+    let storage = Proxy::http(hand.registry.addr())?;
+    hand.link.redirect_blobs_to(&storage);
+    pulls_on_after(&hand, &storage, &[], |layer| {
+        storage.expire_urls();
+        // The next one has expired as well before it is used.
+        storage.fail_next_on(layer, 1, 403);
+        Ok(())
+    })
+    .await?;
+    let redirected = hand.blob_requests();
+    ensure!(redirected.iter().all(|record| record.status == 307), "{redirected:#?}");
+    let refused = storage.records().into_iter().filter(|record| record.status == 403).count();
+    assert_eq!(refused, 1, "{:#?}", storage.records());
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_kind_of_credential_opens_a_registry_for_the_agent() -> Result<()> {
+    let (secret, refresh) = (password(USER), password("refresh-token"));
+    let wrong = password("of-somebody-else");
+    let hand = Hand::start_on(Registry::start().user(USER, &secret), None).await?;
+    let by_password = &hand.registry;
+    let tokens = TokenServer::with_password(USER, &refresh, &secret).await?;
+    let by_token = &Registry::start().tokens_of(&tokens).await?;
+
+    let identity = json!({"auth": STANDARD.encode(format!("{USER}:")), "identitytoken": refresh});
+    for (name, registry, entry, grants) in [
+        ("password", by_password, auth(&secret), &[][..]),
+        ("password-for-token", by_token, auth(&secret), &["password"][..]),
+        ("identity-token", by_token, identity, &["refresh_token"][..]),
+    ] {
+        let repository = format!("team/{name}");
+        let reference = registry.seed(&Image::small(name)?, &format!("{repository}:v1"))?;
+        let config = docker_config(&hand, registry, name, &entry)?;
+        let before = tokens.grants().len();
+        let summary = hand.pulls(&["--retries", "0", "--docker-config", &config, &reference]).await?;
+        ensure!(summary.contains("1 pulled"), "{name}: {summary}");
+        let requests = registry.requests().of(&repository);
+        assert_eq!(requests.users().into_iter().collect::<Vec<_>>(), [USER], "{name}");
+        ensure!(!requests.blob_fetches().is_empty(), "{name}: {requests:?}");
+        let granted: std::collections::BTreeSet<_> =
+            tokens.grants().split_off(before).into_iter().map(|grant| grant.grant_type).collect();
+        assert_eq!(granted.into_iter().collect::<Vec<_>>(), grants, "{name}");
+    }
+
+    // A token that somebody else has got: containerd could not show it when it unpacks, so that nothing is downloaded.
+    let handed_on = |repository: &str| anyhow::Ok(json!({"registrytoken": tokens.token(repository)?}));
+    for (name, registry, entry, says) in [
+        ("wrong-password", by_password, auth(&wrong), "401"),
+        ("wrong-password-for-token", by_token, auth(&wrong), "401"),
+        ("registry-token", by_token, handed_on("team/registry-token")?, "registry token"),
+    ] {
+        let repository = format!("team/{name}");
+        let reference = registry.seed(&Image::small(name)?, &format!("{repository}:v1"))?;
+        let config = docker_config(&hand, registry, name, &entry)?;
+        let arguments = ["--retries", "0", "--docker-config", &config, &reference];
+        let text = said(&hand.pull(&arguments)?.output().await?);
+        ensure!(text.contains(": failed: ") && text.contains(says), "{name}: {text}");
+        ensure!(!text.contains(CANARY), "{name}: a credential is shown");
+        let requests = registry.requests().of(&repository);
+        ensure!(requests.blob_fetches().is_empty(), "{name}: {requests:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_mirror_of_hosts_toml_with_a_ca_and_a_client_certificate_of_its_own_serves_the_image() -> Result<()>
+{
+    let (servers, clients) = (Authority::new("servers")?, Authority::new("clients")?);
+    let mirror = Registry::start().named("mirror.example").tls(&servers).clients_of(&clients).await?;
+    let containerd = Containerd::start("edge-1").await?;
+    let link = Proxy::tcp(mirror.addr())?;
+    let hand = Hand { registry: mirror, link, containerd };
+    let image = Image::small("mirrored")?;
+    hand.registry.seed(&image, "team/mirrored:v1")?;
+    let reference = "upstream.example/team/mirrored:v1";
+    let pair: (PathBuf, PathBuf) = clients.server(&clients.place().new_dir("client")?, &["edge-1"])?;
+    // Nobody listens at the registry itself.
+    let nobody = prepull_e2e::ports::Port::reserve()?;
+    let route = |client: &str| {
+        hand.containerd.own_registry_host("upstream.example", |hosts| {
+            let dir = hosts.join("upstream.example");
+            std::fs::create_dir_all(&dir)?;
+            let (upstream, mirror, ca) = (nobody.addr(), hand.link.addr(), servers.file().display());
+            let text = format!(
+                "server = \"https://{upstream}\"\n[host.\"https://{mirror}\"]\n\
+                 capabilities = [\"pull\", \"resolve\"]\nca = \"{ca}\"\n{client}"
+            );
+            Ok(std::fs::write(dir.join("hosts.toml"), text)?)
+        })
+    };
+    let begun = hand.link.bytes();
+    route("")?;
+    let text = said(&hand.pull(&["--retries", "0", reference])?.output().await?);
+    ensure!(text.contains(": failed: ") && hand.link.bytes() > begun, "without a certificate: {text}");
+    assert_eq!(hand.registry.requests().0, [], "without a certificate");
+
+    route(&format!("client = [[\"{}\", \"{}\"]]\n", pair.0.display(), pair.1.display()))?;
+    let summary = hand.pulls(&["--retries", "0", reference]).await?;
+    ensure!(summary.contains("1 pulled"), "{summary}");
+    assert_eq!(hand.containerd.images().await?.get(reference).map(String::as_str), Some(image.digest()));
+    let fetches = hand.registry.requests().of("team/mirrored").blob_fetches();
+    assert_eq!(fetches.len(), image.blobs().len(), "{fetches:?}");
+    Ok(())
+}
