@@ -14,7 +14,7 @@ say() { printf '==> %s\n' "$*"; }
 # Beginnings of the names of tests. Pulls, bytes and digests; credentials; resuming after cuts, kills and deadlines;
 # leases, and what is removed when nobody wants it any more; pins.
 topics=(
-  pulls:: tries:: policies:: overriders:: fetch:: fetch_access::
+  pulls:: tries:: policies:: overriders:: fetch:: fetch_access:: unpacking::
   secrets:: credential_providers::
   links:: stalls:: restarts:: deletion:: pins::
   edge_faults::a_disk edge_faults::what_a_missed edge_faults::a_containerd
