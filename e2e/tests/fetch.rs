@@ -8,6 +8,7 @@ use prepull_api::task::PulledBy;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::Record;
 use prepull_e2e::registry;
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// A containerd that reaches its registry through a link, and pulls by hand into it.
 pub(crate) struct Hand {
@@ -493,5 +494,26 @@ async fn a_registry_that_is_gone_when_all_has_arrived_delays_the_image_and_nothi
     let summary = hand.pulls(&["--retries", "0", &reference]).await?;
     ensure!(summary.contains("1 pulled"), "{summary}");
     assert_eq!(hand.bytes_of(&image), fetched, "something was fetched again");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pull_by_hand_outside_of_its_window_says_so_and_fetches_nothing() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("by-hand", &[MIB])?;
+    let opens = jiff::Timestamp::now().checked_add(jiff::SignedDuration::from_hours(5))?;
+    let window = format!("{}+1h UTC", opens.strftime("%H:%M"));
+    // Of this time nothing passes, since none of it lies in the window.
+    let mut pulling = hand
+        .pull(&["--download-window", &window, "--timeout", "1s", "--disk-min-free", "0%", &reference])?
+        .spawn()?;
+    let mut lines = BufReader::new(pulling.stdout.take().context("no output")?).lines();
+    let said = tokio::time::timeout(SOON, lines.next_line()).await??.context("it has ended")?;
+    let expected =
+        format!("nothing is downloaded: it waits for its window, opens at {} UTC", opens.strftime("%H:%M"));
+    ensure!(said.starts_with(&expected), "{said}");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    ensure!(pulling.try_wait()?.is_none(), "it has not waited");
+    assert_eq!(hand.bytes_of(&image), 0);
     Ok(())
 }
