@@ -75,8 +75,11 @@ fn node_rows(nodes: &[NodeReport]) -> Vec<Vec<String>> {
     let sized =
         || nodes.iter().filter_map(|NodeReport { name, size, .. }| Some((name.as_str(), size.as_ref()?)));
     let row = |names: String, size: &NodeSize, disk: Option<u64>| {
-        let least = if size.unknown_images > 0 { "at least " } else { "" };
-        let shown = |bytes| format!("{least}{}", human(bytes));
+        let shown = |bytes| match (size.unknown_images, bytes) {
+            (0, _) => human(bytes),
+            (_, 0) => "unknown".to_owned(),
+            _ => format!("at least {}", human(bytes)),
+        };
         vec![names, shown(size.download_bytes), disk.map(shown).unwrap_or_default()]
     };
     let groups = grouped(sized());
