@@ -4,7 +4,10 @@ use std::io::IsTerminal as _;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The flags of the log.
 #[derive(Clone, Debug, Args)]
@@ -34,19 +37,20 @@ pub enum LogFormat {
 /// `--log` is not a filter.
 pub fn start(args: &LogArgs, defaults: &str) -> anyhow::Result<()> {
     let filter = filter(&args.log, defaults)?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // When stderr is closed, reporting the failed write there would panic.
-    let builder = builder.log_internal_errors(false);
-    match args.log_format {
-        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => builder.json().init(),
-    }
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let lines = match args.log_format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     Ok(())
 }
 
-fn filter(log: &str, defaults: &str) -> anyhow::Result<EnvFilter> {
-    EnvFilter::try_new(format!("{defaults},{log}"))
-        .with_context(|| format!("--log {log} is not a filter; try info or debug"))
+fn filter(log: &str, defaults: &str) -> anyhow::Result<Targets> {
+    let directives: Vec<_> = [defaults, log].into_iter().filter(|part| !part.is_empty()).collect();
+    let filter = directives.join(",").parse::<Targets>();
+    filter.with_context(|| format!("--log {log} is not a filter; try info or debug"))
 }
 
 #[cfg(test)]
@@ -75,8 +79,8 @@ mod tests {
         let sink = Sink::default();
         let writer = sink.clone();
         let filter = filter(log, "quiet::inside=off").unwrap();
-        let builder = tracing_subscriber::fmt().with_env_filter(filter);
-        let subscriber = builder.with_writer(move || writer.clone()).finish();
+        let lines = tracing_subscriber::fmt::layer().with_writer(move || writer.clone());
+        let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(target: "quiet::inside::module", "a body");
             tracing::warn!(target: "quiet::outside", "a warning");
