@@ -63,6 +63,18 @@ impl Image {
         })
     }
 
+    /// An image with layers of random bytes, of which the lower ones are those of all images on the same base.
+    pub fn on_base(base: &str, sizes: &[u64], name: &str, size: u64) -> Result<Self> {
+        let listed: Vec<_> = sizes.iter().map(ToString::to_string).collect();
+        cached(&format!("{base}-{}-{name}-{size}", listed.join("-")), |layout| {
+            let lower = sizes.iter().enumerate();
+            let lower = lower.map(|(index, size)| layout.random_layer(&format!("{base}/{index}"), *size));
+            let upper = std::iter::once_with(|| layout.random_layer(name, size));
+            let layers: Vec<_> = lower.chain(upper).collect::<Result<_>>()?;
+            layout.image(&Platform::here(), &layers)
+        })
+    }
+
     /// An image whose configuration says of its layer that it unpacks to something else.
     pub fn of_wrong_diff_ids(name: &str) -> Result<Self> {
         cached(&format!("wrong-diff-ids-{name}"), |layout| {

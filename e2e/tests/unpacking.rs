@@ -7,6 +7,13 @@ use crate::fetch::{Hand, said};
 /// Names of snapshots that are half unpacked begin like this; those of unpacked ones are digests.
 const HALF: &str = "extract-";
 
+/// Two layers and no half of one.
+async fn two_layers_are_unpacked(hand: &Hand) -> Result<()> {
+    let snapshots = hand.containerd.snapshots().await?;
+    ensure!(snapshots.len() == 2 && !snapshots.keys().any(|name| name.starts_with(HALF)), "{snapshots:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_layer_is_unpacked_while_those_above_it_arrive() -> Result<()> {
     let hand = Hand::start().await?;
@@ -24,9 +31,7 @@ async fn a_layer_is_unpacked_while_those_above_it_arrive() -> Result<()> {
     hand.link.throttle(None);
     let output = pulling.wait_with_output().await?;
     ensure!(output.status.success(), "{}", said(&output));
-    let snapshots = hand.containerd.snapshots().await?;
-    ensure!(snapshots.len() == 2 && !snapshots.keys().any(|name| name.starts_with(HALF)), "{snapshots:?}");
-    Ok(())
+    two_layers_are_unpacked(&hand).await
 }
 
 #[tokio::test]
@@ -46,9 +51,7 @@ async fn what_a_killed_agent_has_half_unpacked_is_gone_after_the_next_pull() -> 
     pulling.kill().await?;
     hand.link.throttle(None);
     hand.pulls(&[&reference]).await?;
-    let snapshots = hand.containerd.snapshots().await?;
-    ensure!(snapshots.len() == 2 && !snapshots.keys().any(|name| name.starts_with(HALF)), "{snapshots:?}");
-    Ok(())
+    two_layers_are_unpacked(&hand).await
 }
 
 #[tokio::test]

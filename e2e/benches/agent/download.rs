@@ -1,0 +1,154 @@
+//! The agent's own download where it matters: over a link, of images that share layers, and its processor time.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use edgecore_prepull::images::puller::Puller;
+use edgecore_prepull::images::puller::cri::CriPuller;
+use prepull_api::wire::Key;
+
+use prepull_e2e::certs::Authority;
+use prepull_e2e::prelude::*;
+use prepull_e2e::usage::Usage;
+
+use crate::overhead::LAYERS;
+use crate::pulls::{self, directly, through_agent};
+use crate::{bar, median, ratios};
+
+/// Number of rounds of each comparison.
+const ROUNDS: usize = 3;
+/// A link of 100 Mbit/s, in bytes a second.
+const LINK: u64 = 12_500_000;
+/// What each piece of a connection is delayed by, so that one connection carries some 8 MB/s and several carry more.
+const DELAY: Duration = Duration::from_millis(8);
+/// Images of a job, which share a base of two layers.
+const IMAGES: usize = 5;
+/// Size of the image whose processor time is measured.
+const LARGE: u64 = 128 * MIB;
+
+pub(crate) async fn measure() -> Result<()> {
+    over_a_link().await?;
+    of_shared_layers().await?;
+    processor_time().await
+}
+
+/// A registry behind a link, and a containerd.
+struct Behind {
+    registry: Registry,
+    link: Proxy,
+    containerd: Containerd,
+}
+
+impl Behind {
+    async fn start(name: &str) -> Result<Self> {
+        let registry = Registry::start().await?;
+        let link = Proxy::http(registry.addr())?;
+        registry.route_through(&link)?;
+        let containerd = Containerd::start(name).await?;
+        Ok(Self { registry, link, containerd })
+    }
+
+    fn seed(&self, image: &Image, path: &str) -> Result<String> {
+        self.registry.seed(image, path)
+    }
+}
+
+async fn over_a_link() -> Result<()> {
+    let size = LAYERS.iter().sum::<u64>() / MIB;
+    println!("\nOne image of {size} MiB over a link of 100 Mbit/s, {ROUNDS} times");
+    let behind = Behind::start("bench-link").await?;
+    behind.link.throttle(Some(LINK));
+    let fetching = pulls::fetching(&behind.containerd, NonZeroUsize::MIN)?;
+    let flusher = CriPuller::new(behind.containerd.endpoint().parse()?);
+    let (mut cri, key) = (behind.containerd.cri().await?, Arc::new(Key::anonymous()));
+    let (mut direct, mut fetched) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let image = |way: &str| {
+            let image = Image::of_layers(&format!("bench-link-{way}-{round}"), &LAYERS)?;
+            behind.seed(&image, &format!("link/{way}:{round}"))
+        };
+        let (by_runtime, by_agent) = (image("runtime")?, image("agent")?);
+        let begun = Instant::now();
+        directly(&mut cri, &by_runtime, None).await?;
+        flusher.flush().await;
+        direct.push(begun.elapsed().as_secs_f64());
+        fetched.push(through_agent(&fetching, &[by_agent], &key).await?.as_secs_f64());
+    }
+    let [ratio, least, most] = ratios(&fetched, &direct);
+    println!("  agent's fetch / PullImage and a flush   median {ratio:.3}, from {least:.3} to {most:.3}");
+    println!("  {:.2} s against {:.2} s", median(&mut fetched), median(&mut direct));
+    bar("fetched over 100 Mbit/s against PullImage and a flush", ratio, 1.05, "");
+    Ok(())
+}
+
+/// Images that share their base: one after another by the runtime, as a script would, and all at once by the agent.
+async fn of_shared_layers() -> Result<()> {
+    println!("\n{IMAGES} images of 24 MiB that share 16 MiB, some 8 MB/s a connection, {ROUNDS} times");
+    let behind = Behind::start("bench-shared").await?;
+    behind.link.delay(DELAY);
+    let at_once = NonZeroUsize::new(IMAGES).context("no image")?;
+    let fetching = pulls::fetching(&behind.containerd, at_once)?;
+    let flusher = CriPuller::new(behind.containerd.endpoint().parse()?);
+    let (mut cri, key) = (behind.containerd.cri().await?, Arc::new(Key::anonymous()));
+    let (mut direct, mut fetched) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let images = |way: &str| {
+            let base = format!("bench-shared-{way}-{round}");
+            (0..IMAGES)
+                .map(|number| {
+                    let image = Image::on_base(&base, &[8 * MIB; 2], &format!("{base}-{number}"), 8 * MIB)?;
+                    behind.seed(&image, &format!("shared/{way}-{round}:{number}"))
+                })
+                .collect::<Result<Vec<_>>>()
+        };
+        let (by_runtime, by_agent) = (images("runtime")?, images("agent")?);
+        let begun = Instant::now();
+        for reference in &by_runtime {
+            directly(&mut cri, reference, None).await?;
+        }
+        flusher.flush().await;
+        direct.push(begun.elapsed().as_secs_f64());
+        fetched.push(through_agent(&fetching, &by_agent, &key).await?.as_secs_f64());
+    }
+    let [ratio, least, most] = ratios(&fetched, &direct);
+    println!(
+        "  at once by the agent / one after another by PullImage   median {ratio:.3}, from {least:.3} to {most:.3}"
+    );
+    println!("  {:.2} s against {:.2} s", median(&mut fetched), median(&mut direct));
+    bar("images that share layers, against one after another", ratio, 0.7, "");
+    Ok(())
+}
+
+/// The processor time of a download over TLS, against that of curl and sha256sum.
+async fn processor_time() -> Result<()> {
+    println!("\nProcessor time for {} MiB over TLS, {ROUNDS} times", LARGE / MIB);
+    let authority = Authority::new("bench")?;
+    let registry = Registry::start().tls(&authority).await?;
+    let containerd = Containerd::start("bench-processor").await?;
+    let fetching = pulls::fetching(&containerd, NonZeroUsize::MIN)?;
+    let key = Arc::new(Key::anonymous());
+    let (mut agent, mut curl) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let image = Image::of_layers(&format!("bench-processor-{round}"), &[LARGE])?;
+        let reference = registry.seed(&image, &format!("processor/image:{round}"))?;
+        let before = Usage::ours()?.cpu;
+        through_agent(&fetching, &[reference], &key).await?;
+        agent.push(Usage::ours()?.cpu.saturating_sub(before).as_secs_f64());
+        let layer = image.blobs().last().context("no layer")?;
+        let url = format!("https://{}/v2/processor/image/blobs/{layer}", registry.addr());
+        let ca = authority.file().display();
+        let script = format!(
+            "TIMEFORMAT='%U %S'; time (set -o pipefail; curl -sSf --cacert {ca} {url} | sha256sum >/dev/null)"
+        );
+        let output = tokio::process::Command::new("bash").args(["-c", &script]).output().await?;
+        let times = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{times}");
+        curl.push(times.split_whitespace().map(str::parse::<f64>).sum::<Result<f64, _>>()?);
+    }
+    let [ratio, least, most] = ratios(&agent, &curl);
+    println!("  agent / curl and sha256sum   median {ratio:.3}, from {least:.3} to {most:.3}");
+    println!("  {:.2} s against {:.2} s", median(&mut agent), median(&mut curl));
+    bar("processor time of a download against curl and sha256sum", ratio, 1.2, "");
+    Ok(())
+}
