@@ -60,11 +60,11 @@ ln -s /proc/self/fd dev/fd
 
 mount -t tmpfs run run
 mkdir run/containerd
-mount --bind "$runtime" run/containerd
+mount --rbind "$runtime" run/containerd
 # The runtime says where its data is, and the agent looks how much room there is. Below /tmp, of which the unit has one of
 # its own.
 mkdir -p ".$runtime" usr/lib/systemd/system/edgecore-prepull.service.d
-mount --bind "$runtime" ".$runtime"
+mount --rbind "$runtime" ".$runtime"
 printf '[Service]\nBindReadOnlyPaths=%s\n' "$runtime" >usr/lib/systemd/system/edgecore-prepull.service.d/runtime.conf
 touch root/download
 mount --bind "$program" root/download

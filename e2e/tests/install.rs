@@ -12,6 +12,8 @@ use prepull_e2e::prelude::*;
 
 /// The program as it was downloaded, under another name and outside of PATH.
 const DOWNLOAD: &str = "/root/download";
+/// Size of the disk of the runtime: an agent with its defaults refuses images when the disk of the host is nearly full.
+const DISK: u64 = 256 * MIB;
 const CERTIFICATE: &str = "/var/lib/edgecore-prepull/pki/client.crt";
 
 /// An edge box, and what the operator types there.
@@ -85,7 +87,7 @@ async fn one_line_takes_a_bare_machine_to_a_job_and_another_leaves_nothing() -> 
         tokio::try_join!(Cloud::start(&cluster).into_future(), Registry::start().into_future())?;
     cluster.edge_nodes(&["edge-1"]).await?;
     let reference = registry.seed(&Image::of_layers("installed", &[MIB])?, "team/installed:v1")?;
-    let containerd = Containerd::start("edge-1").await?;
+    let containerd = Containerd::start_on("edge-1", Some(DISK)).await?;
     let token = cloud.token("edge-1").await?;
     let secret = token.rsplit('.').next().context("a token has three parts")?.to_owned();
     // The host name is the node's.
@@ -200,7 +202,7 @@ fn manifests_as_set(cluster: &Cluster) -> Result<PathBuf> {
 async fn the_commands_of_the_readme_lead_from_nothing_to_a_completed_job() -> Result<()> {
     let cluster = Cluster::start_empty().await?;
     let (registry, containerd) =
-        tokio::try_join!(Registry::start().into_future(), Containerd::start("edge-1"))?;
+        tokio::try_join!(Registry::start().into_future(), Containerd::start_on("edge-1", Some(DISK)))?;
     let reference = registry.seed(&Image::of_layers("first", &[MIB])?, "team/first:v1")?;
     cluster.node("edge-1").ready().create().await?;
     let machine = Machine::boot("edge-1", &containerd).await?;
