@@ -71,7 +71,15 @@ async fn ask(
     platforms: &HashSet<Platform>,
     unpacked: &Unpacked,
 ) -> Vec<(Platform, Answer)> {
-    let (repository, resolved) = match resolve(client, question).await {
+    let asked = async {
+        let (repository, mut resolved) = resolve(client, question).await?;
+        // Once for all platforms, also for those that it does not have.
+        if resolved.manifest.is_none() {
+            resolved.manifest = Some(repository.manifest(&resolved.descriptor).await?);
+        }
+        Ok::<_, RegistryError>((repository, resolved))
+    };
+    let (repository, resolved) = match asked.await {
         Ok(resolved) => resolved,
         Err(error) => {
             let failed = |platform: &Platform| (platform.clone(), Err(error.message.clone()));
