@@ -20,12 +20,12 @@ use crate::{bar, median, ratios};
 const ROUNDS: usize = 3;
 /// A link of 100 Mbit/s, in bytes a second.
 const LINK: u64 = 12_500_000;
-/// What each piece of a connection is delayed by, so that one connection carries some 8 MB/s and several carry more.
+/// What each piece of a connection is delayed by, so that one connection carries a few MB/s and several carry more.
 const DELAY: Duration = Duration::from_millis(8);
 /// Images of a job, which share a base of two layers.
 const IMAGES: usize = 5;
 /// Size of the image whose processor time is measured.
-const LARGE: u64 = 128 * MIB;
+const LARGE: u64 = 64 * MIB;
 
 pub(crate) async fn measure() -> Result<()> {
     over_a_link().await?;
@@ -84,7 +84,7 @@ async fn over_a_link() -> Result<()> {
 
 /// Images that share their base: one after another by the runtime, as a script would, and all at once by the agent.
 async fn of_shared_layers() -> Result<()> {
-    println!("\n{IMAGES} images of 24 MiB that share 16 MiB, some 8 MB/s a connection, {ROUNDS} times");
+    println!("\n{IMAGES} images of 24 MiB that share 16 MiB, over slow connections, {ROUNDS} times");
     let behind = Behind::start("bench-shared").await?;
     behind.link.delay(DELAY);
     let at_once = NonZeroUsize::new(IMAGES).context("no image")?;

@@ -62,12 +62,13 @@ pub(crate) async fn through_agent(
     references: &[String],
     key: &Arc<Key>,
 ) -> Result<Duration> {
-    let image = |reference: &String| ImageTask {
+    // A key serves one image.
+    let image = |(reference, key): (&String, u32)| ImageTask {
         image: reference.to_owned(),
         reference: reference.to_owned(),
         policy: PullPolicy::IfNotPresent,
         retries: 0,
-        key: 0,
+        key,
         timeout: None,
         sandbox: None,
     };
@@ -75,11 +76,11 @@ pub(crate) async fn through_agent(
         id: TaskId { job: JobUid("bench".to_owned()), attempt: 1 },
         title: "bench".to_owned(),
         checks: vec![CheckItem::Disk],
-        images: references.iter().map(image).collect(),
+        images: references.iter().zip(0..).map(image).collect(),
     };
     let terms = TaskTerms {
         deadline: Instant::now() + Duration::from_secs(300),
-        keys: vec![key.clone()],
+        keys: vec![key.clone(); references.len()],
         download: Arc::default(),
         windows: None,
     };
