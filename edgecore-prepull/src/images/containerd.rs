@@ -1,5 +1,5 @@
-//! containerd's own gRPC API, which its CRI socket serves as well: content store, images,
-//! snapshots and leases.
+//! containerd's own gRPC API, which its CRI socket serves as well: content store, images, snapshots and
+//! leases.
 //!
 //! Other runtimes answer `Unimplemented`, so every caller has to manage without.
 
@@ -15,6 +15,8 @@ mod writer;
 
 use std::sync::Arc;
 
+use containerd_client::types;
+use prepull_registry::manifest::Descriptor;
 use tonic::transport::Channel;
 
 use crate::images::runtime::RuntimeEndpoint;
@@ -34,4 +36,20 @@ pub(crate) struct Containerd {
     pub(crate) endpoint: RuntimeEndpoint,
     pub(crate) store: Arc<ContentStore>,
     pub(crate) leases: Arc<Leases>,
+}
+
+/// A descriptor as containerd's API has it.
+fn to_wire(descriptor: &Descriptor) -> types::Descriptor {
+    let Descriptor { media_type, digest, size, .. } = descriptor;
+    types::Descriptor {
+        media_type: media_type.clone(),
+        digest: digest.clone(),
+        size: to_wire_size(*size),
+        ..types::Descriptor::default()
+    }
+}
+
+/// Sizes are signed on the wire. None that fits into a store is too large for it.
+fn to_wire_size(size: u64) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
 }

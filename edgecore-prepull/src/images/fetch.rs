@@ -34,7 +34,6 @@ use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::{Bytes, JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
-use prepull_registry::manifest::Descriptor;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
@@ -200,9 +199,8 @@ impl<P: Puller> Fetching<P> {
         if has_digest {
             return Ok(pulled);
         }
-        let Descriptor { media_type, digest, size, .. } = &image.target;
         let fetcher = &self.fetcher;
-        let written = fetcher.records.point(request.reference, media_type, digest, *size).await;
+        let written = fetcher.records.point(request.reference, &image.target).await;
         written.map_err(|status| to_pull_error(&status, request.reference, &fetcher.endpoint))?;
         let begun = Instant::now();
         while begun.elapsed() < SEEN {

@@ -20,7 +20,7 @@ use containerd_client::services::v1::{CreateRequest, DeleteRequest, ListRequest,
 use tokio::time::{sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 
 use super::namespace::namespaced;
 
@@ -76,6 +76,13 @@ pub(crate) struct Leases {
     owner: Owner,
     /// Set once the runtime has answered that it knows no leases.
     unsupported: AtomicBool,
+}
+
+/// A request whose content the lease keeps.
+pub(super) fn leased<T>(message: T, lease: &MetadataValue<Ascii>) -> Request<T> {
+    let mut request = namespaced(message);
+    request.metadata_mut().insert(LEASE_HEADER, lease.clone());
+    request
 }
 
 impl Leases {

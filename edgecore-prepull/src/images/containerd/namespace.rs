@@ -1,11 +1,23 @@
-//! The containerd namespace in which CRI keeps images.
+//! Calls to containerd: in the namespace in which CRI keeps images, and not for longer than they may take.
 
-use tonic::Request;
+use std::time::Duration;
+
+use tokio::time::timeout;
 use tonic::metadata::MetadataValue;
+use tonic::{Request, Response, Status};
 
 /// Addresses a request to CRI's namespace, `k8s.io`.
 pub(super) fn namespaced<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static("k8s.io"));
     request
+}
+
+/// The answer to a question, or that there was none in time.
+pub(super) async fn answer_within<T>(
+    patience: Duration,
+    question: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Status> {
+    let late = || Status::deadline_exceeded(format!("no answer within {patience:?}"));
+    Ok(timeout(patience, question).await.map_err(|_| late())??.into_inner())
 }

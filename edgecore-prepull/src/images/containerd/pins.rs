@@ -16,11 +16,10 @@ use prepull_api::task::JobUid;
 use prepull_api::wire::MAX_PINNING_JOBS;
 use prost_types::FieldMask;
 use tokio::sync::Mutex;
-use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::namespace::namespaced;
+use super::namespace::{answer_within, namespaced};
 
 /// The label that containerd's CRI reads, and its only value.
 const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
@@ -56,7 +55,7 @@ impl Pins {
         let _writing = self.writing.lock().await;
         for name in names {
             let request = namespaced(GetImageRequest { name: (*name).to_owned() });
-            let image = match answer(self.images.clone().get(request)).await {
+            let image = match answer_within(PATIENCE, self.images.clone().get(request)).await {
                 Ok(answer) => answer.image,
                 Err(status) if status.code() == Code::NotFound => None,
                 Err(status) => return Err(status),
@@ -89,7 +88,9 @@ impl Pins {
 
     async fn pinned_images(&self) -> Result<Vec<Image>, Status> {
         let filters = vec![format!("labels.\"{PINNED_BY}\"")];
-        Ok(answer(self.images.clone().list(namespaced(ListImagesRequest { filters }))).await?.images)
+        Ok(answer_within(PATIENCE, self.images.clone().list(namespaced(ListImagesRequest { filters })))
+            .await?
+            .images)
     }
 
     /// Changes labels of one record, all at once. An empty value takes the label away.
@@ -103,18 +104,13 @@ impl Pins {
             update_mask: Some(FieldMask { paths }),
             ..UpdateImageRequest::default()
         };
-        match answer(self.images.clone().update(namespaced(request))).await {
+        match answer_within(PATIENCE, self.images.clone().update(namespaced(request))).await {
             Ok(_) => Ok(()),
             // Removed meanwhile.
             Err(status) if status.code() == Code::NotFound => Ok(()),
             Err(status) => Err(status),
         }
     }
-}
-
-async fn answer<T>(question: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
-    let late = || Status::deadline_exceeded(format!("no answer within {PATIENCE:?}"));
-    Ok(timeout(PATIENCE, question).await.map_err(|_| late())??.into_inner())
 }
 
 type Labels = HashMap<String, String>;

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::{CreateImageRequest, Image, UpdateImageRequest};
-use containerd_client::types::Descriptor;
+use prepull_registry::manifest::Descriptor;
 use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::namespace::namespaced;
+use super::to_wire;
 
 /// Label by which the CRI of containerd knows the records that it manages: its own pulls set it, too.
 const MANAGED: (&str, &str) = ("io.cri-containerd.image", "managed");
@@ -30,22 +31,11 @@ impl ImageRecords {
 
     /// Makes a name point to an image, whatever it has pointed to. Other labels that the record has are kept. The CRI
     /// learns of it by an event of containerd.
-    pub(crate) async fn point(
-        &self,
-        name: &str,
-        media_type: &str,
-        digest: &str,
-        size: u64,
-    ) -> Result<(), Status> {
-        let target = Descriptor {
-            media_type: media_type.to_owned(),
-            digest: digest.to_owned(),
-            size: i64::try_from(size).unwrap_or(i64::MAX),
-            ..Descriptor::default()
-        };
+    pub(crate) async fn point(&self, name: &str, target: &Descriptor) -> Result<(), Status> {
         let (label, value) = MANAGED;
         let labels = HashMap::from([(label.to_owned(), value.to_owned())]);
-        let image = Image { name: name.to_owned(), labels, target: Some(target), ..Image::default() };
+        let image =
+            Image { name: name.to_owned(), labels, target: Some(to_wire(target)), ..Image::default() };
         let write = async {
             let create = CreateImageRequest { image: Some(image.clone()), ..CreateImageRequest::default() };
             match self.images.clone().create(namespaced(create)).await {

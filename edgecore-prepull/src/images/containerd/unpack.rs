@@ -16,15 +16,16 @@ use containerd_client::services::v1::snapshots::{
     CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest,
 };
 use containerd_client::services::v1::{ApplyRequest, Info, UpdateRequest};
-use containerd_client::types::{Descriptor, Mount};
+use containerd_client::types::Mount;
+use prepull_registry::manifest::Descriptor;
 use prost_types::FieldMask;
-use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Status};
 
-use super::leases::LEASE_HEADER;
-use super::namespace::namespaced;
+use super::leases::leased;
+use super::namespace::{answer_within, namespaced};
+use super::to_wire;
 
 /// Label of a snapshot with its own name, which containerd's client sets.
 const SNAPSHOT_LABEL: &str = "containerd.io/snapshot.ref";
@@ -41,12 +42,8 @@ const APPLY_PATIENCE: Duration = Duration::from_secs(1800);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unpack<'a> {
     pub(crate) snapshotter: &'a str,
-    /// The layer in the content store.
-    pub(crate) media_type: &'a str,
-    pub(crate) digest: &'a str,
-    pub(crate) size: u64,
-    /// What its author has written beside it.
-    pub(crate) annotations: &'a std::collections::BTreeMap<String, String>,
+    /// The layer, which is in the content store.
+    pub(crate) layer: &'a Descriptor,
     /// Name of the snapshot below, if there is one.
     pub(crate) parent: Option<&'a str>,
     /// Digest of what it unpacks to.
@@ -103,8 +100,9 @@ impl Unpacker {
                 parent: unpack.parent.unwrap_or_default().to_owned(),
                 labels: labels(unpack),
             };
-            let answer = in_time(PATIENCE, self.snapshots.clone().prepare(leased(request, lease))).await;
-            answer.map(|answer| answer.into_inner().mounts)
+            let answer =
+                answer_within(PATIENCE, self.snapshots.clone().prepare(leased(request, lease))).await;
+            answer.map(|answer| answer.mounts)
         };
         match prepare().await {
             Ok(mounts) => Ok(Some(mounts)),
@@ -127,19 +125,14 @@ impl Unpacker {
         mounts: Vec<Mount>,
         lease: &MetadataValue<Ascii>,
     ) -> Result<(), Status> {
-        let layer = Descriptor {
-            media_type: unpack.media_type.to_owned(),
-            digest: unpack.digest.to_owned(),
-            size: i64::try_from(unpack.size).unwrap_or(i64::MAX),
-            ..Descriptor::default()
-        };
-        let request = ApplyRequest { diff: Some(layer), mounts, ..ApplyRequest::default() };
-        let applied = in_time(APPLY_PATIENCE, self.diff.clone().apply(leased(request, lease))).await?;
-        let digest = applied.into_inner().applied.map(|applied| applied.digest).unwrap_or_default();
+        let request = ApplyRequest { diff: Some(to_wire(unpack.layer)), mounts, ..ApplyRequest::default() };
+        let answer = answer_within(APPLY_PATIENCE, self.diff.clone().apply(leased(request, lease))).await?;
+        let digest = answer.applied.map(|applied| applied.digest).unwrap_or_default();
         if digest != unpack.diff_id {
-            let Unpack { digest: layer, diff_id, .. } = unpack;
+            let Unpack { layer, diff_id, .. } = unpack;
             return Err(Status::data_loss(format!(
-                "layer {layer} unpacks to {digest}, and its image says {diff_id}"
+                "layer {} unpacks to {digest}, and its image says {diff_id}",
+                layer.digest
             )));
         }
         let request = CommitSnapshotRequest {
@@ -148,7 +141,7 @@ impl Unpacker {
             key: key.to_owned(),
             labels: labels(unpack),
         };
-        match in_time(PATIENCE, self.snapshots.clone().commit(leased(request, lease))).await {
+        match answer_within(PATIENCE, self.snapshots.clone().commit(leased(request, lease))).await {
             Err(status) if status.code() == Code::AlreadyExists => {
                 self.remove(unpack.snapshotter, key).await?;
             }
@@ -156,32 +149,21 @@ impl Unpacker {
         }
         let labels = HashMap::from([(UNCOMPRESSED_LABEL.to_owned(), digest)]);
         let request = UpdateRequest {
-            info: Some(Info { digest: unpack.digest.to_owned(), labels, ..Info::default() }),
+            info: Some(Info { digest: unpack.layer.digest.clone(), labels, ..Info::default() }),
             update_mask: Some(FieldMask { paths: vec![format!("labels.{UNCOMPRESSED_LABEL}")] }),
         };
-        in_time(PATIENCE, self.content.clone().update(namespaced(request))).await.map(drop)
+        answer_within(PATIENCE, self.content.clone().update(namespaced(request))).await.map(drop)
     }
 
     async fn remove(&self, snapshotter: &str, key: &str) -> Result<(), Status> {
         let request = RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        in_time(PATIENCE, self.snapshots.clone().remove(namespaced(request))).await.map(drop)
+        answer_within(PATIENCE, self.snapshots.clone().remove(namespaced(request))).await.map(drop)
     }
 }
 
 /// The labels that containerd's client gives to a snapshot.
 fn labels(unpack: Unpack<'_>) -> HashMap<String, String> {
-    let inherited = unpack.annotations.iter().filter(|(name, _)| name.starts_with(INHERITED));
+    let inherited = unpack.layer.annotations.iter().filter(|(name, _)| name.starts_with(INHERITED));
     let inherited = inherited.map(|(name, value)| (name.clone(), value.clone()));
     inherited.chain([(SNAPSHOT_LABEL.to_owned(), unpack.chain_id.to_owned())]).collect()
-}
-
-fn leased<T>(message: T, lease: &MetadataValue<Ascii>) -> Request<T> {
-    let mut request = namespaced(message);
-    request.metadata_mut().insert(LEASE_HEADER, lease.clone());
-    request
-}
-
-async fn in_time<T>(patience: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let silent = |_| Err(Status::deadline_exceeded(format!("containerd did not answer within {patience:?}")));
-    timeout(patience, call).await.unwrap_or_else(silent)
 }

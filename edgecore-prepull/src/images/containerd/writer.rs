@@ -22,9 +22,10 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
-use super::leases::LEASE_HEADER;
+use super::leases::leased;
 use super::namespace::namespaced;
 use super::source::Source;
+use super::to_wire_size;
 
 /// Writes that containerd may still owe an answer for. Two let it write the one while the other one is on its way; more
 /// would be lost with it when it is killed.
@@ -112,7 +113,7 @@ impl ContentWriter {
         lease: &MetadataValue<Ascii>,
     ) -> Result<Option<PartialBlob>, WriteError> {
         let (requests, mut queue) = mpsc::channel(UNANSWERED);
-        let total = to_wire(blob.size);
+        let total = to_wire_size(blob.size);
         let stat = WriteContentRequest {
             action: WriteAction::Stat.into(),
             r#ref: blob.ingest(),
@@ -123,8 +124,7 @@ impl ContentWriter {
         // There is room for it: the channel is empty.
         let _ = requests.try_send(stat);
         let queue = stream::poll_fn(move |context| queue.poll_recv(context));
-        let mut request = namespaced(queue);
-        request.metadata_mut().insert(LEASE_HEADER, lease.clone());
+        let request = leased(queue, lease);
         let patience = OPEN_PATIENCE + Duration::from_secs(blob.size / SLOWEST_HASH);
         let mut content = self.content.clone();
         let opening = async {
@@ -182,7 +182,7 @@ impl PartialBlob {
         let length = data.len() as u64;
         let request = WriteContentRequest {
             action: WriteAction::Write.into(),
-            offset: to_wire(self.offset),
+            offset: to_wire_size(self.offset),
             data,
             ..WriteContentRequest::default()
         };
@@ -201,8 +201,8 @@ impl PartialBlob {
         }
         let request = WriteContentRequest {
             action: WriteAction::Commit.into(),
-            offset: to_wire(self.offset),
-            total: to_wire(self.size),
+            offset: to_wire_size(self.offset),
+            total: to_wire_size(self.size),
             expected: self.digest.clone(),
             labels: HashMap::from([source.label()]),
             ..WriteContentRequest::default()
@@ -256,11 +256,6 @@ fn explain(status: Status, digest: &str) -> WriteError {
         return WriteError::Mismatch { digest: digest.to_owned(), answer: answer.to_owned() };
     }
     WriteError::Refused(status)
-}
-
-/// Sizes are signed on the wire. None that fits into a store is too large for it.
-fn to_wire(size: u64) -> i64 {
-    i64::try_from(size).unwrap_or(i64::MAX)
 }
 
 fn from_wire(size: i64) -> u64 {

@@ -8,9 +8,8 @@ use std::collections::HashSet;
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
 use tonic::Status;
-use tonic::metadata::{Ascii, MetadataValue};
 
-use super::Fetcher;
+use super::blob::Download;
 use super::image::ImageParts;
 use super::runtime::Facts;
 use super::unpacked::{Diff, diffs};
@@ -22,14 +21,13 @@ pub(super) type Arrived = watch::Sender<HashSet<String>>;
 /// Unpacks the layers of an image as they arrive, until the last one is unpacked or something is wrong: the runtime goes
 /// on from there, and what is wrong it says better.
 pub(super) async fn unpack_ahead(
-    fetcher: &Fetcher,
+    download: &Download<'_>,
     image: &ImageParts,
     facts: &Facts,
-    lease: &MetadataValue<Ascii>,
     arrived: &Arrived,
 ) {
     wait_for(arrived, &image.config).await;
-    let config = fetcher.store.read(&image.config.digest).await.unwrap_or_default();
+    let config = download.fetcher.store.read(&image.config.digest).await.unwrap_or_default();
     let diffs = diffs(&config);
     let layers: Vec<_> = image.stacked().collect();
     if diffs.len() != layers.len() {
@@ -37,7 +35,7 @@ pub(super) async fn unpack_ahead(
     }
     let mut parent = None;
     for (layer, diff) in layers.into_iter().zip(&diffs) {
-        if let Err(status) = unpack(fetcher, facts, lease, arrived, layer, diff, parent).await {
+        if let Err(status) = unpack(download, facts, arrived, layer, diff, parent).await {
             tracing::debug!(layer = layer.digest, %status, "not unpacked ahead; the runtime unpacks the rest");
             return;
         }
@@ -46,9 +44,8 @@ pub(super) async fn unpack_ahead(
 }
 
 async fn unpack(
-    fetcher: &Fetcher,
+    Download { fetcher, lease, .. }: &Download<'_>,
     facts: &Facts,
-    lease: &MetadataValue<Ascii>,
     arrived: &Arrived,
     layer: &Descriptor,
     Diff { diff_id, chain_id }: &Diff,
@@ -64,17 +61,7 @@ async fn unpack(
     if is_unpacked().await {
         return Ok(());
     }
-    let Descriptor { media_type, digest, size, annotations, .. } = layer;
-    let unpack = Unpack {
-        snapshotter: &facts.snapshotter,
-        media_type,
-        digest,
-        size: *size,
-        annotations,
-        parent,
-        diff_id,
-        chain_id,
-    };
+    let unpack = Unpack { snapshotter: &facts.snapshotter, layer, parent, diff_id, chain_id };
     fetcher.unpacker.unpack(unpack, lease).await
 }
 

@@ -241,7 +241,7 @@ impl Fetcher {
             .buffer_unordered(AHEAD)
             .try_for_each(|()| std::future::ready(Ok(())));
         let unpacked = async {
-            unpack_ahead(self, image, facts, download.lease, &arrived).await;
+            unpack_ahead(&download, image, facts, &arrived).await;
             Ok(())
         };
         let all = future::try_join(all, unpacked);
