@@ -1,6 +1,7 @@
 //! From what a reference points to, through indexes, to the manifest for one platform.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use super::{Repository, Resolved};
 use crate::error::{Kind, RegistryError};
@@ -22,6 +23,9 @@ pub struct Chosen {
 pub trait Contents: Sync {
     /// The content of this digest, if it is there. It counts as what its digest says.
     fn read(&self, digest: &str) -> impl Future<Output = Option<Vec<u8>>> + Send;
+
+    /// Takes what had to be asked for, for whoever wants to have it at hand the next time.
+    fn keep(&self, _digest: &str, _content: &[u8]) {}
 }
 
 /// Nothing is at hand.
@@ -31,10 +35,14 @@ impl Contents for () {
     }
 }
 
-/// By digest.
-impl Contents for BTreeMap<String, Vec<u8>> {
+/// By digest; what is asked for once is at hand from then on.
+impl Contents for Mutex<BTreeMap<String, Vec<u8>>> {
     async fn read(&self, digest: &str) -> Option<Vec<u8>> {
-        self.get(digest).cloned()
+        self.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned()
+    }
+
+    fn keep(&self, digest: &str, content: &[u8]) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).insert(digest.to_owned(), content.to_owned());
     }
 }
 
@@ -53,7 +61,11 @@ impl Repository {
                 Some(content) => content,
                 None => match at_hand.read(&descriptor.digest).await {
                     Some(content) => content,
-                    None => self.manifest(&descriptor).await?,
+                    None => {
+                        let content = self.manifest(&descriptor).await?;
+                        at_hand.keep(&descriptor.digest, &content);
+                        content
+                    }
                 },
             };
             if descriptor.is_manifest() {

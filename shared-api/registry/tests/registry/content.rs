@@ -1,6 +1,7 @@
 //! What a registry that keeps to the protocol is asked, and what is made of its answers.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use prepull_registry::manifest::{Descriptor, OCI_INDEX, OCI_MANIFEST, Platform};
 use prepull_registry::{Kind, digest::sha256};
@@ -146,11 +147,13 @@ async fn the_manifest_of_the_platform_is_found_through_nested_indexes() {
     assert_eq!((indexes, &chosen.manifest.1), (vec![outer, inner], &manifest));
 
     // What is at hand is not asked for.
-    let at_hand: BTreeMap<_, _> =
-        chosen.indexes.iter().map(|(of, content)| (of.digest.clone(), content.clone())).collect();
+    let indexes = chosen.indexes.iter().map(|(of, content)| (of.digest.clone(), content.clone()));
+    let at_hand = Mutex::new(indexes.collect::<BTreeMap<_, _>>());
     let before = server.seen().len();
     assert_eq!(repository.choose(resolved.clone(), &node, &at_hand).await.unwrap(), chosen);
     assert_eq!(server.seen().len() - before, 1, "the manifest alone");
+    assert_eq!(repository.choose(resolved.clone(), &node, &at_hand).await.unwrap(), chosen);
+    assert_eq!(server.seen().len() - before, 1, "which is at hand since then");
 
     let other =
         Platform { os: "linux".to_owned(), architecture: "riscv64".to_owned(), variant: String::new() };

@@ -71,29 +71,18 @@ async fn ask(
     platforms: &HashSet<Platform>,
     unpacked: &Unpacked,
 ) -> Vec<(Platform, Answer)> {
-    let asked = async {
-        let (repository, mut resolved) = resolve(client, question).await?;
-        // Once for all platforms, also for those that it does not have.
-        if resolved.manifest.is_none() {
-            resolved.manifest = Some(repository.manifest(&resolved.descriptor).await?);
-        }
-        Ok::<_, RegistryError>((repository, resolved))
-    };
-    let (repository, resolved) = match asked.await {
+    let (repository, resolved) = match resolve(client, question).await {
         Ok(resolved) => resolved,
         Err(error) => {
             let failed = |platform: &Platform| (platform.clone(), Err(error.message.clone()));
             return platforms.iter().map(failed).collect();
         }
     };
-    let (mut answers, mut at_hand) = (Vec::new(), BTreeMap::new());
+    // The platforms share the indexes, also one that the image does not have.
+    let (mut answers, at_hand) = (Vec::new(), Mutex::new(BTreeMap::new()));
     for platform in platforms {
         let chosen = repository.choose(resolved.clone(), platform, &at_hand).await;
-        let layers = chosen.and_then(|chosen| {
-            // The next platform begins with the same indexes.
-            at_hand.extend(chosen.indexes.into_iter().map(|(index, content)| (index.digest, content)));
-            Ok(Manifest::parse(&chosen.manifest.1)?.distinct_layers())
-        });
+        let layers = chosen.and_then(|chosen| Ok(Manifest::parse(&chosen.manifest.1)?.distinct_layers()));
         let answer = match layers {
             Ok(layers) => Ok(unpacked.of_all(&repository, layers).await),
             Err(error) if error.kind == Kind::PlatformMismatch && platform.architecture.is_empty() => {
