@@ -49,8 +49,44 @@ impl Behind {
         Ok(Self { registry, link, containerd })
     }
 
-    fn seed(&self, image: &Image, path: &str) -> Result<String> {
-        self.registry.seed(image, path)
+    /// Pulls images one after another by the runtime, and then others all at once by the agent, several times. `images`
+    /// makes those of a way and a round.
+    async fn compare(
+        &self,
+        at_once: usize,
+        images: impl Fn(&str, usize) -> Result<Vec<String>>,
+    ) -> Result<Comparison> {
+        let fetching = pulls::fetching(&self.containerd, NonZeroUsize::new(at_once).context("no image")?)?;
+        let flusher = CriPuller::new(self.containerd.endpoint().parse()?);
+        let (mut cri, key) = (self.containerd.cri().await?, Arc::new(Key::anonymous()));
+        let mut comparison = Comparison::default();
+        for round in 0..ROUNDS {
+            let (by_runtime, by_agent) = (images("runtime", round)?, images("agent", round)?);
+            let begun = Instant::now();
+            for reference in &by_runtime {
+                directly(&mut cri, reference, None).await?;
+            }
+            flusher.flush().await;
+            comparison.other.push(begun.elapsed().as_secs_f64());
+            comparison.agent.push(through_agent(&fetching, &by_agent, &key).await?.as_secs_f64());
+        }
+        Ok(comparison)
+    }
+}
+
+/// Seconds of the agent and of another way, round by round.
+#[derive(Default)]
+struct Comparison {
+    agent: Vec<f64>,
+    other: Vec<f64>,
+}
+
+impl Comparison {
+    fn tell(mut self, what: &str, ways: &str, limit: f64) {
+        let [ratio, least, most] = ratios(&self.agent, &self.other);
+        println!("  {ways}   median {ratio:.3}, from {least:.3} to {most:.3}");
+        println!("  {:.2} s against {:.2} s", median(&mut self.agent), median(&mut self.other));
+        bar(what, ratio, limit, "");
     }
 }
 
@@ -59,26 +95,16 @@ async fn over_a_link() -> Result<()> {
     println!("\nOne image of {size} MiB over a link of 100 Mbit/s, {ROUNDS} times");
     let behind = Behind::start("bench-link").await?;
     behind.link.throttle(Some(LINK));
-    let fetching = pulls::fetching(&behind.containerd, NonZeroUsize::MIN)?;
-    let flusher = CriPuller::new(behind.containerd.endpoint().parse()?);
-    let (mut cri, key) = (behind.containerd.cri().await?, Arc::new(Key::anonymous()));
-    let (mut direct, mut fetched) = (Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        let image = |way: &str| {
-            let image = Image::of_layers(&format!("bench-link-{way}-{round}"), &LAYERS)?;
-            behind.seed(&image, &format!("link/{way}:{round}"))
-        };
-        let (by_runtime, by_agent) = (image("runtime")?, image("agent")?);
-        let begun = Instant::now();
-        directly(&mut cri, &by_runtime, None).await?;
-        flusher.flush().await;
-        direct.push(begun.elapsed().as_secs_f64());
-        fetched.push(through_agent(&fetching, &[by_agent], &key).await?.as_secs_f64());
-    }
-    let [ratio, least, most] = ratios(&fetched, &direct);
-    println!("  agent's fetch / PullImage and a flush   median {ratio:.3}, from {least:.3} to {most:.3}");
-    println!("  {:.2} s against {:.2} s", median(&mut fetched), median(&mut direct));
-    bar("fetched over 100 Mbit/s against PullImage and a flush", ratio, 1.05, "");
+    let images = |way: &str, round| {
+        let image = Image::of_layers(&format!("bench-link-{way}-{round}"), &LAYERS)?;
+        Ok(vec![behind.registry.seed(&image, &format!("link/{way}:{round}"))?])
+    };
+    let ways = "agent's fetch / PullImage and a flush";
+    behind.compare(1, images).await?.tell(
+        "fetched over 100 Mbit/s against PullImage and a flush",
+        ways,
+        1.05,
+    );
     Ok(())
 }
 
@@ -87,36 +113,17 @@ async fn of_shared_layers() -> Result<()> {
     println!("\n{IMAGES} images of 24 MiB that share 16 MiB, over slow connections, {ROUNDS} times");
     let behind = Behind::start("bench-shared").await?;
     behind.link.delay(DELAY);
-    let at_once = NonZeroUsize::new(IMAGES).context("no image")?;
-    let fetching = pulls::fetching(&behind.containerd, at_once)?;
-    let flusher = CriPuller::new(behind.containerd.endpoint().parse()?);
-    let (mut cri, key) = (behind.containerd.cri().await?, Arc::new(Key::anonymous()));
-    let (mut direct, mut fetched) = (Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        let images = |way: &str| {
-            let base = format!("bench-shared-{way}-{round}");
-            (0..IMAGES)
-                .map(|number| {
-                    let image = Image::on_base(&base, &[8 * MIB; 2], &format!("{base}-{number}"), 8 * MIB)?;
-                    behind.seed(&image, &format!("shared/{way}-{round}:{number}"))
-                })
-                .collect::<Result<Vec<_>>>()
+    let images = |way: &str, round| {
+        let base = format!("bench-shared-{way}-{round}");
+        let image = |number| {
+            let image = Image::on_base(&base, &[8 * MIB; 2], &format!("{base}-{number}"), 8 * MIB)?;
+            behind.registry.seed(&image, &format!("shared/{way}-{round}:{number}"))
         };
-        let (by_runtime, by_agent) = (images("runtime")?, images("agent")?);
-        let begun = Instant::now();
-        for reference in &by_runtime {
-            directly(&mut cri, reference, None).await?;
-        }
-        flusher.flush().await;
-        direct.push(begun.elapsed().as_secs_f64());
-        fetched.push(through_agent(&fetching, &by_agent, &key).await?.as_secs_f64());
-    }
-    let [ratio, least, most] = ratios(&fetched, &direct);
-    println!(
-        "  at once by the agent / one after another by PullImage   median {ratio:.3}, from {least:.3} to {most:.3}"
-    );
-    println!("  {:.2} s against {:.2} s", median(&mut fetched), median(&mut direct));
-    bar("images that share layers, against one after another", ratio, 0.7, "");
+        (0..IMAGES).map(image).collect()
+    };
+    let ways = "at once by the agent / one after another by PullImage";
+    let compared = behind.compare(IMAGES, images).await?;
+    compared.tell("images that share layers, against one after another", ways, 0.7);
     Ok(())
 }
 
@@ -128,13 +135,13 @@ async fn processor_time() -> Result<()> {
     let containerd = Containerd::start("bench-processor").await?;
     let fetching = pulls::fetching(&containerd, NonZeroUsize::MIN)?;
     let key = Arc::new(Key::anonymous());
-    let (mut agent, mut curl) = (Vec::new(), Vec::new());
+    let mut comparison = Comparison::default();
     for round in 0..ROUNDS {
         let image = Image::of_layers(&format!("bench-processor-{round}"), &[LARGE])?;
         let reference = registry.seed(&image, &format!("processor/image:{round}"))?;
         let before = Usage::ours()?.cpu;
         through_agent(&fetching, &[reference], &key).await?;
-        agent.push(Usage::ours()?.cpu.saturating_sub(before).as_secs_f64());
+        comparison.agent.push(Usage::ours()?.cpu.saturating_sub(before).as_secs_f64());
         let layer = image.blobs().last().context("no layer")?;
         let url = format!("https://{}/v2/processor/image/blobs/{layer}", registry.addr());
         let ca = authority.file().display();
@@ -144,11 +151,12 @@ async fn processor_time() -> Result<()> {
         let output = tokio::process::Command::new("bash").args(["-c", &script]).output().await?;
         let times = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{times}");
-        curl.push(times.split_whitespace().map(str::parse::<f64>).sum::<Result<f64, _>>()?);
+        comparison.other.push(times.split_whitespace().map(str::parse::<f64>).sum::<Result<f64, _>>()?);
     }
-    let [ratio, least, most] = ratios(&agent, &curl);
-    println!("  agent / curl and sha256sum   median {ratio:.3}, from {least:.3} to {most:.3}");
-    println!("  {:.2} s against {:.2} s", median(&mut agent), median(&mut curl));
-    bar("processor time of a download against curl and sha256sum", ratio, 1.2, "");
+    comparison.tell(
+        "processor time of a download against curl and sha256sum",
+        "agent / curl and sha256sum",
+        1.2,
+    );
     Ok(())
 }
