@@ -59,14 +59,7 @@ impl Repository {
         loop {
             let content = match known.take() {
                 Some(content) => content,
-                None => match at_hand.read(&descriptor.digest).await {
-                    Some(content) => content,
-                    None => {
-                        let content = self.manifest(&descriptor).await?;
-                        at_hand.keep(&descriptor.digest, &content);
-                        content
-                    }
-                },
+                None => self.manifest_through(at_hand, &descriptor).await?,
             };
             if descriptor.is_manifest() {
                 return Ok(Chosen { indexes, manifest: (descriptor, content) });
@@ -86,5 +79,18 @@ impl Repository {
             })?;
             indexes.push((std::mem::replace(&mut descriptor, next), content));
         }
+    }
+
+    async fn manifest_through(
+        &self,
+        at_hand: &impl Contents,
+        descriptor: &Descriptor,
+    ) -> Result<Vec<u8>, RegistryError> {
+        if let Some(content) = at_hand.read(&descriptor.digest).await {
+            return Ok(content);
+        }
+        let content = self.manifest(descriptor).await?;
+        at_hand.keep(&descriptor.digest, &content);
+        Ok(content)
     }
 }
