@@ -84,9 +84,13 @@ async fn what_the_agent_fetched_is_as_if_the_runtime_had_pulled_it() -> Result<(
     let hand = Hand::start().await?;
     let other = Containerd::start("edge-2").await?;
     let index = Image::multi_arch("fetched")?;
-    let (layered, by_layers) = hand.image("layered", &[MIB, 3 * MIB, 2 * MIB, MIB, MIB])?;
-    for (image, reference) in [(&index, hand.registry.seed(&index, "team/index:v1")?), (&layered, by_layers)]
-    {
+    let repeated = Image::of_layers("layered", &[MIB, 3 * MIB, 2 * MIB, MIB, MIB])?;
+    // Two that share layers, each from a repository of its own.
+    let base = ("base", [2 * MIB, MIB]);
+    let below = Image::on_base(base.0, &base.1, "below", MIB)?;
+    let above = Image::on_base(base.0, &base.1, "above", 2 * MIB)?;
+    for (image, name) in [(&index, "index"), (&repeated, "layered"), (&below, "below"), (&above, "above")] {
+        let reference = hand.registry.seed(image, &format!("team/{name}:v1"))?;
         let before = hand.blob_requests().len();
         let summary = hand.pulls(&[&reference]).await?;
         ensure!(summary.contains("1 pulled"), "{summary}");
@@ -470,30 +474,18 @@ async fn a_pull_by_hand_shows_each_layer_that_is_arriving_on_a_terminal() -> Res
 }
 
 #[tokio::test]
-async fn a_registry_that_is_gone_when_all_has_arrived_delays_the_image_and_nothing_is_fetched_again()
--> Result<()> {
+async fn a_registry_that_is_gone_during_the_last_layer_is_not_needed_any_more() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("gone", &[8 * MIB])?;
     hand.link.throttle(Some(4 * MIB));
     let pulling = hand.pull(&["--retries", "0", &reference])?.spawn()?;
     hand.has_fetched(&image, MIB).await?;
-    // The layer arrives on the connection that is open; containerd, which is to unpack it, gets none.
+    // The layer arrives on the connection that is open, and there will be no other one.
     hand.link.refuse_more();
     let output = pulling.wait_with_output().await?;
     let text = said(&output);
-    let (fetched, ingests) = (hand.bytes_of(&image), hand.containerd.ingests().await?);
-    ensure!(fetched >= image.size() && ingests.is_empty(), "{fetched} bytes, {ingests:?}");
-    let content = hand.containerd.content_labels().await?;
-    ensure!(
-        image.blobs().iter().chain(image.manifests()).all(|blob| content.contains_key(blob)),
-        "{content:?}"
-    );
-    ensure!(output.status.code() == Some(1) && !hand.containerd.has_image(&reference).await?, "{text}");
-
-    hand.link.accept()?;
-    let summary = hand.pulls(&["--retries", "0", &reference]).await?;
-    ensure!(summary.contains("1 pulled"), "{summary}");
-    assert_eq!(hand.bytes_of(&image), fetched, "something was fetched again");
+    ensure!(output.status.success() && text.contains("1 pulled"), "{text}");
+    ensure!(hand.containerd.has_image(&reference).await?, "{text}");
     Ok(())
 }
 

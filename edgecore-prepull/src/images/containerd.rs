@@ -3,6 +3,7 @@
 //!
 //! Other runtimes answer `Unimplemented`, so every caller has to manage without.
 
+mod labels;
 mod leases;
 mod manifest;
 mod namespace;
@@ -20,6 +21,7 @@ use prepull_registry::manifest::Descriptor;
 use tonic::transport::Channel;
 
 use crate::images::runtime::RuntimeEndpoint;
+pub(crate) use labels::{ContentLabels, Labels, of_index, of_manifest, of_unpacked};
 pub(crate) use leases::{LEASE_HEADER, Leases, Owner};
 pub(crate) use manifest::Layer;
 pub(crate) use pins::Pins;

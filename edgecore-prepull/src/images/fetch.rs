@@ -1,7 +1,7 @@
 //! The [`Puller`] that downloads by itself, and has the container runtime unpack.
 //!
 //! ```text
-//!  resolve ─▶ signed? ─▶ manifests ─▶ room? ─▶ blobs ─▶ PullImage by digest ─▶ the tag's record
+//!  resolve ─▶ signed? ─▶ manifests ─▶ room? ─▶ blobs ─▶ labels ─▶ the records of the image
 //!                                                │ unpacked as they arrive, the lowest first
 //!                                                │ from where an earlier pull left them
 //!                                                │ one at a time per digest over the node
@@ -16,6 +16,7 @@ mod blob;
 mod buckets;
 mod downloads;
 mod fetcher;
+mod finish;
 mod flights;
 mod image;
 mod mode;
@@ -28,14 +29,12 @@ mod yielding;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
-use prepull_api::task::{Bytes, JobUid, PulledBy};
+use prepull_api::task::{JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{Instant, sleep};
 
 use self::blob::Download;
 use self::buckets::Buckets;
@@ -44,21 +43,14 @@ use self::fetcher::{Fetcher, streams_of_image};
 use self::image::ImageParts;
 use self::stop::Stop;
 use super::containerd::{Containerd, Source};
-use super::puller::cri::{CriPuller, is_registry_token_alone, to_pull_error, unusable};
-use super::puller::{
-    ErrorClass, Present, ProgressSink, PullError, PullRequest, PullTerms, Pulled, Puller, Unpinned,
-};
+use super::puller::cri::{CriPuller, is_registry_token_alone, unusable};
+use super::puller::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
 use super::rate::Bucket;
 use super::verify::{Verdict, verify};
 use crate::config::{Amount, DEFAULT_DISK_MIN_FREE, DEFAULT_GC_HIGH_THRESHOLD, Percent};
 use crate::metrics::Metrics;
 pub use mode::{BadFetchMode, FetchMode};
 pub use room::RoomRules;
-
-/// Longest wait for the CRI to learn of a record that was written. It takes milliseconds.
-const SEEN: Duration = Duration::from_secs(5);
-/// Interval of asking whether it has.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// How the node downloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +124,9 @@ impl<P: Puller> Fetching<P> {
             .normalized();
         let fetcher = &self.fetcher;
         let facts = fetcher.runtime.read(fetcher.settings.hosts_dir.as_deref()).await?;
-        if let Some(credential) = request.credential.filter(|credential| is_registry_token_alone(credential))
+        if facts.discards_layers
+            && let Some(credential) =
+                request.credential.filter(|credential| is_registry_token_alone(credential))
         {
             // It would serve for the download, and containerd could not show it when it unpacks.
             return Err(unusable(credential, "containerd").into());
@@ -157,6 +151,7 @@ impl<P: Puller> Fetching<P> {
         let download = Download {
             fetcher,
             repository: &repository,
+            facts: &facts,
             reference: request.reference,
             source: Source::of_reference(request.reference),
             lease: &lease,
@@ -164,9 +159,9 @@ impl<P: Puller> Fetching<P> {
             streams: Semaphore::new(streams_of_image(buckets.limit())),
             letting_go: watch::Sender::new(false),
         };
-        fetcher.download(download, &image, &layers, &facts, progress).await?;
+        let unpacked = fetcher.download(&download, &image, &layers, progress).await?;
         drop(watched);
-        let pulled = self.finish(request, &reference.name(), reference.digest().is_some(), &image).await?;
+        let pulled = self.finish(request, &reference, &image, &download, unpacked).await?;
         fetcher.leases.release(request.reference).await;
         let warning = match verdict {
             Verdict::Signed => None,
@@ -175,44 +170,6 @@ impl<P: Puller> Fetching<P> {
             }
         };
         Ok(Pulled { warning, by: PulledBy::Agent, ..pulled })
-    }
-
-    /// Has the runtime unpack what is there. It asks the registry once more what the reference points to: a tag may have
-    /// moved, and the runtime would then download the other image by itself. So it is asked for the digest, and the tag's
-    /// record is written here. It asks for a digest as well, so that a registry that is gone by now fails the attempt; the
-    /// lease keeps all for the next one.
-    async fn finish(
-        &self,
-        request: PullRequest<'_>,
-        name: &str,
-        has_digest: bool,
-        image: &ImageParts,
-    ) -> Result<Pulled, Stop> {
-        let by_digest = format!("{name}@{}", image.target.digest);
-        let reference = if has_digest { request.reference } else { &by_digest };
-        let fetched_for = Some(request.reference);
-        // Nothing is downloaded any more, so that no terms apply.
-        let unpack = PullRequest { reference, fetched_for, terms: PullTerms::default(), ..request };
-        let mut pulled = self.inner.pull(unpack, &|_| {}).await?;
-        let size = image.size();
-        pulled.bytes = pulled.bytes.or(Some(Bytes { done: size, total: size }));
-        if has_digest {
-            return Ok(pulled);
-        }
-        let fetcher = &self.fetcher;
-        let written = fetcher.records.point(request.reference, &image.target).await;
-        written.map_err(|status| to_pull_error(&status, request.reference, &fetcher.endpoint))?;
-        let begun = Instant::now();
-        while begun.elapsed() < SEEN {
-            let seen = self.inner.look_up(request.reference).await?;
-            if seen.is_some_and(|present| present.id == pulled.id) {
-                return Ok(pulled);
-            }
-            sleep(LOOK).await;
-        }
-        let message =
-            format!("the runtime does not know {} yet, although its record is written", request.reference);
-        Err(PullError::new(ErrorClass::Transient, message).into())
     }
 
     /// Leaves a pull to the runtime, unless somebody has asked for what only the agent does.

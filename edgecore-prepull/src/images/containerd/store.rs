@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use super::labels::{CHILD_LABEL, CONFIG_LABEL, LAYER_LABEL};
 use super::manifest::{Document, Layer, deduplicate};
 use super::namespace::namespaced;
 use super::source::SOURCE_LABEL;
@@ -28,12 +29,6 @@ const MAX_MANIFEST: usize = 4 * 1024 * 1024;
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Longest wait for the description of an image that is already there.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Label of a manifest with the digest of its configuration.
-const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
-/// Label of an index with the digest of one of its manifests; a number follows.
-const CHILD_LABEL: &str = "containerd.io/gc.ref.content.m.";
-/// Label of a manifest with the digest of one of its layers; a number follows.
-const LAYER_LABEL: &str = "containerd.io/gc.ref.content.l.";
 
 /// A blob that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,6 @@
 //! The stream holds a lock on its ref until it ends; what was written stays. Each message carries its offset, because
 //! containerd takes an offset of 0 for "from the beginning" and throws away what it has.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use containerd_client::services::v1::content_client::ContentClient;
@@ -22,6 +21,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
+use super::labels::Labels;
 use super::leases::leased;
 use super::namespace::namespaced;
 use super::source::Source;
@@ -194,8 +194,9 @@ impl PartialBlob {
         Ok(())
     }
 
-    /// Makes the blob of what was written, if that has its digest and its size, with a label that tells where it is from.
-    pub(crate) async fn commit(mut self, source: &Source) -> Result<(), WriteError> {
+    /// Makes the blob of what was written, if that has its digest and its size, with a label that tells where it is from,
+    /// and with those that say what it refers to.
+    pub(crate) async fn commit(mut self, source: &Source, labels: &Labels) -> Result<(), WriteError> {
         while self.unanswered > 0 {
             self.answer(WRITE_PATIENCE).await?;
         }
@@ -204,7 +205,7 @@ impl PartialBlob {
             offset: to_wire_size(self.offset),
             total: to_wire_size(self.size),
             expected: self.digest.clone(),
-            labels: HashMap::from([source.label()]),
+            labels: labels.clone().into_iter().chain([source.label()]).collect(),
             ..WriteContentRequest::default()
         };
         let committed = match self.send(request, COMMIT_PATIENCE).await {

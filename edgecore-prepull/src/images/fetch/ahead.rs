@@ -11,7 +11,6 @@ use tonic::Status;
 
 use super::blob::Download;
 use super::image::ImageParts;
-use super::runtime::Facts;
 use super::unpacked::{Diff, diffs};
 use crate::images::containerd::Unpack;
 
@@ -19,33 +18,32 @@ use crate::images::containerd::Unpack;
 pub(super) type Arrived = watch::Sender<HashSet<String>>;
 
 /// Unpacks the layers of an image as they arrive, until the last one is unpacked or something is wrong: the runtime goes
-/// on from there, and what is wrong it says better.
+/// on from there, and what is wrong it says better. Returns the name of the snapshot of the whole image.
 pub(super) async fn unpack_ahead(
     download: &Download<'_>,
     image: &ImageParts,
-    facts: &Facts,
     arrived: &Arrived,
-) {
+) -> Option<String> {
     wait_for(arrived, &image.config).await;
     let config = download.fetcher.store.read(&image.config.digest).await.unwrap_or_default();
     let diffs = diffs(&config);
     let layers: Vec<_> = image.stacked().collect();
     if diffs.len() != layers.len() {
-        return;
+        return None;
     }
     let mut parent = None;
     for (layer, diff) in layers.into_iter().zip(&diffs) {
-        if let Err(status) = unpack(download, facts, arrived, layer, diff, parent).await {
+        if let Err(status) = unpack(download, arrived, layer, diff, parent).await {
             tracing::debug!(layer = layer.digest, %status, "not unpacked ahead; the runtime unpacks the rest");
-            return;
+            return None;
         }
         parent = Some(diff.chain_id.as_str());
     }
+    parent.map(str::to_owned)
 }
 
 async fn unpack(
-    Download { fetcher, lease, .. }: &Download<'_>,
-    facts: &Facts,
+    Download { fetcher, lease, facts, .. }: &Download<'_>,
     arrived: &Arrived,
     layer: &Descriptor,
     Diff { diff_id, chain_id }: &Diff,

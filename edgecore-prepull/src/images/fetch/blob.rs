@@ -10,9 +10,11 @@ use tokio::time::{Instant, sleep};
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::flights::Flight;
+use super::image::Document;
+use super::runtime::Facts;
 use super::stop::{Stop, of_write};
 use super::{Buckets, Fetcher};
-use crate::images::containerd::{Blob, PartialBlob, Source, WriteError};
+use crate::images::containerd::{Blob, Labels, PartialBlob, Source, WriteError};
 use crate::images::puller::{ErrorClass, PullError};
 
 /// Most bytes that are handed to containerd at once. What has arrived is handed on without waiting for more.
@@ -37,6 +39,7 @@ const STUCK: Duration = Duration::from_secs(300);
 pub(super) struct Download<'a> {
     pub(super) fetcher: &'a Fetcher,
     pub(super) repository: &'a Repository,
+    pub(super) facts: &'a Facts,
     /// The image that is pulled, as the lease knows it.
     pub(super) reference: &'a str,
     /// Where it is from.
@@ -88,7 +91,7 @@ impl Download<'_> {
                 Filled::Whole(host) => host,
                 Filled::LetGo => continue,
             };
-            match part.commit(&self.source).await {
+            match part.commit(&self.source, &Labels::new()).await {
                 Ok(()) => return Ok(()),
                 Err(error @ WriteError::Mismatch { .. }) => {
                     self.fetcher.writer.abort(blob).await.map_err(|error| self.refused(error))?;
@@ -106,21 +109,23 @@ impl Download<'_> {
     }
 
     /// Writes a manifest or an index into the store, unless it is there.
-    pub(super) async fn document(&self, document: &Blob, content: &[u8]) -> Result<(), Stop> {
-        let flight = self.fetcher.flights.of(&document.digest);
+    pub(super) async fn document(&self, Document { blob, content, labels }: &Document) -> Result<(), Stop> {
+        // Where layers are discarded, nothing may hold them.
+        let labels = if self.facts.discards_layers { &Labels::new() } else { labels };
+        let flight = self.fetcher.flights.of(&blob.digest);
         let _turn = flight.take_turn(false).await;
-        let Some(mut part) = self.open(document, &flight).await? else { return Ok(()) };
+        let Some(mut part) = self.open(blob, &flight).await? else { return Ok(()) };
         let from = usize::try_from(part.offset()).unwrap_or(usize::MAX);
         let written = async {
             if let Some(rest) = content.get(from..).filter(|rest| !rest.is_empty()) {
                 part.write(rest.to_vec()).await?;
             }
-            part.commit(&self.source).await
+            part.commit(&self.source, labels).await
         };
         let written = written.await;
         if matches!(written, Err(WriteError::Mismatch { .. })) {
             // Its beginning is not ours; the next attempt begins anew.
-            self.fetcher.writer.abort(document).await.map_err(|error| self.refused(error))?;
+            self.fetcher.writer.abort(blob).await.map_err(|error| self.refused(error))?;
         }
         written.map_err(|error| self.refused(error))
     }

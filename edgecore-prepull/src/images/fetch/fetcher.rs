@@ -27,7 +27,7 @@ use super::unpacked::diffs;
 use super::yielding::yield_to_others;
 use crate::by_key::ByKey;
 use crate::images::containerd::{
-    BlobKind, Containerd, ContentStore, ContentWriter, ImageRecords, Leases, Unpacker,
+    BlobKind, Containerd, ContentLabels, ContentStore, ContentWriter, ImageRecords, Leases, Unpacker,
 };
 use crate::images::puller::{ErrorClass, ProgressSink, PullError};
 use crate::images::rate::Bucket;
@@ -58,6 +58,7 @@ pub(super) struct Fetcher {
     pub(super) store: Arc<ContentStore>,
     pub(super) writer: ContentWriter,
     pub(super) records: ImageRecords,
+    pub(super) labels: ContentLabels,
     pub(super) unpacker: Unpacker,
     pub(super) leases: Arc<Leases>,
     pub(super) bucket: Bucket,
@@ -86,6 +87,7 @@ impl Fetcher {
             store,
             writer: ContentWriter::new(channel.clone()),
             records: ImageRecords::new(channel.clone()),
+            labels: ContentLabels::new(channel.clone()),
             unpacker: Unpacker::new(channel),
             leases,
             bucket: Bucket::new(settings.max_rate),
@@ -204,18 +206,15 @@ impl Fetcher {
         judge(&|index, _| sizes[index]).map_err(refuse)
     }
 
-    /// Brings an image into the content store, and unpacks what of it is there meanwhile.
+    /// Brings an image into the content store, and unpacks what of it is there meanwhile. Returns the name of its snapshot
+    /// if all of it is unpacked.
     pub(super) async fn download(
         &self,
-        download: Download<'_>,
+        download: &Download<'_>,
         image: &ImageParts,
         layers: &[Layer],
-        facts: &Facts,
         progress: ProgressSink<'_>,
-    ) -> Result<(), Stop> {
-        for (document, content) in &image.documents {
-            download.document(document, content).await?;
-        }
+    ) -> Result<Option<String>, Stop> {
         let report = || {
             let done = layers.iter().map(Layer::written).fold(0, u64::saturating_add);
             progress(Bytes { done, total: image.size() });
@@ -230,7 +229,7 @@ impl Fetcher {
         blobs.insert(0, (blob(BlobKind::Config, config), config, self.flights.of(&config.digest)));
         let arrived = Arrived::default();
         let fetch = |index: usize| {
-            let (download, arrived, (blob, descriptor, flight)) = (&download, &arrived, &blobs[index]);
+            let (arrived, (blob, descriptor, flight)) = (&arrived, &blobs[index]);
             async move {
                 download.blob(blob, descriptor, flight).await?;
                 arrived.send_if_modified(|arrived| arrived.insert(blob.digest.clone()));
@@ -240,18 +239,17 @@ impl Fetcher {
         let all = stream::iter((0..blobs.len()).map(fetch))
             .buffer_unordered(AHEAD)
             .try_for_each(|()| std::future::ready(Ok(())));
-        let unpacked = async {
-            unpack_ahead(&download, image, facts, &arrived).await;
-            Ok(())
-        };
-        let all = future::try_join(all, unpacked);
+        let documents =
+            future::try_join_all(image.documents.iter().map(|document| download.document(document)));
+        let unpacked = async { Ok(unpack_ahead(download, image, &arrived).await) };
+        let all = future::try_join3(all, documents, unpacked);
         let keep_reporting = async {
             loop {
                 report();
                 sleep(PROGRESS).await;
             }
         };
-        let manifest = &image.documents.last().map_or(&image.target.digest, |(blob, _)| &blob.digest);
+        let manifest = image.documents.last().map_or(&image.target.digest, |document| &document.blob.digest);
         let others = async {
             match download.buckets.limit() {
                 // Whoever waits for us waits no longer than if it downloaded by itself.
@@ -265,7 +263,7 @@ impl Fetcher {
             never = keep_reporting => { let never: Infallible = never; match never {} }
         };
         report();
-        ended.map(drop)
+        ended.map(|((), _, unpacked)| unpacked)
     }
 
     /// Counts bytes that have arrived.

@@ -2,19 +2,28 @@
 
 use std::collections::HashSet;
 
-use prepull_registry::manifest::{Descriptor, Manifest, Platform};
+use prepull_registry::manifest::{Descriptor, Index, Manifest, Platform};
 use prepull_registry::{Chosen, Contents, Repository, Resolved};
 
 use super::stop::Stop;
-use crate::images::containerd::{Blob, BlobKind, ContentStore};
+use crate::images::containerd::{Blob, BlobKind, ContentStore, Labels, of_index, of_manifest};
+
+/// An index or a manifest.
+#[derive(Debug)]
+pub(super) struct Document {
+    pub(super) blob: Blob,
+    pub(super) content: Vec<u8>,
+    /// What it refers to.
+    pub(super) labels: Labels,
+}
 
 /// An image for the platform of this machine.
 #[derive(Debug)]
 pub(super) struct ImageParts {
     /// What the reference points to.
     pub(super) target: Descriptor,
-    /// The indexes and the manifest, each with its content, the manifest last.
-    pub(super) documents: Vec<(Blob, Vec<u8>)>,
+    /// The indexes and the manifest, which is the last one.
+    pub(super) documents: Vec<Document>,
     pub(super) config: Descriptor,
     /// The layers, each once.
     pub(super) layers: Vec<Descriptor>,
@@ -33,11 +42,18 @@ impl ImageParts {
         let chosen = repository.choose(resolved, &Platform::of_this_machine(), store).await?;
         let Chosen { indexes, manifest: (descriptor, content) } = chosen;
         let manifest = Manifest::parse(&content)?;
-        let index = |(index, content): (Descriptor, Vec<u8>)| (blob(BlobKind::Index, &index), content);
-        let mut documents: Vec<_> = indexes.into_iter().map(index).collect();
-        documents.push((blob(BlobKind::Manifest, &descriptor), content));
+        let digests = |descriptors: &[Descriptor]| -> Vec<String> {
+            descriptors.iter().map(|descriptor| descriptor.digest.clone()).collect()
+        };
+        let mut documents = Vec::new();
+        for (index, content) in indexes {
+            let labels = of_index(&digests(&Index::parse(&content)?.manifests));
+            documents.push(Document { blob: blob(BlobKind::Index, &index), content, labels });
+        }
         let layers = manifest.distinct_layers();
-        let order = manifest.layers.into_iter().map(|layer| layer.digest).collect();
+        let order = digests(&manifest.layers);
+        let labels = of_manifest(&manifest.config.digest, &order);
+        documents.push(Document { blob: blob(BlobKind::Manifest, &descriptor), content, labels });
         Self { target, documents, config: manifest.config, layers, order }.checked()
     }
 

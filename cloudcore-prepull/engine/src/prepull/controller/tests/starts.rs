@@ -92,3 +92,17 @@ fn a_start_that_is_not_recorded_yet_heeds_a_suspension_and_a_smaller_concurrency
         );
     }
 }
+
+#[test]
+fn a_start_that_is_put_back_and_taken_up_again_before_it_is_recorded_happens_once() {
+    let (mut world, nodes) = fleet(1);
+    world.answers = false;
+    for (suspend, generation) in [(false, 1), (true, 2), (false, 3)] {
+        world.give(with_spec(json!({"nodeNames": nodes}), json!({"suspend": suspend}), generation, None));
+        world.pass(1_000);
+    }
+    world.answers = true;
+    world.answer();
+    world.pass(5_000);
+    assert_eq!(world.taken(), ["n0"]);
+}
