@@ -5,5 +5,4 @@ pub(crate) mod ca;
 pub(crate) mod crds;
 pub(crate) mod node;
 pub(crate) mod plan;
-mod table;
 pub(crate) mod token;

@@ -89,3 +89,33 @@ impl TryFrom<&k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector> for
         Ok(Self { requirements })
     }
 }
+
+#[cfg(feature = "crd")]
+impl TryFrom<&Selector> for k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector {
+    type Error = SelectorError;
+
+    fn try_from(selector: &Selector) -> Result<Self, SelectorError> {
+        let mut object = Self::default();
+        for requirement in &selector.requirements {
+            let (key, operator, mut values) = requirement.to_expression()?;
+            let is_new = object.match_labels.as_ref().is_none_or(|labels| !labels.contains_key(&key));
+            match values.pop() {
+                // What people write by hand.
+                Some(value) if operator == "In" && values.is_empty() && is_new => {
+                    object.match_labels.get_or_insert_default().insert(key, value);
+                }
+                last => {
+                    values.extend(last);
+                    object.match_expressions.get_or_insert_default().push(
+                        k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelectorRequirement {
+                            key,
+                            operator: operator.to_owned(),
+                            values: Some(values).filter(|values| !values.is_empty()),
+                        },
+                    );
+                }
+            }
+        }
+        Ok(object)
+    }
+}

@@ -11,8 +11,8 @@ use kube::Api;
 use kube::api::ListParams;
 use prepull_api::task::NodeName;
 
-use crate::commands::table::align;
 use crate::edges::roster::{Change, NodeRecord, Records};
+use prepull_program::table::align;
 
 /// The commands about nodes and their keys.
 #[derive(Debug, Subcommand)]

@@ -17,11 +17,11 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
 use crate::commands::node::parse_node;
-use crate::commands::table::align;
 use crate::edges::pki::published::{CA_CONFIG_MAP, Published};
 use crate::edges::pki::store::CaStore;
 use crate::edges::roster::Records;
 use crate::edges::tokens::{ListedToken, Scope, Tokens};
+use prepull_program::table::align;
 
 /// The longest lifetime of a token. A longer-lived one would be a forgotten key to the fleet.
 const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -1,5 +1,5 @@
-//! What cloudcore-prepull and edgecore-prepull do alike as programs: their log, the signals that end them, how they
-//! print an error, how a metric is declared and served, and how connections compete for places. What they say to each
+//! What the programs do alike as programs: their log, the signals that end them, how they print an error and a table, how
+//! a metric is declared and served, and how connections compete for places. What they say to each
 //! other is in `prepull-api` and `prepull-tunnel`.
 
 pub mod errors;
@@ -9,3 +9,4 @@ pub mod metrics;
 pub mod places;
 pub mod process;
 pub mod signals;
+pub mod table;

@@ -63,4 +63,12 @@ pub enum SelectorError {
         /// Operator of the requirement.
         operator: String,
     },
+    /// A comparison, where the API takes the object form.
+    #[error(
+        "{requirement}: the object form of label selectors has no comparisons: use in (…), notin (…), a key, or !key"
+    )]
+    NoObjectForm {
+        /// The requirement.
+        requirement: String,
+    },
 }

@@ -71,6 +71,21 @@ impl Requirement {
         Ok(Self { key: key.to_owned(), operator })
     }
 
+    /// Key, operator and values of the API's object form, which has no comparisons.
+    #[cfg(feature = "crd")]
+    pub(super) fn to_expression(&self) -> Result<(String, &'static str, Vec<String>), SelectorError> {
+        let (operator, values) = match &self.operator {
+            Operator::In(values) => ("In", values.clone()),
+            Operator::NotIn(values) => ("NotIn", values.clone()),
+            Operator::Exists => ("Exists", Vec::new()),
+            Operator::DoesNotExist => ("DoesNotExist", Vec::new()),
+            Operator::GreaterThan(_) | Operator::LessThan(_) => {
+                return Err(SelectorError::NoObjectForm { requirement: self.to_string() });
+            }
+        };
+        Ok((self.key.clone(), operator, values))
+    }
+
     pub(super) fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         let value = labels.get(&self.key);
         let number = || value.and_then(|v| v.parse::<i64>().ok());

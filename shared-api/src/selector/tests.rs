@@ -175,6 +175,23 @@ proptest! {
         prop_assert_eq!(Selector::parse(&selector.to_string()).unwrap(), selector);
     }
 
+    #[cfg(feature = "crd")]
+    #[test]
+    fn the_object_form_of_a_selector_selects_the_same(text in selector_text(), values in "[a-z]{0,2}") {
+        use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+        let selector = Selector::parse(&text).unwrap();
+        let Ok(object) = LabelSelector::try_from(&selector) else {
+            prop_assert!(text.contains('>'));
+            return Ok(());
+        };
+        let back = Selector::try_from(&object).unwrap();
+        prop_assert_eq!(back.keys().count(), selector.keys().count());
+        let all: BTreeMap<_, _> = selector.keys().map(|(key, _)| (key.to_owned(), values.clone())).collect();
+        for labels in [BTreeMap::new(), all] {
+            prop_assert_eq!(back.matches(&labels), selector.matches(&labels));
+        }
+    }
+
     #[test]
     fn parsing_any_text_never_panics(text in "[a-z=!<>(),/. é-]{0,30}") {
         let _ = Selector::parse(&text);
@@ -188,4 +205,13 @@ proptest! {
             prop_assert!(matches(one) != matches(other));
         }
     }
+}
+
+#[cfg(feature = "crd")]
+#[test]
+fn a_key_that_is_demanded_twice_stays_demanded_twice() {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+    let selector = Selector::parse("a=1,a=2,b").unwrap();
+    let object = LabelSelector::try_from(&selector).unwrap();
+    assert!(!Selector::try_from(&object).unwrap().matches(&labels(&[("a", "2"), ("b", "")])));
 }

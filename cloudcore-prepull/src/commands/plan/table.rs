@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::download::lines;
 use super::sizes::NodeSize;
 use super::{ImageReport, NodeReport, Report, SkippedReport};
-use crate::commands::table::align;
+use prepull_program::table::align;
 
 /// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
 pub(super) fn render(report: &Report) -> String {

@@ -1,0 +1,117 @@
+//! The cluster of the kubeconfig.
+
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, Config};
+
+use crate::cli::GlobalArgs;
+
+/// How long a connection may take to be made: beyond that, nobody is there, or a firewall drops what is sent.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a request may go without a byte of an answer. Longer than an idle watch, which the API server ends after
+/// 290 s.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A connection to the cluster, with the rights of the kubeconfig.
+pub(crate) struct Cluster {
+    client: Client,
+    namespace: String,
+    place: Place,
+}
+
+/// Which cluster it is, for errors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Address of the API server.
+    pub(crate) server: String,
+    /// Context of the kubeconfig; none in a pod.
+    pub(crate) context: Option<String>,
+}
+
+impl Cluster {
+    /// Prepares the connection that the flags name. Nothing is sent yet.
+    pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Self> {
+        let (mut config, context) = read_config(global).await?;
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.read_timeout = Some(READ_TIMEOUT);
+        // The timeout counts from the request, not from the last use of the connection.
+        config.reset_reader_on_write = true;
+        let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let place = Place { server: config.cluster_url.to_string(), context };
+        let client = Client::try_from(config)
+            .map_err(|error| crate::problem::explain(error.into(), &place))
+            .context("the connection to the cluster cannot be prepared")?;
+        Ok(Self { client, namespace, place })
+    }
+
+    /// The client.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The namespace of `--namespace`, or that of the context.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Which cluster it is.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+}
+
+/// What to do where there is no usable kubeconfig.
+const REMEDY: &str = "give --kubeconfig FILE, set KUBECONFIG, or put one at ~/.kube/config";
+
+async fn read_config(global: &GlobalArgs) -> anyhow::Result<(Config, Option<String>)> {
+    let GlobalArgs { kubeconfig, context, .. } = global;
+    let read = match kubeconfig {
+        Some(file) => Kubeconfig::read_from(file),
+        None => Kubeconfig::read(),
+    };
+    let file = match read {
+        Ok(file) => file,
+        Err(error) => {
+            let is_missing = match &error {
+                KubeconfigError::FindPath => true,
+                KubeconfigError::ReadConfig(error, _) => error.kind() == std::io::ErrorKind::NotFound,
+                _ => false,
+            };
+            if is_missing && kubeconfig.is_none() && context.is_none() {
+                // In a pod there is none.
+                if let Ok(config) = Config::incluster() {
+                    return Ok((config, None));
+                }
+                return Err(anyhow!(error).context(format!("there is no kubeconfig: {REMEDY}")));
+            }
+            let what = kubeconfig.as_ref().map_or_else(
+                || "the kubeconfig cannot be used".to_owned(),
+                |file| format!("--kubeconfig {} cannot be used", file.display()),
+            );
+            return Err(anyhow!(error).context(what));
+        }
+    };
+    let names: Vec<_> = file.contexts.iter().map(|context| context.name.clone()).collect();
+    let chosen = context.clone().or_else(|| file.current_context.clone()).filter(|name| !name.is_empty());
+    match (&chosen, context) {
+        (Some(name), asked) if !names.contains(name) => {
+            let flag = if asked.is_some() { "--context" } else { "current-context" };
+            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            return Err(anyhow!("{flag} {name}: the kubeconfig has no such context; it has {known}"));
+        }
+        (None, _) => {
+            return Err(anyhow!(
+                "the kubeconfig has no current context: give --context, or `kubectl config use-context NAME`"
+            ));
+        }
+        _ => {}
+    }
+    let options = KubeConfigOptions { context: chosen.clone(), ..KubeConfigOptions::default() };
+    let config = Config::from_custom_kubeconfig(file, &options).await;
+    let config = config.with_context(|| {
+        format!("context {} of the kubeconfig cannot be used", chosen.as_deref().unwrap_or(""))
+    })?;
+    Ok((config, chosen))
+}

@@ -1,0 +1,29 @@
+//! `kubectl prepull resume`.
+
+use clap::Args;
+use serde_json::json;
+
+use crate::cluster::Cluster;
+use crate::jobs;
+use crate::output::print_changed;
+use crate::run::{Ended, Session};
+
+/// The arguments of `resume`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  kubectl prepull resume spring-release")]
+pub(crate) struct ResumeArgs {
+    /// The job.
+    job: String,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ResumeArgs) -> anyhow::Result<Ended> {
+    let job = jobs::get(cluster, &args.job).await?;
+    if !job.spec.suspend {
+        print_changed(&job, "is not suspended", session.global.output)?;
+        return Ok(Ended::Done);
+    }
+    let job = jobs::patch(cluster, &args.job, &json!({"spec": {"suspend": false}})).await?;
+    print_changed(&job, "resumed", session.global.output)?;
+    Ok(Ended::Done)
+}

@@ -1,0 +1,85 @@
+//! `kubectl prepull retry`.
+
+use anyhow::bail;
+use clap::Args;
+use kube::ResourceExt;
+use prepull_api::crd::job::ImagePrePullJob;
+use serde_json::{Value, json};
+
+use super::cancel;
+use crate::cluster::Cluster;
+use crate::jobs;
+use crate::output::print_changed;
+use crate::run::{Ended, Session};
+
+/// The arguments of `retry`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The nodes that failed, are unknown or never started are tried again; what is on a node already is not pulled again. A job
+whose spec was refused is corrected instead (`kubectl edit ippj JOB`): it is looked at again after each edit.
+
+Example:
+  kubectl prepull retry spring-release && kubectl prepull status spring-release --watch")]
+pub(crate) struct RetryArgs {
+    /// The job.
+    job: String,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RetryArgs) -> anyhow::Result<Ended> {
+    let job = jobs::get(cluster, &args.job).await?;
+    let job = jobs::patch(cluster, &args.job, &another_round(&job)?).await?;
+    print_changed(&job, &format!("is tried again, round {}", job.spec.retry), session.global.output)?;
+    Ok(Ended::Done)
+}
+
+fn another_round(job: &ImagePrePullJob) -> anyhow::Result<Value> {
+    let name = job.name_any();
+    let status = job.status.as_ref();
+    if !jobs::is_over(job) {
+        bail!(
+            "job {name} has not ended: retry is for the nodes that have failed by its end. `kubectl prepull status {name}` \
+             says how far it is, `kubectl prepull cancel {name}` ends it"
+        );
+    }
+    if status.is_some_and(|status| status.start_time.is_none()) {
+        let reason = status.map(|status| status.reason.as_str()).unwrap_or_default();
+        bail!(
+            "job {name} was refused, and so there is nothing to try again: {reason}. Correct it: kubectl edit ippj {name}"
+        );
+    }
+    let mut patch = json!({"spec": {"retry": job.spec.retry + 1}});
+    cancel::undo(job, &mut patch);
+    Ok(patch)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
+
+    use super::*;
+
+    #[test]
+    fn a_round_is_added_once_the_job_has_ended() {
+        let mut job = ImagePrePullJob::new(
+            "web",
+            prepull_api::crd::job::ImagePrePullJobSpec { retry: 2, ..Default::default() },
+        );
+        assert!(another_round(&job).unwrap_err().to_string().contains("has not ended"));
+        let mut status = ImagePrePullJobStatus {
+            phase: JobPhase::Failure,
+            reason: "images: none".to_owned(),
+            ..Default::default()
+        };
+        job.status = Some(status.clone());
+        assert!(another_round(&job).unwrap_err().to_string().contains("images: none. Correct it"));
+        status.start_time = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        job.status = Some(status);
+        assert_eq!(another_round(&job).unwrap(), json!({"spec": {"retry": 3}}));
+        // Somebody was faster, and cloudcore has not seen it yet.
+        job.metadata.generation = Some(2);
+        another_round(&job).unwrap_err();
+    }
+}

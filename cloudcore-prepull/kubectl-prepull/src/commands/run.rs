@@ -1,0 +1,173 @@
+//! `kubectl prepull run`.
+
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::Api;
+use kube::api::ListParams;
+use prepull_api::image::Reference;
+use prepull_api::selector::Selector;
+
+use crate::cluster::Cluster;
+use crate::order::{Concurrency, Order, RegistryLogin, SecretName, edge_selector, job_name};
+use crate::output::{Format, print_object};
+use crate::run::{Ended, Session};
+use crate::start::{WaitArgs, start};
+
+/// The arguments of `run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without --selector and --node the job is for all edge nodes. It is followed to its end; Ctrl-C leaves it running.
+
+Examples:
+  kubectl prepull run nginx:1.25
+  kubectl prepull run harbor.example/shop/web:v2 -l site=factory --secret shop/harbor --concurrency 10%
+  kubectl prepull run harbor.example/shop/web:v2 harbor.example/shop/api:v2 --wave 5%,25%,100% --rate 2Mi --wait=2h
+  kubectl prepull run nginx:1.25 --node edge-1 --node edge-2 --wait=0
+  kubectl prepull run nginx:1.25 --dry-run > job.yaml
+
+Exit status: 0 if the job is Completed, 1 if it is a Failure, 2 for wrong usage, 3 if it is not over in time, 130 after
+Ctrl-C.")]
+pub(crate) struct RunArgs {
+    /// The images, as in a pod.
+    #[arg(required = true, value_name = "IMAGE", value_parser = parse_image)]
+    images: Vec<String>,
+    /// Name of the job [default: that of the first image, with its tag].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Label selector of the nodes, of which the edge nodes take part.
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
+    selector: Option<Selector>,
+    /// A node; may be repeated.
+    #[arg(long = "node", value_name = "NAME")]
+    nodes: Vec<String>,
+    /// The flags of how the job goes.
+    #[command(flatten)]
+    pub(crate) course: CourseArgs,
+    /// Whether to create and to follow.
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+/// The flags that say how a job goes, of `run` and of `from`.
+#[derive(Debug, Args)]
+pub(crate) struct CourseArgs {
+    /// Secret for images that find none otherwise: NAMESPACE/NAME, or a name in --namespace. Its owner has to allow it.
+    #[arg(long, value_name = "NS/NAME")]
+    pub(crate) secret: Option<SecretName>,
+    /// Secret of a registry; may be repeated.
+    #[arg(long, value_name = "REG=NS/NAME")]
+    pub(crate) registry_secret: Vec<RegistryLogin>,
+    /// Nodes that pull at the same time, as a number or as a percentage of the nodes that there are now.
+    #[arg(long, value_name = "N|N%", default_value = "1")]
+    pub(crate) concurrency: Concurrency,
+    /// How many nodes may have started by the end of each wave [default: all in one].
+    #[arg(long, value_name = "N|N%,…", value_delimiter = ',')]
+    pub(crate) wave: Vec<String>,
+    /// Bytes a second on each node, such as 2Mi [default: no cap].
+    #[arg(long, value_name = "RATE")]
+    pub(crate) rate: Option<String>,
+    /// How long each node may take [default: 5m].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) node_timeout: Option<Duration>,
+    /// Further tries of each image, after errors that may pass.
+    #[arg(long, value_name = "TIMES", default_value_t = 3)]
+    pub(crate) retries: u32,
+    /// The part of the nodes that may fail, from 0 to 1 [default: 0.1].
+    #[arg(long, value_name = "PART")]
+    pub(crate) tolerate: Option<String>,
+}
+
+fn parse_image(text: &str) -> Result<String, String> {
+    Reference::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) -> anyhow::Result<Ended> {
+    let order = order(args, cluster.namespace())?;
+    let job = order.job(nodes_of(&order, cluster).await?);
+    if args.wait.dry_run {
+        print_object(
+            &job,
+            session.global.output.and_then(crate::cli::Output::format).unwrap_or(Format::Yaml),
+        )?;
+        return Ok(Ended::Done);
+    }
+    start(session, cluster, &job, &args.wait).await
+}
+
+fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
+    let selector = match &args.selector {
+        Some(selector) => LabelSelector::try_from(selector).map_err(|error| {
+            anyhow!(crate::problem::WrongUsage(format!("--selector {selector}: {error}")))
+        })?,
+        None => edge_selector(),
+    };
+    // There is one: clap demands it.
+    let first = args.images.first().context("no image is named")?;
+    Ok(Order {
+        name: args.name.clone().unwrap_or_else(|| job_name(None, first)),
+        images: args.images.clone(),
+        nodes: args.nodes.clone(),
+        selector,
+        ..Order::default()
+    }
+    .with_course(&args.course, namespace))
+}
+
+/// How many nodes there are for a job whose concurrency is a part of them.
+pub(crate) async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result<usize> {
+    if !order.needs_count() {
+        return Ok(0);
+    }
+    if !order.nodes.is_empty() {
+        return Ok(order.nodes.len());
+    }
+    let labelled = ListParams::default().labels(&order.edges()?.to_string());
+    let nodes = Api::<Node>::all(cluster.client()).list_metadata(&labelled).await;
+    Ok(nodes.context("the nodes cannot be listed, of which --concurrency is a percentage")?.items.len())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::snapshot::assert_snapshot;
+
+    /// The manifest of the job of a command line, for 45 nodes.
+    fn manifest(line: &str) -> anyhow::Result<String> {
+        let words = format!("kubectl-prepull run {line}");
+        let Command::Run(args) = Cli::try_parse_from(words.split(' ')).unwrap().command else {
+            panic!("{line}")
+        };
+        Ok(serde_saphyr::to_string(&order(&args, "shop")?.job(45))?)
+    }
+
+    #[test]
+    fn a_job_for_all_edge_nodes_says_no_more_than_it_has_to() {
+        assert_snapshot("commands/run/minimal.yaml", &manifest("nginx:1.25").unwrap());
+    }
+
+    #[test]
+    fn every_flag_is_a_field_of_the_job() {
+        let line = "harbor.example/shop/web:v2 nginx:1.25 --name spring -l site=factory,!canary --secret harbor \
+                    --registry-secret quay.io=ops/quay --concurrency 10% --wave 5%,25%,100% --rate 2Mi \
+                    --node-timeout 1h --retries 5 --tolerate 0.25";
+        let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_snapshot("commands/run/all-flags.yaml", &manifest(&line).unwrap());
+        assert_snapshot("commands/run/nodes.yaml", &manifest("nginx --node edge-1 --node edge-2").unwrap());
+    }
+
+    #[test]
+    fn a_selector_that_a_job_cannot_have_is_a_wrong_usage() {
+        let error = manifest("nginx -l cores>4").unwrap_err();
+        assert!(error.is::<crate::problem::WrongUsage>(), "{error}");
+        assert!(error.to_string().contains("--selector cores>4: "), "{error}");
+    }
+}

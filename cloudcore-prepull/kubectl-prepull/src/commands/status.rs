@@ -1,0 +1,54 @@
+//! `kubectl prepull status`.
+
+use std::time::Duration;
+
+use clap::Args;
+use jiff::Timestamp;
+
+use crate::cli::Output;
+use crate::cluster::Cluster;
+use crate::output::{job_name, print, print_object};
+use crate::progress::follow::follow;
+use crate::progress::look::look;
+use crate::progress::render::render;
+use crate::progress::view::View;
+use crate::run::{Ended, Session};
+
+/// The arguments of `status`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  kubectl prepull status spring-release
+  kubectl prepull status spring-release --watch --timeout 2h
+  kubectl prepull status spring-release -o json | jq .failures
+
+On a terminal --watch shows bars that move, elsewhere a line for each change, with -o json a document for each change.
+Without it the rate is the average since the start. -o wide adds the nodes at work.
+
+Exit status: 0; with --watch also 1 if the job is a Failure, 3 after --timeout, 130 after Ctrl-C.")]
+pub(crate) struct StatusArgs {
+    /// The job.
+    job: String,
+    /// Follow the job until it is over.
+    #[arg(short, long)]
+    watch: bool,
+    /// Follow it for at most this time.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "watch")]
+    timeout: Option<Duration>,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs) -> anyhow::Result<Ended> {
+    if args.watch {
+        return follow(session, cluster, &args.job, args.timeout).await;
+    }
+    let (job, tally) = look(cluster, &args.job).await?;
+    let view = View::new(&job, &tally, None, Timestamp::now());
+    let output = session.global.output;
+    match output.and_then(Output::format) {
+        Some(format) => print_object(&view, format),
+        None if output == Some(Output::Name) => print(&format!("{}\n", job_name(&view.job))),
+        None => print(&render(&view, session.screen, output == Some(Output::Wide))),
+    }?;
+    Ok(Ended::Done)
+}

@@ -1,0 +1,57 @@
+//! `kubectl prepull suspend`.
+
+use anyhow::bail;
+use clap::Args;
+use prepull_api::crd::job::ImagePrePullJob;
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::jobs;
+use crate::output::print_changed;
+use crate::run::{Ended, Session};
+
+/// The arguments of `suspend`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  kubectl prepull suspend spring-release")]
+pub(crate) struct SuspendArgs {
+    /// The job.
+    job: String,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SuspendArgs) -> anyhow::Result<Ended> {
+    let job = jobs::get(cluster, &args.job).await?;
+    let job = match suspension(&job)? {
+        Some(patch) => jobs::patch(cluster, &args.job, &patch).await?,
+        None => job,
+    };
+    print_changed(&job, "suspended", session.global.output)?;
+    Ok(Ended::Done)
+}
+
+/// The patch that suspends the job; none if it is suspended.
+fn suspension(job: &ImagePrePullJob) -> anyhow::Result<Option<Value>> {
+    if jobs::is_over(job) {
+        let name = job.metadata.name.as_deref().unwrap_or_default();
+        bail!("job {name} has ended: there is nothing to suspend");
+    }
+    Ok((!job.spec.suspend).then(|| json!({"spec": {"suspend": true}})))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase};
+
+    use super::*;
+
+    #[test]
+    fn a_running_job_is_suspended_once_and_one_that_has_ended_is_not() {
+        let mut job = ImagePrePullJob::default();
+        assert_eq!(suspension(&job).unwrap(), Some(json!({"spec": {"suspend": true}})));
+        job.spec.suspend = true;
+        assert_eq!(suspension(&job).unwrap(), None);
+        job.status = Some(ImagePrePullJobStatus { phase: JobPhase::Completed, ..Default::default() });
+        assert!(suspension(&job).unwrap_err().to_string().contains("has ended"));
+    }
+}

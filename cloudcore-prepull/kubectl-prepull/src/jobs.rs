@@ -1,0 +1,104 @@
+//! Jobs and their reports in the cluster: reads and patches.
+
+use anyhow::{Context, anyhow};
+use futures::Stream;
+use futures::stream::try_unfold;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams};
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
+use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
+use prepull_api::crd::status::JobPhase;
+use serde_json::Value;
+
+use crate::cluster::Cluster;
+use crate::problem;
+
+/// Reports of one page. Each has at most 1 MiB, and several times that while it is parsed: a job of 10,000 nodes must not
+/// take 100 MiB.
+pub(crate) const REPORTS_OF_A_PAGE: u32 = 4;
+
+/// Reads a job.
+pub(crate) async fn get(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
+    let read = api(cluster).get(name).await.with_context(|| format!("job {name} cannot be read"));
+    match read {
+        Err(error) if is_missing(&error) => Err(anyhow!(missing(cluster, name).await)),
+        read => read,
+    }
+}
+
+/// Changes a job by a JSON merge patch.
+pub(crate) async fn patch(cluster: &Cluster, name: &str, patch: &Value) -> anyhow::Result<ImagePrePullJob> {
+    let patched = api(cluster).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    patched.with_context(|| format!("job {name} cannot be changed"))
+}
+
+/// The jobs.
+pub(crate) fn api(cluster: &Cluster) -> Api<ImagePrePullJob> {
+    Api::all(cluster.client())
+}
+
+/// The reports.
+pub(crate) fn reports_api(cluster: &Cluster) -> Api<ImagePrePullReport> {
+    Api::all(cluster.client())
+}
+
+/// What selects the reports of a job.
+pub(crate) fn of_job(job: &ImagePrePullJob) -> String {
+    format!("{JOB_UID_LABEL}={}", job.metadata.uid.as_deref().unwrap_or_default())
+}
+
+/// Reads the reports of a job, one after another: never are all of them in memory.
+pub(crate) fn reports(
+    cluster: &Cluster,
+    job: &ImagePrePullJob,
+) -> impl Stream<Item = anyhow::Result<Vec<ImagePrePullReport>>> {
+    let (api, labelled) = (reports_api(cluster), of_job(job));
+    let name = job.metadata.name.clone().unwrap_or_default();
+    // The state is the token of the next page; `None` after the last one.
+    try_unfold(Some(String::new()), move |token| {
+        let (api, labelled, name) = (api.clone(), labelled.clone(), name.clone());
+        async move {
+            let Some(token) = token else { return Ok(None) };
+            let mut asked = ListParams::default().labels(&labelled).limit(REPORTS_OF_A_PAGE);
+            asked.continue_token = Some(token).filter(|token| !token.is_empty());
+            let page = api.list(&asked).await;
+            let page = page.with_context(|| format!("the reports of job {name} cannot be read"))?;
+            let next = page.metadata.continue_.filter(|token| !token.is_empty());
+            Ok(Some((page.items, next)))
+        }
+    })
+}
+
+/// Whether the job has ended, and nothing that was asked of it is still to begin.
+pub(crate) fn is_over(job: &ImagePrePullJob) -> bool {
+    let Some(status) = &job.status else { return false };
+    let is_seen = status.observed_generation >= job.metadata.generation;
+    is_seen && matches!(status.phase, JobPhase::Completed | JobPhase::Failure)
+}
+
+/// Whether the answer is that there is no such object.
+fn is_missing(error: &anyhow::Error) -> bool {
+    let named = |details: &kube::core::response::StatusDetails| !details.name.is_empty();
+    problem::answer(error)
+        .is_some_and(|answer| answer.code == 404 && answer.details.as_ref().is_some_and(named))
+}
+
+/// What to say of a job that does not exist.
+async fn missing(cluster: &Cluster, name: &str) -> String {
+    let namespace = cluster.namespace();
+    let kruise = |kind: &str, resource: &str| {
+        format!(
+            "{name} is an {kind} of OpenKruise in namespace {namespace}, and no ImagePrePullJob: kubectl get {resource} \
+             {name} -n {namespace}"
+        )
+    };
+    // Where Kruise's API is not there, or may not be read, the job is not one of its.
+    if Api::<ImagePullJob>::namespaced(cluster.client(), namespace).get(name).await.is_ok() {
+        return kruise("ImagePullJob", "imagepulljob");
+    }
+    if Api::<ImageListPullJob>::namespaced(cluster.client(), namespace).get(name).await.is_ok() {
+        return kruise("ImageListPullJob", "imagelistpulljob");
+    }
+    format!("there is no ImagePrePullJob {name}: `kubectl get ippj` lists those that there are")
+}

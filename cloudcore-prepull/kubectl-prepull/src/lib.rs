@@ -1,0 +1,52 @@
+//! `kubectl prepull`: for the people who run image pre-pull jobs. It talks to the Kubernetes API with the rights of the
+//! person who calls it, and to nothing else.
+//!
+//! ```text
+//!  cli ─▶ run ─▶ cluster (kubeconfig) ─▶ commands::NAME ─▶ jobs (read, patch) ─▶ Kubernetes API
+//!                                          │
+//!                                          └▶ a view, which is pure ─▶ its text by width (screen), or -o json (output)
+//! ```
+//!
+//! Each command is a file in `commands`: it reads, makes a view of what it has read, and renders that. Views and their
+//! texts are pure: time, width and colours are arguments. What went wrong is put into words by `problem`, the exit status
+//! by `run`.
+
+mod amounts;
+mod cli;
+mod cluster;
+mod jobs;
+mod order;
+mod output;
+mod problem;
+mod run;
+mod screen;
+#[cfg(test)]
+mod snapshot;
+mod start;
+
+/// One module for each command.
+mod commands {
+    pub(crate) mod cancel;
+    pub(crate) mod completion;
+    pub(crate) mod resume;
+    pub(crate) mod retry;
+    pub(crate) mod run;
+    pub(crate) mod status;
+    pub(crate) mod suspend;
+}
+
+/// A job as people follow it: what `status`, `run` and `from` show.
+mod progress {
+    pub(crate) mod follow;
+    mod lines;
+    pub(crate) mod look;
+    mod pace;
+    pub(crate) mod render;
+    mod show;
+    pub(crate) mod tally;
+    #[cfg(test)]
+    mod tests;
+    pub(crate) mod view;
+}
+
+pub use run::main;

@@ -1,0 +1,296 @@
+//! A job that is to be made: what `run` and `from` ask for. Pure.
+
+use std::str::FromStr;
+
+use anyhow::Context;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use prepull_api::crd::EDGE_LABEL;
+use prepull_api::crd::download::DownloadSpec;
+use prepull_api::crd::job::{
+    ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullOverrider, OverrideRule, OverriderEntry, Overriders,
+    RegistrySecret, RolloutStrategy,
+};
+use prepull_api::image::Reference;
+use prepull_api::selector::Selector;
+
+use crate::commands::run::CourseArgs;
+
+/// Longest name that also fits into the label of the job's reports.
+const LONGEST_NAME: usize = 63;
+/// Digits of a digest that tell images apart.
+const DIGEST_DIGITS: usize = 12;
+
+/// What a job is to be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Order {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its images.
+    pub(crate) images: Vec<String>,
+    /// The nodes by name; empty: those of the selector.
+    pub(crate) nodes: Vec<String>,
+    /// The nodes by label.
+    pub(crate) selector: LabelSelector,
+    /// The secret of images without another one, `namespace/name`.
+    pub(crate) secret: Option<String>,
+    /// Secrets by registry.
+    pub(crate) registry_secrets: Vec<(String, String)>,
+    /// Further secrets to try for every image that has one.
+    pub(crate) more_secrets: Vec<String>,
+    /// How many nodes at a time.
+    pub(crate) concurrency: Concurrency,
+    /// How many nodes may have started by the end of each wave.
+    pub(crate) waves: Vec<String>,
+    /// Bytes a second on each node.
+    pub(crate) rate: Option<String>,
+    /// How long each node may take.
+    pub(crate) node_seconds: Option<i64>,
+    /// Further tries of each image.
+    pub(crate) retries: i64,
+    /// The part of the nodes that may fail.
+    pub(crate) tolerate: Option<String>,
+}
+
+impl Order {
+    /// Adds what the flags say. Secrets without a namespace are in this one.
+    pub(crate) fn with_course(mut self, course: &CourseArgs, namespace: &str) -> Self {
+        let CourseArgs { secret, registry_secret, concurrency, wave, rate, node_timeout, retries, tolerate } =
+            course;
+        if let Some(secret) = secret {
+            self.secret = Some(secret.in_namespace(namespace));
+        }
+        // What is said by hand comes first: of equals, the first counts.
+        let by_hand = registry_secret
+            .iter()
+            .map(|login| (login.registry.clone(), login.secret.in_namespace(namespace)));
+        let found = std::mem::take(&mut self.registry_secrets);
+        self.registry_secrets = by_hand.collect();
+        let named: Vec<_> = self.registry_secrets.iter().map(|(registry, _)| registry.clone()).collect();
+        self.registry_secrets.extend(found.into_iter().filter(|(registry, _)| !named.contains(registry)));
+        self.concurrency = *concurrency;
+        self.waves.clone_from(wave);
+        self.rate.clone_from(rate);
+        self.node_seconds = node_timeout.map(|time| i64::try_from(time.as_secs()).unwrap_or(i64::MAX));
+        self.retries = (*retries).into();
+        self.tolerate.clone_from(tolerate);
+        self
+    }
+
+    /// Whether [`Self::job`] needs to know how many nodes there are.
+    pub(crate) fn needs_count(&self) -> bool {
+        matches!(self.concurrency, Concurrency::Percent(_))
+    }
+
+    /// The edge nodes that the selector selects.
+    pub(crate) fn edges(&self) -> anyhow::Result<Selector> {
+        let mut selector = self.selector.clone();
+        let is_there = |expression: &LabelSelectorRequirement| expression.key == EDGE_LABEL;
+        if !selector.match_expressions.iter().flatten().any(is_there) {
+            selector.match_expressions.get_or_insert_default().push(edge_requirement());
+        }
+        Selector::try_from(&selector).context("the label selector")
+    }
+
+    /// The job, for so many nodes.
+    pub(crate) fn job(&self, nodes: usize) -> ImagePrePullJob {
+        let mut spec = ImagePrePullJobSpec::default();
+        let template = &mut spec.image_pre_pull_template;
+        template.images.clone_from(&self.images);
+        if self.nodes.is_empty() {
+            template.label_selector = Some(self.selector.clone());
+        } else {
+            template.node_names.clone_from(&self.nodes);
+        }
+        template.image_secrets.clone_from(&self.secret);
+        let logins = self.registry_secrets.iter();
+        template.registry_secrets = logins
+            .map(|(registry, secret)| RegistrySecret {
+                registry: registry.clone(),
+                image_secret: secret.clone(),
+            })
+            .collect();
+        template.concurrency = self.concurrency.of(nodes);
+        template.retry_times = self.retries;
+        if let Some(seconds) = self.node_seconds {
+            template.timeout_seconds = seconds;
+        }
+        if let Some(tolerate) = &self.tolerate {
+            template.failure_tolerate.clone_from(tolerate);
+        }
+        if !self.more_secrets.is_empty() {
+            let add = |secret: &String| OverrideRule {
+                component: "SecretName".to_owned(),
+                operator: "add".to_owned(),
+                value: Some(secret.clone()),
+            };
+            let overriders = Overriders {
+                secret_overriders: self.more_secrets.iter().map(add).collect(),
+                ..Overriders::default()
+            };
+            let overrider = ImagePrePullOverrider { node_label: EDGE_LABEL.to_owned(), overriders };
+            spec.image_pre_pull_overriders.push(OverriderEntry { image_pre_pull_overrider: overrider });
+        }
+        if !self.waves.is_empty() {
+            spec.rollout = Some(RolloutStrategy { steps: self.waves.clone(), pause_seconds: 0 });
+        }
+        spec.download = self.rate.clone().map(|rate| DownloadSpec { max_rate: Some(rate) });
+        ImagePrePullJob::new(&self.name, spec)
+    }
+}
+
+/// All edge nodes.
+pub(crate) fn edge_selector() -> LabelSelector {
+    LabelSelector { match_expressions: Some(vec![edge_requirement()]), match_labels: None }
+}
+
+fn edge_requirement() -> LabelSelectorRequirement {
+    LabelSelectorRequirement { key: EDGE_LABEL.to_owned(), operator: "Exists".to_owned(), values: None }
+}
+
+/// The name of a job for an image: that of the workload, or of the image, with the tag or the beginning of the digest.
+pub(crate) fn job_name(workload: Option<&str>, image: &str) -> String {
+    let Ok(reference) = Reference::parse(image) else { return sanitized(image) };
+    let repository = reference.repository();
+    let base = workload.unwrap_or_else(|| repository.rsplit('/').next().unwrap_or(repository));
+    let version = match (reference.tag(), reference.digest()) {
+        (Some(tag), _) => Some(tag.to_owned()),
+        (None, Some(digest)) => digest.split(':').nth(1).map(|hex| hex.chars().take(DIGEST_DIGITS).collect()),
+        (None, None) => None,
+    };
+    sanitized(&version.map_or_else(|| base.to_owned(), |version| format!("{base}-{version}")))
+}
+
+/// The text as a name of an object: lower-case letters, digits, `-` and `.`, with a letter or a digit at both ends.
+fn sanitized(text: &str) -> String {
+    let fits = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' };
+    let name: String = text.chars().map(fits).take(LONGEST_NAME).collect();
+    // Between dots, too, a name begins and ends with a letter or a digit.
+    let parts = name.split('.').map(|part| part.trim_matches('-')).filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join(".")
+}
+
+/// How many nodes pull at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Concurrency {
+    /// So many.
+    Nodes(u32),
+    /// So many of a hundred.
+    Percent(u32),
+}
+
+impl Default for Concurrency {
+    fn default() -> Self {
+        Self::Nodes(1)
+    }
+}
+
+impl Concurrency {
+    fn of(self, nodes: usize) -> i64 {
+        match self {
+            Self::Nodes(nodes) => nodes.into(),
+            Self::Percent(percent) => {
+                let share = (nodes as u64 * u64::from(percent)).div_ceil(100).max(1);
+                i64::try_from(share).unwrap_or(i64::MAX)
+            }
+        }
+    }
+}
+
+impl FromStr for Concurrency {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
+        match text.strip_suffix('%') {
+            Some(percent) => number(percent).filter(|percent| *percent <= 100).map(Self::Percent),
+            None => number(text).map(Self::Nodes),
+        }
+        .ok_or_else(|| "a number of nodes such as 20, or a percentage such as 10%".to_owned())
+    }
+}
+
+/// A secret, `namespace/name` or `name`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SecretName(String);
+
+impl SecretName {
+    fn in_namespace(&self, namespace: &str) -> String {
+        if self.0.contains('/') { self.0.clone() } else { format!("{namespace}/{}", self.0) }
+    }
+}
+
+impl FromStr for SecretName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts: Vec<_> = text.split('/').collect();
+        let is_valid = parts.len() <= 2 && parts.iter().all(|part| !part.is_empty());
+        is_valid
+            .then(|| Self(text.to_owned()))
+            .ok_or_else(|| "NAMESPACE/NAME, or a name in --namespace".to_owned())
+    }
+}
+
+/// The secret of a registry, `registry=namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RegistryLogin {
+    registry: String,
+    secret: SecretName,
+}
+
+impl FromStr for RegistryLogin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (registry, secret) = text
+            .split_once('=')
+            .filter(|(registry, _)| !registry.is_empty())
+            .ok_or_else(|| "REGISTRY=NAMESPACE/NAME, such as harbor.example=shop/harbor".to_owned())?;
+        Ok(Self { registry: registry.to_owned(), secret: secret.parse()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_job_is_named_after_its_image_and_the_name_is_one_of_kubernetes() {
+        for (image, name) in [
+            ("nginx:1.25", "nginx-1.25"),
+            ("nginx", "nginx"),
+            ("harbor.example:5000/shop/web_app:V2_rc.1", "web-app-v2-rc.1"),
+            (
+                "r.io/app@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+                "app-0123456789ab",
+            ),
+            ("r.io/app:v1.-x", "app-v1.x"),
+        ] {
+            assert_eq!(job_name(None, image), name);
+        }
+        assert_eq!(job_name(Some("frontend"), "r.io/web:v2"), "frontend-v2");
+        let long = job_name(None, &format!("r.io/{}:v1", "a".repeat(100)));
+        assert_eq!(long.len(), LONGEST_NAME);
+    }
+
+    #[test]
+    fn a_percentage_is_rounded_up_and_never_nothing() {
+        let of = |text: &str, nodes| text.parse::<Concurrency>().unwrap().of(nodes);
+        assert_eq!((of("20", 5), of("10%", 101), of("10%", 0), of("100%", 7)), (20, 11, 1, 7));
+        for bad in ["0", "0%", "101%", "-1", "ten", ""] {
+            assert!(bad.parse::<Concurrency>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_secret_without_a_namespace_is_in_that_of_the_person() {
+        let secret = |text: &str| text.parse::<SecretName>().map(|secret| secret.in_namespace("shop"));
+        assert_eq!(secret("harbor").unwrap(), "shop/harbor");
+        assert_eq!(secret("other/harbor").unwrap(), "other/harbor");
+        assert!(secret("a/b/c").is_err() && secret("/b").is_err());
+        let login: RegistryLogin = "harbor.example:5000/team=harbor".parse().unwrap();
+        assert_eq!(login.registry, "harbor.example:5000/team");
+        assert!("harbor".parse::<RegistryLogin>().is_err() && "=a/b".parse::<RegistryLogin>().is_err());
+    }
+}

@@ -1,0 +1,217 @@
+//! What went wrong, in words: what, which object, and the remedy.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io::Write;
+
+use kube::core::Status;
+use prepull_program::errors::with_causes;
+
+use crate::cluster::Place;
+
+/// A combination of arguments that makes no sense. It ends the program with the exit status of clap's own errors.
+#[derive(Debug)]
+pub(crate) struct WrongUsage(pub(crate) String);
+
+impl fmt::Display for WrongUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for WrongUsage {}
+
+/// Prints an error on standard error.
+pub(crate) fn print(error: &anyhow::Error) {
+    note(&format!("error: {}", text(error)));
+}
+
+/// Prints a line on standard error.
+pub(crate) fn note(text: &str) {
+    // A closed stderr is no reason to panic.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// An error and its causes, in one line.
+pub(crate) fn text(error: &anyhow::Error) -> String {
+    with_causes(error.as_ref())
+}
+
+/// Whether trying again does not help: the credentials are refused, a right or the definitions are missing.
+pub(crate) fn is_lasting(error: &anyhow::Error) -> bool {
+    answer(error).is_some_and(|answer| matches!(answer.code, 401 | 403 | 404))
+}
+
+/// Whether somebody has read enough.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let is_pipe = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_pipe))
+}
+
+/// The answer of the API server in an error, if it is one.
+pub(crate) fn answer(error: &anyhow::Error) -> Option<&Status> {
+    error.chain().find_map(|cause| match kube_error(cause)? {
+        kube::Error::Api(status) => Some(status.as_ref()),
+        _ => None,
+    })
+}
+
+fn kube_error<'a>(cause: &'a (dyn StdError + 'static)) -> Option<&'a kube::Error> {
+    cause
+        .downcast_ref::<kube::Error>()
+        .or_else(|| cause.downcast_ref::<Box<kube::Error>>().map(AsRef::as_ref))
+}
+
+/// The error with what it means and its remedy, if it is one of the cluster that has one.
+pub(crate) fn explain(error: anyhow::Error, place: &Place) -> anyhow::Error {
+    if let Some(text) = answer(&error).and_then(|answer| explain_answer(answer, place)) {
+        return anyhow::anyhow!(text);
+    }
+    let Some(inner) = error.chain().find_map(kube_error) else { return error };
+    let text = match inner {
+        kube::Error::Auth(_) => format!(
+            "the kubeconfig{} has no usable credentials: log in again",
+            place.context.as_deref().map(|name| format!(", context {name},")).unwrap_or_default()
+        ),
+        kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::ReadEvents(_) => {
+            let other = if place.context.is_some() { "; --context and --kubeconfig name another cluster" } else { "" };
+            format!("the API server {} cannot be reached{other}", described(place))
+        }
+        kube::Error::ProxyProtocolDisabled { .. } | kube::Error::ProxyProtocolUnsupported { .. } => {
+            "the API server is not reached through proxies: unset HTTPS_PROXY for this command, or add the server to \
+             NO_PROXY"
+                .to_owned()
+        }
+        _ => return error,
+    };
+    let causes = with_causes(inner);
+    // The libraries name themselves in front of what they say.
+    let causes = causes.trim_start_matches("ServiceError: ").trim_start_matches("client error (Connect): ");
+    anyhow::anyhow!("{text}: {causes}")
+}
+
+fn described(place: &Place) -> String {
+    match &place.context {
+        Some(context) => format!("{} (context {context})", place.server),
+        None => place.server.clone(),
+    }
+}
+
+/// What an answer means, if the remedy is not with the object that was asked for.
+fn explain_answer(answer: &Status, place: &Place) -> Option<String> {
+    if answer.code == 401 {
+        return Some(format!(
+            "the API server {} does not accept the credentials of the kubeconfig: they are wrong or have expired; log in \
+             again",
+            described(place)
+        ));
+    }
+    if is_unserved(answer) {
+        return Some(format!(
+            "the API server {} does not know ImagePrePullJobs: their definitions are not installed (kubectl apply -f \
+             manifests/crds), or it is not the cluster that you mean",
+            described(place)
+        ));
+    }
+    let right = MissingRight::of(answer)?;
+    Some(format!(
+        "{right}. Whoever administers the cluster can grant it: manifests/kubectl-prepull/rbac.yaml has roles with all that \
+         this command needs"
+    ))
+}
+
+/// Whether a 404 means that the kind is not served. If only the object is missing, the answer names it.
+fn is_unserved(answer: &Status) -> bool {
+    answer.code == 404 && answer.details.as_ref().is_none_or(|details| details.name.is_empty())
+}
+
+/// A right that the API server misses.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct MissingRight {
+    user: String,
+    verb: String,
+    resource: String,
+    scope: String,
+}
+
+impl MissingRight {
+    /// Reads it out of the RBAC part of a 403: `User "…" cannot list resource "…" in API group "…" at the cluster scope`.
+    /// Admission also answers 403, about one object and for reasons of its own.
+    pub(crate) fn of(answer: &Status) -> Option<Self> {
+        if answer.code != 403 {
+            return None;
+        }
+        let (_, rest) = answer.message.split_once("User \"")?;
+        let (user, rest) = rest.split_once("\" cannot ")?;
+        let (verb, rest) = rest.split_once(" resource \"")?;
+        let (resource, rest) = rest.split_once("\" in API group \"")?;
+        let (group, rest) = rest.split_once('"')?;
+        let resource = if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") };
+        let scope = match rest.split_once("in the namespace \"").and_then(|(_, name)| name.split_once('"')) {
+            Some((namespace, _)) => format!("in namespace {namespace}"),
+            None => "in the whole cluster".to_owned(),
+        };
+        Some(Self { user: user.to_owned(), verb: verb.to_owned(), resource, scope })
+    }
+}
+
+impl fmt::Display for MissingRight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { user, verb, resource, scope } = self;
+        write!(f, "user {user} lacks a right: to {verb} {resource} {scope}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    fn place() -> Place {
+        Place { server: "https://api:6443/".to_owned(), context: Some("prod".to_owned()) }
+    }
+
+    fn explained(status: serde_json::Value) -> String {
+        let status: Status = serde_json::from_value(status).unwrap();
+        let error = anyhow::Error::from(kube::Error::Api(status.boxed())).context("read job web");
+        with_causes(explain(error, &place()).as_ref())
+    }
+
+    #[test]
+    fn a_missing_right_is_named_by_verb_resource_and_scope() {
+        let said = explained(json!({ "code": 403, "message":
+            "imageprepulljobs.operations.kubeedge.io \"web\" is forbidden: User \"jane\" cannot patch resource \
+             \"imageprepulljobs\" in API group \"operations.kubeedge.io\" at the cluster scope" }));
+        let words = "user jane lacks a right: to patch imageprepulljobs.operations.kubeedge.io in the whole cluster. ";
+        assert!(said.starts_with(words) && said.contains("manifests/kubectl-prepull/rbac.yaml"), "{said}");
+        let said = explained(json!({ "code": 403, "message":
+            "deployments.apps \"web\" is forbidden: User \"jane\" cannot get resource \"deployments\" in API group \"apps\" \
+             in the namespace \"shop\"" }));
+        assert!(
+            said.starts_with("user jane lacks a right: to get deployments.apps in namespace shop. "),
+            "{said}"
+        );
+        let said = explained(
+            json!({ "code": 403, "message": "admission webhook \"w\" denied the request: on Sunday" }),
+        );
+        assert!(said.starts_with("read job web: ") && said.contains("on Sunday"), "{said}");
+    }
+
+    #[test]
+    fn missing_definitions_are_told_from_a_missing_object() {
+        let said = explained(json!({ "code": 404, "message": "404 page not found", "reason": "NotFound" }));
+        assert!(said.contains("https://api:6443/ (context prod)"), "{said}");
+        assert!(said.contains("kubectl apply -f manifests/crds"), "{said}");
+        let said =
+            explained(json!({ "code": 404, "message": "\"web\" not found", "details": { "name": "web" } }));
+        assert!(said.starts_with("read job web: "), "{said}");
+    }
+
+    #[test]
+    fn credentials_that_are_not_accepted_are_a_matter_of_logging_in() {
+        let said = explained(json!({ "code": 401, "message": "Unauthorized" }));
+        assert!(said.contains("context prod") && said.ends_with("have expired; log in again"), "{said}");
+    }
+}

@@ -1,0 +1,113 @@
+//! A line for each change of a job, for where there is no terminal.
+
+use std::collections::BTreeSet;
+
+use prepull_api::crd::status::JobPhase;
+use prepull_api::failure::FailureCode;
+
+use super::view::View;
+use crate::amounts::{bytes, count, duration, listed, part_of};
+
+/// Lines between the beginning and the end of a job in which no node ends.
+const STEPS: f64 = 10.0;
+
+/// What was said last.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    state: Option<State>,
+    reason: String,
+    failures: BTreeSet<FailureCode>,
+    waiting: BTreeSet<String>,
+}
+
+/// What a change of makes a line.
+#[derive(Debug, PartialEq)]
+struct State {
+    phase: JobPhase,
+    is_suspended: bool,
+    wave: Option<(u32, bool)>,
+    round: u32,
+    ended: [u32; 3],
+    step: u32,
+}
+
+impl Lines {
+    /// The lines about what has changed.
+    pub(crate) fn about(&mut self, view: &View) -> Vec<String> {
+        let mut lines = Vec::new();
+        let nodes = &view.nodes;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a few steps
+        let state = State {
+            phase: view.phase,
+            is_suspended: view.suspended,
+            wave: view.wave.as_ref().map(|wave| (wave.number, wave.paused_seconds.is_some())),
+            round: view.round,
+            ended: [nodes.successful, nodes.failure, nodes.unknown],
+            step: (view.done * STEPS) as u32,
+        };
+        if self.state.as_ref() != Some(&state) {
+            lines.push(summary(view));
+            self.state = Some(state);
+        }
+        if self.reason != view.reason {
+            self.reason.clone_from(&view.reason);
+            lines.extend((!view.reason.is_empty()).then(|| said(view, &view.reason)));
+        }
+        for failures in &view.failures {
+            if self.failures.insert(failures.code) {
+                let on = listed(&failures.examples, failures.nodes);
+                lines.push(said(view, &format!("{} on {on}: {}", failures.code, failures.reason)));
+            }
+        }
+        for waiting in &view.waiting {
+            if self.waiting.insert(waiting.reason.clone()) {
+                let nodes = count(waiting.nodes, "node");
+                lines.push(said(view, &format!("{nodes}: {}", waiting.reason)));
+            }
+        }
+        lines
+    }
+}
+
+fn said(view: &View, text: &str) -> String {
+    let time = view.seconds.map(duration).unwrap_or_default();
+    format!("{time:>6}  {}  {text}", view.job)
+}
+
+fn summary(view: &View) -> String {
+    let phase = match view.phase {
+        JobPhase::Init => "Init",
+        JobPhase::InProgress if view.suspended => "Suspended",
+        JobPhase::InProgress => "InProgress",
+        JobPhase::Completed => "Completed",
+        JobPhase::Failure => "Failure",
+    };
+    let mut state = vec![phase.to_owned()];
+    if let Some(wave) = &view.wave {
+        let next = wave.paused_seconds.map(|seconds| format!(" over, the next one in {}", duration(seconds)));
+        state.push(format!("wave {} of {}{}", wave.number, wave.of, next.unwrap_or_default()));
+    }
+    if view.round > 0 {
+        state.push(format!("retry {}", view.round));
+    }
+    let nodes = &view.nodes;
+    let mut numbers = Vec::new();
+    if nodes.desired > 0 {
+        numbers.push(format!("{} of {} successful", nodes.successful, count(nodes.desired.into(), "node")));
+    }
+    for (nodes, what) in
+        [(nodes.failure, "failed"), (nodes.unknown, "unknown"), (nodes.in_progress, "at work")]
+    {
+        if nodes > 0 {
+            numbers.push(format!("{nodes} {what}"));
+        }
+    }
+    let mut speed = Vec::new();
+    if view.bytes.total > 0 {
+        speed.push(part_of(view.bytes.done, view.bytes.total));
+    }
+    speed.extend(view.bytes_per_second.map(|rate| format!("{}/s", bytes(rate))));
+    speed.extend(view.seconds_left.map(|left| format!("about {} left", duration(left))));
+    let parts = [state, numbers, speed].map(|part| part.join(", "));
+    said(view, &parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; "))
+}

@@ -1,0 +1,255 @@
+//! The text of a view, by the width of the screen.
+
+use prepull_api::crd::status::JobPhase;
+use prepull_program::table::align;
+
+use super::tally::fraction;
+use super::view::{Alike, Failures, View};
+use crate::amounts::{bytes, count, duration, listed, part_of};
+use crate::screen::{Paint, Screen, Tone, cut, wrap};
+
+/// Columns of the names of the lines.
+const LABEL: usize = 10;
+/// Longest bar, in columns.
+const LONGEST_BAR: usize = 40;
+/// The width where there is no terminal, so that the bars have one.
+const USUAL_WIDTH: usize = 100;
+/// Groups of failures, of waiting and of skipped nodes that are shown.
+const GROUPS: usize = 5;
+
+/// The text. `wide`: with the nodes at work.
+pub(crate) fn render(view: &View, screen: Screen, wide: bool) -> String {
+    let page = Page {
+        paint: screen.paint,
+        width: screen.width.unwrap_or(USUAL_WIDTH),
+        is_cut: screen.width.is_some(),
+    };
+    let mut lines = vec![page.title(view)];
+    if !view.reason.is_empty() {
+        lines.extend(page.indented(&view.reason, 2));
+    }
+    lines.push(String::new());
+    lines.extend(page.images(view));
+    lines.extend(page.nodes(view));
+    lines.extend(page.download(view));
+    if let Some(wave) = &view.wave {
+        let next = wave.paused_seconds.map(|left| format!("; the next one begins in {}", duration(left)));
+        let text = format!(
+            "{} of {}, up to {}{}",
+            wave.number,
+            wave.of,
+            count(wave.nodes.into(), "node"),
+            next.unwrap_or_default()
+        );
+        lines.extend(page.labelled("wave", &text));
+    }
+    if wide && !view.at_work.is_empty() {
+        lines.push(String::new());
+        lines.extend(page.at_work(view));
+    }
+    if !view.failures.is_empty() {
+        lines.push(String::new());
+        lines.extend(page.failures(&view.failures));
+    }
+    for (what, tone, groups) in
+        [("waiting", Tone::Wait, &view.waiting), ("skipped", Tone::Dim, &view.skipped)]
+    {
+        if !groups.is_empty() {
+            lines.push(String::new());
+            lines.extend(page.groups(what, tone, groups));
+        }
+    }
+    if let Some(next) = next_step(view) {
+        lines.push(String::new());
+        lines.extend(page.indented(&next, 0));
+    }
+    let lines: Vec<_> = lines.iter().map(|line| line.trim_end()).collect();
+    format!("{}\n", lines.join("\n"))
+}
+
+/// What the person may want to do now.
+fn next_step(view: &View) -> Option<String> {
+    let job = &view.job;
+    let has_started = view.nodes.desired > 0;
+    let has_failures = !view.failures.is_empty();
+    match (view.is_over, has_failures) {
+        (true, true) => Some(format!(
+            "kubectl prepull failures {job} lists the nodes; kubectl prepull retry {job} tries them again"
+        )),
+        (true, false) if view.phase == JobPhase::Failure && !has_started => {
+            Some(format!("kubectl edit ippj {job}: it is looked at again after each edit"))
+        }
+        (false, true) => Some(format!("kubectl prepull failures {job} lists the nodes")),
+        (false, false) if view.suspended => Some(format!("kubectl prepull resume {job} lets it go on")),
+        _ => None,
+    }
+}
+
+/// The screen, with the ways in which lines are laid out on it.
+struct Page {
+    paint: Paint,
+    width: usize,
+    /// Whether lines are cut and wrapped at the width.
+    is_cut: bool,
+}
+
+impl Page {
+    fn title(&self, view: &View) -> String {
+        let (phase, tone) = match view.phase {
+            JobPhase::Completed if view.nodes.failure + view.nodes.unknown > 0 => {
+                ("Completed with failures", Tone::Wait)
+            }
+            JobPhase::Completed => ("Completed", Tone::Good),
+            JobPhase::Failure => ("Failure", Tone::Bad),
+            JobPhase::InProgress if view.suspended => ("Suspended", Tone::Wait),
+            JobPhase::InProgress => ("InProgress", Tone::Bold),
+            JobPhase::Init => ("Init", Tone::Wait),
+        };
+        let word = if view.is_over { "after" } else { "for" };
+        let time = view.seconds.map(|seconds| format!("  {word} {}", duration(seconds))).unwrap_or_default();
+        let round = if view.round == 0 { String::new() } else { format!("  retry {}", view.round) };
+        format!("{}  {}{time}{round}", self.paint.with(Tone::Bold, &view.job), self.paint.with(tone, phase))
+    }
+
+    fn images(&self, view: &View) -> Vec<String> {
+        let Some(first) = view.images.first() else { return Vec::new() };
+        let more = match view.images.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let room = self.room().saturating_sub(more.len());
+        let first = if self.is_cut { cut(first, room) } else { first.clone() };
+        vec![format!("{:LABEL$}{first}{more}", "images")]
+    }
+
+    fn nodes(&self, view: &View) -> Vec<String> {
+        let nodes = &view.nodes;
+        if nodes.desired == 0 {
+            return Vec::new();
+        }
+        let left =
+            view.seconds_left.map(|left| format!(", about {} left", duration(left))).unwrap_or_default();
+        let text = format!("{} of {}{left}", view.ended(), nodes.desired);
+        let tone = if nodes.failure + nodes.unknown > 0 { Tone::Wait } else { Tone::Good };
+        let mut lines = vec![self.bar("nodes", view.done, tone, &text)];
+        let counts = [
+            (nodes.successful, "successful", Tone::Good),
+            (nodes.failure, "failed", Tone::Bad),
+            (nodes.unknown, "unknown", Tone::Bad),
+            (nodes.in_progress, "at work", Tone::Bold),
+            (nodes.pending, "waiting", Tone::Wait),
+            (nodes.skipped, "skipped", Tone::Dim),
+        ];
+        let shown = counts.iter().filter(|(nodes, ..)| *nodes > 0);
+        let shown: Vec<_> =
+            shown.map(|(nodes, what, tone)| self.paint.with(*tone, &format!("{nodes} {what}"))).collect();
+        lines.push(format!("{:LABEL$}{}", "", shown.join(", ")));
+        lines
+    }
+
+    fn download(&self, view: &View) -> Vec<String> {
+        if view.bytes.total == 0 {
+            return Vec::new();
+        }
+        let rate = view.bytes_per_second.map(|rate| format!(", {}/s", bytes(rate))).unwrap_or_default();
+        let text = format!("{}{rate}", part_of(view.bytes.done, view.bytes.total));
+        vec![self.bar("download", fraction(view.bytes.done, view.bytes.total), Tone::Good, &text)]
+    }
+
+    /// A line with a bar, which takes what the text leaves.
+    fn bar(&self, label: &str, part: f64, tone: Tone, text: &str) -> String {
+        let length = self.room().saturating_sub(text.chars().count() + 2).clamp(8, LONGEST_BAR);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        // columns
+        let full = ((length as f64 * part) as usize).min(length);
+        let bar = format!(
+            "{}{}",
+            self.paint.with(tone, &"━".repeat(full)),
+            self.paint.with(Tone::Dim, &"─".repeat(length - full))
+        );
+        format!("{label:LABEL$}{bar}  {text}")
+    }
+
+    fn at_work(&self, view: &View) -> Vec<String> {
+        let mut rows = vec![["AT WORK", "DOWNLOADED", ""].map(str::to_owned)];
+        rows.extend(view.at_work.iter().map(|node| {
+            let bytes = if node.bytes.total == 0 {
+                "-".to_owned()
+            } else {
+                part_of(node.bytes.done, node.bytes.total)
+            };
+            [node.node.clone(), bytes, node.reason.clone()]
+        }));
+        let table = align(&rows, 3);
+        let mut lines: Vec<_> = table
+            .lines()
+            .map(|line| if self.is_cut { cut(line, self.width) } else { line.to_owned() })
+            .collect();
+        let more = u64::from(view.nodes.in_progress).saturating_sub(view.at_work.len() as u64);
+        if more > 0 {
+            lines.push(format!("and {more} more"));
+        }
+        lines
+    }
+
+    fn failures(&self, failures: &[Failures]) -> Vec<String> {
+        let mut rows = vec![["FAILED", "NODES", "SUCH AS"].map(str::to_owned)];
+        rows.extend(failures.iter().take(GROUPS).map(|failures| {
+            [
+                failures.code.to_string(),
+                failures.nodes.to_string(),
+                listed(&failures.examples, failures.nodes),
+            ]
+        }));
+        let table = align(&rows, 3);
+        let mut shown = table.lines();
+        let mut lines: Vec<_> =
+            shown.next().map(|title| self.paint.with(Tone::Bad, title)).into_iter().collect();
+        for (line, failures) in shown.zip(failures) {
+            lines.push(if self.is_cut { cut(line, self.width) } else { line.to_owned() });
+            let others = if failures.nodes_with_reason < failures.nodes {
+                format!(" (on {} of them)", failures.nodes_with_reason)
+            } else {
+                String::new()
+            };
+            if !failures.reason.is_empty() {
+                lines.extend(self.indented(&format!("{}{others}", failures.reason), 2));
+            }
+        }
+        lines.extend(more_groups(failures.len()));
+        lines
+    }
+
+    fn groups(&self, what: &str, tone: Tone, groups: &[Alike]) -> Vec<String> {
+        let mut lines = Vec::new();
+        for group in groups.iter().take(GROUPS) {
+            let nodes =
+                format!("{} {what}: {}", count(group.nodes, "node"), listed(&group.examples, group.nodes));
+            lines.push(self.paint.with(tone, &if self.is_cut { cut(&nodes, self.width) } else { nodes }));
+            lines.extend(self.indented(&group.reason, 2));
+        }
+        lines.extend(more_groups(groups.len()));
+        lines
+    }
+
+    fn labelled(&self, label: &str, text: &str) -> Vec<String> {
+        let wrapped = if self.is_cut { wrap(text, self.room()) } else { vec![text.to_owned()] };
+        let label = |index| if index == 0 { label } else { "" };
+        wrapped.iter().enumerate().map(|(index, line)| format!("{:LABEL$}{line}", label(index))).collect()
+    }
+
+    fn indented(&self, text: &str, columns: usize) -> Vec<String> {
+        let wrapped = if self.is_cut { wrap(text, self.width - columns) } else { vec![text.to_owned()] };
+        wrapped.iter().map(|line| format!("{:columns$}{line}", "")).collect()
+    }
+
+    /// Columns beside the label of a line.
+    fn room(&self) -> usize {
+        self.width - LABEL
+    }
+}
+
+fn more_groups(groups: usize) -> Option<String> {
+    let more = groups.saturating_sub(GROUPS);
+    (more > 0).then(|| format!("and {more} more reasons"))
+}

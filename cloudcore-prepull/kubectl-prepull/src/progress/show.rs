@@ -1,0 +1,122 @@
+//! What shows a job while it is followed: bars on a terminal, a line for each change elsewhere, documents for programs.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::lines::Lines;
+use super::render::render;
+use super::view::View;
+use crate::cli::Output;
+use crate::output::{Format, job_name, print, print_object};
+use crate::problem;
+use crate::run::Session;
+use crate::screen::Screen;
+
+/// Shows a job.
+pub(crate) struct Show {
+    way: Way,
+    is_wide: bool,
+    no_color: bool,
+    /// Whether a lost connection was said.
+    is_lost: bool,
+    trouble: Option<String>,
+}
+
+enum Way {
+    /// The whole text, drawn anew.
+    Bars(ProgressBar),
+    /// A line for each change.
+    Lines(Lines),
+    /// A document for each change.
+    Documents(Format, Option<Box<View>>),
+    /// Nothing but the name, at the end.
+    Name,
+}
+
+impl Show {
+    /// What `-o` and the output ask for.
+    pub(crate) fn new(session: &Session) -> Self {
+        let output = session.global.output;
+        let way = match output.and_then(Output::format) {
+            Some(format) => Way::Documents(format, None),
+            None if output == Some(Output::Name) => Way::Name,
+            None if session.screen.is_terminal => {
+                let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
+                // The template is a constant; a wrong one would be seen as the default style.
+                let style =
+                    ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+                Way::Bars(bar.with_style(style))
+            }
+            None => Way::Lines(Lines::default()),
+        };
+        let no_color = session.global.no_color;
+        Self { way, is_wide: output == Some(Output::Wide), no_color, is_lost: false, trouble: None }
+    }
+
+    /// Whether bars move.
+    pub(crate) fn has_bars(&self) -> bool {
+        matches!(self.way, Way::Bars(_))
+    }
+
+    /// Shows the job as it is now.
+    pub(crate) fn now(&mut self, view: &View) -> anyhow::Result<()> {
+        match &mut self.way {
+            Way::Bars(bar) => {
+                // The person may have changed the size of the window.
+                let text = render(view, Screen::of_stdout(self.no_color), self.is_wide);
+                let trouble = self.trouble.as_deref().unwrap_or_default();
+                bar.set_message(format!("{text}\n{trouble}").trim_end().to_owned());
+                bar.tick();
+                Ok(())
+            }
+            Way::Lines(lines) => {
+                let lines = lines.about(view);
+                if lines.is_empty() { Ok(()) } else { print(&format!("{}\n", lines.join("\n"))) }
+            }
+            Way::Documents(format, last) => {
+                if last.as_deref() == Some(view) {
+                    return Ok(());
+                }
+                *last = Some(Box::new(view.clone()));
+                print_object(view, *format)
+            }
+            Way::Name => Ok(()),
+        }
+    }
+
+    /// Takes away what is drawn.
+    pub(crate) fn clear(&self) {
+        if let Way::Bars(bar) = &self.way {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Shows the job as it has ended.
+    pub(crate) fn last(&mut self, view: &View) -> anyhow::Result<()> {
+        match &mut self.way {
+            Way::Bars(_) => print(&render(view, Screen::of_stdout(self.no_color), self.is_wide)),
+            Way::Lines(_) => {
+                self.now(view)?;
+                print(&format!("\n{}", render(view, Screen::of_stdout(self.no_color), self.is_wide)))
+            }
+            Way::Documents(..) => self.now(view),
+            Way::Name => print(&format!("{}\n", job_name(&view.job))),
+        }
+    }
+
+    /// The API server answers.
+    pub(crate) fn connected(&mut self) {
+        self.is_lost = false;
+        self.trouble = None;
+    }
+
+    /// The API server does not answer, and is asked again.
+    pub(crate) fn disconnected(&mut self, error: &anyhow::Error) {
+        let text = format!("trying again: {}", problem::text(error));
+        if self.has_bars() {
+            self.trouble = Some(text);
+        } else if !self.is_lost {
+            self.is_lost = true;
+            problem::note(&text);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What the reports of a job say of its nodes, summed: small, however many nodes there are.
+
+use std::collections::BTreeMap;
+
+use prepull_api::crd::report::ImagePrePullReport;
+use prepull_api::crd::status::{ImageBytes, NodePhase, NodeStatus};
+use prepull_api::failure::FailureCode;
+
+/// Nodes that are named where there are many alike.
+pub(crate) const EXAMPLES: usize = 3;
+/// Different reasons that are counted in one group. Of more, those that come later are counted only in the group.
+const REASONS: usize = 50;
+/// Nodes at work that are shown, of all.
+const AT_WORK: usize = 20;
+
+/// Nodes that have something in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// How many nodes.
+    pub(crate) nodes: u64,
+    /// Some of their names.
+    pub(crate) examples: Vec<String>,
+    /// How many nodes have each reason.
+    reasons: BTreeMap<String, u64>,
+}
+
+impl Group {
+    /// Adds a node.
+    pub(crate) fn add(&mut self, node: &str) {
+        self.nodes += 1;
+        if self.examples.len() < EXAMPLES {
+            self.examples.push(node.to_owned());
+        }
+    }
+
+    fn count_reason(&mut self, reason: &str, nodes: u64) {
+        if self.reasons.len() < REASONS || self.reasons.contains_key(reason) {
+            *self.reasons.entry(reason.to_owned()).or_default() += nodes;
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.nodes += other.nodes;
+        let missing = EXAMPLES.saturating_sub(self.examples.len());
+        self.examples.extend(other.examples.iter().take(missing).cloned());
+        for (reason, nodes) in &other.reasons {
+            self.count_reason(reason, *nodes);
+        }
+    }
+
+    /// The most frequent reason, and how many nodes have it.
+    pub(crate) fn reason(&self) -> Option<(&str, u64)> {
+        // The first one in the alphabet, of those that are equally frequent.
+        let most = self.reasons.iter().rev().max_by_key(|(_, nodes)| **nodes);
+        most.map(|(reason, nodes)| (reason.as_str(), *nodes))
+    }
+}
+
+/// A node at work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AtWork {
+    /// Its name.
+    pub(crate) node: String,
+    /// Its bytes of all images, as far as they are known.
+    pub(crate) bytes: ImageBytes,
+    /// What it waits for, if it does.
+    pub(crate) reason: String,
+}
+
+/// The sums.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Tally {
+    /// Bytes of the images whose size is known, on all nodes.
+    pub(crate) bytes: ImageBytes,
+    /// How far the nodes at work are, in whole nodes: three nodes of which each is half done are 1.5.
+    pub(crate) done_at_work: f64,
+    /// Nodes in Failure and Unknown by code.
+    pub(crate) failures: BTreeMap<FailureCode, Group>,
+    /// Nodes that wait and say why, by reason.
+    pub(crate) waiting: BTreeMap<String, Group>,
+    /// Some of the nodes at work.
+    pub(crate) at_work: Vec<AtWork>,
+}
+
+impl Tally {
+    /// The sums of one report.
+    pub(crate) fn of(report: &ImagePrePullReport) -> Self {
+        let mut tally = Self::default();
+        for node in &report.body.node_status {
+            tally.add(node);
+        }
+        tally
+    }
+
+    /// The sums of several tallies.
+    pub(crate) fn sum<'a>(tallies: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut all = Self::default();
+        for Self { bytes, done_at_work, failures, waiting, at_work } in tallies {
+            all.bytes.done += bytes.done;
+            all.bytes.total += bytes.total;
+            all.done_at_work += done_at_work;
+            for (code, group) in failures {
+                all.failures.entry(*code).or_default().merge(group);
+            }
+            for (reason, group) in waiting {
+                all.waiting.entry(reason.clone()).or_default().merge(group);
+            }
+            let room = AT_WORK.saturating_sub(all.at_work.len());
+            all.at_work.extend(at_work.iter().take(room).cloned());
+        }
+        all
+    }
+
+    fn add(&mut self, node: &NodeStatus) {
+        let bytes = bytes_of(node);
+        self.bytes.done += bytes.done;
+        self.bytes.total += bytes.total;
+        match node.phase {
+            NodePhase::Failure | NodePhase::Unknown => {
+                let group = self.failures.entry(node.code.unwrap_or(FailureCode::Other)).or_default();
+                group.add(&node.node_name);
+                group.count_reason(reason_of(node), 1);
+            }
+            NodePhase::Pending if !node.reason.is_empty() => {
+                self.waiting.entry(node.reason.clone()).or_default().add(&node.node_name);
+            }
+            NodePhase::InProgress => {
+                if bytes.total > 0 {
+                    self.done_at_work += fraction(bytes.done, bytes.total);
+                }
+                if self.at_work.len() < AT_WORK {
+                    let (node, reason) = (node.node_name.clone(), node.reason.clone());
+                    self.at_work.push(AtWork { node, bytes, reason });
+                }
+            }
+            NodePhase::Pending | NodePhase::Successful => {}
+        }
+    }
+}
+
+/// A part of a whole, from 0 to 1.
+pub(crate) fn fraction(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        return 0.0;
+    }
+    #[allow(clippy::cast_precision_loss)] // it becomes a bar of some columns
+    (part.min(whole) as f64 / whole as f64)
+}
+
+fn bytes_of(node: &NodeStatus) -> ImageBytes {
+    let known = node.image_status.iter().filter_map(|image| image.bytes);
+    known.fold(ImageBytes::default(), |sum, bytes| ImageBytes {
+        done: sum.done.saturating_add(bytes.done),
+        total: sum.total.saturating_add(bytes.total.max(bytes.done)),
+    })
+}
+
+/// Why a node has failed: what it says itself, or its first image with a reason.
+pub(crate) fn reason_of(node: &NodeStatus) -> &str {
+    let of_images = || node.image_status.iter().map(|image| image.reason.as_str());
+    std::iter::once(node.reason.as_str()).chain(of_images()).find(|reason| !reason.is_empty()).unwrap_or("")
+}

@@ -1,0 +1,188 @@
+//! The texts of a job at 80 and at 160 columns.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
+use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
+use prepull_api::crd::status::{
+    ImageBytes, ImagePrePullJobStatus, ImageStatus, JobPhase, NodePhase, NodeStatus, RolloutStatus,
+    SkippedNode, Summary, Tristate,
+};
+use prepull_api::failure::FailureCode;
+
+use super::lines::Lines;
+use super::render::render;
+use super::tally::Tally;
+use super::view::{Pace, View};
+use crate::screen::Screen;
+use crate::snapshot::assert_snapshot;
+
+const START: Timestamp = Timestamp::constant(1_795_000_000, 0);
+const MIB: u64 = 1 << 20;
+
+fn after(seconds: i64) -> Timestamp {
+    START + SignedDuration::from_secs(seconds)
+}
+
+/// A job of three images in waves.
+fn job(phase: JobPhase, summary: Summary) -> ImagePrePullJob {
+    let mut spec = ImagePrePullJobSpec::default();
+    let image = |name: &str| format!("harbor.example/shop/{name}:v2026.11.22-rc1");
+    spec.image_pre_pull_template.images = ["web", "api", "worker"].map(image).to_vec();
+    let mut job = ImagePrePullJob::new("spring-release", spec);
+    let skipped =
+        |name: &str, reason: &str| SkippedNode { node_name: name.to_owned(), reason: reason.to_owned() };
+    job.status = Some(ImagePrePullJobStatus {
+        observed_generation: Some(1),
+        phase,
+        start_time: Some(Time(START)),
+        summary,
+        rollout: Some(RolloutStatus { step: 2, steps: 3, nodes: 25, paused_until: None }),
+        skipped_nodes: vec![
+            skipped("cloud-1", "not an edge node"),
+            skipped("edge-90", "NotReady"),
+            skipped("edge-91", "NotReady"),
+        ],
+        ..ImagePrePullJobStatus::default()
+    });
+    job
+}
+
+fn node(name: &str, phase: NodePhase, done: u64) -> NodeStatus {
+    let image = ImageStatus {
+        image: "harbor.example/shop/web:v2026.11.22-rc1".to_owned(),
+        status: Tristate::Unknown,
+        bytes: Some(ImageBytes { done: done * MIB, total: 180 * MIB }),
+        ..ImageStatus::default()
+    };
+    NodeStatus {
+        node_name: name.to_owned(),
+        phase,
+        attempt: 1,
+        image_status: if phase == NodePhase::Pending { Vec::new() } else { vec![image] },
+        ..NodeStatus::default()
+    }
+}
+
+fn failed(name: &str, code: FailureCode, reason: &str) -> NodeStatus {
+    NodeStatus { code: Some(code), reason: reason.to_owned(), ..node(name, NodePhase::Failure, 90) }
+}
+
+fn tally(nodes: Vec<NodeStatus>) -> Tally {
+    let body = ReportBody { node_status: nodes, ..ReportBody::default() };
+    Tally::of(&ImagePrePullReport { body, ..ImagePrePullReport::default() })
+}
+
+/// In the middle of its second wave, with everything that may be said.
+fn busy() -> View {
+    let no_room = "harbor.example/shop/web:v2026.11.22-rc1: the disk has 61.20 MiB free, and the image needs 541.00 MiB";
+    let denied = "harbor.example/shop/api:v2026.11.22-rc1: the registry refuses the credentials of default/harbor: 401";
+    let mut nodes: Vec<_> = (0..14).map(|n| node(&format!("edge-{n}"), NodePhase::Successful, 180)).collect();
+    nodes.extend((14..18).map(|n| failed(&format!("edge-{n}"), FailureCode::Unauthorized, denied)));
+    nodes.push(failed("edge-18", FailureCode::NoSpace, no_room));
+    nodes.extend((19..23).map(|n| node(&format!("edge-{n}"), NodePhase::InProgress, 20 * (n - 18))));
+    let waits = "waits for its window, opens at 01:00 Europe/Berlin (Mon 23 Nov)";
+    nodes.extend((23..25).map(|n| NodeStatus {
+        reason: waits.to_owned(),
+        ..node(&format!("edge-{n}"), NodePhase::Pending, 0)
+    }));
+    let summary = Summary {
+        desired: 100,
+        pending: 77,
+        in_progress: 4,
+        successful: 14,
+        failure: 5,
+        unknown: 0,
+        skipped: 3,
+    };
+    let pace = Pace { bytes: 41.2 * 1024.0 * 1024.0, done: 0.0012 };
+    View::new(&job(JobPhase::InProgress, summary), &tally(nodes), Some(pace), after(252))
+}
+
+#[test]
+fn a_job_at_work_reads_well_at_every_width() {
+    for width in [80, 160] {
+        let file = |kind: &str| format!("progress/tests/{kind}-{width}.txt");
+        assert_snapshot(&file("busy"), &render(&busy(), Screen::plain(width), false));
+        assert_snapshot(&file("busy-wide"), &render(&busy(), Screen::plain(width), true));
+    }
+    for line in render(&busy(), Screen::plain(80), true).lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+}
+
+#[test]
+fn a_job_that_has_ended_says_what_to_do_next() {
+    let summary = Summary { desired: 3, successful: 2, failure: 1, ..Summary::default() };
+    let mut ended = job(JobPhase::Failure, summary);
+    let status = ended.status.get_or_insert_default();
+    status.completion_time = Some(Time(after(75)));
+    status.rollout = None;
+    "1 of 3 nodes failed, and failureTolerate 0.1 allows 0: Unreachable 1".clone_into(&mut status.reason);
+    let reason =
+        "harbor.example/shop/web:v2026.11.22-rc1: cannot connect to harbor.example: connection refused";
+    let nodes = tally(vec![
+        node("edge-1", NodePhase::Successful, 180),
+        node("edge-2", NodePhase::Successful, 180),
+        failed("edge-3", FailureCode::Unreachable, reason),
+    ]);
+    let view = View::new(&ended, &nodes, None, after(9_999));
+    assert_eq!(view.seconds, Some(75));
+    for width in [80, 160] {
+        assert_snapshot(
+            &format!("progress/tests/ended-{width}.txt"),
+            &render(&view, Screen::plain(width), false),
+        );
+    }
+}
+
+#[test]
+fn a_job_that_nobody_serves_says_so() {
+    let mut job = ImagePrePullJob::new("web", ImagePrePullJobSpec::default());
+    job.metadata.creation_timestamp = Some(Time(START));
+    let view = |seconds| View::new(&job, &Tally::default(), None, after(seconds));
+    assert_eq!(view(9).reason, "");
+    assert!(view(10).reason.starts_with("no cloudcore-prepull has looked at it yet"), "{:?}", view(10));
+    job.metadata.generation = Some(1);
+    assert!(!View::new(&job, &Tally::default(), None, after(10)).is_over);
+}
+
+#[test]
+fn failures_are_grouped_by_code_with_three_nodes_and_the_most_frequent_reason() {
+    let nodes = |from: u32| {
+        let reason = |n| if n % 3 == 0 { "rare" } else { "common" };
+        (from..from + 30).map(|n| failed(&format!("n{n}"), FailureCode::NoSpace, reason(n))).collect()
+    };
+    let tally = Tally::sum(&[tally(nodes(0)), tally(nodes(30))]);
+    let view = View::new(&job(JobPhase::Failure, Summary::default()), &tally, None, after(1));
+    let [failures] = &view.failures[..] else { panic!("{:?}", view.failures) };
+    assert_eq!((failures.nodes, failures.nodes_with_reason, failures.reason.as_str()), (60, 40, "common"));
+    assert_eq!(failures.examples, ["n0", "n1", "n2"]);
+}
+
+#[test]
+fn the_time_left_follows_the_pace_and_is_not_guessed_where_nothing_is_at_work() {
+    let mut half = Summary { desired: 10, successful: 4, in_progress: 2, pending: 4, ..Summary::default() };
+    let at_work = || tally((0..2).map(|n| node(&format!("n{n}"), NodePhase::InProgress, 90)).collect());
+    // Four nodes and two halves in a hundred seconds.
+    let view = View::new(&job(JobPhase::InProgress, half.clone()), &at_work(), None, after(100));
+    assert_eq!(view.seconds_left, Some(100));
+    assert_eq!(view.bytes_per_second, Some(1_887_437), "180 MiB in 100 s");
+    half.in_progress = 0;
+    let view = View::new(&job(JobPhase::InProgress, half), &Tally::default(), None, after(100));
+    assert_eq!((view.seconds_left, view.bytes_per_second), (None, None));
+}
+
+#[test]
+fn without_a_terminal_each_change_is_a_line_and_nothing_is_said_twice() {
+    let mut lines = Lines::default();
+    let mut text = lines.about(&busy());
+    assert_eq!(lines.about(&busy()), [""; 0]);
+    let mut view = busy();
+    view.nodes.successful += 1;
+    view.bytes_per_second = None;
+    text.extend(lines.about(&view));
+    view.suspended = true;
+    text.extend(lines.about(&view));
+    assert_snapshot("progress/tests/lines.txt", &format!("{}\n", text.join("\n")));
+}

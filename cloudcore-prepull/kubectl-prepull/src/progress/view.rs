@@ -1,0 +1,259 @@
+//! A job as people follow it. Pure: made of the job, the sums of its reports, its pace and the time.
+
+use jiff::Timestamp;
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::status::{ImageBytes, JobPhase, Summary};
+use prepull_api::failure::FailureCode;
+use serde::Serialize;
+
+use super::tally::{AtWork, Group, Tally};
+use crate::amounts::seconds_between;
+use crate::jobs;
+
+/// A job that nobody has looked at for so long has no cloudcore-prepull, in seconds. One that leads takes a moment.
+const NOBODY_AFTER: u64 = 10;
+
+/// A job as people follow it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct View {
+    /// Name of the job.
+    pub(crate) job: String,
+    /// Its phase.
+    pub(crate) phase: JobPhase,
+    /// Whether it has ended.
+    pub(crate) is_over: bool,
+    /// Why it is in this phase.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) reason: String,
+    /// Whether it is suspended.
+    pub(crate) suspended: bool,
+    /// How long it has been running, or how long it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seconds: Option<u64>,
+    /// Rounds beyond the first that have begun.
+    pub(crate) round: u32,
+    /// Its images, as the spec has them.
+    pub(crate) images: Vec<String>,
+    /// Its waves, if it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wave: Option<Wave>,
+    /// Nodes by phase.
+    pub(crate) nodes: Summary,
+    /// Bytes that are on the nodes, and of those whose size is known.
+    pub(crate) bytes: Bytes,
+    /// How fast it goes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes_per_second: Option<u64>,
+    /// How long it will still take, if it goes on like that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seconds_left: Option<u64>,
+    /// Failed nodes by code, the most frequent first.
+    pub(crate) failures: Vec<Failures>,
+    /// Waiting nodes by reason, the most frequent first.
+    pub(crate) waiting: Vec<Alike>,
+    /// Skipped nodes by reason, the most frequent first.
+    pub(crate) skipped: Vec<Alike>,
+    /// Some of the nodes at work.
+    pub(crate) at_work: Vec<Busy>,
+    /// How much is done, from 0 to 1.
+    #[serde(skip)]
+    pub(crate) done: f64,
+}
+
+/// Bytes of a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Bytes {
+    /// Those that are there.
+    pub(crate) done: u64,
+    /// All.
+    pub(crate) total: u64,
+}
+
+/// The current wave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Wave {
+    /// Its number, from 1.
+    pub(crate) number: u32,
+    /// How many there are.
+    pub(crate) of: u32,
+    /// How many nodes may have started by its end.
+    pub(crate) nodes: u32,
+    /// For how long the next one is still put off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) paused_seconds: Option<u64>,
+}
+
+/// Nodes that failed for one cause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Failures {
+    /// The cause.
+    pub(crate) code: FailureCode,
+    /// How many nodes.
+    pub(crate) nodes: u64,
+    /// Some of them.
+    pub(crate) examples: Vec<String>,
+    /// The most frequent reason.
+    pub(crate) reason: String,
+    /// How many nodes have this very reason.
+    pub(crate) nodes_with_reason: u64,
+}
+
+/// Nodes that have one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Alike {
+    /// The reason.
+    pub(crate) reason: String,
+    /// How many nodes.
+    pub(crate) nodes: u64,
+    /// Some of them.
+    pub(crate) examples: Vec<String>,
+}
+
+/// A node at work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Busy {
+    /// Its name.
+    pub(crate) node: String,
+    /// Its bytes, as far as they are known.
+    pub(crate) bytes: Bytes,
+    /// What it waits for.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) reason: String,
+}
+
+/// How fast a job goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Pace {
+    /// Bytes a second.
+    pub(crate) bytes: f64,
+    /// Parts of the whole job a second.
+    pub(crate) done: f64,
+}
+
+impl View {
+    /// Makes the view. `pace`: what was observed; without it, the average since the start counts.
+    pub(crate) fn new(job: &ImagePrePullJob, tally: &Tally, pace: Option<Pace>, now: Timestamp) -> Self {
+        let status = job.status.clone().unwrap_or_default();
+        let is_over = jobs::is_over(job);
+        let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let started = status.start_time.as_ref().map(|time| time.0);
+        let ended = status.completion_time.as_ref().filter(|_| is_over).map(|time| time.0);
+        let seconds = started.map(|started| seconds_between(started, ended.unwrap_or(now)));
+        let mut reason = status.reason.clone();
+        if status.observed_generation.is_none()
+            && created.is_some_and(|created| seconds_between(created, now) >= NOBODY_AFTER)
+        {
+            "no cloudcore-prepull has looked at it yet: kubectl -n prepull-system get pods"
+                .clone_into(&mut reason);
+        }
+        let nodes = status.summary;
+        let done = part_done(&nodes, tally.done_at_work);
+        let bytes = Bytes { done: tally.bytes.done, total: tally.bytes.total };
+        let pace = pace
+            .or_else(|| average(seconds?, bytes.done, done))
+            .filter(|_| !is_over && nodes.in_progress > 0);
+        let template = &job.spec.image_pre_pull_template;
+        let sources = template.image_sources.iter().map(|source| {
+            let tag = source.tag.as_ref().map(|tag| format!(":{tag}")).unwrap_or_default();
+            let registry =
+                source.registry.as_ref().map(|registry| format!("{registry}/")).unwrap_or_default();
+            format!("{registry}{}{tag}", source.repository)
+        });
+        Self {
+            job: job.metadata.name.clone().unwrap_or_default(),
+            phase: status.phase,
+            is_over,
+            reason,
+            suspended: job.spec.suspend,
+            seconds,
+            round: status.retry,
+            images: template.images.iter().cloned().chain(sources).collect(),
+            wave: status.rollout.map(|wave| Wave {
+                number: wave.step,
+                of: wave.steps,
+                nodes: wave.nodes,
+                paused_seconds: wave.paused_until.map(|until| seconds_between(now, until.0)),
+            }),
+            bytes_per_second: pace.map(|pace| whole(pace.bytes)).filter(|rate| *rate > 0),
+            seconds_left: pace.filter(|pace| pace.done > 0.0).map(|pace| whole((1.0 - done) / pace.done)),
+            failures: failures(tally),
+            waiting: groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group))),
+            skipped: skipped(&status.skipped_nodes),
+            at_work: tally.at_work.iter().map(node).collect(),
+            nodes,
+            bytes,
+            done,
+        }
+    }
+
+    /// Nodes that have ended, well or badly.
+    pub(crate) fn ended(&self) -> u32 {
+        self.nodes.successful + self.nodes.failure + self.nodes.unknown
+    }
+}
+
+fn part_done(nodes: &Summary, at_work: f64) -> f64 {
+    let ended = f64::from(nodes.successful + nodes.failure + nodes.unknown);
+    if nodes.desired == 0 { 0.0 } else { ((ended + at_work) / f64::from(nodes.desired)).min(1.0) }
+}
+
+/// The average of a job that has been running for so long. The first seconds say nothing.
+fn average(seconds: u64, bytes: u64, done: f64) -> Option<Pace> {
+    const TOO_EARLY: u64 = 5;
+    #[allow(clippy::cast_precision_loss)] // it becomes a rate for people
+    (seconds >= TOO_EARLY).then(|| Pace { bytes: bytes as f64 / seconds as f64, done: done / seconds as f64 })
+}
+
+fn whole(number: f64) -> u64 {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the cast saturates
+    (number.round() as u64)
+}
+
+fn failures(tally: &Tally) -> Vec<Failures> {
+    let mut failures: Vec<_> = tally
+        .failures
+        .iter()
+        .map(|(code, group)| {
+            let (reason, nodes_with_reason) = group.reason().unwrap_or_default();
+            Failures {
+                code: *code,
+                nodes: group.nodes,
+                examples: group.examples.clone(),
+                reason: reason.to_owned(),
+                nodes_with_reason,
+            }
+        })
+        .collect();
+    failures.sort_by_key(|failures| std::cmp::Reverse(failures.nodes));
+    failures
+}
+
+fn groups<'a>(groups: impl Iterator<Item = (&'a str, &'a Group)>) -> Vec<Alike> {
+    let mut nodes: Vec<_> = groups
+        .map(|(reason, group)| Alike {
+            reason: reason.to_owned(),
+            nodes: group.nodes,
+            examples: group.examples.clone(),
+        })
+        .collect();
+    nodes.sort_by_key(|group| std::cmp::Reverse(group.nodes));
+    nodes
+}
+
+fn skipped(skipped: &[prepull_api::crd::status::SkippedNode]) -> Vec<Alike> {
+    let mut by_reason = std::collections::BTreeMap::<&str, Group>::new();
+    for node in skipped {
+        by_reason.entry(&node.reason).or_default().add(&node.node_name);
+    }
+    groups(by_reason.iter().map(|(reason, group)| (*reason, group)))
+}
+
+fn node(AtWork { node, bytes, reason }: &AtWork) -> Busy {
+    let ImageBytes { done, total } = *bytes;
+    Busy { node: node.clone(), bytes: Bytes { done, total }, reason: reason.clone() }
+}

@@ -1,0 +1,89 @@
+//! The program from its arguments to its exit status.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command, GlobalArgs};
+use crate::cluster::Cluster;
+use crate::commands;
+use crate::problem;
+use crate::screen::Screen;
+
+/// How a command ended that could do its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// It is done.
+    Done,
+    /// What it was about has failed, such as the job that it followed.
+    Failed,
+    /// It was not over in the time that it was given.
+    TimedOut,
+    /// The person has pressed Ctrl-C.
+    Interrupted,
+}
+
+impl Ended {
+    fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::TimedOut => 3,
+            // 128 and the number of SIGINT, as shells have it.
+            Self::Interrupted => 130,
+        }
+    }
+}
+
+/// The exit status of an error.
+const FAILED: u8 = 1;
+/// The exit status of a wrong usage, which is also clap's.
+const WRONG_USAGE: u8 = 2;
+
+/// What every command gets.
+pub(crate) struct Session {
+    /// The flags of all commands.
+    pub(crate) global: GlobalArgs,
+    /// The terminal, or what else the output goes to.
+    pub(crate) screen: Screen,
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    // A second install is refused and harmless: the first one is the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let Cli { global, command } = Cli::parse();
+    let screen = Screen::of_stdout(global.no_color);
+    let session = Session { global, screen };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(run(&session, command)),
+        Err(error) => Err(error.into()),
+    };
+    match outcome {
+        Ok(ended) => ExitCode::from(ended.code()),
+        // `kubectl prepull … | head` has what it wants.
+        Err(error) if problem::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            problem::print(&error);
+            ExitCode::from(if error.is::<problem::WrongUsage>() { WRONG_USAGE } else { FAILED })
+        }
+    }
+}
+
+async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
+    if let Command::Completion(args) = command {
+        return commands::completion::run(&args);
+    }
+    let cluster = Cluster::connect(&session.global).await?;
+    let outcome = match command {
+        Command::Run(args) => commands::run::run(session, &cluster, &args).await,
+        Command::Status(args) => commands::status::run(session, &cluster, &args).await,
+        Command::Retry(args) => commands::retry::run(session, &cluster, &args).await,
+        Command::Suspend(args) => commands::suspend::run(session, &cluster, &args).await,
+        Command::Resume(args) => commands::resume::run(session, &cluster, &args).await,
+        Command::Cancel(args) => commands::cancel::run(session, &cluster, &args).await,
+        Command::Completion(_) => Ok(Ended::Done), // ran above, without a cluster
+    };
+    outcome.map_err(|error| problem::explain(error, cluster.place()))
+}

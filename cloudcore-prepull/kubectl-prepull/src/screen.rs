@@ -1,0 +1,131 @@
+//! What the output goes to: its width, and whether it has colours.
+
+use std::io::IsTerminal;
+
+/// What the output goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Screen {
+    /// Columns. `None` where nothing is to be cut or wrapped.
+    pub(crate) width: Option<usize>,
+    /// Whether it is a terminal, on which lines can be drawn anew.
+    pub(crate) is_terminal: bool,
+    /// The colours.
+    pub(crate) paint: Paint,
+}
+
+/// A terminal narrower than this is served as if it had this width: nothing useful fits.
+const NARROWEST: usize = 40;
+
+impl Screen {
+    /// Standard output. `COLUMNS` says the width where there is no terminal.
+    pub(crate) fn of_stdout(no_color: bool) -> Self {
+        let is_terminal = std::io::stdout().is_terminal();
+        let of_terminal = || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+        let of_variable = || std::env::var("COLUMNS").ok()?.parse().ok();
+        let width = if is_terminal { of_terminal() } else { of_variable() };
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let has_colors = is_terminal && !no_color && !is_set("NO_COLOR") && !is_dumb;
+        Self { width: width.map(|width| width.max(NARROWEST)), is_terminal, paint: Paint(has_colors) }
+    }
+
+    /// A width without a terminal, for texts that are compared.
+    #[cfg(test)]
+    pub(crate) fn plain(width: usize) -> Self {
+        Self { width: Some(width), is_terminal: false, paint: Paint(false) }
+    }
+}
+
+/// Colours, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Paint(pub(crate) bool);
+
+/// What a text is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// It went well.
+    Good,
+    /// It went wrong.
+    Bad,
+    /// It waits, or somebody should look.
+    Wait,
+    /// It matters less.
+    Dim,
+    /// It is a title.
+    Bold,
+}
+
+impl Paint {
+    /// The text in the colour of its tone. It has no other width: pad it before.
+    pub(crate) fn with(self, tone: Tone, text: &str) -> String {
+        let code = match tone {
+            Tone::Good => 32,
+            Tone::Bad => 31,
+            Tone::Wait => 33,
+            Tone::Dim => 2,
+            Tone::Bold => 1,
+        };
+        if self.0 { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+}
+
+/// Cuts a text into lines of at most `width` characters, at spaces where there are any.
+pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
+    let width = width.max(1);
+    let mut lines: Vec<String> = Vec::new();
+    let mut line = String::new();
+    let mut used = 0;
+    for word in text.split_whitespace() {
+        let mut word: Vec<char> = word.chars().collect();
+        if used > 0 && used + 1 + word.len() > width {
+            lines.push(std::mem::take(&mut line));
+            used = 0;
+        }
+        // A word such as a reference that no line has room for.
+        while word.len() > width {
+            lines.push(word.drain(..width).collect());
+        }
+        if used > 0 {
+            line.push(' ');
+            used += 1;
+        }
+        used += word.len();
+        line.extend(word);
+    }
+    if used > 0 || lines.is_empty() {
+        lines.push(line);
+    }
+    lines
+}
+
+/// Cuts a text to `width` characters, the last of which says that there was more.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_at_spaces_and_words_that_fit_nowhere_are_cut() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("a abcdefghij b", 4), ["a", "abcd", "efgh", "ij b"]);
+        assert_eq!(wrap("", 4), [""]);
+        assert_eq!(wrap("éé éé", 2), ["éé", "éé"]);
+    }
+
+    #[test]
+    fn a_text_that_is_cut_says_so() {
+        assert_eq!((cut("abcd", 4).as_str(), cut("abcde", 4).as_str()), ("abcd", "abc…"));
+    }
+
+    #[test]
+    fn without_colours_a_text_stays_as_it_is() {
+        assert_eq!(Paint(false).with(Tone::Bad, "x"), "x");
+        assert_eq!(Paint(true).with(Tone::Bad, "x"), "\u{1b}[31mx\u{1b}[0m");
+    }
+}
