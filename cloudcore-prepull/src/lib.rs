@@ -14,6 +14,7 @@ pub(crate) mod commands;
 /// Everything that an edge talks to.
 pub mod edges {
     mod accept;
+    pub(crate) mod directory;
     pub mod dispatch;
     mod door;
     pub mod enroll;

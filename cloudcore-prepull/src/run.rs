@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::CommandFactory;
+use jiff::Timestamp;
 use kube::Client;
 use prepull_engine::engine::Engine;
 use prepull_engine::prepull::controller;
@@ -40,6 +41,7 @@ use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
 use crate::kube_api::withheld::watch_for_consents;
 use crate::kube_api::{cluster, kruise_writer, watch};
+use crate::run::http::edges::{self, EdgesDesk};
 use crate::run::http::{CertificateFiles, Protection, Readiness};
 use crate::run::metrics::Metrics;
 
@@ -131,12 +133,13 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
     runtime.block_on(work)
 }
 
-/// What the endpoint of health and metrics shows, and where.
+/// What the endpoint of health and metrics shows, and where; and the list of the edges.
 struct Health {
     address: SocketAddr,
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,
     label: LeaderLabel,
+    desk: Arc<EdgesDesk>,
 }
 
 impl Health {
@@ -159,9 +162,17 @@ impl Health {
         info!(%address, "metrics and health listen");
         let metrics = Arc::new(Metrics::default());
         let label = LeaderLabel::start(client.clone(), &args.cluster.namespace, own_pod());
+        let desk = Arc::new(EdgesDesk::new(leadership.clone(), args.edges_from.clone()));
+        if let Some(address) = args.edges_listen {
+            let listener = TcpListener::bind(address)
+                .await
+                .with_context(|| format!("cannot listen on --edges-listen {address}"))?;
+            info!(address = %listener.local_addr()?, "the list of edges listens");
+            tokio::spawn(edges::serve(listener, desk.clone(), shutdown.clone()));
+        }
         let readiness = Arc::new(Readiness::new(leadership, label.clone()));
         tokio::spawn(http::serve(listener, metrics.clone(), readiness.clone(), protection, shutdown.clone()));
-        Ok(Self { address, metrics, readiness, label })
+        Ok(Self { address, metrics, readiness, label, desk })
     }
 }
 
@@ -216,7 +227,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
 async fn work(
     args: &RunArgs,
     record_file: &mut Option<RecordFile>,
-    Health { address: health_address, metrics, readiness, label }: &Health,
+    Health { address: health_address, metrics, readiness, label, desk }: &Health,
     client: Client,
     leadership: Leadership,
     kruise: &KruiseGate,
@@ -232,6 +243,7 @@ async fn work(
         return Ok(());
     }
     let (inputs, mut inbox) = mpsc::channel(INPUTS);
+    let (asks, asked) = mpsc::channel(edges::ASKS);
     let events = Events::start(writes.clone());
     let kruise = kruise.is_open().then(|| args.kruise_node_selector.clone());
     let record_file = match (record_file.take(), &args.record) {
@@ -257,6 +269,8 @@ async fn work(
         leadership,
         metrics: metrics.clone(),
         inputs: inputs.clone(),
+        asked,
+        known_since: Timestamp::now(),
         work: JoinSet::new(),
         vital: Vital::default(),
     };
@@ -305,6 +319,8 @@ async fn work(
     let mut listeners =
         listeners::start(args, *health_address, client, writes.clone(), &core, shutdown.clone()).await?;
     readiness.set_serving(true);
+    core.known_since = Timestamp::now();
+    desk.open(asks);
     label.show(writes);
 
     let outcome = core.until(&mut inbox, |_| false, &shutdown).await;
@@ -312,6 +328,7 @@ async fn work(
 
     info!("ending: edges are told to come back, what is being written is waited for");
     readiness.set_serving(false);
+    desk.close();
     let drain = tokio::time::timeout(DRAIN, async {
         while core.work.join_next().await.is_some() {}
         while listeners.join_next().await.is_some() {}

@@ -16,13 +16,20 @@ mod passage;
 mod space;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 pub use passage::Passage;
 pub use space::Space;
+
+/// The number of uplinks that this process has made.
+static UPLINKS: AtomicU32 = AtomicU32::new(0);
+/// Uplinks that one process may have.
+const UPLINKS_OF_ONE: u32 = 4;
+/// Processes that may have uplinks at the same time, whose ids follow each other: as many as there are addresses.
+const PROCESSES: u32 = 4096;
 
 /// The namespace of the cloud, and the cables that lead to it.
 pub struct Network {
@@ -72,6 +79,29 @@ impl Network {
             space.iptables(&["-A", "INPUT", "-i", &device, "-j", &device]).await?;
         }
         Ok(Cable { edge, cloud: self.cloud.clone(), number })
+    }
+}
+
+impl Network {
+    /// Connects the namespace of the cloud with that of the API server, as a network of pods does. Returns the address of the
+    /// cloud.
+    pub async fn uplink(&self) -> Result<Ipv4Addr> {
+        let number = UPLINKS.fetch_add(1, Ordering::SeqCst) % UPLINKS_OF_ONE;
+        let process = std::process::id();
+        let (theirs, device) = (self.cloud.name(), format!("pu{process}-{number}"));
+        // It goes with the namespace at its other end.
+        space::ip(&["link", "add", &device, "type", "veth", "peer", "name", "uplink", "netns", theirs])
+            .await?;
+        // Four addresses each, which no other process uses at the same time.
+        let block = (process % PROCESSES) * UPLINKS_OF_ONE + number;
+        let address =
+            |host: u32| Ipv4Addr::from_bits(Ipv4Addr::new(198, 19, 0, 0).to_bits() + 4 * block + host);
+        let (here, there) = (format!("{}/30", address(1)), format!("{}/30", address(2)));
+        space::ip(&["address", "add", &here, "dev", &device]).await?;
+        space::ip(&["link", "set", &device, "up"]).await?;
+        self.cloud.ip(&["address", "add", &there, "dev", "uplink"]).await?;
+        self.cloud.ip(&["link", "set", "uplink", "up"]).await?;
+        Ok(address(2))
     }
 }
 

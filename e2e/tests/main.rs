@@ -8,6 +8,7 @@ mod course;
 mod credential_providers;
 mod deletion;
 mod edge_faults;
+mod edges;
 mod fetch;
 mod fetch_access;
 mod fleet;

@@ -15,6 +15,7 @@
 //! - [`failure`]: why an image is not on its node, in one word of a closed list.
 //! - [`wire`]: the messages of the tunnel and their limits.
 //! - [`enroll`]: how an edge gets its certificate: join tokens, requests and responses.
+//! - [`edges`]: what people see of the edges (feature `crd`).
 //! - [`crd`]: the Kubernetes resources (feature `crd`, the cloud side only).
 
 pub mod abbreviate;
@@ -28,6 +29,9 @@ pub mod overriders;
 pub mod selector;
 pub mod task;
 pub mod wire;
+
+#[cfg(feature = "crd")]
+pub mod edges;
 
 #[cfg(feature = "crd")]
 #[allow(unreachable_pub)] // the KubeSchema derive repeats each type inside a function

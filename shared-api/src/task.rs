@@ -24,7 +24,7 @@ impl fmt::Display for JobUid {
 }
 
 /// The name of a Kubernetes Node.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeName(pub String);
 
@@ -348,14 +348,14 @@ pub mod millis {
 }
 
 /// Serialisation of optional durations as whole milliseconds.
-mod optional_millis {
+pub(crate) mod optional_millis {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     /// Writes the milliseconds; saturates at `u64::MAX`.
     #[allow(clippy::ref_option, reason = "the signature that serde requires")]
-    pub(super) fn serialize<S: Serializer>(
+    pub(crate) fn serialize<S: Serializer>(
         duration: &Option<Duration>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
@@ -363,7 +363,7 @@ mod optional_millis {
     }
 
     /// Reads the milliseconds; any `u64` is valid.
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
         Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))

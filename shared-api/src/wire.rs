@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::credentials::RegistryCredential;
 use crate::download::{DownloadTerms, Window};
-use crate::task::{ImageProgress, JobUid, Task, TaskId, TaskResult, millis};
+use crate::task::{ImageProgress, JobUid, Task, TaskId, TaskResult, millis, optional_millis};
 
 /// Websocket subprotocol. A breaking change of the messages needs a new one.
 pub const SUBPROTOCOL: &str = "prepull.v1";
@@ -53,6 +53,9 @@ pub enum EdgeMessage {
         /// SHA-256 of [`TrustedCas::bundle`], in hex.
         bundle: String,
     },
+    /// The node has changed since `Hello` or the last of these. Only for a cloud whose [`Welcome::state_interval`] asks for
+    /// it; may be lost.
+    State(NodeState),
 }
 
 /// A message from the cloud to the edge.
@@ -144,6 +147,18 @@ pub struct TrustedCas {
     pub renew_within: Duration,
 }
 
+/// What changes of a node while a session lasts. For people; nothing is decided by it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeState {
+    /// As [`Hello::runtime`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<String>,
+    /// As [`Hello::image_filesystem`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_filesystem: Option<Filesystem>,
+}
+
 /// A file system and its size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filesystem {
@@ -193,6 +208,9 @@ pub struct Welcome {
     /// Shortest time between two `Progress` messages of one task.
     #[serde(with = "millis")]
     pub progress_interval: Duration,
+    /// Shortest time between two [`EdgeMessage::State`]. Absent from clouds that do not know them: none is sent then.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
+    pub state_interval: Option<Duration>,
 }
 
 /// A task, with its deadline, its keys and its download terms.

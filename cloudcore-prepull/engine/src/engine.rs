@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::kruise::node_images::{self, is_of_node_image};
 use crate::kruise::{self, Kruise};
 use crate::prepull::controller::{self, Controller};
+use crate::shared::node_view::NodeView;
 use crate::shared::session::SessionEvent;
 
 /// What happened.
@@ -146,6 +147,11 @@ impl Engine {
         self.listed
     }
 
+    /// All Nodes, by their names.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeView> {
+        self.prepull.nodes()
+    }
+
     /// The phases of all ImagePrePullJobs, for the metrics.
     pub fn phases(&self) -> impl Iterator<Item = JobPhase> {
         self.prepull.phases()
@@ -201,7 +207,7 @@ fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
         ),
         SessionEvent::Message { ref message, .. } => {
             let task = match message {
-                EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } => None,
+                EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } | EdgeMessage::State(_) => None,
                 EdgeMessage::Accepted { task } => Some(task),
                 EdgeMessage::Progress(progress) => Some(&progress.task),
                 EdgeMessage::Result(result) => Some(&result.task),
@@ -221,7 +227,6 @@ mod tests {
 
     use super::*;
     use crate::kruise::jobs;
-    use crate::shared::node_view::NodeView;
     use crate::shared::session::SessionId;
 
     #[test]

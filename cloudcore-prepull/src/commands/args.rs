@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
+use ipnet::IpNet;
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 use prepull_program::log::LogArgs;
@@ -125,6 +126,20 @@ pub(crate) struct RunArgs {
     /// PEM file of the metrics' key.
     #[arg(long, value_name = "FILE", requires = "metrics_cert", env = "PREPULL_METRICS_KEY")]
     pub(crate) metrics_key: Option<PathBuf>,
+    /// Address of the list of edges (plain HTTP), which people read through the API server: `kubectl prepull nodes`
+    /// [default: it is not served].
+    #[arg(long, value_name = "ADDR", env = "PREPULL_EDGES_LISTEN")]
+    pub(crate) edges_listen: Option<SocketAddr>,
+    /// Networks from which the list of edges is served: the addresses of the API servers, where no NetworkPolicy keeps
+    /// others out [default: any].
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "PREPULL_EDGES_FROM",
+        value_delimiter = ',',
+        requires = "edges_listen"
+    )]
+    pub(crate) edges_from: Vec<IpNet>,
     /// DNS name or IP address by which edges reach this server; may be repeated.
     #[arg(long, value_name = "NAME", value_parser = parse_advertised, env = "PREPULL_ADVERTISE", value_delimiter = ',')]
     pub(crate) advertise: Vec<String>,

@@ -111,9 +111,8 @@ fn render_table(records: &BTreeMap<NodeName, NodeRecord>) -> String {
     let head = ["NODE", "CERTIFICATE UNTIL", "KEY", "CA", "SUBJECT", "REVOKED"];
     let mut rows = vec![head.map(str::to_owned)];
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    rows.extend(records.iter().map(|(node, NodeRecord { key, next, revoked })| {
-        // A renewal that was not seen in use yet may have reached the edge.
-        let until = [key, next].into_iter().flatten().map(|held| held.not_after).max();
+    rows.extend(records.iter().map(|(node, record)| {
+        let (until, NodeRecord { key, revoked, .. }) = (record.shown().certificate_until, record);
         [
             node.to_string(),
             known(until.map(|end| humantime::format_rfc3339_seconds(end).to_string())),

@@ -28,6 +28,7 @@ use prepull_api::task::NodeName;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::edges::directory::Recorded;
 use crate::edges::pki::KeyHash;
 use crate::edges::pki::ca_set::Fingerprint;
 use crate::edges::pki::peer::Peer;
@@ -159,6 +160,11 @@ impl Roster {
     /// Takes over a Node that has changed; none if it was deleted.
     pub(crate) fn set_node(&self, node: &NodeName, is_edge: Option<bool>) {
         self.shared.view.set_node(node, is_edge);
+    }
+
+    /// What is shown of the node's record.
+    pub(crate) fn recorded(&self, node: &NodeName) -> Recorded {
+        self.shared.view.recorded(node)
     }
 
     /// Waits until something has changed that may end a session.

@@ -1,5 +1,6 @@
 //! The one task that owns the engine: inputs go in, actions are carried out.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt as _;
 use jiff::Timestamp;
 use prepull_api::selector::Selector;
+use prepull_api::task::NodeName;
 use prepull_engine::engine::{Action, Engine, Input, Listed};
 use prepull_engine::prepull::controller;
 use prepull_engine::shared::node_view::NodeView;
@@ -25,6 +27,7 @@ use crate::kube_api::kruise_writer;
 use crate::kube_api::leader::Leadership;
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::status_writer::Writer;
+use crate::run::http::edges::Ask;
 use crate::run::metrics::Metrics;
 use crate::run::recorder::Recorder;
 use crate::run::vital::Vital;
@@ -66,6 +69,10 @@ pub(super) struct Core {
     pub(super) events: Events,
     pub(super) metrics: Arc<Metrics>,
     pub(super) inputs: mpsc::Sender<Input>,
+    /// What people ask of the edges.
+    pub(super) asked: mpsc::Receiver<Ask>,
+    /// Since when this replica serves edges.
+    pub(super) known_since: Timestamp,
     pub(super) work: JoinSet<()>,
     pub(super) vital: Vital,
 }
@@ -91,6 +98,11 @@ impl Core {
                     if shutdown.is_cancelled() { return Ok(()) }
                     error!(%ended, "this replica cannot go on");
                     return Err(ended.into());
+                }
+                // Some milliseconds for 10,000 nodes; whoever asks waits for the answer before the next question.
+                Some(ask) = self.asked.recv() => {
+                    self.answer(ask);
+                    continue;
                 }
                 received = inbox.recv_many(&mut batch, BATCH) => if received == 0 { return Ok(()) },
                 () = sleep => batch.push(Input::TICK),
@@ -125,11 +137,19 @@ impl Core {
                 self.metrics.count_input(input);
                 match input {
                     Prepull::Nodes(nodes) => {
+                        let names: HashSet<_> = nodes.iter().map(|node| &node.name).collect();
+                        self.sessions.directory().keep_nodes(|node| names.contains(node));
                         self.roster
                             .set_nodes(nodes.iter().map(|node| (node.name.clone(), self.is_edge(node))));
                     }
-                    Prepull::Node(node) => self.roster.set_node(&node.name, Some(self.is_edge(node))),
-                    Prepull::NodeGone(node) => self.roster.set_node(node, None),
+                    Prepull::Node(node) => {
+                        self.sessions.directory().note_node(&node.name, true);
+                        self.roster.set_node(&node.name, Some(self.is_edge(node)));
+                    }
+                    Prepull::NodeGone(node) => {
+                        self.sessions.directory().note_node(node, false);
+                        self.roster.set_node(node, None);
+                    }
                     Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.note_job(job),
                     Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.note_job(job)),
                     _ => {}
@@ -141,6 +161,14 @@ impl Core {
             recorder.input(&input, now);
         }
         self.engine.handle(input, now);
+    }
+
+    /// Answers what somebody asks of the edges; who has gone meanwhile does not hear it.
+    fn answer(&self, Ask { query, answer }: Ask) {
+        let recorded = |node: &NodeName| self.roster.recorded(node);
+        let (nodes, is_edge) = (self.engine.nodes(), |node: &NodeView| self.is_edge(node));
+        let _ =
+            answer.send(self.sessions.directory().list(nodes, is_edge, recorded, &query, self.known_since));
     }
 
     /// Whether a Node may get tasks, and so may join with a token for the fleet.

@@ -3,6 +3,7 @@
 
 mod access;
 mod certificate;
+pub(super) mod edges;
 
 use std::future::ready;
 use std::sync::atomic::{AtomicBool, Ordering};

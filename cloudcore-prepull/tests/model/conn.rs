@@ -87,6 +87,7 @@ impl World {
             session: session.to_string(),
             heartbeat: Duration::from_secs(15),
             progress_interval: Duration::from_secs(1),
+            state_interval: None,
         }));
         self.cloud.registry.insert(node.clone(), id);
         self.log(|| format!("cloud: welcomes {node} as session {session}"));

@@ -20,6 +20,7 @@ pub(crate) fn said(message: &EdgeMessage) -> String {
     match message {
         EdgeMessage::Hello(_) => "Hello".to_owned(),
         EdgeMessage::Trusts { .. } => "Trusts".to_owned(),
+        EdgeMessage::State(_) => "State".to_owned(),
         EdgeMessage::Accepted { task } => format!("Accepted {task}"),
         EdgeMessage::Progress(progress) => format!("Progress {}", progress.task),
         EdgeMessage::Result(result) => {

@@ -5,6 +5,7 @@
 
 mod hello;
 mod recorder;
+mod state;
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
@@ -26,6 +27,7 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 use self::hello::describe_node;
 pub(crate) use self::recorder::Recorder;
 use self::recorder::WriteOutcome;
+use self::state::keep_told;
 use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
 use crate::images::providers::Providers;
@@ -74,6 +76,8 @@ pub(crate) struct Node<P> {
     /// Task of each running execution.
     tasks_by_execution: HashMap<Id, TaskId>,
     updates: (mpsc::Sender<NamedUpdate>, mpsc::Receiver<NamedUpdate>),
+    /// Tells the cloud of changes of the node, during a session.
+    telling: Option<AbortOnDropHandle<()>>,
 }
 
 type NamedUpdate = (TaskId, TaskUpdate);
@@ -100,6 +104,7 @@ impl<P: Puller> Node<P> {
             executions: JoinSet::new(),
             tasks_by_execution: HashMap::new(),
             updates: mpsc::channel(UPDATES),
+            telling: None,
         };
         for record in records.iter().filter(|record| record.result.is_none()) {
             node.executor.hold(&record.task);
@@ -128,7 +133,7 @@ impl<P: Puller> Node<P> {
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 event = tunnel.recv(), if self.outbox.len() < OUTBOX => match event {
-                    Some(event) => self.on_tunnel_event(event),
+                    Some(event) => self.on_tunnel_event(event, &link),
                     None => break,
                 },
                 outcome = self.recorder.next_outcome() => self.on_write_outcome(outcome),
@@ -290,7 +295,7 @@ impl<P: Puller> Node<P> {
         }
     }
 
-    fn on_tunnel_event(&mut self, event: TunnelEvent) {
+    fn on_tunnel_event(&mut self, event: TunnelEvent, link: &Link) {
         match event {
             TunnelEvent::Connecting(answer) => self.send_hello(answer),
             TunnelEvent::Connected(welcome) => {
@@ -298,11 +303,15 @@ impl<P: Puller> Node<P> {
                 self.puller.set_heard(true);
                 self.executor.pace().set_interval(welcome.progress_interval);
                 self.executor.pace().begin_session();
+                let telling =
+                    welcome.state_interval.map(|every| keep_told(self.puller.clone(), link.clone(), every));
+                self.telling = telling.map(|telling| AbortOnDropHandle::new(tokio::spawn(telling)));
                 self.handle(AgentEvent::Connected);
             }
             TunnelEvent::Disconnected => {
                 self.metrics.set_connected(false);
                 self.puller.set_heard(false);
+                self.telling = None;
                 // The agent sends on the next session what still counts by then.
                 self.outbox.clear();
                 self.handle(AgentEvent::Disconnected);

@@ -91,6 +91,17 @@ fn edge_messages_keep_their_bytes() {
             r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"]}"#,
         ),
     );
+    assert_frame(
+        &EdgeMessage::State(NodeState {
+            runtime: Some("containerd 2.1.0".to_owned()),
+            image_filesystem: Some(Filesystem { mountpoint: "/var".to_owned(), available: 1, capacity: 2 }),
+        }),
+        concat!(
+            r#"{"type":"state","runtime":"containerd 2.1.0","#,
+            r#""imageFilesystem":{"mountpoint":"/var","available":1,"capacity":2}}"#,
+        ),
+    );
+    assert_frame(&EdgeMessage::State(NodeState::default()), r#"{"type":"state"}"#);
     assert_frame(&EdgeMessage::Trusts { bundle: "ab".to_owned() }, r#"{"type":"trusts","bundle":"ab"}"#);
     assert_frame(
         &EdgeMessage::Hello(Box::default()),
@@ -218,8 +229,18 @@ fn cloud_messages_keep_their_bytes() {
             session: "s-1".to_owned(),
             heartbeat: Duration::from_secs(15),
             progress_interval: Duration::from_secs(1),
+            state_interval: None,
         }),
         r#"{"type":"welcome","session":"s-1","heartbeat":15000,"progressInterval":1000}"#,
+    );
+    assert_frame(
+        &CloudMessage::Welcome(Welcome {
+            session: "s-1".to_owned(),
+            heartbeat: Duration::from_secs(15),
+            progress_interval: Duration::from_secs(1),
+            state_interval: Some(Duration::from_secs(60)),
+        }),
+        r#"{"type":"welcome","session":"s-1","heartbeat":15000,"progressInterval":1000,"stateInterval":60000}"#,
     );
     assert_frame(
         &CloudMessage::ResultAck { task: task_id() },

@@ -288,7 +288,7 @@ impl NodeImages {
                 self.update(&node, now, |node, fx| node.disconnect(session, fx));
             }
             SessionEvent::Message { node, session: _, message } => match message {
-                EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } => {}
+                EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } | EdgeMessage::State(_) => {}
                 EdgeMessage::Accepted { task } => {
                     self.update(&node, now, |node, fx| node.accept_task(&task, fx));
                 }

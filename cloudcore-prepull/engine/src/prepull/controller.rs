@@ -193,6 +193,11 @@ impl Controller {
         self.agenda.wakeup()
     }
 
+    /// All Nodes, by their names.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeView> {
+        self.nodes.values()
+    }
+
     /// Jobs by phase, for the metrics.
     pub fn phases(&self) -> impl Iterator<Item = prepull_api::crd::status::JobPhase> {
         self.jobs.values().map(Job::phase).chain(self.parked.values().map(|job| job.phase))

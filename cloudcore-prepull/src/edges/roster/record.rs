@@ -6,6 +6,7 @@ use prepull_api::enroll::SubjectForm;
 use prepull_api::task::NodeName;
 use serde::{Deserialize, Serialize};
 
+use crate::edges::directory::Recorded;
 use crate::edges::pki::KeyHash;
 use crate::edges::pki::ca_set::CaId;
 
@@ -148,6 +149,13 @@ pub(crate) enum Standing {
 impl NodeRecord {
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// What people are shown of it. A renewal that was not seen in use yet may have reached the edge.
+    pub(crate) fn shown(&self) -> Recorded {
+        let until = [self.key, self.next].into_iter().flatten().map(|held| held.not_after).max();
+        let is_revoked = self.revoked.as_ref().is_some_and(|revocation| !revocation.rejoined);
+        Recorded { certificate_until: until, is_revoked }
     }
 
     fn holds(&self, key: KeyHash) -> bool {

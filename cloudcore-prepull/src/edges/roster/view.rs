@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use super::record::{NodeRecord, Refusal, Standing};
 use super::shard::{SHARDS, Shard, ShardId};
+use crate::edges::directory::Recorded;
 use crate::edges::pki::KeyHash;
 
 #[derive(Debug)]
@@ -91,6 +92,13 @@ impl View {
         let standing = record.stand(node, key)?;
         known.find_node(node)?;
         Ok(standing)
+    }
+
+    /// What is shown of the node's record.
+    pub(super) fn recorded(&self, node: &NodeName) -> Recorded {
+        let known = self.lock();
+        let record = known.shards[ShardId::of(node).index()].records.get(node);
+        record.map(NodeRecord::shown).unwrap_or_default()
     }
 
     /// Whether the cluster has the Node.

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::outbox::{Close, Outbox, PushError};
 use super::trust::{CaCensus, SessionTrust};
+use crate::edges::directory::Directory;
 use crate::edges::log_rate::NodeLogRate;
 use crate::edges::pki::{CaSet, KeyHash};
 
@@ -47,6 +48,7 @@ struct Shared {
     table: Mutex<HashMap<NodeName, Arc<Outbox>>>,
     last_id: AtomicU64,
     log_rate: NodeLogRate,
+    directory: Directory,
 }
 
 impl Sessions {
@@ -83,6 +85,11 @@ impl Sessions {
     /// Whether a message to the node would be queued.
     pub fn is_online(&self, node: &NodeName) -> bool {
         self.lock().contains_key(node)
+    }
+
+    /// What the sessions have told of the nodes, for people.
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.shared.directory
     }
 
     /// Whether one more line about the node is logged.

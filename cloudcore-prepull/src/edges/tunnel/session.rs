@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::error::Error as _;
 use std::time::SystemTime;
 
+use jiff::Timestamp;
 use prepull_api::abbreviate::abbreviate_to;
 use prepull_api::task::NodeName;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, decode, encode};
@@ -57,6 +58,8 @@ where
                 context.roster.count_ended(&refusal);
                 context.sessions.disconnect(&context.peer.node, id, &refusal.to_string());
             }
+            let not_after = context.peer.not_after;
+            context.sessions.directory().connect(&context.peer.node, id, &hello, not_after, Timestamp::now());
             let registration = Registration { sessions: context.sessions, node: &context.peer.node, id };
             let mut announced = false;
             let Err(end) = context.exchange_messages(&mut channel, &outbox, hello, &mut announced).await;
@@ -99,7 +102,7 @@ where
     tokio::join!(close, announce_end);
 }
 
-/// Removes the session from the registry when dropped: also if its task panics or is aborted.
+/// Removes the session from the registry, and notes its end in the directory, when dropped: also if its task panics or is aborted.
 struct Registration<'a> {
     sessions: &'a Sessions,
     node: &'a NodeName,
@@ -109,6 +112,7 @@ struct Registration<'a> {
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
         self.sessions.remove(self.node, self.id);
+        self.sessions.directory().disconnect(self.node, self.id, Timestamp::now());
     }
 }
 
@@ -143,6 +147,7 @@ impl SessionContext<'_> {
             session: outbox.id.to_string(),
             heartbeat: self.settings.heartbeat,
             progress_interval: self.settings.progress_interval,
+            state_interval: Some(self.settings.state_interval),
         });
         // Before any message that is queued for the node.
         channel.start_send(encode(&welcome)?.into())?;
@@ -206,9 +211,14 @@ impl SessionContext<'_> {
             ChannelEvent::Text(text) => (Some(decode::<EdgeMessage>(&text)?), text.len()),
         };
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
+        if let Some(message) = &message {
+            self.sessions.directory().hear(&self.peer.node, outbox.id, message);
+        }
         match message {
             Some(EdgeMessage::Hello(_)) => return Err(SessionEnd::SecondHello),
             Some(EdgeMessage::Trusts { bundle }) => outbox.trust.confirm(&bundle),
+            // For people, who ask the directory.
+            Some(EdgeMessage::State(_)) => {}
             Some(message) => {
                 let (node, session) = (self.peer.node.clone(), outbox.id);
                 self.notify_controller(SessionEvent::Message { node, session, message }).await?;

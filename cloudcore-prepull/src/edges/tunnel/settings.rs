@@ -13,6 +13,9 @@ pub struct Settings {
     pub accept_system_nodes: bool,
     /// The shortest time between two `Progress` messages about one task: nobody reads them faster.
     pub progress_interval: Duration,
+    /// The shortest time between two messages in which a node tells of its disk and its runtime, of which it sends one only
+    /// if they have changed: at most 170 a second of 10,000 nodes that all pull.
+    pub state_interval: Duration,
     /// The most sessions at a time, over all nodes. An idle session takes up to 25 KiB. Edges beyond the limit are
     /// told when to come back.
     pub max_connections: usize,
@@ -74,6 +77,7 @@ impl Default for Settings {
             heartbeat: Duration::from_secs(15),
             accept_system_nodes: true,
             progress_interval: Duration::from_secs(1),
+            state_interval: Duration::from_secs(60),
             max_connections: 20_000,
             max_connections_per_node: 4,
             max_silent: 4096,

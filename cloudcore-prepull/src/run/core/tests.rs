@@ -31,6 +31,8 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         leadership: Leadership::undisputed(),
         metrics: Arc::default(),
         inputs,
+        asked: mpsc::channel(1).1,
+        known_since: Timestamp::UNIX_EPOCH,
         work: JoinSet::new(),
         vital: Vital::default(),
     }

@@ -68,7 +68,10 @@ impl Check {
 
     pub(crate) fn said(&mut self, edge: &Edge, message: &EdgeMessage) {
         match message {
-            EdgeMessage::Hello(_) | EdgeMessage::Progress(_) | EdgeMessage::Trusts { .. } => {}
+            EdgeMessage::Hello(_)
+            | EdgeMessage::Progress(_)
+            | EdgeMessage::Trusts { .. }
+            | EdgeMessage::State(_) => {}
             EdgeMessage::Accepted { task } => {
                 assert!(edge.disk.contains_key(task), "{} accepts {task}, not on its disk", edge.node);
             }

@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 use crate::tasks::agent::NodeClock;
 
 /// Longest wait for the runtime, because the cloud waits for `Hello`. A runtime that takes longer is left out.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks the runtime, and describes the node.
 pub(super) async fn describe_node(

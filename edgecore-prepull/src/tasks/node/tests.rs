@@ -40,11 +40,17 @@ impl Harness {
 
     /// Begins a session, and returns the `Hello` of the node.
     async fn connect(&self) -> Hello {
+        self.connect_to(None).await
+    }
+
+    /// Begins a session with a cloud that wants to hear of the node so often.
+    async fn connect_to(&self, state_interval: Option<Duration>) -> Hello {
         let (answer, hello) = oneshot::channel();
         self.events.send(TunnelEvent::Connecting(answer)).await.unwrap();
         let hello = hello.await.unwrap();
         let second = Duration::from_secs(1);
-        let welcome = Welcome { session: "s".to_owned(), heartbeat: second, progress_interval: second };
+        let welcome =
+            Welcome { session: "s".to_owned(), heartbeat: second, progress_interval: second, state_interval };
         self.events.send(TunnelEvent::Connected(welcome)).await.unwrap();
         hello
     }
@@ -204,5 +210,29 @@ async fn pins_are_named_in_every_hello_until_the_cloud_ends_them() {
     harness.tell(CloudMessage::Unpin { jobs: vec![over] }).await;
     harness.tell(CloudMessage::Unpin { jobs: Vec::new() }).await;
     assert_eq!(harness.connect().await.pins, Some(vec![lives]));
+    harness.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_of_the_node_are_told_to_a_cloud_that_asks_for_them_and_only_while_there_is_a_session() {
+    let fake = Fake::new();
+    let mut harness = Harness::start(&fake, &MemoryStore::default());
+    harness.connect_to(Some(Duration::from_secs(60))).await;
+    let EdgeMessage::State(state) = harness.hear().await else { panic!("no state") };
+    assert_eq!(state.runtime.as_deref(), Some("fake 1"));
+    let disk = state.image_filesystem.unwrap();
+
+    // Nothing has changed; then the disk fills up.
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(harness.said.try_recv().is_err());
+    fake.state.lock().unwrap().free = disk.available / 2;
+    let EdgeMessage::State(state) = harness.hear().await else { panic!("no state") };
+    assert_eq!(state.image_filesystem.unwrap().available, disk.available / 2);
+
+    harness.events.send(TunnelEvent::Disconnected).await.unwrap();
+    harness.connect().await; // of a cloud that does not ask
+    fake.state.lock().unwrap().free = 0;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert!(harness.said.try_recv().is_err());
     harness.stop().await;
 }

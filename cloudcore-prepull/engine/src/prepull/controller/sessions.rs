@@ -60,7 +60,7 @@ impl Controller {
     fn apply_message(&mut self, node: &NodeName, message: EdgeMessage) {
         match message {
             // The session layer takes the first Hello and refuses any other.
-            EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } => {}
+            EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } | EdgeMessage::State(_) => {}
             EdgeMessage::Accepted { task } => {
                 let mut wanted = false;
                 let known = self.change_job(&task.job.clone(), |job, _| {

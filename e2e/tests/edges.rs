@@ -1,0 +1,154 @@
+//! The list of the edges, as people read it: through the API server's proxy, with the right to that and no other.
+//!
+//! There is no kubelet and no controller for endpoints: the test makes the pods, and says which of them is behind the Service.
+//! An API server connects to pods alone, and to no loopback address, so each replica is in a network namespace.
+
+use std::net::Ipv4Addr;
+
+use http::Request;
+use k8s_openapi::api::core::v1::{Endpoints, Pod};
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
+use prepull_api::edges::{Edge, EdgeList, EdgeQuery, SERVICE};
+use prepull_api::selector::Selector;
+use prepull_e2e::cluster::NAMESPACE;
+use prepull_e2e::parts::workspace;
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+const MANIFESTS: &str = "manifests/cloudcore-prepull";
+const LISTEN: &str = "--edges-listen=0.0.0.0:10005";
+
+/// Applies the Service of the list, and the rights to read it.
+async fn install(cluster: &Cluster) -> Result<()> {
+    let services = std::fs::read_to_string(workspace().join(MANIFESTS).join("service.yaml"))?;
+    let named = format!("name: {SERVICE}\n");
+    let service = services.split("\n---\n").find(|yaml| yaml.contains(&named)).context("no such Service")?;
+    cluster.apply(service).await?;
+    cluster.apply_file(&workspace().join(MANIFESTS).join("optional/edges-reader.yaml")).await
+}
+
+/// Makes a pod with this address.
+async fn pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
+    cluster.pod(NAMESPACE, name, "a-machine", &[]).await?;
+    let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
+    let api: Api<Pod> = Api::namespaced(cluster.client(), NAMESPACE);
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+    Ok(())
+}
+
+/// Puts this replica behind the Service.
+async fn serve_by(cluster: &Cluster, pod: &str, address: Ipv4Addr) -> Result<()> {
+    let pod = json!({"kind": "Pod", "namespace": NAMESPACE, "name": pod});
+    let endpoints = json!({
+        "apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": SERVICE},
+        "subsets": [{"addresses": [{"ip": address, "targetRef": pod}], "ports": [{"port": 10005, "protocol": "TCP"}]}],
+    });
+    let api: Api<Endpoints> = Api::namespaced(cluster.client(), NAMESPACE);
+    api.patch(SERVICE, &PatchParams::apply("e2e").force(), &Patch::Apply(endpoints)).await?;
+    Ok(())
+}
+
+async fn list(person: &Client, query: &EdgeQuery) -> Result<EdgeList> {
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/services/{SERVICE}/proxy{}", query.to_path());
+    Ok(person.request(Request::get(path).body(Vec::new())?).await?)
+}
+
+async fn one(person: &Client, name: &str) -> Result<Edge> {
+    let query = EdgeQuery { names: vec![name.into()], ..EdgeQuery::default() };
+    list(person, &query).await?.items.pop().with_context(|| format!("{name} is not listed"))
+}
+
+#[tokio::test]
+async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_else_does() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let (first_network, second_network) = (Network::new().await?, Network::new().await?);
+    let (first_address, second_address) = (first_network.uplink().await?, second_network.uplink().await?);
+    let mut first = Cloud::start(&cluster).within(&first_network).standby().arg(LISTEN).await?;
+    first.leads(SOON).await?;
+    let second = Cloud::start(&cluster).within(&second_network).named("cloudcore-prepull-2").standby();
+    let second = second.arg(LISTEN).await?;
+    let front = Front::of(&[first.backend(), second.backend()])?;
+    first.behind(&front);
+
+    cluster.node("edge-away").edge().ready().label("topology.kubernetes.io/zone", "north").create().await?;
+    let fleet = Fleet::start(&cluster, &first, 2).await?;
+    cluster.edge_nodes(&["edge-real"]).await?;
+    let node = EdgeNode::start(&cluster, &first, "edge-real").await?;
+    node.is_connected().await?;
+    install(&cluster).await?;
+    pod(&cluster, "a", first_address).await?;
+    pod(&cluster, "b", second_address).await?;
+    serve_by(&cluster, "a", first_address).await?;
+
+    let reader = Cluster::client_of(
+        &cluster.kubeconfig_as("system:serviceaccount:prepull-system:prepull-edges-reader")?,
+    )
+    .await?;
+    let somebody = Cluster::client_of(&cluster.kubeconfig_as("somebody")?).await?;
+    let all = EdgeQuery::default();
+    let before = eventually("all edges are connected", SOON, async || {
+        let listed = list(&reader, &all).await?;
+        ensure!((listed.total, listed.connected) == (4, 3), "{listed:?}");
+        Ok(listed)
+    })
+    .await?;
+    let real = one(&reader, "edge-real").await?;
+    ensure!(real.connected && real.connected_since.is_some() && real.last_seen.is_none(), "{real:?}");
+    ensure!(real.runtime.as_deref().is_some_and(|runtime| runtime.starts_with("containerd ")), "{real:?}");
+    ensure!(
+        real.disk.as_ref().is_some_and(|disk| disk.available > 0 && disk.capacity > disk.available),
+        "{real:?}"
+    );
+    ensure!(real.version.as_deref() == Some(env!("CARGO_PKG_VERSION")), "{real:?}");
+    ensure!(
+        real.certificate_until.is_some() && real.tasks == Some(0) && real.max_tasks == Some(1),
+        "{real:?}"
+    );
+    let north = EdgeQuery { selector: Selector::parse("topology.kubernetes.io/zone=north")?, ..all.clone() };
+    let north = list(&reader, &north).await?;
+    let away = north.items.first().context("nobody is in the north")?;
+    assert_eq!((north.total, away.name.as_str(), away.site.as_deref()), (1, "edge-away", Some("north")));
+    ensure!(!away.connected && away.ready && away.last_seen.is_none() && away.version.is_none(), "{away:?}");
+
+    let error = format!("{:#}", list(&somebody, &all).await.err().context("somebody reads the edges")?);
+    ensure!(error.contains("services/proxy") && error.contains("orbidden"), "{error}");
+
+    // A standby says who leads, for as long as the Service has it.
+    serve_by(&cluster, "b", second_address).await?;
+    let error = format!("{:#}", list(&reader, &all).await.err().context("a standby lists edges")?);
+    ensure!(error.contains("not the leader: "), "{error}");
+
+    // The next leader knows those that have come back to it, and tells of the others by their Nodes.
+    node.stop_agent()?;
+    first.kill9()?;
+    second.leads(SOON).await?;
+    let after = eventually("the edges of the fleet are back", SOON, async || {
+        let listed = list(&reader, &all).await?;
+        ensure!(listed.total == 4, "{listed:?}");
+        ensure!(listed.connected == 2, "{listed:?}");
+        Ok(listed)
+    })
+    .await?;
+    ensure!(after.known_since.0 > before.known_since.0, "{after:?}");
+    let silent = one(&reader, "edge-real").await?;
+    ensure!(!silent.connected && silent.last_seen.is_none() && silent.runtime.is_none(), "{silent:?}");
+    assert_eq!(silent.certificate_until, real.certificate_until);
+    node.cont_agent()?;
+    eventually("it is back", SOON, async || {
+        let real = one(&reader, "edge-real").await?;
+        ensure!(real.connected && real.runtime.is_some(), "{real:?}");
+        Ok(())
+    })
+    .await?;
+
+    // What was there in this term is told of when it has gone.
+    fleet.stop().await;
+    eventually("two edges were last seen", SOON, async || {
+        let gone = list(&reader, &EdgeQuery { connected: Some(false), ..all.clone() }).await?;
+        let seen: Vec<_> = gone.items.iter().filter(|edge| edge.last_seen.is_some()).collect();
+        ensure!(seen.len() == 2 && seen.iter().all(|edge| edge.version.is_some()), "{gone:?}");
+        Ok(())
+    })
+    .await
+}
