@@ -16,6 +16,7 @@ mod tests;
 
 use prepull_api::download::{Verification, VerificationMode};
 use prepull_api::failure::FailureCode;
+use prepull_api::wire::truncate_reason;
 use prepull_registry::manifest::Descriptor;
 use prepull_registry::{RegistryError, Repository};
 
@@ -79,8 +80,9 @@ async fn check(
     let keys = Keys::parse(&verification.keys).map_err(|reason| unusable(&reason))?;
     let mut search = Search::new(repository, image, &keys);
     let unread = |error: RegistryError| {
-        let PullError { class, code, message } = PullError::from(error);
-        PullError::new(class, format!("signatures cannot be read: {message}")).with_code(code)
+        let error = PullError::from(error);
+        let message = format!("signatures cannot be read: {}", error.message);
+        PullError { message: truncate_reason(&message), ..error }
     };
     if search.find().await.map_err(unread)? {
         return Ok(());

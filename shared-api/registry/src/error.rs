@@ -21,7 +21,10 @@ pub enum Kind {
     /// The registry cannot be reached, or a connection to it broke off. Asking again may help.
     Unreachable,
     /// The registry, or the storage to which it redirects, answers with an error of its own.
-    Server,
+    Server {
+        /// The wait that it asks for.
+        retry_after: Option<Duration>,
+    },
     /// The registry does not keep to the protocol: a wrong length or range, an answer that is too large, a redirect to where
     /// none may lead.
     Protocol,
@@ -29,6 +32,24 @@ pub enum Kind {
     DigestMismatch,
     /// Not done here, although the runtime may be able to: something of hosts.toml, of a proxy, of a certificate.
     Unsupported,
+}
+
+impl Kind {
+    /// The wait that the registry asks for.
+    pub fn retry_after(self) -> Option<Duration> {
+        match self {
+            Self::RateLimited { retry_after } | Self::Server { retry_after } => retry_after,
+            _ => None,
+        }
+    }
+
+    /// The same in words, to follow the status.
+    pub(crate) fn asked_wait(self) -> String {
+        match self.retry_after().map_or(0, |wait| wait.as_secs()) {
+            0 => String::new(),
+            seconds => format!(" and asks to wait {seconds} s"),
+        }
+    }
 }
 
 /// Failure of a request to a registry.
@@ -56,7 +77,7 @@ impl RegistryError {
         match self.kind {
             Kind::Unreachable => 0,
             Kind::NotFound => 1,
-            Kind::Unauthorized | Kind::RateLimited { .. } | Kind::Server | Kind::Unsupported => 2,
+            Kind::Unauthorized | Kind::RateLimited { .. } | Kind::Server { .. } | Kind::Unsupported => 2,
             Kind::Protocol | Kind::DigestMismatch | Kind::PlatformMismatch => 3,
         }
     }

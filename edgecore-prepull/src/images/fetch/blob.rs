@@ -27,7 +27,8 @@ const STRIKES: u32 = 3;
 const PROGRESS: u64 = 64 * 1024;
 /// Wait before a request is made again.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Longest wait that a registry may ask for while the attempt goes on; with a longer one the attempt has failed.
+/// Longest wait that a registry may ask for while the attempt goes on, and keeps others from its place on the node; with a
+/// longer one the attempt has failed, and the next one begins after the wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Interval of looking whether somebody else has finished a blob. Each look keeps containerd's database busy for up to a
 /// second, since it tries for the lock that long.
@@ -255,8 +256,8 @@ impl Download<'_> {
 fn pause_before_asking_again(kind: Kind) -> Option<Duration> {
     match kind {
         // A token that has expired is replaced, and so is the URL that a registry has redirected to.
-        Kind::Unauthorized | Kind::Unreachable | Kind::Server | Kind::Protocol => Some(PAUSE),
-        Kind::RateLimited { retry_after } => {
+        Kind::Unauthorized | Kind::Unreachable | Kind::Protocol => Some(PAUSE),
+        Kind::RateLimited { retry_after } | Kind::Server { retry_after } => {
             let pause = retry_after.unwrap_or(PAUSE).max(PAUSE);
             (pause <= LONGEST_PAUSE).then_some(pause)
         }

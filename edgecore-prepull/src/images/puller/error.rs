@@ -1,6 +1,8 @@
 //! Errors of a pull: their class, which decides what happens next, their code, by which tools group them, and a message
 //! without secrets.
 
+use std::time::Duration;
+
 use prepull_api::failure::FailureCode;
 use prepull_api::wire::truncate_reason;
 use prepull_registry::{Kind, RegistryError};
@@ -61,12 +63,15 @@ pub struct PullError {
     pub code: FailureCode,
     /// One line for a person, without secrets, of at most [`prepull_api::wire::MAX_REASON`] bytes.
     pub message: String,
+    /// The wait that the registry asks for.
+    pub retry_after: Option<Duration>,
 }
 
 impl PullError {
     /// An error with this message, from which secrets are removed, and with the code that is usual for the class.
     pub(crate) fn new(class: ErrorClass, message: impl AsRef<str>) -> Self {
-        Self { class, code: class.usual_code(), message: redact(message.as_ref()) }
+        let message = redact(message.as_ref());
+        Self { class, code: class.usual_code(), message, retry_after: None }
     }
 
     /// The same error with this code.
@@ -85,12 +90,13 @@ impl From<RegistryError> for PullError {
             Kind::RateLimited { .. } => (ErrorClass::Transient, FailureCode::RateLimited),
             Kind::Unreachable => (ErrorClass::Transient, FailureCode::Unreachable),
             // What a registry sends may be right the next time.
-            Kind::Server | Kind::Protocol | Kind::DigestMismatch => {
+            Kind::Server { .. } | Kind::Protocol | Kind::DigestMismatch => {
                 (ErrorClass::Transient, FailureCode::RegistryError)
             }
             Kind::Unsupported => (ErrorClass::Permanent, FailureCode::Other),
         };
-        Self::new(class, error.message).with_code(code)
+        let retry_after = error.kind.retry_after();
+        Self { retry_after, ..Self::new(class, error.message).with_code(code) }
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) enum Act {
     Take(u64),
     /// Fails with this class and message.
     Fail(ErrorClass, &'static str),
+    /// Fails because the registry asks to be left alone for so many seconds.
+    Busy(u64),
     /// Succeeds with this password, and answers 401 otherwise.
     Password(&'static str),
     /// Panics, as a bug would.
@@ -121,6 +123,10 @@ impl Puller for Fake {
                 Ok(())
             }
             Act::Fail(class, message) => Err(PullError::new(class, message)),
+            Act::Busy(seconds) => {
+                let retry_after = Some(Duration::from_secs(seconds));
+                Err(PullError { retry_after, ..PullError::new(ErrorClass::Transient, "429") })
+            }
             Act::Password(password) => match credential {
                 Some(credential) if credential.password.expose() == password => Ok(()),
                 _ => Err(PullError::new(ErrorClass::Auth, "401 Unauthorized")),

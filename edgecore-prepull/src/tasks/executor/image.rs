@@ -28,6 +28,10 @@ use crate::images::rate::Bucket;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 /// Last ceiling of the wait between two attempts. A task usually has minutes; longer waits would waste them.
 const LAST_BACKOFF: Duration = Duration::from_secs(30);
+/// Longest wait between two attempts that a registry may ask for. One that counts requests asks for seconds or minutes; one
+/// that errs, or is not what it should be, must not keep a task from its other tries until the deadline. Asked too early,
+/// a registry says so again.
+const LONGEST_ASKED_WAIT: Duration = Duration::from_secs(600);
 
 /// How often the runtime may end during the pull of an image before that counts as a failed attempt: an upgrade restarts
 /// it once or twice, and an image that takes more memory than there is makes it die each time.
@@ -148,8 +152,10 @@ impl<P: Puller> ImagePulls<P> {
                 }
                 _ => break failed(&error),
             }
-            // At least half of the ceiling, so that a registry that restarts is not given up within a second.
-            let wait = backoff.next(0.5 + (self.random)() / 2.0);
+            // At least half of the ceiling, so that a registry that restarts is not given up within a second. It comes on top
+            // of what the registry asks for, which it asks of a whole fleet at once.
+            let asked = error.retry_after.unwrap_or_default().min(LONGEST_ASKED_WAIT);
+            let wait = asked + backoff.next(0.5 + (self.random)() / 2.0);
             let (class, code) = (error.class.as_str(), error.code.as_str());
             tracing::warn!(image = %image.reference, code, class, %error, retry_in = ?wait, "pull failed, trying again");
             board.begin_backoff(index, &error);

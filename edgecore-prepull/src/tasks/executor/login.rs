@@ -140,7 +140,7 @@ async fn pull_with_providers<P: Puller>(
 /// Adds to the refusal which credentials were tried, and which providers had none.
 fn explain_refusal<P>(logins: &Logins<'_, P>, key: &Key, answer: &Answer) -> PullError {
     let Logins { of_key, of_providers, refusal, .. } = logins;
-    let Some(PullError { class, code, message }) = refusal else {
+    let Some(PullError { class, code, message, retry_after: _ }) = refusal else {
         let message = "the secret of the image has no credential for its registry";
         return PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::SecretUnusable);
     };

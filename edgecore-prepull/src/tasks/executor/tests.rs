@@ -165,6 +165,24 @@ async fn backoff_is_exponential_and_holds_no_permit() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_registry_that_asks_to_wait_is_left_alone_for_so_long_and_the_backoff_within_reason() {
+    let fake = Fake::new();
+    fake.script("a", [Act::Busy(40), Act::Busy(0), Act::Fail(ErrorClass::Transient, "EOF")]);
+    let begun = Instant::now();
+    let end = run(&fake, execution(vec![image("a", PullPolicy::Always, 3)])).await;
+    assert_eq!((outcomes(&end), end.images[0].attempts), (vec![New], 4));
+    assert_eq!(begun.elapsed().as_secs(), (40 + 1) + 2 + 4 + 1);
+
+    // A day is more than any task has.
+    fake.script("b", [Act::Busy(86_400)]);
+    let mut patient = execution(vec![image("b", PullPolicy::Always, 1)]);
+    patient.terms.deadline = (Instant::now() + Duration::from_secs(3600)).into_std();
+    let begun = Instant::now();
+    assert_eq!(outcomes(&run(&fake, patient).await), [New]);
+    assert_eq!(begun.elapsed().as_secs(), (600 + 1) + 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_outage_of_the_runtime_costs_no_attempt() {
     let fake = Fake::new();
     fake.state.lock().unwrap().filesystem_errors = vec![ErrorClass::RuntimeDown; 3];

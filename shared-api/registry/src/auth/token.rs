@@ -17,6 +17,7 @@ use crate::body;
 use crate::error::{Kind, RegistryError};
 use crate::hosts::Endpoint;
 use crate::location;
+use crate::retry_after::retry_after;
 use crate::transport::Transport;
 
 /// Largest answer of a token server. Tokens have some KiB; those that list what their user may do have tens.
@@ -80,19 +81,27 @@ pub(crate) async fn fetch(
     let server = Server { transport, endpoint, realm: &realm, reach };
     let service = challenge.service.as_str();
     if let Some(credential) = credential {
-        let (status, answer) = server.send(&post(&realm, service, scope, credential)).await?;
+        let said = server.send(&post(&realm, service, scope, credential)).await?;
         // Token servers that know only GET answer with one of these.
-        let get_only = match status.as_u16() {
+        let get_only = match said.status.as_u16() {
             400 | 401 | 404 => true,
             405 => !credential.username.is_empty(),
             _ => false,
         };
         if !get_only {
-            return server.read(status, &answer);
+            return server.read(&said);
         }
     }
-    let (status, answer) = server.send(&get(&realm, service, scope, credential)?).await?;
-    server.read(status, &answer)
+    let said = server.send(&get(&realm, service, scope, credential)?).await?;
+    server.read(&said)
+}
+
+/// What a token server has answered.
+struct Said {
+    status: StatusCode,
+    /// The wait that it asks for.
+    retry_after: Option<Duration>,
+    body: Zeroizing<Vec<u8>>,
 }
 
 struct Server<'a> {
@@ -104,10 +113,7 @@ struct Server<'a> {
 
 impl Server<'_> {
     /// Its redirects are not followed: they would carry a password along.
-    async fn send(
-        &self,
-        request: &Request<Full<Bytes>>,
-    ) -> Result<(StatusCode, Zeroizing<Vec<u8>>), RegistryError> {
+    async fn send(&self, request: &Request<Full<Bytes>>) -> Result<Said, RegistryError> {
         let mut request = request.clone();
         request.headers_mut().extend(self.endpoint.headers.clone().into_iter().filter_map(
             |(name, value)| {
@@ -119,26 +125,27 @@ impl Server<'_> {
         let Endpoint { tls, dial, .. } = self.endpoint;
         let response = self.transport.send(tls, self.reach, *dial, request).await;
         let response = response.map_err(|failed| self.explain(&failed.into_error(self.name())))?;
-        let status = response.status();
-        let answer = body::read(response, MAX_ANSWER).await.map_err(|error| self.explain(&error))?;
-        Ok((status, Zeroizing::new(answer)))
+        let (status, retry_after) = (response.status(), retry_after(response.headers()));
+        let body = body::read(response, MAX_ANSWER).await.map_err(|error| self.explain(&error))?;
+        Ok(Said { status, retry_after, body: Zeroizing::new(body) })
     }
 
-    fn read(&self, status: StatusCode, answer: &[u8]) -> Result<Token, RegistryError> {
+    fn read(&self, said: &Said) -> Result<Token, RegistryError> {
+        let Said { status, retry_after, ref body } = *said;
         let kind = match status.as_u16() {
             200..=299 => None,
             401 | 403 => Some(Kind::Unauthorized),
-            429 => Some(Kind::RateLimited { retry_after: None }),
+            429 => Some(Kind::RateLimited { retry_after }),
             300..=399 => Some(Kind::Unsupported),
-            _ => Some(Kind::Server),
+            _ => Some(Kind::Server { retry_after }),
         };
         let error = |kind, what: &str| self.explain(&RegistryError::new(kind, what));
         if let Some(kind) = kind {
-            return Err(error(kind, &format!("it answers {status}")));
+            return Err(error(kind, &format!("it answers {status}{}", kind.asked_wait())));
         }
         // Not the parser's own message: it may show the answer.
         let answer: Answer =
-            serde_json::from_slice(answer).map_err(|_| error(Kind::Protocol, "its answer is no token"))?;
+            serde_json::from_slice(body).map_err(|_| error(Kind::Protocol, "its answer is no token"))?;
         let token = if answer.access_token.is_empty() { &answer.token } else { &answer.access_token };
         let authorization = Some(token).filter(|token| !token.is_empty()).and_then(bearer);
         let authorization = authorization.ok_or_else(|| error(Kind::Protocol, "its answer has no token"))?;

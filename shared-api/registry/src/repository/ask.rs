@@ -117,13 +117,14 @@ impl Repository {
             return Ok(answer);
         }
         let Answer { response, from, redirected, .. } = answer;
+        let retry_after = retry_after(response.headers());
         let kind = match status.as_u16() {
-            429 => Kind::RateLimited { retry_after: retry_after(response.headers()) },
+            429 => Kind::RateLimited { retry_after },
             // Of storage it means an expired URL, about which a new request to the registry helps.
-            401 | 403 | 404 if redirected => Kind::Server,
+            401 | 403 | 404 if redirected => Kind::Server { retry_after: None },
             401 | 403 => Kind::Unauthorized,
             404 | 410 => Kind::NotFound,
-            _ => Kind::Server,
+            _ => Kind::Server { retry_after },
         };
         let words = body::read(response, MAX_ERROR).await.ok().and_then(|content| words(&content));
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
@@ -131,7 +132,7 @@ impl Repository {
         let message = match kind {
             Kind::NotFound if self.is_own(&from) => format!("not found{words}"),
             Kind::NotFound => format!("not found at {from}{words}"),
-            _ => format!("{from} answers {status}{words}"),
+            _ => format!("{from} answers {status}{}{words}", kind.asked_wait()),
         };
         Err(RegistryError::new(kind, message))
     }

@@ -1,5 +1,7 @@
 //! What a registry and its token server are shown, and what they are not.
 
+use std::time::Duration;
+
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_registry::manifest::{Descriptor, OCI_MANIFEST};
 use prepull_registry::{Kind, digest::sha256};
@@ -67,6 +69,8 @@ fn give(kind: &str, seen: &Seen) -> Reply {
         ("empty", _) => reply(200, &[], "{}"),
         ("huge", _) => reply(200, &[], format!(r#"{{"token":"{}"}}"#, "x".repeat(1 << 20))),
         ("redirecting", _) => reply(307, &[("Location", "http://elsewhere.example/token")], ""),
+        ("busy", _) => reply(429, &[("Retry-After", "7")], ""),
+        ("restarting", _) => reply(503, &[("Retry-After", "7")], ""),
         _ => reply(403, &[], ""),
     }
 }
@@ -176,6 +180,8 @@ async fn answers_of_token_servers_are_bounded_and_their_redirects_not_followed()
         ("huge", Kind::Protocol),
         ("redirecting", Kind::Unsupported),
         ("none", Kind::Unauthorized),
+        ("busy", Kind::RateLimited { retry_after: Some(Duration::from_secs(7)) }),
+        ("restarting", Kind::Server { retry_after: Some(Duration::from_secs(7)) }),
     ] {
         let server = with_tokens(kind).await;
         let error = at_with(&server, Some(&password())).resolve().await.unwrap_err();

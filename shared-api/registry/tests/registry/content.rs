@@ -112,7 +112,10 @@ async fn the_last_bytes_of_a_layer_tell_its_unpacked_size() {
     let without_ranges = Server::start(|_| reply(200, &[], CONTENT)).await;
     assert_eq!(at(&without_ranges).unpacked_size(&layer).await, Ok(None));
     let failing = Server::start(|_| reply(500, &[], "")).await;
-    assert_eq!(at(&failing).unpacked_size(&layer).await.unwrap_err().kind, Kind::Server);
+    assert_eq!(
+        at(&failing).unpacked_size(&layer).await.unwrap_err().kind,
+        Kind::Server { retry_after: None }
+    );
 }
 
 #[tokio::test]

@@ -144,9 +144,10 @@ async fn refusals_have_their_kind_and_the_words_of_the_registry() {
         (404, &[], Kind::NotFound),
         (429, &[("Retry-After", "60")], Kind::RateLimited { retry_after: minute }),
         (429, &[], Kind::RateLimited { retry_after: None }),
-        (400, &[], Kind::Server),
-        (500, &[], Kind::Server),
-        (503, &[], Kind::Server),
+        (400, &[], Kind::Server { retry_after: None }),
+        (500, &[], Kind::Server { retry_after: None }),
+        (503, &[], Kind::Server { retry_after: None }),
+        (503, &[("Retry-After", "60")], Kind::Server { retry_after: minute }),
     ] {
         let body = "{\"errors\":[{\"code\":\"C\",\"message\":\"said\\nso https://s3/x?sig=1\"}]}";
         let server = Server::start(move |_| reply(status, headers, body)).await;
@@ -156,6 +157,8 @@ async fn refusals_have_their_kind_and_the_words_of_the_registry() {
         let own = server.at.to_string();
         let begins = if kind == Kind::NotFound { "not found" } else { own.as_str() };
         assert!(error.message.starts_with(begins), "{error}");
+        let asks = error.message.contains(" and asks to wait 60 s");
+        assert_eq!((kind.retry_after(), asks), (minute.filter(|_| asks), !headers.is_empty()), "{error}");
     }
 }
 

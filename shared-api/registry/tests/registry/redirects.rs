@@ -55,7 +55,7 @@ async fn a_redirect_that_has_expired_is_no_question_of_the_credential() {
             ..RegistryCredential::default()
         };
         let error = at_with(&registry, Some(&credential)).blob(&blob(), 0, &[]).await.unwrap_err();
-        assert_eq!(error.kind, Kind::Server, "{status}: {error}");
+        assert_eq!(error.kind, Kind::Server { retry_after: None }, "{status}: {error}");
         assert_eq!(storage.seen().len(), 1, "shown nothing");
     }
 }
