@@ -37,9 +37,14 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let up = async {
-        // The rest of the request's body. Never ends the request: a client that has sent everything keeps its side open.
-        let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
-        std::future::pending::<()>().await;
+        // The rest of the request's body. A client that has sent everything keeps its side open: one that closes it is gone,
+        // and what would be sent to it crosses no link.
+        let mut rest = vec![0; relay::PIECE];
+        while let Ok(length @ 1..) = from_client.read(&mut rest).await {
+            if to_server.write_all(&rest[..length]).await.is_err() {
+                return std::future::pending().await;
+            }
+        }
     };
     let down = async {
         let (head, mut start) =

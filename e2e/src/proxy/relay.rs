@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use super::{Shared, lock};
 
 /// Largest piece that is read at once, in bytes.
-const PIECE: usize = 16 * 1024;
+pub(super) const PIECE: usize = 16 * 1024;
 /// Pieces a second on a throttled link, so that it is slow and not jerky.
 const PIECES_PER_SECOND: u64 = 20;
 
