@@ -271,6 +271,36 @@ async fn an_image_that_does_not_fit_is_refused_before_a_byte_of_it_is_fetched() 
 }
 
 #[tokio::test]
+async fn of_two_images_that_fit_alone_and_not_together_one_is_refused_before_a_byte_of_it_is_fetched()
+-> Result<()> {
+    let hand = Hand::start_on(Registry::start(), Some(100 * MIB)).await?;
+    // Each takes 24 MiB to download and as much unpacked; 15 MiB stay free.
+    let images = ["first", "second"].map(|name| hand.image(name, &[12 * MIB, 12 * MIB]));
+    let images = images.into_iter().collect::<Result<Vec<_>>>()?;
+    hand.link.throttle(Some(8 * MIB));
+    let pull = || {
+        let references = images.iter().map(|(_, reference)| reference.as_str());
+        let arguments = ["--retries", "0", "--image-gc-high-threshold", "85%", "--parallel-pulls", "2"];
+        hand.pull(&[&arguments[..], &references.collect::<Vec<_>>()].concat())
+    };
+    let output = pull()?.output().await?;
+    let text = said(&output);
+    ensure!(output.status.code() == Some(1), "{text}");
+    ensure!(text.contains("no room for the image") && text.contains("are for images that are"), "{text}");
+    ensure!(text.contains("1 pulled"), "{text}");
+    let mut fetched: Vec<_> = images.iter().map(|(image, _)| hand.bytes_of(image)).collect();
+    fetched.sort_unstable();
+    // Besides what the registry tells of how large two layers are unpacked, in four bytes each.
+    ensure!(fetched[0] <= 8 && fetched[1] > 24 * MIB, "{fetched:?}");
+
+    hand.link.throttle(None);
+    hand.containerd.resize_disk(150 * MIB).await?;
+    let output = pull()?.output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_limit_holds_on_the_wire_over_all_images_of_the_node() -> Result<()> {
     /// `--max-download-rate 1MiB`, in bytes a second.
     const RATE: f64 = 1_048_576.0;

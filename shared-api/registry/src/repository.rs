@@ -29,6 +29,7 @@ pub use choose::{Chosen, Contents};
 const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
 /// The repository of one reference, with the credential for it.
+#[derive(Clone)]
 pub struct Repository {
     shared: Arc<Shared>,
     reference: NormalizedReference,
@@ -38,7 +39,7 @@ pub struct Repository {
     credential: Option<RegistryCredential>,
     fingerprint: [u8; 32],
     /// One token at a time is asked for: several blobs at once need the same one.
-    asking: Mutex<()>,
+    asking: Arc<Mutex<()>>,
 }
 
 /// What a reference points to.
@@ -66,7 +67,7 @@ impl Repository {
             named,
             credential: credential.cloned(),
             fingerprint: crate::auth::fingerprint(credential),
-            asking: Mutex::default(),
+            asking: Arc::default(),
         }
     }
 

@@ -22,6 +22,7 @@ use super::labels::{CHILD_LABEL, CONFIG_LABEL, LAYER_LABEL};
 use super::manifest::{Document, Layer, deduplicate};
 use super::namespace::namespaced;
 use super::source::SOURCE_LABEL;
+use super::unpack::UNCOMPRESSED_LABEL;
 
 /// Largest manifest to read: the OCI distribution specification asks registries to accept manifests up to this size.
 const MAX_MANIFEST: usize = 4 * 1024 * 1024;
@@ -197,6 +198,13 @@ impl ContentStore {
             text.extend(part.data);
         }
         Some(text)
+    }
+
+    /// Whether a layer has been unpacked, on whatever layers.
+    pub(crate) async fn was_unpacked(&self, digest: &str) -> bool {
+        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
+        let info = self.ok(answer).and_then(|answer| answer.into_inner().info);
+        info.is_some_and(|info| info.labels.contains_key(UNCOMPRESSED_LABEL))
     }
 
     /// Whether a layer is unpacked, with all layers below it, whose digests the id of the chain is made of.

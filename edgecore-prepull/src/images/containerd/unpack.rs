@@ -32,7 +32,7 @@ const SNAPSHOT_LABEL: &str = "containerd.io/snapshot.ref";
 /// Annotations of a layer that become labels of its snapshot begin like this.
 const INHERITED: &str = "containerd.io/snapshot/";
 /// Label of a layer with the digest of what it unpacks to, which containerd's client sets.
-const UNCOMPRESSED_LABEL: &str = "containerd.io/uncompressed";
+pub(super) const UNCOMPRESSED_LABEL: &str = "containerd.io/uncompressed";
 /// Longest wait for a write into containerd's database.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest wait for a layer to be unpacked: some GiB on a slow SD card.

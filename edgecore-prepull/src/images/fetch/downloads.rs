@@ -1,6 +1,8 @@
 //! What the node downloads at the moment, layer by layer, for whoever wants to watch.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use prepull_registry::Repository;
 
 use super::fetcher::Layer;
 
@@ -25,13 +27,15 @@ pub struct LayerDownload {
 }
 
 /// The downloads of the node that are under way.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Downloads(Mutex<Vec<Arc<Running>>>);
 
-#[derive(Debug)]
-struct Running {
+/// One of them.
+pub(super) struct Running {
     reference: String,
-    layers: Arc<[Layer]>,
+    pub(super) layers: Arc<[Layer]>,
+    /// Where its layers are from, as soon as that is known.
+    pub(super) repository: OnceLock<Repository>,
 }
 
 /// A download that is under way, until it is dropped.
@@ -42,9 +46,21 @@ pub(super) struct Watched<'a> {
 
 impl Downloads {
     pub(super) fn begin(&self, reference: &str, layers: Arc<[Layer]>) -> Watched<'_> {
-        let this = Arc::new(Running { reference: reference.to_owned(), layers });
+        let this = Running { reference: reference.to_owned(), layers, repository: OnceLock::new() };
+        let this = Arc::new(this);
         self.lock().push(Arc::clone(&this));
         Watched { all: self, this }
+    }
+
+    /// Notes where the layers of a download are from, and lists the downloads that began before it.
+    pub(super) fn before(&self, layers: &Arc<[Layer]>, repository: &Repository) -> Vec<Arc<Running>> {
+        let all = self.lock();
+        let this = all.iter().position(|running| Arc::ptr_eq(&running.layers, layers));
+        let (before, rest) = all.split_at(this.unwrap_or(all.len()));
+        if let Some(this) = rest.first() {
+            let _ = this.repository.set(repository.clone());
+        }
+        before.to_vec()
     }
 
     /// All of them as they are now, in the order in which they have begun.
@@ -53,7 +69,7 @@ impl Downloads {
             let (digest, total) = (layer.descriptor.digest.clone(), layer.descriptor.size);
             LayerDownload { digest, done: layer.written(), total }
         };
-        let image = |Running { reference, layers }: &Running| {
+        let image = |Running { reference, layers, .. }: &Running| {
             let layers = layers.iter().map(layer).collect();
             ImageDownload { reference: reference.clone(), layers }
         };

@@ -20,7 +20,7 @@ use super::blob::Download;
 use super::downloads::Downloads;
 use super::flights::{Flight, Flights};
 use super::image::{ImageParts, blob};
-use super::room::{Disk, Need, judge};
+use super::room::{Awaited, Disk, Room, Todo};
 use super::runtime::{Facts, Runtime};
 use super::stop::Stop;
 use super::unpacked::diffs;
@@ -166,9 +166,11 @@ impl Fetcher {
     pub(super) async fn check_room(
         &self,
         repository: &Repository,
-        layers: &[Layer],
+        layers: &Arc<[Layer]>,
         facts: &Facts,
     ) -> Result<(), PullError> {
+        // Those that begin later count this one.
+        let before = self.downloads.before(layers, repository);
         let (content, images) = (facts.root.clone(), facts.image_root.clone());
         // statvfs may block for long if the file system's server is dead.
         let read = tokio::task::spawn_blocking(move || {
@@ -178,32 +180,11 @@ impl Fetcher {
             tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so that nobody knows whether the image fits (if the agent runs in a container, mount it there at the same path)");
             return Ok(());
         };
-        let missing: Vec<&Layer> =
-            layers.iter().filter(|layer| layer.there < layer.descriptor.size).collect();
-        let judge = |unpacked: &dyn Fn(usize, &Descriptor) -> u64| {
-            let mut need = Need::default();
-            for (index, Layer { descriptor, there, .. }) in missing.iter().enumerate() {
-                need.add(descriptor, descriptor.size - there, unpacked(index, descriptor));
-            }
-            judge(need, &content, &images, &self.settings.room)
-        };
-        let refuse = |message: String| PullError::new(ErrorClass::NoSpace, message);
-        // None is smaller than it is compressed.
-        judge(&|_, layer| layer.size).map_err(refuse)?;
-        if judge(&|_, layer| layer.guess_unpacked()).is_ok() {
-            return Ok(());
-        }
-        // It is close: what the registry tells of the layers decides.
-        let size_of = |index: usize| {
-            let layer = &missing[index].descriptor;
-            async move {
-                let told = repository.unpacked_size(layer).await;
-                told.ok().flatten().unwrap_or_else(|| layer.guess_unpacked())
-            }
-        };
-        let sizes = stream::iter((0..missing.len()).map(size_of)).buffered(STREAMS_OF_IMAGE);
-        let sizes: Vec<u64> = sizes.collect().await;
-        judge(&|index, _| sizes[index]).map_err(refuse)
+        let room = Room { content, images, rules: self.settings.room };
+        let own = awaited(layers, Some(repository));
+        let others = before.iter().flat_map(|other| awaited(&other.layers, other.repository.get()));
+        let todo = Todo::of(own, others, &self.store).await;
+        todo.check(&room).await.map_err(|message| PullError::new(ErrorClass::NoSpace, message))
     }
 
     /// Brings an image into the content store, and unpacks what of it is there meanwhile. Returns the name of its snapshot
@@ -272,6 +253,12 @@ impl Fetcher {
             metrics.count_downloaded(bytes as u64);
         }
     }
+}
+
+/// The layers of an image that were not there when its pull began.
+fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
+    let missing = layers.iter().filter(|layer| layer.there < layer.descriptor.size);
+    missing.map(move |layer| Awaited { layer: &layer.descriptor, flight: &layer.flight, repository })
 }
 
 /// Blobs of an image that may arrive at the same time under this limit of bytes a second.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use crate::by_key::ByKey;
 
@@ -14,6 +14,8 @@ pub(super) type Flights = ByKey<Flight>;
 pub(super) struct Flight {
     turn: Mutex<()>,
     written: AtomicU64,
+    /// Bytes that the blob, a layer, unpacks to, once somebody has had to know.
+    unpacked: OnceCell<u64>,
     /// Number of pulls that wait for it and whose task has no cap.
     hurried: AtomicUsize,
 }
@@ -37,6 +39,16 @@ impl Flight {
 
     pub(super) fn set_written(&self, bytes: u64) {
         self.written.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that the layer unpacks to. `None` if nobody has asked so far.
+    pub(super) fn unpacked(&self) -> Option<u64> {
+        self.unpacked.get().copied()
+    }
+
+    /// Bytes that the layer unpacks to, by this answer if nobody has asked before.
+    pub(super) async fn ask_unpacked(&self, answer: impl Future<Output = u64>) -> u64 {
+        *self.unpacked.get_or_init(|| answer).await
     }
 }
 
