@@ -24,11 +24,17 @@ impl Hand {
 
     /// The same with another registry, and with containerd's data on a disk of so many bytes if one is given.
     pub(crate) async fn start_on(registry: registry::Start, disk: Option<u64>) -> Result<Self> {
+        Self::start_with(registry, Containerd::start_on("edge-1", disk)).await
+    }
+
+    async fn start_with(
+        registry: registry::Start,
+        containerd: impl Future<Output = Result<Containerd>>,
+    ) -> Result<Self> {
         let registry = registry.await?;
         let link = Proxy::http(registry.addr())?;
         registry.route_through(&link)?;
-        let containerd = Containerd::start_on("edge-1", disk).await?;
-        Ok(Self { registry, link, containerd })
+        Ok(Self { registry, link, containerd: containerd.await? })
     }
 
     /// An image in the registry, with its reference.
@@ -246,6 +252,66 @@ async fn images_that_share_layers_fetch_each_of_them_once() -> Result<()> {
     for reference in &references {
         ensure!(hand.containerd.has_image(reference).await?, "{reference}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn where_layers_are_discarded_once_unpacked_none_of_them_is_downloaded_again() -> Result<()> {
+    let hand = Hand::start_with(Registry::start(), Containerd::start_discarding("edge-1")).await?;
+    let image = |name: &str| {
+        let image = Image::on_base("discarded", &[2 * MIB, MIB], name, MIB)?;
+        let reference = hand.registry.seed(&image, &format!("team/discarded-{name}:v1"))?;
+        anyhow::Ok((image, reference))
+    };
+    let ((first, of_first), (second, of_second)) = (image("one")?, image("two")?);
+    hand.pulls(&[&of_first]).await?;
+    let is_layer = |image: &Image, blob: &str| {
+        // The configuration is no larger than some hundred bytes.
+        std::fs::metadata(image.blob_file(blob)).is_ok_and(|file| file.len() >= MIB)
+    };
+    let layers = |image: &Image| image.blobs().iter().filter(|blob| is_layer(image, blob)).count();
+    assert_eq!((layers(&first), layers(&second)), (3, 3));
+    eventually("the layers are discarded", SOON, async || {
+        let content = hand.containerd.content_labels().await?;
+        let left: Vec<_> = first.blobs().iter().filter(|blob| content.contains_key(*blob)).collect();
+        ensure!(left.len() == 1, "{left:?}");
+        Ok(())
+    })
+    .await?;
+
+    // Of the second one only what the first one has not: its configuration and its upper layer.
+    let asked = |before: usize| {
+        let blobs = hand.blob_requests().split_off(before);
+        blobs.into_iter().map(|record| record.path.rsplit('/').next().unwrap_or_default().to_owned())
+    };
+    let before = hand.blob_requests().len();
+    hand.pulls(&[&of_second]).await?;
+    let mut own: Vec<_> =
+        second.blobs().iter().filter(|blob| !first.blobs().contains(blob)).cloned().collect();
+    let mut fetched: Vec<_> = asked(before).collect();
+    own.sort();
+    fetched.sort();
+    // The configuration tells what is unpacked, and is then fetched as all else is.
+    fetched.dedup();
+    assert_eq!(fetched, own);
+    let before = hand.blob_requests().len();
+    hand.pulls(&[&of_first, &of_second]).await?;
+    assert_eq!(asked(before).collect::<Vec<_>>(), Vec::<String>::new(), "what is unpacked was fetched again");
+
+    // All is as after pulls by the runtime alone.
+    let other = Containerd::start_discarding("edge-2").await?;
+    for reference in [&of_first, &of_second] {
+        other.pull(reference, None).await?;
+    }
+    eventually("both are in the same state", SOON, async || {
+        ensure!(hand.containerd.content_labels().await? == other.content_labels().await?, "content differs");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(hand.containerd.content_labels().await?, other.content_labels().await?);
+    assert_eq!(hand.containerd.snapshots().await?, other.snapshots().await?);
+    assert_eq!(hand.containerd.ingests().await?, other.ingests().await?);
+    assert_eq!(hand.containerd.leases().await?, other.leases().await?, "nothing is held on to");
     Ok(())
 }
 

@@ -46,11 +46,21 @@ pub struct Containerd {
 impl Containerd {
     /// Starts a containerd for the node of this name.
     pub async fn start(name: &str) -> Result<Self> {
-        Self::start_on(name, None).await
+        Self::start_as(name, None, false).await
     }
 
     /// Starts a containerd, with its data on a disk of so many bytes if one is given. The disk is removed with the place.
     pub async fn start_on(name: &str, disk: Option<u64>) -> Result<Self> {
+        Self::start_as(name, disk, false).await
+    }
+
+    /// Starts a containerd that removes layers from its content store once they are unpacked, as those of EKS, GKE and Talos
+    /// do.
+    pub async fn start_discarding(name: &str) -> Result<Self> {
+        Self::start_as(name, None, true).await
+    }
+
+    async fn start_as(name: &str, disk: Option<u64>, discards_layers: bool) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
         let mut containerd = Self { place, name: name.to_owned(), dir, process: None };
@@ -60,7 +70,7 @@ impl Containerd {
         }
         std::fs::create_dir_all(containerd.registry_hosts())?;
         containerd.place.share_registry_hosts()?;
-        let config = config::config(&containerd.dir, &containerd.registry_hosts())?;
+        let config = config::config(&containerd.dir, &containerd.registry_hosts(), discards_layers)?;
         std::fs::write(containerd.dir.join("config.toml"), config)?;
         containerd.restart().await?;
         Ok(containerd)

@@ -45,14 +45,15 @@ fn installed_major() -> Result<u32> {
 
 /// The configuration for a containerd with all its files below `dir`, which reads registry hosts from `hosts`. The hosts
 /// are one directory: the transfer service of 2.x passes over lists of them.
-pub(super) fn config(dir: &Path, hosts: &Path) -> Result<String> {
-    Ok(config_of(installed_major()?, &dir.display().to_string(), &hosts.display().to_string()))
+pub(super) fn config(dir: &Path, hosts: &Path, discards_layers: bool) -> Result<String> {
+    let (dir, hosts) = (dir.display().to_string(), hosts.display().to_string());
+    Ok(config_of(installed_major()?, &dir, &hosts, discards_layers))
 }
 
-fn config_of(major: u32, dir: &str, hosts: &str) -> String {
-    let (version, images, runtime, bin_dirs) = match major {
-        ..2 => (2, "grpc.v1.cri", "grpc.v1.cri", format!("bin_dir = \"{dir}/cni\"")),
-        2.. => (3, "cri.v1.images", "cri.v1.runtime", format!("bin_dirs = [\"{dir}/cni\"]")),
+fn config_of(major: u32, dir: &str, hosts: &str, discards_layers: bool) -> String {
+    let (version, images, runtime, unpacking, bin_dirs) = match major {
+        ..2 => (2, "grpc.v1.cri", "grpc.v1.cri", ".containerd", format!("bin_dir = \"{dir}/cni\"")),
+        2.. => (3, "cri.v1.images", "cri.v1.runtime", "", format!("bin_dirs = [\"{dir}/cni\"]")),
     };
     format!(
         r#"version = {version}
@@ -66,6 +67,8 @@ disable_tcp_service = true
 [plugins."io.containerd.{runtime}".cni]
 conf_dir = "{dir}/cni"
 {bin_dirs}
+[plugins."io.containerd.{images}"{unpacking}]
+discard_unpacked_layers = {discards_layers}
 [plugins."io.containerd.{images}".registry]
 config_path = "{hosts}"
 "#
