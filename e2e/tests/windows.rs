@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::{Timestamp, ToSpan};
 use prepull_api::crd::download::WindowSpec;
+use prepull_api::crd::kruise::{ImageTagStatus, PullPhase};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_e2e::prelude::*;
 use serde_json::json;
@@ -57,6 +58,33 @@ async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -
     assert_eq!((of_node.reason.as_str(), &of_node.clock), ("", &None));
     let fetched = site.link.bytes_of(layer);
     ensure!(fetched <= SIZE + SIZE / 4, "{fetched} bytes of {SIZE}: it began anew");
+    ensure!(node.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_image_pull_job_waits_for_the_window_of_the_node_and_its_node_image_says_so() -> Result<()> {
+    let site = Site::with_kruise(&[]).await?;
+    // Half a minute ahead at least, so that there is time to look.
+    let minutes = if Timestamp::now().as_second() % 60 < 30 { 1 } else { 2 };
+    let WindowSpec { start, duration, time_zone, .. } = window(minutes, "1h".to_owned())?;
+    let window = format!("{start}+{duration} {time_zone}");
+    let node = site.node("edge-1").await?.args(&["--download-window", &window]).await?;
+    let (image, reference) = site.image("pull-job-windowed", &[MIB])?;
+    let tag = site.cluster.node_image("edge-1").image(&reference);
+    let job = site.pull_job("windowed", &reference).on(["edge-1"]).apply().await?;
+    let waits = format!("waits for its window, opens at {start} UTC");
+    let says = |status: Option<&ImageTagStatus>| {
+        status.is_some_and(|status| status.phase == PullPhase::Pulling && status.message.starts_with(&waits))
+    };
+    tag.until("says what it waits for", |_, status| says(status)).await?;
+    assert_eq!((site.fetches(&image), node.has_image(&reference).await?), (0, false));
+
+    let status = job.within(Duration::from_secs(180)).completes().await?;
+    assert_eq!((status.succeeded, status.failed), (1, 0), "{status:?}");
+    let tag = tag.status().await?.context("no status")?;
+    assert_eq!((tag.phase, tag.message.as_str()), (PullPhase::Succeeded, ""), "{tag:?}");
+    ensure!(tag.start_time.zip(tag.completion_time).is_some_and(|(start, end)| start.0 < end.0));
     ensure!(node.has_image(&reference).await?);
     Ok(())
 }

@@ -56,6 +56,8 @@ pub(super) struct TagPull {
     /// Percent.
     pub(super) progress: i32,
     pub(super) message: String,
+    /// What the node says it downloads nothing for at the moment, such as its window; empty if nothing holds it up.
+    pub(super) waits: String,
     /// Whether the node said when it connected that its ledger has the task without its keys. It is sent again with them.
     pub(super) needs_keys: bool,
     /// Whether an earlier cloudcore sent the task, or it was sent for a tag that was removed since and added again: with
@@ -108,6 +110,7 @@ impl TagPull {
             last_heard: None,
             progress: 0,
             message: String::new(),
+            waits: String::new(),
             needs_keys: false,
             is_inherited: false,
             not_before: None,
@@ -183,6 +186,8 @@ impl TagPull {
     pub(super) fn mark_on_node(&mut self, fx: &mut NodeEffects<'_>) {
         self.set_state(State::OnNode, fx);
         self.last_heard = Some(fx.now);
+        // If it waits, it says so in each session.
+        self.waits.clear();
     }
 
     /// The node went offline with the task, or the task reached it just before.
@@ -248,6 +253,8 @@ impl TagPull {
     pub(super) fn give_up_due(&self) -> Option<Timestamp> {
         let (since, whole) = match (&self.state, self.tag.active_deadline) {
             (_, Some(deadline)) => (self.started?, deadline),
+            // It has nothing to say until then, and its tries have not begun.
+            (State::OnNode, None) if !self.waits.is_empty() => return None,
             (State::OnNode, None) => (self.last_heard?, self.time_for_tries()),
             (_, None) => return None,
         };
@@ -269,7 +276,7 @@ impl TagPull {
                 progress: self.progress,
                 start_time: self.started.map(whole_seconds),
                 version: self.version,
-                message: self.message.clone(),
+                message: if self.waits.is_empty() { &self.message } else { &self.waits }.clone(),
                 ..ImageTagStatus::default()
             },
         }

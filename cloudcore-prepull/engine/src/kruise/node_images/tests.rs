@@ -282,6 +282,12 @@ impl World {
         }));
     }
 
+    /// The node says what it waits for; empty if it goes on.
+    pub(super) fn report_waits(&mut self, task: &TaskId, waits: &str) {
+        let (task, waits) = (task.clone(), waits.to_owned());
+        self.receive(EdgeMessage::Progress(Progress { task, images: Vec::new(), waits }));
+    }
+
     /// Takes the tasks that were dispatched since the last call.
     pub(super) fn take_dispatched(&mut self) -> Vec<TagDispatch> {
         let (sent, rest) =

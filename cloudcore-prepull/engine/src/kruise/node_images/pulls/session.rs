@@ -112,6 +112,7 @@ impl Pulls {
             return fx.cancel(progress.task.clone(), UNWANTED);
         };
         pull.last_heard = Some(fx.now);
+        pull.waits = truncate_reason(&progress.waits);
         let Some(image) = progress.images.first() else { return };
         if let Some(bytes) = image.bytes.filter(|bytes| bytes.total > 0) {
             let percent = u128::from(bytes.done.min(bytes.total)) * 100 / u128::from(bytes.total);

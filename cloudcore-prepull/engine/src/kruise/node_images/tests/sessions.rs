@@ -303,3 +303,39 @@ fn progress_is_written_once_the_budget_of_the_fleet_allows_it() {
     world.pass(Duration::from_millis(100));
     assert_eq!(world.tag("a", "1").unwrap().progress, 40);
 }
+
+/// How the tag ends within an hour, before its status is removed.
+fn end_of(world: &mut World) -> (PullPhase, String) {
+    let ended = (0..60).find_map(|_| {
+        world.pass(Duration::from_secs(60));
+        world.tag("a", "1").filter(|tag| tag.phase != PullPhase::Pulling)
+    });
+    ended.map(|tag| (tag.phase, tag.message)).unwrap()
+}
+
+#[test]
+fn a_node_that_waits_for_its_window_says_so_in_the_status_and_is_not_given_up_meanwhile() {
+    let (mut world, task) = pulling();
+    let waits = "waits for its window, opens at 01:00 Europe/Berlin (Mon 23 Nov)";
+    world.report_waits(&task, waits);
+    world.pass(Duration::from_secs(10));
+    let tag = world.tag("a", "1").unwrap();
+    assert_eq!((tag.phase, tag.message.as_str()), (PullPhase::Pulling, waits));
+    // The time for all tries is some forty minutes.
+    world.pass(Duration::from_secs(12 * 3600));
+    assert_eq!(world.tag("a", "1").unwrap().phase, PullPhase::Pulling);
+
+    world.report_waits(&task, "");
+    world.pass(Duration::from_secs(10));
+    assert_eq!(world.tag("a", "1").unwrap().message, "");
+    assert_eq!(end_of(&mut world), (PullPhase::Failed, "node has not responded for a long time".to_owned()));
+}
+
+#[test]
+fn what_a_node_waited_for_in_an_earlier_session_counts_no_more() {
+    let (mut world, task) = pulling();
+    world.report_waits(&task, "waits for its window");
+    world.disconnect();
+    world.connect(&[(task, OpenPhase::Running)]);
+    assert_eq!(end_of(&mut world).0, PullPhase::Failed);
+}
