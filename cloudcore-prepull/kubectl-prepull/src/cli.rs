@@ -6,11 +6,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::cancel::CancelArgs;
 use crate::commands::completion::CompletionArgs;
+use crate::commands::nodes::NodesArgs;
 use crate::commands::resume::ResumeArgs;
 use crate::commands::retry::RetryArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::status::StatusArgs;
 use crate::commands::suspend::SuspendArgs;
+use crate::commands::why::WhyArgs;
 
 /// Starts, follows and mends image pre-pull jobs.
 #[derive(Debug, Parser)]
@@ -52,6 +54,10 @@ pub(crate) enum Command {
     Resume(ResumeArgs),
     /// End a job now: nodes that are pulling are told to stop, and no further one starts.
     Cancel(CancelArgs),
+    /// List the edges: since when they are connected, their versions, disks and certificates.
+    Nodes(NodesArgs),
+    /// Go through what must be true for a node, and say what to do next.
+    Why(WhyArgs),
     /// Print the completion script for a shell, or say how kubectl completes this command.
     Completion(CompletionArgs),
 }

@@ -17,6 +17,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// A connection to the cluster, with the rights of the kubeconfig.
 pub(crate) struct Cluster {
     client: Client,
+    once: Client,
     namespace: String,
     place: Place,
 }
@@ -40,15 +41,27 @@ impl Cluster {
         config.reset_reader_on_write = true;
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let place = Place { server: config.cluster_url.to_string(), context };
-        let client = Client::try_from(config)
-            .map_err(|error| crate::problem::explain(error.into(), &place))
-            .context("the connection to the cluster cannot be prepared")?;
-        Ok(Self { client, namespace, place })
+        let prepare = |config: Config| {
+            Client::try_from(config)
+                .map_err(|error: kube::Error| crate::problem::explain(error.into(), &place))
+                .context("the connection to the cluster cannot be prepared")
+        };
+        let mut without_retry = config.clone();
+        without_retry.default_retry = false;
+        let once = prepare(without_retry)?;
+        let client = prepare(config)?;
+        Ok(Self { client, once, namespace, place })
     }
 
     /// The client.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// A client that tries nothing again. The other one tries for minutes what is answered with 503, as by a Service without
+    /// pods.
+    pub(crate) fn once(&self) -> Client {
+        self.once.clone()
     }
 
     /// The namespace of `--namespace`, or that of the context.

@@ -12,8 +12,10 @@
 //! by `run`.
 
 mod amounts;
+mod checklist;
 mod cli;
 mod cluster;
+mod edges;
 mod jobs;
 mod order;
 mod output;
@@ -28,11 +30,13 @@ mod start;
 mod commands {
     pub(crate) mod cancel;
     pub(crate) mod completion;
+    pub(crate) mod nodes;
     pub(crate) mod resume;
     pub(crate) mod retry;
     pub(crate) mod run;
     pub(crate) mod status;
     pub(crate) mod suspend;
+    pub(crate) mod why;
 }
 
 /// A job as people follow it: what `status`, `run` and `from` show.

@@ -1,0 +1,71 @@
+//! What must be true, point by point, each with its remedy: what `why` and `check` print.
+
+use serde::Serialize;
+
+use crate::screen::{Screen, Tone, wrap};
+
+/// How a point is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mark {
+    /// As it should be.
+    Good,
+    /// Something is wrong.
+    Bad,
+    /// It could not be looked at, or is for a person to judge.
+    Open,
+}
+
+/// A point.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Point {
+    /// How it is.
+    pub(crate) mark: Mark,
+    /// What is so.
+    pub(crate) text: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) remedy: Option<String>,
+}
+
+impl Point {
+    /// A point that is as it should be.
+    pub(crate) fn good(text: impl Into<String>) -> Self {
+        Self { mark: Mark::Good, text: text.into(), remedy: None }
+    }
+
+    /// A point that is wrong, and what to do about it.
+    pub(crate) fn bad(text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { mark: Mark::Bad, text: text.into(), remedy: Some(remedy.into()) }
+    }
+
+    /// A point that is not known, or for a person to judge.
+    pub(crate) fn open(text: impl Into<String>) -> Self {
+        Self { mark: Mark::Open, text: text.into(), remedy: None }
+    }
+
+    /// The point with a remedy.
+    pub(crate) fn or(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
+    }
+}
+
+/// The lines of some points; `with_remedies`: each with its own.
+pub(crate) fn lines(points: &[Point], screen: Screen, with_remedies: bool) -> Vec<String> {
+    let room = screen.width.map_or(usize::MAX, |width| width - 4);
+    let mut lines = Vec::new();
+    for point in points {
+        let (sign, tone) = match point.mark {
+            Mark::Good => ("✓", Tone::Good),
+            Mark::Bad => ("✗", Tone::Bad),
+            Mark::Open => ("!", Tone::Wait),
+        };
+        for (index, line) in wrap(&point.text, room).into_iter().enumerate() {
+            let sign = if index == 0 { screen.paint.with(tone, sign) } else { " ".to_owned() };
+            lines.push(format!("{sign} {line}"));
+        }
+        let remedy = point.remedy.iter().filter(|_| with_remedies);
+        lines.extend(remedy.flat_map(|remedy| wrap(remedy, room)).map(|line| format!("    {line}")));
+    }
+    lines
+}

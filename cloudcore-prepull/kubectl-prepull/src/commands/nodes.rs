@@ -1,0 +1,113 @@
+//! `kubectl prepull nodes`.
+
+mod table;
+
+use std::pin::pin;
+
+use anyhow::bail;
+use clap::Args;
+use futures::TryStreamExt;
+use jiff::Timestamp;
+use prepull_api::edges::{EdgeQuery, MAX_NAMES};
+use prepull_api::selector::Selector;
+use prepull_api::task::NodeName;
+
+use crate::cli::Output;
+use crate::cluster::Cluster;
+use crate::edges::{SystemArgs, pages};
+use crate::output::{Format, print, print_object};
+use crate::problem::WrongUsage;
+use crate::run::{Ended, Session};
+use table::Table;
+
+/// The arguments of `nodes`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  kubectl prepull nodes
+  kubectl prepull nodes -l topology.kubernetes.io/zone=north --away
+  kubectl prepull nodes edge-1 edge-2 -o wide
+  kubectl prepull nodes -o json | jq '.items[] | select(.version != \"0.1.0\") | .name'
+
+CONNECTED is since when, or when it was last seen. After a change of the leader that is not known of those that have not
+come back. TASKS are those that it has, of as many as it works on at a time. On a narrow terminal columns are left out;
+-o wide has all of them.")]
+pub(crate) struct NodesArgs {
+    /// Only these edges.
+    #[arg(value_name = "NODE")]
+    nodes: Vec<String>,
+    /// Only edges whose Node has these labels, as for kubectl.
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = parse_selector)]
+    selector: Option<Selector>,
+    /// Only edges that are connected.
+    #[arg(long, conflicts_with = "away")]
+    connected: bool,
+    /// Only edges that are not connected.
+    #[arg(long)]
+    away: bool,
+    /// The label of a Node whose value is its site [default: topology.kubernetes.io/zone].
+    #[arg(long, value_name = "KEY")]
+    site_label: Option<String>,
+    #[command(flatten)]
+    system: SystemArgs,
+}
+
+fn parse_selector(text: &str) -> Result<Selector, String> {
+    Selector::parse(text).map_err(|error| error.to_string())
+}
+
+impl NodesArgs {
+    fn query(&self) -> anyhow::Result<EdgeQuery> {
+        if self.nodes.len() > MAX_NAMES {
+            bail!(WrongUsage(format!("at most {MAX_NAMES} nodes can be named: choose them by -l")));
+        }
+        Ok(EdgeQuery {
+            selector: self.selector.clone().unwrap_or_default(),
+            names: self.nodes.iter().map(|name| NodeName::from(name.as_str())).collect(),
+            connected: (self.connected || self.away).then_some(self.connected),
+            site_label: self.site_label.clone(),
+            ..EdgeQuery::default()
+        })
+    }
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Ended> {
+    let mut pages = pin!(pages(cluster, &args.system, args.query()?));
+    let output = session.global.output;
+    match output.and_then(Output::format) {
+        Some(format) => print_all(pages, format).await?,
+        None if output == Some(Output::Name) => {
+            while let Some(page) = pages.try_next().await? {
+                let names: String = page.items.iter().map(|edge| format!("node/{}\n", edge.name)).collect();
+                print(&names)?;
+            }
+        }
+        None => {
+            let mut table = Table::new(Timestamp::now());
+            // Only the cells that are shown stay in memory.
+            while let Some(page) = pages.try_next().await? {
+                table.add(&page);
+            }
+            print(&table.render(session.screen, output == Some(Output::Wide)))?;
+        }
+    }
+    Ok(Ended::Done)
+}
+
+/// Prints all pages as one list.
+async fn print_all(
+    mut pages: std::pin::Pin<&mut impl futures::Stream<Item = anyhow::Result<prepull_api::edges::EdgeList>>>,
+    format: Format,
+) -> anyhow::Result<()> {
+    let Some(mut all) = pages.try_next().await? else { return Ok(()) };
+    while let Some(page) = pages.try_next().await? {
+        all.items.extend(page.items);
+        (all.total, all.connected, all.next) = (page.total, page.connected, page.next);
+    }
+    all.next = None;
+    print_object(&all, format)
+}
+
+#[cfg(test)]
+mod tests;

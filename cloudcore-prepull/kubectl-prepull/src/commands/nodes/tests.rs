@@ -1,0 +1,92 @@
+#![allow(clippy::unwrap_used)]
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::edges::{Edge, EdgeList};
+use prepull_api::wire::Filesystem;
+
+use super::table::Table;
+use super::*;
+use crate::screen::Screen;
+use crate::snapshot::assert_snapshot;
+
+const NOW: Timestamp = Timestamp::constant(1_795_000_000, 0);
+
+fn at(seconds: i64) -> Option<Time> {
+    Some(Time(NOW + SignedDuration::from_secs(seconds)))
+}
+
+fn edge(name: &str) -> Edge {
+    Edge {
+        name: name.into(),
+        connected: true,
+        connected_since: at(-11_100),
+        ready: true,
+        site: Some("north".to_owned()),
+        version: Some("0.1.0".to_owned()),
+        os: Some("linux".to_owned()),
+        arch: Some("arm64".to_owned()),
+        runtime: Some("containerd 1.7.24".to_owned()),
+        disk: Some(Filesystem {
+            mountpoint: "/var/lib/containerd".to_owned(),
+            available: 2 << 30,
+            capacity: 30 << 30,
+        }),
+        certificate_until: at(27 * 86_400),
+        tasks: Some(1),
+        max_tasks: Some(2),
+        ..Edge::default()
+    }
+}
+
+fn table() -> Table {
+    let away = Edge { connected: false, connected_since: None, last_seen: at(-300_000), ..edge("edge-2") };
+    let revoked =
+        Edge { connected: false, connected_since: None, last_seen: at(-60), revoked: true, ..edge("edge-3") };
+    let unknown = Edge { name: "edge-of-the-southern-branch".into(), ready: true, ..Edge::default() };
+    let mut table = Table::new(NOW);
+    let page =
+        |items| EdgeList { items, total: 4, connected: 1, next: None, known_since: at(-400_000).unwrap() };
+    table.add(&page(vec![edge("edge-1"), away]));
+    table.add(&page(vec![revoked, unknown]));
+    table
+}
+
+#[test]
+fn the_edges_are_a_table_that_leaves_out_columns_where_there_is_no_room() {
+    assert_snapshot("commands/nodes/tests/edges-80.txt", &table().render(Screen::plain(80), false));
+    assert_snapshot("commands/nodes/tests/edges-160.txt", &table().render(Screen::plain(160), false));
+    assert_snapshot("commands/nodes/tests/edges-wide.txt", &table().render(Screen::plain(80), true));
+}
+
+#[test]
+fn where_there_is_no_edge_it_is_said_what_an_edge_is() {
+    let mut table = Table::new(NOW);
+    table.add(&EdgeList {
+        items: Vec::new(),
+        total: 0,
+        connected: 0,
+        next: None,
+        known_since: at(0).unwrap(),
+    });
+    let text = table.render(Screen::plain(80), false);
+    assert!(text.starts_with("No edge fits") && text.contains("node-role.kubernetes.io/edge"), "{text}");
+}
+
+#[test]
+fn the_flags_ask_for_what_they_say() {
+    use clap::Parser;
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: NodesArgs,
+    }
+    let query = |line: &str| Line::try_parse_from(line.split(' ')).map(|line| line.args.query().unwrap());
+    let away = query("nodes --away -l site=a edge-1").unwrap();
+    assert_eq!(
+        (away.connected, away.names.len(), away.selector.to_string().as_str()),
+        (Some(false), 1, "site=a")
+    );
+    assert_eq!(query("nodes --connected").unwrap().connected, Some(true));
+    assert_eq!(query("nodes").unwrap(), EdgeQuery::default());
+    assert!(query("nodes --connected --away").is_err() && query("nodes -l ~").is_err());
+}

@@ -1,0 +1,59 @@
+//! `kubectl prepull why`.
+
+mod facts;
+mod judge;
+#[cfg(test)]
+mod tests;
+
+use clap::Args;
+use jiff::Timestamp;
+
+use crate::checklist::lines;
+use crate::cli::Output;
+use crate::cluster::Cluster;
+use crate::edges::SystemArgs;
+use crate::output::{print, print_object};
+use crate::run::{Ended, Session};
+use crate::screen::{Screen, Tone, wrap};
+use judge::{Why, judge};
+
+/// The arguments of `why`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without a job, the jobs that run and the last one that the node took part in are looked at. ✓ is as it should be, ✗ is in the
+way, ! could not be looked at or is for you to judge. The last line is what to do next.
+
+Examples:
+  kubectl prepull why edge-7
+  kubectl prepull why edge-7 spring-release
+  kubectl prepull why edge-7 -o json | jq -r .next")]
+pub(crate) struct WhyArgs {
+    /// The node.
+    node: String,
+    /// The job.
+    job: Option<String>,
+    #[command(flatten)]
+    system: SystemArgs,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &WhyArgs) -> anyhow::Result<Ended> {
+    let facts = facts::read(cluster, &args.system, &args.node, args.job.as_deref()).await?;
+    let why = judge(&facts, Timestamp::now());
+    let output = session.global.output;
+    match output.and_then(Output::format) {
+        Some(format) => print_object(&why, format),
+        None if output == Some(Output::Name) => print(&format!("node/{}\n", why.node)),
+        None => print(&render(&why, session.screen)),
+    }?;
+    Ok(Ended::Done)
+}
+
+fn render(why: &Why, screen: Screen) -> String {
+    let mut text = lines(&why.points, screen, false);
+    text.push(String::new());
+    let next = format!("Next: {}", why.next);
+    let next = wrap(&next, screen.width.unwrap_or(usize::MAX));
+    text.extend(next.iter().map(|line| screen.paint.with(Tone::Bold, line)));
+    format!("{}\n", text.join("\n"))
+}

@@ -1,0 +1,121 @@
+//! What is known of a node: its Node, its edge, and its record in jobs.
+
+use futures::TryStreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::api::{Api, ListParams};
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodeStatus};
+use prepull_api::edges::Edge;
+
+use crate::cluster::Cluster;
+use crate::edges::{SystemArgs, one};
+use crate::{jobs, problem};
+
+/// Jobs of one page: each has at most 320 KiB in its status.
+const JOBS_OF_A_PAGE: u32 = 20;
+/// Of the jobs that are over, how many are looked at for the last one in which the node took part: each may have 40 reports.
+const LATEST: usize = 3;
+
+/// What was read, or why it could not be.
+pub(super) type Read<T> = Result<T, String>;
+
+/// What is known.
+pub(super) struct Facts {
+    /// Name of the node.
+    pub(super) name: String,
+    /// Its Node.
+    pub(super) node: Read<Option<Node>>,
+    /// Its edge.
+    pub(super) edge: Read<Option<Edge>>,
+    /// Since when connections are known.
+    pub(super) known_since: Option<Timestamp>,
+    /// The job that was named, or the jobs that run and the last one that is over.
+    pub(super) jobs: Read<Vec<OfJob>>,
+    /// Whether a job was named.
+    pub(super) is_job_named: bool,
+}
+
+/// A job, and what it says of the node.
+pub(super) struct OfJob {
+    /// The job, without the records of its other nodes.
+    pub(super) job: ImagePrePullJob,
+    /// The record of the node.
+    pub(super) record: Option<NodeStatus>,
+}
+
+/// Reads all that is known. Only a job that is named and cannot be read is an error.
+pub(super) async fn read(
+    cluster: &Cluster,
+    system: &SystemArgs,
+    name: &str,
+    job: Option<&str>,
+) -> anyhow::Result<Facts> {
+    let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
+    let node = async { Api::<Node>::all(cluster.client()).get_opt(name).await };
+    let (node, edge) = futures::join!(node, one(cluster, system, name));
+    // Whoever has no cluster, or is not let in, is told so at once.
+    let node = match node.map_err(anyhow::Error::from) {
+        Err(error) if problem::answer(&error).is_none_or(|answer| answer.code == 401) => return Err(error),
+        node => node.map_err(said),
+    };
+    let known_since = edge.as_ref().ok().map(|(_, since)| *since);
+    let edge = edge.map(|(edge, _)| edge).map_err(said);
+    let jobs = match job {
+        Some(job) => Ok(vec![of_job(cluster, jobs::get(cluster, job).await?, name).await?]),
+        None => of_jobs(cluster, name).await.map_err(said),
+    };
+    let (name, is_job_named) = (name.to_owned(), job.is_some());
+    Ok(Facts { name, node, edge, known_since, jobs, is_job_named })
+}
+
+/// The jobs that run, and the last one of the others that has a record of the node.
+async fn of_jobs(cluster: &Cluster, node: &str) -> anyhow::Result<Vec<OfJob>> {
+    let (mut found, mut over) = (Vec::new(), Vec::new());
+    let mut asked = ListParams::default().limit(JOBS_OF_A_PAGE);
+    loop {
+        let page = jobs::api(cluster).list(&asked).await?;
+        for job in page.items {
+            if jobs::is_over(&job) {
+                let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
+                over.push((ended.map_or(Timestamp::MIN, |time| time.0), job.name_any()));
+            } else {
+                found.push(of_job(cluster, job, node).await?);
+            }
+        }
+        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if asked.continue_token.is_none() {
+            break;
+        }
+    }
+    over.sort_unstable();
+    for (_, name) in over.iter().rev().take(LATEST) {
+        // One that was deleted meanwhile tells nothing.
+        let Some(job) = jobs::api(cluster).get_opt(name).await? else { continue };
+        let of = of_job(cluster, job, node).await?;
+        if of.record.is_some() {
+            found.push(of);
+            break;
+        }
+    }
+    Ok(found)
+}
+
+async fn of_job(cluster: &Cluster, mut job: ImagePrePullJob, node: &str) -> anyhow::Result<OfJob> {
+    let is_it = |record: &NodeStatus| record.node_name == node;
+    let status = job.status.as_mut();
+    let (listed, all) = status
+        .map_or((Vec::new(), 0), |status| (std::mem::take(&mut status.node_status), status.summary.desired));
+    let mut record = listed.into_iter().find(is_it);
+    if record.is_none() && all as usize > MAX_NODES_IN_STATUS {
+        let mut pages = std::pin::pin!(jobs::reports(cluster, &job));
+        while let Some(reports) = pages.try_next().await? {
+            record = reports.into_iter().flat_map(|report| report.body.node_status).find(is_it);
+            if record.is_some() {
+                break;
+            }
+        }
+    }
+    Ok(OfJob { job, record })
+}

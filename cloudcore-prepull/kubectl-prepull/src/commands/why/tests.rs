@@ -1,0 +1,166 @@
+#![allow(clippy::unwrap_used)]
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::status::{NodePhase, NodeStatus};
+use prepull_api::edges::Edge;
+use prepull_api::failure::FailureCode;
+use prepull_api::wire::Filesystem;
+use serde_json::json;
+
+use super::facts::{Facts, OfJob};
+use super::judge::judge;
+use super::*;
+use crate::checklist::Mark;
+use crate::snapshot::assert_snapshot;
+
+const NOW: Timestamp = Timestamp::constant(1_795_000_000, 0);
+
+fn at(seconds: i64) -> Time {
+    Time(NOW + SignedDuration::from_secs(seconds))
+}
+
+fn node(labels: serde_json::Value, ready: &str) -> Node {
+    let condition = json!({"type": "Ready", "status": ready, "lastTransitionTime": at(-7_200), "message": "kubelet stopped"});
+    serde_json::from_value(
+        json!({"metadata": {"name": "edge-7", "labels": labels}, "status": {"conditions": [condition]}}),
+    )
+    .unwrap()
+}
+
+fn edge() -> Edge {
+    Edge {
+        name: "edge-7".into(),
+        connected: true,
+        connected_since: Some(at(-11_100)),
+        version: Some("0.1.0".to_owned()),
+        runtime: Some("containerd 1.7.24".to_owned()),
+        disk: Some(Filesystem { mountpoint: "/var".to_owned(), available: 20 << 30, capacity: 30 << 30 }),
+        certificate_until: Some(at(27 * 86_400)),
+        tasks: Some(0),
+        max_tasks: Some(1),
+        ..Edge::default()
+    }
+}
+
+/// A node with which all is well, and no job.
+fn well() -> Facts {
+    Facts {
+        name: "edge-7".to_owned(),
+        node: Ok(Some(node(json!({"node-role.kubernetes.io/edge": "", "site": "a"}), "True"))),
+        edge: Ok(Some(edge())),
+        known_since: Some(at(-90_000).0),
+        jobs: Ok(Vec::new()),
+        is_job_named: false,
+    }
+}
+
+fn job(template: serde_json::Value, status: serde_json::Value) -> ImagePrePullJob {
+    serde_json::from_value(json!({
+        "metadata": {"name": "web"}, "spec": {"imagePrePullTemplate": template}, "status": status,
+    }))
+    .unwrap()
+}
+
+fn running(template: serde_json::Value, skipped: serde_json::Value) -> ImagePrePullJob {
+    job(template, json!({"phase": "InProgress", "startTime": at(-60), "skippedNodes": skipped}))
+}
+
+fn with(job: ImagePrePullJob, record: Option<NodeStatus>) -> Facts {
+    Facts { jobs: Ok(vec![OfJob { job, record }]), is_job_named: true, ..well() }
+}
+
+fn failed() -> Facts {
+    let record = NodeStatus {
+        node_name: "edge-7".to_owned(),
+        phase: NodePhase::Failure,
+        code: Some(FailureCode::NoSpace),
+        reason: "harbor.example/shop/web:v2: no space left on device".to_owned(),
+        attempt: 2,
+        ..NodeStatus::default()
+    };
+    let over = job(json!({"nodeNames": ["edge-7"]}), json!({"phase": "Failure", "startTime": at(-600)}));
+    let mut facts = with(over, Some(record));
+    let disk =
+        Filesystem { mountpoint: "/var/lib/containerd".to_owned(), available: 1 << 30, capacity: 30 << 30 };
+    facts.edge = Ok(Some(Edge { disk: Some(disk), ..edge() }));
+    facts
+}
+
+#[test]
+fn the_points_of_a_node_that_failed_end_with_the_next_step() {
+    for width in [80, 160] {
+        let text = render(&judge(&failed(), NOW), Screen::plain(width));
+        assert_snapshot(&format!("commands/why/tests/failed-{width}.txt"), &text);
+    }
+}
+
+#[test]
+fn a_node_that_nobody_knows_is_told_from_one_that_is_away() {
+    let unknown = Facts { node: Ok(None), edge: Ok(None), ..well() };
+    let away = Edge { connected: false, connected_since: None, last_seen: Some(at(-3_000)), ..edge() };
+    let away = Facts { edge: Ok(Some(away)), ..well() };
+    let refused = Facts { edge: Err("user jane lacks a right: to get services/proxy".to_owned()), ..well() };
+    let texts = [unknown, away, refused].map(|facts| render(&judge(&facts, NOW), Screen::plain(80)));
+    assert_snapshot("commands/why/tests/away-80.txt", &texts.join("\n"));
+}
+
+#[test]
+fn the_next_step_is_about_the_first_thing_that_is_in_the_way() {
+    let next = |facts: &Facts| judge(facts, NOW).next;
+    assert_eq!(next(&well()), "nothing is in its way: kubectl prepull run IMAGE --node edge-7");
+    let unlabelled = Facts { node: Ok(Some(node(json!({}), "True"))), ..well() };
+    assert_eq!(next(&unlabelled), "kubectl label node edge-7 node-role.kubernetes.io/edge=");
+    let unready =
+        Facts { node: Ok(Some(node(json!({"node-role.kubernetes.io/edge": ""}), "False"))), ..well() };
+    assert!(next(&unready).contains("kubectl describe node edge-7"));
+    let revoked = Facts { edge: Ok(Some(Edge { revoked: true, connected: false, ..edge() })), ..failed() };
+    assert!(next(&revoked).contains("cloudcore-prepull node allow edge-7"), "{}", next(&revoked));
+    let expired = Facts {
+        edge: Ok(Some(Edge { certificate_until: Some(at(-5)), connected: false, ..edge() })),
+        ..well()
+    };
+    assert!(next(&expired).contains("--renew-grace"));
+    let pending = NodeStatus { phase: NodePhase::Pending, ..NodeStatus::default() };
+    let mut suspended = running(json!({"nodeNames": ["edge-7"]}), json!([]));
+    suspended.spec.suspend = true;
+    assert_eq!(next(&with(suspended, Some(pending.clone()))), "kubectl prepull resume web");
+    let waiting = with(running(json!({"nodeNames": ["edge-7"], "concurrency": 2}), json!([])), Some(pending));
+    assert!(next(&waiting).contains("a larger concurrency"));
+}
+
+#[test]
+fn a_job_that_leaves_the_node_out_says_why() {
+    let last = |facts: &Facts| judge(facts, NOW).points.pop().unwrap();
+    let is_bad = |job, words: [&str; 2]| {
+        let point = last(&with(job, None));
+        let remedy = point.remedy.unwrap();
+        assert!(
+            point.mark == Mark::Bad && point.text.contains(words[0]) && remedy.contains(words[1]),
+            "{} {remedy}",
+            point.text
+        );
+    };
+    let by_label = |site: &str| json!({"labelSelector": {"matchLabels": {"site": site}}});
+    is_bad(
+        running(by_label("b"), json!([])),
+        ["is for nodes with the labels site=b", "give edge-7 the labels"],
+    );
+    is_bad(
+        running(json!({"nodeNames": ["edge-1"]}), json!([])),
+        ["names its nodes, and not this one", "--node edge-7"],
+    );
+    let skipped = json!([{"nodeName": "edge-7", "reason": "NotReady"}]);
+    is_bad(running(by_label("a"), skipped), ["skips it: NotReady", r#"{"spec":{"followNodes":true}}"#]);
+    is_bad(running(by_label("a"), json!([])), ["began before it was chosen", "followNodes"]);
+    let refused = last(&with(job(by_label("a"), json!({"reason": "images: none"})), None));
+    assert!(
+        refused.mark == Mark::Open && refused.text.ends_with("has not begun: images: none"),
+        "{}",
+        refused.text
+    );
+    // Nobody has asked for this job.
+    let other = Facts { is_job_named: false, ..with(running(by_label("b"), json!([])), None) };
+    assert_eq!(last(&other).text, "no job runs that has selected it");
+}

@@ -1,0 +1,182 @@
+//! The edges, as the leader lists them: read through the API server's proxy, page by page.
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use futures::Stream;
+use futures::stream::try_unfold;
+use http::Request;
+use k8s_openapi::api::core::v1::Service;
+use kube::Api;
+use kube::core::Status;
+use prepull_api::edges::{Edge, EdgeList, EdgeQuery, SERVICE};
+use prepull_api::task::NodeName;
+
+use crate::cluster::Cluster;
+use crate::problem::{self, MissingRight};
+
+/// Edges of one page: half a megabyte of text, and some milliseconds of the leader.
+const PAGE: usize = 1_000;
+/// The Service at which edges dial in, which every version has.
+pub(crate) const DOOR: &str = "cloudcore-prepull";
+
+/// Where cloudcore-prepull is.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SystemArgs {
+    /// Namespace of cloudcore-prepull.
+    #[arg(long, value_name = "NAME", default_value = "prepull-system")]
+    pub(crate) system_namespace: String,
+}
+
+/// Reads the edges that the query asks for, one page after another.
+pub(crate) fn pages(
+    cluster: &Cluster,
+    system: &SystemArgs,
+    query: EdgeQuery,
+) -> impl Stream<Item = anyhow::Result<EdgeList>> {
+    // The state is the query for the next page; `None` after the last one.
+    try_unfold(Some(EdgeQuery { limit: Some(PAGE), ..query }), move |query| async move {
+        let Some(query) = query else { return Ok(None) };
+        let page = page(cluster, system, &query).await?;
+        let next = page.next.clone().map(|after| EdgeQuery { after: Some(after), ..query });
+        Ok(Some((page, next)))
+    })
+}
+
+/// Reads one edge, and since when the leader knows connections. None if no edge has this name.
+pub(crate) async fn one(
+    cluster: &Cluster,
+    system: &SystemArgs,
+    name: &str,
+) -> anyhow::Result<(Option<Edge>, jiff::Timestamp)> {
+    let query = EdgeQuery { names: vec![NodeName::from(name)], ..EdgeQuery::default() };
+    let mut page = page(cluster, system, &query).await?;
+    Ok((page.items.pop(), page.known_since.0))
+}
+
+async fn page(cluster: &Cluster, system: &SystemArgs, query: &EdgeQuery) -> anyhow::Result<EdgeList> {
+    let namespace = &system.system_namespace;
+    let path = format!("/api/v1/namespaces/{namespace}/services/{SERVICE}/proxy{}", query.to_path());
+    let request = Request::get(path).body(Vec::new()).context("the edges cannot be asked for")?;
+    let error = match cluster.once().request::<EdgeList>(request).await {
+        Ok(page) => return Ok(page),
+        Err(error) => anyhow::Error::from(error),
+    };
+    let Some(answer) = problem::answer(&error) else { return Err(error.context("the edges cannot be read")) };
+    let door = if is_without(answer) { door(cluster, namespace).await } else { Door::Unknown };
+    Err(match trouble(answer, namespace, &door) {
+        Some(text) => anyhow!(text),
+        None => error.context("the edges cannot be read"),
+    })
+}
+
+/// Whether the namespace has the Service at which edges dial in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    There,
+    Missing,
+    Unknown,
+}
+
+async fn door(cluster: &Cluster, namespace: &str) -> Door {
+    match Api::<Service>::namespaced(cluster.once(), namespace).get_opt(DOOR).await {
+        Ok(Some(_)) => Door::There,
+        Ok(None) => Door::Missing,
+        Err(_) => Door::Unknown,
+    }
+}
+
+/// Whether there is no such Service.
+fn is_without(answer: &Status) -> bool {
+    answer.code == 404 && answer.details.as_ref().is_some_and(|details| details.name == SERVICE)
+}
+
+/// What an answer means, and its remedy; none if it has no meaning of its own here.
+fn trouble(answer: &Status, namespace: &str, door: &Door) -> Option<String> {
+    let said = answer.message.trim();
+    if let Some(right) = MissingRight::of(answer) {
+        return Some(format!(
+            "{right}, of the Service {SERVICE}. Whoever administers the cluster can grant it: \
+             manifests/cloudcore-prepull/optional/edges-reader.yaml has the role"
+        ));
+    }
+    let elsewhere = "--system-namespace names the namespace of cloudcore-prepull, if it is another one";
+    if is_without(answer) {
+        let older = "does not list its edges: it is of an older version, or its manifests are; update both";
+        return Some(match door {
+            Door::There => format!("the cloudcore-prepull of namespace {namespace} {older}"),
+            Door::Missing => format!("there is no cloudcore-prepull in namespace {namespace}; {elsewhere}"),
+            Door::Unknown => format!(
+                "namespace {namespace} has no Service {SERVICE}: there is no cloudcore-prepull, or it {older}. {elsewhere}"
+            ),
+        });
+    }
+    let check = format!("kubectl prepull check --system-namespace {namespace} looks for the reason");
+    match answer.code {
+        421 => Some(format!("the replica behind the Service {SERVICE} is {said}: try again in a moment")),
+        503 if said.contains("no endpoints available") => Some(format!(
+            "no cloudcore-prepull leads in namespace {namespace}: the Service {SERVICE} has no pod behind it. {check}"
+        )),
+        // The API server's own words for a pod to which it cannot connect.
+        500..=504 if said.contains("error trying to reach service") => Some(format!(
+            "the API server cannot connect to the leader, port 10005: it has ended, is of an older version, runs without \
+             --edges-listen, or a NetworkPolicy is between them. {check}: {said}"
+        )),
+        // cloudcore's own: --edges-from, and a leader that has just begun.
+        403 | 503 => Some(format!("cloudcore-prepull does not list its edges now: {said}")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    fn said(code: u16, message: &str, door: Door) -> String {
+        let details = if code == 404 { json!({"name": SERVICE, "kind": "services"}) } else { json!(null) };
+        let answer = json!({"code": code, "message": message, "details": details});
+        trouble(&serde_json::from_value(answer).unwrap(), "prepull-system", &door).unwrap_or_default()
+    }
+
+    #[test]
+    fn whoever_sees_no_edges_reads_whether_a_right_the_leader_or_a_version_is_missing() {
+        let forbidden = "services \"cloudcore-prepull-edges\" is forbidden: User \"jane\" cannot get resource \
+                         \"services/proxy\" in API group \"\" in the namespace \"prepull-system\"";
+        let missing = "services \"cloudcore-prepull-edges\" not found";
+        let refused = "error trying to reach service: dial tcp 10.0.0.7:10005: connect: connection refused";
+        let no_pod = "no endpoints available for service \"cloudcore-prepull-edges\"";
+        for (code, message, door, words) in [
+            (
+                403,
+                forbidden,
+                Door::Unknown,
+                ["user jane lacks a right: to get services/proxy in namespace", "edges-reader.yaml"],
+            ),
+            (404, missing, Door::There, ["is of an older version", "update both"]),
+            (
+                404,
+                missing,
+                Door::Missing,
+                ["there is no cloudcore-prepull in namespace prepull-system", "--system-namespace"],
+            ),
+            (404, missing, Door::Unknown, ["has no Service", "older version"]),
+            (421, "not the leader: a leads\n", Door::Unknown, ["is not the leader: a leads", "try again"]),
+            (503, no_pod, Door::Unknown, ["no cloudcore-prepull leads", "kubectl prepull check"]),
+            (502, refused, Door::Unknown, ["cannot connect to the leader", "10.0.0.7:10005"]),
+            (503, refused, Door::Unknown, ["cannot connect to the leader", "10.0.0.7:10005"]),
+            (
+                403,
+                "the edges are not listed for 10.0.0.1: it is not in --edges-from",
+                Door::Unknown,
+                ["not listed for 10.0.0.1", "--edges-from"],
+            ),
+            (503, "this replica has begun to lead", Door::Unknown, ["now: this replica", "begun to lead"]),
+        ] {
+            let said = said(code, message, door);
+            assert!(words.iter().all(|word| said.contains(word)), "{code} {message}: {said}");
+        }
+        assert_eq!(said(401, "Unauthorized", Door::Unknown), "");
+    }
+}
