@@ -16,6 +16,7 @@
 //! - [`wire`]: the messages of the tunnel and their limits.
 //! - [`enroll`]: how an edge gets its certificate: join tokens, requests and responses.
 //! - [`edges`]: what people see of the edges (feature `crd`).
+//! - [`kubeedge`]: whether KubeEdge serves the same jobs (feature `crd`).
 //! - [`crd`]: the Kubernetes resources (feature `crd`, the cloud side only).
 
 pub mod abbreviate;
@@ -32,6 +33,9 @@ pub mod wire;
 
 #[cfg(feature = "crd")]
 pub mod edges;
+
+#[cfg(feature = "crd")]
+pub mod kubeedge;
 
 #[cfg(feature = "crd")]
 #[allow(unreachable_pub)] // the KubeSchema derive repeats each type inside a function

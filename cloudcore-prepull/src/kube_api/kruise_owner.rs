@@ -1,20 +1,13 @@
 //! The check that Kruise's kinds are ours to serve: two controllers would overwrite each other's objects.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
 use kube::{Client, Error, ResourceExt};
-use prepull_api::crd::kruise::{PART_OF, PART_OF_LABEL, crds};
+use prepull_api::crd::kruise::{CONTROLLER_LEASE as LEASE, PART_OF, PART_OF_LABEL, crds, running_controller};
 
 use crate::kube_api::cluster::read_with_retry;
-
-/// Where Kruise's own controller has its Lease, if it runs.
-const LEASE: (&str, &str) = ("kruise-system", "kruise-manager");
-/// A Lease that was renewed less than this ago is alive: Kruise renews it every few seconds.
-const ALIVE: Duration = Duration::from_secs(60);
 
 /// Why Kruise's API is not served.
 #[derive(Debug, thiserror::Error)]
@@ -75,14 +68,8 @@ pub(crate) async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal
     let what = format!("the Lease {}/{}", LEASE.0, LEASE.1);
     let lease =
         allowed(&what, read_with_retry(&what, |_| None, || refusable(leases.get_opt(LEASE.1))).await)?;
-    let spec = lease.and_then(|lease| lease.spec).unwrap_or_default();
-    let renewed = spec.renew_time.map_or(Timestamp::MIN, |time| time.0);
-    match spec.holder_identity.filter(|holder| !holder.is_empty()) {
-        Some(holder) if renewed.checked_add(ALIVE).unwrap_or(Timestamp::MAX) > now => {
-            Err(Refusal::Running { holder })
-        }
-        _ => Ok(()),
-    }
+    let holder = lease.as_ref().and_then(|lease| running_controller(lease, now));
+    holder.map_or(Ok(()), |holder| Err(Refusal::Running { holder }))
 }
 
 /// A refusal is an answer; everything else passes.

@@ -5,7 +5,9 @@
 //! support CEL, the CEL rules refuse the same mistakes at once. `v1alpha1` and `v1beta1` have the same schema; `v1beta1`
 //! is stored, as by Kruise.
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::CustomResourceExt;
 
 mod list_job;
@@ -34,6 +36,18 @@ pub const VERSION: &str = "v1beta1";
 pub const PART_OF_LABEL: &str = "app.kubernetes.io/part-of";
 /// Value of [`PART_OF_LABEL`] on our definitions.
 pub const PART_OF: &str = "image-prepull";
+
+/// Where Kruise's own controller has its Lease, if it runs: namespace and name.
+pub const CONTROLLER_LEASE: (&str, &str) = ("kruise-system", "kruise-manager");
+/// A Lease that was renewed less than this ago is alive: Kruise renews it every few seconds.
+const ALIVE: SignedDuration = SignedDuration::from_secs(60);
+
+/// Who holds the Lease of Kruise's own controller, if that runs.
+pub fn running_controller(lease: &Lease, now: Timestamp) -> Option<String> {
+    let spec = lease.spec.as_ref()?;
+    let is_alive = now.duration_since(spec.renew_time.as_ref()?.0) < ALIVE;
+    spec.holder_identity.clone().filter(|holder| is_alive && !holder.is_empty())
+}
 
 /// The definitions of ImagePullJob, ImageListPullJob and NodeImage.
 pub fn crds() -> [CustomResourceDefinition; 3] {
