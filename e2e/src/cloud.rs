@@ -41,6 +41,7 @@ pub struct Cloud {
     tunnel: Port,
     enroll: Port,
     metrics: Port,
+    edges: Port,
     front: Option<SocketAddr>,
     arguments: Vec<OsString>,
     standby: bool,
@@ -91,6 +92,11 @@ impl Cloud {
     /// Address of /metrics, /healthz and /readyz.
     pub fn metrics_addr(&self) -> SocketAddr {
         self.metrics.addr()
+    }
+
+    /// Address of the list of the edges. In a network namespace it is served on all addresses, as in a pod.
+    pub fn edges_addr(&self) -> SocketAddr {
+        self.edges.addr()
     }
 
     /// Creates a token for a node with `cloudcore-prepull token create --node`.
@@ -232,6 +238,10 @@ impl Cloud {
             ("--metrics-listen", self.metrics.addr()),
         ] {
             command.arg(flag).arg(SocketAddr::to_string(&address));
+        }
+        if matches!(self.programs, Programs::Built) {
+            let address = SocketAddr::from((tunnel, self.edges.number())).to_string();
+            command.args(["--edges-listen", &address]);
         }
         command.arg("--ports-file").arg(&ports_file).args(&self.arguments);
         if let Some(pod) = &self.pod {

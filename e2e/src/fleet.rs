@@ -8,6 +8,7 @@
 
 mod figures;
 mod kruise;
+mod listing;
 mod measure;
 mod options;
 mod requests;
@@ -27,6 +28,7 @@ use crate::place::Place;
 
 pub use figures::{Connect, Figures, Idle, JobFigures, Kill, Reports};
 pub use kruise::KruiseFigures;
+pub use listing::Listing;
 pub use measure::Plan;
 pub use options::Options;
 pub use rotation::RotationFigures;

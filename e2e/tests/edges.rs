@@ -17,7 +17,6 @@ use prepull_e2e::prelude::*;
 use serde_json::json;
 
 const MANIFESTS: &str = "manifests/cloudcore-prepull";
-const LISTEN: &str = "--edges-listen=0.0.0.0:10005";
 
 /// Applies the Service of the list, and the rights to read it.
 async fn install(cluster: &Cluster) -> Result<()> {
@@ -38,11 +37,11 @@ async fn pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
 }
 
 /// Puts this replica behind the Service.
-async fn serve_by(cluster: &Cluster, pod: &str, address: Ipv4Addr) -> Result<()> {
+async fn serve_by(cluster: &Cluster, pod: &str, address: Ipv4Addr, cloud: &Cloud) -> Result<()> {
     let pod = json!({"kind": "Pod", "namespace": NAMESPACE, "name": pod});
     let endpoints = json!({
         "apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": SERVICE},
-        "subsets": [{"addresses": [{"ip": address, "targetRef": pod}], "ports": [{"port": 10005, "protocol": "TCP"}]}],
+        "subsets": [{"addresses": [{"ip": address, "targetRef": pod}], "ports": [{"port": cloud.edges_addr().port(), "protocol": "TCP"}]}],
     });
     let api: Api<Endpoints> = Api::namespaced(cluster.client(), NAMESPACE);
     api.patch(SERVICE, &PatchParams::apply("e2e").force(), &Patch::Apply(endpoints)).await?;
@@ -64,10 +63,10 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     let cluster = Cluster::own().await?;
     let (first_network, second_network) = (Network::new().await?, Network::new().await?);
     let (first_address, second_address) = (first_network.uplink().await?, second_network.uplink().await?);
-    let mut first = Cloud::start(&cluster).within(&first_network).standby().arg(LISTEN).await?;
+    let mut first = Cloud::start(&cluster).within(&first_network).standby().await?;
     first.leads(SOON).await?;
-    let second = Cloud::start(&cluster).within(&second_network).named("cloudcore-prepull-2").standby();
-    let second = second.arg(LISTEN).await?;
+    let second =
+        Cloud::start(&cluster).within(&second_network).named("cloudcore-prepull-2").standby().await?;
     let front = Front::of(&[first.backend(), second.backend()])?;
     first.behind(&front);
 
@@ -79,7 +78,7 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     install(&cluster).await?;
     pod(&cluster, "a", first_address).await?;
     pod(&cluster, "b", second_address).await?;
-    serve_by(&cluster, "a", first_address).await?;
+    serve_by(&cluster, "a", first_address, &first).await?;
 
     let reader = Cluster::client_of(
         &cluster.kubeconfig_as("system:serviceaccount:prepull-system:prepull-edges-reader")?,
@@ -115,7 +114,7 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     ensure!(error.contains("services/proxy") && error.contains("orbidden"), "{error}");
 
     // A standby says who leads, for as long as the Service has it.
-    serve_by(&cluster, "b", second_address).await?;
+    serve_by(&cluster, "b", second_address, &second).await?;
     let error = format!("{:#}", list(&reader, &all).await.err().context("a standby lists edges")?);
     ensure!(error.contains("not the leader: "), "{error}");
 

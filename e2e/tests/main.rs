@@ -31,6 +31,7 @@ mod leader_label;
 mod links;
 mod manifests;
 mod mid_pull;
+mod monitoring;
 mod other_runtimes;
 mod overriders;
 mod partitions;

@@ -63,14 +63,16 @@ impl Rendered {
 
     /// The value that the containers of this kind of workload get for a variable.
     fn variable(&self, name: &str) -> Result<Option<String>> {
-        let settings: ConfigMap = self.one("ConfigMap")?;
         let pod = self.pod()?;
-        let named = settings.metadata.name.as_deref();
-        let from_it = |container: &Container| {
-            let maps = container.env_from.iter().flatten().filter_map(|from| from.config_map_ref.as_ref());
-            maps.map(|map| map.name.as_str()).any(|map| Some(map) == named)
-        };
-        ensure!(pod.containers.iter().chain(pod.init_containers.iter().flatten()).any(from_it), "{named:?}");
+        let containers = pod.containers.iter().chain(pod.init_containers.iter().flatten());
+        let from = |container: &Container| container.env_from.clone().unwrap_or_default();
+        let from: Vec<_> = containers.flat_map(from).filter_map(|from| from.config_map_ref).collect();
+        let maps = self
+            .all("ConfigMap")
+            .into_iter()
+            .filter(|map| from.iter().any(|from| map["metadata"]["name"] == from.name));
+        let [settings] = maps.collect::<Vec<_>>()[..] else { bail!("not one ConfigMap of {from:?}") };
+        let settings: ConfigMap = serde_json::from_value(settings.clone())?;
         Ok(settings.data.and_then(|mut data| data.remove(name)))
     }
 
@@ -110,7 +112,7 @@ async fn apply(cluster: &Cluster, objects: &[&Value]) -> Result<()> {
 
 /// Whether the kind is another program's, or one that API servers know from 1.21 on.
 fn may_be_unknown(object: &Value) -> bool {
-    ["ServiceMonitor", "PodDisruptionBudget"].iter().any(|kind| object["kind"] == *kind)
+    ["ServiceMonitor", "PrometheusRule", "PodDisruptionBudget"].iter().any(|kind| object["kind"] == *kind)
 }
 
 /// Whether a pod may run where the Pod Security Standard "restricted" is enforced.
@@ -165,7 +167,15 @@ async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() ->
                 assert_eq!(variable("PREPULL_METRICS_SECURE")?.as_deref(), Some("true"));
                 assert!(chosen.all("ServiceMonitor").is_empty());
             }
-            "monitoring" => assert_eq!(chosen.all("ServiceMonitor").len(), 1),
+            "monitoring" => {
+                assert_eq!(chosen.all("ServiceMonitor").len(), 1);
+                // The same rules for a Prometheus without the operator.
+                let plain = std::fs::read_to_string(workspace().join("manifests/monitoring/alerts.yaml"))?;
+                let plain: Value = serde_saphyr::from_str(&plain)?;
+                assert_eq!(chosen.all("PrometheusRule")[0]["spec"]["groups"], plain["groups"]);
+                let is_board = |map: &&Value| map["metadata"]["labels"]["grafana_dashboard"] == "1";
+                assert_eq!(chosen.all("ConfigMap").into_iter().filter(is_board).count(), 1);
+            }
             "network-policy" => assert_eq!(chosen.all("NetworkPolicy").len(), 1),
             "one-replica" => {
                 assert_eq!(chosen.one::<Deployment>("Deployment")?.spec.replicas, Some(1));

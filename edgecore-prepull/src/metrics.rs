@@ -1,16 +1,22 @@
 //! The metrics of the agent, and what its health is judged by.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageResult, PulledBy, TaskOutcome};
+use prepull_program::metrics::{Build, DURATION_BUCKETS};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::images::puller::ErrorClass;
+
+/// What runs.
+const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };
 
 prepull_program::metrics! {
     /// What the parts of the agent count and measure.
@@ -31,6 +37,17 @@ prepull_program::metrics! {
         downloaded_bytes: Counter,
         /// Pulls, by who has downloaded: agent or runtime
         pulls: Family<By, Counter>,
+        /// Seconds from the first try of an image to its end, by outcome
+        image_duration_seconds: Family<Outcome, Histogram, fn() -> Histogram>
+            = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
+        /// Tries to pull an image that failed, by the class of the error, which decides what happens next, and its code
+        failed_tries: Family<ClassAndCode, Counter>,
+        /// Sessions with the cloud since the start: all but the first are reconnects
+        sessions: Counter,
+        /// When the node's certificate ends, as a Unix time
+        certificate_not_after_timestamp_seconds: Gauge,
+        /// 1; the labels say what runs
+        build_info: Family<Build, Gauge>,
         /// Runs of credential providers' plugins, by outcome
         credential_provider_execs: Family<ProviderOutcome, Counter>,
         /// How long a run of a credential provider's plugin took
@@ -54,6 +71,12 @@ struct By {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Code {
+    code: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClassAndCode {
+    class: &'static str,
     code: &'static str,
 }
 
@@ -99,6 +122,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("edgecore_prepull");
         let counted = Counted::default();
         counted.register(&mut registry);
+        counted.build_info.get_or_create(&BUILD).set(1);
         Self { registry, counted, runtime_up: AtomicBool::new(false) }
     }
 }
@@ -142,6 +166,10 @@ impl Metrics {
             let code = result.code.unwrap_or(FailureCode::Other).as_str();
             self.counted.image_failures.get_or_create(&Code { code }).inc();
         }
+        if let Some(took) = result.took {
+            let durations = &self.counted.image_duration_seconds;
+            durations.get_or_create(&Outcome { outcome }).observe(took.as_secs_f64());
+        }
         if let Some(by) = result.pulled_by {
             let by = match by {
                 PulledBy::Agent => "agent",
@@ -149,6 +177,23 @@ impl Metrics {
             };
             self.counted.pulls.get_or_create(&By { by }).inc();
         }
+    }
+
+    /// Counts a try that failed.
+    pub(crate) fn count_failed_try(&self, class: ErrorClass, code: FailureCode) {
+        let (class, code) = (class.as_str(), code.as_str());
+        self.counted.failed_tries.get_or_create(&ClassAndCode { class, code }).inc();
+    }
+
+    /// Counts a session that has begun.
+    pub(crate) fn count_session(&self) {
+        self.counted.sessions.inc();
+    }
+
+    /// Sets when the node's certificate ends.
+    pub(crate) fn set_certificate_end(&self, end: SystemTime) {
+        let seconds = end.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.counted.certificate_not_after_timestamp_seconds.set(i64::try_from(seconds).unwrap_or(i64::MAX));
     }
 
     /// Counts bytes of images that the agent has downloaded.

@@ -148,6 +148,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
     let puller = Arc::new(puller);
     let config = NodeConfig { max_tasks, parallel_pulls, limits, clock, providers };
+    tasks.spawn(measure_certificate(identity.clone(), metrics.clone(), shutdown.clone()));
     let records = Recorder::start(ledger).await?;
     let node = Node::new(puller.clone(), records, config, metrics.clone());
     tasks.spawn(probe_runtime(puller, metrics.clone(), shutdown.clone()));
@@ -214,6 +215,19 @@ fn fill_in_urls(tunnel: Urls, enroll: Urls, state_dir: &Path) -> Result<(Urls, U
     let Connection { tunnel_urls, enroll_urls, node_name: _ } = Connection::load(state_dir)?;
     let or = |given: Urls, stored| if given.is_empty() { stored } else { given };
     Ok((or(tunnel, tunnel_urls), or(enroll, enroll_urls)))
+}
+
+/// Keeps the end of the certificate in the metrics, over its renewals.
+async fn measure_certificate(identity: Identity, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+    let mut current = identity.watch();
+    let measuring = async {
+        loop {
+            metrics.set_certificate_end(current.borrow_and_update().not_after);
+            // The sender is part of the identity.
+            let _ = current.changed().await;
+        }
+    };
+    let _ = shutdown.run_until_cancelled(measuring).await;
 }
 
 /// Probes the container runtime at intervals, and logs when it goes or comes back.

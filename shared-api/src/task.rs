@@ -275,6 +275,13 @@ pub struct ImageResult {
     /// Why it was not the agent. At most [`crate::wire::MAX_NOTE`] bytes; never contains a credential.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pulled_by_reason: String,
+    /// Time from the first try to the end of the image. Absent if none was made, and from edges that do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
+    pub took: Option<Duration>,
+    /// Time from the acceptance of the task to the end of the image, by the clock of [`TaskResult::took`]: it began
+    /// [`Self::took`] earlier. Absent like that.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
+    pub ended: Option<Duration>,
 }
 
 /// Who has downloaded an image.
@@ -305,6 +312,8 @@ impl ImageResult {
             pinned: None,
             pulled_by: None,
             pulled_by_reason: String::new(),
+            took: None,
+            ended: None,
         }
     }
 }

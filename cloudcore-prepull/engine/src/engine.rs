@@ -2,7 +2,7 @@
 //! more tasks of both than it takes.
 
 use jiff::Timestamp;
-use prepull_api::crd::status::JobPhase;
+use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::selector::Selector;
 use prepull_api::wire::{EdgeMessage, Hello};
 use serde::{Deserialize, Serialize};
@@ -150,6 +150,11 @@ impl Engine {
     /// All Nodes, by their names.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeView> {
         self.prepull.nodes()
+    }
+
+    /// The ImagePrePullJobs that run, each by its name with the counts of its nodes, for the metrics.
+    pub fn running_jobs(&self) -> impl Iterator<Item = (&str, &Summary)> {
+        self.prepull.running_jobs()
     }
 
     /// The phases of all ImagePrePullJobs, for the metrics.

@@ -59,7 +59,7 @@ impl Directory {
     ) {
         let open = hello.open.iter().filter(|open| open.phase != OpenPhase::Finished);
         let open = open.map(|open| open.task.clone()).collect();
-        let state = state(&hello.runtime, &hello.image_filesystem);
+        let state = state(hello.runtime.as_deref(), hello.image_filesystem.as_ref());
         let hello = Hello {
             version: word(&hello.version),
             os: word(&hello.os),
@@ -95,7 +95,7 @@ impl Directory {
             }
             EdgeMessage::Result(result) => _ = known.open.remove(&result.task),
             EdgeMessage::State(NodeState { runtime, image_filesystem }) => {
-                let state = state(runtime, image_filesystem);
+                let state = state(runtime.as_deref(), image_filesystem.as_ref());
                 known.hello.runtime = state.runtime;
                 known.hello.image_filesystem = state.image_filesystem;
             }
@@ -218,13 +218,9 @@ fn word(text: &str) -> String {
     abbreviate_to(text, MAX_WORD)
 }
 
-fn state(runtime: &Option<String>, filesystem: &Option<Filesystem>) -> NodeState {
-    let filesystem = filesystem.as_ref();
-    NodeState {
-        runtime: runtime.as_deref().map(word),
-        image_filesystem: filesystem
-            .map(|disk| Filesystem { mountpoint: word(&disk.mountpoint), ..disk.clone() }),
-    }
+fn state(runtime: Option<&str>, filesystem: Option<&Filesystem>) -> NodeState {
+    let bounded = |disk: &Filesystem| Filesystem { mountpoint: word(&disk.mountpoint), ..disk.clone() };
+    NodeState { runtime: runtime.map(word), image_filesystem: filesystem.map(bounded) }
 }
 
 #[cfg(test)]

@@ -8,16 +8,19 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use jiff::Timestamp;
+use prepull_api::failure::FailureCode;
 use prepull_api::selector::Selector;
-use prepull_api::task::NodeName;
+use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
+use prepull_api::wire::{EdgeMessage, truncate_reason};
 use prepull_engine::engine::{Action, Engine, Input, Listed};
 use prepull_engine::prepull::controller;
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::WriteOutcome;
+use prepull_engine::shared::session::SessionEvent;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, error, info, info_span};
+use tracing::{Instrument, error, info, info_span, warn};
 
 use crate::edges::dispatch;
 use crate::edges::roster::Roster;
@@ -123,6 +126,7 @@ impl Core {
             for action in actions {
                 self.act(action);
             }
+            self.metrics.set_job_nodes(self.engine.running_jobs());
             self.metrics.set_levels(self.engine.phases(), self.sessions.len());
             if enough(self.engine.listed()) {
                 return Ok(());
@@ -151,6 +155,13 @@ impl Core {
                         self.roster.set_node(node, None);
                     }
                     Prepull::Job(job) | Prepull::Recalled(_, _, Some(job)) => self.writer.note_job(job),
+                    Prepull::Session(SessionEvent::Message {
+                        node,
+                        message: EdgeMessage::Result(result),
+                        ..
+                    }) => {
+                        log_result(&self.sessions, node, result);
+                    }
                     Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.note_job(job)),
                     _ => {}
                 }
@@ -195,10 +206,12 @@ impl Core {
             Action::Event(event) => self.events.send(event),
             Action::Write { job, name, version, content } => {
                 let (writer, inputs) = (self.writer.clone(), self.inputs.clone());
+                let (metrics, began) = (self.metrics.clone(), Instant::now());
                 self.work.spawn(async move {
                     // The engine waits for the outcome, and writes nothing more of the object before it.
                     let outcome = caught(writer.write(&job, &name, &content)).await;
                     let outcome = outcome.unwrap_or(WriteOutcome::Failed);
+                    metrics.measure_write(outcome, began.elapsed());
                     let object = content.object();
                     let _ = inputs.send(Input::Written { job, object, version, outcome }.into()).await;
                 });
@@ -231,6 +244,24 @@ impl Core {
                 self.work.spawn(work.instrument(span));
             }
         }
+    }
+}
+
+/// Logs how a task ended on its node, with the fields that the agent's log has.
+fn log_result(sessions: &Sessions, node: &NodeName, result: &TaskResult) {
+    if !sessions.may_log(node) {
+        return;
+    }
+    let TaskResult { task, outcome, reason, images, took, .. } = result;
+    let seconds = took.as_secs_f64();
+    if *outcome == TaskOutcome::Succeeded {
+        let bytes: u64 = images.iter().filter_map(|image| Some(image.bytes?.done)).sum();
+        info!(%node, %task, ?outcome, images = images.len(), bytes, seconds, "task ended");
+    } else {
+        let failed = images.iter().find(|image| !image.outcome.is_on_node());
+        let code = failed.and_then(|image| image.code).map(FailureCode::as_str);
+        let reason = truncate_reason(reason);
+        warn!(%node, %task, ?outcome, code, reason, images = images.len(), seconds, "task ended");
     }
 }
 

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hyper::body::Incoming;
 use hyper::header::AUTHORIZATION;
-use hyper::{Request, StatusCode};
+use hyper::{HeaderMap, Request, StatusCode};
 use kube::Client;
-use prepull_program::http::{self, Answer, METRICS, TEXT, answer_request};
+use prepull_program::http::{self, Answer, TEXT, answer_metrics, answer_request};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -148,7 +148,11 @@ impl Endpoint {
     /// and what it learns is no secret.
     async fn serve_one(&self, stream: TcpStream) {
         match &self.protection {
-            None => answer_request(stream, |request| ready(self.answer(request.uri().path()))).await,
+            None => {
+                let answer =
+                    |request: &Request<Incoming>| self.answer(request.uri().path(), request.headers());
+                answer_request(stream, |request| ready(answer(&request))).await;
+            }
             Some(protection) if begins_with_tls(&stream).await => {
                 let Ok(stream) = protection.tls.accept(stream).await else { return };
                 answer_request(stream, |request| self.answer_permitted(request, &protection.access)).await;
@@ -158,7 +162,7 @@ impl Endpoint {
                     access::PATH => {
                         (StatusCode::FORBIDDEN, TEXT, "metrics are served over https\n".to_owned())
                     }
-                    path => self.answer(path),
+                    path => self.answer(path, request.headers()),
                 };
                 answer_request(stream, |request| ready(answer(request))).await;
             }
@@ -172,10 +176,10 @@ impl Endpoint {
         {
             return refused;
         }
-        self.answer(path)
+        self.answer(path, request.headers())
     }
 
-    fn answer(&self, path: &str) -> Answer {
+    fn answer(&self, path: &str, headers: &HeaderMap) -> Answer {
         match path {
             "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
             "/readyz" => {
@@ -188,7 +192,7 @@ impl Endpoint {
             }
             access::PATH => {
                 self.metrics.set_leadership(&self.readiness.leadership);
-                (StatusCode::OK, METRICS, self.metrics.render())
+                answer_metrics(headers, self.metrics.render())
             }
             _ => (
                 StatusCode::NOT_FOUND,

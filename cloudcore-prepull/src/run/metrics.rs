@@ -1,20 +1,25 @@
 //! The metrics of cloudcore-prepull, as Prometheus scrapes them.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use prepull_api::crd::status::JobPhase;
+use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::TaskOutcome;
+use prepull_api::task::{ImageOutcome, ImageResult, PulledBy, TaskOutcome};
 use prepull_api::wire::EdgeMessage;
 use prepull_engine::kruise::node_images::Written;
 use prepull_engine::kruise::{self, jobs, node_images};
 use prepull_engine::prepull::controller::Input;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::SessionEvent;
+use prepull_program::metrics::{Build, DURATION_BUCKETS};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::edges::EdgeMetrics;
@@ -36,6 +41,25 @@ struct CodeLabel {
     code: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByLabel {
+    by: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct JobPhaseLabel {
+    /// Not `job`, which Prometheus takes for itself.
+    job_name: String,
+    phase: &'static str,
+}
+
+/// What runs.
+const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };
+/// Upper bounds in seconds of a write to the API server, which gives up after a minute.
+const WRITE_BUCKETS: [f64; 9] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 60.0];
+/// The most jobs whose nodes are counted: each has five series. Those with the first names, so that they stay the same.
+const MAX_JOBS: usize = 100;
+
 prepull_program::metrics! {
     /// The counters and gauges of the engines' inputs, of the sessions and of the election.
     struct Counted {
@@ -47,6 +71,25 @@ prepull_program::metrics! {
         dispatches: Family<OutcomeLabel, Counter>,
         /// Results that edge nodes sent, by outcome
         results: Family<OutcomeLabel, Counter>,
+        /// Seconds from the acceptance of a task on its node to its end, by outcome
+        task_duration_seconds: Family<OutcomeLabel, Histogram, fn() -> Histogram>
+            = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
+        /// Seconds from the acceptance of a task on its node to the first try of an image: other tasks, windows, checks
+        task_queue_duration_seconds: Histogram = Histogram::new(DURATION_BUCKETS),
+        /// Seconds from the first try of an image to its end, by outcome
+        image_duration_seconds: Family<OutcomeLabel, Histogram, fn() -> Histogram>
+            = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
+        /// Tries that edge nodes made for images, by how the image ended
+        image_tries: Family<OutcomeLabel, Counter>,
+        /// Compressed bytes of images that edge nodes have pulled, by who has downloaded
+        pulled_image_bytes: Family<ByLabel, Counter>,
+        /// Nodes of the jobs that run, by phase; of at most 100 jobs
+        job_nodes: Family<JobPhaseLabel, Gauge>,
+        /// Seconds that a write of a job status or of a report took, by outcome
+        status_write_duration_seconds: Family<OutcomeLabel, Histogram, fn() -> Histogram>
+            = Family::new_with_constructor(|| Histogram::new(WRITE_BUCKETS)),
+        /// 1; the labels say what runs
+        build_info: Family<Build, Gauge>,
         /// Images that edge nodes reported as failed, by the code of the failure
         image_failures: Family<CodeLabel, Counter>,
         /// Writes of job status and of reports, by outcome
@@ -62,6 +105,17 @@ prepull_program::metrics! {
     }
 }
 
+/// The phases of a node, in the order in which they are counted.
+const NODE_PHASES: [&str; 5] = ["Pending", "InProgress", "Successful", "Failure", "Unknown"];
+
+fn written(outcome: WriteOutcome) -> &'static str {
+    match outcome {
+        WriteOutcome::Done => "done",
+        WriteOutcome::Gone => "gone",
+        WriteOutcome::Failed => "failed",
+    }
+}
+
 /// All metrics of cloudcore-prepull.
 #[derive(Debug)]
 pub struct Metrics {
@@ -69,6 +123,8 @@ pub struct Metrics {
     counted: Counted,
     edges: EdgeMetrics,
     roster: RosterMetrics,
+    /// The jobs that have series, with what these say.
+    shown_jobs: Mutex<BTreeMap<String, [u32; 5]>>,
 }
 
 impl Default for Metrics {
@@ -78,7 +134,8 @@ impl Default for Metrics {
         edges.register(&mut registry);
         roster.register(&mut registry);
         counted.register(&mut registry);
-        Self { registry, counted, edges, roster }
+        counted.build_info.get_or_create(&BUILD).set(1);
+        Self { registry, counted, edges, roster, shown_jobs: Mutex::default() }
     }
 }
 
@@ -89,11 +146,7 @@ impl Metrics {
         match input {
             Input::Dispatched { outcome, .. } => self.count_dispatch(outcome),
             Input::Written { outcome, .. } => {
-                let outcome = match outcome {
-                    WriteOutcome::Done => "done",
-                    WriteOutcome::Gone => "gone",
-                    WriteOutcome::Failed => "failed",
-                };
+                let outcome = written(*outcome);
                 self.counted.status_writes.get_or_create(&OutcomeLabel { outcome }).inc();
             }
             Input::Session(SessionEvent::Message { message: EdgeMessage::Result(result), .. }) => {
@@ -104,12 +157,84 @@ impl Metrics {
                     TaskOutcome::Cancelled => "cancelled",
                 };
                 self.counted.results.get_or_create(&OutcomeLabel { outcome }).inc();
+                let durations = &self.counted.task_duration_seconds;
+                durations.get_or_create(&OutcomeLabel { outcome }).observe(result.took.as_secs_f64());
+                self.count_images(&result.images);
                 for image in result.images.iter().filter(|image| !image.outcome.is_on_node()) {
                     let code = image.code.unwrap_or(FailureCode::Other).as_str();
                     self.counted.image_failures.get_or_create(&CodeLabel { code }).inc();
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Counts what the result of a task says of its images, for edges that nobody can scrape.
+    fn count_images(&self, images: &[ImageResult]) {
+        let began = |image: &ImageResult| Some(image.ended?.saturating_sub(image.took?));
+        if let Some(first) = images.iter().filter_map(began).min() {
+            self.counted.task_queue_duration_seconds.observe(first.as_secs_f64());
+        }
+        for image in images {
+            let outcome = match image.outcome {
+                ImageOutcome::Pulled => "pulled",
+                ImageOutcome::Present => "present",
+                ImageOutcome::Failed => "failed",
+                ImageOutcome::Stopped => "stopped",
+            };
+            let outcome = OutcomeLabel { outcome };
+            if image.attempts > 0 {
+                self.counted.image_tries.get_or_create(&outcome).inc_by(image.attempts.into());
+            }
+            if let (Some(by), Some(bytes)) = (image.pulled_by, image.bytes) {
+                let by = match by {
+                    PulledBy::Agent => "agent",
+                    PulledBy::Runtime => "runtime",
+                    PulledBy::Other => "other",
+                };
+                self.counted.pulled_image_bytes.get_or_create(&ByLabel { by }).inc_by(bytes.done);
+            }
+            if let Some(took) = image.took {
+                self.counted.image_duration_seconds.get_or_create(&outcome).observe(took.as_secs_f64());
+            }
+        }
+    }
+
+    /// Measures a write of a status or of a report.
+    pub(super) fn measure_write(&self, outcome: WriteOutcome, took: Duration) {
+        let outcome = written(outcome);
+        let durations = &self.counted.status_write_duration_seconds;
+        durations.get_or_create(&OutcomeLabel { outcome }).observe(took.as_secs_f64());
+    }
+
+    /// Sets the gauges of the nodes of the jobs that run, and takes away those of jobs that do not.
+    pub(super) fn set_job_nodes<'a>(&self, running: impl Iterator<Item = (&'a str, &'a Summary)>) {
+        let counts = |nodes: &Summary| {
+            let Summary { pending, in_progress, successful, failure, unknown, .. } = *nodes;
+            [pending, in_progress, successful, failure, unknown]
+        };
+        let running: BTreeMap<&str, [u32; 5]> = running.map(|(job, nodes)| (job, counts(nodes))).collect();
+        let running: BTreeMap<&str, [u32; 5]> = running.into_iter().take(MAX_JOBS).collect();
+        let label = |job: &str, phase| JobPhaseLabel { job_name: job.to_owned(), phase };
+        // Nothing that holds the lock can leave the table half changed.
+        let mut shown = self.shown_jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.retain(|job, _| {
+            let runs = running.contains_key(job.as_str());
+            if !runs {
+                for phase in NODE_PHASES {
+                    self.counted.job_nodes.remove(&label(job, phase));
+                }
+            }
+            runs
+        });
+        for (job, counts) in running {
+            if shown.get(job) == Some(&counts) {
+                continue;
+            }
+            for (phase, count) in NODE_PHASES.into_iter().zip(counts) {
+                self.counted.job_nodes.get_or_create(&label(job, phase)).set(count.into());
+            }
+            shown.insert(job.to_owned(), counts);
         }
     }
 
@@ -122,11 +247,7 @@ impl Metrics {
                 Written::Refused(_) => "conflict",
                 Written::Failed => "failed",
             },
-            kruise::Input::Job(jobs::Input::Written { outcome, .. }) => match outcome {
-                WriteOutcome::Done => "done",
-                WriteOutcome::Gone => "gone",
-                WriteOutcome::Failed => "failed",
-            },
+            kruise::Input::Job(jobs::Input::Written { outcome, .. }) => written(*outcome),
             kruise::Input::Node(node_images::Input::Dispatched { outcome, .. }) => {
                 self.count_dispatch(outcome);
                 return;

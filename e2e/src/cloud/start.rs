@@ -159,6 +159,7 @@ impl<'a> Start<'a> {
             tunnel: Port::reserve()?,
             enroll: Port::reserve()?,
             metrics: Port::reserve()?,
+            edges: Port::reserve()?,
             front: None,
             arguments,
             standby: self.standby,

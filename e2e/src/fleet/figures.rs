@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use prepull_api::crd::status::{JobPhase, Summary};
 use serde::Serialize;
 
-use super::Options;
+use super::{Listing, Options};
 
 /// The figures of one run.
 #[derive(Clone, Debug, Serialize)]
@@ -55,6 +55,10 @@ pub struct Idle {
     pub cpu_millis_per_thousand: f64,
     /// Resident memory of cloudcore at the end.
     pub rss: u64,
+    /// Sessions that began: what a list of the edges has to follow.
+    pub sessions_begun: u64,
+    /// The list of the edges at the end.
+    pub listing: Listing,
 }
 
 /// The figures of one job over all nodes. Times count from the request that created the job.

@@ -19,6 +19,8 @@ Examples:
       bad links, power cuts, a registry that sometimes fails
   make fleet NODES=10000 ARGS='--pull 2s..20s --kill-cloud --json killed.json'
       cloudcore is killed when half of the images are there, and started again
+  make fleet NODES=10000 ARGS='--idle 60s --disconnect-every 10m'
+      what the list of the edges costs while links flap
   make fleet NODES=1000 ARGS='--kruise'
       OpenKruise's API: how many writes a node and an image cost
   make fleet NODES=1000 ARGS='--rotate'
@@ -78,7 +80,7 @@ pub struct Options {
     /// --json matter
     #[arg(long)]
     pub rotate: bool,
-    /// Before the job, measure the idle sessions for this long
+    /// Before the job, measure the idle sessions for this long, and the list of the edges after it
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
     pub idle: Option<Duration>,

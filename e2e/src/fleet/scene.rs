@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use super::Options;
 use super::figures::{Connect, Idle};
+use super::listing::Listing;
 use super::teller::Teller;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
@@ -80,14 +81,16 @@ impl Scene {
     /// Measures the cost of the sessions while they only exchange heartbeats.
     pub async fn idle(&self, time: Duration, teller: &Teller) -> Result<Idle> {
         teller.step(&format!("idle for {time:?}"));
-        let (before, begun) = (usage(&self.cloud)?, Instant::now());
+        let (before, begun, sessions) = (usage(&self.cloud)?, Instant::now(), self.fleet.tally().sessions);
         tokio::time::sleep(time).await;
+        let sessions_begun = self.fleet.tally().sessions - sessions;
         let (after, seconds) = (usage(&self.cloud)?, begun.elapsed().as_secs_f64());
         let cpu_seconds = after.cpu.saturating_sub(before.cpu).as_secs_f64();
         // Far below 2^32 sessions.
         let thousands = f64::from(u32::try_from(self.fleet.connected()).unwrap_or(u32::MAX)) / 1000.0;
         let cpu_millis_per_thousand = cpu_seconds * 1000.0 / seconds / thousands;
-        Ok(Idle { seconds, cpu_seconds, cpu_millis_per_thousand, rss: after.rss })
+        let listing = Listing::measure(&self.cloud).await?;
+        Ok(Idle { seconds, cpu_seconds, cpu_millis_per_thousand, rss: after.rss, sessions_begun, listing })
     }
 }
 

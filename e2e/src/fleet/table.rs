@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use super::figures::{Connect, Figures, Idle, JobFigures, Kill};
 use super::kruise::KruiseFigures;
+use super::listing::Listing;
 
 /// Width of the names of figures.
 const NAME: usize = 44;
@@ -68,10 +69,17 @@ fn print_connect(connect: &Connect) {
 }
 
 fn print_idle(idle: &Idle) {
-    let Idle { seconds, cpu_seconds: _, cpu_millis_per_thousand, rss } = *idle;
+    let Idle { seconds, cpu_seconds: _, cpu_millis_per_thousand, rss, sessions_begun, listing } = *idle;
     heading(&format!("Idle for {seconds:.0} s"));
     line("cloudcore, CPU of 1,000 sessions", format!("{cpu_millis_per_thousand:.1} ms a second"));
     line("cloudcore, memory", mib(rss));
+    line("sessions begun", sessions_begun.to_string());
+    let Listing { edges, connected, pages, bytes, seconds, slowest_page_seconds } = listing;
+    line("list of the edges", format!("{edges}, {connected} of them connected; {} KiB", bytes / 1024));
+    line(
+        "time for it",
+        format!("{pages} pages in {seconds:.2} s, the slowest in {:.1} ms", slowest_page_seconds * 1000.0),
+    );
 }
 
 fn print_job(job: &JobFigures) {

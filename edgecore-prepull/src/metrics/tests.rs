@@ -16,8 +16,12 @@ fn the_exposition_is_the_same_to_the_byte() {
     metrics.count_task(TaskOutcome::DeadlineExceeded);
     // One image for all families: a family with several lines has them in any order.
     let failed = ended(ImageOutcome::Failed, Some(FailureCode::NoSpace));
-    metrics.count_image(&ImageResult { pulled_by: Some(PulledBy::Agent), ..failed });
+    let took = Some(Duration::from_secs(2));
+    metrics.count_image(&ImageResult { pulled_by: Some(PulledBy::Agent), took, ..failed });
     metrics.count_downloaded(5);
+    metrics.count_failed_try(ErrorClass::NoSpace, FailureCode::NoSpace);
+    metrics.count_session();
+    metrics.set_certificate_end(UNIX_EPOCH + Duration::from_secs(1_800_000_000));
     metrics.count_plugin_run("ecr", PluginOutcome::Ok, Duration::from_secs(1));
     assert_eq!(metrics.render(), include_str!("tests/exposition.txt"));
 }
@@ -48,4 +52,30 @@ fn counted_events_and_the_current_session_are_exposed() {
     let runs = format!("{name}s_total{{provider=\"ecr\",outcome=\"timeout\"}} 1");
     assert!(text.contains(&runs), "{text}");
     assert!(text.contains(&format!("{name}_duration_seconds_sum{{provider=\"ecr\"}} 60.0")), "{text}");
+}
+
+#[test]
+fn dashboard_and_alerts_name_metrics_that_exist_and_the_manual_names_them_all() {
+    let texts = [
+        include_str!("../../../manifests/monitoring/alerts.yaml"),
+        include_str!("../../../manifests/monitoring/dashboard.json"),
+        include_str!("../../../docs/operations.md"),
+    ];
+    let named = |text: &'static str| {
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let names = words.filter_map(|word| word.strip_prefix("edgecore_prepull_"));
+        let suffixes = ["_total", "_bucket", "_count", "_sum"];
+        let name =
+            |name: &'static str| suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+        names.map(name).collect::<Vec<_>>()
+    };
+    for text in &texts[..2] {
+        for name in named(text) {
+            assert!(Counted::NAMES.contains(&name), "there is no edgecore_prepull_{name}");
+        }
+    }
+    let manual = named(texts[2]);
+    for name in Counted::NAMES {
+        assert!(manual.contains(name), "docs/operations.md does not explain edgecore_prepull_{name}");
+    }
 }

@@ -3,8 +3,8 @@
 use std::future::ready;
 use std::sync::Arc;
 
-use hyper::StatusCode;
-use prepull_program::http::{self, Answer, METRICS, TEXT, answer_request};
+use hyper::{HeaderMap, StatusCode};
+use prepull_program::http::{self, Answer, TEXT, answer_metrics, answer_request};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -17,19 +17,21 @@ const CONNECTIONS: usize = 16;
 pub(super) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, shutdown: CancellationToken) {
     let serve_one = |stream| {
         let metrics = Arc::clone(&metrics);
-        answer_request(stream, move |request| ready(answer(&metrics, request.uri().path())))
+        answer_request(stream, move |request| {
+            ready(answer(&metrics, request.uri().path(), request.headers()))
+        })
     };
     http::serve_connections(listener, CONNECTIONS, shutdown, serve_one).await;
 }
 
-fn answer(metrics: &Metrics, path: &str) -> Answer {
+fn answer(metrics: &Metrics, path: &str, headers: &HeaderMap) -> Answer {
     match path {
         "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/readyz" if metrics.is_runtime_up() => (StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/readyz" => {
             (StatusCode::SERVICE_UNAVAILABLE, TEXT, "the container runtime does not answer\n".to_owned())
         }
-        "/metrics" => (StatusCode::OK, METRICS, metrics.render()),
+        "/metrics" => answer_metrics(headers, metrics.render()),
         _ => (StatusCode::NOT_FOUND, TEXT, "there are /metrics, /healthz and /readyz\n".to_owned()),
     }
 }
@@ -41,7 +43,7 @@ mod tests {
     #[test]
     fn the_agent_is_ready_while_the_runtime_answers() {
         let metrics = Metrics::default();
-        let status_of = |path| answer(&metrics, path).0;
+        let status_of = |path| answer(&metrics, path, &HeaderMap::new()).0;
         assert_eq!(status_of("/readyz"), StatusCode::SERVICE_UNAVAILABLE);
         metrics.set_runtime_up(true);
         assert_eq!(status_of("/readyz"), StatusCode::OK);

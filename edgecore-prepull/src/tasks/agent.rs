@@ -156,7 +156,7 @@ impl Agent {
             }
             AgentEvent::ImageEnded { task, index, result } => {
                 if let Some(entry) = self.running(&task) {
-                    entry.set_image_result(index, result, &mut effects);
+                    entry.set_image_result(index, result, now, &mut effects);
                 }
             }
             AgentEvent::Ended(task, end) => {

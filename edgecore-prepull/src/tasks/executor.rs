@@ -44,6 +44,7 @@ use crate::config::Limits;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, PullError, Puller};
 use crate::images::rate::Bucket;
+use crate::metrics::Metrics;
 use crate::tasks::agent::{Execution, TaskEnd};
 use crate::tasks::checks::{self, Readings};
 pub use control::TaskControl;
@@ -71,6 +72,13 @@ impl<P: Puller> Executor<P> {
     #[must_use]
     pub(crate) fn with_credential_providers(mut self, providers: Arc<Providers>) -> Self {
         self.images.providers = providers;
+        self
+    }
+
+    /// Counts the tries that fail.
+    #[must_use]
+    pub(crate) fn counted_in(mut self, metrics: Arc<Metrics>) -> Self {
+        self.images.metrics = Some(metrics);
         self
     }
 
@@ -171,8 +179,9 @@ impl<P: Puller> Executor<P> {
             .enumerate()
             .filter(|(index, _)| execution.done.get(*index).is_none_or(Option::is_none));
         let pulls = open.map(|(index, image)| async move {
-            let result = self.images.pull(context, index, image).await;
-            log_end(image, &result, context.board.time_since_first_attempt(index));
+            let mut result = self.images.pull(context, index, image).await;
+            result.took = context.board.time_since_first_attempt(index);
+            log_end(image, &result);
             // The receiver is gone when the agent stops.
             let _ = updates.send(TaskUpdate::ImageEnded { index, result }).await;
         });
@@ -211,7 +220,7 @@ impl<P: Puller> Executor<P> {
 }
 
 /// Logs how an image ended, in fields that a person can filter by.
-fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
+fn log_end(image: &ImageTask, result: &ImageResult) {
     let ImageResult {
         outcome,
         digest,
@@ -223,10 +232,14 @@ fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
         pinned,
         pulled_by,
         pulled_by_reason: left_because,
+        took,
+        ended: _,
     } = result;
     let image = &image.reference;
+    let done = bytes.map(|bytes| bytes.done);
     let bytes = bytes.map(|bytes| bytes.total);
     let seconds = took.map(|took| took.as_secs_f64());
+    let rate = done.zip(*took).and_then(|(done, took)| bytes_per_second(done, took));
     if outcome.is_on_node() {
         if !reason.is_empty() {
             tracing::warn!(image, reason, "on the node, but not as the job wants it");
@@ -237,6 +250,7 @@ fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
             digest,
             bytes,
             seconds,
+            rate,
             attempts,
             pinned,
             ?pulled_by,
@@ -245,6 +259,12 @@ fn log_end(image: &ImageTask, result: &ImageResult, took: Option<Duration>) {
         );
     } else {
         let code = code.map(FailureCode::as_str);
-        tracing::warn!(image, ?outcome, code, reason, bytes, seconds, attempts, "image failed");
+        tracing::warn!(image, ?outcome, code, reason, bytes, seconds, rate, attempts, "image failed");
     }
+}
+
+/// Nothing for what took no time worth a division.
+fn bytes_per_second(bytes: u64, took: Duration) -> Option<u64> {
+    let millis = u64::try_from(took.as_millis()).ok().filter(|millis| *millis > 0)?;
+    Some(bytes.saturating_mul(1000) / millis)
 }

@@ -91,8 +91,9 @@ impl<P: Puller> Node<P> {
         metrics: Arc<Metrics>,
     ) -> Self {
         let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers } = config;
-        let executor =
-            Executor::new(puller.clone(), parallel_pulls, limits).with_credential_providers(providers);
+        let executor = Executor::new(puller.clone(), parallel_pulls, limits)
+            .with_credential_providers(providers)
+            .counted_in(metrics.clone());
         let mut node = Self {
             agent: Agent::new(max_tasks).with_clock(clock),
             executor: Arc::new(executor),
@@ -300,6 +301,7 @@ impl<P: Puller> Node<P> {
             TunnelEvent::Connecting(answer) => self.send_hello(answer),
             TunnelEvent::Connected(welcome) => {
                 self.metrics.set_connected(true);
+                self.metrics.count_session();
                 self.puller.set_heard(true);
                 self.executor.pace().set_interval(welcome.progress_interval);
                 self.executor.pace().begin_session();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -17,6 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::metrics::to_prometheus_text;
 use crate::places::{Loses, Place, Places};
 
 /// A client that takes longer to send its request is disconnected.
@@ -35,8 +36,20 @@ pub type Answer = (StatusCode, &'static str, String);
 
 /// The content type of plain text.
 pub const TEXT: &str = "text/plain; charset=utf-8";
-/// The content type of metrics.
-pub const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The content type of metrics in the text format of Prometheus.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// The content type of metrics in that of OpenMetrics.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Answers with metrics, which are given in the text format of OpenMetrics, in that or the older one: as the client accepts.
+pub fn answer_metrics(headers: &HeaderMap, openmetrics: String) -> Answer {
+    let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    if accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text")) {
+        (StatusCode::OK, OPENMETRICS, openmetrics)
+    } else {
+        (StatusCode::OK, PROMETHEUS, to_prometheus_text(&openmetrics))
+    }
+}
 
 /// Serves connections with `serve_one` until `shutdown`, at most `connections` at a time. Those that come beyond take
 /// the place of the oldest, of whoever has the most.

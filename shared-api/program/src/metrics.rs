@@ -1,6 +1,46 @@
 //! How a set of metrics is declared, each metric once.
 
+use std::fmt::Write as _;
+
+use prometheus_client::encoding::EncodeLabelSet;
 pub use prometheus_client::registry::Registry;
+
+/// Upper bounds in seconds of what takes a moment on a good link and hours on a bad one: pulls, and tasks of several.
+pub const DURATION_BUCKETS: [f64; 10] =
+    [1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 14_400.0, 43_200.0];
+
+/// The labels of `build_info`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Build {
+    /// Version of the program.
+    pub version: &'static str,
+}
+
+/// The text format of Prometheus, of the text format of OpenMetrics, for those who do not ask for the latter: `curl`, and
+/// `promtool check metrics`. They differ in the names of counters' families, and in the last line.
+pub fn to_prometheus_text(openmetrics: &str) -> String {
+    // Writing to a String cannot fail.
+    let mut text = String::with_capacity(openmetrics.len());
+    // The help of a family comes before its type, which decides on the name of both.
+    let mut help = None;
+    for line in openmetrics.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ');
+        } else if let Some((family, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            if let Some((_, said)) = help.take() {
+                let _ = writeln!(text, "# HELP {family}{suffix} {said}");
+            }
+            let _ = writeln!(text, "# TYPE {family}{suffix} {kind}");
+        } else if !line.starts_with('#') {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    text
+}
 
 /// Declares a set of metrics, each once: a field is the metric of its name, its doc comment is the help text, and the
 /// value after `=` the empty metric, where the type has no default. A clone shares the values. Written here because
@@ -17,6 +57,10 @@ macro_rules! metrics {
         }
 
         impl $Set {
+            /// The names of the metrics, without the prefix of the program and the suffix of counters.
+            #[cfg(test)]
+            pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),*];
+
             /// Adds the metrics to a registry.
             pub(crate) fn register(&self, registry: &mut $crate::metrics::Registry) {
                 $(registry.register(stringify!($name), $help.trim_start(), self.$name.clone());)*
@@ -31,4 +75,37 @@ macro_rules! metrics {
     };
     (@empty) => { Default::default() };
     (@empty $empty:expr) => { $empty };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_has_one_name_for_those_who_do_not_speak_openmetrics() {
+        let openmetrics = "\
+# HELP p_jobs Jobs # by phase.
+# TYPE p_jobs gauge
+p_jobs{phase=\"a\"} 3
+# HELP p_results Results.
+# TYPE p_results counter
+p_results_total{outcome=\"x\"} 1
+# HELP p_s Seconds.
+# TYPE p_s histogram
+p_s_bucket{le=\"+Inf\"} 1
+# EOF
+";
+        let prometheus = "\
+# HELP p_jobs Jobs # by phase.
+# TYPE p_jobs gauge
+p_jobs{phase=\"a\"} 3
+# HELP p_results_total Results.
+# TYPE p_results_total counter
+p_results_total{outcome=\"x\"} 1
+# HELP p_s Seconds.
+# TYPE p_s histogram
+p_s_bucket{le=\"+Inf\"} 1
+";
+        assert_eq!(to_prometheus_text(openmetrics), prometheus);
+    }
 }

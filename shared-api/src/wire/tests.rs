@@ -50,6 +50,8 @@ fn a_result_fits_into_a_message_whatever_the_reasons() {
             pinned: Some(false),
             pulled_by: Some(PulledBy::Runtime),
             pulled_by_reason: truncate_note(&reason),
+            took: Some(Duration::MAX),
+            ended: Some(Duration::MAX),
             ..ImageResult::new(ImageOutcome::Failed)
         };
         let result = TaskResult {
@@ -214,6 +216,17 @@ fn results_keep_their_bytes() {
             format!(r#"{{"task":{{"job":"uid-1","attempt":2}},"outcome":"{name}","images":[],"took":1500}}"#);
         assert_frame(&result(outcome, Vec::new()), &frame);
     }
+}
+
+#[test]
+fn the_times_of_an_image_are_told_in_milliseconds_and_may_be_missing() {
+    let (took, ended) = (Some(Duration::from_millis(1500)), Some(Duration::from_secs(2)));
+    let image = ImageResult { took, ended, ..ImageResult::new(ImageOutcome::Pulled) };
+    let text = r#"{"outcome":"pulled","attempts":0,"took":1500,"ended":2000}"#;
+    assert_eq!(serde_json::to_string(&image).unwrap(), text);
+    assert_eq!(serde_json::from_str::<ImageResult>(text).unwrap(), image);
+    let older = serde_json::from_str::<ImageResult>(r#"{"outcome":"pulled","attempts":0}"#).unwrap();
+    assert_eq!((older.took, older.ended), (None, None));
 }
 
 #[test]

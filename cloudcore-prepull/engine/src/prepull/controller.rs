@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
-use prepull_api::crd::status::NodeClock;
+use prepull_api::crd::status::{JobPhase, NodeClock, Summary};
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::CloudMessage;
 
@@ -198,8 +198,13 @@ impl Controller {
         self.nodes.values()
     }
 
+    /// The jobs that run, each by its name with the counts of its nodes, for the metrics.
+    pub fn running_jobs(&self) -> impl Iterator<Item = (&str, &Summary)> {
+        self.jobs.values().filter(|job| job.phase() == JobPhase::InProgress).map(Job::counts)
+    }
+
     /// Jobs by phase, for the metrics.
-    pub fn phases(&self) -> impl Iterator<Item = prepull_api::crd::status::JobPhase> {
+    pub fn phases(&self) -> impl Iterator<Item = JobPhase> {
         self.jobs.values().map(Job::phase).chain(self.parked.values().map(|job| job.phase))
     }
 

@@ -217,13 +217,12 @@ impl SessionContext<'_> {
         match message {
             Some(EdgeMessage::Hello(_)) => return Err(SessionEnd::SecondHello),
             Some(EdgeMessage::Trusts { bundle }) => outbox.trust.confirm(&bundle),
-            // For people, who ask the directory.
-            Some(EdgeMessage::State(_)) => {}
+            // The state is for people, who ask the directory.
+            Some(EdgeMessage::State(_)) | None => {}
             Some(message) => {
                 let (node, session) = (self.peer.node.clone(), outbox.id);
                 self.notify_controller(SessionEvent::Message { node, session, message }).await?;
             }
-            None => {}
         }
         let now = Instant::now();
         let pause = limit.admit(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;

@@ -1,7 +1,8 @@
 #![allow(clippy::unwrap_used)]
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use prepull_api::task::{ImageOutcome, ImageResult, JobUid, NodeName, TaskId, TaskResult};
+use prepull_api::task::{Bytes, JobUid, NodeName, TaskId, TaskResult};
 use prepull_engine::prepull::controller::Object;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::session::SessionId;
@@ -28,8 +29,13 @@ fn written(outcome: WriteOutcome) -> Input {
 fn result(outcome: TaskOutcome) -> Input {
     let task = TaskId { job: job(), attempt: 1 };
     let image = |outcome, code| ImageResult { code, attempts: 1, ..ImageResult::new(outcome) };
+    let timed = |image: ImageResult| {
+        let (took, ended) = (Some(Duration::from_secs(2)), Some(Duration::from_secs(12)));
+        let bytes = Some(Bytes { done: 1000, total: 1000 });
+        ImageResult { took, ended, bytes, pulled_by: Some(PulledBy::Agent), ..image }
+    };
     let images = match outcome {
-        TaskOutcome::Succeeded => vec![image(ImageOutcome::Pulled, None)],
+        TaskOutcome::Succeeded => vec![timed(image(ImageOutcome::Pulled, None))],
         TaskOutcome::Failed => vec![
             image(ImageOutcome::Pulled, None),
             image(ImageOutcome::Failed, Some(FailureCode::Unauthorized)),
@@ -107,9 +113,56 @@ fn the_whole_exposition_stays_as_it_is() {
     let phases =
         [(JobPhase::Init, 1), (JobPhase::InProgress, 2), (JobPhase::Completed, 3), (JobPhase::Failure, 4)];
     metrics.set_levels(phases.into_iter().flat_map(|(phase, count)| std::iter::repeat_n(phase, count)), 7);
+    let nodes = Summary { pending: 4, in_progress: 3, failure: 1, ..Summary::default() };
+    metrics.set_job_nodes([("over", &nodes), ("spring", &nodes)].into_iter());
+    metrics.set_job_nodes([("spring", &nodes)].into_iter());
+    metrics.measure_write(WriteOutcome::Done, Duration::from_millis(30));
     metrics.set_leadership(&Leadership::undisputed());
     let census = CaCensus { connected: 9, informed: 7, renewed: 5, unable: 1, old_subject: 3 };
     metrics.edges().set_outdated(&census);
 
     assert_eq!(sorted(&metrics.render()), include_str!("tests/exposition.txt"));
+}
+
+/// Every metric of a text that begins with the prefix, without the prefix and the suffixes of samples.
+fn named(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let names = words.filter_map(|word| word.strip_prefix("cloudcore_prepull_"));
+    let suffixes = ["_total", "_bucket", "_count", "_sum"];
+    names.map(|name| suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name)).collect()
+}
+
+#[test]
+fn dashboard_and_alerts_name_metrics_that_exist_and_the_manual_names_them_all() {
+    let exist: BTreeSet<_> =
+        [Counted::NAMES, EdgeMetrics::NAMES, RosterMetrics::NAMES].concat().into_iter().collect();
+    let alerts = include_str!("../../../../manifests/monitoring/alerts.yaml");
+    let dashboard = include_str!("../../../../manifests/monitoring/dashboard.json");
+    for text in [alerts, dashboard] {
+        assert!(named(text).len() > 5);
+        assert_eq!(named(text).difference(&exist).collect::<Vec<_>>(), Vec::<&&str>::new());
+    }
+    let manual = include_str!("../../../../docs/operations.md");
+    let in_manual = named(manual);
+    assert_eq!(exist.difference(&in_manual).collect::<Vec<_>>(), Vec::<&&str>::new());
+    // Each alert leads to what is to be done.
+    for alert in alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        assert!(manual.contains(&format!("\n#### {alert}\n")), "{alert} has no paragraph");
+        let runbook = format!("runbook: docs/operations.md#{}\n", alert.to_lowercase());
+        assert!(alerts.contains(&runbook), "{alert} names no paragraph");
+    }
+}
+
+#[test]
+fn the_series_of_jobs_are_bounded_and_go_with_them() {
+    let metrics = Metrics::default();
+    let nodes = Summary { pending: 1, ..Summary::default() };
+    let names: Vec<_> = (0..MAX_JOBS + 50).map(|number| format!("job-{number:03}")).collect();
+    let series = |metrics: &Metrics| metrics.render().matches("_job_nodes{").count();
+    metrics.set_job_nodes(names.iter().map(|name| (name.as_str(), &nodes)));
+    assert_eq!(series(&metrics), 5 * MAX_JOBS);
+    metrics.set_job_nodes(names.iter().skip(120).map(|name| (name.as_str(), &nodes)));
+    assert_eq!(series(&metrics), 5 * 30);
+    metrics.set_job_nodes(std::iter::empty());
+    assert_eq!(series(&metrics), 0);
 }

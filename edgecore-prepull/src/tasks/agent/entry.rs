@@ -287,13 +287,16 @@ impl TaskEntry {
         self.save(effects);
     }
 
-    /// Stores the result of an image, unless it has one: an image that has ended stays as it ended.
+    /// Stores the result of an image, unless it has one: an image that has ended stays as it ended. Where it was worked on,
+    /// the result gets the time of its end.
     pub(super) fn set_image_result(
         &mut self,
         index: usize,
-        result: ImageResult,
+        mut result: ImageResult,
+        now: Now,
         effects: &mut Vec<AgentEffect>,
     ) {
+        result.ended = result.took.map(|_| self.age(now));
         if let Some(slot @ None) = self.record.images.get_mut(index) {
             *slot = Some(result);
             self.save(effects);
@@ -331,10 +334,14 @@ impl TaskEntry {
 
     /// Puts the result into the record and writes it.
     pub(super) fn end(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<AgentEffect>) {
-        let TaskEnd { outcome, reason, check, images } = end;
-        let took = self
-            .accepted
-            .map_or_else(|| self.record.age(now.wall()), |then| now.monotonic.duration_since(then));
+        let TaskEnd { outcome, reason, check, mut images } = end;
+        // Whoever worked on the images knows no times since the acceptance.
+        for (image, known) in images.iter_mut().zip(&self.record.images) {
+            if let Some(known) = known {
+                (image.took, image.ended) = (known.took, known.ended);
+            }
+        }
+        let took = self.age(now);
         let task = self.record.id().clone();
         let reason = truncate_reason(&reason);
         self.record.result = Some(TaskResult { task, outcome, reason, check, images, took });
@@ -342,6 +349,11 @@ impl TaskEntry {
         self.record.check = None;
         self.stage = Stage::Ending;
         self.save(effects);
+    }
+
+    /// Time since the acceptance.
+    fn age(&self, now: Now) -> Duration {
+        self.accepted.map_or_else(|| self.record.age(now.wall()), |then| now.monotonic.duration_since(then))
     }
 
     fn send_result(&self, connected: bool, effects: &mut Vec<AgentEffect>) {

@@ -23,6 +23,7 @@ use crate::backoff::{self, Backoff};
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
 use crate::images::rate::Bucket;
+use crate::metrics::Metrics;
 
 /// First ceiling of the wait between two attempts, which doubles with each failure.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -51,6 +52,8 @@ pub(super) struct ImagePulls<P> {
     locks: ReferenceLocks,
     flushes: Flushes,
     pub(super) wanted: Wanted,
+    /// Where tries that fail are counted.
+    pub(super) metrics: Option<Arc<Metrics>>,
     /// Whether unfinished pulls may have left something in the runtime, also such from before a restart.
     leftovers: AtomicBool,
 }
@@ -81,6 +84,7 @@ impl<P: Puller> ImagePulls<P> {
             locks: ReferenceLocks::default(),
             flushes: Flushes::default(),
             wanted: Wanted::default(),
+            metrics: None,
             leftovers: AtomicBool::new(true),
         }
     }
@@ -125,6 +129,9 @@ impl<P: Puller> ImagePulls<P> {
                 Ok(None) => continue,
                 Err(error) => error,
             };
+            if let Some(metrics) = &self.metrics {
+                metrics.count_failed_try(error.class, error.code);
+            }
             // After an error that may pass, the next attempt resumes the pull, or another task does. On a full disk,
             // what was fetched is in the way, also of that attempt.
             let resumable = match error.class {

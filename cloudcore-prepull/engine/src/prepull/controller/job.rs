@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeClock, NodePhase, NodeStatus};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeClock, NodePhase, NodeStatus, Summary};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
 use prepull_api::wire::{CloudMessage, OpenTask, Progress, truncate_reason};
@@ -69,6 +69,11 @@ fn generation_of(object: &JobObject) -> i64 {
 impl Job {
     pub(super) fn phase(&self) -> JobPhase {
         self.course.phase()
+    }
+
+    /// The name of the job, and how many of its nodes are in which phase.
+    pub(super) fn counts(&self) -> (&str, &Summary) {
+        (self.events.name(), self.members.rollout().summary())
     }
 
     /// Whether nothing of the job is left to do unless a person asks for more.

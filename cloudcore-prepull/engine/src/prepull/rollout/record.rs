@@ -80,6 +80,8 @@ pub(super) fn apply_result(
             pinned,
             pulled_by,
             pulled_by_reason,
+            took: _,
+            ended: _,
         } = result;
         image.status = match outcome {
             ImageOutcome::Pulled | ImageOutcome::Present => Tristate::True,
