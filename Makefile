@@ -43,8 +43,8 @@ setup: ## Get the real parts: packages, and a kube-apiserver (built once, about 
 	@$(SETUP)/packages.sh
 	@$(SETUP)/kube-apiserver.sh >/dev/null
 
-build: ## Release build of cloudcore-prepull and edgecore-prepull
-	$(call run,$(BUILD))
+build: ## Release build of cloudcore-prepull, edgecore-prepull and kubectl-prepull
+	$(call run,$(BUILD) -p kubectl-prepull)
 
 demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its options)
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'

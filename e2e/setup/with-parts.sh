@@ -2,7 +2,7 @@
 # Runs a command that uses the real parts, and tells it where they are:
 #
 #   PREPULL_APISERVER_DIR  the directory of kube-apiserver (unset where PREPULL_E2E_KUBECONFIG is set)
-#   PREPULL_BIN_DIR        the directory of cloudcore-prepull and edgecore-prepull: BIN-DIR
+#   PREPULL_BIN_DIR        the directory of our programs: BIN-DIR
 #   PREPULL_E2E_LOGS       where each test writes its logs, emptied first; default: target/e2e-logs. While a demo that was
 #                          kept (KEEP=1) has this one, it is the first that is free of …-2, …-3
 #   PREPULL_E2E_POOL       where tests find the API servers that they share, and leave what they have started
@@ -68,6 +68,8 @@ echo "dir $PREPULL_E2E_POOL" >&8
 if [[ -z ${KEEP-} && -x $PREPULL_BIN_DIR/cloudcore-prepull && -x $PREPULL_BIN_DIR/edgecore-prepull ]]; then
   mkdir "$PREPULL_E2E_POOL/bin"
   cp "$PREPULL_BIN_DIR"/{cloudcore,edgecore}-prepull "$PREPULL_E2E_POOL/bin/"
+  # Benchmarks and the demo may have been built without it.
+  [[ ! -x $PREPULL_BIN_DIR/kubectl-prepull ]] || cp "$PREPULL_BIN_DIR/kubectl-prepull" "$PREPULL_E2E_POOL/bin/"
   PREPULL_BIN_DIR=$PREPULL_E2E_POOL/bin
 fi
 

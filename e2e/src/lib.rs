@@ -12,6 +12,7 @@
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ Front     in front of several Clouds: forwards edges to the one that is ready, as a Service does
 //!    ├─ EdgeNode  a containerd and an edgecore-prepull that has joined with a token
+//!    ├─ Person    kubectl prepull, with somebody's rights
 //!    ├─ Machine   a systemd of its own, in namespaces, for what only an init shows
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
 //!    ├─ Stage     cluster, cloud and edge nodes in one step
@@ -51,6 +52,7 @@ pub mod node;
 pub mod parts;
 pub mod place;
 pub mod plain_http;
+pub mod plugin;
 pub mod ports;
 pub mod proxy;
 pub mod reaper;
@@ -78,6 +80,7 @@ pub mod prelude {
     pub use crate::network::{Cable, Network};
     pub use crate::node::{Containerd, EdgeNode};
     pub use crate::place::{CANARY, Place, password};
+    pub use crate::plugin::Person;
     pub use crate::proxy::Proxy;
     pub use crate::registry::{Registry, TokenServer};
     pub use crate::sim::{Behaviour, Fleet, PullTime};

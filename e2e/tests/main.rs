@@ -36,6 +36,7 @@ mod other_runtimes;
 mod overriders;
 mod partitions;
 mod pins;
+mod plugin;
 mod policies;
 mod pulls;
 mod release_before;

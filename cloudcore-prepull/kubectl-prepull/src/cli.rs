@@ -6,6 +6,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::cancel::CancelArgs;
 use crate::commands::completion::CompletionArgs;
+use crate::commands::events::EventsArgs;
+use crate::commands::failures::FailuresArgs;
+use crate::commands::from::FromArgs;
 use crate::commands::nodes::NodesArgs;
 use crate::commands::resume::ResumeArgs;
 use crate::commands::retry::RetryArgs;
@@ -25,7 +28,9 @@ use crate::commands::why::WhyArgs;
     after_help = "\
 Examples:
   kubectl prepull run harbor.example/shop/web:v2 -l site=factory --concurrency 10%
+  kubectl prepull from -f app.yaml --apply-then
   kubectl prepull status web-v2 --watch
+  kubectl prepull failures web-v2
   kubectl prepull retry web-v2
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 the time was over, 130 after Ctrl-C."
@@ -44,8 +49,14 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Make a job that pulls images ahead, and follow it.
     Run(Box<RunArgs>),
+    /// Make a job of the images of a workload that is about to be rolled out.
+    From(Box<FromArgs>),
     /// Show how far a job is, and what failed; --watch follows it.
     Status(StatusArgs),
+    /// List the nodes of a job that failed, and why.
+    Failures(FailuresArgs),
+    /// List the events of a job and of its nodes, in order.
+    Events(EventsArgs),
     /// Try the nodes of a job that has ended again, as far as they lack an image.
     Retry(RetryArgs),
     /// Start no further node of a job; those that have started go on to their end.

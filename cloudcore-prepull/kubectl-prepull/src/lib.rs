@@ -15,6 +15,7 @@ mod amounts;
 mod checklist;
 mod cli;
 mod cluster;
+mod complete;
 mod edges;
 mod jobs;
 mod order;
@@ -25,11 +26,16 @@ mod screen;
 #[cfg(test)]
 mod snapshot;
 mod start;
+mod table;
+mod workload;
 
 /// One module for each command.
 mod commands {
     pub(crate) mod cancel;
     pub(crate) mod completion;
+    pub(crate) mod events;
+    pub(crate) mod failures;
+    pub(crate) mod from;
     pub(crate) mod nodes;
     pub(crate) mod resume;
     pub(crate) mod retry;

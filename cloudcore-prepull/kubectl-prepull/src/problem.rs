@@ -8,6 +8,7 @@ use kube::core::Status;
 use prepull_program::errors::with_causes;
 
 use crate::cluster::Place;
+use crate::screen::tame;
 
 /// A combination of arguments that makes no sense. It ends the program with the exit status of clap's own errors.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ pub(crate) fn note(text: &str) {
 
 /// An error and its causes, in one line.
 pub(crate) fn text(error: &anyhow::Error) -> String {
-    with_causes(error.as_ref())
+    tame(&with_causes(error.as_ref()))
 }
 
 /// Whether trying again does not help: the credentials are refused, a right or the definitions are missing.

@@ -7,6 +7,7 @@ use clap::Parser;
 use crate::cli::{Cli, Command, GlobalArgs};
 use crate::cluster::Cluster;
 use crate::commands;
+use crate::complete;
 use crate::problem;
 use crate::screen::Screen;
 
@@ -52,13 +53,13 @@ pub(crate) struct Session {
 pub fn main() -> ExitCode {
     // A second install is refused and harmless: the first one is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let Cli { global, command } = Cli::parse();
-    let screen = Screen::of_stdout(global.no_color);
-    let session = Session { global, screen };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let outcome = match runtime {
-        Ok(runtime) => runtime.block_on(run(&session, command)),
-        Err(error) => Err(error.into()),
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let outcome = if let Some(words) = complete::asked_for(&arguments) {
+        block_on(async move { complete::run(&words).await.map(|()| Ended::Done) })
+    } else {
+        let Cli { global, command } = Cli::parse_from(arguments);
+        let session = Session { screen: Screen::of_stdout(global.no_color), global };
+        block_on(run(&session, command))
     };
     match outcome {
         Ok(ended) => ExitCode::from(ended.code()),
@@ -71,6 +72,10 @@ pub fn main() -> ExitCode {
     }
 }
 
+fn block_on(work: impl Future<Output = anyhow::Result<Ended>>) -> anyhow::Result<Ended> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
 async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
     if let Command::Completion(args) = command {
         return commands::completion::run(&args);
@@ -78,7 +83,10 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
     let cluster = Cluster::connect(&session.global).await?;
     let outcome = match command {
         Command::Run(args) => commands::run::run(session, &cluster, &args).await,
+        Command::From(args) => commands::from::run(session, &cluster, &args).await,
         Command::Status(args) => commands::status::run(session, &cluster, &args).await,
+        Command::Failures(args) => commands::failures::run(session, &cluster, &args).await,
+        Command::Events(args) => commands::events::run(session, &cluster, &args).await,
         Command::Retry(args) => commands::retry::run(session, &cluster, &args).await,
         Command::Suspend(args) => commands::suspend::run(session, &cluster, &args).await,
         Command::Resume(args) => commands::resume::run(session, &cluster, &args).await,

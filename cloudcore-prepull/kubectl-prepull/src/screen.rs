@@ -69,6 +69,17 @@ impl Paint {
     }
 }
 
+/// The text without control characters. Reasons come from edges and registries, whom nobody trusts with the terminal of an
+/// operator: an escape sequence could hide or forge what is shown.
+pub(crate) fn tame(text: &str) -> String {
+    let tamed = |c: char| match c {
+        '\n' | '\t' => ' ',
+        _ if c.is_control() => char::REPLACEMENT_CHARACTER,
+        _ => c,
+    };
+    text.chars().map(tamed).collect()
+}
+
 /// Cuts a text into lines of at most `width` characters, at spaces where there are any.
 pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
@@ -116,6 +127,11 @@ mod tests {
         assert_eq!(wrap("a abcdefghij b", 4), ["a", "abcd", "efgh", "ij b"]);
         assert_eq!(wrap("", 4), [""]);
         assert_eq!(wrap("éé éé", 2), ["éé", "éé"]);
+    }
+
+    #[test]
+    fn a_reason_from_the_outside_moves_no_cursor() {
+        assert_eq!(tame("a\u{1b}[2Jb\u{9b}1mc\nd é"), "a\u{fffd}[2Jb\u{fffd}1mc d é");
     }
 
     #[test]

@@ -118,6 +118,12 @@ fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
     .with_course(&args.course, namespace))
 }
 
+/// The selector as a job has it.
+pub(crate) fn object_form(selector: &Selector) -> anyhow::Result<LabelSelector> {
+    LabelSelector::try_from(selector)
+        .map_err(|error| anyhow!(crate::problem::WrongUsage(format!("--selector {selector}: {error}"))))
+}
+
 /// How many nodes there are for a job whose concurrency is a part of them.
 pub(crate) async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result<usize> {
     if !order.needs_count() {

@@ -51,8 +51,8 @@ pub(crate) fn render(view: &View, screen: Screen, wide: bool) -> String {
         lines.push(String::new());
         lines.extend(page.failures(&view.failures));
     }
-    for (what, tone, groups) in
-        [("waiting", Tone::Wait, &view.waiting), ("skipped", Tone::Dim, &view.skipped)]
+    let waiting = if view.is_over { "not started" } else { "waiting" };
+    for (what, tone, groups) in [(waiting, Tone::Wait, &view.waiting), ("skipped", Tone::Dim, &view.skipped)]
     {
         if !groups.is_empty() {
             lines.push(String::new());
@@ -78,6 +78,10 @@ fn next_step(view: &View) -> Option<String> {
         )),
         (true, false) if view.phase == JobPhase::Failure && !has_started => {
             Some(format!("kubectl edit ippj {job}: it is looked at again after each edit"))
+        }
+        // Its time was over, or somebody has cancelled it.
+        (true, false) if view.phase == JobPhase::Failure => {
+            Some(format!("kubectl prepull retry {job} takes it up again"))
         }
         (false, true) => Some(format!("kubectl prepull failures {job} lists the nodes")),
         (false, false) if view.suspended => Some(format!("kubectl prepull resume {job} lets it go on")),
@@ -137,7 +141,7 @@ impl Page {
             (nodes.failure, "failed", Tone::Bad),
             (nodes.unknown, "unknown", Tone::Bad),
             (nodes.in_progress, "at work", Tone::Bold),
-            (nodes.pending, "waiting", Tone::Wait),
+            (nodes.pending, if view.is_over { "not started" } else { "waiting" }, Tone::Wait),
             (nodes.skipped, "skipped", Tone::Dim),
         ];
         let shown = counts.iter().filter(|(nodes, ..)| *nodes > 0);

@@ -6,6 +6,8 @@ use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::crd::status::{ImageBytes, NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 
+use crate::screen::tame;
+
 /// Nodes that are named where there are many alike.
 pub(crate) const EXAMPLES: usize = 3;
 /// Different reasons that are counted in one group. Of more, those that come later are counted only in the group.
@@ -119,17 +121,17 @@ impl Tally {
             NodePhase::Failure | NodePhase::Unknown => {
                 let group = self.failures.entry(node.code.unwrap_or(FailureCode::Other)).or_default();
                 group.add(&node.node_name);
-                group.count_reason(reason_of(node), 1);
+                group.count_reason(&reason_of(node), 1);
             }
             NodePhase::Pending if !node.reason.is_empty() => {
-                self.waiting.entry(node.reason.clone()).or_default().add(&node.node_name);
+                self.waiting.entry(tame(&node.reason)).or_default().add(&node.node_name);
             }
             NodePhase::InProgress => {
                 if bytes.total > 0 {
                     self.done_at_work += fraction(bytes.done, bytes.total);
                 }
                 if self.at_work.len() < AT_WORK {
-                    let (node, reason) = (node.node_name.clone(), node.reason.clone());
+                    let (node, reason) = (node.node_name.clone(), tame(&node.reason));
                     self.at_work.push(AtWork { node, bytes, reason });
                 }
             }
@@ -156,7 +158,8 @@ fn bytes_of(node: &NodeStatus) -> ImageBytes {
 }
 
 /// Why a node has failed: what it says itself, or its first image with a reason.
-pub(crate) fn reason_of(node: &NodeStatus) -> &str {
-    let of_images = || node.image_status.iter().map(|image| image.reason.as_str());
-    std::iter::once(node.reason.as_str()).chain(of_images()).find(|reason| !reason.is_empty()).unwrap_or("")
+pub(crate) fn reason_of(node: &NodeStatus) -> String {
+    let of_images = node.image_status.iter().map(|image| image.reason.as_str());
+    let mut reasons = std::iter::once(node.reason.as_str()).chain(of_images);
+    tame(reasons.find(|reason| !reason.is_empty()).unwrap_or_default())
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::tally::{AtWork, Group, Tally};
 use crate::amounts::seconds_between;
 use crate::jobs;
+use crate::screen::tame;
 
 /// A job that nobody has looked at for so long has no cloudcore-prepull, in seconds. One that leads takes a moment.
 const NOBODY_AFTER: u64 = 10;
@@ -144,7 +145,7 @@ impl View {
         let started = status.start_time.as_ref().map(|time| time.0);
         let ended = status.completion_time.as_ref().filter(|_| is_over).map(|time| time.0);
         let seconds = started.map(|started| seconds_between(started, ended.unwrap_or(now)));
-        let mut reason = status.reason.clone();
+        let mut reason = tame(&status.reason);
         if status.observed_generation.is_none()
             && created.is_some_and(|created| seconds_between(created, now) >= NOBODY_AFTER)
         {
@@ -172,7 +173,7 @@ impl View {
             suspended: job.spec.suspend,
             seconds,
             round: status.retry,
-            images: template.images.iter().cloned().chain(sources).collect(),
+            images: template.images.iter().cloned().chain(sources).map(|image| tame(&image)).collect(),
             wave: status.rollout.map(|wave| Wave {
                 number: wave.step,
                 of: wave.steps,
@@ -246,11 +247,11 @@ fn groups<'a>(groups: impl Iterator<Item = (&'a str, &'a Group)>) -> Vec<Alike> 
 }
 
 fn skipped(skipped: &[prepull_api::crd::status::SkippedNode]) -> Vec<Alike> {
-    let mut by_reason = std::collections::BTreeMap::<&str, Group>::new();
+    let mut by_reason = std::collections::BTreeMap::<String, Group>::new();
     for node in skipped {
-        by_reason.entry(&node.reason).or_default().add(&node.node_name);
+        by_reason.entry(tame(&node.reason)).or_default().add(&node.node_name);
     }
-    groups(by_reason.iter().map(|(reason, group)| (*reason, group)))
+    groups(by_reason.iter().map(|(reason, group)| (reason.as_str(), group)))
 }
 
 fn node(AtWork { node, bytes, reason }: &AtWork) -> Busy {

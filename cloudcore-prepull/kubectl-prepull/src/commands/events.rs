@@ -1,0 +1,186 @@
+//! `kubectl prepull events`.
+
+use std::collections::BTreeSet;
+
+use anyhow::Context;
+use clap::Args;
+use futures::TryStreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{Api, ListParams};
+use serde::Serialize;
+
+use crate::amounts::{duration, seconds_between};
+use crate::cli::Output;
+use crate::cluster::Cluster;
+use crate::output::{print, print_object};
+use crate::run::{Ended, Session};
+use crate::screen::{Screen, tame};
+use crate::table::with_text;
+use crate::{jobs, problem};
+
+/// Where events about objects without a namespace are.
+const NAMESPACE: &str = "default";
+/// Events of one page.
+const PAGE: u32 = 500;
+
+/// The arguments of `events`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Kubernetes keeps events for an hour, unless the API server says otherwise. Of the job's nodes, those since the job was made
+are shown. -o wide adds how often each was seen.
+
+Examples:
+  kubectl prepull events spring-release
+  kubectl prepull events spring-release -o json | jq '.[] | select(.type == \"Warning\")'")]
+pub(crate) struct EventsArgs {
+    /// The job.
+    job: String,
+}
+
+/// An event.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    time: Option<Timestamp>,
+    /// Name of the event, which ends in its time: times themselves are whole seconds.
+    #[serde(skip)]
+    name: String,
+    #[serde(rename = "type")]
+    kind: String,
+    reason: String,
+    object: String,
+    count: i32,
+    message: String,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs) -> anyhow::Result<Ended> {
+    let job = jobs::get(cluster, &args.job).await?;
+    let mut nodes = BTreeSet::new();
+    let mut pages = std::pin::pin!(jobs::reports(cluster, &job));
+    while let Some(page) = pages.try_next().await? {
+        nodes.extend(page.into_iter().flat_map(|report| report.body.node_status).map(|node| node.node_name));
+    }
+    let uid = job.metadata.uid.as_deref().unwrap_or_default();
+    let since = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let mut rows: Vec<_> =
+        read(cluster, &format!("involvedObject.uid={uid}")).await?.iter().map(Row::of).collect();
+    if !nodes.is_empty() {
+        let of_nodes = read(cluster, "involvedObject.kind=Node").await?;
+        let of_job =
+            |event: &&Event| event.involved_object.name.as_ref().is_some_and(|name| nodes.contains(name));
+        rows.extend(of_nodes.iter().filter(of_job).map(Row::of).filter(|row| row.time >= since));
+    }
+    rows.sort();
+    let output = session.global.output;
+    match output.and_then(Output::format) {
+        Some(format) => print_object(&rows, format)?,
+        None if rows.is_empty() => {
+            problem::note(&format!("there are no events of job {} (any more)", args.job));
+        }
+        None if output == Some(Output::Name) => {
+            let objects: BTreeSet<_> = rows.iter().map(|row| format!("{}\n", row.object)).collect();
+            print(&objects.into_iter().collect::<String>())?;
+        }
+        None => print(&render(&rows, session.screen, output == Some(Output::Wide), Timestamp::now()))?,
+    }
+    Ok(Ended::Done)
+}
+
+async fn read(cluster: &Cluster, fields: &str) -> anyhow::Result<Vec<Event>> {
+    let api = Api::<Event>::namespaced(cluster.client(), NAMESPACE);
+    let mut asked = ListParams::default().fields(fields).limit(PAGE);
+    let mut events = Vec::new();
+    loop {
+        let page = api.list(&asked).await.context("the events cannot be read")?;
+        events.extend(page.items);
+        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if asked.continue_token.is_none() {
+            return Ok(events);
+        }
+    }
+}
+
+impl Row {
+    fn of(event: &Event) -> Self {
+        let text = |text: &Option<String>| text.as_deref().map(tame).unwrap_or_default();
+        let time = event.last_timestamp.as_ref().map(|time| time.0);
+        let seen = event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1);
+        let object = &event.involved_object;
+        Self {
+            time: time
+                .or_else(|| event.event_time.as_ref().map(|time| time.0))
+                .or_else(|| event.metadata.creation_timestamp.as_ref().map(|time| time.0)),
+            name: text(&event.metadata.name),
+            kind: text(&event.type_),
+            reason: text(&event.reason),
+            object: format!("{}/{}", text(&object.kind).to_lowercase(), text(&object.name)),
+            count: seen,
+            message: text(&event.message),
+        }
+    }
+}
+
+fn render(rows: &[Row], screen: Screen, is_wide: bool, now: Timestamp) -> String {
+    let mut head = vec!["AGO", "TYPE", "REASON", "OBJECT"];
+    if is_wide {
+        head.push("COUNT");
+    }
+    head.push("MESSAGE");
+    let mut lines = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
+    lines.extend(rows.iter().map(|row| {
+        let ago = row.time.map_or_else(|| "-".to_owned(), |time| duration(seconds_between(time, now)));
+        let mut line = vec![ago, row.kind.clone(), row.reason.clone(), row.object.clone()];
+        if is_wide {
+            line.push(row.count.to_string());
+        }
+        line.push(row.message.clone());
+        line
+    }));
+    with_text(&lines, screen.width)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::SignedDuration;
+    use k8s_openapi::api::core::v1::ObjectReference;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+    use crate::snapshot::assert_snapshot;
+
+    const NOW: Timestamp = Timestamp::constant(1_795_000_000, 0);
+
+    fn row(kind: &str, name: &str, reason: &str, message: &str, ago: i64) -> Row {
+        let object = ObjectReference {
+            kind: Some(kind.to_owned()),
+            name: Some(name.to_owned()),
+            ..ObjectReference::default()
+        };
+        Row::of(&Event {
+            involved_object: object,
+            type_: Some(if reason.starts_with("Node") { "Warning" } else { "Normal" }.to_owned()),
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            last_timestamp: Some(Time(NOW - SignedDuration::from_secs(ago))),
+            ..Event::default()
+        })
+    }
+
+    #[test]
+    fn events_are_in_order_and_fit_the_screen() {
+        let long = "2 nodes are skipped: edge-90 (NotReady), edge-91 (NotReady); see status.skippedNodes";
+        let mut rows = vec![
+            row("Node", "edge-3", "NodeNotReady", "Node edge-3 status is now: NodeNotReady", 40),
+            row("ImagePrePullJob", "spring-release", "NodesSkipped", long, 250),
+            row("ImagePrePullJob", "spring-release", "Started", "100 nodes are selected", 252),
+        ];
+        rows.sort();
+        assert_eq!(rows[0].reason, "Started");
+        for width in [80, 160] {
+            let text = render(&rows, Screen::plain(width), width == 160, NOW);
+            assert_snapshot(&format!("commands/events/table-{width}.txt"), &text);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! `kubectl prepull from`.
+
+use std::io::Read;
+use std::process::{ExitStatus, Stdio};
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use k8s_openapi::api::core::v1::{Node, ServiceAccount};
+use kube::ResourceExt;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
+use prepull_api::selector::Selector;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+
+use super::run::{CourseArgs, nodes_of, object_form};
+use crate::amounts::{count, listed};
+use crate::cli::{GlobalArgs, Output};
+use crate::cluster::Cluster;
+use crate::order::{Order, edge_selector, job_name};
+use crate::output::{Format, print_object};
+use crate::problem::{self, WrongUsage};
+use crate::run::{Ended, Session};
+use crate::start::{Wait, WaitArgs, start};
+use crate::workload::choice::{Choice, described};
+use crate::workload::{self, Workload, documents, workloads};
+
+/// Nodes of one page, each of which may have 20 KiB.
+const NODES_OF_A_PAGE: u32 = 250;
+/// Nodes that are named where some are left out.
+const EXAMPLES: usize = 3;
+
+/// The arguments of `from`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The images of all containers, of image volumes too, become a job for the edge nodes on which the pods may run: by nodeName,
+nodeSelector, required node affinity and tolerations. The pull secrets of the pods, or else of their ServiceAccount, serve
+the registries of the images; their owner has to allow it. Which registry a secret is for stands in it, and it is not read:
+beside other registries, docker.io gets none. --secret and --registry-secret say otherwise.
+
+--apply-then waits for the job, and if it is Completed runs `kubectl apply` with what was read.
+
+Examples:
+  kubectl prepull from -f app.yaml --concurrency 10% --apply-then
+  kubectl prepull from deployment/web -n shop
+  kubectl kustomize overlays/prod | kubectl prepull from -f - --name prod --wait=0
+  kubectl prepull from -f app.yaml --registry-secret harbor.example=shop/harbor --dry-run")]
+pub(crate) struct FromArgs {
+    /// The workload: deployment/web, cronjob/report, …
+    #[arg(value_name = "TYPE/NAME", required_unless_present = "filename", conflicts_with = "filename")]
+    workload: Option<String>,
+    /// File with the workloads, or - for standard input.
+    #[arg(short, long, value_name = "FILE")]
+    filename: Option<String>,
+    /// Name of the job [default: that of the workload, with the tag of its first image].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Label selector of the nodes, in place of what the workload says.
+    #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = Selector::parse, conflicts_with = "nodes")]
+    selector: Option<Selector>,
+    /// A node, in place of what the workload says; may be repeated.
+    #[arg(long = "node", value_name = "NAME")]
+    nodes: Vec<String>,
+    /// Apply the file once the job is Completed.
+    #[arg(long, requires = "filename", conflicts_with = "dry_run")]
+    apply_then: bool,
+    /// The flags of how the job goes.
+    #[command(flatten)]
+    course: CourseArgs,
+    /// Whether to create and to follow.
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -> anyhow::Result<Ended> {
+    if args.apply_then && args.wait.wait == Wait::No {
+        bail!(WrongUsage("--apply-then waits for the job: it does not go with --wait=0".to_owned()));
+    }
+    let text = args.filename.as_deref().map(read).transpose()?;
+    let (source, objects) = match (&text, &args.workload) {
+        (Some(text), _) => {
+            let file = args.filename.as_deref().unwrap_or_default();
+            (format!("-f {file}"), documents(text).with_context(|| format!("-f {file}"))?)
+        }
+        (None, workload) => {
+            let workload = workload.as_deref().unwrap_or_default();
+            (workload.to_owned(), vec![get(cluster, workload).await?])
+        }
+    };
+    let workloads = workloads(&objects).with_context(|| source.clone())?;
+    let Some(first) = workloads.first() else { bail!("{source}: there is nothing with pods in it") };
+    let mut images: Vec<String> = Vec::new();
+    for image in workloads.iter().flat_map(|workload| &workload.images) {
+        if !images.contains(image) {
+            images.push(image.clone());
+        }
+    }
+    // A workload has an image.
+    let first_image = images.first().map(String::as_str).unwrap_or_default();
+    let mut order = Order {
+        name: args.name.clone().unwrap_or_else(|| job_name(Some(&first.name), first_image)),
+        images,
+        selector: edge_selector(),
+        ..Order::default()
+    };
+    choose_nodes(cluster, args, &workloads, &mut order).await?;
+    if args.course.secret.is_none() && args.course.registry_secret.is_empty() {
+        take_secrets(cluster, &objects, &workloads, &mut order).await?;
+    }
+    let order = order.with_course(&args.course, cluster.namespace());
+    let job = order.job(nodes_of(&order, cluster).await?);
+    if args.wait.dry_run {
+        print_object(&job, session.global.output.and_then(Output::format).unwrap_or(Format::Yaml))?;
+        return Ok(Ended::Done);
+    }
+    let ended = start(session, cluster, &job, &args.wait).await?;
+    match text {
+        Some(text) if args.apply_then && ended == Ended::Done => {
+            let status = apply(&session.global, &text).await?;
+            Ok(if status.success() { Ended::Done } else { Ended::Failed })
+        }
+        _ if args.apply_then => {
+            problem::note(&format!("{source} is not applied: the images are not on the nodes"));
+            Ok(ended)
+        }
+        _ => Ok(ended),
+    }
+}
+
+fn read(file: &str) -> anyhow::Result<String> {
+    if file == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("-f -: standard input cannot be read")?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(file).with_context(|| format!("-f {file}"))
+}
+
+/// The kinds that are taken by name, with what people call them.
+const KINDS: [(&str, &str, &str, &[&str]); 8] = [
+    ("apps", "v1", "Deployment", &["deployment", "deployments", "deploy"]),
+    ("apps", "v1", "StatefulSet", &["statefulset", "statefulsets", "sts"]),
+    ("apps", "v1", "DaemonSet", &["daemonset", "daemonsets", "ds"]),
+    ("apps", "v1", "ReplicaSet", &["replicaset", "replicasets", "rs"]),
+    ("batch", "v1", "CronJob", &["cronjob", "cronjobs", "cj"]),
+    ("batch", "v1", "Job", &["job", "jobs"]),
+    ("", "v1", "Pod", &["pod", "pods", "po"]),
+    ("", "v1", "ReplicationController", &["replicationcontroller", "replicationcontrollers", "rc"]),
+];
+
+/// Group, version and kind of `deployment/web`, and the name.
+fn kind_and_name(workload: &str) -> Result<(GroupVersionKind, &str), WrongUsage> {
+    let wrong = |text: String| WrongUsage(format!("{workload}: {text}"));
+    let (kind, name) = workload
+        .split_once('/')
+        .filter(|(_, name)| !name.is_empty())
+        .ok_or_else(|| wrong("write TYPE/NAME, such as deployment/web, or -f FILE".to_owned()))?;
+    let is_it = |names: &[&str]| names.contains(&kind.to_lowercase().as_str());
+    let known = KINDS.iter().find(|(.., names)| is_it(names)).ok_or_else(|| {
+        let all: Vec<_> = KINDS.iter().map(|(.., names)| names[0]).collect();
+        wrong(format!("no such type: {}; what has other pods is taken by -f FILE", all.join(", ")))
+    })?;
+    Ok((GroupVersionKind::gvk(known.0, known.1, known.2), name))
+}
+
+async fn get(cluster: &Cluster, workload: &str) -> anyhow::Result<Value> {
+    let (kind, name) = kind_and_name(workload)?;
+    let namespace = cluster.namespace();
+    let read = |kind: GroupVersionKind| async move {
+        let resource = ApiResource::from_gvk(&kind);
+        let api = Api::<DynamicObject>::namespaced_with(cluster.client(), namespace, &resource);
+        let read = api.get(name).await;
+        read.with_context(|| format!("{workload} in namespace {namespace} cannot be read"))
+    };
+    let is_missing = |error: &anyhow::Error| problem::answer(error).is_some_and(|answer| answer.code == 404);
+    let mut found = read(kind.clone()).await;
+    // Before Kubernetes 1.21.
+    if kind.kind == "CronJob" && found.as_ref().is_err_and(is_missing) {
+        found = read(GroupVersionKind::gvk("batch", "v1beta1", "CronJob")).await;
+    }
+    match found {
+        Ok(object) => {
+            let mut object = serde_json::to_value(object)?;
+            object["kind"] = kind.kind.into();
+            Ok(object)
+        }
+        Err(error) if is_missing(&error) => {
+            bail!("there is no {workload} in namespace {namespace}: -n names another one")
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What to do where the nodes of a workload cannot be taken over.
+const REMEDY: &str = "say where by -l SELECTOR or --node NAME";
+
+/// Chooses the nodes: those of the flags, or else those on which the pods may run.
+async fn choose_nodes(
+    cluster: &Cluster,
+    args: &FromArgs,
+    workloads: &[Workload],
+    order: &mut Order,
+) -> anyhow::Result<()> {
+    if !args.nodes.is_empty() {
+        order.nodes.clone_from(&args.nodes);
+        return Ok(());
+    }
+    if let Some(selector) = &args.selector {
+        order.selector = object_form(selector)?;
+        return Ok(());
+    }
+    let choice = &workloads[0].choice;
+    if let Some(other) = workloads.iter().find(|workload| workload.choice != *choice) {
+        let (one, other) = (&workloads[0].title, &other.title);
+        bail!(WrongUsage(format!(
+            "{one} and {other} run on different nodes: make a job for each, or {REMEDY}"
+        )));
+    }
+    if let Some(beyond) = &choice.beyond {
+        let title = &workloads[0].title;
+        bail!(WrongUsage(format!(
+            "{title}: its node affinity ({beyond}) is beyond the selector of a job: {REMEDY}"
+        )));
+    }
+    if let Some(node) = &choice.node {
+        order.nodes = vec![node.clone()];
+        return Ok(());
+    }
+    order.selector = choice.selector.clone();
+    let (kept, left_out) = by_taints(cluster, choice, &order.edges()?).await?;
+    if left_out.is_empty() {
+        return Ok(());
+    }
+    let title = &workloads[0].title;
+    let examples: Vec<_> =
+        left_out.iter().take(EXAMPLES).map(|(node, taint)| format!("{node} ({taint})")).collect();
+    let examples = listed(&examples, left_out.len() as u64);
+    if kept.is_empty() {
+        bail!("{title} tolerates the taints of no edge node that it selects: {examples}");
+    }
+    // A selector knows no taints.
+    order.nodes = kept;
+    problem::note(&format!(
+        "left out, since {title} does not tolerate their taints: {}: {examples}",
+        count(left_out.len() as u64, "node")
+    ));
+    Ok(())
+}
+
+/// The edge nodes of the selector, and those of them with a taint that keeps the pods away.
+async fn by_taints(
+    cluster: &Cluster,
+    choice: &Choice,
+    selector: &Selector,
+) -> anyhow::Result<(Vec<String>, Vec<(String, String)>)> {
+    let api = Api::<Node>::all(cluster.client());
+    let mut asked = ListParams::default().labels(&selector.to_string()).limit(NODES_OF_A_PAGE);
+    let (mut kept, mut left_out) = (Vec::new(), Vec::new());
+    loop {
+        let page = api.list(&asked).await.context("the nodes cannot be listed, to look at their taints")?;
+        for node in page.items {
+            let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+            match choice.kept_away_by(&taints) {
+                Some(taint) => left_out.push((node.name_any(), described(taint))),
+                None => kept.push(node.name_any()),
+            }
+        }
+        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if asked.continue_token.is_none() {
+            return Ok((kept, left_out));
+        }
+    }
+}
+
+/// Takes over the pull secrets of the workloads.
+async fn take_secrets(
+    cluster: &Cluster,
+    objects: &[Value],
+    workloads: &[Workload],
+    order: &mut Order,
+) -> anyhow::Result<()> {
+    let mut secrets: Vec<String> = Vec::new();
+    for workload in workloads {
+        let namespace = workload.namespace.as_deref().unwrap_or_else(|| cluster.namespace());
+        let names = if workload.pull_secrets.is_empty() {
+            let account = &workload.service_account;
+            match workload::account_secrets(objects, namespace, account) {
+                Some(names) => names,
+                None => secrets_of(cluster, namespace, account).await?,
+            }
+        } else {
+            workload.pull_secrets.clone()
+        };
+        for secret in names.iter().map(|name| format!("{namespace}/{name}")) {
+            if !secrets.contains(&secret) {
+                secrets.push(secret);
+            }
+        }
+    }
+    let logins = workload::logins(&order.images, &secrets).map_err(|registries| {
+        anyhow!(WrongUsage(format!(
+            "there are several pull secrets ({}), and which registry each is for stands in them, where it is not looked for: \
+             give --registry-secret REGISTRY=NAMESPACE/NAME for those of {registries} that need one",
+            secrets.join(", ")
+        )))
+    })?;
+    if let Some(registry) = &logins.without {
+        problem::note(&format!(
+            "images of {registry} are pulled without a secret; --registry-secret {registry}=NAMESPACE/NAME gives them one"
+        ));
+    }
+    order.registry_secrets = logins.by_registry;
+    order.more_secrets = logins.more;
+    Ok(())
+}
+
+/// The pull secrets of a ServiceAccount. One that does not exist yet has none.
+async fn secrets_of(cluster: &Cluster, namespace: &str, account: &str) -> anyhow::Result<Vec<String>> {
+    let api = Api::<ServiceAccount>::namespaced(cluster.client(), namespace);
+    let found = api.get_opt(account).await;
+    let found = found.with_context(|| format!("ServiceAccount {namespace}/{account} cannot be read"))?;
+    let secrets = found.and_then(|account| account.image_pull_secrets).unwrap_or_default();
+    Ok(secrets.into_iter().map(|secret| secret.name).collect())
+}
+
+/// Applies what was read, as the person would: by kubectl, with the same cluster and the same namespace.
+async fn apply(global: &GlobalArgs, text: &str) -> anyhow::Result<ExitStatus> {
+    let GlobalArgs { namespace, context, kubeconfig, .. } = global;
+    let mut command = tokio::process::Command::new("kubectl");
+    if let Some(file) = kubeconfig {
+        command.arg("--kubeconfig").arg(file);
+    }
+    for (flag, value) in [("--context", context), ("--namespace", namespace)] {
+        if let Some(value) = value {
+            command.args([flag, value]);
+        }
+    }
+    let child = command.args(["apply", "-f", "-"]).stdin(Stdio::piped()).spawn();
+    let mut child = child.context("--apply-then runs kubectl, which cannot be started")?;
+    let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
+    // Where kubectl does not read to the end, its exit status says why.
+    let _ = stdin.write_all(text.as_bytes()).await;
+    drop(stdin);
+    child.wait().await.context("kubectl apply cannot be waited for")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_workload_is_named_by_type_and_name_as_in_kubectl() {
+        for (text, kind) in
+            [("deployment/web", "Deployment"), ("sts/db", "StatefulSet"), ("CronJob/a", "CronJob")]
+        {
+            assert_eq!(kind_and_name(text).unwrap().0.kind, kind);
+        }
+        for (text, words) in
+            [("web", "TYPE/NAME"), ("deploy/", "TYPE/NAME"), ("service/web", "no such type: deployment")]
+        {
+            let said = kind_and_name(text).unwrap_err().to_string();
+            assert!(said.contains(words), "{said}");
+        }
+    }
+}

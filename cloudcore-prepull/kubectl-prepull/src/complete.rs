@@ -1,0 +1,218 @@
+//! Completion by kubectl's convention: the program `kubectl_complete-prepull` in the PATH gets the words that were typed, and
+//! prints candidates, a line each, with a description after a tab, and a directive at the end.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, Command, CommandFactory};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, ListParams};
+use kube::{Resource, ResourceExt};
+use prepull_api::crd::EDGE_LABEL;
+use prepull_api::crd::job::ImagePrePullJob;
+use serde::de::DeserializeOwned;
+
+use crate::cli::{Cli, GlobalArgs};
+use crate::cluster::Cluster;
+use crate::output::print;
+
+/// The name by which kubectl calls this program for completion: a link to it.
+const PROGRAM: &str = "kubectl_complete-prepull";
+/// Names that are asked for. More are no help.
+const NAMES: u32 = 1_000;
+/// How long a person waits for a completion.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Cobra's directives: only these candidates, or files.
+const ONLY_THESE: &str = ":4";
+const FILES: &str = ":0";
+
+/// What the word under the cursor may be.
+#[derive(Debug, PartialEq)]
+enum Wanted {
+    /// One of these, each with what it is.
+    Words(Vec<(String, String)>),
+    /// The name of a job.
+    Job,
+    /// The name of an edge node.
+    Node,
+    /// The name of a file.
+    File,
+}
+
+/// The words to complete, if that is what the program was called for.
+pub(crate) fn asked_for(arguments: &[OsString]) -> Option<Vec<String>> {
+    let program = PathBuf::from(arguments.first()?);
+    let is_asked = program.file_name().is_some_and(|name| name == PROGRAM);
+    is_asked.then(|| arguments[1..].iter().map(|word| word.to_string_lossy().into_owned()).collect())
+}
+
+/// Prints the candidates. What goes wrong means that there are none: a completion has no place for an error.
+pub(crate) async fn run(words: &[String]) -> anyhow::Result<()> {
+    let (wanted, global) = wanted(&Cli::command(), words);
+    let candidates = match wanted {
+        Wanted::Words(words) => words,
+        Wanted::Job => names::<ImagePrePullJob>(&global, None).await,
+        Wanted::Node => names::<Node>(&global, Some(EDGE_LABEL)).await,
+        Wanted::File => return print(&format!("{FILES}\n")),
+    };
+    let typed = words.last().map(String::as_str).unwrap_or_default();
+    let fitting = candidates.iter().filter(|(word, _)| word.starts_with(typed));
+    let lines =
+        fitting.map(|(word, what)| if what.is_empty() { word.clone() } else { format!("{word}\t{what}") });
+    print(&format!("{}\n", lines.chain([ONLY_THESE.to_owned()]).collect::<Vec<_>>().join("\n")))
+}
+
+async fn names<K>(global: &GlobalArgs, labelled: Option<&str>) -> Vec<(String, String)>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let read = async {
+        let client = Cluster::connect(global).await.ok()?.client();
+        let mut asked = ListParams::default().limit(NAMES);
+        asked.label_selector = labelled.map(str::to_owned);
+        Some(Api::<K>::all(client).list_metadata(&asked).await.ok()?.items)
+    };
+    let found = tokio::time::timeout(PATIENCE, read).await.ok().flatten().unwrap_or_default();
+    found.iter().map(|object| (object.name_any(), String::new())).collect()
+}
+
+/// What the last word may be, and the flags of the cluster among those before it.
+fn wanted(root: &Command, words: &[String]) -> (Wanted, GlobalArgs) {
+    let globals: Vec<&Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).collect();
+    let mut global = GlobalArgs::default();
+    let (mut command, mut positionals) = (root, 0);
+    let (typed, before) = match words.split_last() {
+        Some((typed, before)) => (typed.as_str(), before),
+        None => ("", words),
+    };
+    // The flag whose value comes next.
+    let mut open: Option<&Arg> = None;
+    for word in before {
+        if let Some(flag) = open.take() {
+            keep(&mut global, flag, word);
+        } else if word.starts_with('-') {
+            let (name, value) =
+                word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+            let flag = flags(command, &globals).find(|flag| is_named(flag, name));
+            match (flag.filter(|flag| takes_value(flag)), value) {
+                (Some(flag), Some(value)) => keep(&mut global, flag, value),
+                (flag, _) => open = flag,
+            }
+        } else if let Some(inner) = command.find_subcommand(word) {
+            command = inner;
+        } else {
+            positionals += 1;
+        }
+    }
+    let wanted = match open {
+        Some(flag) => of_argument(flag),
+        None if typed.starts_with('-') => {
+            let shown = flags(command, &globals).filter(|flag| !flag.is_hide_set());
+            let named =
+                shown.filter_map(|flag| Some((format!("--{}", flag.get_long()?), help(flag.get_help()))));
+            Wanted::Words(named.collect())
+        }
+        None if command.has_subcommands() => {
+            let shown = command.get_subcommands().filter(|inner| !inner.is_hide_set());
+            Wanted::Words(shown.map(|inner| (inner.get_name().to_owned(), help(inner.get_about()))).collect())
+        }
+        None => command.get_positionals().nth(positionals).map_or(Wanted::Words(Vec::new()), of_argument),
+    };
+    (wanted, global)
+}
+
+fn flags<'a>(command: &'a Command, globals: &[&'a Arg]) -> impl Iterator<Item = &'a Arg> {
+    command
+        .get_opts()
+        .chain(command.get_arguments().filter(|arg| !arg.is_positional() && !takes_value(arg)))
+        .chain(globals.to_vec())
+}
+
+fn is_named(flag: &Arg, name: &str) -> bool {
+    let long = flag.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long));
+    long || flag.get_short().is_some_and(|short| name.strip_prefix('-') == Some(short.to_string().as_str()))
+}
+
+fn takes_value(flag: &Arg) -> bool {
+    matches!(flag.get_action(), ArgAction::Set | ArgAction::Append) && !flag.is_require_equals_set()
+}
+
+fn keep(global: &mut GlobalArgs, flag: &Arg, value: &str) {
+    match flag.get_id().as_str() {
+        "kubeconfig" => global.kubeconfig = Some(value.into()),
+        "context" => global.context = Some(value.to_owned()),
+        "namespace" => global.namespace = Some(value.to_owned()),
+        _ => {}
+    }
+}
+
+/// What a value of an argument may be, by its name.
+fn of_argument(argument: &Arg) -> Wanted {
+    match argument.get_id().as_str() {
+        "job" => Wanted::Job,
+        "node" | "nodes" => Wanted::Node,
+        "kubeconfig" | "filename" => Wanted::File,
+        _ => {
+            let values = argument.get_possible_values();
+            Wanted::Words(
+                values.iter().map(|value| (value.get_name().to_owned(), help(value.get_help()))).collect(),
+            )
+        }
+    }
+}
+
+fn help(text: Option<&clap::builder::StyledStr>) -> String {
+    text.map(ToString::to_string).unwrap_or_default().lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> (Wanted, GlobalArgs) {
+        let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+        let mut root = Cli::command();
+        root.build();
+        wanted(&root, &words)
+    }
+
+    fn has(line: &str, word: &str) -> bool {
+        matches!(of(line).0, Wanted::Words(words) if words.iter().any(|(known, _)| known == word))
+    }
+
+    #[test]
+    fn commands_flags_and_values_are_completed_from_the_command_line_itself() {
+        assert!(has("", "status") && has("st", "suspend"));
+        assert!(has("status --", "--watch") && has("status --", "--context") && has("run --", "--wave"));
+        assert!(has("status web -o ", "json") && has("status --output ", "wide"));
+        assert!(!has("status web ", "status"));
+        assert!(has("completion ", "zsh"));
+    }
+
+    #[test]
+    fn jobs_nodes_and_files_are_asked_for_where_they_are_wanted() {
+        for (line, expected) in [
+            ("status ", Wanted::Job),
+            ("status --watch we", Wanted::Job),
+            ("status -n shop --context c ", Wanted::Job),
+            ("retry ", Wanted::Job),
+            ("run nginx --node ", Wanted::Node),
+            ("from -f ", Wanted::File),
+            ("status --kubeconfig ", Wanted::File),
+            ("status web x", Wanted::Words(Vec::new())),
+        ] {
+            assert_eq!(of(line).0, expected, "{line}");
+        }
+        let (_, global) = of("status --context=prod --kubeconfig file -n shop ");
+        assert_eq!((global.context.as_deref(), global.namespace.as_deref()), (Some("prod"), Some("shop")));
+        assert_eq!(global.kubeconfig, Some("file".into()));
+    }
+
+    #[test]
+    fn only_the_program_of_kubectls_convention_completes() {
+        let asked = |program: &str| asked_for(&[program.into(), "status".into(), "".into()]);
+        assert_eq!(asked("/bin/kubectl_complete-prepull"), Some(vec!["status".to_owned(), String::new()]));
+        assert_eq!(asked("kubectl-prepull"), None);
+    }
+}

@@ -1,0 +1,162 @@
+//! Workloads, of any kind that has pods: their images, their pull secrets, and the nodes that they may run on. Pure.
+
+pub(crate) mod choice;
+#[cfg(test)]
+mod tests;
+
+use anyhow::{Context, anyhow, ensure};
+use k8s_openapi::api::core::v1::PodSpec;
+use prepull_api::image::Reference;
+use serde_json::Value;
+
+use choice::Choice;
+
+/// A workload.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Workload {
+    /// Kind and name for people: `Deployment web`.
+    pub(crate) title: String,
+    /// Its name.
+    pub(crate) name: String,
+    /// Its namespace, if it says so.
+    pub(crate) namespace: Option<String>,
+    /// Its images, each once: of init containers, containers, ephemeral containers, and volumes.
+    pub(crate) images: Vec<String>,
+    /// The pull secrets of its pods. Where there are none, those of the ServiceAccount count.
+    pub(crate) pull_secrets: Vec<String>,
+    /// The ServiceAccount of its pods.
+    pub(crate) service_account: String,
+    /// The nodes that its pods may run on.
+    pub(crate) choice: Choice,
+}
+
+/// Reads the documents of a YAML or JSON text. The error does not quote it: it may hold a Secret.
+pub(crate) fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
+    let parsed: Result<Vec<Value>, _> = serde_saphyr::from_multiple(text);
+    let documents = parsed.map_err(|error| match error.location() {
+        Some(at) => anyhow!("not YAML: line {} column {}", at.line(), at.column()),
+        None => anyhow!("not YAML"),
+    })?;
+    let mut objects = Vec::new();
+    for document in documents {
+        flatten(document, &mut objects);
+    }
+    Ok(objects)
+}
+
+/// Collects an object, or the items of a List.
+fn flatten(mut value: Value, objects: &mut Vec<Value>) {
+    let is_list = value["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
+    match value.get_mut("items").map(Value::take) {
+        Some(Value::Array(items)) if is_list => items.into_iter().for_each(|item| flatten(item, objects)),
+        _ if value.is_null() => {} // nothing between two separators
+        _ => objects.push(value),
+    }
+}
+
+/// The workloads among the objects.
+pub(crate) fn workloads(objects: &[Value]) -> anyhow::Result<Vec<Workload>> {
+    objects.iter().filter_map(|object| Workload::of(object).transpose()).collect()
+}
+
+/// The pull secrets of a ServiceAccount among the objects, if it is there.
+pub(crate) fn account_secrets(objects: &[Value], namespace: &str, name: &str) -> Option<Vec<String>> {
+    let is_it = |object: &&Value| {
+        let of = |field: &str| object["metadata"][field].as_str();
+        object["kind"] == "ServiceAccount"
+            && of("name") == Some(name)
+            && of("namespace").is_none_or(|other| other == namespace)
+    };
+    let secrets = objects.iter().find(is_it)?["imagePullSecrets"].as_array().cloned().unwrap_or_default();
+    Some(secrets.iter().filter_map(|secret| secret["name"].as_str()).map(str::to_owned).collect())
+}
+
+impl Workload {
+    /// Reads a workload; none if the object has no pods.
+    pub(crate) fn of(object: &Value) -> anyhow::Result<Option<Self>> {
+        let kind = object["kind"].as_str().unwrap_or_default();
+        let spec = &object["spec"];
+        let pod = match kind {
+            "Pod" => spec,
+            "CronJob" => &spec["jobTemplate"]["spec"]["template"]["spec"],
+            "PodTemplate" => &object["template"]["spec"],
+            // Deployments and all others, those of other people's definitions included.
+            _ => &spec["template"]["spec"],
+        };
+        if pod.get("containers").is_none() {
+            return Ok(None);
+        }
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let title = format!("{kind} {name}");
+        let pod: PodSpec = serde_json::from_value(pod.clone())
+            .with_context(|| format!("{title}: the spec of its pods cannot be read"))?;
+        let images = images(&pod);
+        for image in &images {
+            Reference::parse(image).with_context(|| format!("{title}: image {image:?}"))?;
+        }
+        ensure!(!images.is_empty(), "{title}: it has no image");
+        let secrets = pod.image_pull_secrets.iter().flatten();
+        Ok(Some(Self {
+            namespace: object["metadata"]["namespace"].as_str().map(str::to_owned),
+            pull_secrets: secrets.map(|secret| secret.name.clone()).filter(|name| !name.is_empty()).collect(),
+            service_account: pod.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
+            choice: Choice::of(&pod),
+            images,
+            name,
+            title,
+        }))
+    }
+}
+
+fn images(pod: &PodSpec) -> Vec<String> {
+    let init = pod.init_containers.iter().flatten().map(|container| &container.image);
+    let main = pod.containers.iter().map(|container| &container.image);
+    let ephemeral = pod.ephemeral_containers.iter().flatten().map(|container| &container.image);
+    let volumes = pod.volumes.iter().flatten().filter_map(|volume| Some(&volume.image.as_ref()?.reference));
+    let mut images: Vec<String> = Vec::new();
+    for image in init.chain(main).chain(ephemeral).chain(volumes).flatten().filter(|image| !image.is_empty())
+    {
+        if !images.contains(image) {
+            images.push(image.clone());
+        }
+    }
+    images
+}
+
+/// How the pull secrets of workloads are said in a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Logins {
+    /// The secret of each registry.
+    pub(crate) by_registry: Vec<(String, String)>,
+    /// Further ones to try.
+    pub(crate) more: Vec<String>,
+    /// A registry that gets none.
+    pub(crate) without: Option<String>,
+}
+
+/// A registry that serves strangers as well.
+const PUBLIC: &str = "docker.io";
+
+/// Gives the secrets to the registries of the images. Which registry a secret is for stands in it, and nobody here may read
+/// it. In a job, unlike in a pod, an image whose secret has nothing for it fails: so images of Docker Hub beside those of
+/// another registry are taken for public ones. The error names the registries for which the person has to say it.
+pub(crate) fn logins(images: &[String], secrets: &[String]) -> Result<Logins, String> {
+    let Some((first, more)) = secrets.split_first() else { return Ok(Logins::default()) };
+    let mut registries: Vec<String> = Vec::new();
+    for image in images.iter().filter_map(|image| Reference::parse(image).ok()) {
+        let registry = image.normalized().registry().to_owned();
+        if !registries.contains(&registry) {
+            registries.push(registry);
+        }
+    }
+    let is_mixed = registries.len() > 1 && registries.iter().any(|registry| registry == PUBLIC);
+    if is_mixed && !more.is_empty() {
+        return Err(registries.join(", "));
+    }
+    let served = registries.into_iter().filter(|registry| !is_mixed || registry != PUBLIC);
+    Ok(Logins {
+        by_registry: served.map(|registry| (registry, first.clone())).collect(),
+        more: more.to_vec(),
+        without: is_mixed.then(|| PUBLIC.to_owned()),
+    })
+}

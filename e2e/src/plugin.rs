@@ -1,0 +1,105 @@
+//! `kubectl prepull`, as a person runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::parts;
+
+/// A person with a kubeconfig.
+pub struct Person {
+    kubeconfig: PathBuf,
+}
+
+/// What a command has said.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Its exit status.
+    pub status: i32,
+    /// Its standard output.
+    pub out: String,
+    /// Its standard error.
+    pub err: String,
+}
+
+impl Said {
+    /// Fails unless the command has ended with this status and said all of these words.
+    pub fn is(self, status: i32, words: &[&str]) -> Result<Self> {
+        let all = format!("{}{}", self.out, self.err);
+        ensure!(self.status == status, "it ended with {}, not {status}: {all}", self.status);
+        for word in words {
+            ensure!(all.contains(word), "{word:?} is not in: {all}");
+        }
+        Ok(self)
+    }
+}
+
+impl Person {
+    /// A person with the rights of this kubeconfig.
+    pub fn new(kubeconfig: &Path) -> Self {
+        Self { kubeconfig: kubeconfig.to_owned() }
+    }
+
+    fn command(&self, line: &str) -> Result<tokio::process::Command> {
+        let mut command = tokio::process::Command::new(parts::program("kubectl-prepull")?);
+        command.args(line.split_whitespace()).arg("--kubeconfig").arg(&self.kubeconfig);
+        command.env_remove("KUBECONFIG").env("COLUMNS", "100").env("NO_COLOR", "1");
+        // `from --apply-then` runs kubectl.
+        let kubectl = parts::kubectl();
+        let dirs = kubectl.parent().filter(|dir| !dir.as_os_str().is_empty()).map(Path::to_owned);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let dirs = dirs.into_iter().chain(std::env::split_paths(&path));
+        command.env("PATH", std::env::join_paths(dirs)?);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        Ok(command)
+    }
+
+    /// Runs `kubectl prepull` with the words of this line.
+    pub async fn runs(&self, line: &str) -> Result<Said> {
+        let output = self.command(line)?.output().await;
+        said(output.with_context(|| format!("cannot run kubectl-prepull {line}"))?)
+    }
+
+    /// Runs `kubectl prepull` like [`Self::runs`], with at most so many KiB of memory besides the program itself.
+    pub async fn runs_within(&self, line: &str, kib: u32) -> Result<Said> {
+        let command = self.command(line)?;
+        let command = command.as_std();
+        let mut shell = tokio::process::Command::new("sh");
+        shell.args(["-c", &format!("ulimit -d {kib} && exec \"$0\" \"$@\"")]);
+        shell.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+        said(
+            shell
+                .kill_on_drop(true)
+                .output()
+                .await
+                .with_context(|| format!("cannot run kubectl-prepull {line}"))?,
+        )
+    }
+
+    /// Runs a command until it prints a line with this text, and presses Ctrl-C then.
+    pub async fn interrupts(&self, line: &str, text: &str) -> Result<Said> {
+        use tokio::io::{AsyncBufReadExt, BufReader};
+        let mut child = self.command(line)?.spawn()?;
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("it has ended")?;
+        let mut lines = BufReader::new(child.stdout.take().context("no stdout")?).lines();
+        let mut before = String::new();
+        while let Some(line) = lines.next_line().await? {
+            before.push_str(&line);
+            if line.contains(text) {
+                break;
+            }
+        }
+        ensure!(before.contains(text), "{text:?} is not in {before}");
+        kill_process(pid, Signal::INT)?;
+        let mut said = said(child.wait_with_output().await?)?;
+        said.out.insert_str(0, &before);
+        Ok(said)
+    }
+}
+
+fn said(output: Output) -> Result<Said> {
+    let status = output.status.code().context("a signal has ended it")?;
+    Ok(Said { status, out: String::from_utf8(output.stdout)?, err: String::from_utf8(output.stderr)? })
+}

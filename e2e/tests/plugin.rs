@@ -1,0 +1,336 @@
+//! `kubectl prepull` against a real cluster: a first day, and a bad night.
+
+use std::time::Instant;
+
+use kube::api::{Api, ObjectMeta, PostParams};
+use prepull_api::crd::job::ImagePrePullJobSpec;
+use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL, ReportBody};
+use prepull_api::crd::status::{ImageStatus, NodeStatus};
+use prepull_api::failure::FailureCode;
+use prepull_e2e::parts::workspace;
+use prepull_e2e::prelude::*;
+
+/// What a kubectl-prepull prints of a job that has succeeded everywhere.
+const COMPLETED: [&str; 2] = ["Completed", "2 of 2"];
+
+#[tokio::test]
+async fn a_first_day_with_the_plugin() -> Result<()> {
+    let site = Site::start().await?;
+    let _edges = (site.node("edge-1").await?.await?, site.node("edge-2").await?.await?);
+    let me = Person::new(site.cluster.kubeconfig());
+    let (_, web) = site.image("web", &[MIB])?;
+
+    // A job is made, followed line by line, and over.
+    let run = format!("run {web} --secret default/registry --concurrency 100% --wait=2m");
+    let said = me.runs(&run).await?.is(0, &COMPLETED)?;
+    eprintln!("{}", said.out);
+    assert!(said.out.contains("imageprepulljob.operations.kubeedge.io/web-v1 created"), "{}", said.out);
+    me.runs(&run).await?.is(1, &["there is a job web-v1 already", "retry web-v1", "--name"])?;
+    me.runs("failures web-v1").await?.is(0, &["no node of job web-v1 has failed"])?;
+
+    // Another one has an image that nobody has pushed yet.
+    let missing = web.replace("web", "late");
+    let run = format!(
+        "run {web} {missing} --name spring --secret default/registry --retries 0 --concurrency 2 --wait=2m"
+    );
+    let said = me.runs(&run).await?.is(1, &["Failure", "NotFound", "kubectl prepull retry spring"])?;
+    eprintln!("{}", said.out);
+    let said = me.runs("failures spring").await?.is(0, &["NODE", "edge-1", "edge-2", "NotFound"])?;
+    eprintln!("{}", said.out);
+    let names = me.runs("failures spring --reason notfound -o name").await?.is(0, &[])?;
+    assert_eq!(names.out, "node/edge-1\nnode/edge-2\n");
+    me.runs("failures spring --reason NoSpace -o name")
+        .await?
+        .is(0, &[])
+        .map(|said| assert_eq!(said.out, ""))?;
+    let said = me.runs("events spring").await?.is(0, &["AGO", "imageprepulljob/spring"])?;
+    eprintln!("{}", said.out);
+
+    // Once it is there, the job is tried again.
+    site.image("late", &[MIB])?;
+    me.runs("retry spring")
+        .await?
+        .is(0, &["imageprepulljob.operations.kubeedge.io/spring is tried again, round 1"])?;
+    let said = me.runs("status spring --watch --timeout 2m").await?.is(0, &COMPLETED)?;
+    assert!(said.out.contains("retry 1"), "{}", said.out);
+    eprintln!("{}", said.out);
+    let json = me.runs("status spring -o json").await?.is(0, &[])?;
+    let json: serde_json::Value = serde_json::from_str(&json.out)?;
+    assert_eq!((&json["nodes"]["successful"], &json["failures"]), (&2.into(), &serde_json::json!([])));
+    eprintln!("{}", me.runs("status spring -o wide").await?.is(0, &["Completed"])?.out);
+    Ok(())
+}
+
+/// A node that is Ready and whose edge is offline: a job waits for it.
+async fn cluster_with_a_waiting_node() -> Result<(Cluster, Cloud)> {
+    let cluster = Cluster::own().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    cluster.edge_nodes(&["edge-1"]).await?;
+    Ok((cluster, cloud))
+}
+
+#[tokio::test]
+async fn a_bad_night_with_the_plugin() -> Result<()> {
+    let (cluster, _cloud) = cluster_with_a_waiting_node().await?;
+    let me = Person::new(cluster.kubeconfig());
+
+    // The job goes on without the person who made it.
+    let said = me.interrupts("run nginx:1.25 --name night", "1 node").await?;
+    said.is(130, &["job night goes on: kubectl prepull status night --watch follows it again"])?;
+    me.runs("status night --watch --timeout 1s").await?.is(3, &["after 1s job night goes on"])?;
+    me.runs("retry night").await?.is(1, &["job night has not ended"])?;
+
+    me.runs("suspend night").await?.is(0, &["night suspended"])?;
+    let job = cluster.existing_job("night");
+    job.until("is suspended", |status| {
+        status.conditions.iter().any(|c| c.type_ == "Suspended" && c.status == "True")
+    })
+    .await?;
+    me.runs("status night").await?.is(0, &["Suspended", "kubectl prepull resume night lets it go on"])?;
+    me.runs("resume night").await?.is(0, &["night resumed"])?;
+    me.runs("resume night -o name").await?.is(0, &["imageprepulljob.operations.kubeedge.io/night\n"])?;
+
+    // Cancelled, it keeps its record, and can be taken up again.
+    me.runs("cancel night").await?.is(0, &["night cancelled"])?;
+    me.runs("status night -w --timeout 1m").await?.is(1, &["Failure", "kubectl prepull retry night"])?;
+    me.runs("cancel night").await?.is(1, &["job night has ended already"])?;
+    me.runs("suspend night").await?.is(1, &["there is nothing to suspend"])?;
+    me.runs("retry night").await?.is(0, &[])?;
+    job.until("runs again", |status| status.phase == JobPhase::InProgress).await?;
+    assert_eq!(job.get().await?.spec.active_deadline_seconds, None);
+
+    // A job that makes no sense says so at once.
+    me.runs("run nginx --name odd --tolerate 2 --wait=1m")
+        .await?
+        .is(1, &["failureTolerate", "kubectl edit ippj odd"])?;
+    me.runs("retry odd").await?.is(1, &["job odd was refused", "failureTolerate"])?;
+    me.runs("status other").await?.is(1, &["there is no ImagePrePullJob other", "kubectl get ippj"])?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_missing_right_is_named_and_the_roles_have_all_that_is_needed() -> Result<()> {
+    let (cluster, _cloud) = cluster_with_a_waiting_node().await?;
+    let _job = cluster.job("night").images(["nginx:1.25"]).on(["edge-1"]).apply().await?;
+    let ann = Person::new(&cluster.kubeconfig_as("ann")?);
+    let kind = "imageprepulljobs.operations.kubeedge.io in the whole cluster";
+    ann.runs("status night").await?.is(1, &["user ann lacks a right: to get", kind, "rbac.yaml"])?;
+    ann.runs("run nginx --wait=0").await?.is(1, &["user ann lacks a right: to create", kind])?;
+
+    cluster.apply_file(&workspace().join("manifests/kubectl-prepull/rbac.yaml")).await?;
+    for (user, role) in [("view", "prepull-viewer"), ("operate", "prepull-operator")] {
+        let role = format!("--clusterrole={role}");
+        cluster.kubectl(&["create", "clusterrolebinding", user, &role, &format!("--user={user}")]).await?;
+    }
+    let [viewer, operator] = ["view", "operate"].map(|user| cluster.kubeconfig_as(user));
+    let (viewer, operator) = (Person::new(&viewer?), Person::new(&operator?));
+    for looks in ["status night", "failures night", "events night"] {
+        viewer.runs(looks).await?.is(0, &[])?;
+    }
+    viewer.runs("status night -w --timeout 1s").await?.is(3, &[])?;
+    for (changes, verb) in [("suspend night", "patch"), ("run nginx --wait=0", "create")] {
+        viewer.runs(changes).await?.is(1, &[&format!("user view lacks a right: to {verb} {kind}")])?;
+    }
+    for changes in ["suspend night", "resume night", "cancel night", "run nginx --concurrency 10% --wait=0"] {
+        operator.runs(changes).await?.is(0, &[])?;
+    }
+    operator.runs("status nginx -w --timeout 1s").await?.is(3, &[])?;
+
+    let app = cluster.place().new_dir("app")?.join("app.yaml");
+    std::fs::write(&app, APP)?;
+    let from = format!("from -f {} --dry-run", app.display());
+    viewer.runs(&from).await?.is(1, &["user view lacks a right: to list nodes in the whole cluster"])?;
+    operator.runs(&from).await?.is(0, &["harbor.example/shop/web:v2"])?;
+    for workload in ["deploy/a", "sts/a", "ds/a", "rs/a", "cj/a", "job/a", "pod/a", "rc/a"] {
+        operator
+            .runs(&format!("from {workload}"))
+            .await?
+            .is(1, &[&format!("there is no {workload} in namespace")])?;
+    }
+    let pod = "kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a, image: 'a:1'}]}";
+    std::fs::write(&app, pod)?;
+    operator.runs(&from).await?.is(0, &["a:1"])?;
+
+    // Whoever has no right to be here, and a cluster without our definitions.
+    let text = std::fs::read_to_string(cluster.kubeconfig())?;
+    let mut config: serde_json::Value = serde_saphyr::from_str(&text)?;
+    config["users"][0]["user"]["token"] = "expired".into();
+    let file = cluster.place().new_dir("expired")?.join("kubeconfig");
+    std::fs::write(&file, config.to_string())?;
+    let stranger = Person::new(&file);
+    stranger.runs("status night").await?.is(1, &["does not accept the credentials", "log in again"])?;
+    let definition = "customresourcedefinition/imageprepulljobs.operations.kubeedge.io";
+    cluster.kubectl(&["delete", definition, "--wait=true"]).await?;
+    let me = Person::new(cluster.kubeconfig());
+    eventually("the definitions are gone", SOON, async || {
+        let said = me.runs("status night").await?;
+        said.is(1, &["their definitions are not installed (kubectl apply -f manifests/crds)"])
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_of_kruise_is_told_from_one_that_there_is_not() -> Result<()> {
+    let cluster = Cluster::with_kruise().await?;
+    cluster.pull_job("warm", "nginx:1.25").apply().await?;
+    let me = Person::new(cluster.kubeconfig());
+    me.runs("status warm -n default")
+        .await?
+        .is(1, &["warm is an ImagePullJob of OpenKruise in namespace default"])?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_failures_of_a_large_job_are_read_from_its_reports() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    // More nodes than a status lists, and than a report holds.
+    let behaviour = Behaviour { fail_rate: 1.0, ..Behaviour::default() };
+    let fleet = Fleet::start(&cluster, &cloud, 260).behaves(behaviour).await?;
+    let unlimited = |spec: &mut ImagePrePullJobSpec| spec.image_pre_pull_template.concurrency = 260;
+    cluster
+        .job("large")
+        .images(["harbor.example/a:v1"])
+        .on(fleet.names())
+        .tolerate("1")
+        .spec(unlimited)
+        .completes()
+        .await?;
+    let me = Person::new(cluster.kubeconfig());
+    let names = me.runs("failures large -o name").await?.is(0, &[])?;
+    assert_eq!(names.out.lines().count(), 260);
+    let said =
+        me.runs("status large").await?.is(0, &["Completed with failures", "260 failed", "and 257 more"])?;
+    eprintln!("{}", said.out);
+    fleet.stop().await;
+    Ok(())
+}
+
+const APP: &str = "
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: web, namespace: shop}
+imagePullSecrets: [{name: harbor}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: shop}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      serviceAccountName: web
+      initContainers: [{name: init, image: 'harbor.example/shop/init:v1'}]
+      containers: [{name: web, image: 'harbor.example/shop/web:v2'}]
+";
+
+#[tokio::test]
+async fn a_workload_is_pulled_ahead_and_then_rolled_out() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 3).await?;
+    cluster.kubectl(&["taint", "node", "sim-2", "gpu=a:NoSchedule"]).await?;
+    cluster.registry_secret("shop", "harbor", &[("harbor.example", "alice", &password("alice"))]).await?;
+    let dir = cluster.place().new_dir("app")?;
+    let app = dir.join("app.yaml");
+    std::fs::write(&app, APP)?;
+    let from = format!("from -f {}", app.display());
+    let me = Person::new(cluster.kubeconfig());
+
+    let said = me
+        .runs(&format!("{from} --dry-run -o json"))
+        .await?
+        .is(0, &["left out", "sim-2 (gpu=a:NoSchedule)"])?;
+    let job: serde_json::Value = serde_json::from_str(&said.out)?;
+    let template = &job["spec"]["imagePrePullTemplate"];
+    assert_eq!(job["metadata"]["name"], "web-v1");
+    assert_eq!(
+        template["images"],
+        serde_json::json!(["harbor.example/shop/init:v1", "harbor.example/shop/web:v2"])
+    );
+    assert_eq!(template["nodeNames"], serde_json::json!(["sim-0", "sim-1"]));
+    let login = serde_json::json!([{"registry": "harbor.example", "imageSecret": "shop/harbor"}]);
+    assert_eq!(template["registrySecrets"], login);
+
+    // What has not arrived is not rolled out.
+    let bad = format!("{from} --name bad --node sim-0 --node nowhere --apply-then --wait=1m");
+    me.runs(&bad).await?.is(1, &["NodeNotFound", "app.yaml is not applied"])?;
+    me.runs("from deployment/web -n shop").await?.is(1, &["there is no deployment/web in namespace shop"])?;
+    me.runs(&format!("{from} --apply-then --wait=0")).await?.is(2, &["--apply-then waits for the job"])?;
+
+    let said =
+        me.runs(&format!("{from} --apply-then --concurrency 100% --wait=1m")).await?.is(0, &COMPLETED)?;
+    assert!(said.out.ends_with("deployment.apps/web created\n"), "{}", said.out);
+    // Now by name, with the secrets of the ServiceAccount in the cluster.
+    let said = me.runs("from deployment/web -n shop --name again --wait=1m").await?.is(0, &COMPLETED)?;
+    eprintln!("{}", said.out);
+    let again = cluster.existing_job("again").get().await?.spec.image_pre_pull_template;
+    assert_eq!(again.registry_secrets[0].image_secret, "shop/harbor");
+    fleet.stop().await;
+    Ok(())
+}
+
+/// A job of 10,000 nodes that all have failed, as cloudcore-prepull leaves it.
+async fn failed_job_of_10_000_nodes(cluster: &Cluster) -> Result<()> {
+    let job = cluster.job("huge").images(["r.io/a:v1"]).on(["edge-0"]).apply().await?;
+    let summary = serde_json::json!({"desired": 10_000, "failure": 10_000});
+    job.set_status(&serde_json::json!({"phase": "Failure", "observedGeneration": 1, "summary": summary}))
+        .await?;
+    let uid = job.uid().await?;
+    let image = |name: &str| ImageStatus {
+        image: format!("harbor.example/shop/{name}:v2026.11.22-rc1"),
+        pulled_image: format!("harbor.example/shop/{name}:v2026.11.22-rc1"),
+        status: Tristate::False,
+        reason: "the registry has no such image: 404 from https://harbor.example/v2/shop/manifests"
+            .to_owned(),
+        code: Some(FailureCode::NotFound),
+        attempts: 4,
+        ..ImageStatus::default()
+    };
+    let images = ["web", "api", "worker"].map(image);
+    let reports: Api<ImagePrePullReport> = Api::all(cluster.client());
+    for index in 0..40 {
+        let node = |n: u32| NodeStatus {
+            node_name: format!("edge-{}", index * 250 + n),
+            phase: NodePhase::Failure,
+            code: Some(FailureCode::NotFound),
+            attempt: 1,
+            image_status: images.to_vec(),
+            ..NodeStatus::default()
+        };
+        let body = ReportBody {
+            job_name: "huge".to_owned(),
+            index,
+            node_status: (0..250).map(node).collect(),
+            ..ReportBody::default()
+        };
+        let metadata = ObjectMeta {
+            name: Some(format!("huge-{index}")),
+            labels: Some([(JOB_UID_LABEL.to_owned(), uid.clone())].into()),
+            ..ObjectMeta::default()
+        };
+        let report = ImagePrePullReport { types: Some(ImagePrePullReport::type_meta()), metadata, body };
+        reports.create(&PostParams::default(), &report).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn ten_thousand_failures_are_read_within_100_mib() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    failed_job_of_10_000_nodes(&cluster).await?;
+    let me = Person::new(cluster.kubeconfig());
+    for (line, lines) in [("failures huge", 10_001), ("failures huge -o name", 10_000)] {
+        let began = Instant::now();
+        let said = me.runs_within(line, 100 * 1024).await?.is(0, &["edge-9999"])?;
+        assert_eq!(said.out.lines().count(), lines);
+        eprintln!("{line}: {:?}", began.elapsed());
+    }
+    let began = Instant::now();
+    me.runs_within("status huge", 100 * 1024).await?.is(0, &["10000 failed", "and 9997 more"])?;
+    eprintln!("status: {:?}", began.elapsed());
+    me.runs_within("status huge -w", 100 * 1024).await?.is(1, &["10000 failed"])?;
+    Ok(())
+}
