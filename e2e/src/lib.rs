@@ -31,6 +31,7 @@
 
 pub mod api_proxy;
 mod background;
+pub mod browser;
 pub mod certs;
 pub mod chance;
 pub mod cleanup;

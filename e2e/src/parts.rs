@@ -63,6 +63,15 @@ pub fn kubectl() -> PathBuf {
     beside.ok().filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("kubectl"))
 }
 
+/// Path of a headless Chromium, in PATH.
+pub fn chromium() -> Result<PathBuf> {
+    let found = ["chromium-headless-shell", "chromium"].map(PathBuf::from).into_iter().find(|name| {
+        let mut path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
+        path.get_or_insert_default().iter().any(|dir| dir.join(name).exists())
+    });
+    found.context("there is no Chromium: run `make setup`, or install chromium-headless-shell")
+}
+
 /// Path of containerd: in `PREPULL_CONTAINERD_DIR`, or in PATH.
 pub fn containerd() -> PathBuf {
     let dir = std::env::var_os("PREPULL_CONTAINERD_DIR").map(PathBuf::from).unwrap_or_default();

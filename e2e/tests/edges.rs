@@ -16,6 +16,8 @@ use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
+use crate::page::{Page, picture};
+
 const MANIFESTS: &str = "manifests/cloudcore-prepull";
 
 /// Applies the Service of the list, and the rights to read it.
@@ -109,6 +111,20 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     let away = north.items.first().context("nobody is in the north")?;
     assert_eq!((north.total, away.name.as_str(), away.site.as_deref()), (1, "edge-away", Some("north")));
     ensure!(!away.connected && away.ready && away.last_seen.is_none() && away.version.is_none(), "{away:?}");
+
+    let page = Page::serve(cluster.kubeconfig()).await?;
+    let browser = page.opened().await?;
+    browser.click("Edges").await?;
+    browser.says("Edges 1 to 4 of 4").await?;
+    browser.click("not connected").await?;
+    browser.says("Edges 1 to 1 of 1").await?;
+    let shown = browser.text().await?;
+    ensure!(shown.contains("edge-away") && !shown.contains("edge-real"), "{shown}");
+    browser.click("not connected").await?;
+    browser.says("edge-real").await?;
+    picture(&browser, "edges").await?;
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
 
     let error = format!("{:#}", list(&somebody, &all).await.err().context("somebody reads the edges")?);
     ensure!(error.contains("services/proxy") && error.contains("orbidden"), "{error}");

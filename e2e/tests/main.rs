@@ -34,6 +34,7 @@ mod mid_pull;
 mod monitoring;
 mod other_runtimes;
 mod overriders;
+mod page;
 mod partitions;
 mod pins;
 mod plugin;

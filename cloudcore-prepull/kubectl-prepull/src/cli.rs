@@ -15,6 +15,7 @@ use crate::commands::retry::RetryArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::status::StatusArgs;
 use crate::commands::suspend::SuspendArgs;
+use crate::commands::ui::UiArgs;
 use crate::commands::why::WhyArgs;
 
 /// Starts, follows and mends image pre-pull jobs.
@@ -69,6 +70,8 @@ pub(crate) enum Command {
     Nodes(NodesArgs),
     /// Go through what must be true for a node, and say what to do next.
     Why(WhyArgs),
+    /// Show all jobs, their nodes and the edges in the browser, live.
+    Ui(UiArgs),
     /// Print the completion script for a shell, or say how kubectl completes this command.
     Completion(CompletionArgs),
 }

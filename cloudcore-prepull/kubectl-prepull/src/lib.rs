@@ -42,6 +42,7 @@ mod commands {
     pub(crate) mod run;
     pub(crate) mod status;
     pub(crate) mod suspend;
+    pub(crate) mod ui;
     pub(crate) mod why;
 }
 
@@ -50,13 +51,24 @@ mod progress {
     pub(crate) mod follow;
     mod lines;
     pub(crate) mod look;
-    mod pace;
+    pub(crate) mod pace;
     pub(crate) mod render;
     mod show;
     pub(crate) mod tally;
     #[cfg(test)]
     mod tests;
     pub(crate) mod view;
+}
+
+/// The page of `ui`: who may ask, what is known, and what is sent.
+mod ui {
+    mod assets;
+    mod feed;
+    pub(crate) mod guard;
+    mod known;
+    mod rows;
+    pub(crate) mod server;
+    pub(crate) mod watching;
 }
 
 pub use run::main;

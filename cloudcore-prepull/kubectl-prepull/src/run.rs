@@ -93,6 +93,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Cancel(args) => commands::cancel::run(session, &cluster, &args).await,
         Command::Nodes(args) => commands::nodes::run(session, &cluster, &args).await,
         Command::Why(args) => commands::why::run(session, &cluster, &args).await,
+        Command::Ui(args) => return Box::pin(commands::ui::run(session, cluster, &args)).await,
         Command::Completion(_) => Ok(Ended::Done), // ran above, without a cluster
     };
     outcome.map_err(|error| problem::explain(error, cluster.place()))

@@ -35,10 +35,15 @@ pub(crate) struct CancelArgs {
 
 /// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &CancelArgs) -> anyhow::Result<Ended> {
-    let job = jobs::get(cluster, &args.job).await?;
-    let job = jobs::patch(cluster, &args.job, &cancellation(&job)?).await?;
+    let job = cancel(cluster, &args.job).await?;
     print_changed(&job, "cancelled", session.global.output)?;
     Ok(Ended::Done)
+}
+
+/// Ends a job now.
+pub(crate) async fn cancel(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
+    let job = jobs::get(cluster, name).await?;
+    jobs::patch(cluster, name, &cancellation(&job)?).await
 }
 
 fn cancellation(job: &ImagePrePullJob) -> anyhow::Result<Value> {

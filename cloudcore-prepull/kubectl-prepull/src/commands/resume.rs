@@ -1,6 +1,7 @@
 //! `kubectl prepull resume`.
 
 use clap::Args;
+use prepull_api::crd::job::ImagePrePullJob;
 use serde_json::json;
 
 use crate::cluster::Cluster;
@@ -23,7 +24,12 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ResumeArgs)
         print_changed(&job, "is not suspended", session.global.output)?;
         return Ok(Ended::Done);
     }
-    let job = jobs::patch(cluster, &args.job, &json!({"spec": {"suspend": false}})).await?;
+    let job = resume(cluster, &args.job).await?;
     print_changed(&job, "resumed", session.global.output)?;
     Ok(Ended::Done)
+}
+
+/// Lets a job go on.
+pub(crate) async fn resume(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
+    jobs::patch(cluster, name, &json!({"spec": {"suspend": false}})).await
 }

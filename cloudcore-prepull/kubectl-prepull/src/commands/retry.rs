@@ -27,10 +27,15 @@ pub(crate) struct RetryArgs {
 
 /// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RetryArgs) -> anyhow::Result<Ended> {
-    let job = jobs::get(cluster, &args.job).await?;
-    let job = jobs::patch(cluster, &args.job, &another_round(&job)?).await?;
+    let job = retry(cluster, &args.job).await?;
     print_changed(&job, &format!("is tried again, round {}", job.spec.retry), session.global.output)?;
     Ok(Ended::Done)
+}
+
+/// Begins another round of a job that has ended.
+pub(crate) async fn retry(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
+    let job = jobs::get(cluster, name).await?;
+    jobs::patch(cluster, name, &another_round(&job)?).await
 }
 
 fn another_round(job: &ImagePrePullJob) -> anyhow::Result<Value> {

@@ -20,13 +20,18 @@ pub(crate) struct SuspendArgs {
 
 /// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SuspendArgs) -> anyhow::Result<Ended> {
-    let job = jobs::get(cluster, &args.job).await?;
-    let job = match suspension(&job)? {
-        Some(patch) => jobs::patch(cluster, &args.job, &patch).await?,
-        None => job,
-    };
+    let job = suspend(cluster, &args.job).await?;
     print_changed(&job, "suspended", session.global.output)?;
     Ok(Ended::Done)
+}
+
+/// Suspends a job that has not ended.
+pub(crate) async fn suspend(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
+    let job = jobs::get(cluster, name).await?;
+    match suspension(&job)? {
+        Some(patch) => jobs::patch(cluster, name, &patch).await,
+        None => Ok(job),
+    }
 }
 
 /// The patch that suspends the job; none if it is suspended.

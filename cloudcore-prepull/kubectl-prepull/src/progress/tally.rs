@@ -149,7 +149,8 @@ pub(crate) fn fraction(part: u64, whole: u64) -> f64 {
     (part.min(whole) as f64 / whole as f64)
 }
 
-fn bytes_of(node: &NodeStatus) -> ImageBytes {
+/// Bytes of the images of a node whose size is known.
+pub(crate) fn bytes_of(node: &NodeStatus) -> ImageBytes {
     let known = node.image_status.iter().filter_map(|image| image.bytes);
     known.fold(ImageBytes::default(), |sum, bytes| ImageBytes {
         done: sum.done.saturating_add(bytes.done),

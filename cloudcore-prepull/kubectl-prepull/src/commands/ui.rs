@@ -1,0 +1,82 @@
+//! `kubectl prepull ui`.
+
+use std::process::Stdio;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use tokio::net::TcpListener;
+use tokio::process::Command;
+
+use crate::cluster::Cluster;
+use crate::edges::SystemArgs;
+use crate::output::print;
+use crate::problem;
+use crate::run::{Ended, Session};
+use crate::ui::guard::Guard;
+use crate::ui::server::{Page, router};
+use crate::ui::watching::Watching;
+
+/// Programs that open an address in the browser: of Linux desktops, of macOS.
+const OPENERS: [&str; 2] = ["xdg-open", "open"];
+
+/// The arguments of `ui`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The page is served on 127.0.0.1 until Ctrl-C, to whoever has the printed address and to nobody else: its token is made anew
+each time. It sees and does what the kubeconfig may; nothing is installed in the cluster, and nothing is loaded from
+elsewhere.
+
+Examples:
+  kubectl prepull ui
+  kubectl prepull ui --port 8001 --no-open    # on another machine: ssh -L 8001:127.0.0.1:8001 HOST")]
+pub(crate) struct UiArgs {
+    /// Port of the page [default: any that is free].
+    #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
+    port: u16,
+    /// Only print the address.
+    #[arg(long)]
+    no_open: bool,
+    #[command(flatten)]
+    system: SystemArgs,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> anyhow::Result<Ended> {
+    let listener = TcpListener::bind(("127.0.0.1", args.port)).await.with_context(|| {
+        format!("--port {}: the page cannot be served there; another program may have the port", args.port)
+    })?;
+    let guard = Guard::new(listener.local_addr()?)?;
+    let (url, place, watching) = (guard.url(), cluster.place().clone(), Watching::new());
+    let page =
+        Arc::new(Page { guard, cluster, system: args.system.clone(), watching: Arc::clone(&watching) });
+    print(&format!("{url}\n"))?;
+    if !args.no_open && session.screen.is_terminal {
+        open(&url).await;
+    }
+    let served = axum::serve(listener, router(Arc::clone(&page)));
+    tokio::select! {
+        served = served.into_future() => Err(anyhow!("the page is served no longer: {served:?}")),
+        watched = watching.run(&page.cluster) => match watched {
+            Ok(()) => Err(anyhow!("the watch of the jobs has ended")),
+            Err(error) => Err(problem::explain(error, &place)),
+        },
+        interrupted = tokio::signal::ctrl_c() => {
+            interrupted.context("Ctrl-C cannot be waited for")?;
+            Ok(Ended::Done)
+        }
+    }
+}
+
+async fn open(url: &str) {
+    for opener in OPENERS {
+        let quiet = || (Stdio::null(), Stdio::null());
+        let (output, errors) = quiet();
+        let opened =
+            Command::new(opener).arg(url).stdin(Stdio::null()).stdout(output).stderr(errors).status().await;
+        if opened.is_ok_and(|status| status.success()) {
+            return;
+        }
+    }
+    problem::note("no browser could be opened: open the address above yourself");
+}

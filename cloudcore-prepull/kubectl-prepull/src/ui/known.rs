@@ -1,0 +1,289 @@
+//! What the page knows of jobs and nodes, from watches. Pure but for the clock that is handed in.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::Event;
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
+
+use super::rows::{JobRow, NodeRow};
+use crate::jobs;
+use crate::progress::pace::PaceMeter;
+use crate::progress::tally::Tally;
+use crate::progress::view::View;
+
+/// A row as it is sent, with a number that grows with each change of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) change: u64,
+    pub(crate) json: Arc<str>,
+}
+
+/// Everything that is known.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    jobs: BTreeMap<String, Tracked>,
+    listed_jobs: Vec<String>,
+    /// By the UID of their job, and by name.
+    reports: HashMap<String, BTreeMap<String, Report>>,
+    listed_reports: Vec<(String, String)>,
+    labels: HashMap<String, BTreeMap<String, String>>,
+    listed_nodes: Vec<String>,
+    changes: u64,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    job: ImagePrePullJob,
+    pace: PaceMeter,
+    row: Option<Sent>,
+    is_dirty: bool,
+}
+
+#[derive(Debug)]
+struct Report {
+    tally: Tally,
+    nodes: Vec<Arc<NodeRow>>,
+}
+
+impl Known {
+    /// Takes a change of a job.
+    pub(crate) fn take_job(&mut self, event: Event<ImagePrePullJob>) {
+        match event {
+            Event::Init => self.listed_jobs.clear(),
+            Event::InitApply(job) => {
+                self.listed_jobs.push(job.name_any());
+                self.put_job(job);
+            }
+            Event::InitDone => {
+                let listed = std::mem::take(&mut self.listed_jobs);
+                self.jobs.retain(|name, _| listed.contains(name));
+                self.changes += 1;
+            }
+            Event::Apply(job) => self.put_job(job),
+            Event::Delete(job) => {
+                self.jobs.remove(&job.name_any());
+                self.changes += 1;
+            }
+        }
+    }
+
+    fn put_job(&mut self, job: ImagePrePullJob) {
+        let known = self.jobs.get_mut(&job.name_any());
+        if let Some(known) = known.filter(|known| known.job.metadata.uid == job.metadata.uid) {
+            (known.job, known.is_dirty) = (job, true);
+            return;
+        }
+        let fresh = Tracked { pace: PaceMeter::default(), row: None, is_dirty: true, job };
+        self.jobs.insert(fresh.job.name_any(), fresh);
+    }
+
+    /// Takes a change of a report.
+    pub(crate) fn take_report(&mut self, event: Event<ImagePrePullReport>) {
+        match event {
+            Event::Init => self.listed_reports.clear(),
+            Event::InitApply(report) => {
+                self.listed_reports.push((uid_of_job(&report), report.name_any()));
+                self.put_report(&report);
+            }
+            Event::InitDone => {
+                let listed = std::mem::take(&mut self.listed_reports);
+                let listed: std::collections::HashSet<_> = listed.into_iter().collect();
+                for (uid, reports) in &mut self.reports {
+                    reports.retain(|name, _| listed.contains(&(uid.clone(), name.clone())));
+                }
+                self.reports.retain(|_, reports| !reports.is_empty());
+                self.changes += 1;
+            }
+            Event::Apply(report) => self.put_report(&report),
+            Event::Delete(report) => {
+                let uid = uid_of_job(&report);
+                if let Some(reports) = self.reports.get_mut(&uid) {
+                    reports.remove(&report.name_any());
+                }
+                self.touch(&uid);
+            }
+        }
+    }
+
+    fn put_report(&mut self, report: &ImagePrePullReport) {
+        let uid = uid_of_job(report);
+        let reports = self.reports.entry(uid.clone()).or_default();
+        let before = reports.remove(&report.name_any());
+        let mut before: HashMap<String, Arc<NodeRow>> = before
+            .map(|before| before.nodes.into_iter().map(|node| (node.name.clone(), node)).collect())
+            .unwrap_or_default();
+        let nodes = report.body.node_status.iter().map(|node| {
+            let row = NodeRow::of(node);
+            // What has not changed stays the same, so that it is not sent again.
+            before.remove(&row.name).filter(|before| **before == row).unwrap_or_else(|| Arc::new(row))
+        });
+        let report_now = Report { tally: Tally::of(report), nodes: nodes.collect() };
+        reports.insert(report.name_any(), report_now);
+        self.touch(&uid);
+    }
+
+    fn touch(&mut self, uid: &str) {
+        self.changes += 1;
+        if let Some(tracked) = self.jobs.values_mut().find(|known| known.job.uid().as_deref() == Some(uid)) {
+            tracked.is_dirty = true;
+        }
+    }
+
+    /// Takes a change of a node's labels.
+    pub(crate) fn take_node(&mut self, event: Event<PartialObjectMeta<Node>>) {
+        match event {
+            Event::Init => self.listed_nodes.clear(),
+            Event::InitApply(node) => {
+                self.listed_nodes.push(node.name_any());
+                self.labels.insert(node.name_any(), node.labels().clone());
+            }
+            Event::InitDone => {
+                let listed: std::collections::HashSet<_> =
+                    std::mem::take(&mut self.listed_nodes).into_iter().collect();
+                self.labels.retain(|name, _| listed.contains(name));
+                self.changes += 1;
+            }
+            Event::Apply(node) => {
+                self.labels.insert(node.name_any(), node.labels().clone());
+            }
+            Event::Delete(node) => {
+                self.labels.remove(&node.name_any());
+            }
+        }
+    }
+
+    /// Makes the rows of the jobs anew that have changed or run; `passed` is the time since the start. Returns a number that
+    /// grows with each change.
+    pub(crate) fn refresh(&mut self, now: Timestamp, passed: Duration) -> u64 {
+        for Tracked { job, pace, row, is_dirty } in self.jobs.values_mut() {
+            if !std::mem::take(is_dirty) && row.is_some() && jobs::is_over(job) {
+                continue;
+            }
+            let reports = job.uid().and_then(|uid| self.reports.get(&uid));
+            let tally =
+                Tally::sum(reports.into_iter().flat_map(BTreeMap::values).map(|report| &report.tally));
+            let mut view = View::new(job, &tally, None, now);
+            if let Some(pace) = pace.observe(passed, view.bytes.done, view.done) {
+                view = View::new(job, &tally, Some(pace), now);
+            }
+            let json = serde_json::to_string(&JobRow::new(job, view)).unwrap_or_default();
+            if row.as_ref().is_none_or(|row| *row.json != *json) {
+                self.changes += 1;
+                *row = Some(Sent { change: self.changes, json: json.into() });
+            }
+        }
+        self.changes
+    }
+
+    /// The rows of all jobs.
+    pub(crate) fn jobs(&self) -> BTreeMap<String, Sent> {
+        let rows = self.jobs.iter().filter_map(|(name, job)| Some((name.clone(), job.row.clone()?)));
+        rows.collect()
+    }
+
+    /// The nodes of a job, by name.
+    pub(crate) fn nodes(&self, job: &str) -> BTreeMap<String, Arc<NodeRow>> {
+        let uid = self.jobs.get(job).and_then(|known| known.job.uid());
+        let reports = uid.and_then(|uid| self.reports.get(&uid));
+        let nodes = reports.into_iter().flat_map(BTreeMap::values).flat_map(|report| &report.nodes);
+        nodes.map(|node| (node.name.clone(), Arc::clone(node))).collect()
+    }
+
+    /// The value of a label, of all nodes that have it.
+    pub(crate) fn labelled(&self, label: &str) -> BTreeMap<&str, &str> {
+        let labelled = self.labels.iter();
+        labelled.filter_map(|(node, labels)| Some((node.as_str(), labels.get(label)?.as_str()))).collect()
+    }
+}
+
+fn uid_of_job(report: &ImagePrePullReport) -> String {
+    report.labels().get(JOB_UID_LABEL).cloned().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    fn job(name: &str, uid: &str) -> ImagePrePullJob {
+        serde_json::from_value(json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha1", "kind": "ImagePrePullJob",
+            "metadata": { "name": name, "uid": uid },
+            "spec": { "imagePrePullTemplate": { "images": ["a:1"] } },
+        }))
+        .unwrap()
+    }
+
+    fn report(name: &str, uid: &str, nodes: &[(&str, &str)]) -> ImagePrePullReport {
+        let nodes: Vec<_> =
+            nodes.iter().map(|(node, phase)| json!({ "nodeName": node, "phase": phase })).collect();
+        serde_json::from_value(json!({
+            "metadata": { "name": name, "labels": { JOB_UID_LABEL: uid } }, "nodeStatus": nodes,
+        }))
+        .unwrap()
+    }
+
+    fn refreshed(known: &mut Known) -> u64 {
+        known.refresh(Timestamp::UNIX_EPOCH, Duration::from_secs(1))
+    }
+
+    #[test]
+    fn reports_belong_to_the_job_of_their_uid_whoever_comes_first() {
+        let mut known = Known::default();
+        known.take_report(Event::Apply(report("web-0", "1", &[("edge-1", "InProgress")])));
+        assert!(known.nodes("web").is_empty());
+        known.take_job(Event::Apply(job("web", "1")));
+        known.take_report(Event::Apply(report("web-1", "1", &[("edge-2", "Pending")])));
+        known.take_report(Event::Apply(report("web-0", "0", &[("edge-3", "Failure")])));
+        assert_eq!(known.nodes("web").into_keys().collect::<Vec<_>>(), ["edge-1", "edge-2"]);
+        // A job of the same name is another one.
+        known.take_job(Event::Apply(job("web", "0")));
+        assert_eq!(known.nodes("web").into_keys().collect::<Vec<_>>(), ["edge-3"]);
+        known.take_report(Event::Delete(report("web-0", "0", &[])));
+        assert!(known.nodes("web").is_empty());
+    }
+
+    #[test]
+    fn what_has_not_changed_is_not_sent_again() {
+        let mut known = Known::default();
+        known.take_job(Event::Apply(job("web", "1")));
+        known.take_report(Event::Apply(report("r", "1", &[("edge-1", "Pending"), ("edge-2", "Pending")])));
+        let first = refreshed(&mut known);
+        let (rows, nodes) = (known.jobs(), known.nodes("web"));
+        assert_eq!(refreshed(&mut known), first, "nothing has happened");
+        known.take_report(Event::Apply(report("r", "1", &[("edge-1", "Pending"), ("edge-2", "Failure")])));
+        assert!(refreshed(&mut known) > first);
+        let now = known.nodes("web");
+        assert!(
+            Arc::ptr_eq(&nodes["edge-1"], &now["edge-1"]) && !Arc::ptr_eq(&nodes["edge-2"], &now["edge-2"])
+        );
+        assert_ne!(known.jobs()["web"], rows["web"], "its failures are part of the row");
+    }
+
+    #[test]
+    fn a_list_replaces_what_was_known() {
+        let mut known = Known::default();
+        for name in ["old", "kept"] {
+            known.take_job(Event::Apply(job(name, name)));
+            known.take_report(Event::Apply(report(name, name, &[("edge-1", "Pending")])));
+        }
+        known.take_job(Event::Init);
+        known.take_job(Event::InitApply(job("kept", "kept")));
+        known.take_job(Event::InitDone);
+        known.take_report(Event::Init);
+        known.take_report(Event::InitApply(report("kept", "kept", &[("edge-1", "Pending")])));
+        known.take_report(Event::InitDone);
+        refreshed(&mut known);
+        assert_eq!(known.jobs().into_keys().collect::<Vec<_>>(), ["kept"]);
+        assert_eq!((known.nodes("kept").len(), known.reports.len()), (1, 1));
+    }
+}

@@ -1,0 +1,75 @@
+//! What the page shows of nodes and jobs. Pure.
+
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::status::{NodePhase, NodeStatus};
+use prepull_api::failure::FailureCode;
+use serde::Serialize;
+
+use crate::progress::tally::{bytes_of, reason_of};
+use crate::progress::view::View;
+
+/// Longest reason that is shown with every node, in characters; the node's own view has all of it.
+const REASON: usize = 300;
+
+/// A node of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct NodeRow {
+    pub(crate) name: String,
+    pub(crate) phase: NodePhase,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) code: Option<FailureCode>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) reason: String,
+    pub(crate) attempt: u32,
+    /// When its last step ended, once it has ended itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ended: Option<jiff::Timestamp>,
+    pub(crate) done: u64,
+    pub(crate) total: u64,
+}
+
+impl NodeRow {
+    pub(crate) fn of(node: &NodeStatus) -> Self {
+        let bytes = bytes_of(node);
+        let has_ended = matches!(node.phase, NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown);
+        let last = node.action_flow.iter().map(|step| step.time.0).max();
+        Self {
+            name: node.node_name.clone(),
+            phase: node.phase,
+            code: node.code,
+            reason: reason_of(node).chars().take(REASON).collect(),
+            attempt: node.attempt,
+            ended: last.filter(|_| has_ended),
+            done: bytes.done,
+            total: bytes.total,
+        }
+    }
+}
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct JobRow {
+    #[serde(flatten)]
+    view: View,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created: Option<jiff::Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    began: Option<jiff::Timestamp>,
+    #[serde(rename = "endedAt", skip_serializing_if = "Option::is_none")]
+    ended: Option<jiff::Timestamp>,
+}
+
+impl JobRow {
+    pub(crate) fn new(job: &ImagePrePullJob, view: View) -> Self {
+        let status = job.status.as_ref();
+        Self {
+            created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            began: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+            ended: status
+                .and_then(|status| status.completion_time.as_ref())
+                .filter(|_| view.is_over)
+                .map(|time| time.0),
+            view,
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The requests of the page.
+
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures::TryStreamExt;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Resource};
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::edges::EdgeQuery;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::assets::asset;
+use super::feed;
+use super::guard::Guard;
+use super::watching::Watching;
+use crate::cluster::Cluster;
+use crate::commands::{cancel, resume, retry, suspend};
+use crate::edges::{self, SystemArgs};
+use crate::{jobs, problem};
+
+/// Headers of every answer: nothing but the page's own files is loaded or asked, and nobody frames or keeps it.
+const HEADERS: [(&str, &str); 6] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cache-control", "no-store"),
+];
+
+/// Events of a job that are shown. cloudcore-prepull writes a few dozen of a job, and the cluster forgets them after an hour.
+const EVENTS: u32 = 500;
+
+/// What every request needs.
+pub(crate) struct Page {
+    pub(crate) guard: Guard,
+    pub(crate) cluster: Cluster,
+    pub(crate) system: SystemArgs,
+    pub(crate) watching: Arc<Watching>,
+}
+
+/// The routes of the page.
+pub(crate) fn router(page: Arc<Page>) -> Router {
+    Router::new()
+        .route("/{token}/", get(index))
+        .route("/{token}/{file}", get(file))
+        .route("/{token}/live", get(live))
+        .route("/{token}/live/{job}", get(live_of_job))
+        .route("/{token}/node/{job}/{node}", get(node))
+        .route("/{token}/events/{job}", get(events))
+        .route("/{token}/groups", get(groups))
+        .route("/{token}/edges", get(all_edges))
+        .route("/{token}/may", get(may))
+        .route("/{token}/act/{job}/{verb}", post(act))
+        .layer(from_fn_with_state(Arc::clone(&page), guarded))
+        .with_state(page)
+}
+
+async fn guarded(State(page): State<Arc<Page>>, request: Request, next: Next) -> Response {
+    let token = request.uri().path().split('/').nth(1).unwrap_or_default();
+    let mut response = match page.guard.check(request.method(), request.headers(), token) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    };
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// What went wrong, for the person.
+struct Failed(String);
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        (StatusCode::BAD_GATEWAY, self.0).into_response()
+    }
+}
+
+type Answer = Result<Json<Value>, Failed>;
+
+fn answer(page: &Page, answered: anyhow::Result<Value>) -> Answer {
+    answered.map(Json).map_err(|error| {
+        let error = problem::explain(error, page.cluster.place());
+        Failed(problem::text(&error))
+    })
+}
+
+async fn index() -> Response {
+    serve("index.html")
+}
+
+async fn file(Path((_, name)): Path<(String, String)>) -> Response {
+    serve(&name)
+}
+
+fn serve(name: &str) -> Response {
+    match asset(name) {
+        Some((kind, text)) => ([(CONTENT_TYPE, kind)], text).into_response(),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+async fn live(State(page): State<Arc<Page>>) -> impl IntoResponse {
+    let place = page.cluster.place();
+    let cluster = place.context.clone().unwrap_or_else(|| place.server.clone());
+    Sse::new(feed::jobs(Arc::clone(&page.watching), cluster)).keep_alive(KeepAlive::default())
+}
+
+async fn live_of_job(
+    State(page): State<Arc<Page>>,
+    Path((_, job)): Path<(String, String)>,
+) -> impl IntoResponse {
+    Sse::new(feed::nodes(Arc::clone(&page.watching), job)).keep_alive(KeepAlive::default())
+}
+
+/// All that is known of a node of a job.
+async fn node(State(page): State<Arc<Page>>, Path((_, job, node)): Path<(String, String, String)>) -> Answer {
+    let read = async {
+        let found = jobs::get(&page.cluster, &job).await?;
+        let mut reports = std::pin::pin!(jobs::reports(&page.cluster, &found));
+        while let Some(reports) = reports.try_next().await? {
+            let mut records = reports.into_iter().flat_map(|report| report.body.node_status);
+            if let Some(record) = records.find(|record| record.node_name == node) {
+                return Ok(json!(record));
+            }
+        }
+        Err(anyhow!("job {job} has no node {node}"))
+    };
+    answer(&page, read.await)
+}
+
+/// The events of a job, the oldest first.
+async fn events(State(page): State<Arc<Page>>, Path((_, job)): Path<(String, String)>) -> Answer {
+    let selected = format!("involvedObject.kind={},involvedObject.name={job}", ImagePrePullJob::kind(&()));
+    let asked = ListParams::default().fields(&selected).limit(EVENTS);
+    let events = Api::<Event>::all(page.cluster.client()).list(&asked).await;
+    let events = events.context("the events cannot be read").map(|events| {
+        let mut events: Vec<_> = events.items.into_iter().filter_map(event_row).collect();
+        events.sort_by_key(|(at, _)| *at);
+        events.into_iter().map(|(_, row)| row).collect()
+    });
+    answer(&page, events)
+}
+
+fn event_row(event: Event) -> Option<(jiff::Timestamp, Value)> {
+    let last = event.last_timestamp.map(|time| time.0);
+    let at = last.or(event.event_time.map(|time| time.0)).or(event.first_timestamp.map(|time| time.0))?;
+    Some((at, json!({ "at": at, "reason": event.reason, "note": event.message })))
+}
+
+#[derive(Deserialize)]
+struct Grouping {
+    label: String,
+}
+
+/// The value of a label of each node that has it.
+async fn groups(State(page): State<Arc<Page>>, Query(Grouping { label }): Query<Grouping>) -> Json<Value> {
+    Json(json!(page.watching.known().labelled(&label)))
+}
+
+/// All edges, as the leader tells them.
+async fn all_edges(State(page): State<Arc<Page>>) -> Answer {
+    let pages = edges::pages(&page.cluster, &page.system, EdgeQuery::default());
+    let listed = pages.try_fold(Vec::new(), async |mut edges, page| {
+        edges.extend(page.items);
+        Ok(edges)
+    });
+    answer(&page, listed.await.map(|edges| json!({ "edges": edges })))
+}
+
+/// What the person may do.
+async fn may(State(page): State<Arc<Page>>) -> Answer {
+    let attributes = ResourceAttributes {
+        group: Some(ImagePrePullJob::group(&()).into_owned()),
+        resource: Some(ImagePrePullJob::plural(&()).into_owned()),
+        verb: Some("patch".to_owned()),
+        ..ResourceAttributes::default()
+    };
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let asked = Api::all(page.cluster.client()).create(&PostParams::default(), &review).await;
+    let may = asked.context("the API server does not say what you may do");
+    answer(&page, may.map(|review| json!({ "change": review.status.is_some_and(|status| status.allowed) })))
+}
+
+/// Suspends, resumes, retries or cancels a job.
+async fn act(State(page): State<Arc<Page>>, Path((_, job, verb)): Path<(String, String, String)>) -> Answer {
+    let cluster = &page.cluster;
+    let done = async {
+        match verb.as_str() {
+            "suspend" => suspend::suspend(cluster, &job).await,
+            "resume" => resume::resume(cluster, &job).await,
+            "retry" => retry::retry(cluster, &job).await,
+            "cancel" => cancel::cancel(cluster, &job).await,
+            _ => return Err(anyhow!("there is no {verb}")),
+        }?;
+        Ok(json!({}))
+    };
+    answer(&page, done.await)
+}

@@ -1,0 +1,274 @@
+//! The page of `kubectl prepull ui`, in a browser that a person's clicks go to.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kube::api::{Api, PostParams};
+use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
+use prepull_e2e::browser::Browser;
+use prepull_e2e::cleanup::Child;
+use prepull_e2e::parts;
+use prepull_e2e::prelude::*;
+use serde_json::{Value, json};
+
+/// The page, as it is served to a person.
+pub(crate) struct Page {
+    url: String,
+    _program: Child,
+}
+
+impl Page {
+    pub(crate) async fn serve(kubeconfig: &Path) -> Result<Self> {
+        let mut command = Command::new(parts::program("kubectl-prepull")?);
+        command.args(["ui", "--no-open", "--kubeconfig"]).arg(kubeconfig);
+        let program = Child::spawn(&*Place::here()?, "ui", command)?;
+        let url = eventually("the address is printed", SOON, async || {
+            let log = program.log();
+            let line = log.lines().find(|line| line.starts_with("http://")).with_context(|| log.clone())?;
+            anyhow::Ok(line.to_owned())
+        })
+        .await?;
+        Ok(Self { url, _program: program })
+    }
+
+    /// The page in a browser.
+    pub(crate) async fn opened(&self) -> Result<Browser> {
+        let browser = Browser::start(1280, 900).await?;
+        browser.open(&self.url).await?;
+        Ok(browser)
+    }
+}
+
+/// Keeps a picture with the logs, or where `PREPULL_PICTURES` says: so those of the docs are made.
+pub(crate) async fn picture(browser: &Browser, name: &str) -> Result<()> {
+    let dir = std::env::var_os("PREPULL_PICTURES").map(PathBuf::from);
+    let dir = dir.map_or_else(|| Place::here().map(|place| place.logs().to_owned()), Ok)?;
+    std::fs::create_dir_all(&dir)?;
+    browser.picture(&dir.join(format!("{name}.png"))).await
+}
+
+async fn phase_is(job: &Job, phase: JobPhase) -> Result<()> {
+    job.reaches(phase).await.map(drop)
+}
+
+#[tokio::test]
+async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Result<()> {
+    let site = Site::start().await?;
+    let (one, two) = (site.node("edge-1").await?, site.node("edge-2").await?);
+    let (_one, _two) = tokio::try_join!(one.into_future(), two.into_future())?;
+    for (node, zone) in [("edge-1", "north"), ("edge-2", "south")] {
+        site.cluster.label_node(node, "topology.kubernetes.io/zone", Some(zone)).await?;
+    }
+    let (_, there) = site.image("there", &[MIB])?;
+    let missing = site.registry.image("team/late:v1");
+    let nodes = ["edge-1", "edge-2"];
+    let job =
+        site.job("morning").images([&there, &missing]).on(nodes).concurrency(2).retries(0).apply().await?;
+    phase_is(&job, JobPhase::Failure).await?;
+
+    let page = Page::serve(site.cluster.kubeconfig()).await?;
+    let browser = page.opened().await?;
+    browser.says("2 failed of 2 nodes").await?;
+    browser.click("morning").await?;
+    browser.says("Failures by reason").await?;
+    browser.says("2 × NotFound").await?;
+    // The reasons filter, and the squares are grouped by site.
+    browser.click("2 × NotFound").await?;
+    browser.says("Nodes 1 to 2 of 2").await?;
+    let groups: String = browser.run("document.querySelector('canvas').getAttribute('aria-label')").await?;
+    ensure!(groups.starts_with("2 nodes as squares"), "{groups}");
+    // A click on the first square shows its node, and the keyboard goes on from there.
+    let at: [f64; 2] = browser
+        .run("(() => { const at = document.querySelector('canvas').getBoundingClientRect(); return [at.x + 10, at.y + 34]; })()")
+        .await?;
+    browser.click_at(at).await?;
+    browser.says("Tries").await?;
+    let shown: String = browser.run("document.querySelector('section[aria-label=Node]').innerText").await?;
+    ensure!(shown.contains("edge-1") && shown.contains(&missing) && shown.contains("failed"), "{shown}");
+    picture(&browser, "job-failed").await?;
+    browser.run::<Value>("document.querySelector('canvas').focus()").await?;
+    browser.press("ArrowRight").await?;
+    browser.press("Enter").await?;
+    eventually("the other node is shown", SOON, async || {
+        let shown: String =
+            browser.run("document.querySelector('section[aria-label=Node]').innerText").await?;
+        ensure!(shown.contains("edge-2"), "{shown}");
+        Ok(())
+    })
+    .await?;
+
+    // The image has arrived in the registry meanwhile.
+    let (_, late) = site.image("late", &[MIB])?;
+    assert_eq!(late, missing);
+    browser.click("Retry").await?;
+    browser.says("2 successful of 2 nodes").await?;
+    browser.says("Completed").await?;
+    phase_is(&job, JobPhase::Completed).await?;
+
+    // One that takes a while is suspended, goes on, and is ended.
+    site.link.throttle(Some(MIB / 4));
+    let (_, large) = site.image("large", &[16 * MIB])?;
+    let long = site.job("long").images([&large]).on(nodes).concurrency(1).apply().await?;
+    browser.click("Jobs").await?;
+    browser.says("long").await?;
+    browser.click("long").await?;
+    browser.says("1 in progress").await?;
+    browser.click("Suspend").await?;
+    browser.says("Suspended").await?;
+    picture(&browser, "job-suspended").await?;
+    ensure!(long.get().await?.spec.suspend, "it is not suspended");
+    browser.click("Resume").await?;
+    eventually("the job goes on", SOON, async || {
+        ensure!(!long.get().await?.spec.suspend, "it is still suspended");
+        Ok(())
+    })
+    .await?;
+    browser.click("Cancel").await?;
+    let questions = browser.questions().await;
+    ensure!(questions.len() == 1 && questions[0].contains("End this job now?"), "{questions:?}");
+    phase_is(&long, JobPhase::Failure).await?;
+    browser.says("Failure").await?;
+    browser.prefer("dark").await?;
+    browser.click("Jobs").await?;
+    browser.says("morning").await?;
+    picture(&browser, "jobs-dark").await?;
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn whoever_may_only_look_sees_no_buttons_and_nobody_else_is_answered() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let job = cluster.job("seen").images(["registry.invalid/a:1"]).on(["edge-1"]).apply().await?;
+    cluster
+        .apply(
+            "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: looks}
+rules:
+- {apiGroups: [operations.kubeedge.io], resources: [imageprepulljobs, imageprepullreports], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: looks}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: looks}
+subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
+",
+        )
+        .await?;
+    let page = Page::serve(&cluster.kubeconfig_as("jane")?).await?;
+    let browser = page.opened().await?;
+    browser.click("seen").await?;
+    browser.says("registry.invalid/a:1").await?;
+    let buttons: Vec<String> = browser
+        .run("[...document.querySelectorAll('.buttons button')].filter((button) => button.offsetParent).map((button) => button.textContent)")
+        .await?;
+    ensure!(buttons.is_empty(), "{buttons:?}");
+
+    let curl = async |arguments: &[&str]| {
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--output", "/dev/null", "--write-out", "%{http_code}", "--max-time", "5"]);
+        command.args(arguments);
+        anyhow::Ok(parts::output(command).await?.trim().to_owned())
+    };
+    let url = page.url.as_str();
+    let (act, bare) = (format!("{url}act/seen/suspend"), url.rsplitn(3, '/').last().unwrap_or_default());
+    for (arguments, status) in [
+        (vec![url], "200"),
+        (vec![bare], "404"),
+        (vec!["--header", "Host: rebound.example", url], "421"),
+        (vec!["--header", "Origin: https://elsewhere.example", url], "403"),
+        (vec!["--header", "Sec-Fetch-Site: cross-site", url], "403"),
+        (vec!["--request", "POST", &act], "403"),
+        (vec!["--request", "POST", "--header", "x-prepull: 1", &act], "502"),
+    ] {
+        assert_eq!(curl(&arguments).await?, status, "{arguments:?}");
+    }
+    ensure!(!job.get().await?.spec.suspend, "somebody has changed the job");
+
+    // A page elsewhere, which knows the address, gets nothing of it.
+    let outside = Browser::start(400, 300).await?;
+    let read = format!("fetch({url:?}).then((answer) => answer.text(), (error) => 'refused')");
+    outside.open("data:text/html,elsewhere").await?;
+    assert_eq!(outside.run::<String>(&read).await?, "refused");
+    Ok(())
+}
+
+/// A job of so many nodes as cloudcore would have written it, a few of them failed.
+async fn large_job(cluster: &Cluster, nodes: usize) -> Result<()> {
+    let job = cluster.job("large").images(["registry.invalid/a:1"]).on(["edge-0"]).apply().await?;
+    let names: Vec<String> = (0..nodes).map(|node| format!("edge-{node:05}")).collect();
+    let record = |node: usize| {
+        let phase = match node % 100 {
+            0..=2 => "Failure",
+            3..=9 => "InProgress",
+            10..=19 => "Pending",
+            _ => "Successful",
+        };
+        let mut record = json!({ "nodeName": names[node], "phase": phase, "attempt": 1, "imageStatus": [
+            { "image": "registry.invalid/a:1", "status": "Unknown", "bytes": { "done": node * 1000, "total": 10_000_000 } }
+        ]});
+        if phase == "Failure" {
+            record["code"] = ["NotFound", "Unauthorized", "NoSpace"][node % 3].into();
+            record["reason"] = "it went wrong".into();
+        }
+        record
+    };
+    let uid = job.uid().await?;
+    let api: Api<ImagePrePullReport> = Api::all(cluster.client());
+    for (index, first) in (0..nodes).step_by(250).enumerate() {
+        let report: ImagePrePullReport = serde_json::from_value(json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha1", "kind": "ImagePrePullReport",
+            "metadata": { "name": format!("large-{index}"), "labels": { JOB_UID_LABEL: uid } },
+            "jobName": "large", "index": index,
+            "nodeStatus": (first..nodes.min(first + 250)).map(record).collect::<Vec<_>>(),
+        }))?;
+        let report = ImagePrePullReport { types: Some(ImagePrePullReport::type_meta()), ..report };
+        api.create(&PostParams::default(), &report).await?;
+    }
+    let count = |part: usize| nodes / 100 * part;
+    let (failure, in_progress, pending) = (count(3), count(7), count(10));
+    job.set_status(&json!({ "phase": "InProgress", "startTime": "2026-01-01T00:00:00Z", "summary": {
+        "desired": nodes, "failure": failure, "inProgress": in_progress, "pending": pending, "successful": count(80),
+    }}))
+    .await
+}
+
+#[tokio::test]
+async fn ten_thousand_nodes_are_drawn_without_a_stutter() -> Result<()> {
+    const NODES: usize = 10_000;
+    let cluster = Cluster::own().await?;
+    large_job(&cluster, NODES).await?;
+    let page = Page::serve(cluster.kubeconfig()).await?;
+    let browser = page.opened().await?;
+    browser.says("8,000 successful").await?;
+    browser.click("large").await?;
+    browser.says("of 10,000").await?;
+    browser.says("× NoSpace").await?;
+    // Changes arrive, and each draws the squares that it is about.
+    let api: Api<ImagePrePullReport> = Api::all(cluster.client());
+    for index in 0..20 {
+        let mut report = api.get(&format!("large-{index}")).await?;
+        for node in &mut report.body.node_status {
+            node.phase = NodePhase::Successful;
+        }
+        api.replace(&format!("large-{index}"), &PostParams::default(), &report).await?;
+    }
+    eventually("the changes are drawn", SOON, async || {
+        let states: String = browser.run("document.querySelector('table').innerText").await?;
+        ensure!(!states.contains("failed"), "{states}");
+        Ok(())
+    })
+    .await?;
+    let frames: Vec<f64> = browser.run("window.frames_of_grid").await?;
+    let worst = frames.iter().copied().fold(0.0, f64::max);
+    eprintln!("{} frames of {NODES} squares, the longest took {worst:.1} ms to draw", frames.len());
+    picture(&browser, "job-10000").await?;
+    // A stutter is what a person sees. A frame of a busy machine may take a few times as long as on a quiet one.
+    ensure!(!frames.is_empty() && worst < 1000.0, "{frames:?}");
+    let _: ImagePrePullJob = cluster.existing_job("large").get().await?;
+    Ok(())
+}
