@@ -17,12 +17,15 @@ mod targets {
     pub(crate) mod docker_configs;
     pub(crate) mod edge_messages;
     pub(crate) mod enrolment;
+    pub(crate) mod manifests;
     pub(crate) mod overriders;
     pub(crate) mod plan;
     pub(crate) mod provider_answers;
     pub(crate) mod recordings;
     pub(crate) mod references;
+    pub(crate) mod registry_hosts;
     pub(crate) mod selectors;
+    pub(crate) mod windows;
 }
 
 /// Counts what is allocated, so that [`check`] can bound it.
@@ -72,6 +75,11 @@ const WORLD: Memory = Memory { fixed: 16 * 1024 * 1024, per_byte: 256 };
 /// Aliases may repeat 64 Ki values, whatever the length of the text.
 const PLANNED: Memory = Memory { fixed: 16 * 1024 * 1024, per_byte: 1024 };
 
+/// Each time zone is read once, and kept.
+const CLOCKS: Memory = Memory { fixed: 4 * 1024 * 1024, per_byte: 64 };
+/// `a=1` is a name of its own in a table that stays in order.
+const TABLES: Memory = Memory { fixed: 256 * 1024, per_byte: 256 };
+
 /// All targets.
 pub const TARGETS: &[Target] = &[
     target("references", Form::Lines, targets::references::run, PARSED),
@@ -80,6 +88,9 @@ pub const TARGETS: &[Target] = &[
     target("docker_configs", Form::Json, targets::docker_configs::run, PARSED),
     target("provider_answers", Form::Json, targets::provider_answers::run, PARSED),
     target("enrolment", Form::Json, targets::enrolment::run, PARSED),
+    target("windows", Form::Lines, targets::windows::run, CLOCKS),
+    target("registry_hosts", Form::Lines, targets::registry_hosts::run, TABLES),
+    target("manifests", Form::Json, targets::manifests::run, PARSED),
     target("plan", Form::Lines, targets::plan::run, PLANNED),
     target("cloud_messages", Form::JsonLines, targets::cloud_messages::run, WORLD),
     target("edge_messages", Form::JsonLines, targets::edge_messages::run, WORLD),

@@ -114,7 +114,8 @@ impl Recurring {
         let first = first.checked_sub(1.day()).unwrap_or(first);
         std::iter::successors(Some(first), |date| date.tomorrow().ok())
             .map(|date| (date, self.opening(date)))
-            // A date whose opening cannot be told is at the end of time.
+            // A date whose opening cannot be told is at the beginning of time, or at its end.
+            .skip_while(|(_, opening)| opening.is_none())
             .take_while(move |(_, opening)| opening.is_some_and(|opening| opening <= to))
             .filter(|(date, _)| self.is_on(*date))
             .filter_map(|(_, opening)| {

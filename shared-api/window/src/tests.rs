@@ -187,6 +187,18 @@ fn time_far_ahead_is_told_without_walking_there() {
 }
 
 #[test]
+fn at_the_beginning_of_time_windows_open_as_at_any_other() {
+    let openings = openings(&["01:00+1h UTC"]);
+    let in_days = |days: u64| openings.open_between(Timestamp::MIN, after_days(days));
+    assert_eq!(in_days(10), in_days(3) + openings.open_between(after_days(3), after_days(10)));
+    assert!(in_days(10) >= Duration::from_secs(9 * 3600), "{:?}", in_days(10));
+}
+
+fn after_days(days: u64) -> Timestamp {
+    Timestamp::MIN.checked_add(Duration::from_secs(days * 24 * 3600)).unwrap()
+}
+
+#[test]
 fn a_person_is_told_when_it_opens_in_the_zone_of_the_window() {
     let nightly = delayed(&["Mon 01:00+4h Europe/Berlin", "20:00+10m UTC"], 7 * MINUTE);
     let explain = |now: &str| nightly.explain(at(now));
