@@ -95,6 +95,18 @@ async fn a_prometheus_scrapes_a_run_and_answers_every_query_of_the_dashboard() -
     let node = stage.edge("edge-1")?;
     let image = registry.seed(&Image::of_layers("web", &[2 * MIB])?, "shop/web:v1")?;
     stage.cluster.job("web").on(["edge-1"]).images([&image]).completes().await?;
+    // One line for the end of the image, and one for that of the task in each program.
+    let line = |log: &str, words: &str| log.lines().find(|line| line.contains(words)).map(str::to_owned);
+    let ended =
+        line(&node.agent_log(), "image ended").context("the agent does not say how the image ended")?;
+    for field in ["image=", "outcome=Pulled", "bytes=", "seconds=", "rate=", "attempts=1"] {
+        ensure!(ended.contains(field), "no {field} in {ended}");
+    }
+    let ended =
+        line(&stage.cloud.log(), "task ended").context("the cloud does not say how the task ended")?;
+    for field in ["node=edge-1", "task=", "outcome=Succeeded", "images=1", "bytes=", "seconds="] {
+        ensure!(ended.contains(field), "no {field} in {ended}");
+    }
     let programs = programs().await?;
     for metrics in [stage.cloud.metrics().await?, node.metrics().await?] {
         assert_eq!(lint(&programs, &metrics.0)?, "");
