@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::cancel::CancelArgs;
+use crate::commands::check::CheckArgs;
 use crate::commands::completion::CompletionArgs;
 use crate::commands::events::EventsArgs;
 use crate::commands::failures::FailuresArgs;
@@ -72,6 +73,8 @@ pub(crate) enum Command {
     Why(WhyArgs),
     /// Show all jobs, their nodes and the edges in the browser, live.
     Ui(UiArgs),
+    /// Look for what is wrong with the installation, and say the remedies.
+    Check(CheckArgs),
     /// Print the completion script for a shell, or say how kubectl completes this command.
     Completion(CompletionArgs),
 }

@@ -63,7 +63,7 @@ async fn page(cluster: &Cluster, system: &SystemArgs, query: &EdgeQuery) -> anyh
     };
     let Some(answer) = problem::answer(&error) else { return Err(error.context("the edges cannot be read")) };
     let door = if is_without(answer) { door(cluster, namespace).await } else { Door::Unknown };
-    Err(match trouble(answer, namespace, &door) {
+    Err(match trouble(answer, namespace, door) {
         Some(text) => anyhow!(text),
         None => error.context("the edges cannot be read"),
     })
@@ -91,7 +91,7 @@ fn is_without(answer: &Status) -> bool {
 }
 
 /// What an answer means, and its remedy; none if it has no meaning of its own here.
-fn trouble(answer: &Status, namespace: &str, door: &Door) -> Option<String> {
+fn trouble(answer: &Status, namespace: &str, door: Door) -> Option<String> {
     let said = answer.message.trim();
     if let Some(right) = MissingRight::of(answer) {
         return Some(format!(
@@ -137,7 +137,7 @@ mod tests {
     fn said(code: u16, message: &str, door: Door) -> String {
         let details = if code == 404 { json!({"name": SERVICE, "kind": "services"}) } else { json!(null) };
         let answer = json!({"code": code, "message": message, "details": details});
-        trouble(&serde_json::from_value(answer).unwrap(), "prepull-system", &door).unwrap_or_default()
+        trouble(&serde_json::from_value(answer).unwrap(), "prepull-system", door).unwrap_or_default()
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod workload;
 /// One module for each command.
 mod commands {
     pub(crate) mod cancel;
+    pub(crate) mod check;
     pub(crate) mod completion;
     pub(crate) mod events;
     pub(crate) mod failures;

@@ -1,0 +1,79 @@
+//! `kubectl prepull check`.
+
+mod facts;
+mod judge;
+mod rights;
+mod schema;
+#[cfg(test)]
+mod tests;
+
+use anyhow::bail;
+use clap::Args;
+use jiff::Timestamp;
+
+use crate::checklist::{Mark, lines};
+use crate::cli::Output;
+use crate::cluster::Cluster;
+use crate::edges::SystemArgs;
+use crate::output::{print, print_object};
+use crate::problem::WrongUsage;
+use crate::run::{Ended, Session};
+use crate::screen::{Screen, Tone, wrap};
+use judge::{Checked, judge};
+
+/// The arguments of `check`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Goes through what pulling ahead needs: the definitions, your rights, the leader and the way to it, other controllers that serve
+the same kinds, and the edges. ✓ is as it should be, ✗ is wrong, with the remedy below it, ! could not be looked at or is
+for you to judge. The ClusterRole prepull-checker has all the rights for it; without one of them its point is a !.
+
+Examples:
+  kubectl prepull check
+  kubectl prepull check --system-namespace prepull && kubectl prepull run nginx:1.27
+  kubectl prepull check -o json | jq '.sections[].points[] | select(.mark == \"bad\")'
+
+Exit status: 0, or 1 if something is wrong (✗).")]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    system: SystemArgs,
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &CheckArgs) -> anyhow::Result<Ended> {
+    let output = session.global.output;
+    if output == Some(Output::Name) {
+        bail!(WrongUsage("-o name: what is checked has no names; there are json and yaml".to_owned()));
+    }
+    let checked = judge(&facts::read(cluster, &args.system).await?, Timestamp::now());
+    match output.and_then(Output::format) {
+        Some(format) => print_object(&checked, format),
+        None => print(&render(&checked, session.screen)),
+    }?;
+    Ok(if checked.wrong == 0 { Ended::Done } else { Ended::Failed })
+}
+
+fn render(checked: &Checked, screen: Screen) -> String {
+    let mut text = Vec::new();
+    for section in &checked.sections {
+        text.push(screen.paint.with(Tone::Bold, section.title));
+        text.extend(lines(&section.points, screen, true));
+        text.push(String::new());
+    }
+    let (sum, tone) = match (checked.wrong, checked.is_open()) {
+        (0, false) => ("All is well.".to_owned(), Tone::Good),
+        (0, true) => ("Nothing is wrong, as far as could be looked.".to_owned(), Tone::Good),
+        (1, _) => ("1 thing is wrong (✗).".to_owned(), Tone::Bad),
+        (wrong, _) => (format!("{wrong} things are wrong (✗)."), Tone::Bad),
+    };
+    text.extend(
+        wrap(&sum, screen.width.unwrap_or(usize::MAX)).iter().map(|line| screen.paint.with(tone, line)),
+    );
+    format!("{}\n", text.join("\n"))
+}
+
+impl Checked {
+    fn is_open(&self) -> bool {
+        self.sections.iter().flat_map(|section| &section.points).any(|point| point.mark == Mark::Open)
+    }
+}

@@ -1,0 +1,204 @@
+//! What is read of the cluster. What may not be read is kept with its reason.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use futures::TryStreamExt;
+use http::Request;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Pod};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ListParams};
+use kube::client::Body;
+use prepull_api::crd::GROUP;
+use prepull_api::crd::kruise::CONTROLLER_LEASE;
+use prepull_api::edges::{EdgeList, EdgeQuery};
+use prepull_api::kubeedge;
+use serde::de::DeserializeOwned;
+
+use super::rights::{Right, missing};
+use crate::cluster::Cluster;
+use crate::edges::{DOOR, SystemArgs, pages};
+use crate::problem;
+
+/// The label of the pods of cloudcore-prepull.
+const PODS: &str = "app.kubernetes.io/name=cloudcore-prepull";
+/// The ConfigMap with the CA of the cloud.
+const CA: &str = "prepull-ca";
+/// A definition of Kruise's kinds.
+const KRUISE: &str = "imagepulljobs.apps.kruise.io";
+/// An edge whose certificate ends earlier than this has not renewed it: it does so when a third of its life is left, ten days
+/// of thirty.
+const RENEWED: SignedDuration = SignedDuration::from_hours(3 * 24);
+
+/// What was read, or why it could not be. None: there is no such object.
+pub(super) type Read<T> = Result<T, String>;
+
+/// What is known of the cluster.
+pub(super) struct Facts {
+    pub(super) server: String,
+    pub(super) version: String,
+    /// How far the API server's clock is ahead of this one.
+    pub(super) clock: Option<SignedDuration>,
+    pub(super) namespace: String,
+    /// Whether jobs are served at all.
+    pub(super) served: Read<bool>,
+    pub(super) jobs: Read<Option<CustomResourceDefinition>>,
+    pub(super) reports: Read<Option<CustomResourceDefinition>>,
+    pub(super) missing: Read<Vec<&'static Right>>,
+    pub(super) lease: Read<Option<Lease>>,
+    pub(super) pods: Read<Vec<Pod>>,
+    pub(super) endpoints: Read<Option<Endpoints>>,
+    /// The CA's certificates as PEM.
+    pub(super) ca: Read<Option<String>>,
+    pub(super) cloudcore: Read<Option<ConfigMap>>,
+    pub(super) manager: Read<Option<Deployment>>,
+    pub(super) kruise: Read<Option<CustomResourceDefinition>>,
+    pub(super) kruise_lease: Read<Option<Lease>>,
+    pub(super) edges: Read<Edges>,
+}
+
+/// The edges, summed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Edges {
+    pub(super) total: usize,
+    pub(super) connected: usize,
+    /// How many of those that are connected have each version; none where it does not say.
+    pub(super) versions: BTreeMap<Option<String>, usize>,
+    /// Those that are connected whose certificate ends soon.
+    pub(super) ending: Vec<String>,
+    pub(super) revoked: usize,
+}
+
+impl Edges {
+    pub(super) fn add(&mut self, page: &EdgeList, now: Timestamp) {
+        (self.total, self.connected) = (page.total, page.connected);
+        for edge in &page.items {
+            self.revoked += usize::from(edge.revoked);
+            if !edge.connected {
+                continue;
+            }
+            *self.versions.entry(edge.version.clone()).or_default() += 1;
+            let until = edge.certificate_until.as_ref();
+            if until.is_some_and(|until| until.0.duration_since(now) < RENEWED) {
+                self.ending.push(edge.name.to_string());
+            }
+        }
+    }
+}
+
+/// Reads everything. Fails if the API server cannot be asked at all.
+pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Facts> {
+    let version =
+        cluster.once().apiserver_version().await.context("the API server cannot be asked for its version")?;
+    let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
+    let place = Place { cluster, said: &said };
+    let namespace = Some(system.system_namespace.as_str());
+    let job = format!("imageprepulljobs.{GROUP}");
+    let report = format!("imageprepullreports.{GROUP}");
+    let (clock, served, jobs, reports, missing, lease, pods, endpoints) = futures::join!(
+        clock(cluster),
+        served(cluster),
+        place.get(None, &job),
+        place.get(None, &report),
+        missing(cluster, system),
+        place.get::<Lease>(namespace, DOOR),
+        pods(cluster, system),
+        place.get::<Endpoints>(namespace, DOOR),
+    );
+    let (kubeedge, kruise) = (Some(kubeedge::NAMESPACE), Some(CONTROLLER_LEASE.0));
+    let (ca, cloudcore, manager, kruise, kruise_lease, edges) = futures::join!(
+        place.get::<ConfigMap>(namespace, CA),
+        place.get(kubeedge, kubeedge::CLOUDCORE.0),
+        place.get(kubeedge, kubeedge::CONTROLLER_MANAGER),
+        place.get(None, KRUISE),
+        place.get(kruise, CONTROLLER_LEASE.1),
+        edges(cluster, system),
+    );
+    let ca = ca.map(|map| map.and_then(|map| map.data?.remove("ca.crt")));
+    Ok(Facts {
+        server: cluster.place().server.clone(),
+        version: version.git_version,
+        clock,
+        namespace: system.system_namespace.clone(),
+        served: served.map_err(said),
+        jobs,
+        reports,
+        missing: missing.map_err(said),
+        lease,
+        pods: pods.map_err(said),
+        endpoints,
+        ca,
+        cloudcore,
+        manager,
+        kruise,
+        kruise_lease,
+        edges: edges.map_err(said),
+    })
+}
+
+/// What reads an object by its name.
+struct Place<'a, S> {
+    cluster: &'a Cluster,
+    said: &'a S,
+}
+
+impl<S: Fn(anyhow::Error) -> String> Place<'_, S> {
+    async fn get<K>(&self, namespace: Option<&str>, name: &str) -> Read<Option<K>>
+    where
+        K: k8s_openapi::Metadata<Ty = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>
+            + Clone
+            + std::fmt::Debug
+            + DeserializeOwned,
+    {
+        let path = match namespace {
+            Some(namespace) => format!("namespaces/{namespace}/{}/{name}", K::URL_PATH_SEGMENT),
+            None => format!("{}/{name}", K::URL_PATH_SEGMENT),
+        };
+        let group = if K::GROUP.is_empty() { "/api".to_owned() } else { format!("/apis/{}", K::GROUP) };
+        let request = Request::get(format!("{group}/{}/{path}", K::VERSION)).body(Vec::new());
+        let request = request.map_err(|error| error.to_string())?;
+        match self.cluster.once().request(request).await {
+            Ok(object) => Ok(Some(object)),
+            Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(None),
+            Err(error) => Err((self.said)(error.into())),
+        }
+    }
+}
+
+async fn pods(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(cluster.once(), &system.system_namespace);
+    Ok(pods.list(&ListParams::default().labels(PODS).limit(100)).await?.items)
+}
+
+/// Whether the API server serves jobs. Everybody may ask that.
+async fn served(cluster: &Cluster) -> anyhow::Result<bool> {
+    match cluster.once().list_api_group_resources(&format!("{GROUP}/v1alpha2")).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How far the clock of the API server is ahead of this one, to a second or so: it puts its time into each answer.
+async fn clock(cluster: &Cluster) -> Option<SignedDuration> {
+    let before = Timestamp::now();
+    let request = Request::get("/version").body(Body::empty()).ok()?;
+    let answer = cluster.once().send(request).await.ok()?;
+    let date = answer.headers().get(http::header::DATE)?.to_str().ok()?;
+    let there = jiff::fmt::rfc2822::parse(date).ok()?.timestamp();
+    let took = Timestamp::now().duration_since(before);
+    Some(there.duration_since(before + took / 2))
+}
+
+async fn edges(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Edges> {
+    let now = Timestamp::now();
+    let mut pages = std::pin::pin!(pages(cluster, system, EdgeQuery::default()));
+    let mut edges = Edges::default();
+    while let Some(page) = pages.try_next().await? {
+        edges.add(&page, now);
+    }
+    Ok(edges)
+}

@@ -1,0 +1,218 @@
+//! What follows from what was read: points in sections. Pure.
+
+mod cloud;
+mod others;
+
+use jiff::{SignedDuration, Timestamp};
+use prepull_api::crd::{job, report};
+use serde::Serialize;
+
+use super::facts::{Edges, Facts};
+use super::schema::lacking;
+use crate::amounts::{count, duration, listed};
+use crate::checklist::{Mark, Point};
+
+/// Clocks that differ by more than this are wrong: TLS, Leases and people's times go by them.
+const CLOCKS: SignedDuration = SignedDuration::from_secs(30);
+/// Names that are given of edges that have something in common.
+const EXAMPLES: usize = 3;
+
+/// What was checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Checked {
+    /// How many points are wrong.
+    pub(super) wrong: usize,
+    /// The points.
+    pub(super) sections: Vec<Section>,
+}
+
+/// Points that belong together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Section {
+    pub(super) title: &'static str,
+    pub(super) points: Vec<Point>,
+}
+
+/// Judges what was read.
+pub(super) fn judge(facts: &Facts, now: Timestamp) -> Checked {
+    let now = facts.clock.map_or(now, |ahead| now + ahead);
+    let sections = vec![
+        Section { title: "cluster", points: cluster(facts) },
+        Section { title: "your rights", points: rights(facts) },
+        Section { title: "cloudcore-prepull", points: cloud::points(facts, now) },
+        Section { title: "other controllers", points: others::points(facts, now) },
+        Section { title: "edges", points: edges(facts) },
+    ];
+    let points = sections.iter().flat_map(|section| &section.points);
+    let wrong = points.filter(|point| point.mark == Mark::Bad).count();
+    Checked { wrong, sections }
+}
+
+fn cluster(facts: &Facts) -> Vec<Point> {
+    let mut points =
+        vec![Point::good(format!("the API server {} answers, version {}", facts.server, facts.version))];
+    points.push(match facts.clock {
+        None => Point::open("the clock of the API server is not known"),
+        Some(ahead) if ahead.abs() > CLOCKS => {
+            let way = if ahead.is_negative() { "behind" } else { "ahead of" };
+            let by = duration(ahead.unsigned_abs().as_secs());
+            Point::bad(
+                format!("the clock of the API server is {by} {way} this one"),
+                "set both by NTP (chronyc tracking, timedatectl): certificates and the times that you read go by them",
+            )
+        }
+        Some(_) => Point::good("the clocks of the API server and of this machine agree"),
+    });
+    let apply = "kubectl apply -f manifests/crds";
+    if facts.served == Ok(false) {
+        points.push(Point::bad(
+            "the definitions are not installed: the API server does not know ImagePrePullJobs",
+            apply,
+        ));
+        return points;
+    }
+    for (kind, ours, found) in
+        [("ImagePrePullJob", job::crd(), &facts.jobs), ("ImagePrePullReport", report::crd(), &facts.reports)]
+    {
+        points.push(match found {
+            Err(error) => Point::open(format!(
+                "whether the definition of {kind} is of this version is not known: {error}"
+            )),
+            Ok(None) => Point::bad(format!("the definition of {kind} is missing"), apply),
+            Ok(Some(found)) => {
+                let lacking = lacking(&ours, found);
+                if lacking.is_empty() {
+                    Point::good(format!(
+                        "the definition of {kind} has every field of version {}",
+                        env!("CARGO_PKG_VERSION")
+                    ))
+                } else {
+                    let shown = &lacking[..lacking.len().min(EXAMPLES)];
+                    let fields = listed(shown, lacking.len() as u64);
+                    Point::bad(
+                        format!("the definition of {kind} is of another version, and drops {fields}"),
+                        apply,
+                    )
+                }
+            }
+        });
+    }
+    points
+}
+
+fn rights(facts: &Facts) -> Vec<Point> {
+    let missing = match &facts.missing {
+        Err(error) => return vec![Point::open(format!("your rights are not known: {error}"))],
+        Ok(missing) => missing,
+    };
+    let mut points = Vec::new();
+    for (is_look, all) in [
+        (true, "you may look: status, failures, events, nodes, why"),
+        (false, "you may act: run, from, retry, suspend, resume, cancel"),
+    ] {
+        let lacking = missing.iter().filter(|right| right.is_look == is_look);
+        let before = points.len();
+        points.extend(lacking.map(|right| {
+            let text = format!("you lack the right {}, for {}", right.text(&facts.namespace), right.commands);
+            let remedy = "whoever administers the cluster can grant it: manifests/kubectl-prepull/rbac.yaml has roles, and \
+                          manifests/cloudcore-prepull/optional/edges-reader.yaml that to services/proxy";
+            // Who only looks lacks nothing.
+            if is_look { Point::bad(text, remedy) } else { Point::open(text) }
+        }));
+        if points.len() == before {
+            points.push(Point::good(all));
+        }
+    }
+    points
+}
+
+fn edges(facts: &Facts) -> Vec<Point> {
+    let edges = match &facts.edges {
+        Err(error) => {
+            return vec![Point::bad(
+                format!("the edges are not listed: {error}"),
+                "see to what is wrong above",
+            )];
+        }
+        Ok(edges) => edges,
+    };
+    let Edges { total, connected, versions, ending, revoked } = edges;
+    let mut points = vec![match (*total, *connected) {
+        (0, _) => Point::open("there is no edge: no Node has the label node-role.kubernetes.io/edge")
+            .or("docs/operations.md#install tells how a node joins"),
+        (total, connected) if connected == total => {
+            Point::good(format!("{} connected", count(total as u64, "edge")))
+        }
+        (total, connected) => Point::open(format!(
+            "{connected} of {} connected",
+            count(total as u64, "edge")
+        ))
+        .or("kubectl prepull nodes --away lists the others, kubectl prepull why NODE tells what one lacks"),
+    }];
+    if *revoked > 0 {
+        points.push(Point::open(format!("{} locked out by `node revoke`", count(*revoked as u64, "edge"))));
+    }
+    let ours = minor(env!("CARGO_PKG_VERSION"));
+    let mut old = 0;
+    for (version, edges) in versions {
+        if is_too_old(version.as_deref(), ours) {
+            old += edges;
+            let edges = count(*edges as u64, "edge");
+            let text = match version {
+                Some(version) => format!("{edges} with {version}, more than one minor version behind"),
+                None => format!("{edges} with a version too old to be told"),
+            };
+            points.push(Point::bad(
+                text,
+                "upgrade their agents (docs/operations.md): they go on working, without what has come since",
+            ));
+        }
+    }
+    if old == 0 && *connected > 0 {
+        let known: Vec<_> = versions.keys().flatten().cloned().collect();
+        points.push(Point::good(format!("their versions are not too old: {}", known.join(", "))));
+    }
+    if ending.is_empty() {
+        points.push(Point::good("no certificate of an edge that is connected ends within three days"));
+    } else {
+        let names = listed(&ending[..ending.len().min(EXAMPLES)], ending.len() as u64);
+        points.push(Point::bad(
+            format!("the certificate of {} ends within three days: {names}", count(ending.len() as u64, "edge")),
+            "they renew when a third of its life is left: can they reach port 10002? journalctl -u edgecore-prepull",
+        ));
+    }
+    points
+}
+
+/// Major and minor number of a version.
+fn minor(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split(['.', '-', '+']).map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// Whether a version is more than one minor version behind, or so old that it does not tell. One of another kind, such as of
+/// somebody's own build, is not judged.
+fn is_too_old(version: Option<&str>, ours: Option<(u32, u32)>) -> bool {
+    let (Some(version), Some(ours)) = (version, ours) else { return version.is_none() };
+    minor(version).is_some_and(|(major, minor)| major < ours.0 || (major == ours.0 && minor + 1 < ours.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_edge_may_be_one_minor_version_behind() {
+        for (version, is_old) in [
+            ("1.5.9", false),
+            ("1.4.0", false),
+            ("1.3.9", true),
+            ("0.9.0", true),
+            ("2.0.0-rc.1", false),
+            ("mine", false),
+        ] {
+            assert_eq!(is_too_old(Some(version), Some((1, 5))), is_old, "{version}");
+        }
+        assert!(is_too_old(None, Some((0, 1))));
+    }
+}

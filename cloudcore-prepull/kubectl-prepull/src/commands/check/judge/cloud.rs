@@ -1,0 +1,144 @@
+//! The leader, its pods, the way to it, and its CA.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use x509_parser::pem::Pem;
+
+use super::super::facts::Facts;
+use crate::amounts::{count, duration, seconds_between};
+use crate::checklist::Point;
+
+/// What a Lease may be late: its times are of the leader's clock.
+const LATE: SignedDuration = SignedDuration::from_secs(15);
+/// A CA that ends earlier than this is to be replaced now: edges that are away for weeks have to learn of the next one.
+const ROTATE: SignedDuration = SignedDuration::from_hours(90 * 24);
+
+pub(super) fn points(facts: &Facts, now: Timestamp) -> Vec<Point> {
+    let mut points = vec![leader(facts, now)];
+    points.extend(pods(facts));
+    points.push(door(facts));
+    points.push(ca(facts, now));
+    points
+}
+
+fn leader(facts: &Facts, now: Timestamp) -> Point {
+    let namespace = &facts.namespace;
+    let start = format!(
+        "kubectl -n {namespace} get pods; kubectl -n {namespace} logs -l app.kubernetes.io/name=cloudcore-prepull"
+    );
+    let spec = match &facts.lease {
+        Err(error) => return Point::open(format!("whether somebody leads is not known: {error}")),
+        // A single one may lead without a Lease.
+        Ok(None) if facts.edges.is_ok() => {
+            return Point::open("the leader has no Lease: it runs with --leader-elect=false");
+        }
+        Ok(None) => {
+            return Point::bad(
+                format!("nobody leads: namespace {namespace} has no Lease cloudcore-prepull"),
+                "install cloudcore-prepull (docs/operations.md#install); --system-namespace names another namespace",
+            );
+        }
+        Ok(Some(lease)) => lease.spec.clone().unwrap_or_default(),
+    };
+    let renewed = spec.renew_time.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    let ago = duration(seconds_between(renewed, now));
+    let lasts = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or_default().into());
+    match spec.holder_identity.filter(|holder| !holder.is_empty()) {
+        None => Point::bad(format!("nobody leads: the last leader gave its Lease back {ago} ago"), start),
+        Some(holder) if now.duration_since(renewed) > lasts.saturating_add(LATE) => {
+            Point::bad(format!("nobody leads: {holder} has not renewed its Lease for {ago}"), start)
+        }
+        Some(holder) => Point::good(format!("{holder} leads")),
+    }
+}
+
+fn pods(facts: &Facts) -> Option<Point> {
+    let namespace = &facts.namespace;
+    let pods = match &facts.pods {
+        Err(error) => return Some(Point::open(format!("its pods are not known: {error}"))),
+        Ok(pods) => pods,
+    };
+    let unready = pods.iter().find(|pod| !is_ready(pod)).map(ResourceExt::name_any);
+    Some(match (pods.len(), unready) {
+        // Outside of a cluster there are none.
+        (0, _) => Point::open(format!(
+            "namespace {namespace} has no pod of it: it runs outside of the cluster, or not at all"
+        )),
+        (all, None) => Point::good(format!("{} ready", count(all as u64, "pod"))),
+        (all, Some(unready)) => {
+            let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+            Point::bad(
+                format!("{ready} of {} ready; {unready} is not", count(all as u64, "pod")),
+                format!(
+                    "kubectl -n {namespace} describe pod {unready}; /availablez of the pod, port 10003, says why"
+                ),
+            )
+        }
+    })
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn door(facts: &Facts) -> Point {
+    let namespace = &facts.namespace;
+    match &facts.endpoints {
+        Err(error) => Point::open(format!("whether the Service leads to it is not known: {error}")),
+        Ok(None) => Point::open(format!(
+            "namespace {namespace} has no Service cloudcore-prepull with endpoints: edges dial something else"
+        )),
+        Ok(Some(endpoints)) => {
+            let addresses =
+                endpoints.subsets.iter().flatten().flat_map(|subset| subset.addresses.iter().flatten());
+            match addresses.count() {
+                0 => Point::bad(
+                    "the Service cloudcore-prepull leads to no pod: no edge can connect",
+                    format!(
+                        "kubectl -n {namespace} get pods -L prepull.kubeedge.io/leader: the leader's is to have the label, and to be \
+                         ready"
+                    ),
+                ),
+                1 => Point::good("the Service cloudcore-prepull leads to one pod"),
+                more => Point::bad(
+                    format!("the Service cloudcore-prepull leads to {more} pods, of which one leads"),
+                    "its selector is to have prepull.kubeedge.io/leader: \"true\" (manifests/cloudcore-prepull/service.yaml)",
+                ),
+            }
+        }
+    }
+}
+
+fn ca(facts: &Facts, now: Timestamp) -> Point {
+    let namespace = &facts.namespace;
+    let pem = match &facts.ca {
+        Err(error) => return Point::open(format!("the CA of the edges is not known: {error}")),
+        Ok(None) => {
+            return Point::bad(
+                format!("namespace {namespace} has no CA of the edges, ConfigMap prepull-ca"),
+                "cloudcore-prepull publishes it when it leads first",
+            );
+        }
+        Ok(Some(pem)) => pem,
+    };
+    // The first one signs.
+    let end = Pem::iter_from_buffer(pem.as_bytes()).next().and_then(|pem| {
+        let pem = pem.ok()?;
+        let not_after = pem.parse_x509().ok()?.validity().not_after.timestamp();
+        Timestamp::from_second(not_after).ok()
+    });
+    let rotate = "cloudcore-prepull ca rotate (docs/operations.md)";
+    match end {
+        None => Point::bad("the CA in the ConfigMap prepull-ca is no certificate", rotate),
+        Some(end) if end <= now => Point::bad(
+            format!("the CA of the edges ended {} ago", duration(seconds_between(end, now))),
+            rotate,
+        ),
+        Some(end) if end.duration_since(now) < ROTATE => {
+            Point::bad(format!("the CA of the edges ends in {}", duration(seconds_between(now, end))), rotate)
+        }
+        Some(end) => Point::good(format!("the CA of the edges is good until {}", end.strftime("%Y-%m-%d"))),
+    }
+}

@@ -1,0 +1,128 @@
+//! The person's own rights, as the API server answers for them (SelfSubjectAccessReview, which everybody may ask).
+
+use futures::future::join_all;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::api::{Api, PostParams};
+use prepull_api::crd::GROUP;
+use prepull_api::edges::SERVICE;
+
+use crate::cluster::Cluster;
+use crate::edges::SystemArgs;
+
+/// A right, and what it is for.
+pub(super) struct Right {
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    subresource: &'static str,
+    name: &'static str,
+    place: Where,
+    /// The commands that need it.
+    pub(super) commands: &'static str,
+    /// Whether they only look.
+    pub(super) is_look: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Cluster,
+    System,
+}
+
+const fn of_jobs(verb: &'static str, commands: &'static str, is_look: bool) -> Right {
+    let (resource, subresource, name) = ("imageprepulljobs", "", "");
+    Right { verb, group: GROUP, resource, subresource, name, place: Where::Cluster, commands, is_look }
+}
+
+const fn of_cluster(
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    commands: &'static str,
+) -> Right {
+    Right { verb, group, resource, subresource: "", name: "", place: Where::Cluster, commands, is_look: true }
+}
+
+/// The rights of the commands.
+static RIGHTS: [Right; 9] = [
+    of_jobs("get", "status, failures, why", true),
+    of_jobs("list", "status --watch, why", true),
+    of_jobs("watch", "status --watch", true),
+    of_cluster("list", GROUP, "imageprepullreports", "status, failures, why"),
+    of_cluster("get", "", "nodes", "why"),
+    of_cluster("list", "", "events", "events"),
+    Right {
+        verb: "get",
+        group: "",
+        resource: "services",
+        subresource: "proxy",
+        name: SERVICE,
+        place: Where::System,
+        commands: "nodes, why",
+        is_look: true,
+    },
+    of_jobs("create", "run, from", false),
+    of_jobs("patch", "retry, suspend, resume, cancel", false),
+];
+
+impl Right {
+    /// The right in words.
+    pub(super) fn text(&self, namespace: &str) -> String {
+        let Self { verb, group, resource, subresource, .. } = self;
+        let subresource = if subresource.is_empty() { String::new() } else { format!("/{subresource}") };
+        let group = if group.is_empty() { String::new() } else { format!(".{group}") };
+        let place = match self.place {
+            Where::Cluster => "in the whole cluster".to_owned(),
+            Where::System => format!("of {SERVICE} in namespace {namespace}"),
+        };
+        format!("to {verb} {resource}{subresource}{group} {place}")
+    }
+
+    fn review(&self, namespace: &str) -> SelfSubjectAccessReview {
+        let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let attributes = ResourceAttributes {
+            verb: text(self.verb),
+            group: text(self.group),
+            resource: text(self.resource),
+            subresource: text(self.subresource),
+            name: text(self.name),
+            namespace: (self.place == Where::System).then(|| namespace.to_owned()),
+            ..ResourceAttributes::default()
+        };
+        let spec = SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..SelfSubjectAccessReviewSpec::default()
+        };
+        SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() }
+    }
+}
+
+/// The rights that the person lacks.
+pub(super) async fn missing(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<&'static Right>> {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(cluster.client());
+    let params = PostParams::default();
+    let reviewed: Vec<_> = RIGHTS.iter().map(|right| right.review(&system.system_namespace)).collect();
+    let answers = join_all(reviewed.iter().map(|review| reviews.create(&params, review))).await;
+    let mut missing = Vec::new();
+    for (right, answer) in RIGHTS.iter().zip(answers) {
+        if !answer?.status.is_some_and(|status| status.allowed) {
+            missing.push(right);
+        }
+    }
+    Ok(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_right_is_named_as_rbac_has_it() {
+        let texts: Vec<_> = RIGHTS.iter().map(|right| right.text("prepull-system")).collect();
+        assert_eq!(texts[0], "to get imageprepulljobs.operations.kubeedge.io in the whole cluster");
+        assert_eq!(texts[4], "to get nodes in the whole cluster");
+        assert_eq!(texts[6], "to get services/proxy of cloudcore-prepull-edges in namespace prepull-system");
+    }
+}
