@@ -87,7 +87,12 @@ async fn door(cluster: &Cluster, namespace: &str) -> Door {
 
 /// Whether there is no such Service.
 fn is_without(answer: &Status) -> bool {
-    answer.code == 404 && answer.details.as_ref().is_some_and(|details| details.name == SERVICE)
+    answer.code == 404 && of_kind(answer, "services")
+}
+
+/// Whether the answer is about an object of this kind with the name of the Service: it, or its endpoints.
+fn of_kind(answer: &Status, kind: &str) -> bool {
+    answer.details.as_ref().is_some_and(|details| details.name == SERVICE && details.kind == kind)
 }
 
 /// What an answer means, and its remedy; none if it has no meaning of its own here.
@@ -111,9 +116,11 @@ fn trouble(answer: &Status, namespace: &str, door: Door) -> Option<String> {
         });
     }
     let check = format!("kubectl prepull check --system-namespace {namespace} looks for the reason");
+    let is_nowhere = answer.code == 404 && of_kind(answer, "endpoints");
     match answer.code {
         421 => Some(format!("the replica behind the Service {SERVICE} is {said}: try again in a moment")),
-        503 if said.contains("no endpoints available") => Some(format!(
+        // A Service without pods has empty endpoints; one that is new may have none.
+        404 | 503 if is_nowhere || said.contains("no endpoints available") => Some(format!(
             "no cloudcore-prepull leads in namespace {namespace}: the Service {SERVICE} has no pod behind it. {check}"
         )),
         // The API server's own words for a pod to which it cannot connect.
@@ -178,5 +185,15 @@ mod tests {
             assert!(words.iter().all(|word| said.contains(word)), "{code} {message}: {said}");
         }
         assert_eq!(said(401, "Unauthorized", Door::Unknown), "");
+    }
+
+    #[test]
+    fn a_service_without_endpoints_is_no_sign_of_an_older_version() {
+        let details = json!({"name": SERVICE, "kind": "endpoints"});
+        let answer = json!({"code": 404, "message": "endpoints not found", "details": details});
+        let answer: Status = serde_json::from_value(answer).unwrap();
+        assert!(!is_without(&answer));
+        let said = trouble(&answer, "prepull-system", Door::Unknown).unwrap();
+        assert!(said.starts_with("no cloudcore-prepull leads"), "{said}");
     }
 }
