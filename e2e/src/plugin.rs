@@ -78,6 +78,30 @@ impl Person {
         )
     }
 
+    /// Runs `kubectl prepull` like [`Self::runs`], on a terminal of 80 columns. What it draws is in the standard output.
+    pub async fn runs_on_a_terminal(&self, line: &str) -> Result<Said> {
+        let command = self.command(line)?;
+        let command = command.as_std();
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let words: Vec<_> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
+        let line_of_shell = format!("stty cols 80 rows 40; exec {}", words.join(" "));
+        let mut script = tokio::process::Command::new("script");
+        script.args(["--quiet", "--return", "--command", &line_of_shell, "/dev/null"]).stdin(Stdio::null());
+        script.env_remove("NO_COLOR").env_remove("COLUMNS").env("TERM", "xterm").kill_on_drop(true);
+        said(script.output().await.context("cannot run script, of Debian's bsdutils")?)
+    }
+
+    /// What kubectl gets for completion after these words, the last of which is being typed.
+    pub async fn completes(&self, words: &[&str], dir: &Path) -> Result<String> {
+        let program = dir.join("kubectl_complete-prepull");
+        if !program.exists() {
+            std::os::unix::fs::symlink(parts::program("kubectl-prepull")?, &program)?;
+        }
+        let mut command = std::process::Command::new(program);
+        command.arg("--kubeconfig").arg(&self.kubeconfig).args(words);
+        parts::output(command).await
+    }
+
     /// Runs a command until it prints a line with this text, and presses Ctrl-C then.
     pub async fn interrupts(&self, line: &str, text: &str) -> Result<Said> {
         use tokio::io::{AsyncBufReadExt, BufReader};

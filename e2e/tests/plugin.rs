@@ -1,5 +1,6 @@
 //! `kubectl prepull` against a real cluster: a first day, and a bad night.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use kube::api::{Api, ObjectMeta, PostParams};
@@ -79,6 +80,20 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     said.is(130, &["job night goes on: kubectl prepull status night --watch follows it again"])?;
     me.runs("status night --watch --timeout 1s").await?.is(3, &["after 1s job night goes on"])?;
     me.runs("retry night").await?.is(1, &["job night has not ended"])?;
+
+    // On a terminal the same page is drawn again and again, in colours, and no line is longer than the terminal.
+    let said =
+        me.runs_on_a_terminal("status night --watch --timeout 4s").await?.is(3, &["job night goes on"])?;
+    let frames: BTreeSet<_> =
+        said.out.split("  for ").skip(1).filter_map(|frame| frame.split_whitespace().next()).collect();
+    ensure!(frames.len() > 2, "it does not move: {}", said.out);
+    ensure!(said.out.contains("\u{1b}[33m1 waiting\u{1b}[0m"), "{}", said.out);
+    ensure!(said.out.contains("\u{1b}[2K"), "nothing is drawn anew: {}", said.out);
+
+    // kubectl knows its name, and that of the node.
+    let dir = cluster.place().new_dir("completion")?;
+    assert_eq!(me.completes(&["status", "ni"], &dir).await?, "night\n:4\n");
+    assert_eq!(me.completes(&["run", "nginx", "--node", ""], &dir).await?, "edge-1\n:4\n");
 
     me.runs("suspend night").await?.is(0, &["night suspended"])?;
     let job = cluster.existing_job("night");

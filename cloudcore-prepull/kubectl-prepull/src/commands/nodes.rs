@@ -79,8 +79,8 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) 
         Some(format) => print_all(pages, format).await?,
         None if output == Some(Output::Name) => {
             while let Some(page) = pages.try_next().await? {
-                let names: String = page.items.iter().map(|edge| format!("node/{}\n", edge.name)).collect();
-                print(&names)?;
+                let names: Vec<_> = page.items.iter().map(|edge| format!("node/{}\n", edge.name)).collect();
+                print(&names.concat())?;
             }
         }
         None => {

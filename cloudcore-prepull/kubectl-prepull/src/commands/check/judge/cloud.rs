@@ -16,7 +16,7 @@ const ROTATE: SignedDuration = SignedDuration::from_hours(90 * 24);
 
 pub(super) fn points(facts: &Facts, now: Timestamp) -> Vec<Point> {
     let mut points = vec![leader(facts, now)];
-    points.extend(pods(facts));
+    points.push(pods(facts));
     points.push(door(facts));
     points.push(ca(facts, now));
     points
@@ -53,14 +53,14 @@ fn leader(facts: &Facts, now: Timestamp) -> Point {
     }
 }
 
-fn pods(facts: &Facts) -> Option<Point> {
+fn pods(facts: &Facts) -> Point {
     let namespace = &facts.namespace;
     let pods = match &facts.pods {
-        Err(error) => return Some(Point::open(format!("its pods are not known: {error}"))),
+        Err(error) => return Point::open(format!("its pods are not known: {error}")),
         Ok(pods) => pods,
     };
     let unready = pods.iter().find(|pod| !is_ready(pod)).map(ResourceExt::name_any);
-    Some(match (pods.len(), unready) {
+    match (pods.len(), unready) {
         // Outside of a cluster there are none.
         (0, _) => Point::open(format!(
             "namespace {namespace} has no pod of it: it runs outside of the cluster, or not at all"
@@ -75,7 +75,7 @@ fn pods(facts: &Facts) -> Option<Point> {
                 ),
             )
         }
-    })
+    }
 }
 
 fn is_ready(pod: &Pod) -> bool {
