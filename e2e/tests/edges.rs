@@ -21,16 +21,21 @@ use crate::page::{Page, picture};
 const MANIFESTS: &str = "manifests/cloudcore-prepull";
 
 /// Applies the Service of the list, and the rights to read it.
-async fn install(cluster: &Cluster) -> Result<()> {
-    let services = std::fs::read_to_string(workspace().join(MANIFESTS).join("service.yaml"))?;
-    let named = format!("name: {SERVICE}\n");
-    let service = services.split("\n---\n").find(|yaml| yaml.contains(&named)).context("no such Service")?;
-    cluster.apply(service).await?;
+pub(crate) async fn install(cluster: &Cluster) -> Result<()> {
+    apply_service(cluster, SERVICE).await?;
     cluster.apply_file(&workspace().join(MANIFESTS).join("optional/edges-reader.yaml")).await
 }
 
+/// Applies a Service of the manifests.
+pub(crate) async fn apply_service(cluster: &Cluster, name: &str) -> Result<()> {
+    let services = std::fs::read_to_string(workspace().join(MANIFESTS).join("service.yaml"))?;
+    let named = format!("  name: {name}\n");
+    let service = services.split("\n---\n").find(|yaml| yaml.contains(&named)).context("no such Service")?;
+    cluster.apply(service).await
+}
+
 /// Makes a pod with this address.
-async fn pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
+pub(crate) async fn pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
     cluster.pod(NAMESPACE, name, "a-machine", &[]).await?;
     let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
     let api: Api<Pod> = Api::namespaced(cluster.client(), NAMESPACE);
@@ -39,14 +44,20 @@ async fn pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
 }
 
 /// Puts this replica behind the Service.
-async fn serve_by(cluster: &Cluster, pod: &str, address: Ipv4Addr, cloud: &Cloud) -> Result<()> {
+pub(crate) async fn serve_by(
+    cluster: &Cluster,
+    service: &str,
+    pod: &str,
+    address: Ipv4Addr,
+    cloud: &Cloud,
+) -> Result<()> {
     let pod = json!({"kind": "Pod", "namespace": NAMESPACE, "name": pod});
     let endpoints = json!({
-        "apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": SERVICE},
+        "apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": service},
         "subsets": [{"addresses": [{"ip": address, "targetRef": pod}], "ports": [{"port": cloud.edges_addr().port(), "protocol": "TCP"}]}],
     });
     let api: Api<Endpoints> = Api::namespaced(cluster.client(), NAMESPACE);
-    api.patch(SERVICE, &PatchParams::apply("e2e").force(), &Patch::Apply(endpoints)).await?;
+    api.patch(service, &PatchParams::apply("e2e").force(), &Patch::Apply(endpoints)).await?;
     Ok(())
 }
 
@@ -80,7 +91,7 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     install(&cluster).await?;
     pod(&cluster, "a", first_address).await?;
     pod(&cluster, "b", second_address).await?;
-    serve_by(&cluster, "a", first_address, &first).await?;
+    serve_by(&cluster, SERVICE, "a", first_address, &first).await?;
 
     let reader = Cluster::client_of(
         &cluster.kubeconfig_as("system:serviceaccount:prepull-system:prepull-edges-reader")?,
@@ -130,7 +141,7 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     ensure!(error.contains("services/proxy") && error.contains("orbidden"), "{error}");
 
     // A standby says who leads, for as long as the Service has it.
-    serve_by(&cluster, "b", second_address, &second).await?;
+    serve_by(&cluster, SERVICE, "b", second_address, &second).await?;
     let error = format!("{:#}", list(&reader, &all).await.err().context("a standby lists edges")?);
     ensure!(error.contains("not the leader: "), "{error}");
 

@@ -32,6 +32,7 @@ mod links;
 mod manifests;
 mod mid_pull;
 mod monitoring;
+mod ops;
 mod other_runtimes;
 mod overriders;
 mod page;

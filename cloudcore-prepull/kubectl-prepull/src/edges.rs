@@ -69,30 +69,34 @@ async fn page(cluster: &Cluster, system: &SystemArgs, query: &EdgeQuery) -> anyh
     })
 }
 
-/// Whether the namespace has the Service at which edges dial in.
+/// What there is of cloudcore-prepull in a namespace where the list has no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Door {
+    /// The Service of the list, which nothing is behind yet: of endpoints that are missing, the API server says that the
+    /// Service is.
+    Leaderless,
+    /// The Service at which edges dial in, and that of the list is missing.
     There,
     Missing,
     Unknown,
 }
 
 async fn door(cluster: &Cluster, namespace: &str) -> Door {
-    match Api::<Service>::namespaced(cluster.once(), namespace).get_opt(DOOR).await {
+    let services = Api::<Service>::namespaced(cluster.once(), namespace);
+    if matches!(services.get_opt(SERVICE).await, Ok(Some(_))) {
+        return Door::Leaderless;
+    }
+    match services.get_opt(DOOR).await {
         Ok(Some(_)) => Door::There,
         Ok(None) => Door::Missing,
         Err(_) => Door::Unknown,
     }
 }
 
-/// Whether there is no such Service.
+/// Whether there is no such Service, or nothing behind it.
 fn is_without(answer: &Status) -> bool {
-    answer.code == 404 && of_kind(answer, "services")
-}
-
-/// Whether the answer is about an object of this kind with the name of the Service: it, or its endpoints.
-fn of_kind(answer: &Status, kind: &str) -> bool {
-    answer.details.as_ref().is_some_and(|details| details.name == SERVICE && details.kind == kind)
+    let named = answer.details.as_ref().is_some_and(|details| details.name == SERVICE);
+    answer.code == 404 && named
 }
 
 /// What an answer means, and its remedy; none if it has no meaning of its own here.
@@ -105,9 +109,16 @@ fn trouble(answer: &Status, namespace: &str, door: Door) -> Option<String> {
         ));
     }
     let elsewhere = "--system-namespace names the namespace of cloudcore-prepull, if it is another one";
+    let check = format!("kubectl prepull check --system-namespace {namespace} looks for the reason");
+    let leaderless = || {
+        format!(
+            "no cloudcore-prepull leads in namespace {namespace}: the Service {SERVICE} has no pod behind it. {check}"
+        )
+    };
     if is_without(answer) {
         let older = "does not list its edges: it is of an older version, or its manifests are; update both";
         return Some(match door {
+            Door::Leaderless => leaderless(),
             Door::There => format!("the cloudcore-prepull of namespace {namespace} {older}"),
             Door::Missing => format!("there is no cloudcore-prepull in namespace {namespace}; {elsewhere}"),
             Door::Unknown => format!(
@@ -115,14 +126,9 @@ fn trouble(answer: &Status, namespace: &str, door: Door) -> Option<String> {
             ),
         });
     }
-    let check = format!("kubectl prepull check --system-namespace {namespace} looks for the reason");
-    let is_nowhere = answer.code == 404 && of_kind(answer, "endpoints");
     match answer.code {
         421 => Some(format!("the replica behind the Service {SERVICE} is {said}: try again in a moment")),
-        // A Service without pods has empty endpoints; one that is new may have none.
-        404 | 503 if is_nowhere || said.contains("no endpoints available") => Some(format!(
-            "no cloudcore-prepull leads in namespace {namespace}: the Service {SERVICE} has no pod behind it. {check}"
-        )),
+        503 if said.contains("no endpoints available") => Some(leaderless()),
         // The API server's own words for a pod to which it cannot connect.
         500..=504 if said.contains("error trying to reach service") => Some(format!(
             "the API server cannot connect to the leader, port 10005: it has ended, is of an older version, runs without \
@@ -161,6 +167,7 @@ mod tests {
                 Door::Unknown,
                 ["user jane lacks a right: to get services/proxy in namespace", "edges-reader.yaml"],
             ),
+            (404, missing, Door::Leaderless, ["no cloudcore-prepull leads", "kubectl prepull check"]),
             (404, missing, Door::There, ["is of an older version", "update both"]),
             (
                 404,
@@ -185,15 +192,5 @@ mod tests {
             assert!(words.iter().all(|word| said.contains(word)), "{code} {message}: {said}");
         }
         assert_eq!(said(401, "Unauthorized", Door::Unknown), "");
-    }
-
-    #[test]
-    fn a_service_without_endpoints_is_no_sign_of_an_older_version() {
-        let details = json!({"name": SERVICE, "kind": "endpoints"});
-        let answer = json!({"code": 404, "message": "endpoints not found", "details": details});
-        let answer: Status = serde_json::from_value(answer).unwrap();
-        assert!(!is_without(&answer));
-        let said = trouble(&answer, "prepull-system", Door::Unknown).unwrap();
-        assert!(said.starts_with("no cloudcore-prepull leads"), "{said}");
     }
 }

@@ -1,0 +1,157 @@
+//! `kubectl prepull nodes`, `why` and `check` against a real cluster: what is there, what a node lacks, what is wrong.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, Patch, PatchParams};
+use prepull_e2e::cluster::NAMESPACE;
+use prepull_e2e::parts::workspace;
+use prepull_e2e::prelude::*;
+use serde_json::json;
+
+use crate::edges::{apply_service, install, pod, serve_by};
+
+/// The Service at which edges dial in.
+const DOOR: &str = "cloudcore-prepull";
+
+/// Lets a user do what manifests/kubectl-prepull has for those who look.
+async fn may_look(cluster: &Cluster, user: &str) -> Result<()> {
+    for file in ["rbac.yaml", "checker.yaml"] {
+        cluster.apply_file(&workspace().join("manifests/kubectl-prepull").join(file)).await?;
+    }
+    let user = format!("--user={user}");
+    for role in ["prepull-viewer", "prepull-checker"] {
+        let role_of = format!("--clusterrole={role}");
+        cluster.kubectl(&["create", "clusterrolebinding", role, &role_of, &user]).await?;
+    }
+    let role = "--role=prepull-checker";
+    cluster.kubectl(&["create", "rolebinding", "looks", "-n", NAMESPACE, role, &user]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let network = Network::new().await?;
+    let address = network.uplink().await?;
+    let mut cloud = Cloud::start(&cluster).within(&network).replica().await?;
+    may_look(&cluster, "jane").await?;
+    let jane = Person::new(&cluster.kubeconfig_as("jane")?);
+    let ann = Person::new(&cluster.kubeconfig_as("ann")?);
+
+    // No cloudcore-prepull, one of before it listed its edges, and one to which no Service leads.
+    jane.runs("nodes")
+        .await?
+        .is(1, &["there is no cloudcore-prepull in namespace prepull-system", "--system-namespace"])?;
+    apply_service(&cluster, DOOR).await?;
+    jane.runs("nodes").await?.is(1, &["is of an older version", "update both"])?;
+    install(&cluster).await?;
+    jane.runs("nodes").await?.is(1, &["no cloudcore-prepull leads", "kubectl prepull check"])?;
+    ann.runs("nodes")
+        .await?
+        .is(1, &["user ann lacks a right: to get services/proxy", "edges-reader.yaml"])?;
+
+    // Two edge nodes, of which one has never joined, and a node that is none.
+    cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
+    cluster.node("plain").ready().create().await?;
+    let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").await?;
+    node.is_connected().await?;
+    pod(&cluster, "a", address).await?;
+    for service in [DOOR, prepull_api::edges::SERVICE] {
+        serve_by(&cluster, service, "a", address, &cloud).await?;
+    }
+    let said = eventually("the edges are listed", SOON, async || {
+        jane.runs("nodes").await?.is(0, &["NAME", "CONNECTED", "edge-1", "edge-2", "1 of 2 edges connected"])
+    })
+    .await?;
+    eprintln!("nodes\n{}", said.out);
+    let names = jane.runs("nodes --away -o name").await?.is(0, &[])?;
+    assert_eq!(names.out, "node/edge-2\n");
+    let json = jane.runs("nodes edge-1 -o json").await?.is(0, &[])?;
+    let json: serde_json::Value = serde_json::from_str(&json.out)?;
+    assert_eq!((&json["total"], &json["items"][0]["connected"]), (&1.into(), &true.into()));
+    jane.runs("nodes -o wide").await?.is(0, &["linux", "containerd "])?;
+
+    // What a node lacks, and what to do next.
+    let said = jane
+        .runs("why edge-1")
+        .await?
+        .is(0, &["✓ it is Ready", "✓ its agent has been connected", "nothing is in its way"])?;
+    eprintln!("why edge-1\n{}", said.out);
+    let said = jane
+        .runs("why edge-2")
+        .await?
+        .is(0, &["✗ it has never joined", "Next: cloudcore-prepull token create --node edge-2"])?;
+    eprintln!("why edge-2\n{}", said.out);
+    jane.runs("why plain")
+        .await?
+        .is(0, &["✗ it is no edge node", "Next: kubectl label node plain node-role.kubernetes.io/edge="])?;
+    jane.runs("why edge-3").await?.is(0, &["✗ there is no Node edge-3"])?;
+    ann.runs("why edge-1")
+        .await?
+        .is(0, &["! its Node cannot be read: user ann lacks a right: to get nodes"])?;
+
+    // A job that fails on the one, and waits for the other.
+    let job = cluster
+        .job("web")
+        .images(["127.0.0.1:1/team/web:v1"])
+        .on(["edge-1", "edge-2"])
+        .concurrency(2)
+        .retries(0);
+    let job = job.tolerate("0").apply().await?;
+    job.until("edge-1 has failed", |status| {
+        status.node("edge-1").is_some_and(|node| node.phase == NodePhase::Failure)
+    })
+    .await?;
+    let said = jane
+        .runs("why edge-1 web")
+        .await?
+        .is(0, &["✗ job web has failed on it, Unreachable", "kubectl prepull retry web"])?;
+    eprintln!("why edge-1 web\n{}", said.out);
+    jane.runs("why plain web").await?.is(0, &["✗ job web names its nodes, and not this one"])?;
+    jane.runs("why edge-1 wev").await?.is(1, &["there is no ImagePrePullJob wev"])?;
+
+    // All is as it should be, but for what is away.
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), NAMESPACE);
+    pods.patch_status("a", &PatchParams::default(), &Patch::Merge(ready)).await?;
+    cluster
+        .kubectl(&["-n", NAMESPACE, "label", "pod", "a", "app.kubernetes.io/name=cloudcore-prepull"])
+        .await?;
+    let me = Person::new(cluster.kubeconfig());
+    let well = [
+        "✓ the definition of ImagePrePullJob has every field",
+        "✓ you may look",
+        " leads",
+        "✓ 1 pod ready",
+        "✓ the CA",
+        "! 1 of 2 edges",
+    ];
+    let said = me.runs("check").await?.is(0, &well)?;
+    eprintln!("check\n{}", said.out);
+    let said = jane.runs("check").await?.is(
+        0,
+        &["! you lack the right to create imageprepulljobs", "✓ the definition of ImagePrePullReport"],
+    )?;
+    ensure!(!said.out.contains("not known"), "jane may look at everything: {}", said.out);
+
+    // The agent ends, and then the leader.
+    node.terminate_agent().await?;
+    eventually("edge-1 is away", SOON, async || {
+        jane.runs("why edge-1")
+            .await?
+            .is(0, &["✗ its agent is not connected: it was last seen", "Next: on edge-1: systemctl status"])
+    })
+    .await?;
+    cloud.terminate().await?;
+    let said = me.runs("check").await?.is(
+        1,
+        &[
+            "✗ nobody leads: the last leader gave its Lease back",
+            "✗ the edges are not listed: the API server cannot connect",
+        ],
+    )?;
+    eprintln!("check, without a leader\n{}", said.out);
+    ann.runs("check")
+        .await?
+        .is(1, &["✗ you lack the right to get imageprepulljobs", "! whether somebody leads is not known"])?;
+    Ok(())
+}
