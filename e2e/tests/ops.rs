@@ -27,6 +27,47 @@ async fn may_look(cluster: &Cluster, user: &str) -> Result<()> {
     Ok(())
 }
 
+async fn where_nobody_lists_edges_the_reason_is_named(
+    cluster: &Cluster,
+    jane: &Person,
+    ann: &Person,
+) -> Result<()> {
+    // No cloudcore-prepull, one of before it listed its edges, and one to which no Service leads.
+    jane.runs("nodes")
+        .await?
+        .is(1, &["there is no cloudcore-prepull in namespace prepull-system", "--system-namespace"])?;
+    apply_service(cluster, DOOR).await?;
+    jane.runs("nodes").await?.is(1, &["is of an older version", "update both"])?;
+    install(cluster).await?;
+    jane.runs("nodes").await?.is(1, &["no cloudcore-prepull leads", "kubectl prepull check"])?;
+    ann.runs("nodes")
+        .await?
+        .is(1, &["user ann lacks a right: to get services/proxy", "edges-reader.yaml"])?;
+    Ok(())
+}
+
+async fn what_a_node_lacks_is_named(jane: &Person, ann: &Person) -> Result<()> {
+    // What a node lacks, and what to do next.
+    let said = jane
+        .runs("why edge-1")
+        .await?
+        .is(0, &["✓ it is Ready", "✓ its agent has been connected", "nothing is in its way"])?;
+    eprintln!("why edge-1\n{}", said.out);
+    let said = jane
+        .runs("why edge-2")
+        .await?
+        .is(0, &["✗ it has never joined", "Next: cloudcore-prepull token create --node edge-2"])?;
+    eprintln!("why edge-2\n{}", said.out);
+    jane.runs("why plain")
+        .await?
+        .is(0, &["✗ it is no edge node", "Next: kubectl label node plain node-role.kubernetes.io/edge="])?;
+    jane.runs("why edge-3").await?.is(0, &["✗ there is no Node edge-3"])?;
+    ann.runs("why edge-1")
+        .await?
+        .is(0, &["! its Node cannot be read: user ann lacks a right: to get nodes"])?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result<()> {
     let cluster = Cluster::own().await?;
@@ -37,17 +78,7 @@ async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result
     let jane = Person::new(&cluster.kubeconfig_as("jane")?);
     let ann = Person::new(&cluster.kubeconfig_as("ann")?);
 
-    // No cloudcore-prepull, one of before it listed its edges, and one to which no Service leads.
-    jane.runs("nodes")
-        .await?
-        .is(1, &["there is no cloudcore-prepull in namespace prepull-system", "--system-namespace"])?;
-    apply_service(&cluster, DOOR).await?;
-    jane.runs("nodes").await?.is(1, &["is of an older version", "update both"])?;
-    install(&cluster).await?;
-    jane.runs("nodes").await?.is(1, &["no cloudcore-prepull leads", "kubectl prepull check"])?;
-    ann.runs("nodes")
-        .await?
-        .is(1, &["user ann lacks a right: to get services/proxy", "edges-reader.yaml"])?;
+    where_nobody_lists_edges_the_reason_is_named(&cluster, &jane, &ann).await?;
 
     // Two edge nodes, of which one has never joined, and a node that is none.
     cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
@@ -70,24 +101,7 @@ async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result
     assert_eq!((&json["total"], &json["items"][0]["connected"]), (&1.into(), &true.into()));
     jane.runs("nodes -o wide").await?.is(0, &["linux", "containerd "])?;
 
-    // What a node lacks, and what to do next.
-    let said = jane
-        .runs("why edge-1")
-        .await?
-        .is(0, &["✓ it is Ready", "✓ its agent has been connected", "nothing is in its way"])?;
-    eprintln!("why edge-1\n{}", said.out);
-    let said = jane
-        .runs("why edge-2")
-        .await?
-        .is(0, &["✗ it has never joined", "Next: cloudcore-prepull token create --node edge-2"])?;
-    eprintln!("why edge-2\n{}", said.out);
-    jane.runs("why plain")
-        .await?
-        .is(0, &["✗ it is no edge node", "Next: kubectl label node plain node-role.kubernetes.io/edge="])?;
-    jane.runs("why edge-3").await?.is(0, &["✗ there is no Node edge-3"])?;
-    ann.runs("why edge-1")
-        .await?
-        .is(0, &["! its Node cannot be read: user ann lacks a right: to get nodes"])?;
+    what_a_node_lacks_is_named(&jane, &ann).await?;
 
     // A job that fails on the one, and waits for the other.
     let job = cluster
