@@ -40,6 +40,7 @@ use self::blob::Download;
 use self::buckets::Buckets;
 pub use self::downloads::{ImageDownload, LayerDownload};
 use self::fetcher::{Fetcher, streams_of_image};
+use self::finish::needs_runtime;
 use self::image::ImageParts;
 use self::stop::Stop;
 use super::containerd::{Containerd, Source};
@@ -124,7 +125,7 @@ impl<P: Puller> Fetching<P> {
             .normalized();
         let fetcher = &self.fetcher;
         let facts = fetcher.runtime.read(fetcher.settings.hosts_dir.as_deref()).await?;
-        if facts.discards_layers
+        if needs_runtime(&request, &facts)
             && let Some(credential) =
                 request.credential.filter(|credential| is_registry_token_alone(credential))
         {

@@ -14,6 +14,7 @@ use tonic::Status;
 use super::Fetching;
 use super::blob::Download;
 use super::image::ImageParts;
+use super::runtime::Facts;
 use super::stop::Stop;
 use crate::images::containerd::{Labels, of_unpacked};
 use crate::images::puller::cri::to_pull_error;
@@ -36,8 +37,7 @@ impl<P: Puller> Fetching<P> {
         download: &Download<'_>,
         snapshot: Option<String>,
     ) -> Result<Pulled, Stop> {
-        // The runtime removes the layers that it is told to discard, and labels what is left accordingly.
-        if let Some(snapshot) = snapshot.filter(|_| !download.facts.discards_layers) {
+        if let Some(snapshot) = snapshot.filter(|_| !needs_runtime(&request, download.facts)) {
             match self.record(request, reference, image, download, &snapshot).await {
                 Ok(true) => {
                     let size = image.size();
@@ -141,4 +141,10 @@ impl<P: Puller> Fetching<P> {
         }
         Ok(false)
     }
+}
+
+/// Whether the runtime has to be asked for the image in any case: it removes the layers that it is told to discard, and
+/// labels what is left accordingly; and what a task says of the pod is meant for the runtime and its plugins.
+pub(super) fn needs_runtime(request: &PullRequest<'_>, facts: &Facts) -> bool {
+    facts.discards_layers || request.sandbox.is_some()
 }
