@@ -63,7 +63,7 @@ check: ## While one works: format, clippy, unit tests, one test on real parts
 	@PREPULL_E2E_LOGS=$(TARGET)/check-logs $(SETUP)/with-parts.sh $(TARGET)/debug bash -ec '$(CHECK)'
 
 test: ## Every test, on real parts; afterwards no log may hold a credential
-	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
+	@NEEDS='chromium-headless-shell:chromium-headless-shell' $(SETUP)/prepare.sh '$(BUILD_TESTS)'
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug env PREPULL_E2E_RECORD=1 bash -ec '$(TEST) && $(REPLAY)'
 
 test-runtimes: ## The tests that touch the runtime, with each containerd that we know (RUNTIMES='2.1', ARGS=links::)

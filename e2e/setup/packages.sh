@@ -30,7 +30,6 @@ required=(
   ps:procps
   unshare:util-linux
   /lib/systemd/systemd:systemd # of a machine that a test boots in namespaces
-  chromium-headless-shell:chromium-headless-shell # the page of kubectl prepull ui, as a person sees it
   faketime:faketime
   flock:util-linux
   "$@"

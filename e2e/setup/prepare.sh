@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # What a run on real parts needs, in the shortest time: the packages, then kube-apiserver and the
 # Rust programs side by side. Usage: prepare.sh CARGO-COMMAND..., each one an argument, in order.
+# NEEDS has further COMMAND:PACKAGEs, for packages.sh.
 set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 say() { printf '==> %s\n' "$*"; }
 
-"$setup/packages.sh"
+read -ra needs <<<"${NEEDS-}"
+"$setup/packages.sh" "${needs[@]}"
 
 # Each in a process group of its own, so that stopping it stops whatever it has started; outside of
 # the terminal's group, so that Ctrl-C reaches them through us alone. What a line belongs to is

@@ -69,7 +69,7 @@ pub fn chromium() -> Result<PathBuf> {
         let mut path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
         path.get_or_insert_default().iter().any(|dir| dir.join(name).exists())
     });
-    found.context("there is no Chromium: run `make setup`, or install chromium-headless-shell")
+    found.context("there is no Chromium: install chromium-headless-shell, as `make test` does")
 }
 
 /// Path of containerd: in `PREPULL_CONTAINERD_DIR`, or in PATH.
