@@ -130,11 +130,11 @@ impl Browser {
         .await
     }
 
-    /// Clicks the middle of the visible button or link with this text.
+    /// Clicks the middle of the button or link with this text, once it is visible and enabled.
     pub async fn click(&self, text: &str) -> Result<()> {
         let place = format!(
             "(() => {{ const found = [...document.querySelectorAll('button, a')].find((element) => \
-             element.textContent.includes({text:?}) && element.offsetParent); if (!found) return null; \
+             element.textContent.includes({text:?}) && element.offsetParent && !element.disabled); if (!found) return null; \
              found.scrollIntoView({{block: 'center'}}); const at = found.getBoundingClientRect(); \
              return [at.x + at.width / 2, at.y + at.height / 2]; }})()",
         );

@@ -125,8 +125,14 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
     })
     .await?;
     browser.click("Cancel").await?;
-    let questions = browser.questions().await;
-    ensure!(questions.len() == 1 && questions[0].contains("End this job now?"), "{questions:?}");
+    eventually("the page asks", SOON, async || {
+        // The question may come after the click has been answered.
+        browser.run::<u32>("1").await?;
+        let questions = browser.questions().await;
+        ensure!(questions.len() == 1 && questions[0].contains("End this job now?"), "{questions:?}");
+        Ok(())
+    })
+    .await?;
     phase_is(&long, JobPhase::Failure).await?;
     browser.says("Failure").await?;
     browser.prefer("dark").await?;
@@ -167,6 +173,13 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         .run("[...document.querySelectorAll('.buttons button')].filter((button) => button.offsetParent).map((button) => button.textContent)")
         .await?;
     ensure!(buttons.is_empty(), "{buttons:?}");
+
+    // While the cluster does not answer, the page says so, also one that is opened then.
+    cluster.stop_api()?;
+    browser.says("cannot be watched").await?;
+    let late = page.opened().await?;
+    late.says("cannot be watched").await?;
+    cluster.start_api().await?;
 
     let curl = async |arguments: &[&str]| {
         let mut command = Command::new("curl");

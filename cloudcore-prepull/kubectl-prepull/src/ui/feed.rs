@@ -27,6 +27,8 @@ type Part = Result<Event, Infallible>;
 pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item = Part> {
     let mut seen: Option<BTreeMap<String, Sent>> = None;
     let mut problem = watching.problem();
+    // What is wrong already is news for a page that is opened now.
+    problem.mark_changed();
     let next = move |watching: &Watching| {
         let now = watching.known().jobs();
         let mut events = Vec::new();

@@ -159,6 +159,11 @@ impl Known {
         }
     }
 
+    /// Something else has happened that a page is to hear of.
+    pub(crate) fn note(&mut self) {
+        self.changes += 1;
+    }
+
     /// Makes the rows of the jobs anew that have changed or run; `passed` is the time since the start. Returns a number that
     /// grows with each change.
     pub(crate) fn refresh(&mut self, now: Timestamp, passed: Duration) -> u64 {

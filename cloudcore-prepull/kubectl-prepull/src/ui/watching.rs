@@ -83,15 +83,21 @@ impl Watching {
         take: impl Fn(&mut Known, Event<K>),
     ) -> anyhow::Result<()> {
         let mut events = std::pin::pin!(events);
+        let mut is_heard = false;
         while let Some(event) = events.next().await {
             match event.context(what) {
                 Ok(event) => {
+                    is_heard = true;
                     self.problem.send_if_modified(|problem| problem.take().is_some());
                     take(&mut self.known(), event);
                 }
-                Err(error) if problem::is_lasting(&error) => return Err(error),
+                // An API server that has just begun refuses for a moment what it has granted before.
+                Err(error) if problem::is_lasting(&error) && !is_heard => return Err(error),
                 // It is taken up again by itself.
-                Err(error) => drop(self.problem.send_replace(Some(problem::text(&error)))),
+                Err(error) => {
+                    self.problem.send_replace(Some(problem::text(&error)));
+                    self.known().note();
+                }
             }
         }
         Ok(())
