@@ -34,6 +34,11 @@ pub(crate) fn seconds_between(from: Timestamp, to: Timestamp) -> u64 {
     u64::try_from(to.duration_since(from).as_secs()).unwrap_or(0)
 }
 
+/// How long ago something was, where that is known.
+pub(crate) fn ago(time: Option<Timestamp>, now: Timestamp) -> String {
+    time.map_or_else(|| "-".to_owned(), |time| duration(seconds_between(time, now)))
+}
+
 /// A number and the noun in its number: `1 node`, `3 nodes`.
 pub(crate) fn count(number: u64, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }

@@ -21,6 +21,7 @@ mod jobs;
 mod order;
 mod output;
 mod problem;
+mod rights;
 mod run;
 mod screen;
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 mod facts;
 mod judge;
-mod rights;
 mod schema;
 #[cfg(test)]
 mod tests;

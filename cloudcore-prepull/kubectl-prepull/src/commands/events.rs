@@ -8,9 +8,10 @@ use futures::TryStreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use kube::api::{Api, ListParams};
+use prepull_api::crd::job::ImagePrePullJob;
 use serde::Serialize;
 
-use crate::amounts::{duration, seconds_between};
+use crate::amounts::ago;
 use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::output::{print, print_object};
@@ -41,7 +42,7 @@ pub(crate) struct EventsArgs {
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+pub(crate) struct Row {
     time: Option<Timestamp>,
     /// Name of the event, which ends in its time: times themselves are whole seconds.
     #[serde(skip)]
@@ -62,10 +63,8 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs)
     while let Some(page) = pages.try_next().await? {
         nodes.extend(page.into_iter().flat_map(|report| report.body.node_status).map(|node| node.node_name));
     }
-    let uid = job.metadata.uid.as_deref().unwrap_or_default();
     let since = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    let mut rows: Vec<_> =
-        read(cluster, &format!("involvedObject.uid={uid}")).await?.iter().map(Row::of).collect();
+    let mut rows = of_job(cluster, &job).await?;
     if !nodes.is_empty() {
         let of_nodes = read(cluster, "involvedObject.kind=Node").await?;
         let of_job =
@@ -86,6 +85,12 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs)
         None => print(&render(&rows, session.screen, output == Some(Output::Wide), Timestamp::now()))?,
     }
     Ok(Ended::Done)
+}
+
+/// The events of the job itself.
+pub(crate) async fn of_job(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Vec<Row>> {
+    let uid = job.metadata.uid.as_deref().unwrap_or_default();
+    Ok(read(cluster, &format!("involvedObject.uid={uid}")).await?.iter().map(Row::of).collect())
 }
 
 async fn read(cluster: &Cluster, fields: &str) -> anyhow::Result<Vec<Event>> {
@@ -130,8 +135,7 @@ fn render(rows: &[Row], screen: Screen, is_wide: bool, now: Timestamp) -> String
     head.push("MESSAGE");
     let mut lines = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     lines.extend(rows.iter().map(|row| {
-        let ago = row.time.map_or_else(|| "-".to_owned(), |time| duration(seconds_between(time, now)));
-        let mut line = vec![ago, row.kind.clone(), row.reason.clone(), row.object.clone()];
+        let mut line = vec![ago(row.time, now), row.kind.clone(), row.reason.clone(), row.object.clone()];
         if is_wide {
             line.push(row.count.to_string());
         }

@@ -8,7 +8,7 @@ use prepull_api::crd::status::{ImageStatus, NodePhase, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
 
-use crate::amounts::{duration, seconds_between};
+use crate::amounts::ago;
 use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::output::{print, print_object};
@@ -122,8 +122,7 @@ fn render(failures: &[Failure], screen: Screen, is_wide: bool, now: Timestamp) -
     head.push("REASON");
     let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(failures.iter().map(|failure| {
-        let since =
-            failure.since.map_or_else(|| "-".to_owned(), |since| duration(seconds_between(since, now)));
+        let since = ago(failure.since, now);
         let mut row =
             vec![failure.node.clone(), failure.code.to_string(), since, failure.attempt.to_string()];
         if is_wide {

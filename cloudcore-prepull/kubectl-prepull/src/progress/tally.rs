@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::crd::status::{ImageBytes, NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
+use serde::Serialize;
 
 use crate::screen::tame;
 
@@ -59,13 +60,15 @@ impl Group {
 }
 
 /// A node at work.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct AtWork {
     /// Its name.
     pub(crate) node: String,
     /// Its bytes of all images, as far as they are known.
     pub(crate) bytes: ImageBytes,
     /// What it waits for, if it does.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
 }
 

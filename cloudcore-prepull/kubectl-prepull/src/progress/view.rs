@@ -42,7 +42,7 @@ pub(crate) struct View {
     /// Nodes by phase.
     pub(crate) nodes: Summary,
     /// Bytes that are on the nodes, and of those whose size is known.
-    pub(crate) bytes: Bytes,
+    pub(crate) bytes: ImageBytes,
     /// How fast it goes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_second: Option<u64>,
@@ -56,19 +56,10 @@ pub(crate) struct View {
     /// Skipped nodes by reason, the most frequent first.
     pub(crate) skipped: Vec<Alike>,
     /// Some of the nodes at work.
-    pub(crate) at_work: Vec<Busy>,
+    pub(crate) at_work: Vec<AtWork>,
     /// How much is done, from 0 to 1.
     #[serde(skip)]
     pub(crate) done: f64,
-}
-
-/// Bytes of a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Bytes {
-    /// Those that are there.
-    pub(crate) done: u64,
-    /// All.
-    pub(crate) total: u64,
 }
 
 /// The current wave.
@@ -114,19 +105,6 @@ pub(crate) struct Alike {
     pub(crate) examples: Vec<String>,
 }
 
-/// A node at work.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Busy {
-    /// Its name.
-    pub(crate) node: String,
-    /// Its bytes, as far as they are known.
-    pub(crate) bytes: Bytes,
-    /// What it waits for.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) reason: String,
-}
-
 /// How fast a job goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Pace {
@@ -154,7 +132,7 @@ impl View {
         }
         let nodes = status.summary;
         let done = part_done(&nodes, tally.done_at_work);
-        let bytes = Bytes { done: tally.bytes.done, total: tally.bytes.total };
+        let bytes = tally.bytes;
         let pace = pace
             .or_else(|| average(seconds?, bytes.done, done))
             .filter(|_| !is_over && nodes.in_progress > 0);
@@ -185,7 +163,7 @@ impl View {
             failures: failures(tally),
             waiting: groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group))),
             skipped: skipped(&status.skipped_nodes),
-            at_work: tally.at_work.iter().map(node).collect(),
+            at_work: tally.at_work.clone(),
             nodes,
             bytes,
             done,
@@ -252,9 +230,4 @@ fn skipped(skipped: &[prepull_api::crd::status::SkippedNode]) -> Vec<Alike> {
         by_reason.entry(tame(&node.reason)).or_default().add(&node.node_name);
     }
     groups(by_reason.iter().map(|(reason, group)| (reason.as_str(), group)))
-}
-
-fn node(AtWork { node, bytes, reason }: &AtWork) -> Busy {
-    let ImageBytes { done, total } = *bytes;
-    Busy { node: node.clone(), bytes: Bytes { done, total }, reason: reason.clone() }
 }

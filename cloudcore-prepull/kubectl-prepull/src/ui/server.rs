@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
@@ -12,13 +12,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::TryStreamExt;
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
-};
-use k8s_openapi::api::core::v1::Event;
-use kube::api::{ListParams, PostParams};
-use kube::{Api, Resource};
-use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::edges::EdgeQuery;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,9 +21,9 @@ use super::feed;
 use super::guard::Guard;
 use super::watching::Watching;
 use crate::cluster::Cluster;
-use crate::commands::{cancel, resume, retry, suspend};
+use crate::commands::{cancel, events, resume, retry, suspend};
 use crate::edges::{self, SystemArgs};
-use crate::{jobs, problem};
+use crate::{jobs, problem, rights};
 
 /// Headers of every answer: nothing but the page's own files is loaded or asked, and nobody frames or keeps it.
 const HEADERS: [(&str, &str); 6] = [
@@ -45,9 +38,6 @@ const HEADERS: [(&str, &str); 6] = [
     ("cross-origin-resource-policy", "same-origin"),
     ("cache-control", "no-store"),
 ];
-
-/// Events of a job that are shown. cloudcore-prepull writes a few dozen of a job, and the cluster forgets them after an hour.
-const EVENTS: u32 = 500;
 
 /// What every request needs.
 pub(crate) struct Page {
@@ -65,7 +55,7 @@ pub(crate) fn router(page: Arc<Page>) -> Router {
         .route("/{token}/live", get(live))
         .route("/{token}/live/{job}", get(live_of_job))
         .route("/{token}/node/{job}/{node}", get(node))
-        .route("/{token}/events/{job}", get(events))
+        .route("/{token}/events/{job}", get(events_of_job))
         .route("/{token}/groups", get(groups))
         .route("/{token}/edges", get(all_edges))
         .route("/{token}/may", get(may))
@@ -149,22 +139,14 @@ async fn node(State(page): State<Arc<Page>>, Path((_, job, node)): Path<(String,
 }
 
 /// The events of a job, the oldest first.
-async fn events(State(page): State<Arc<Page>>, Path((_, job)): Path<(String, String)>) -> Answer {
-    let selected = format!("involvedObject.kind={},involvedObject.name={job}", ImagePrePullJob::kind(&()));
-    let asked = ListParams::default().fields(&selected).limit(EVENTS);
-    let events = Api::<Event>::all(page.cluster.client()).list(&asked).await;
-    let events = events.context("the events cannot be read").map(|events| {
-        let mut events: Vec<_> = events.items.into_iter().filter_map(event_row).collect();
-        events.sort_by_key(|(at, _)| *at);
-        events.into_iter().map(|(_, row)| row).collect()
-    });
-    answer(&page, events)
-}
-
-fn event_row(event: Event) -> Option<(jiff::Timestamp, Value)> {
-    let last = event.last_timestamp.map(|time| time.0);
-    let at = last.or(event.event_time.map(|time| time.0)).or(event.first_timestamp.map(|time| time.0))?;
-    Some((at, json!({ "at": at, "reason": event.reason, "note": event.message })))
+async fn events_of_job(State(page): State<Arc<Page>>, Path((_, job)): Path<(String, String)>) -> Answer {
+    let read = async {
+        let job = jobs::get(&page.cluster, &job).await?;
+        let mut events = events::of_job(&page.cluster, &job).await?;
+        events.sort();
+        Ok(json!(events))
+    };
+    answer(&page, read.await)
 }
 
 #[derive(Deserialize)]
@@ -189,22 +171,8 @@ async fn all_edges(State(page): State<Arc<Page>>) -> Answer {
 
 /// What the person may do.
 async fn may(State(page): State<Arc<Page>>) -> Answer {
-    let attributes = ResourceAttributes {
-        group: Some(ImagePrePullJob::group(&()).into_owned()),
-        resource: Some(ImagePrePullJob::plural(&()).into_owned()),
-        verb: Some("patch".to_owned()),
-        ..ResourceAttributes::default()
-    };
-    let review = SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(attributes),
-            ..SelfSubjectAccessReviewSpec::default()
-        },
-        ..SelfSubjectAccessReview::default()
-    };
-    let asked = Api::all(page.cluster.client()).create(&PostParams::default(), &review).await;
-    let may = asked.context("the API server does not say what you may do");
-    answer(&page, may.map(|review| json!({ "change": review.status.is_some_and(|status| status.allowed) })))
+    let may = rights::has(&page.cluster, &page.system, &rights::CHANGE).await;
+    answer(&page, may.map(|change| json!({ "change": change })))
 }
 
 /// Suspends, resumes, retries or cancels a job.

@@ -18,10 +18,10 @@ use prepull_api::edges::{EdgeList, EdgeQuery};
 use prepull_api::kubeedge;
 use serde::de::DeserializeOwned;
 
-use super::rights::{Right, missing};
 use crate::cluster::Cluster;
 use crate::edges::{DOOR, SystemArgs, pages};
 use crate::problem;
+use crate::rights::{Right, missing};
 
 /// The label of the pods of cloudcore-prepull.
 const PODS: &str = "app.kubernetes.io/name=cloudcore-prepull";

@@ -265,7 +265,7 @@ export class Job {
     });
     const marks = this.events
       .filter((event) => ["Suspended", "Resumed", "WaveStarted", "WaveEnded", "LeaderChanged"].includes(event.reason))
-      .map((event) => ({ at: event.at, what: `${event.reason}: ${event.note}` }));
+      .map((event) => ({ at: event.time, what: `${event.reason}: ${event.message}` }));
     drawChart(this.svg, this.nodes.values(), job.nodes.desired ?? 0, job.began, marks, job.endedAt ?? new Date().toISOString());
   }
 
@@ -342,7 +342,7 @@ export class Job {
   }
 
   showDetail(name, record) {
-    const events = this.events.filter((event) => event.note?.split(/[\s,:;]+/).includes(name));
+    const events = this.events.filter((event) => event.message?.split(/[\s,:;]+/).includes(name));
     const images = (record.imageStatus ?? []).map((image) => {
       const facts = [
         ["State", { True: "there", False: "failed", Unknown: "not there yet" }[image.status] ?? image.status],
@@ -364,7 +364,7 @@ export class Job {
       make("p", { class: "dim" }, `Attempt ${record.attempt ?? 0}${record.startTime ? `, began ${time(record.startTime)}` : ""}`),
       ...images.flat(),
       ...(steps.length ? [make("h3", {}, "Steps"), make("ul", {}, steps)] : []),
-      ...(events.length ? [make("h3", {}, "Events"), make("ul", {}, events.map((event) => make("li", {}, `${new Date(event.at).toLocaleTimeString()} ${event.reason}: ${event.note}`)))] : []),
+      ...(events.length ? [make("h3", {}, "Events"), make("ul", {}, events.map((event) => make("li", {}, `${new Date(event.time).toLocaleTimeString()} ${event.reason}: ${event.message}`)))] : []),
       make("p", { class: "dim" }, "More: ", make("code", {}, `kubectl prepull why ${name} ${this.name}`)),
     );
     this.showMarks();

@@ -12,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
 
 /// A right, and what it is for.
-pub(super) struct Right {
+pub(crate) struct Right {
     verb: &'static str,
     group: &'static str,
     resource: &'static str,
@@ -20,9 +20,9 @@ pub(super) struct Right {
     name: &'static str,
     place: Where,
     /// The commands that need it.
-    pub(super) commands: &'static str,
+    pub(crate) commands: &'static str,
     /// Whether they only look.
-    pub(super) is_look: bool,
+    pub(crate) is_look: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,9 @@ const fn of_cluster(
     Right { verb, group, resource, subresource: "", name: "", place: Where::Cluster, commands, is_look: true }
 }
 
+/// The right to change jobs.
+pub(crate) const CHANGE: Right = of_jobs("patch", "retry, suspend, resume, cancel", false);
+
 /// The rights of the commands.
 static RIGHTS: [Right; 9] = [
     of_jobs("get", "status, failures, why", true),
@@ -64,12 +67,12 @@ static RIGHTS: [Right; 9] = [
         is_look: true,
     },
     of_jobs("create", "run, from", false),
-    of_jobs("patch", "retry, suspend, resume, cancel", false),
+    CHANGE,
 ];
 
 impl Right {
     /// The right in words.
-    pub(super) fn text(&self, namespace: &str) -> String {
+    pub(crate) fn text(&self, namespace: &str) -> String {
         let Self { verb, group, resource, subresource, .. } = self;
         let subresource = if subresource.is_empty() { String::new() } else { format!("/{subresource}") };
         let group = if group.is_empty() { String::new() } else { format!(".{group}") };
@@ -100,18 +103,22 @@ impl Right {
 }
 
 /// The rights that the person lacks.
-pub(super) async fn missing(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<&'static Right>> {
-    let reviews: Api<SelfSubjectAccessReview> = Api::all(cluster.client());
-    let params = PostParams::default();
-    let reviewed: Vec<_> = RIGHTS.iter().map(|right| right.review(&system.system_namespace)).collect();
-    let answers = join_all(reviewed.iter().map(|review| reviews.create(&params, review))).await;
+pub(crate) async fn missing(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<&'static Right>> {
+    let answers = join_all(RIGHTS.iter().map(|right| has(cluster, system, right))).await;
     let mut missing = Vec::new();
-    for (right, answer) in RIGHTS.iter().zip(answers) {
-        if !answer?.status.is_some_and(|status| status.allowed) {
+    for (right, has) in RIGHTS.iter().zip(answers) {
+        if !has? {
             missing.push(right);
         }
     }
     Ok(missing)
+}
+
+/// Whether the person has a right.
+pub(crate) async fn has(cluster: &Cluster, system: &SystemArgs, right: &Right) -> anyhow::Result<bool> {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(cluster.client());
+    let answer = reviews.create(&PostParams::default(), &right.review(&system.system_namespace)).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 #[cfg(test)]
