@@ -10,7 +10,7 @@ SHELL := /bin/bash
 SETUP := e2e/setup
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SCRIPTS := $(wildcard $(SETUP)/*.sh manifests/packaging/*.sh manifests/packaging/debian/p*) .ci/run
-PROGRAMS := -p cloudcore-prepull -p edgecore-prepull
+PROGRAMS := -p cloudcore-prepull -p edgecore-prepull -p kubectl-prepull
 
 BUILD := cargo build --release $(PROGRAMS)
 # In one go, so that no crate is built twice, with the features of the one and of the other; unoptimised, which takes a
@@ -34,7 +34,7 @@ REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test repl
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet storm check test test-runtimes test-upgrade bench fuzz mutants lint dist test-dist release sbom crds clean
+.PHONY: help setup build demo fleet site storm check test test-runtimes test-upgrade bench fuzz mutants lint dist test-dist release sbom crds clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ setup: ## Get the real parts: packages, and a kube-apiserver (built once, about 
 	@$(SETUP)/kube-apiserver.sh >/dev/null
 
 build: ## Release build of cloudcore-prepull, edgecore-prepull and kubectl-prepull
-	$(call run,$(BUILD) -p kubectl-prepull)
+	$(call run,$(BUILD))
 
 demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its options)
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
@@ -53,6 +53,10 @@ demo: ## A small cluster, edge nodes and a job, on this machine (ARGS= for its o
 fleet: ## One job over NODES=1000 simulated edges, measured (ARGS=--help shows its options)
 	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin fleet'
 	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/fleet-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-e2e --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
+
+site: ## One image for NODES=10 boxes behind a thin uplink, measured; as root (ARGS=--help shows its options)
+	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-e2e --bin site'
+	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/site-logs} $(SETUP)/with-parts.sh $(TARGET)/release $(TARGET)/release/site --nodes $(or $(NODES),10) $(ARGS)
 
 storm: ## Faults by chance and all at once for MINUTES=10, then every job must be as it should be (ARGS='--seed N')
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'

@@ -22,6 +22,7 @@ pub mod edges {
     mod metrics;
     pub mod pki;
     pub mod roster;
+    pub(crate) mod tickets;
     pub mod tokens;
     pub mod tunnel;
 

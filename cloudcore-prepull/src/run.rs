@@ -18,8 +18,10 @@ use anyhow::Context;
 use clap::CommandFactory;
 use jiff::Timestamp;
 use kube::Client;
+use prepull_api::selector::Selector;
 use prepull_engine::engine::Engine;
 use prepull_engine::prepull::controller;
+use prepull_engine::sites::SiteSettings;
 use prepull_program::errors::with_causes;
 use prepull_program::log::{self, LogFormat};
 use prepull_program::process;
@@ -223,6 +225,23 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     outcome
 }
 
+/// Begins the recording of a leader, with `--record`.
+fn begin_recording(
+    args: &RunArgs,
+    record_file: &mut Option<RecordFile>,
+    kruise: Option<&Selector>,
+    sites: &SiteSettings,
+) -> anyhow::Result<Option<Recorder>> {
+    let file = match (record_file.take(), &args.record) {
+        // Not the first start of the work: what is served matters more than its recording.
+        (None, Some(path)) => RecordFile::open(path)
+            .inspect_err(|error| error!(error = with_causes(error.as_ref()), "the recording ends"))
+            .ok(),
+        (opened, _) => opened,
+    };
+    file.map(|file| Recorder::begin(file, kruise.map(ToString::to_string), sites.clone())).transpose()
+}
+
 /// What the leader does, until the shutdown. Nothing of it writes any more when this returns.
 async fn work(
     args: &RunArgs,
@@ -246,22 +265,15 @@ async fn work(
     let (asks, asked) = mpsc::channel(edges::ASKS);
     let events = Events::start(writes.clone());
     let kruise = kruise.is_open().then(|| args.kruise_node_selector.clone());
-    let record_file = match (record_file.take(), &args.record) {
-        // Not the first start of the work: what is served matters more than its recording.
-        (None, Some(path)) => RecordFile::open(path)
-            .inspect_err(|error| error!(error = with_causes(error.as_ref()), "the recording ends"))
-            .ok(),
-        (opened, _) => opened,
-    };
+    let sites = args.sites.settings();
     let mut core = Core {
-        engine: kruise.clone().map_or_else(Engine::default, Engine::with_kruise),
-        recorder: record_file
-            .map(|file| Recorder::begin(file, kruise.as_ref().map(ToString::to_string)))
-            .transpose()?,
+        engine: kruise.clone().map_or_else(Engine::default, Engine::with_kruise).with_sites(sites.clone()),
+        recorder: begin_recording(args, record_file, kruise.as_ref(), &sites)?,
         clock: Clock::start(),
         sessions: Sessions::default(),
         roster: Roster::in_cluster(writes.clone(), &args.cluster.namespace, events.clone(), metrics.roster()),
         kruise_nodes: kruise.clone(),
+        share_by_default: sites.share_by_default,
         secrets: Secrets::new(client.clone(), args.consent.require_secret_consent),
         kruise_writer: kruise_writer::Writer::new(writes.clone()),
         writer: Writer::new(writes.clone(), events.clone()),

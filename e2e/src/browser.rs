@@ -181,9 +181,12 @@ impl Browser {
         Ok(())
     }
 
-    /// Prefers light or dark from now on.
+    /// Prefers light or dark from now on, and no motion, which a picture would catch in the middle.
     pub async fn prefer(&self, scheme: &str) -> Result<()> {
-        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        let features = json!([
+            { "name": "prefers-color-scheme", "value": scheme },
+            { "name": "prefers-reduced-motion", "value": "reduce" },
+        ]);
         self.ask("Emulation.setEmulatedMedia", json!({ "features": features })).await.map(drop)
     }
 

@@ -42,6 +42,8 @@ pub struct Cloud {
     enroll: Port,
     metrics: Port,
     edges: Port,
+    /// Address of the list of the edges, if not that of the tunnel.
+    edges_at: Option<Ipv4Addr>,
     front: Option<SocketAddr>,
     arguments: Vec<OsString>,
     standby: bool,
@@ -240,7 +242,8 @@ impl Cloud {
             command.arg(flag).arg(SocketAddr::to_string(&address));
         }
         if matches!(self.programs, Programs::Built) {
-            let address = SocketAddr::from((tunnel, self.edges.number())).to_string();
+            let address =
+                SocketAddr::from((self.edges_at.unwrap_or(tunnel), self.edges.number())).to_string();
             command.args(["--edges-listen", &address]);
         }
         command.arg("--ports-file").arg(&ports_file).args(&self.arguments);

@@ -1,10 +1,9 @@
 //! `make demo`: a job from two private registries to images on three edge nodes, on this machine.
 //!
 //! ```text
-//!  scenario (nodes, images, jobs) ─▶ stage (starts the parts) ─▶ live (progress) ─▶ report ─▶ verdict
+//!  scenario (nodes, images, jobs) ─▶ stage (starts the parts) ─▶ kubectl prepull, report ─▶ verdict
 //! ```
 
-mod live;
 mod report;
 mod scenario;
 mod stage;
@@ -14,13 +13,13 @@ mod verdict;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use prepull_api::crd::status::JobPhase;
 
 use crate::interrupt::unless_interrupted;
 use crate::jobs::Job;
 use crate::{keep, parts, reaper};
-use live::Live;
+use scenario::OFFLINE_NODE;
 use stage::Stage;
 use story::Story;
 use verdict::Verdict;
@@ -61,7 +60,9 @@ pub async fn run() -> ExitCode {
                 if let Err(error) = mark_as_kept(keeper) {
                     story.failure(&error);
                 }
-                stage.print_how_to_go_on(&story, keeper);
+                if let Err(error) = stage.print_how_to_go_on(&story, keeper) {
+                    story.failure(&error);
+                }
             }
             Err(error) => story.failure(&error),
         }
@@ -85,12 +86,15 @@ async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdi
     story.step("One job, four images, three nodes");
     let (job, times) = run_job(story, stage, &scenario::job(), &scenario::MAIN).await?;
     report::print_times(story, &times);
+    let status = job.status().await?;
+    verdict.check_main_job(stage, &status);
 
     story.step("What Kubernetes says");
     stage.print_jobs(story).await?;
-    let status = job.status().await?;
-    report::print_nodes(story, &status);
-    verdict.check_main_job(stage, &status);
+    for words in [String::from("nodes"), format!("why {OFFLINE_NODE} {}", scenario::MAIN.name)] {
+        story.blank();
+        prepull(story, stage, &words, 0).await?;
+    }
 
     story.step("What each containerd says");
     for node in &stage.nodes {
@@ -103,9 +107,8 @@ async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdi
     story.step("A wrong password fails its image, and no other");
     let (job, _) = run_job(story, stage, &scenario::second_job(), &scenario::SECOND).await?;
     story.blank();
-    stage.print_jobs(story).await?;
+    prepull(story, stage, &format!("failures {}", scenario::SECOND.name), 0).await?;
     let status = job.status().await?;
-    report::print_nodes(story, &status);
     let images = stage.nodes.first().context("no node")?.images().await?;
     verdict.check_second_job(stage, &status, &images);
     Ok(verdict)
@@ -118,7 +121,15 @@ struct Times {
     phase: JobPhase,
 }
 
-/// Applies a job with kubectl, and shows its progress until it has ended.
+/// Runs `kubectl prepull`, which has to end with this status.
+async fn prepull(story: &Story, stage: &Stage, words: &str, status: i32) -> Result<()> {
+    let words = format!("kubectl prepull {words}");
+    let ended = story.run(&words, stage.typed(&words)?).await?;
+    ensure!(ended.code() == Some(status), "{words} has ended with {ended}, not with status {status}");
+    Ok(())
+}
+
+/// Applies a job with kubectl, and follows it until it has ended.
 async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan) -> Result<(Job, Times)> {
     let file = stage.logs().join(format!("{}.yaml", plan.name));
     std::fs::write(&file, yaml)?;
@@ -127,9 +138,12 @@ async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan
     story.command(&format!("kubectl apply -f {path}"));
 
     let job = stage.cluster.existing_job(plan.name);
-    let arguments = ["apply", "-f", path.as_str()];
+    let shown = async {
+        stage.cluster.kubectl(&["apply", "-f", &path]).await?;
+        prepull(story, stage, &format!("status {} --watch", plan.name), plan.exit_status).await
+    };
     // The watch begins before kubectl, which takes a moment to end, so that nothing is missed.
-    let run = async { tokio::try_join!(watch_to_end(&job, story, plan), stage.cluster.kubectl(&arguments)) };
+    let run = async { tokio::try_join!(watch_to_end(&job), shown) };
     let run = tokio::time::timeout(JOB_LIMIT, run);
     let arrival = first_arrival(stage);
     let mut arrived = None;
@@ -142,28 +156,21 @@ async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan
     };
     let run = run
         .with_context(|| format!("{} has not ended within {JOB_LIMIT:?}\n{}", plan.name, stage.log_tails()));
-    let ((began, ended, phase), _) = run??;
+    let ((began, ended, phase), ()) = run??;
     let since = |at: Instant| at.saturating_duration_since(began);
     Ok((job.clone(), Times { arrived: arrived.map(since), ended: since(ended), phase }))
 }
 
 /// Watches a job; returns when it was created, when it ended, and its final phase.
-async fn watch_to_end(
-    job: &Job,
-    story: &Story,
-    plan: &scenario::Plan,
-) -> Result<(Instant, Instant, JobPhase)> {
-    let mut live = Live::new(story, plan);
+async fn watch_to_end(job: &Job) -> Result<(Instant, Instant, JobPhase)> {
     job.exists().await?;
     let began = Instant::now();
     let mut phase = JobPhase::Init;
     job.watch(|status| {
-        live.show(&status);
         phase = status.phase;
         matches!(phase, JobPhase::Completed | JobPhase::Failure)
     })
     .await?;
-    live.finish();
     Ok((began, Instant::now(), phase))
 }
 

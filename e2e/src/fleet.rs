@@ -11,6 +11,7 @@ mod kruise;
 mod listing;
 mod measure;
 mod options;
+mod people;
 mod requests;
 mod rotation;
 mod scene;
@@ -31,6 +32,7 @@ pub use kruise::KruiseFigures;
 pub use listing::Listing;
 pub use measure::Plan;
 pub use options::Options;
+pub use people::{Cost, PeopleFigures, Scrapes};
 pub use rotation::RotationFigures;
 pub use scene::Scene;
 pub use table::print;
@@ -94,9 +96,14 @@ impl Figures {
             Some(time) => Some(scene.idle(time, teller).await?),
             None => None,
         };
+        let scraping = if options.people { Some(scene.scrape().await?) } else { None };
         let job = scene.job(&options.plan("fleet"), teller).await?;
+        let people = match scraping {
+            Some(scraping) => Some(scene.people("fleet", scraping, teller).await?),
+            None => None,
+        };
         let (cluster, machine) = (scene.cluster().version().await?, crate::usage::machine());
-        Ok(Self { options: options.clone(), cluster, machine, connect, idle, job })
+        Ok(Self { options: options.clone(), cluster, machine, connect, idle, job, people })
     }
 }
 

@@ -12,9 +12,12 @@
 //!    ├─ Cloud     cloudcore-prepull as its ServiceAccount, tokens, metrics
 //!    ├─ Front     in front of several Clouds: forwards edges to the one that is ready, as a Service does
 //!    ├─ EdgeNode  a containerd and an edgecore-prepull that has joined with a token
-//!    ├─ Person    kubectl prepull, with somebody's rights
+//!    ├─ Person    kubectl prepull, with somebody's rights (services: how the API server finds a Cloud)
+//!    ├─ Prometheus  a real one, with the alerts and queries of manifests/monitoring
 //!    ├─ Machine   a systemd of its own, in namespaces, for what only an init shows
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
+//!    ├─ Lan       namespaces for the boxes of a site at a switch, and its uplink with a rate and a counter
+//!    ├─ Boxes     a site behind an uplink: a Lan, a cloud and a registry outside, an EdgeNode in each box
 //!    ├─ Stage     cluster, cloud and edge nodes in one step
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
 //!    ├─ Intruder  a client with a node's certificate that does not keep to the protocol
@@ -31,6 +34,7 @@
 
 pub mod api_proxy;
 mod background;
+pub mod boxes;
 pub mod browser;
 pub mod certs;
 pub mod chance;
@@ -55,9 +59,11 @@ pub mod place;
 pub mod plain_http;
 pub mod plugin;
 pub mod ports;
+pub mod prometheus;
 pub mod proxy;
 pub mod reaper;
 pub mod registry;
+pub mod services;
 pub mod signing;
 pub mod sim;
 pub mod site;
@@ -68,6 +74,7 @@ pub mod usage;
 /// The names that most tests need.
 pub mod prelude {
     pub use crate::api_proxy::{ApiProxy, Fault, Requests};
+    pub use crate::boxes::{Boxes, Plan, Run};
     pub use crate::certs::Authority;
     pub use crate::chance::Chance;
     pub use crate::cleanup::eventually;
@@ -78,7 +85,7 @@ pub mod prelude {
     pub use crate::intruder::{Intruder, Wire, refusal};
     pub use crate::jobs::{Job, StatusExt, refused};
     pub use crate::kruise::{ListJob, NodeImages, PullJob, name_and_tag};
-    pub use crate::network::{Cable, Network};
+    pub use crate::network::{Cable, Lan, Network, Outlet, Uplink};
     pub use crate::node::{Containerd, EdgeNode};
     pub use crate::place::{CANARY, Place, password};
     pub use crate::plugin::Person;

@@ -11,7 +11,10 @@
 //! A program finds everything else that it needs at the usual port on loopback: a [`passage::Passage`] forwards it to
 //! the root namespace. Dropping packets needs only `iptables`. Delaying them would need `netem`, which some kernels
 //! lack; [`Cable::slow_way`] delays connections instead.
+//!
+//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink.
 
+pub mod lan;
 mod passage;
 mod space;
 
@@ -21,6 +24,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+pub use lan::{Lan, Outlet, Uplink};
 pub use passage::Passage;
 pub use space::Space;
 
@@ -86,6 +90,16 @@ impl Network {
     /// Connects the namespace of the cloud with that of the API server, as a network of pods does. Returns the address of the
     /// cloud.
     pub async fn uplink(&self) -> Result<Ipv4Addr> {
+        Ok(self.uplink_with_ends().await?[1])
+    }
+
+    /// Connects the two like [`Self::uplink`]. Returns the address on this side: one that is not of loopback, for a cloud that
+    /// is not in the namespace.
+    pub async fn uplink_here(&self) -> Result<Ipv4Addr> {
+        Ok(self.uplink_with_ends().await?[0])
+    }
+
+    async fn uplink_with_ends(&self) -> Result<[Ipv4Addr; 2]> {
         let number = UPLINKS.fetch_add(1, Ordering::SeqCst) % UPLINKS_OF_ONE;
         let process = std::process::id();
         let (theirs, device) = (self.cloud.name(), format!("pu{process}-{number}"));
@@ -101,7 +115,7 @@ impl Network {
         space::ip(&["link", "set", &device, "up"]).await?;
         self.cloud.ip(&["address", "add", &there, "dev", "uplink"]).await?;
         self.cloud.ip(&["link", "set", "uplink", "up"]).await?;
-        Ok(address(2))
+        Ok([address(1), address(2)])
     }
 }
 

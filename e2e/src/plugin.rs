@@ -1,16 +1,42 @@
 //! `kubectl prepull`, as a person runs it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::cleanup::{Child, eventually};
 use crate::parts;
+use crate::place::Place;
+use crate::site::SOON;
+use crate::usage::Usage;
+
+/// Interval between two looks at the memory of a command: short, since some last for a tenth of a second.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// A person with a kubeconfig.
 pub struct Person {
     kubeconfig: PathBuf,
+}
+
+/// `kubectl prepull ui`, until it is dropped.
+pub struct PageServer {
+    url: String,
+    process: Child,
+}
+
+impl PageServer {
+    /// Address of the page, with its token.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// What the process uses.
+    pub fn usage(&self) -> Result<Usage> {
+        Usage::of(self.process.pid())
+    }
 }
 
 /// What a command has said.
@@ -76,6 +102,39 @@ impl Person {
                 .await
                 .with_context(|| format!("cannot run kubectl-prepull {line}"))?,
         )
+    }
+
+    /// Runs `kubectl prepull` like [`Self::runs`]. Returns what it took as well: time, and the most memory in bytes.
+    pub async fn runs_measured(&self, line: &str) -> Result<(Said, Duration, u64)> {
+        let began = Instant::now();
+        let child =
+            self.command(line)?.spawn().with_context(|| format!("cannot run kubectl-prepull {line}"))?;
+        let pid = child.id().context("it has ended")?;
+        let ends = child.wait_with_output();
+        let (mut peak, mut looks) = (0, tokio::time::interval(LOOK));
+        tokio::pin!(ends);
+        let output = loop {
+            tokio::select! {
+                output = &mut ends => break output?,
+                // Gone between the two: what was seen before counts.
+                _ = looks.tick() => peak = Usage::of(pid).map_or(peak, |usage| usage.peak.max(peak)),
+            }
+        };
+        Ok((said(output)?, began.elapsed(), peak))
+    }
+
+    /// Serves the page of `kubectl prepull ui`.
+    pub async fn serves_page(&self) -> Result<PageServer> {
+        let mut command = Command::new(parts::program("kubectl-prepull")?);
+        command.args(["ui", "--no-open", "--kubeconfig"]).arg(&self.kubeconfig);
+        let process = Child::spawn(&*Place::here()?, "ui", command)?;
+        let url = eventually("the address is printed", SOON, async || {
+            let log = process.log();
+            let line = log.lines().find(|line| line.starts_with("http://")).with_context(|| log.clone())?;
+            anyhow::Ok(line.to_owned())
+        })
+        .await?;
+        Ok(PageServer { url, process })
     }
 
     /// Runs `kubectl prepull` like [`Self::runs`], on a terminal of 80 columns. What it draws is in the standard output.

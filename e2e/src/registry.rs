@@ -1,6 +1,7 @@
 //! Private registries on loopback, each a process of docker-registry.
 
 mod access_log;
+mod pull_through;
 mod storage;
 mod token_server;
 
@@ -18,6 +19,7 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
 pub use access_log::{Request, Requests};
+pub use pull_through::PullThrough;
 pub use token_server::{Grant, TokenServer};
 
 use crate::certs::Authority;
@@ -144,8 +146,16 @@ impl Registry {
         self.route(self.addr())
     }
 
-    fn route(&self, to: SocketAddr) -> Result<()> {
+    /// Makes the containerds of this test reach the registry at this address, under the same host.
+    pub fn route(&self, to: SocketAddr) -> Result<()> {
         write_hosts(&self.place.registry_hosts(), &self.host, to, self.ca.as_deref())?;
+        self.place.share_registry_hosts()
+    }
+
+    /// Makes the containerds of this test ask a mirror first, and then the registry at the address `to`.
+    pub fn route_by_mirror(&self, mirror: SocketAddr, to: SocketAddr) -> Result<()> {
+        let mirror = format!("[host.\"http://{mirror}\"]\ncapabilities = [\"pull\", \"resolve\"]\n");
+        write_hosts_with(&self.place.registry_hosts(), &self.host, to, self.ca.as_deref(), &mirror)?;
         self.place.share_registry_hosts()
     }
 
@@ -302,13 +312,23 @@ async fn htpasswd(users: &[(String, String)]) -> Result<String> {
 /// Writes the file that tells containerd where a registry is. `[host]` stays empty: containerd would ask its hosts and
 /// then the server, and so twice.
 fn write_hosts(dir: &Path, host: &str, addr: SocketAddr, ca: Option<&Path>) -> Result<()> {
+    // containerd 1.6 ignores a file without [host].
+    write_hosts_with(dir, host, addr, ca, "[host]\n")
+}
+
+fn write_hosts_with(
+    dir: &Path,
+    host: &str,
+    addr: SocketAddr,
+    ca: Option<&Path>,
+    mirrors: &str,
+) -> Result<()> {
     let dir = dir.join(host);
     std::fs::create_dir_all(&dir)?;
     let scheme = if ca.is_some() { "https" } else { "http" };
     let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
-    // containerd 1.6 ignores a file without [host].
     let text =
-        format!("server = \"{scheme}://{addr}\"\ncapabilities = [\"pull\", \"resolve\"]\n{ca}[host]\n");
+        format!("server = \"{scheme}://{addr}\"\ncapabilities = [\"pull\", \"resolve\"]\n{ca}{mirrors}");
     // Renamed into place, since a containerd may read it at any moment.
     let scratch = dir.join("hosts.toml.new");
     std::fs::write(&scratch, text)?;

@@ -1,65 +1,14 @@
 //! The list of the edges, as people read it: through the API server's proxy, with the right to that and no other.
-//!
-//! There is no kubelet and no controller for endpoints: the test makes the pods, and says which of them is behind the Service.
-//! An API server connects to pods alone, and to no loopback address, so each replica is in a network namespace.
-
-use std::net::Ipv4Addr;
 
 use http::Request;
-use k8s_openapi::api::core::v1::{Endpoints, Pod};
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams};
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery, SERVICE};
 use prepull_api::selector::Selector;
 use prepull_e2e::cluster::NAMESPACE;
-use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
-use serde_json::json;
+use prepull_e2e::services::{apply_edges, pod, serve_by};
 
 use crate::page::{Page, picture};
-
-const MANIFESTS: &str = "manifests/cloudcore-prepull";
-
-/// Applies the Service of the list, and the rights to read it.
-pub(crate) async fn install(cluster: &Cluster) -> Result<()> {
-    apply_service(cluster, SERVICE).await?;
-    cluster.apply_file(&workspace().join(MANIFESTS).join("optional/edges-reader.yaml")).await
-}
-
-/// Applies a Service of the manifests.
-pub(crate) async fn apply_service(cluster: &Cluster, name: &str) -> Result<()> {
-    let services = std::fs::read_to_string(workspace().join(MANIFESTS).join("service.yaml"))?;
-    let named = format!("  name: {name}\n");
-    let service = services.split("\n---\n").find(|yaml| yaml.contains(&named)).context("no such Service")?;
-    cluster.apply(service).await
-}
-
-/// Makes a pod with this address.
-pub(crate) async fn pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
-    cluster.pod(NAMESPACE, name, "a-machine", &[]).await?;
-    let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
-    let api: Api<Pod> = Api::namespaced(cluster.client(), NAMESPACE);
-    api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
-    Ok(())
-}
-
-/// Puts this replica behind the Service.
-pub(crate) async fn serve_by(
-    cluster: &Cluster,
-    service: &str,
-    pod: &str,
-    address: Ipv4Addr,
-    cloud: &Cloud,
-) -> Result<()> {
-    let pod = json!({"kind": "Pod", "namespace": NAMESPACE, "name": pod});
-    let endpoints = json!({
-        "apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": service},
-        "subsets": [{"addresses": [{"ip": address, "targetRef": pod}], "ports": [{"port": cloud.edges_addr().port(), "protocol": "TCP"}]}],
-    });
-    let api: Api<Endpoints> = Api::namespaced(cluster.client(), NAMESPACE);
-    api.patch(service, &PatchParams::apply("e2e").force(), &Patch::Apply(endpoints)).await?;
-    Ok(())
-}
 
 async fn list(person: &Client, query: &EdgeQuery) -> Result<EdgeList> {
     let path = format!("/api/v1/namespaces/{NAMESPACE}/services/{SERVICE}/proxy{}", query.to_path());
@@ -72,6 +21,7 @@ async fn one(person: &Client, name: &str) -> Result<Edge> {
 }
 
 #[tokio::test]
+#[allow(clippy::too_many_lines, reason = "one story, of one cluster")]
 async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_else_does() -> Result<()> {
     let cluster = Cluster::own().await?;
     let (first_network, second_network) = (Network::new().await?, Network::new().await?);
@@ -88,7 +38,7 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     cluster.edge_nodes(&["edge-real"]).await?;
     let node = EdgeNode::start(&cluster, &first, "edge-real").await?;
     node.is_connected().await?;
-    install(&cluster).await?;
+    apply_edges(&cluster).await?;
     pod(&cluster, "a", first_address).await?;
     pod(&cluster, "b", second_address).await?;
     serve_by(&cluster, SERVICE, "a", first_address, &first).await?;
@@ -137,6 +87,21 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     let complaints = browser.complaints().await?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
 
+    // A job that goes on over the failover.
+    let images = ["registry.invalid/a:1"];
+    let _job = cluster.job("waits").images(images).on(["edge-away", "sim-0"]).apply().await?;
+    browser.click("Jobs").await?;
+    browser.click("waits").await?;
+    browser.says("Nodes that have ended").await?;
+    let marks = async || {
+        browser
+            .run::<Vec<String>>(
+                "[...document.querySelectorAll('svg title')].map((title) => title.textContent)",
+            )
+            .await
+    };
+    ensure!(!marks().await?.iter().any(|mark| mark.contains("Failover")), "there was no failover yet");
+
     let error = format!("{:#}", list(&somebody, &all).await.err().context("somebody reads the edges")?);
     ensure!(error.contains("services/proxy") && error.contains("orbidden"), "{error}");
 
@@ -157,6 +122,12 @@ async fn whoever_may_read_the_edges_sees_them_also_after_a_failover_and_nobody_e
     })
     .await?;
     ensure!(after.known_since.0 > before.known_since.0, "{after:?}");
+    eventually("the failover is marked on the line of the job", SOON, async || {
+        let marks = marks().await?;
+        ensure!(marks.iter().any(|mark| mark.contains("Failover")), "{marks:?}");
+        Ok(())
+    })
+    .await?;
     let silent = one(&reader, "edge-real").await?;
     ensure!(!silent.connected && silent.last_seen.is_none() && silent.runtime.is_none(), "{silent:?}");
     assert_eq!(silent.certificate_until, real.certificate_until);

@@ -47,9 +47,43 @@ async fn a_list_has_a_child_for_each_image_and_says_which_failed() -> Result<()>
         }
     }
     ensure!(failed.message.contains(&failed.image_pull_job), "{failed:?}");
+    the_plugin_shows_it(&stage.cluster, &bad, &failed.image_pull_job).await?;
     // The time to live may be set after the end.
     list.patch_spec(json!({"completionPolicy": {"ttlSecondsAfterFinished": 0}})).await?;
     list.is_gone().await
+}
+
+/// What `kubectl prepull` says of the list above, and of its job that has failed.
+async fn the_plugin_shows_it(cluster: &Cluster, bad: &str, failed: &str) -> Result<()> {
+    let me = Person::new(cluster.kubeconfig());
+    let list = "imagelistpulljob/release -n default";
+    let said = me
+        .runs(&format!("status {list} -w"))
+        .await?
+        .is(1, &["Failure", "4 of 4", "2 successful, 2 failed", "edge-1, edge-2"])?;
+    eprintln!("{}", said.out);
+    let json = me.runs(&format!("status {list} -o json")).await?.is(0, &[])?;
+    let json: serde_json::Value = serde_json::from_str(&json.out)?;
+    let phases: Vec<_> = json["parts"].as_array().into_iter().flatten().map(|part| &part["phase"]).collect();
+    assert_eq!(phases, ["Completed", "Failure"]);
+    let names = me.runs(&format!("failures imagepulljob/{failed} -n default -o name")).await?.is(0, &[])?;
+    assert_eq!(names.out, "node/edge-1\nnode/edge-2\n");
+    let said = me.runs(&format!("failures {list} -o wide")).await?.is(0, &["edge-1", bad, "not found"])?;
+    eprintln!("{}", said.out);
+    let why = me
+        .runs(&format!("why edge-1 {list}"))
+        .await?
+        .is(0, &["has succeeded on it", "has failed on it", "delete the job and apply it again"])?;
+    eprintln!("{}", why.out);
+    let events = [
+        "imagelistpulljob/release",
+        &format!("imagepulljob/{failed}"),
+        "nodeimage/edge-1",
+        "PullImageFailed",
+    ];
+    let said = me.runs(&format!("events {list}")).await?.is(0, &events)?;
+    eprintln!("{}", said.out);
+    Ok(())
 }
 
 #[tokio::test]

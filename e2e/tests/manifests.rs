@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Container, PodSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
 use serde::de::DeserializeOwned;
@@ -112,7 +113,9 @@ async fn apply(cluster: &Cluster, objects: &[&Value]) -> Result<()> {
 
 /// Whether the kind is another program's, or one that API servers know from 1.21 on.
 fn may_be_unknown(object: &Value) -> bool {
-    ["ServiceMonitor", "PrometheusRule", "PodDisruptionBudget"].iter().any(|kind| object["kind"] == *kind)
+    ["ServiceMonitor", "PodMonitor", "PrometheusRule", "PodDisruptionBudget"]
+        .iter()
+        .any(|kind| object["kind"] == *kind)
 }
 
 /// Whether a pod may run where the Pod Security Standard "restricted" is enforced.
@@ -228,6 +231,39 @@ async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
     }
     // k3s and RKE2 have the same.
     assert_eq!(endpoints.len(), 5, "{endpoints:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn agents_that_are_scraped_listen_where_the_monitor_and_their_probes_look() -> Result<()> {
+    let cluster = Cluster::own().await?;
+    let monitoring = workspace().join(EDGE).join("monitoring");
+    // Also beside a runtime, which changes the same container.
+    let k3s = workspace().join(EDGE).join("runtimes/k3s");
+    for components in [vec![monitoring.clone()], vec![k3s, monitoring]] {
+        let rendered = Rendered::of(&cluster, &overlay(&cluster, EDGE, &components)?).await?;
+        rendered.is_accepted(&cluster).await?;
+        let pod = rendered.pod()?;
+        let agent = &pod.containers[0];
+        let listen = agent.env.iter().flatten().find(|variable| variable.name == "PREPULL_METRICS_LISTEN");
+        let listen = listen.and_then(|variable| variable.value.clone()).context("it listens on loopback")?;
+        let ports = agent.ports.iter().flatten().map(|port| (port.name.clone(), port.container_port));
+        let port = ports.collect::<Vec<_>>();
+        assert_eq!((listen.as_str(), port), ("$(NODE_IP):10004", vec![(Some("metrics".to_owned()), 10004)]));
+        for probe in [&agent.liveness_probe, &agent.readiness_probe] {
+            let http = probe.as_ref().and_then(|probe| probe.http_get.as_ref()).context("no probe")?;
+            assert_eq!((&http.host, &http.port), (&None, &IntOrString::Int(10004)));
+        }
+        let [monitor] = rendered.all("PodMonitor")[..] else { bail!("not one PodMonitor") };
+        assert_eq!(monitor["spec"]["podMetricsEndpoints"][0]["port"], "metrics");
+        let set: DaemonSet = rendered.one("DaemonSet")?;
+        let labels = set.spec.template.metadata.and_then(|pod| pod.labels).context("no labels")?;
+        let selector = monitor["spec"]["selector"]["matchLabels"].as_object().context("no selector")?;
+        for (key, value) in selector {
+            assert_eq!(labels.get(key).map(String::as_str), value.as_str());
+        }
+        assert_eq!(monitor["metadata"]["namespace"], set.metadata.namespace.context("no namespace")?);
+    }
     Ok(())
 }
 

@@ -1,24 +1,14 @@
 //! What a Prometheus makes of the programs: promtool has nothing to say about their metrics, its tests of the alerts pass, and
 //! a real one scrapes a run and answers every query of the dashboard.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use prepull_e2e::cleanup::Child;
 use prepull_e2e::parts::{self, workspace};
-use prepull_e2e::plain_http;
-use prepull_e2e::ports::Port;
 use prepull_e2e::prelude::*;
+use prepull_e2e::prometheus::{MONITORING, Prometheus, dashboard, programs};
 use serde_json::{Value, json};
-
-const MONITORING: &str = "manifests/monitoring";
-
-/// The folder of prometheus and promtool.
-async fn programs() -> Result<PathBuf> {
-    Ok(parts::output(Command::new(parts::setup_dir().join("prometheus.sh"))).await?.trim().into())
-}
 
 /// What `promtool check metrics` says; nothing if all is well.
 fn lint(programs: &std::path::Path, metrics: &str) -> Result<String> {
@@ -46,46 +36,6 @@ async fn the_alerts_fire_where_they_have_to_and_nowhere_else() -> Result<()> {
         ensure!(silent > 0 && fires > 0, "{alert} is not tested both ways");
     }
     Ok(())
-}
-
-/// A Prometheus that scrapes these.
-struct Prometheus {
-    address: SocketAddr,
-    #[expect(dead_code, reason = "held until the end")]
-    process: Child,
-    #[expect(dead_code, reason = "held until the end")]
-    port: Port,
-}
-
-impl Prometheus {
-    async fn start(cluster: &Cluster, targets: &[SocketAddr]) -> Result<Self> {
-        let (dir, port) = (cluster.place().new_dir("prometheus")?, Port::reserve()?);
-        let config = json!({
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [workspace().join(MONITORING).join("alerts.yaml")],
-            "scrape_configs": [{"job_name": "prepull", "static_configs": [{"targets": targets}]}],
-        });
-        let file = dir.join("prometheus.yml");
-        std::fs::write(&file, config.to_string())?;
-        let mut command = Command::new(programs().await?.join("prometheus"));
-        command.arg("--config.file").arg(&file).arg("--storage.tsdb.path").arg(dir.join("data"));
-        command.arg("--web.listen-address").arg(port.addr().to_string());
-        let process = Child::spawn(cluster.place(), "prometheus", command)?;
-        Ok(Self { address: port.addr(), process, port })
-    }
-
-    /// The values that a query has now.
-    async fn query(&self, query: &str) -> Result<Vec<f64>> {
-        let escaped: Vec<_> = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let path = format!("/api/v1/query?query={}", escaped.concat());
-        let (status, body) = plain_http::get(self.address, &path).await?;
-        let answer: Value =
-            serde_json::from_str(&body).with_context(|| format!("{query}: {status} {body}"))?;
-        ensure!(answer["status"] == "success", "{query}: {body}");
-        let values = answer["data"]["result"].as_array().context("no result")?;
-        let number = |sample: &Value| sample["value"][1].as_str().and_then(|value| value.parse().ok());
-        Ok(values.iter().filter_map(number).collect())
-    }
 }
 
 #[tokio::test]
@@ -138,14 +88,67 @@ async fn a_prometheus_scrapes_a_run_and_answers_every_query_of_the_dashboard() -
     let firing = prometheus.query("ALERTS{alertstate=\"firing\"}").await?;
     ensure!(firing.is_empty(), "{firing:?}");
 
-    let board = std::fs::read_to_string(workspace().join(MONITORING).join("dashboard.json"))?;
-    let board: Value = serde_json::from_str(&board)?;
-    let panels = board["panels"].as_array().context("no panels")?;
-    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().cloned().unwrap_or_default());
-    let queries: Vec<_> = targets.filter_map(|target| Some(target["expr"].as_str()?.to_owned())).collect();
+    // Each rule has been evaluated, and each query of the dashboard is answered.
+    prometheus.rules_are_sound().await?;
+    let queries = dashboard()?;
     ensure!(queries.len() > 20, "{queries:?}");
     for query in queries {
-        prometheus.query(&query.replace("$__rate_interval", "1m").replace("$job_name", ".*")).await?;
+        prometheus.query(&query).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_series_of_the_cloud_are_as_many_for_two_edges_as_for_forty() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let cloud = Cloud::start(&cluster).await?;
+    let series = async || {
+        let metrics = cloud.metrics().await?.0;
+        let samples = metrics.lines().filter(|line| !line.starts_with('#'));
+        anyhow::Ok(
+            samples.filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned())).collect::<BTreeSet<_>>(),
+        )
+    };
+    let fleet = Fleet::start(&cluster, &cloud, 40).await?;
+    let (few, all) = (&fleet.names()[..2], fleet.names());
+    let job = |name: &str, nodes: &[String]| {
+        cluster.job(name).images(["registry.example/a:v1"]).on(nodes).concurrency(40)
+    };
+    job("few", few).completes().await?;
+    let before = series().await?;
+    job("many", all).completes().await?;
+    let after = series().await?;
+    let new: Vec<_> = after.difference(&before).collect();
+    // Neither for an edge nor for a job that has ended; another outcome may occur for the first time.
+    ensure!(new.len() < 20, "{new:#?}");
+    ensure!(!new.iter().any(|series| series.contains("many") || series.contains("sim-")), "{new:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_configuration_for_scraping_is_sound() -> Result<()> {
+    let monitoring = workspace().join(MONITORING);
+    let mut config: Value =
+        serde_saphyr::from_str(&std::fs::read_to_string(monitoring.join("scrape.yaml"))?)?;
+    // Debian's Prometheus is built without Kubernetes. Everything else is as it is.
+    for job in config["scrape_configs"].as_array_mut().context("no scrape_configs")? {
+        let job = job.as_object_mut().context("not an object")?;
+        let Some(found) = job.remove("kubernetes_sd_configs") else { continue };
+        let [ref found] = found.as_array().context("no list")?[..] else { bail!("not one: {found}") };
+        assert_eq!(found["role"], "pod");
+        let namespace = &found["namespaces"]["names"];
+        ensure!(
+            ["prepull-system", "prepull-edge"].iter().any(|name| *namespace == json!([name])),
+            "{namespace}"
+        );
+    }
+    config["rule_files"] = json!([monitoring.join("alerts.yaml")]);
+    let place = Place::here()?;
+    let file = place.new_dir("config")?.join("prometheus.yml");
+    std::fs::write(&file, config.to_string())?;
+    let mut command = Command::new(programs().await?.join("promtool"));
+    command.args(["check", "config"]).arg(&file);
+    let said = parts::output(command).await?;
+    ensure!(said.contains("rules found"), "{said}");
     Ok(())
 }

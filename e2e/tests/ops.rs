@@ -5,9 +5,8 @@ use kube::api::{Api, Patch, PatchParams};
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
+use prepull_e2e::services::{self, pod, serve_by};
 use serde_json::json;
-
-use crate::edges::{apply_service, install, pod, serve_by};
 
 /// The Service at which edges dial in.
 const DOOR: &str = "cloudcore-prepull";
@@ -36,9 +35,9 @@ async fn where_nobody_lists_edges_the_reason_is_named(
     jane.runs("nodes")
         .await?
         .is(1, &["there is no cloudcore-prepull in namespace prepull-system", "--system-namespace"])?;
-    apply_service(cluster, DOOR).await?;
+    services::apply(cluster, DOOR).await?;
     jane.runs("nodes").await?.is(1, &["is of an older version", "update both"])?;
-    install(cluster).await?;
+    services::apply_edges(cluster).await?;
     jane.runs("nodes").await?.is(1, &["no cloudcore-prepull leads", "kubectl prepull check"])?;
     ann.runs("nodes")
         .await?
@@ -83,7 +82,8 @@ async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result
     // Two edge nodes, of which one has never joined, and a node that is none.
     cluster.edge_nodes(&["edge-1", "edge-2"]).await?;
     cluster.node("plain").ready().create().await?;
-    let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").await?;
+    // A disk of its own: how full that of this machine is must not matter.
+    let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").disk(512 * MIB).await?;
     node.is_connected().await?;
     pod(&cluster, "a", address).await?;
     for service in [DOOR, prepull_api::edges::SERVICE] {
@@ -136,6 +136,7 @@ async fn a_person_sees_the_edges_what_a_node_lacks_and_what_is_wrong() -> Result
         "✓ you may look",
         " leads",
         "✓ 1 pod ready",
+        "✓ the Service cloudcore-prepull leads to one pod",
         "✓ the CA",
         "! 1 of 2 edges",
     ];

@@ -3,39 +3,30 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use futures::{StreamExt, TryStreamExt};
+use jiff::{SignedDuration, Timestamp};
 use kube::api::{Api, PostParams};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
 use prepull_e2e::browser::Browser;
-use prepull_e2e::cleanup::Child;
 use prepull_e2e::parts;
+use prepull_e2e::plugin::PageServer;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
 /// The page, as it is served to a person.
-pub(crate) struct Page {
-    url: String,
-    _program: Child,
-}
+pub(crate) struct Page(PageServer);
 
 impl Page {
     pub(crate) async fn serve(kubeconfig: &Path) -> Result<Self> {
-        let mut command = Command::new(parts::program("kubectl-prepull")?);
-        command.args(["ui", "--no-open", "--kubeconfig"]).arg(kubeconfig);
-        let program = Child::spawn(&*Place::here()?, "ui", command)?;
-        let url = eventually("the address is printed", SOON, async || {
-            let log = program.log();
-            let line = log.lines().find(|line| line.starts_with("http://")).with_context(|| log.clone())?;
-            anyhow::Ok(line.to_owned())
-        })
-        .await?;
-        Ok(Self { url, _program: program })
+        Ok(Self(Person::new(kubeconfig).serves_page().await?))
     }
 
     /// The page in a browser.
     pub(crate) async fn opened(&self) -> Result<Browser> {
         let browser = Browser::start(1280, 900).await?;
-        browser.open(&self.url).await?;
+        browser.prefer("light").await?;
+        browser.open(self.0.url()).await?;
         Ok(browser)
     }
 }
@@ -66,10 +57,14 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
     let job =
         site.job("morning").images([&there, &missing]).on(nodes).concurrency(2).retries(0).apply().await?;
     phase_is(&job, JobPhase::Failure).await?;
+    // A job of OpenKruise is a row among the others.
+    site.cluster.install_kruise().await?;
+    site.cluster.pull_job("evening", &there).apply().await?;
 
     let page = Page::serve(site.cluster.kubeconfig()).await?;
     let browser = page.opened().await?;
     browser.says("2 failed of 2 nodes").await?;
+    browser.says("imagepulljob/evening -n default").await?;
     browser.click("morning").await?;
     browser.says("Failures by reason").await?;
     browser.says("2 × NotFound").await?;
@@ -84,6 +79,8 @@ async fn the_page_shows_what_a_job_does_and_its_buttons_do_what_they_say() -> Re
         .await?;
     browser.click_at(at).await?;
     browser.says("Tries").await?;
+    // The hint of the square goes with the pointer.
+    browser.move_to([1.0, 1.0]).await?;
     let shown: String = browser.run("document.querySelector('section[aria-label=Node]').innerText").await?;
     ensure!(shown.contains("edge-1") && shown.contains(&missing) && shown.contains("failed"), "{shown}");
     picture(&browser, "job-failed").await?;
@@ -174,6 +171,11 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         .await?;
     ensure!(buttons.is_empty(), "{buttons:?}");
 
+    // Whoever may not even look gets no page, and hears which right is missing.
+    let ann = Person::new(&cluster.kubeconfig_as("ann")?);
+    let said = tokio::time::timeout(SOON, ann.runs("ui --no-open")).await.context("the page is served")??;
+    said.is(1, &["user ann lacks a right: to list imagepr"])?;
+
     // While the cluster does not answer, the page says so, also one that is opened then.
     cluster.stop_api()?;
     browser.says("cannot be watched").await?;
@@ -187,7 +189,7 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         command.args(arguments);
         anyhow::Ok(parts::output(command).await?.trim().to_owned())
     };
-    let url = page.url.as_str();
+    let url = page.0.url();
     let (act, bare) = (format!("{url}act/seen/suspend"), url.rsplitn(3, '/').last().unwrap_or_default());
     for (arguments, status) in [
         (vec![url], "200"),
@@ -210,23 +212,58 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
     Ok(())
 }
 
-/// A job of so many nodes as cloudcore would have written it, a few of them failed.
-async fn large_job(cluster: &Cluster, nodes: usize) -> Result<()> {
-    let job = cluster.job("large").images(["registry.invalid/a:1"]).on(["edge-0"]).apply().await?;
+/// Seconds of a made-up job until now, and time that one of its nodes takes.
+const RAN: i64 = 20 * 60;
+const TAKES: i64 = 40;
+
+/// The phase of a node of a made-up job that has gone through most of its nodes in their order.
+fn phase_of(node: usize, nodes: usize) -> NodePhase {
+    let chance = chance_of(node);
+    match 100 * node / nodes {
+        0..=79 if chance < 4 => NodePhase::Failure,
+        80..=85 if chance < 50 => NodePhase::InProgress,
+        0..=85 => NodePhase::Successful,
+        86..=89 => NodePhase::InProgress,
+        _ => NodePhase::Pending,
+    }
+}
+
+/// A number below 100 that looks like chance.
+fn chance_of(node: usize) -> usize {
+    let mixed = node.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    ((mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 33) % 100
+}
+
+/// A job of so many nodes as cloudcore would have written it, a few of them failed. Returns how many are successful.
+async fn made_up_job(cluster: &Cluster, name: &str, nodes: usize) -> Result<usize> {
+    let job = cluster.job(name).images(["registry.invalid/a:1"]).on(["edge-0"]).apply().await?;
+    let began = Timestamp::from_second(Timestamp::now().as_second() - RAN)?;
     let names: Vec<String> = (0..nodes).map(|node| format!("edge-{node:05}")).collect();
     let record = |node: usize| {
-        let phase = match node % 100 {
-            0..=2 => "Failure",
-            3..=9 => "InProgress",
-            10..=19 => "Pending",
-            _ => "Successful",
+        let phase = phase_of(node, nodes);
+        let total = 40_000_000;
+        let done = match phase {
+            NodePhase::Pending => 0,
+            NodePhase::InProgress | NodePhase::Failure => total / 100 * chance_of(node + nodes),
+            NodePhase::Successful | NodePhase::Unknown => total,
         };
+        let status = if phase == NodePhase::Successful { "True" } else { "Unknown" };
         let mut record = json!({ "nodeName": names[node], "phase": phase, "attempt": 1, "imageStatus": [
-            { "image": "registry.invalid/a:1", "status": "Unknown", "bytes": { "done": node * 1000, "total": 10_000_000 } }
+            { "image": "registry.invalid/a:1", "status": status, "bytes": { "done": done, "total": total } }
         ]});
-        if phase == "Failure" {
-            record["code"] = ["NotFound", "Unauthorized", "NoSpace"][node % 3].into();
-            record["reason"] = "it went wrong".into();
+        if matches!(phase, NodePhase::Successful | NodePhase::Failure) {
+            let (node, nodes) = (i64::try_from(node).unwrap_or(0), i64::try_from(nodes).unwrap_or(1));
+            let ended = began + SignedDuration::from_secs((RAN - TAKES) * node * 100 / nodes / 87 + TAKES);
+            record["actionFlow"] = json!([{ "action": "Pull", "status": status, "time": ended }]);
+        }
+        if phase == NodePhase::Failure {
+            let (code, reason) = [
+                ("NotFound", "registry.invalid/a:1: not found at registry.invalid"),
+                ("Unauthorized", "registry.invalid/a:1: registry.invalid answers 401 Unauthorized"),
+                ("NoSpace", "registry.invalid/a:1: no space left on device"),
+            ][[0, 1, 1, 2, 2, 2][node % 6]];
+            record["code"] = code.into();
+            record["reason"] = reason.into();
         }
         record
     };
@@ -235,32 +272,79 @@ async fn large_job(cluster: &Cluster, nodes: usize) -> Result<()> {
     for (index, first) in (0..nodes).step_by(250).enumerate() {
         let report: ImagePrePullReport = serde_json::from_value(json!({
             "apiVersion": "operations.kubeedge.io/v1alpha1", "kind": "ImagePrePullReport",
-            "metadata": { "name": format!("large-{index}"), "labels": { JOB_UID_LABEL: uid } },
-            "jobName": "large", "index": index,
+            "metadata": { "name": format!("{name}-{index}"), "labels": { JOB_UID_LABEL: uid } },
+            "jobName": name, "index": index,
             "nodeStatus": (first..nodes.min(first + 250)).map(record).collect::<Vec<_>>(),
         }))?;
         let report = ImagePrePullReport { types: Some(ImagePrePullReport::type_meta()), ..report };
         api.create(&PostParams::default(), &report).await?;
     }
-    let count = |part: usize| nodes / 100 * part;
-    let (failure, in_progress, pending) = (count(3), count(7), count(10));
-    job.set_status(&json!({ "phase": "InProgress", "startTime": "2026-01-01T00:00:00Z", "summary": {
-        "desired": nodes, "failure": failure, "inProgress": in_progress, "pending": pending, "successful": count(80),
-    }}))
-    .await
+    let count = |phase: NodePhase| (0..nodes).filter(|node| phase_of(*node, nodes) == phase).count();
+    let successful = count(NodePhase::Successful);
+    job.set_status(&json!({
+        "phase": "InProgress", "startTime": began, "observedGeneration": 1,
+        "summary": {
+            "desired": nodes, "failure": count(NodePhase::Failure), "inProgress": count(NodePhase::InProgress),
+            "pending": count(NodePhase::Pending), "successful": successful,
+        },
+    }))
+    .await?;
+    Ok(successful)
+}
+
+#[tokio::test]
+async fn five_hundred_nodes_are_grouped_by_their_sites() -> Result<()> {
+    const NODES: usize = 500;
+    const SITES: [&str; 7] = ["berlin", "hangzhou", "lyon", "nagoya", "porto", "pune", "quito"];
+    let cluster = Cluster::start().await?;
+    let label = "topology.kubernetes.io/zone";
+    futures::stream::iter(0..NODES)
+        .map(|node| (format!("edge-{node:05}"), SITES[chance_of(node) % SITES.len()]))
+        .map(async |(name, site)| cluster.node(&name).edge().label(label, site).create().await)
+        .buffer_unordered(16)
+        .try_collect::<()>()
+        .await?;
+    let successful = made_up_job(&cluster, "medium", NODES).await?;
+    let page = Page::serve(cluster.kubeconfig()).await?;
+    let browser = page.opened().await?;
+    browser.says(&format!("{successful} successful")).await?;
+    browser.click("medium").await?;
+    browser.says("Nodes 1 to 100 of 500").await?;
+    let height: u32 = browser.run("document.querySelector('canvas').clientHeight").await?;
+    picture(&browser, "job-500").await?;
+    // Without their headings, and each group beginning a line, the squares take less room.
+    browser
+        .run::<Value>(
+            "(() => { const select = document.querySelector('#group'); select.value = ''; \
+             select.dispatchEvent(new Event('change')); })()",
+        )
+        .await?;
+    eventually("the squares are in one group", SOON, async || {
+        let now: u32 = browser.run("document.querySelector('canvas').clientHeight").await?;
+        ensure!(now + 100 < height, "{now}, and before {height}");
+        Ok(())
+    })
+    .await?;
+    // Nothing is missing: OpenKruise is not, and nobody needs it.
+    let message: String = browser.run("document.querySelector('#message').textContent").await?;
+    assert_eq!(message, "");
+    let complaints = browser.complaints().await?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
 }
 
 #[tokio::test]
 async fn ten_thousand_nodes_are_drawn_without_a_stutter() -> Result<()> {
     const NODES: usize = 10_000;
     let cluster = Cluster::own().await?;
-    large_job(&cluster, NODES).await?;
+    made_up_job(&cluster, "large", NODES).await?;
     let page = Page::serve(cluster.kubeconfig()).await?;
     let browser = page.opened().await?;
-    browser.says("8,000 successful").await?;
+    browser.says("of 10,000 nodes").await?;
     browser.click("large").await?;
-    browser.says("of 10,000").await?;
+    browser.says("Nodes 1 to 100 of 10,000").await?;
     browser.says("× NoSpace").await?;
+    picture(&browser, "job-10000").await?;
     // Changes arrive, and each draws the squares that it is about.
     let api: Api<ImagePrePullReport> = Api::all(cluster.client());
     for index in 0..20 {
@@ -279,7 +363,6 @@ async fn ten_thousand_nodes_are_drawn_without_a_stutter() -> Result<()> {
     let frames: Vec<f64> = browser.run("window.frames_of_grid").await?;
     let worst = frames.iter().copied().fold(0.0, f64::max);
     eprintln!("{} frames of {NODES} squares, the longest took {worst:.1} ms to draw", frames.len());
-    picture(&browser, "job-10000").await?;
     // A stutter is what a person sees. A frame of a busy machine may take a few times as long as on a quiet one.
     ensure!(!frames.is_empty() && worst < 1000.0, "{frames:?}");
     let _: ImagePrePullJob = cluster.existing_job("large").get().await?;

@@ -169,6 +169,20 @@ async fn each_missing_right_is_named_and_the_roles_have_all_that_is_needed() -> 
         .await?
         .is(1, &["user view lacks a right: to get serviceaccounts in namespace default"])?;
 
+    // OpenKruise's jobs, in a cluster that does not know them, and in one that does.
+    let warm = |command: &str| format!("{command} imagepulljob/warm -n default");
+    viewer.runs(&warm("status")).await?.is(1, &["the cluster does not know OpenKruise's kinds"])?;
+    cluster.install_kruise().await?;
+    cluster.pull_job("warm", "nginx:1.25").apply().await?;
+    ann.runs(&warm("status"))
+        .await?
+        .is(1, &["user ann lacks a right: to get imagepulljobs.apps.kruise.io in namespace default"])?;
+    for command in ["status", "failures", "events", "why edge-1"] {
+        viewer.runs(&warm(command)).await?.is(0, &[])?;
+    }
+    viewer.runs("status warm").await?.is(1, &["name it imagepulljob/warm -n default"])?;
+    operator.runs(&warm("suspend")).await?.is(2, &["kubectl edit imagepulljob/warm"])?;
+
     // Whoever has no right to be here, and a cluster without our definitions.
     let text = std::fs::read_to_string(cluster.kubeconfig())?;
     let mut config: serde_json::Value = serde_saphyr::from_str(&text)?;
@@ -185,17 +199,6 @@ async fn each_missing_right_is_named_and_the_roles_have_all_that_is_needed() -> 
         said.is(1, &["their definitions are not installed (kubectl apply -f manifests/crds)"])
     })
     .await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_job_of_kruise_is_told_from_one_that_there_is_not() -> Result<()> {
-    let cluster = Cluster::with_kruise().await?;
-    cluster.pull_job("warm", "nginx:1.25").apply().await?;
-    let me = Person::new(cluster.kubeconfig());
-    me.runs("status warm -n default")
-        .await?
-        .is(1, &["warm is an ImagePullJob of OpenKruise in namespace default"])?;
     Ok(())
 }
 

@@ -289,5 +289,58 @@ async fn whoever_makes_tokens_needs_no_right_to_the_key_of_the_ca() -> Result<()
     ensure!(secrets.list(&ListParams::default()).await.err().is_some_and(refused), "it lists the key");
     let deleted = secrets.delete("prepull-ca", &DeleteParams::default()).await;
     ensure!(deleted.err().is_some_and(refused), "it deletes the CA");
+    the_plugin_makes_tokens_and_keeps_nodes_out(&cluster, &cloud, &Person::new(&kubeconfig)).await
+}
+
+/// `maker` may create tokens and nothing else.
+async fn the_plugin_makes_tokens_and_keeps_nodes_out(
+    cluster: &Cluster,
+    cloud: &Cloud,
+    maker: &Person,
+) -> Result<()> {
+    let me = Person::new(cluster.kubeconfig());
+    let ann = Person::new(&cluster.kubeconfig_as("ann")?);
+    cluster.edge_nodes(&["edge-2"]).await?;
+    let token =
+        maker.runs("tokens create --node edge-2").await?.is(0, &["--node-name edge-2", "Valid until"])?;
+    let token = token.out.trim();
+    let id = token.split('.').nth(1).context("a token has three parts")?;
+    let node = EdgeNode::start(cluster, cloud, "edge-2").with_token(token).await?;
+    node.is_connected().await?;
+    maker.runs("tokens list").await?.is(
+        1,
+        &["lacks a right: to list secrets in namespace prepull-system", "the key of the CA as well"],
+    )?;
+    ann.runs("tokens create")
+        .await?
+        .is(1, &["user ann lacks a right: to get configmaps", "token-admin.yaml"])?;
+    me.runs("tokens list").await?.is(0, &["ID", "USED", id, "node edge-2", "yes"])?;
+    let listed: serde_json::Value =
+        serde_json::from_str(&me.runs("tokens list -o json").await?.is(0, &[])?.out)?;
+    let mine = listed.as_array().into_iter().flatten().find(|token| token["id"] == id);
+    ensure!(mine.is_some_and(|token| token["node"] == "edge-2" && token["used"] == true), "{listed}");
+    me.runs(&format!("tokens revoke {token}")).await?.is(0, &[&format!("token {id} revoked")])?;
+    me.runs(&format!("tokens revoke {id}")).await?.is(1, &["there is no token"])?;
+    me.runs("tokens revoke x").await?.is(1, &["12 hex digits, as `kubectl prepull tokens list` shows"])?;
+
+    cluster.apply_file(&workspace().join("manifests/cloudcore-prepull/optional/node-admin.yaml")).await?;
+    let guard = cluster.kubeconfig_as("system:serviceaccount:prepull-system:prepull-node-admin")?;
+    let guard = Person::new(&guard);
+    ann.runs("node revoke edge-2").await?.is(1, &["lacks a right: to get configmaps", "node-admin.yaml"])?;
+    guard.runs("node revoke edge-3").await?.is(1, &["no edge of the name edge-3", "--unknown"])?;
+    guard
+        .runs("node revoke edge-2")
+        .await?
+        .is(0, &["node edge-2 revoked: its session ends within seconds"])?;
+    eventually("edge-2 is out", SOON, async || {
+        let refused =
+            cloud.metrics().await?.sum("cloudcore_prepull_refused_edges_total", &[("reason", "revoked")]);
+        ensure!(refused > 0.0, "it was not refused");
+        Ok(())
+    })
+    .await?;
+    guard.runs("node allow edge-2").await?.is(0, &["node edge-2 allowed"])?;
+    guard.runs("node allow edge-2").await?.is(1, &["node edge-2 is not revoked"])?;
+    node.is_connected().await?;
     Ok(())
 }

@@ -8,16 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use prepull_api::sites::MAX_ADDRESSES;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 
 use crate::cloud::endpoint::{BadUrl, Urls, parse_enroll_url, parse_tunnel_url, printable};
 use crate::cloud::identity::DEFAULT_STATE_DIR;
+use crate::cloud::tunnel::dial::PeerAddress;
 use crate::images::fetch::{FetchMode, FetchSettings, RoomRules};
 use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
 pub use values::{Amount, Percent};
-pub(crate) use values::{DownloadWindow, Listen, MaxTasks, Rate};
+pub(crate) use values::{DownloadWindow, Listen, MaxTasks, Patience, PeerAddressText, Rate};
 
 /// As many images as containerd fetches layers of one image at a time: more would only share the same link.
 // The value is not zero.
@@ -94,6 +96,24 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "DIR", env = "PREPULL_REGISTRY_CONFIG_PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) registry_config_path: Option<PathBuf>,
+    /// Address at which the neighbours of the site read layers from this node, as 0.0.0.0:10006, or off [default: off]
+    #[arg(long, value_name = "ADDR", env = "PREPULL_PEER_LISTEN")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peer_listen: Option<Listen>,
+    /// Where they reach it, as HOST:PORT; may be repeated [default: the address that the tunnel is from, and the port of
+    /// --peer-listen]
+    #[arg(long, value_name = "HOST:PORT", env = "PREPULL_PEER_ADVERTISE", value_delimiter = ',')]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) peer_advertise: Vec<PeerAddressText>,
+    /// Without a word from the cloud for this long, a layer that another node of the site was to bring is downloaded here
+    /// [default: 60s]
+    #[arg(long, value_name = "TIME", env = "PREPULL_PEER_PATIENCE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peer_patience: Option<Patience>,
+    /// Bytes a second that all neighbours together may read from this node, as 10MiB [default: no limit]
+    #[arg(long, value_name = "RATE", env = "PREPULL_PEER_MAX_UPLOAD_RATE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peer_max_upload_rate: Option<Rate>,
     /// The kubelet's --image-gc-high-threshold: no image is fetched that would fill the disk further [default: 85%]
     #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,8 +155,37 @@ pub(crate) struct Effective {
     pub(crate) limits: Limits,
     /// How images are downloaded.
     pub(crate) fetch: FetchSettings,
+    /// How layers are shared with the neighbours of the site.
+    pub(crate) peers: PeerSettings,
     /// The node's credential providers.
     pub(crate) providers: ProviderSettings,
+}
+
+/// How layers are shared with the neighbours of the site.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PeerSettings {
+    /// Where they read from this node.
+    pub(crate) listen: Listen,
+    /// Where they reach that; nothing for the address that the tunnel is from.
+    pub(crate) advertise: Vec<PeerAddressText>,
+    /// How long the cloud may be silent.
+    pub(crate) patience: Patience,
+    /// Bytes a second that they may read.
+    pub(crate) max_upload_rate: Option<Rate>,
+}
+
+impl PeerSettings {
+    /// Where the neighbours reach this node, if it listens at this port.
+    pub(crate) fn address(&self, port: Option<u16>) -> PeerAddress {
+        match port {
+            None => PeerAddress::None,
+            Some(port) if self.advertise.is_empty() => PeerAddress::Port(port),
+            Some(_) => {
+                let given = self.advertise.iter().take(MAX_ADDRESSES);
+                PeerAddress::Given(given.map(|PeerAddressText(address)| address.clone()).collect())
+            }
+        }
+    }
 }
 
 /// The problem with a file, preceded by the line it is in: the line shows the field, which the error does not always
@@ -227,6 +276,10 @@ impl Settings {
             fetch,
             max_download_rate,
             registry_config_path,
+            peer_listen,
+            peer_advertise,
+            peer_patience,
+            peer_max_upload_rate,
             image_gc_high_threshold,
             image_credential_provider_config,
             image_credential_provider_bin_dir,
@@ -257,6 +310,12 @@ impl Settings {
                     gc_high_threshold: gc_high_threshold.unwrap_or(DEFAULT_GC_HIGH_THRESHOLD),
                     disk_min_free: limits.disk_min_free,
                 },
+            },
+            peers: PeerSettings {
+                listen: peer_listen.or(file.peer_listen).unwrap_or(Listen::Off),
+                advertise: if peer_advertise.is_empty() { file.peer_advertise } else { peer_advertise },
+                patience: peer_patience.or(file.peer_patience).unwrap_or_default(),
+                max_upload_rate: peer_max_upload_rate.or(file.peer_max_upload_rate),
             },
             providers: ProviderSettings {
                 config: image_credential_provider_config.or(file.image_credential_provider_config),

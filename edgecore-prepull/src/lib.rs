@@ -21,6 +21,7 @@ mod commands {
 
 /// Everything that talks to cloudcore-prepull: the identity of this node, joining, the tunnel.
 pub mod cloud {
+    pub(crate) mod clock;
     pub mod endpoint;
     pub mod identity;
     pub mod join;
@@ -45,6 +46,7 @@ pub mod images {
     pub mod puller;
     pub mod rate;
     pub mod runtime;
+    pub(crate) mod site;
     pub mod verify;
 }
 

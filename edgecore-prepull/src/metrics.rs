@@ -1,11 +1,14 @@
 //! The metrics of the agent, and what its health is judged by.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use jiff::Timestamp;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageResult, PulledBy, TaskOutcome};
 use prepull_program::metrics::{Build, DURATION_BUCKETS};
+use prepull_window::Openings;
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -33,8 +36,10 @@ prepull_program::metrics! {
         images: Family<Outcome, Counter>,
         /// Images that failed, by the code of the failure
         image_failures: Family<Code, Counter>,
-        /// Bytes of images that the agent has downloaded itself
-        downloaded_bytes: Counter,
+        /// Bytes of images that the agent has downloaded itself, by source: registry, or peer for the neighbours of its site
+        downloaded_bytes: Family<Source, Counter>,
+        /// Bytes that the agent has served to the neighbours of its site
+        peer_served_bytes: Counter,
         /// Pulls, by who has downloaded: agent or runtime
         pulls: Family<By, Counter>,
         /// Seconds from the first try of an image to its end, by outcome
@@ -46,6 +51,10 @@ prepull_program::metrics! {
         sessions: Counter,
         /// When the node's certificate ends, as a Unix time
         certificate_not_after_timestamp_seconds: Gauge,
+        /// 1 while the node's own windows let it download
+        download_window_open: Gauge,
+        /// When the node's own windows open or close next, as a Unix time; 0 if they never do
+        download_window_change_timestamp_seconds: Gauge,
         /// 1; the labels say what runs
         build_info: Family<Build, Gauge>,
         /// Runs of credential providers' plugins, by outcome
@@ -68,6 +77,15 @@ struct Outcome {
 struct By {
     by: &'static str,
 }
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Source {
+    source: &'static str,
+}
+
+/// The source of bytes that do not come from a neighbour.
+const REGISTRY: Source = Source { source: "registry" };
+const PEER: Source = Source { source: "peer" };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Code {
@@ -115,6 +133,8 @@ pub(crate) struct Metrics {
     registry: Registry,
     counted: Counted,
     runtime_up: AtomicBool,
+    /// The node's own windows, once they are known.
+    windows: OnceLock<Openings>,
 }
 
 impl Default for Metrics {
@@ -123,7 +143,7 @@ impl Default for Metrics {
         let counted = Counted::default();
         counted.register(&mut registry);
         counted.build_info.get_or_create(&BUILD).set(1);
-        Self { registry, counted, runtime_up: AtomicBool::new(false) }
+        Self { registry, counted, runtime_up: AtomicBool::new(false), windows: OnceLock::new() }
     }
 }
 
@@ -196,9 +216,15 @@ impl Metrics {
         self.counted.certificate_not_after_timestamp_seconds.set(i64::try_from(seconds).unwrap_or(i64::MAX));
     }
 
-    /// Counts bytes of images that the agent has downloaded.
-    pub(crate) fn count_downloaded(&self, bytes: u64) {
-        self.counted.downloaded_bytes.inc_by(bytes);
+    /// Counts bytes of images that the agent has downloaded, from a neighbour or from a registry.
+    pub(crate) fn count_downloaded(&self, bytes: u64, is_of_peer: bool) {
+        let source = if is_of_peer { PEER } else { REGISTRY };
+        self.counted.downloaded_bytes.get_or_create(&source).inc_by(bytes);
+    }
+
+    /// Counts bytes that the agent has served to a neighbour.
+    pub(crate) fn count_served(&self, bytes: u64) {
+        self.counted.peer_served_bytes.inc_by(bytes);
     }
 
     /// Counts and measures a run of a plugin. The configuration bounds the number of providers.
@@ -219,6 +245,22 @@ impl Metrics {
         runs.get_or_create(&ProviderOutcome { provider, outcome }).inc();
     }
 
+    /// Sets the node's own windows, which are those of its settings and stay as they are.
+    pub(crate) fn set_windows(&self, windows: Openings) {
+        // Nobody sets them twice.
+        let _ = self.windows.set(windows);
+    }
+
+    /// Looks at the clock: whether the node may download.
+    fn look_at_windows(&self, now: SystemTime) {
+        // Of a clock that no calendar knows nothing can be told.
+        let Some((windows, now)) = self.windows.get().zip(Timestamp::try_from(now).ok()) else { return };
+        let state = windows.state(now);
+        self.counted.download_window_open.set(i64::from(state.is_open));
+        let change = state.until.map_or(0, Timestamp::as_second);
+        self.counted.download_window_change_timestamp_seconds.set(change);
+    }
+
     /// Sets whether the container runtime answers.
     pub(crate) fn set_runtime_up(&self, up: bool) {
         self.runtime_up.store(up, Ordering::Relaxed);
@@ -231,6 +273,7 @@ impl Metrics {
 
     /// All metrics in the text format of OpenMetrics.
     pub(crate) fn render(&self) -> String {
+        self.look_at_windows(SystemTime::now());
         let mut text = String::new();
         // Writing to a String cannot fail.
         let _ = encode(&mut text, &self.registry);

@@ -26,12 +26,13 @@ use crate::cloud::join::{self, JoinArgs};
 use crate::cloud::tunnel::{Link, dial};
 use crate::commands::args::{Cli, Command, RunArgs};
 use crate::commands::{install, pull, uninstall};
-use crate::config::{DownloadWindow, Effective, Listen, MaxTasks, Settings};
-use crate::images::fetch::Fetching;
+use crate::config::{DownloadWindow, Effective, Listen, MaxTasks, Rate, Settings};
+use crate::images::fetch::{Fetching, Neighbourhood};
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
+use crate::images::site::{self, Hub};
 use crate::metrics::Metrics;
 use crate::tasks::agent::NodeClock;
 use crate::tasks::ledger::Ledger;
@@ -117,12 +118,14 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         download_windows,
         limits,
         fetch,
+        peers,
         providers,
     } = settings;
     let metrics = Arc::new(Metrics::default());
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
     check_urls(&tunnel_urls, &enroll_urls)?;
     let clock = node_clock(download_windows)?;
+    metrics.set_windows(clock.own_openings());
     let identity = Identity::load(&state_dir)?;
     let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
     let endpoint = runtime_endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
@@ -145,9 +148,25 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         info!(address = %listener.local_addr()?, "metrics and health listen");
         tasks.spawn(http::serve(listener, metrics.clone(), shutdown.clone()));
     }
+    let hub = Arc::new(Hub::new(peers.patience.0, identity.clock().clone()));
+    let neighbourhood = Neighbourhood { hub: hub.clone(), identity: identity.clone() };
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
-    let puller = Arc::new(puller);
-    let config = NodeConfig { max_tasks, parallel_pulls, limits, clock, providers };
+    let puller = Arc::new(puller.shared_with(neighbourhood));
+    let mut peer_port = None;
+    if let Listen::On(address) = peers.listen {
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("cannot listen on --peer-listen {address} (give another address, or off)")
+        })?;
+        let address = listener.local_addr()?;
+        info!(%address, "the neighbours of the site can read layers");
+        peer_port = Some(address.port());
+        let rate = peers.max_upload_rate.map(|Rate(rate)| rate);
+        let server =
+            site::server::Server::new(hub.clone(), identity.clone(), puller.store(), rate, metrics.clone());
+        tasks.spawn(server.serve(listener, shutdown.clone()));
+    }
+    let peer_address = peers.address(peer_port);
+    let config = NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub };
     tasks.spawn(measure_certificate(identity.clone(), metrics.clone(), shutdown.clone()));
     let records = Recorder::start(ledger).await?;
     let node = Node::new(puller.clone(), records, config, metrics.clone());
@@ -159,7 +178,14 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     let (events, tunnel_events) = mpsc::channel(EVENTS);
     let (link, outgoing) = Link::new(MESSAGES);
     let node = tasks.spawn(node.run(tunnel_events, link, shutdown.clone()));
-    let dialler = dial::run_measured(metrics, identity, tunnel_urls, events, outgoing, shutdown.clone());
+    let dialler = dial::run_measured(
+        (metrics, peer_address),
+        identity,
+        tunnel_urls,
+        events,
+        outgoing,
+        shutdown.clone(),
+    );
     let tunnel = tasks.spawn(dialler.instrument(info_span!("tunnel")));
     tasks.close();
 
@@ -183,7 +209,6 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// The time zone of the machine, and the windows of the settings.
 /// The node's time zone, and the windows of its settings.
 pub(crate) fn node_clock(windows: Vec<DownloadWindow>) -> anyhow::Result<NodeClock> {
     let count = windows.len();

@@ -43,6 +43,13 @@ pub struct DownloadTerms {
     /// What the signatures of the images must be. Absent: they are not looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<Verification>,
+    /// Whether the node shares layers with the others of its site.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub share: bool,
+    /// Whether its site has a limit of bytes a second, of which the cloud gives each node its part: without a word from the
+    /// cloud, the node waits.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub site_limited: bool,
 }
 
 impl DownloadTerms {

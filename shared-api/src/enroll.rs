@@ -189,11 +189,11 @@ pub fn hex(bytes: &[u8]) -> String {
 }
 
 /// Decodes 32 bytes from 64 lower-case hex digits; nothing for any other text.
-pub fn unhex(text: &str) -> Option<[u8; 32]> {
-    if !is_hex(text, 64) {
+pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if !is_hex(text, 2 * N) {
         return None;
     }
-    let mut bytes = [0; 32];
+    let mut bytes = [0; N];
     for (at, byte) in bytes.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&text[at * 2..at * 2 + 2], 16).ok()?;
     }

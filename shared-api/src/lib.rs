@@ -11,6 +11,7 @@
 //! - [`overriders`]: rules that edit an image reference or a list of secrets.
 //! - [`credentials`]: the contents of a registry secret, and the entries that match a reference.
 //! - [`download`]: how a task may download: cap, windows, pin, signatures.
+//! - [`sites`]: layers that the nodes of a site share.
 //! - [`task`]: the work of one node, its progress and its result.
 //! - [`failure`]: why an image is not on its node, in one word of a closed list.
 //! - [`wire`]: the messages of the tunnel and their limits.
@@ -28,6 +29,7 @@ pub mod failure;
 pub mod image;
 pub mod overriders;
 pub mod selector;
+pub mod sites;
 pub mod task;
 pub mod wire;
 

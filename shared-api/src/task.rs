@@ -275,6 +275,12 @@ pub struct ImageResult {
     /// Why it was not the agent. At most [`crate::wire::MAX_NOTE`] bytes; never contains a credential.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pulled_by_reason: String,
+    /// Bytes that neighbours of the site delivered. Absent where none did, and from edges that do not share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_peers: Option<u64>,
+    /// Why the site shares nothing with this node, although the job asks for it. At most [`crate::wire::MAX_NOTE`] bytes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub unshared_reason: String,
     /// Time from the first try to the end of the image. Absent if none was made, and from edges that do not tell.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
     pub took: Option<Duration>,
@@ -312,6 +318,8 @@ impl ImageResult {
             pinned: None,
             pulled_by: None,
             pulled_by_reason: String::new(),
+            from_peers: None,
+            unshared_reason: String::new(),
             took: None,
             ended: None,
         }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::credentials::RegistryCredential;
 use crate::download::{DownloadTerms, Window};
+use crate::sites::{Blobs, PeerDoor, Sources, TicketTerms};
 use crate::task::{ImageProgress, JobUid, Task, TaskId, TaskResult, millis, optional_millis};
 
 /// Websocket subprotocol. A breaking change of the messages needs a new one.
@@ -56,6 +57,9 @@ pub enum EdgeMessage {
     /// The node has changed since `Hello` or the last of these. Only for a cloud whose [`Welcome::state_interval`] asks for
     /// it; may be lost.
     State(NodeState),
+    /// What the node has to do with the blobs of a task that its site shares. Only for a cloud whose [`Welcome::tickets`] says
+    /// that it knows them, and for tasks whose [`DownloadTerms::share`] asks for it; may be lost.
+    Blobs(Blobs),
 }
 
 /// A message from the cloud to the edge.
@@ -84,6 +88,8 @@ pub enum CloudMessage {
         /// UIDs of the jobs, at most [`MAX_PINNING_JOBS`].
         jobs: Vec<JobUid>,
     },
+    /// Where to get blobs from. Only for an edge that has asked by [`EdgeMessage::Blobs`].
+    Sources(Sources),
     /// The CAs to trust from now on. Only for an edge whose `Hello` says which ones it trusts.
     Trust(TrustedCas),
     /// Tells the edge to close the session and to reconnect later. Takes precedence over the edge's own backoff.
@@ -133,6 +139,9 @@ pub struct Hello {
     /// cannot pin: they do not know [`CloudMessage::Unpin`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pins: Option<Vec<JobUid>>,
+    /// Where the node serves its neighbours. Absent where it serves none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<PeerDoor>,
 }
 
 /// The CAs that an edge is to trust.
@@ -211,6 +220,10 @@ pub struct Welcome {
     /// Shortest time between two [`EdgeMessage::State`]. Absent from clouds that do not know them: none is sent then.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
     pub state_interval: Option<Duration>,
+    /// By what the node knows the tickets of its neighbours. Absent from clouds that know of no sharing: they get no
+    /// [`EdgeMessage::Blobs`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tickets: Option<TicketTerms>,
 }
 
 /// A task, with its deadline, its keys and its download terms.

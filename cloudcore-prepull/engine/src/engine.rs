@@ -1,9 +1,13 @@
-//! Both engines behind one door, on the same nodes: inputs are routed to whom they concern, and a node works on no
+//! Both engines and the tracker of sites behind one door, on the same nodes: inputs are routed to whom they concern, and a node works on no
 //! more tasks of both than it takes.
+
+use std::collections::HashSet;
 
 use jiff::Timestamp;
 use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::selector::Selector;
+use prepull_api::sites::Blobs;
+use prepull_api::task::NodeName;
 use prepull_api::wire::{EdgeMessage, Hello};
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +16,7 @@ use crate::kruise::{self, Kruise};
 use crate::prepull::controller::{self, Controller};
 use crate::shared::node_view::NodeView;
 use crate::shared::session::SessionEvent;
+use crate::sites::{Directions, NOT_SHARED, Shared, SiteSettings, Sites};
 
 /// What happened.
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,6 +52,8 @@ pub enum Action {
     Prepull(controller::Action),
     /// For one of Kruise's objects.
     Kruise(kruise::Action),
+    /// Tell a node where to get blobs from.
+    Direct(Directions),
 }
 
 impl Action {
@@ -64,6 +71,7 @@ impl Action {
             Self::Prepull(Prepull::Recall { .. }) => "recall",
             Self::Kruise(Kruise::NodeImage(..)) => "writeNodeImage",
             Self::Kruise(Kruise::Job(_)) => "writeKruiseJob",
+            Self::Direct(_) => "direct",
         }
     }
 }
@@ -84,6 +92,7 @@ pub struct Listed {
 pub struct Engine {
     prepull: Controller,
     kruise: Option<Kruise>,
+    sites: Sites,
     listed: Listed,
 }
 
@@ -93,11 +102,24 @@ impl Engine {
         Self { kruise: Some(Kruise::new(selector)), ..Self::default() }
     }
 
+    /// Groups nodes into sites like this.
+    #[must_use]
+    pub fn with_sites(mut self, settings: SiteSettings) -> Self {
+        self.sites = Sites::new(settings);
+        self
+    }
+
     /// Takes in what happened. What follows from it comes out of [`Self::flush`], so that a burst of inputs makes one
     /// write.
     pub fn handle(&mut self, input: Input, now: Timestamp) {
         match input {
+            Input::Prepull(controller::Input::Session(SessionEvent::Message {
+                node,
+                message: EdgeMessage::Blobs(blobs),
+                ..
+            })) => self.note_blobs(&node, blobs, now),
             Input::Prepull(input) => {
+                self.tell_sites(&input, now);
                 self.listed.nodes |= matches!(input, controller::Input::Nodes(_));
                 self.listed.jobs |= matches!(input, controller::Input::Jobs(_));
                 if let Some(input) = self.share_with_kruise(input, now) {
@@ -133,13 +155,14 @@ impl Engine {
             }
             actions.extend(more.into_iter().map(Action::Kruise));
         }
+        actions.extend(self.sites.flush(now).into_iter().map(Action::Direct));
         actions
     }
 
     /// When [`Self::flush`] is to be called although nothing happened.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         let kruise = self.kruise.as_ref().and_then(Kruise::next_wakeup);
-        [self.prepull.next_wakeup(), kruise].into_iter().flatten().min()
+        [self.prepull.next_wakeup(), kruise, self.sites.next_wakeup()].into_iter().flatten().min()
     }
 
     /// Which of the first lists have arrived.
@@ -160,6 +183,62 @@ impl Engine {
     /// The phases of all ImagePrePullJobs, for the metrics.
     pub fn phases(&self) -> impl Iterator<Item = JobPhase> {
         self.prepull.phases()
+    }
+
+    /// Tells the tracker of sites what concerns it.
+    fn tell_sites(&mut self, input: &controller::Input, now: Timestamp) {
+        use controller::Input as Prepull;
+        match input {
+            Prepull::Nodes(nodes) => {
+                let listed: HashSet<&NodeName> = nodes.iter().map(|node| &node.name).collect();
+                let gone: Vec<NodeName> = self
+                    .prepull
+                    .nodes()
+                    .map(|node| &node.name)
+                    .filter(|name| !listed.contains(name))
+                    .cloned()
+                    .collect();
+                for node in gone {
+                    self.sites.set_labels(&node, None, now);
+                }
+                for node in nodes {
+                    self.sites.set_labels(&node.name, Some(&node.labels), now);
+                }
+            }
+            Prepull::Node(node) => self.sites.set_labels(&node.name, Some(&node.labels), now),
+            Prepull::NodeGone(node) => self.sites.set_labels(node, None, now),
+            // Those of a session that another one has replaced may come after the other one's.
+            Prepull::Session(SessionEvent::Up { node, session, hello })
+                if self.prepull.session(node).is_none_or(|current| current <= *session) =>
+            {
+                self.sites.connect(node, hello, now);
+            }
+            Prepull::Session(SessionEvent::Down { node, session })
+                if self.prepull.session(node) == Some(*session) =>
+            {
+                self.sites.disconnect(node, now);
+            }
+            _ => {}
+        }
+    }
+
+    /// A node tells of the blobs of a task. Only for a task that it is to carry out is anything shared: its images are what
+    /// entitles it.
+    fn note_blobs(&mut self, node: &NodeName, blobs: Blobs, now: Timestamp) {
+        let by_default = self.sites.settings().share_by_default;
+        let task = &blobs.task;
+        let images = if is_of_node_image(task) {
+            let kruise = self.kruise.as_ref().filter(|_| by_default);
+            kruise
+                .and_then(|kruise| kruise.images_of(node, task))
+                .map(|images| Shared { images, max_rate: None })
+        } else {
+            self.prepull.images_shared_by(node, task, by_default)
+        };
+        match images {
+            Some(shared) => self.sites.note(node, &shared, blobs, now),
+            None => self.sites.refuse(node, blobs, NOT_SHARED),
+        }
     }
 
     /// Tells Kruise's engine what concerns it. Returns what is left for the other one.
@@ -216,6 +295,8 @@ fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
                 EdgeMessage::Accepted { task } => Some(task),
                 EdgeMessage::Progress(progress) => Some(&progress.task),
                 EdgeMessage::Result(result) => Some(&result.task),
+                // For the tracker of sites, which got it before.
+                EdgeMessage::Blobs(blobs) => Some(&blobs.task),
             };
             if task.is_some_and(is_of_node_image) { (Some(event), None) } else { (None, Some(event)) }
         }
@@ -224,14 +305,18 @@ fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::time::Duration;
 
+    use prepull_api::crd::EDGE_LABEL;
     use prepull_api::crd::kruise::{NodeImage, NodeImageSpec};
     use prepull_api::task::{JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
     use prepull_api::wire::{OpenPhase, OpenTask, Progress};
+    use serde_json::json;
 
     use super::*;
     use crate::kruise::jobs;
+    use crate::shared::outcomes::WriteOutcome;
     use crate::shared::session::SessionId;
 
     #[test]
@@ -313,6 +398,74 @@ mod tests {
         let back = Prepull::Node(node()).into();
         assert!(matches!(give(vec![written(Written::Failed), gone(), back])[..], [Write::Status { .. }]));
         assert!(matches!(give(vec![written(Written::Failed), gone()])[..], [Write::Delete { .. }]));
+    }
+
+    #[test]
+    fn a_node_that_pulls_for_one_api_is_busy_for_the_other_until_it_has_ended() {
+        use controller::Input as Prepull;
+        let mut now = Timestamp::UNIX_EPOCH;
+        let (node, session) = (NodeName::from("edge-1"), SessionId(1));
+        let mut engine = Engine::with_kruise(Selector::parse(EDGE_LABEL).unwrap());
+        let labels = BTreeMap::from([(EDGE_LABEL.to_owned(), String::new())]);
+        let tag = json!({ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 300 } });
+        let image = serde_json::from_value(json!({
+            "metadata": { "name": "edge-1", "uid": "0f7c3a51-8a5c-4a3e-9d0b-111111111111",
+                "resourceVersion": "1", "labels": labels },
+            "spec": { "images": { "a": { "tags": [tag] } } },
+        }));
+        let job = serde_json::from_value(json!({
+            "metadata": { "name": "job", "uid": "job", "generation": 1 },
+            "spec": { "imagePrePullTemplate": { "images": ["b:1"], "labelSelector": { "matchLabels": labels } } },
+        }));
+        let of_node = |input| kruise::Input::Node(input).into();
+        for input in [
+            Prepull::Nodes(vec![NodeView { name: node.clone(), labels, ready: true }]).into(),
+            Prepull::Reports(Vec::new()).into(),
+            Prepull::Jobs(Vec::new()).into(),
+            of_node(node_images::Input::NodeImages(vec![Ok(Box::new(image.unwrap()))])),
+            kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
+            kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
+            kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),
+            Prepull::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }).into(),
+        ] {
+            engine.handle(input, now);
+        }
+        // What is sent to the node within ten seconds, when each write is made at once.
+        let mut sent = |input: Input| {
+            engine.handle(input, now);
+            let mut sent = Vec::new();
+            for _ in 0..10 {
+                for action in engine.flush(now) {
+                    match action {
+                        Action::Prepull(controller::Action::Write { job, version, content, .. }) => {
+                            let (object, outcome) = (content.object(), WriteOutcome::Done);
+                            engine.handle(Prepull::Written { job, object, version, outcome }.into(), now);
+                        }
+                        Action::Prepull(controller::Action::Dispatch(order)) => {
+                            sent.push(TaskId { job: order.job.uid.clone(), attempt: order.attempt });
+                        }
+                        Action::Kruise(kruise::Action::Dispatch(order)) => sent.push(order.task.id.clone()),
+                        _ => {}
+                    }
+                }
+                now += Duration::from_secs(1);
+            }
+            sent
+        };
+        let of_node_image = sent(Input::TICK);
+        assert!(matches!(&of_node_image[..], [task] if is_of_node_image(task)), "{of_node_image:?}");
+        assert_eq!(sent(Prepull::Job(Ok(Box::new(job.unwrap()))).into()), []);
+        let result = TaskResult {
+            task: of_node_image[0].clone(),
+            outcome: TaskOutcome::Succeeded,
+            reason: String::new(),
+            check: None,
+            images: Vec::new(),
+            took: Duration::ZERO,
+        };
+        let message = EdgeMessage::Result(result);
+        let of_job = sent(Prepull::Session(SessionEvent::Message { node, session, message }).into());
+        assert_eq!(of_job, [TaskId { job: JobUid("job".to_owned()), attempt: 1 }]);
     }
 
     #[test]

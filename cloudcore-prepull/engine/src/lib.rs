@@ -3,6 +3,7 @@
 //! ```text
 //!  Job, Node, session, time ─▶ prepull: validate ─▶ plan ─▶ rollout ─▶ aggregate ─▶ writes, tasks, events
 //!  Kruise's kinds, time ─────▶ kruise:  rules ─▶ jobs ⇄ node_images ─────────────▶ writes, tasks, events
+//!  Blobs of a site, time ────▶ sites:   book ─▶ assign ─▶ directions
 //! ```
 //!
 //! Pure: no runtime, no Kubernetes client, no clock. Time is an argument, so a test decides what happens when.
@@ -21,6 +22,7 @@ pub mod prepull {
 }
 
 pub mod recording;
+pub mod sites;
 
 /// What both engines use.
 pub mod shared {

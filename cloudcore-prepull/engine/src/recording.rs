@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::{Action, Engine, Input};
 use crate::prepull::controller::{self, Content};
+use crate::sites::SiteSettings;
 
 /// How many actions there were of each [kind](Action::kind).
 pub type Counts = BTreeMap<String, usize>;
@@ -31,6 +32,9 @@ pub enum Entry<I> {
         version: String,
         /// The nodes that get a NodeImage. None: Kruise's API is not served.
         kruise_node_selector: Option<String>,
+        /// How nodes are grouped into sites.
+        #[serde(default)]
+        sites: SiteSettings,
     },
     /// The engine took this in.
     Input {
@@ -157,7 +161,7 @@ pub fn replay(
             return Err(ReplayError::NoBeginning { line });
         }
         match entry {
-            Entry::Begin { version, kruise_node_selector } => {
+            Entry::Begin { version, kruise_node_selector, sites } => {
                 replay.leaders += 1;
                 recorder = version;
                 engine = match kruise_node_selector {
@@ -166,7 +170,8 @@ pub fn replay(
                             .map_err(|error| ReplayError::Value { line, problem: error.to_string() })?,
                     ),
                     None => Engine::default(),
-                };
+                }
+                .with_sites(sites);
             }
             Entry::Input { at, input } => {
                 replay.inputs += 1;
@@ -210,4 +215,33 @@ impl Replay {
 
 fn time(at: &str, line: usize) -> Result<Timestamp, ReplayError> {
     at.parse().map_err(|error| ReplayError::Value { line, problem: format!("{at:?} is no time: {error}") })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn lines(entries: &[Entry<&Input>]) -> Vec<u8> {
+        entries.iter().flat_map(|entry| entry.to_line().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_recording_begins_with_a_leader_and_may_go_on_with_others() {
+        let at = "2026-01-01T00:00:00Z".to_owned();
+        let begin = || Entry::Begin {
+            version: "made up".to_owned(),
+            kruise_node_selector: None,
+            sites: SiteSettings::default(),
+        };
+        let input = || Entry::Input { at: at.clone(), input: &Input::TICK };
+        let flush = || Entry::Flush { at: at.clone(), actions: Counts::new() };
+        let whole = lines(&[begin(), input(), flush(), begin(), input(), input()]);
+        let played = replay(&whole[..], |_, _| {}).unwrap();
+        assert_eq!((played.leaders, played.inputs, played.differences), (2, 3, vec![]));
+        for headless in [lines(&[input(), begin()]), lines(&[flush(), begin()])] {
+            let error = replay(&headless[..], |_, _| {}).unwrap_err();
+            assert!(matches!(error, ReplayError::NoBeginning { line: 1 }), "{error}");
+        }
+    }
 }

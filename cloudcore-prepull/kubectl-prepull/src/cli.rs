@@ -10,12 +10,14 @@ use crate::commands::completion::CompletionArgs;
 use crate::commands::events::EventsArgs;
 use crate::commands::failures::FailuresArgs;
 use crate::commands::from::FromArgs;
+use crate::commands::node::NodeArgs;
 use crate::commands::nodes::NodesArgs;
 use crate::commands::resume::ResumeArgs;
 use crate::commands::retry::RetryArgs;
 use crate::commands::run::RunArgs;
 use crate::commands::status::StatusArgs;
 use crate::commands::suspend::SuspendArgs;
+use crate::commands::tokens::TokensArgs;
 use crate::commands::ui::UiArgs;
 use crate::commands::why::WhyArgs;
 
@@ -73,6 +75,11 @@ pub(crate) enum Command {
     Why(WhyArgs),
     /// Show all jobs, their nodes and the edges in the browser, live.
     Ui(UiArgs),
+    /// Create, list and revoke the tokens with which edge nodes join.
+    #[command(visible_alias = "token")]
+    Tokens(TokensArgs),
+    /// Keep a node out whose machine was stolen or copied, or let it in again.
+    Node(NodeArgs),
     /// Look for what is wrong with the installation, and say the remedies.
     Check(CheckArgs),
     /// Print the completion script for a shell, or say how kubectl completes this command.

@@ -53,6 +53,12 @@ pub(crate) async fn one(
     Ok((page.items.pop(), page.known_since.0))
 }
 
+/// Reads since when there is the leader of now.
+pub(crate) async fn led_since(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<jiff::Timestamp> {
+    let query = EdgeQuery { limit: Some(1), ..EdgeQuery::default() };
+    Ok(page(cluster, system, &query).await?.known_since.0)
+}
+
 async fn page(cluster: &Cluster, system: &SystemArgs, query: &EdgeQuery) -> anyhow::Result<EdgeList> {
     let namespace = &system.system_namespace;
     let path = format!("/api/v1/namespaces/{namespace}/services/{SERVICE}/proxy{}", query.to_path());

@@ -12,6 +12,7 @@ use prepull_api::crd::status::JobPhase;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
+use crate::name::{KruiseKind, KruiseName};
 use crate::problem;
 
 /// Reports of one page. Each has at most 1 MiB, and several times that while it is parsed: a job of 10,000 nodes must not
@@ -87,18 +88,19 @@ fn is_missing(error: &anyhow::Error) -> bool {
 /// What to say of a job that does not exist.
 async fn missing(cluster: &Cluster, name: &str) -> String {
     let namespace = cluster.namespace();
-    let kruise = |kind: &str, resource: &str| {
+    let kruise = |kind: KruiseKind| {
+        let name = KruiseName { kind, name: name.to_owned() };
         format!(
-            "{name} is an {kind} of OpenKruise in namespace {namespace}, and no ImagePrePullJob: kubectl get {resource} \
-             {name} -n {namespace}"
+            "there is no ImagePrePullJob {}, but one of OpenKruise: name it {name} -n {namespace}",
+            name.name
         )
     };
     // Where Kruise's API is not there, or may not be read, the job is not one of its.
     if Api::<ImagePullJob>::namespaced(cluster.client(), namespace).get(name).await.is_ok() {
-        return kruise("ImagePullJob", "imagepulljob");
+        return kruise(KruiseKind::Pull);
     }
     if Api::<ImageListPullJob>::namespaced(cluster.client(), namespace).get(name).await.is_ok() {
-        return kruise("ImageListPullJob", "imagelistpulljob");
+        return kruise(KruiseKind::List);
     }
     format!("there is no ImagePrePullJob {name}: `kubectl get ippj` lists those that there are")
 }

@@ -18,6 +18,9 @@ mod cluster;
 mod complete;
 mod edges;
 mod jobs;
+mod kruise;
+mod listing;
+mod name;
 mod order;
 mod output;
 mod problem;
@@ -38,12 +41,14 @@ mod commands {
     pub(crate) mod events;
     pub(crate) mod failures;
     pub(crate) mod from;
+    pub(crate) mod node;
     pub(crate) mod nodes;
     pub(crate) mod resume;
     pub(crate) mod retry;
     pub(crate) mod run;
     pub(crate) mod status;
     pub(crate) mod suspend;
+    pub(crate) mod tokens;
     pub(crate) mod ui;
     pub(crate) mod why;
 }

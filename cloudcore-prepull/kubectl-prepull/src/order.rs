@@ -133,7 +133,8 @@ impl Order {
         if !self.waves.is_empty() {
             spec.rollout = Some(RolloutStrategy { steps: self.waves.clone(), pause_seconds: 0 });
         }
-        spec.download = self.rate.clone().map(|rate| DownloadSpec { max_rate: Some(rate) });
+        spec.download =
+            self.rate.clone().map(|rate| DownloadSpec { max_rate: Some(rate), ..DownloadSpec::default() });
         ImagePrePullJob::new(&self.name, spec)
     }
 }

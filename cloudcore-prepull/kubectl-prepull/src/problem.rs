@@ -122,7 +122,7 @@ fn explain_answer(answer: &Status, place: &Place) -> Option<String> {
 }
 
 /// Whether a 404 means that the kind is not served. If only the object is missing, the answer names it.
-fn is_unserved(answer: &Status) -> bool {
+pub(crate) fn is_unserved(answer: &Status) -> bool {
     answer.code == 404 && answer.details.as_ref().is_none_or(|details| details.name.is_empty())
 }
 

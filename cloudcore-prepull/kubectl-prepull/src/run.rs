@@ -94,6 +94,8 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Nodes(args) => commands::nodes::run(session, &cluster, &args).await,
         Command::Why(args) => commands::why::run(session, &cluster, &args).await,
         Command::Ui(args) => return Box::pin(commands::ui::run(session, cluster, &args)).await,
+        Command::Tokens(args) => commands::tokens::run(session, &cluster, args).await,
+        Command::Node(args) => commands::node::run(&cluster, args).await,
         Command::Check(args) => commands::check::run(session, &cluster, &args).await,
         Command::Completion(_) => Ok(Ended::Done), // ran above, without a cluster
     };

@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
+use prepull_engine::sites::{SITE_LABEL, SiteSettings};
 use prepull_program::log::LogArgs;
 
 use crate::commands::ca::CaCommand;
@@ -94,6 +95,24 @@ pub(crate) struct ClusterArgs {
     pub(crate) namespace: String,
 }
 
+/// The flags of sites.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SiteArgs {
+    /// Label of the Nodes whose value is their site: the nodes of a site may share what they download.
+    #[arg(long, value_name = "LABEL", default_value = SITE_LABEL, env = "PREPULL_SITE_LABEL")]
+    site_label: String,
+    /// Let the nodes of a site download each layer once and share it, also for jobs that do not say so, and for Kruise's.
+    #[arg(long, env = "PREPULL_SHARE_WITHIN_SITE")]
+    share_within_site: bool,
+}
+
+impl SiteArgs {
+    /// How nodes are grouped.
+    pub(crate) fn settings(&self) -> SiteSettings {
+        SiteSettings { label: self.site_label.clone(), share_by_default: self.share_within_site }
+    }
+}
+
 /// The flags of `cloudcore-prepull run`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "\
@@ -140,6 +159,9 @@ pub(crate) struct RunArgs {
         requires = "edges_listen"
     )]
     pub(crate) edges_from: Vec<IpNet>,
+    /// The flags of sites.
+    #[command(flatten)]
+    pub(crate) sites: SiteArgs,
     /// DNS name or IP address by which edges reach this server; may be repeated.
     #[arg(long, value_name = "NAME", value_parser = parse_advertised, env = "PREPULL_ADVERTISE", value_delimiter = ',')]
     pub(crate) advertise: Vec<String>,

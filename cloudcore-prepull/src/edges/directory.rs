@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_admission::records::record::Recorded;
 use prepull_api::abbreviate::abbreviate_to;
 use prepull_api::edges::{Edge, EdgeList, EdgeQuery};
 use prepull_api::task::{NodeName, TaskId};
@@ -38,13 +39,6 @@ struct Known {
     open: HashSet<TaskId>,
     /// Whether the Node has gone: then the end of the session ends this as well.
     is_nodeless: bool,
-}
-
-/// What the records of keys say of a node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recorded {
-    pub(crate) certificate_until: Option<SystemTime>,
-    pub(crate) is_revoked: bool,
 }
 
 impl Directory {

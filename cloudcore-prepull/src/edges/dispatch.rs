@@ -26,6 +26,7 @@ pub(crate) async fn dispatch_job_task(
     order: &Dispatch,
     secrets: &Secrets,
     sessions: &Sessions,
+    share_by_default: bool,
 ) -> DispatchOutcome {
     let begun = Instant::now();
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
@@ -68,15 +69,17 @@ pub(crate) async fn dispatch_job_task(
         let secrets = withheld.iter().map(ToString::to_string).collect();
         return DispatchOutcome::Withheld { secrets, reason };
     }
-    send(&order.node, build_assign(order, keys, verification, remaining()), sessions)
+    send(&order.node, build_assign(order, keys, verification, remaining(), share_by_default), sessions)
 }
 
-/// Does the same as [`dispatch_job_task`] for a task of a NodeImage, which waits for no owner: what a secret does not
+/// Does the same as [`dispatch_job_task`] for a task of a NodeImage, whose node shares layers with its site if `share` says so,
+/// and which waits for no owner: what a secret does not
 /// give, another one may.
 pub(crate) async fn dispatch_node_image_task(
     order: TagDispatch,
     secrets: &Secrets,
     sessions: &Sessions,
+    share: bool,
 ) -> DispatchOutcome {
     let begun = Instant::now();
     let node_image = secrets.consent_for(SecretUser::NodeImage(&order.node.0));
@@ -90,7 +93,12 @@ pub(crate) async fn dispatch_node_image_task(
     let remaining = order.remaining.saturating_sub(begun.elapsed());
     send(
         &order.node,
-        Assign { task: order.task, remaining, keys: vec![resolved.key], download: DownloadTerms::default() },
+        Assign {
+            task: order.task,
+            remaining,
+            keys: vec![resolved.key],
+            download: DownloadTerms { share, ..DownloadTerms::default() },
+        },
         sessions,
     )
 }
@@ -116,6 +124,7 @@ pub fn build_assign(
     keys: impl IntoIterator<Item = Key>,
     verification: Option<Verification>,
     remaining: Duration,
+    share_by_default: bool,
 ) -> Assign {
     let mut table = KeyTable::default();
     let image = |((index, image), key): ((usize, &PlannedImage), Key)| ImageTask {
@@ -137,7 +146,7 @@ pub fn build_assign(
         checks: order.job.checks.clone(),
         images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
     };
-    let download = download::terms(&order.job, &order.node, verification);
+    let download = download::terms(&order.job, &order.node, verification, share_by_default);
     Assign { task, remaining, keys: table.keys, download }
 }
 

@@ -6,7 +6,6 @@
 //! ```
 
 pub(crate) mod ca_set;
-mod key_hash;
 mod lapsed;
 pub(crate) mod peer;
 pub(crate) mod published;
@@ -33,7 +32,7 @@ use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 pub use ca_set::CaSet;
-pub use key_hash::KeyHash;
+pub use prepull_admission::KeyHash;
 pub use rotation::Rotation;
 pub use server::ServerIdentity;
 pub(crate) use server::is_server_name;

@@ -10,9 +10,6 @@
 //! refused; no clock decides that.
 
 mod alarm;
-mod record;
-mod shard;
-mod store;
 mod view;
 mod writer;
 
@@ -24,29 +21,25 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
+use prepull_admission::ca::Fingerprint;
+use prepull_admission::records::record::{Recorded, Standing};
+use prepull_admission::records::shard::ShardId;
+use prepull_admission::records::store::{self, Store};
 use prepull_api::task::NodeName;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::edges::directory::Recorded;
 use crate::edges::pki::KeyHash;
-use crate::edges::pki::ca_set::Fingerprint;
 use crate::edges::pki::peer::Peer;
 use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
 use crate::kube_api::refusal::{FailureLog, explain};
 use alarm::{Alarms, Place};
-use shard::ShardId;
-use store::Store;
 use view::View;
 use writer::Writer;
 
 pub use alarm::RosterMetrics;
-#[cfg(test)]
-pub(crate) use record::Revocation;
-use record::Standing;
-pub(crate) use record::{Admission, Change, HeldKey, NodeRecord, Refusal};
-pub(crate) use store::RosterError;
+pub(crate) use prepull_admission::records::record::{Admission, Change, HeldKey, Refusal};
 
 /// How long a Node that the watch has not told of is waited for before its edge is refused. Somebody who makes a Node
 /// starts its agent a moment later, and the watch is behind by what the API server takes to tell.
@@ -84,7 +77,7 @@ impl Roster {
 
     /// A roster in this process, for tests. Every Node exists.
     pub fn in_memory() -> Self {
-        Self::new(Store::Memory(Arc::default()), Alarms::new(None, RosterMetrics::default()))
+        Self::new(Store::in_memory(), Alarms::new(None, RosterMetrics::default()))
     }
 
     fn new(store: Store, alarms: Alarms) -> Self {
@@ -259,36 +252,6 @@ impl Roster {
 
     fn writer(&self, node: &NodeName) -> &Arc<Writer> {
         &self.shared.writers[ShardId::of(node).index()]
-    }
-}
-
-/// The records, for a command that makes a change and ends.
-#[derive(Clone, Debug)]
-pub(crate) struct Records(Store);
-
-impl Records {
-    pub(crate) fn in_cluster(client: kube::Client, namespace: &str) -> Self {
-        Self(Store::in_cluster(client, namespace))
-    }
-
-    /// All records, by the nodes' names.
-    pub(crate) async fn list(&self) -> Result<std::collections::BTreeMap<NodeName, NodeRecord>, kube::Error> {
-        let shards = self.0.read_all().await?;
-        Ok(shards.into_iter().flat_map(|(_, shard)| shard.records).collect())
-    }
-
-    /// The node's record, empty if there is none.
-    pub(crate) async fn get(&self, node: &NodeName) -> Result<NodeRecord, RosterError> {
-        Ok(self.0.read(ShardId::of(node)).await?.record(node))
-    }
-
-    /// Makes a change. Returns the record before and after it.
-    pub(crate) async fn change(
-        &self,
-        node: &NodeName,
-        change: &Change,
-    ) -> Result<(NodeRecord, NodeRecord), RosterError> {
-        self.0.change(node, change).await
     }
 }
 

@@ -1,14 +1,9 @@
-//! The manager in `managedFields` of what we write. The API server would take it from the User-Agent, which a proxy on the
-//! way may change.
+//! The manager in `managedFields` of what we write.
 
-use kube::api::{PatchParams, PostParams};
+use kube::api::PatchParams;
+use prepull_admission::FIELD_MANAGER;
 
-const FIELD_MANAGER: &str = "cloudcore-prepull";
-
-/// How objects are created and replaced.
-pub(crate) fn post_params() -> PostParams {
-    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
-}
+pub(crate) use prepull_admission::post_params;
 
 /// How objects are patched.
 pub(crate) fn patch_params() -> PatchParams {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures::FutureExt as _;
 use jiff::Timestamp;
@@ -68,6 +68,8 @@ pub(super) struct Core {
     pub(super) roster: Roster,
     /// The nodes that get NodeImages, with Kruise's API.
     pub(super) kruise_nodes: Option<Selector>,
+    /// Whether nodes share layers with their site for jobs that do not say so, and for NodeImages.
+    pub(super) share_by_default: bool,
     pub(super) secrets: Secrets,
     pub(super) events: Events,
     pub(super) metrics: Arc<Metrics>,
@@ -195,6 +197,12 @@ impl Core {
         match action {
             Action::Prepull(action) => self.act_for_job(action),
             Action::Kruise(action) => self.act_for_kruise(action),
+            // What is lost with a session is said again in the next one.
+            Action::Direct(directions) => {
+                if let Some((node, message)) = self.sessions.tickets().issue(directions, SystemTime::now()) {
+                    let _ = self.sessions.send(&node, message);
+                }
+            }
         }
     }
 
@@ -231,10 +239,10 @@ impl Core {
             }
             Action::Dispatch(order) => {
                 let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
-                let inputs = self.inputs.clone();
+                let (inputs, share) = (self.inputs.clone(), self.share_by_default);
                 let span = info_span!("dispatch", job = order.job.name, node = %order.node);
                 let work = async move {
-                    let outcome = dispatch::dispatch_job_task(&order, &secrets, &sessions).await;
+                    let outcome = dispatch::dispatch_job_task(&order, &secrets, &sessions, share).await;
                     if sessions.may_log(&order.node) {
                         info!(?outcome, images = order.plan.images.len(), "dispatched");
                     }

@@ -120,11 +120,13 @@ impl Core {
             Action::Send(node, message) => _ = self.sessions.send(&node, message),
             Action::Event(event) => self.events.send(event),
             Action::Dispatch(dispatch) => {
-                let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
+                let (secrets, sessions, share) =
+                    (self.secrets.clone(), self.sessions.clone(), self.share_by_default);
                 let span = info_span!("dispatch", task = dispatch.task.title, node = %dispatch.node);
                 let work = async move {
                     let (node, task) = (dispatch.node.clone(), dispatch.task.id.clone());
-                    let dispatched = caught(dispatch_node_image_task(*dispatch, &secrets, &sessions)).await;
+                    let dispatched =
+                        caught(dispatch_node_image_task(*dispatch, &secrets, &sessions, share)).await;
                     let outcome = dispatched.unwrap_or(DispatchOutcome::Offline);
                     if sessions.may_log(&node) {
                         info!(?outcome, "dispatched");

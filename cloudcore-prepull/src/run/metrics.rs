@@ -192,7 +192,15 @@ impl Metrics {
                     PulledBy::Runtime => "runtime",
                     PulledBy::Other => "other",
                 };
-                self.counted.pulled_image_bytes.get_or_create(&ByLabel { by }).inc_by(bytes.done);
+                // What neighbours have delivered is part of it.
+                let from_peers = image.from_peers.unwrap_or_default().min(bytes.done);
+                self.counted
+                    .pulled_image_bytes
+                    .get_or_create(&ByLabel { by })
+                    .inc_by(bytes.done - from_peers);
+                if from_peers > 0 {
+                    self.counted.pulled_image_bytes.get_or_create(&ByLabel { by: "peer" }).inc_by(from_peers);
+                }
             }
             if let Some(took) = image.took {
                 self.counted.image_duration_seconds.get_or_create(&outcome).observe(took.as_secs_f64());

@@ -13,6 +13,7 @@ use anyhow::{Context, ensure};
 use jiff::Timestamp;
 use prepull_engine::engine::{Action, Input};
 use prepull_engine::recording::{Entry, count};
+use prepull_engine::sites::SiteSettings;
 use tracing::{error, info};
 
 /// Lines that wait for the disk: a few seconds of the busiest fleet. The engine never waits for a recording.
@@ -67,6 +68,7 @@ impl Recorder {
     pub(super) fn begin(
         RecordFile { path, file, bytes }: RecordFile,
         kruise_node_selector: Option<String>,
+        sites: SiteSettings,
     ) -> anyhow::Result<Self> {
         let (lines, queue) = sync_channel(LINES);
         let (ends, ended) = channel();
@@ -88,7 +90,7 @@ impl Recorder {
         // A process that was killed may have left half a line.
         recorder.push(b"\n".to_vec());
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        recorder.record(&Entry::Begin { version, kruise_node_selector });
+        recorder.record(&Entry::Begin { version, kruise_node_selector, sites });
         Ok(recorder)
     }
 
@@ -172,7 +174,12 @@ mod tests {
     use super::*;
 
     fn record(file: &Path, kruise_node_selector: Option<&str>) -> Recorder {
-        Recorder::begin(RecordFile::open(file).unwrap(), kruise_node_selector.map(str::to_owned)).unwrap()
+        Recorder::begin(
+            RecordFile::open(file).unwrap(),
+            kruise_node_selector.map(str::to_owned),
+            SiteSettings::default(),
+        )
+        .unwrap()
     }
 
     #[test]

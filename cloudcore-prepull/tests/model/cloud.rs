@@ -501,5 +501,5 @@ pub(crate) fn jobs(input: &Input) -> Vec<Seen> {
 /// Builds the message for a task, as the dispatcher does once it has all secrets.
 pub(crate) fn assign(order: &Dispatch, remaining: Duration) -> Assign {
     let keys = std::iter::repeat(Key::anonymous());
-    cloudcore_prepull::edges::dispatch::build_assign(order, keys, None, remaining)
+    cloudcore_prepull::edges::dispatch::build_assign(order, keys, None, remaining, false)
 }

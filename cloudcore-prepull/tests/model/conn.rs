@@ -88,6 +88,7 @@ impl World {
             heartbeat: Duration::from_secs(15),
             progress_interval: Duration::from_secs(1),
             state_interval: None,
+            tickets: None,
         }));
         self.cloud.registry.insert(node.clone(), id);
         self.log(|| format!("cloud: welcomes {node} as session {session}"));
@@ -180,7 +181,9 @@ impl World {
                     self.edges[edge].unpin(&jobs);
                     return true;
                 }
-                CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => return true,
+                CloudMessage::Sources(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. } => {
+                    return true;
+                }
             },
         );
         true

@@ -11,6 +11,7 @@ pub(crate) fn told(message: &CloudMessage) -> String {
         CloudMessage::Cancel { task, reason } => format!("Cancel {task}: {reason}"),
         CloudMessage::Welcome(_) => "Welcome".to_owned(),
         CloudMessage::Unpin { jobs } => format!("Unpin {jobs:?}"),
+        CloudMessage::Sources(sources) => format!("Sources {}", sources.task),
         CloudMessage::Trust(_) => "Trust".to_owned(),
         CloudMessage::Goaway { .. } => "Goaway".to_owned(),
     }
@@ -21,6 +22,7 @@ pub(crate) fn said(message: &EdgeMessage) -> String {
         EdgeMessage::Hello(_) => "Hello".to_owned(),
         EdgeMessage::Trusts { .. } => "Trusts".to_owned(),
         EdgeMessage::State(_) => "State".to_owned(),
+        EdgeMessage::Blobs(blobs) => format!("Blobs {}", blobs.task),
         EdgeMessage::Accepted { task } => format!("Accepted {task}"),
         EdgeMessage::Progress(progress) => format!("Progress {}", progress.task),
         EdgeMessage::Result(result) => {

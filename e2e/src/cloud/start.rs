@@ -1,6 +1,7 @@
 //! How a cloud is started.
 
 use std::ffi::OsString;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -31,6 +32,7 @@ pub struct Start<'a> {
     standby: bool,
     pod: Option<String>,
     space: Option<Space>,
+    edges_at: Option<Ipv4Addr>,
     programs: Programs,
 }
 
@@ -44,6 +46,7 @@ impl<'a> Start<'a> {
             arguments: Vec::new(),
             requires_consent: false,
             space: None,
+            edges_at: None,
             election: None,
             standby: false,
             pod: None,
@@ -83,6 +86,13 @@ impl<'a> Start<'a> {
     #[must_use]
     pub fn within(mut self, network: &Network) -> Self {
         self.space = Some(network.cloud().clone());
+        self
+    }
+
+    /// Lists the edges at this address.
+    #[must_use]
+    pub fn lists_edges_at(mut self, address: Ipv4Addr) -> Self {
+        self.edges_at = Some(address);
         self
     }
 
@@ -160,6 +170,7 @@ impl<'a> Start<'a> {
             enroll: Port::reserve()?,
             metrics: Port::reserve()?,
             edges: Port::reserve()?,
+            edges_at: self.edges_at,
             front: None,
             arguments,
             standby: self.standby,

@@ -44,6 +44,8 @@ pub(super) struct Plan {
     pub(super) nodes: &'static [&'static str],
     pub(super) images: &'static [(&'static str, &'static str)],
     words: &'static [&'static str],
+    /// Exit status of `kubectl prepull status --watch`.
+    pub(super) exit_status: i32,
 }
 
 /// Plan of the first job, which succeeds.
@@ -61,6 +63,7 @@ pub(super) const MAIN: Plan = Plan {
         "Overrider: nodes of the region hangzhou take everything from hangzhou.example, with its secret.",
         "Asked for as well, and to be left out: cloud-1 (not an edge node), edge-4 (NotReady).",
     ],
+    exit_status: 0,
 };
 
 /// Plan of the second job, one image of which fails.
@@ -71,6 +74,7 @@ pub(super) const SECOND: Plan = Plan {
     words: &[
         "shop/cache names a secret with a wrong password, shop/queue the right one; ai/model is there already.",
     ],
+    exit_status: 1,
 };
 
 impl Plan {

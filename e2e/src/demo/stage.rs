@@ -1,9 +1,10 @@
 //! The parts that the demo runs on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use prepull_api::credentials::ALLOW;
 
@@ -16,14 +17,19 @@ use crate::certs::Authority;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::images::Image;
+use crate::network::Network;
 use crate::node::EdgeNode;
+use crate::parts;
 use crate::place::{Place, password};
 use crate::registry::Registry;
+use crate::services;
 
 /// Everything that runs. Fields are dropped in order, so that each part comes before those that it uses.
 pub(super) struct Stage {
     pub(super) nodes: Vec<EdgeNode>,
     cloud: Cloud,
+    /// What the API server reaches the cloud by.
+    _network: Network,
     pub(super) harbor: Registry,
     pub(super) hangzhou: Registry,
     pub(super) cluster: Cluster,
@@ -79,7 +85,8 @@ impl Stage {
         story.line(&format!("each for the jobs that its owner allows: {ALLOW}={jobs}"));
 
         story.step("cloudcore-prepull");
-        let cloud = Cloud::start(&cluster).requires_consent().await?;
+        let cloud = Cloud::start(&cluster).requires_consent();
+        let (cloud, network) = services::with_edges_listed(&cluster, cloud).await?;
         story.line(&format!(
             "acts as its ServiceAccount with the rights of manifests/; edges dial wss://{}",
             cloud.tunnel_addr()
@@ -87,7 +94,7 @@ impl Stage {
 
         story.step("Three edge nodes, each with its own containerd and agent");
         let nodes = Self::nodes(story, &cluster, &cloud).await?;
-        Ok(Self { nodes, cloud, harbor, hangzhou, cluster, images, place })
+        Ok(Self { nodes, cloud, _network: network, harbor, hangzhou, cluster, images, place })
     }
 
     async fn nodes(story: &Story, cluster: &Cluster, cloud: &Cloud) -> Result<Vec<EdgeNode>> {
@@ -125,6 +132,17 @@ impl Stage {
         Ok(())
     }
 
+    /// A line that begins with kubectl, as a person with this kubeconfig and our programs in the PATH types it.
+    pub(super) fn typed(&self, line: &str) -> Result<Command> {
+        let mut command = Command::new(parts::kubectl());
+        command.args(line.split_whitespace().skip(1));
+        command.env("KUBECONFIG", self.cluster.kubeconfig());
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::iter::once(programs()?).chain(std::env::split_paths(&path));
+        command.env("PATH", std::env::join_paths(path)?);
+        Ok(command)
+    }
+
     /// Digest of an image, which is the same in both registries.
     pub(super) fn digest(&self, path: &str) -> &str {
         self.images.iter().find(|(known, _)| *known == path).map_or("", |(_, image)| image.digest())
@@ -138,11 +156,13 @@ impl Stage {
         self.place.log_tails(&["cloudcore-prepull", "agent-"])
     }
 
-    pub(super) fn print_how_to_go_on(&self, story: &Story, keeper: u32) {
+    pub(super) fn print_how_to_go_on(&self, story: &Story, keeper: u32) -> Result<()> {
         story.note("KEEP=1: everything stays up.");
         let row = |name: &str, value: String| vec![name.to_owned(), value];
         let mut rows = vec![
             row("kubeconfig", format!("export KUBECONFIG={}", self.cluster.kubeconfig().display())),
+            row("plugin", format!("export PATH={}:$PATH", programs()?.display())),
+            row("page", "kubectl prepull ui".to_owned()),
             row("logs", self.logs().display().to_string()),
             row("metrics", format!("curl http://{}/metrics", self.cloud.metrics_addr())),
         ];
@@ -157,7 +177,14 @@ impl Stage {
         for line in table(&rows) {
             story.line(&line);
         }
+        Ok(())
     }
+}
+
+/// The directory of our programs.
+fn programs() -> Result<PathBuf> {
+    let plugin = parts::program("kubectl-prepull")?;
+    Ok(plugin.parent().context("a program is in no directory")?.to_owned())
 }
 
 async fn push_all(registry: &Registry, images: &[(&str, Image)], user: &str) -> Result<()> {

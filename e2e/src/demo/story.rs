@@ -2,7 +2,11 @@
 
 use std::cell::Cell;
 use std::io::{IsTerminal, Stdout};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// Width of a step's title, so that the times are aligned.
 const TITLE: usize = 66;
@@ -30,11 +34,6 @@ impl Story {
         let terminal = out.is_terminal();
         let colours = terminal && std::env::var_os("NO_COLOR").is_none();
         Self { began: Instant::now(), steps: Cell::new(0), out, terminal, colours }
-    }
-
-    /// Whether the output is a terminal, so that lines may be redrawn.
-    pub(super) fn is_terminal(&self) -> bool {
-        self.terminal
     }
 
     /// Time since the demo began.
@@ -68,6 +67,24 @@ impl Story {
         for line in output.lines() {
             say!(self, "   {line}");
         }
+    }
+
+    /// Runs a command, and passes on what it prints: below the step, or to the terminal itself, where it draws.
+    pub(super) async fn run(&self, words: &str, command: Command) -> Result<ExitStatus> {
+        self.command(words);
+        let mut command = tokio::process::Command::from(command);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        if !self.terminal {
+            command.stdout(Stdio::piped());
+        }
+        let mut child = command.spawn().with_context(|| format!("cannot start {words}"))?;
+        if let Some(out) = child.stdout.take() {
+            let mut lines = BufReader::new(out).lines();
+            while let Some(line) = lines.next_line().await? {
+                if line.is_empty() { self.blank() } else { self.line(&line) }
+            }
+        }
+        Ok(child.wait().await?)
     }
 
     /// Prints an expectation, and whether it was met.

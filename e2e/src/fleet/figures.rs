@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use prepull_api::crd::status::{JobPhase, Summary};
 use serde::Serialize;
 
-use super::{Listing, Options};
+use super::{Listing, Options, PeopleFigures};
 
 /// The figures of one run.
 #[derive(Clone, Debug, Serialize)]
@@ -23,6 +23,8 @@ pub struct Figures {
     pub idle: Option<Idle>,
     /// Figures of the job.
     pub job: JobFigures,
+    /// Cost of people's tools, if `--people` was given.
+    pub people: Option<PeopleFigures>,
 }
 
 /// How a fleet connected, with all edges dialling at the same moment.

@@ -44,7 +44,7 @@ pub struct Plan {
 impl Scene {
     /// Creates the job and measures it.
     pub async fn job(&mut self, plan: &Plan, teller: &Teller) -> Result<JobFigures> {
-        let Self { fleet, cloud, cluster } = self;
+        let Self { fleet, cloud, cluster, .. } = self;
         let (client, nodes) = (cluster.client(), fleet.names().len());
         teller.step(&format!("job {} over {nodes} nodes", plan.name));
         let images =

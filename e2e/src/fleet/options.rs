@@ -21,6 +21,8 @@ Examples:
       cloudcore is killed when half of the images are there, and started again
   make fleet NODES=10000 ARGS='--idle 60s --disconnect-every 10m'
       what the list of the edges costs while links flap
+  make fleet NODES=10000 ARGS='--people --fail-rate 0.03'
+      what kubectl prepull, its page and a Prometheus cost (as root)
   make fleet NODES=1000 ARGS='--kruise'
       OpenKruise's API: how many writes a node and an image cost
   make fleet NODES=1000 ARGS='--rotate'
@@ -31,6 +33,7 @@ target/release/fleet; it needs the environment that e2e/setup/with-parts.sh make
 
 /// Measures cloudcore-prepull with a fleet of simulated edges: real tunnel, real TLS, a certificate for each edge, the
 /// agent's own logic, a real API server and etcd; only the pulls are simulated.
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(version, after_help = EXAMPLES)]
 #[serde(rename_all = "camelCase")]
@@ -84,6 +87,10 @@ pub struct Options {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
     pub idle: Option<Duration>,
+    /// Let a Prometheus scrape cloudcore during the job, and measure kubectl prepull and its page after it. Not with
+    /// --kruise and --rotate
+    #[arg(long, conflicts_with_all = ["kruise", "rotate"])]
+    pub people: bool,
     /// Give up if the job has not ended after this time
     #[arg(long, default_value = "15m", value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(skip)]

@@ -11,6 +11,8 @@ use super::listing::Listing;
 use super::teller::Teller;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
+use crate::network::Network;
+use crate::services;
 use crate::sim::{Fleet, Step};
 use crate::usage::Usage;
 
@@ -19,6 +21,8 @@ pub struct Scene {
     pub(super) fleet: Fleet,
     pub(super) cloud: Cloud,
     pub(super) cluster: Cluster,
+    /// What the API server reaches the list of the edges by, for people.
+    _network: Option<Network>,
 }
 
 impl Scene {
@@ -32,7 +36,13 @@ impl Scene {
         }
         let arguments: Vec<_> = options.cloud_arg.iter().map(String::as_str).collect();
         let cloud = if options.kruise { Cloud::with_kruise(&cluster) } else { Cloud::start(&cluster) };
-        let cloud = cloud.args(&arguments).await?;
+        let cloud = cloud.args(&arguments);
+        let (cloud, network) = if options.people {
+            let (cloud, network) = services::with_edges_listed(&cluster, cloud).await?;
+            (cloud, Some(network))
+        } else {
+            (cloud.await?, None)
+        };
 
         let steps = Arc::new(teller.counter(nodes));
         let watcher = {
@@ -65,7 +75,7 @@ impl Scene {
             per_session: after.rss.saturating_sub(before.rss) / (nodes as u64).max(1),
         };
         teller.step(&format!("{nodes} sessions are up after {seconds:.1} s"));
-        Ok((Self { fleet, cloud, cluster }, connect))
+        Ok((Self { fleet, cloud, cluster, _network: network }, connect))
     }
 
     /// Cluster of the run.

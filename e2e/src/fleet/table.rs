@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use super::figures::{Connect, Figures, Idle, JobFigures, Kill};
 use super::kruise::KruiseFigures;
 use super::listing::Listing;
+use super::people::{Cost, PeopleFigures, Scrapes};
 
 /// Width of the names of figures.
 const NAME: usize = 44;
 
 /// Prints the figures to standard output.
 pub fn print(figures: &Figures) {
-    let Figures { options, cluster, machine, connect, idle, job } = figures;
+    let Figures { options, cluster, machine, connect, idle, job, people } = figures;
     println!("\n{} nodes, {} images, pulls take {}", options.nodes, options.images, options.pull);
     println!("{cluster} and all parts on this machine: {machine}\n");
     print_connect(connect);
@@ -23,6 +24,9 @@ pub fn print(figures: &Figures) {
     print_job(job);
     if let Some(kill) = &job.kill {
         print_kill(kill);
+    }
+    if let Some(people) = people {
+        print_people(people);
     }
 }
 
@@ -118,6 +122,24 @@ fn print_job(job: &JobFigures) {
         line("etcd, memory; its database", format!("{}; {}", mib(job.etcd_rss), mib(job.etcd_database)));
     }
     line("the fleet itself, memory", mib(job.fleet_rss));
+}
+
+fn print_people(people: &PeopleFigures) {
+    let PeopleFigures { commands, page, scrapes } = people;
+    let cost = |Cost { what, seconds, bytes, peak }: &Cost| {
+        line(what, format!("{seconds:.2} s, {} KiB, at most {}", bytes / 1024, mib(*peak)));
+    };
+    heading("kubectl prepull: time, output, memory");
+    commands.iter().for_each(cost);
+    heading("Its page: time, answer, memory of its server");
+    page.iter().for_each(cost);
+    let Scrapes { samples: [before, most, after], bytes, slowest_seconds, rules, queries, rss } = scrapes;
+    heading("A Prometheus that scrapes cloudcore once a second");
+    line("samples before the job, at most, after it", format!("{before}, {most}, {after}"));
+    line("the last scrape", format!("{} KiB", bytes / 1024));
+    line("the slowest scrape", format!("{:.1} ms", slowest_seconds * 1000.0));
+    line("alerts evaluated, queries answered", format!("{rules}, {queries}"));
+    line("its memory", mib(*rss));
 }
 
 fn print_kill(kill: &Kill) {

@@ -67,6 +67,14 @@ impl Space {
         parts::output(self.command(&command)).await
     }
 
+    /// Runs `tc` in the namespace.
+    pub(super) async fn tc(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new("tc");
+        command.args(arguments);
+        let output = parts::output(self.command(&command)).await;
+        output.with_context(|| format!("tc {}", arguments.join(" ")))
+    }
+
     /// Does some work in the namespace, on a thread of its own. A socket belongs to the namespace that it was created
     /// in.
     pub(super) fn run<T: Send + 'static>(

@@ -27,6 +27,7 @@ use tonic::Request;
 use tonic::transport::Channel;
 
 use crate::cleanup::{Child, eventually};
+use crate::network::Space;
 use crate::parts;
 use crate::place::{HOSTS, Place};
 
@@ -40,30 +41,42 @@ pub struct Containerd {
     place: Arc<Place>,
     name: String,
     dir: PathBuf,
+    /// Namespace of the process, if not that of the test.
+    space: Option<Space>,
     process: Option<Child>,
 }
 
 impl Containerd {
     /// Starts a containerd for the node of this name.
     pub async fn start(name: &str) -> Result<Self> {
-        Self::start_as(name, None, false).await
+        Self::start_as(name, None, false, None).await
     }
 
     /// Starts a containerd, with its data on a disk of so many bytes if one is given. The disk is removed with the place.
     pub async fn start_on(name: &str, disk: Option<u64>) -> Result<Self> {
-        Self::start_as(name, disk, false).await
+        Self::start_as(name, disk, false, None).await
     }
 
     /// Starts a containerd that removes layers from its content store once they are unpacked, as those of EKS, GKE and Talos
     /// do.
     pub async fn start_discarding(name: &str) -> Result<Self> {
-        Self::start_as(name, None, true).await
+        Self::start_as(name, None, true, None).await
     }
 
-    async fn start_as(name: &str, disk: Option<u64>, discards_layers: bool) -> Result<Self> {
+    /// Starts a containerd like [`Self::start_on`], in a network namespace.
+    pub(super) async fn start_in(name: &str, disk: Option<u64>, space: Option<Space>) -> Result<Self> {
+        Self::start_as(name, disk, false, space).await
+    }
+
+    async fn start_as(
+        name: &str,
+        disk: Option<u64>,
+        discards_layers: bool,
+        space: Option<Space>,
+    ) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
-        let mut containerd = Self { place, name: name.to_owned(), dir, process: None };
+        let mut containerd = Self { place, name: name.to_owned(), dir, space, process: None };
         if let Some(size) = disk {
             std::fs::create_dir_all(containerd.root())?;
             containerd.mount(&format!("size={size}")).await?;
@@ -139,6 +152,11 @@ impl Containerd {
         self.kill9()?;
         let mut command = Command::new(parts::containerd());
         command.arg("--config").arg(self.dir.join("config.toml")).current_dir(&self.dir);
+        if let Some(space) = &self.space {
+            let dir = command.get_current_dir().map(Path::to_owned);
+            command = space.command(&command);
+            dir.map(|dir| command.current_dir(dir));
+        }
         // containerd looks for its unpack tools in the working directory; it must not find another one's files there.
         let mut process = Child::spawn(&self.place, &format!("containerd-{}", self.name), command)?;
         let answers =
@@ -156,6 +174,11 @@ impl Containerd {
     /// Kills containerd with SIGKILL. Its data is kept.
     pub fn kill9(&mut self) -> Result<()> {
         self.process.take().map_or(Ok(()), |mut process| process.kill9())
+    }
+
+    /// Process of containerd.
+    pub fn process(&self) -> Result<&Child> {
+        self.running()
     }
 
     /// Freezes containerd with SIGSTOP: connections are accepted and nothing is answered.

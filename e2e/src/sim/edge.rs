@@ -204,6 +204,7 @@ impl Edge {
                     time_zone: None,
                     windows: Vec::new(),
                     pins: None,
+                    peer: None,
                 };
                 let _ = answer.send(hello); // fails if the attempt to connect is over
                 return None;
@@ -230,6 +231,7 @@ impl Edge {
             CloudMessage::Cancel { task, reason } => Some(AgentEvent::Cancel { task, reason }),
             CloudMessage::Welcome(_)
             | CloudMessage::Unpin { .. }
+            | CloudMessage::Sources(_)
             | CloudMessage::Trust(_)
             | CloudMessage::Goaway { .. } => None,
         }

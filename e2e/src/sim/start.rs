@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::behaviour::{Behaviour, PullTime};
 use super::counts::Counts;
 use super::edge::{Edge, Shared};
-use super::{CONNECT_LIMIT, Fleet, certificates};
+use super::{CONNECT_LIMIT, CONNECT_LIMIT_OF_ONE, Fleet, certificates};
 use crate::background;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
@@ -159,8 +159,10 @@ impl Prepared {
                 tokio::time::sleep(REPORT_INTERVAL).await;
             }
         };
+        let edges = u32::try_from(fleet.names.len()).unwrap_or(u32::MAX);
+        let limit = CONNECT_LIMIT.saturating_add(CONNECT_LIMIT_OF_ONE.saturating_mul(edges));
         tokio::select! {
-            connected = fleet.all_have_connected(CONNECT_LIMIT) => connected?,
+            connected = fleet.all_have_connected(limit) => connected?,
             never = watch => never,
         }
         Ok(fleet)

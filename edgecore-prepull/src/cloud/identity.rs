@@ -9,6 +9,7 @@
 mod current;
 mod error;
 mod files;
+mod peers;
 mod renew;
 mod trust;
 
@@ -18,4 +19,5 @@ pub use error::IdentityError;
 pub(crate) use error::REMEDY_OF_DENIAL;
 pub use files::Connection;
 pub(crate) use files::{DEFAULT_STATE_DIR, StateDir, check_issued, replace_file, temporary_of};
+pub(crate) use peers::node_of;
 pub use renew::RenewError;

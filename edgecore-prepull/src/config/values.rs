@@ -4,8 +4,10 @@ use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::str::FromStr;
+use std::time::Duration;
 
 use prepull_api::download::Window;
+use prepull_api::sites::is_address;
 use prepull_api::wire::MAX_OPEN_TASKS;
 use prepull_window::{BadWindow, parse_window, write_window};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -15,7 +17,12 @@ use crate::images::runtime::RuntimeEndpoint;
 /// Reachable from the machine itself only: the metrics of a node are for a collector on that node.
 pub(super) const DEFAULT_METRICS_LISTEN: &str = "127.0.0.1:10004";
 
-/// The value of `--metrics-listen`: an address, or `off`.
+/// Least patience: the cloud reminds whoever waits every 20 s, and with less each box would download for itself.
+const LEAST_PATIENCE: Duration = Duration::from_secs(30);
+/// Longest patience: after a day without a word from the cloud, nobody is better off for waiting.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+/// The value of `--metrics-listen` and of `--peer-listen`: an address, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listen {
     /// Listen nowhere.
@@ -37,11 +44,70 @@ impl FromStr for Listen {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "off" => Ok(Self::Off),
-            text => text
-                .parse()
-                .map(Self::On)
-                .map_err(|_| format!("{text:?} is not an address: write 127.0.0.1:10004, or off")),
+            text => text.parse().map(Self::On).map_err(|_| {
+                format!("{text:?} is not an address with a port: write 127.0.0.1:10004, or off")
+            }),
         }
+    }
+}
+
+/// A value of `--peer-advertise`: a host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PeerAddressText(pub(crate) String);
+
+impl FromStr for PeerAddressText {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if !is_address(text) {
+            return Err(format!("{text:?} is not a host with a port: write 192.168.1.7:10006"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// The value of `--peer-patience`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Patience(pub(crate) Duration);
+
+/// Three reminders of the cloud.
+impl Default for Patience {
+    fn default() -> Self {
+        Self(Duration::from_secs(60))
+    }
+}
+
+impl FromStr for Patience {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let time = humantime::parse_duration(text).ok();
+        let time = time.filter(|time| (LEAST_PATIENCE..=LONGEST_PATIENCE).contains(time));
+        time.map(Self).ok_or_else(|| format!("{text:?} is not a time from 30s to 24h: write 60s or 10m"))
+    }
+}
+
+impl Serialize for Patience {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_duration(self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Patience {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_flag(deserializer)
+    }
+}
+
+impl Serialize for PeerAddressText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for PeerAddressText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_flag(deserializer)
     }
 }
 

@@ -20,6 +20,7 @@ mod finish;
 mod flights;
 mod image;
 mod mode;
+mod neighbours;
 mod room;
 mod runtime;
 mod stop;
@@ -42,8 +43,10 @@ pub use self::downloads::{ImageDownload, LayerDownload};
 use self::fetcher::{Fetcher, streams_of_image};
 use self::finish::needs_runtime;
 use self::image::ImageParts;
+pub(crate) use self::neighbours::Neighbourhood;
+use self::neighbours::Shared;
 use self::stop::Stop;
-use super::containerd::{Containerd, Source};
+use super::containerd::{Containerd, ContentStore, Source};
 use super::puller::cri::{CriPuller, is_registry_token_alone, unusable};
 use super::puller::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
 use super::rate::Bucket;
@@ -109,6 +112,18 @@ impl<P: Puller> Fetching<P> {
         self
     }
 
+    /// Shares layers with the neighbours of the site, for tasks that ask for it.
+    #[must_use]
+    pub(crate) fn shared_with(mut self, neighbourhood: Neighbourhood) -> Self {
+        self.fetcher.neighbourhood = Some(neighbourhood);
+        self
+    }
+
+    /// The content store that the downloads go to.
+    pub(crate) fn store(&self) -> Arc<ContentStore> {
+        Arc::clone(&self.fetcher.store)
+    }
+
     /// The node's own limit, which may be changed at any time.
     pub fn bucket(&self) -> &Bucket {
         &self.fetcher.bucket
@@ -149,17 +164,21 @@ impl<P: Puller> Fetching<P> {
         let layers: Arc<[_]> = fetcher.layers(&repository, &image, &facts).await.into();
         let watched = fetcher.downloads.begin(request.reference, Arc::clone(&layers));
         fetcher.check_room(&repository, &layers, &facts).await?;
-        let download = Download {
-            fetcher,
-            repository: &repository,
-            facts: &facts,
-            reference: request.reference,
-            source: Source::of_reference(request.reference),
-            lease: &lease,
-            buckets,
-            streams: Semaphore::new(streams_of_image(buckets.limit())),
-            letting_go: watch::Sender::new(false),
-        };
+        let download =
+            Download {
+                fetcher,
+                repository: &repository,
+                facts: &facts,
+                reference: request.reference,
+                source: Source::of_reference(request.reference),
+                lease: &lease,
+                buckets,
+                streams: Semaphore::new(streams_of_image(buckets.limit())),
+                letting_go: watch::Sender::new(false),
+                shared: fetcher.neighbourhood.as_ref().zip(request.terms.shared_for).map(
+                    |(neighbourhood, task)| Shared::new(neighbourhood, task, request.terms.site_limited),
+                ),
+            };
         let unpacked = fetcher.download(&download, &image, &layers, progress).await?;
         drop(watched);
         let pulled = self.finish(request, &reference, &image, &download, unpacked).await?;
@@ -170,7 +189,11 @@ impl<P: Puller> Fetching<P> {
                 Some(truncate_reason(&format!("pulled without a valid signature: {reason}")))
             }
         };
-        Ok(Pulled { warning, by: PulledBy::Agent, ..pulled })
+        let (from_peers, why_not_shared) = match &download.shared {
+            Some(shared) => (shared.delivered(), shared.why_not()),
+            None => (None, String::new()),
+        };
+        Ok(Pulled { warning, by: PulledBy::Agent, from_peers, why_not_shared, ..pulled })
     }
 
     /// Leaves a pull to the runtime, unless somebody has asked for what only the agent does.

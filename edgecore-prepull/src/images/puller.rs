@@ -12,7 +12,7 @@ use std::future::Future;
 
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::Verification;
-use prepull_api::task::{Bytes, JobUid, PulledBy, SandboxMetadata};
+use prepull_api::task::{Bytes, JobUid, PulledBy, SandboxMetadata, TaskId};
 use prepull_api::wire::Filesystem;
 
 use crate::images::rate::Bucket;
@@ -52,6 +52,10 @@ pub struct PullTerms<'a> {
     pub bucket: Option<&'a Bucket>,
     /// What the signatures of the image must be. `None`: they are not looked at.
     pub verification: Option<&'a Verification>,
+    /// The task, if its node shares layers with its site.
+    pub shared_for: Option<&'a TaskId>,
+    /// Whether the site has a limit, of which only the cloud knows the node's part.
+    pub site_limited: bool,
 }
 
 /// Pulls images into a container runtime, and answers what the runtime has.
@@ -132,6 +136,11 @@ pub struct Pulled {
     pub by: PulledBy,
     /// Why that was not the agent; empty if it was. At most [`prepull_api::wire::MAX_NOTE`] bytes.
     pub why_not_agent: String,
+    /// Bytes that neighbours of the site have delivered. `None` if none has.
+    pub from_peers: Option<u64>,
+    /// Why the site shares nothing with this node, although the task asks for it; empty otherwise. At most
+    /// [`prepull_api::wire::MAX_NOTE`] bytes.
+    pub why_not_shared: String,
 }
 
 /// Description of an image that the runtime already has.

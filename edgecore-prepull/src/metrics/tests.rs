@@ -1,4 +1,7 @@
+#![allow(clippy::unwrap_used)]
+
 use prepull_api::task::ImageOutcome;
+use prepull_window::parse_window;
 
 use super::*;
 
@@ -18,7 +21,8 @@ fn the_exposition_is_the_same_to_the_byte() {
     let failed = ended(ImageOutcome::Failed, Some(FailureCode::NoSpace));
     let took = Some(Duration::from_secs(2));
     metrics.count_image(&ImageResult { pulled_by: Some(PulledBy::Agent), took, ..failed });
-    metrics.count_downloaded(5);
+    metrics.count_downloaded(5, false);
+    metrics.count_served(7);
     metrics.count_failed_try(ErrorClass::NoSpace, FailureCode::NoSpace);
     metrics.count_session();
     metrics.set_certificate_end(UNIX_EPOCH + Duration::from_secs(1_800_000_000));
@@ -52,6 +56,26 @@ fn counted_events_and_the_current_session_are_exposed() {
     let runs = format!("{name}s_total{{provider=\"ecr\",outcome=\"timeout\"}} 1");
     assert!(text.contains(&runs), "{text}");
     assert!(text.contains(&format!("{name}_duration_seconds_sum{{provider=\"ecr\"}} 60.0")), "{text}");
+}
+
+#[test]
+fn whether_the_nodes_own_windows_are_open_and_until_when_is_told_at_each_look() {
+    let metrics = Metrics::default();
+    let at = |second: u64| {
+        metrics.look_at_windows(UNIX_EPOCH + Duration::from_secs(second));
+        let counted = &metrics.counted;
+        (counted.download_window_open.get(), counted.download_window_change_timestamp_seconds.get())
+    };
+    assert_eq!(at(0), (0, 0), "nothing is known before the settings are read");
+    let windows = ["01:00+4h"].map(|window| parse_window(window).unwrap());
+    metrics.set_windows(Openings::new(&windows, Duration::ZERO, Some("UTC")));
+    assert_eq!(at(0), (0, 3600));
+    assert_eq!(at(3600), (1, 5 * 3600));
+    assert_eq!(at(5 * 3600), (0, 25 * 3600));
+    // Without windows it may always.
+    let metrics = Metrics::default();
+    metrics.set_windows(Openings::always());
+    assert!(metrics.render().contains("edgecore_prepull_download_window_open 1\n"));
 }
 
 #[test]

@@ -232,6 +232,8 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
         pinned,
         pulled_by,
         pulled_by_reason: left_because,
+        from_peers,
+        unshared_reason: not_shared_because,
         took,
         ended: _,
     } = result;
@@ -255,6 +257,8 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
             pinned,
             ?pulled_by,
             left_because,
+            from_peers,
+            not_shared_because,
             "image ended"
         );
     } else {

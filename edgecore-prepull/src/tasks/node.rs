@@ -32,6 +32,7 @@ use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
 use crate::images::providers::Providers;
 use crate::images::puller::{Puller, Unpinned};
+use crate::images::site::Hub;
 use crate::metrics::Metrics;
 use crate::tasks::agent::{
     Agent, AgentEffect, AgentEvent, BootTime, Execution, NodeClock, Now, TaskEnd, TaskRecord,
@@ -58,6 +59,8 @@ pub(crate) struct NodeConfig {
     pub(crate) clock: NodeClock,
     /// Credential providers, which are asked if the credentials of a task are missing or refused.
     pub(crate) providers: Arc<Providers>,
+    /// What the node shares with its site.
+    pub(crate) hub: Arc<Hub>,
 }
 
 /// A node with its agent, its executors and its ledger.
@@ -78,6 +81,9 @@ pub(crate) struct Node<P> {
     updates: (mpsc::Sender<NamedUpdate>, mpsc::Receiver<NamedUpdate>),
     /// Tells the cloud of changes of the node, during a session.
     telling: Option<AbortOnDropHandle<()>>,
+    hub: Arc<Hub>,
+    /// Tells the cloud of the blobs that the node shares with its site, during a session.
+    sharing: Option<AbortOnDropHandle<()>>,
 }
 
 type NamedUpdate = (TaskId, TaskUpdate);
@@ -90,7 +96,7 @@ impl<P: Puller> Node<P> {
         config: NodeConfig,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers } = config;
+        let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub } = config;
         let executor = Executor::new(puller.clone(), parallel_pulls, limits)
             .with_credential_providers(providers)
             .counted_in(metrics.clone());
@@ -106,6 +112,8 @@ impl<P: Puller> Node<P> {
             tasks_by_execution: HashMap::new(),
             updates: mpsc::channel(UPDATES),
             telling: None,
+            hub,
+            sharing: None,
         };
         for record in records.iter().filter(|record| record.result.is_none()) {
             node.executor.hold(&record.task);
@@ -308,12 +316,17 @@ impl<P: Puller> Node<P> {
                 let telling =
                     welcome.state_interval.map(|every| keep_told(self.puller.clone(), link.clone(), every));
                 self.telling = telling.map(|telling| AbortOnDropHandle::new(tokio::spawn(telling)));
+                self.hub.connect(&welcome);
+                let sharing = welcome.tickets.is_some().then(|| self.hub.clone().keep_telling(link.clone()));
+                self.sharing = sharing.map(|sharing| AbortOnDropHandle::new(tokio::spawn(sharing)));
                 self.handle(AgentEvent::Connected);
             }
             TunnelEvent::Disconnected => {
                 self.metrics.set_connected(false);
                 self.puller.set_heard(false);
                 self.telling = None;
+                self.sharing = None;
+                self.hub.disconnect();
                 // The agent sends on the next session what still counts by then.
                 self.outbox.clear();
                 self.handle(AgentEvent::Disconnected);
@@ -330,6 +343,7 @@ impl<P: Puller> Node<P> {
                 self.handle(AgentEvent::Cancel { task, reason });
             }
             TunnelEvent::Message(CloudMessage::Unpin { jobs }) => self.unpin(jobs),
+            TunnelEvent::Message(CloudMessage::Sources(sources)) => self.hub.direct(sources),
             // The tunnel handles these itself.
             TunnelEvent::Message(
                 message @ (CloudMessage::Welcome(_) | CloudMessage::Trust(_) | CloudMessage::Goaway { .. }),

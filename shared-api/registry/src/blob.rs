@@ -35,6 +35,25 @@ impl BlobStream {
         Self { body: Some(body), host, offset, missing: size - offset }
     }
 
+    /// What anybody else than a registry answers to a request for a blob of this size from an offset on.
+    ///
+    /// # Errors
+    /// The answer is none to that.
+    pub fn of_answer(
+        response: Response<Incoming>,
+        who: &str,
+        (asked, size): (u64, u64),
+    ) -> Result<Self, RegistryError> {
+        let host = HostId(who.to_owned());
+        let offset = begins_at(&response, asked, size).ok_or_else(|| {
+            RegistryError::new(
+                Kind::Protocol,
+                format!("{host}: it answers something else than what was asked"),
+            )
+        })?;
+        Ok(Self::new(response.into_body(), host, offset, size))
+    }
+
     /// Where the bytes begin: a registry without ranges begins at 0, whatever was asked.
     pub fn offset(&self) -> u64 {
         self.offset

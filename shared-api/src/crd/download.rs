@@ -12,6 +12,16 @@ pub struct DownloadSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(k|Ki|M|Mi|G|Gi|T|Ti)?$"))]
     pub max_rate: Option<String>,
+    /// Whether the nodes of a site, which is the value of their label topology.kubernetes.io/zone unless cloudcore-prepull is
+    /// told another one, download each layer once and share it. Needs agents that listen for their neighbours
+    /// (--peer-listen). Default: what cloudcore-prepull is told (--share-within-site).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_within_site: Option<bool>,
+    /// Bytes a second that all nodes of a site together download over its uplink for this job, such as 4Mi; with
+    /// shareWithinSite. What neighbours send each other does not count. At least 1Ki. Unset: no cap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(k|Ki|M|Mi|G|Gi|T|Ti)?$"))]
+    pub max_site_rate: Option<String>,
 }
 
 /// A recurring time in which nodes may download.

@@ -273,15 +273,22 @@ pub struct ImageStatus {
     /// Why the agent has left the download to the container runtime.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pulled_by_reason: String,
+    /// Why the node got nothing from the neighbours of its site, although the job shares layers within sites.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub unshared_reason: String,
 }
 
 /// Progress of an image in compressed bytes.
 #[derive(KubeSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ImageBytes {
     /// Bytes on the node.
     pub done: u64,
     /// Bytes of the whole image; 0 while unknown.
     pub total: u64,
+    /// Those that neighbours of the site have delivered, and the uplink did not carry. Absent where none did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_peers: Option<u64>,
 }
 
 /// A node that the job names or selects but skips.

@@ -10,6 +10,7 @@ use super::*;
 use crate::credentials::Sensitive;
 use crate::download::{Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
+use crate::sites::{BlobNews, BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
 use crate::task::{
     Bytes, CheckItem, CheckOutcome, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid, PullPolicy,
     PulledBy, SandboxMetadata, TaskOutcome,
@@ -83,6 +84,7 @@ fn edge_messages_keep_their_bytes() {
             time_zone: Some("Europe/Berlin".to_owned()),
             windows: vec![window()],
             pins: Some(vec![JobUid("uid-1".to_owned())]),
+            peer: Some(PeerDoor { addresses: vec!["10.0.0.1:10006".to_owned()] }),
         })),
         concat!(
             r#"{"type":"hello","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.6.20","#,
@@ -90,7 +92,7 @@ fn edge_messages_keep_their_bytes() {
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"running","limited":true},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"needsKeys"},"#,
             r#"{"task":{"job":"uid-1","attempt":2},"phase":"finished"}],"trusts":"ab","timeZone":"Europe/Berlin","#,
-            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"]}"#,
+            r#""windows":[{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"}],"pins":["uid-1"],"peer":{"addresses":["10.0.0.1:10006"]}}"#,
         ),
     );
     assert_frame(
@@ -243,6 +245,7 @@ fn cloud_messages_keep_their_bytes() {
             heartbeat: Duration::from_secs(15),
             progress_interval: Duration::from_secs(1),
             state_interval: None,
+            tickets: None,
         }),
         r#"{"type":"welcome","session":"s-1","heartbeat":15000,"progressInterval":1000}"#,
     );
@@ -252,8 +255,9 @@ fn cloud_messages_keep_their_bytes() {
             heartbeat: Duration::from_secs(15),
             progress_interval: Duration::from_secs(1),
             state_interval: Some(Duration::from_secs(60)),
+            tickets: Some(TicketTerms { key: "ab".to_owned(), now: Duration::from_secs(1) }),
         }),
-        r#"{"type":"welcome","session":"s-1","heartbeat":15000,"progressInterval":1000,"stateInterval":60000}"#,
+        r#"{"type":"welcome","session":"s-1","heartbeat":15000,"progressInterval":1000,"stateInterval":60000,"tickets":{"key":"ab","now":1000}}"#,
     );
     assert_frame(
         &CloudMessage::ResultAck { task: task_id() },
@@ -367,13 +371,15 @@ fn download_terms_keep_their_bytes_and_an_assignment_without_them_has_the_defaul
             delay: Duration::from_secs(7),
             pin: true,
             verify: Some(verify(VerificationMode::Enforce, None)),
+            share: true,
+            site_limited: true,
         }),
         &[
             head,
             r#","download":{"maxRate":2097152,"windows":["#,
             r#"{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"},"#,
             r#"{"start":"01:30","duration":14400000,"timeZone":"Europe/Berlin"}],"#,
-            r#""delay":7000,"pin":true,"verify":{"mode":"Enforce","keys":["PEM"]}}}"#,
+            r#""delay":7000,"pin":true,"verify":{"mode":"Enforce","keys":["PEM"]},"share":true,"siteLimited":true}}"#,
         ]
         .concat(),
     );
@@ -384,6 +390,54 @@ fn download_terms_keep_their_bytes_and_an_assignment_without_them_has_the_defaul
         }),
         &format!(
             r#"{head},"download":{{"verify":{{"mode":"Warn","keys":["PEM"],"unavailable":"no such secret"}}}}}}"#
+        ),
+    );
+}
+
+#[test]
+fn what_a_site_shares_keeps_its_bytes() {
+    let news = |state, done| BlobNews { digest: "sha256:a".to_owned(), size: 9, state, done };
+    let failure =
+        PeerFailure { digest: "sha256:a".to_owned(), peer: "edge-2".into(), fault: PeerFault::Unreachable };
+    let blobs = vec![
+        news(BlobState::Wanted, 0),
+        news(BlobState::Carrying, 5),
+        news(BlobState::Fetching, 6),
+        news(BlobState::Here, 0),
+        news(BlobState::Dropped, 0),
+    ];
+    assert_frame(
+        &EdgeMessage::Blobs(Blobs { task: task_id(), blobs, failures: vec![failure] }),
+        concat!(
+            r#"{"type":"blobs","task":{"job":"uid-1","attempt":2},"blobs":["#,
+            r#"{"digest":"sha256:a","size":9,"state":"wanted"},"#,
+            r#"{"digest":"sha256:a","size":9,"state":"carrying","done":5},"#,
+            r#"{"digest":"sha256:a","size":9,"state":"fetching","done":6},"#,
+            r#"{"digest":"sha256:a","size":9,"state":"here"},"#,
+            r#"{"digest":"sha256:a","size":9,"state":"dropped"}],"failures":["#,
+            r#"{"digest":"sha256:a","peer":"edge-2","fault":"unreachable"}]}"#,
+        ),
+    );
+    let source = |from| BlobSource { digest: "sha256:a".to_owned(), from };
+    let peer = Peer {
+        node: "edge-2".into(),
+        addresses: vec!["10.0.0.2:10006".to_owned()],
+        ticket: "12.ab".to_owned(),
+    };
+    let blobs = vec![
+        source(From::Registry { alone: String::new(), max_rate: None }),
+        source(From::Registry { alone: "so".to_owned(), max_rate: NonZeroU64::new(7) }),
+        source(From::Peers { peers: vec![peer] }),
+        source(From::Wait),
+    ];
+    assert_frame(
+        &CloudMessage::Sources(Sources { task: task_id(), blobs }),
+        concat!(
+            r#"{"type":"sources","task":{"job":"uid-1","attempt":2},"blobs":["#,
+            r#"{"digest":"sha256:a","from":{"kind":"registry"}},"#,
+            r#"{"digest":"sha256:a","from":{"kind":"registry","alone":"so","maxRate":7}},"#,
+            r#"{"digest":"sha256:a","from":{"kind":"peers","peers":[{"node":"edge-2","addresses":["10.0.0.2:10006"],"#,
+            r#""ticket":"12.ab"}]}},{"digest":"sha256:a","from":{"kind":"wait"}}]}"#,
         ),
     );
 }

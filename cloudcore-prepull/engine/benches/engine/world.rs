@@ -18,6 +18,7 @@ use prepull_engine::recording::{Entry, count};
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::shared::session::{SessionEvent, SessionId};
+use prepull_engine::sites::SiteSettings;
 use serde_json::json;
 
 /// The API server answers a write after this long.
@@ -99,6 +100,7 @@ impl World {
         let begin = Entry::Begin {
             version: "made up".to_owned(),
             kruise_node_selector: kruise.then(|| selector.to_owned()),
+            sites: SiteSettings::default(),
         };
         world.record(&begin);
         world.list(nodes, kruise);
@@ -239,6 +241,7 @@ impl World {
             match action {
                 Action::Prepull(action) => self.carry_out(action),
                 Action::Kruise(action) => self.carry_out_kruise(action),
+                Action::Direct(_) => {}
             }
         }
         true

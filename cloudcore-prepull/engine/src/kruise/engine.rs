@@ -1,9 +1,11 @@
 //! The two halves put together: jobs, and the NodeImages that they write into. Pure.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use prepull_api::overriders::SecretRef;
 use prepull_api::selector::Selector;
-use prepull_api::task::NodeName;
+use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::CloudMessage;
 use serde::{Deserialize, Serialize};
 
@@ -93,6 +95,11 @@ impl Kruise {
             Input::Node(input) => self.node_images.handle(input, now),
             Input::Job(input) => self.jobs.handle(input, now),
         }
+    }
+
+    /// The reference of the image of a task, if the node has the task.
+    pub fn images_of(&self, node: &NodeName, task: &TaskId) -> Option<Arc<str>> {
+        self.node_images.images_of(node, task)
     }
 
     /// Whether every kind has been listed. Before that there are no actions.

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use prepull_api::crd::kruise::NodeImage;
 use prepull_api::selector::Selector;
-use prepull_api::task::{JobUid, NodeName};
+use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage};
 
 use super::{Liveness, TagRequest};
@@ -266,6 +266,11 @@ impl NodeImages {
         self.dirty.insert(name.clone());
     }
 
+    /// The reference of the image of a task, if the node has the task.
+    pub(crate) fn images_of(&self, node: &NodeName, task: &TaskId) -> Option<Arc<str>> {
+        self.nodes.get(node)?.images_of(task)
+    }
+
     /// Changes a node that is known, and has it reconciled.
     fn update(
         &mut self,
@@ -288,7 +293,10 @@ impl NodeImages {
                 self.update(&node, now, |node, fx| node.disconnect(session, fx));
             }
             SessionEvent::Message { node, session: _, message } => match message {
-                EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } | EdgeMessage::State(_) => {}
+                EdgeMessage::Hello(_)
+                | EdgeMessage::Trusts { .. }
+                | EdgeMessage::State(_)
+                | EdgeMessage::Blobs(_) => {}
                 EdgeMessage::Accepted { task } => {
                     self.update(&node, now, |node, fx| node.accept_task(&task, fx));
                 }

@@ -303,6 +303,7 @@ fn shortened(node: &NodeStatus) -> NodeStatus {
     for image in &mut node.image_status {
         image.reason = short(&image.reason);
         image.pulled_by_reason = short(&image.pulled_by_reason);
+        image.unshared_reason = short(&image.unshared_reason);
     }
     node
 }

@@ -74,8 +74,13 @@ fn checked_text(window: &Window) -> Option<String> {
     parse_window(&text).is_ok().then_some(text)
 }
 
-/// What a node is told of the download with its task.
-pub fn terms(job: &ValidatedJob, node: &NodeName, verify: Option<Verification>) -> DownloadTerms {
+/// What a node is told of the download with its task. It shares with its site `by_default` where the job does not say.
+pub fn terms(
+    job: &ValidatedJob,
+    node: &NodeName,
+    verify: Option<Verification>,
+    by_default: bool,
+) -> DownloadTerms {
     let download = &job.download;
     DownloadTerms {
         max_rate: download.max_rate,
@@ -83,6 +88,8 @@ pub fn terms(job: &ValidatedJob, node: &NodeName, verify: Option<Verification>) 
         delay: WindowRule::of(job).delay(node.as_str()),
         pin: download.pin,
         verify,
+        share: download.share.unwrap_or(by_default),
+        site_limited: download.max_site_rate.is_some() && download.share.unwrap_or(by_default),
     }
 }
 

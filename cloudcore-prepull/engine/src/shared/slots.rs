@@ -87,3 +87,26 @@ impl Slots {
         slot.change(|slot| slot.taken = if took { slot.taken + 1 } else { slot.taken.saturating_sub(1) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_works_on_and_may_outlives_the_jobs_that_waited_for_it() {
+        let (idle, at_work, wide) =
+            (NodeName::from("idle"), NodeName::from("at-work"), NodeName::from("wide"));
+        let job = JobUid("job".to_owned());
+        let mut slots = Slots::default();
+        for node in [&idle, &at_work, &wide] {
+            assert!(slots.attach(node, &job) && !slots.attach(node, &job));
+        }
+        // A task of the other engine.
+        assert_eq!(slots.moved(&at_work, true), Some(true));
+        assert_eq!(slots.limit(&wide, 2), None);
+        slots.detach(&job);
+        assert!(slots.is_busy(&at_work) && slots.jobs(&at_work).is_empty());
+        assert_eq!((slots.moved(&wide, true), slots.moved(&wide, true)), (None, Some(true)));
+        assert_eq!((slots.nodes.len(), slots.moved(&at_work, false)), (2, Some(false)));
+    }
+}

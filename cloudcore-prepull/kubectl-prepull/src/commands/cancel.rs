@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::jobs;
+use crate::name::parse_own;
 use crate::output::print_changed;
 use crate::run::{Ended, Session};
 
@@ -30,6 +31,7 @@ Example:
   kubectl prepull cancel spring-release")]
 pub(crate) struct CancelArgs {
     /// The job.
+    #[arg(value_parser = parse_own)]
     job: String,
 }
 

@@ -14,11 +14,12 @@ use serde::Serialize;
 use crate::amounts::ago;
 use crate::cli::Output;
 use crate::cluster::Cluster;
+use crate::name::JobName;
 use crate::output::{print, print_object};
 use crate::run::{Ended, Session};
 use crate::screen::{Screen, tame};
 use crate::table::with_text;
-use crate::{jobs, problem};
+use crate::{jobs, kruise, problem};
 
 /// Where events about objects without a namespace are.
 const NAMESPACE: &str = "default";
@@ -33,10 +34,11 @@ are shown. -o wide adds how often each was seen.
 
 Examples:
   kubectl prepull events spring-release
+  kubectl prepull events imagepulljob/spring -n shop
   kubectl prepull events spring-release -o json | jq '.[] | select(.type == \"Warning\")'")]
 pub(crate) struct EventsArgs {
-    /// The job.
-    job: String,
+    /// The job; imagepulljob/NAME or imagelistpulljob/NAME for one of OpenKruise's.
+    job: JobName,
 }
 
 /// An event.
@@ -57,26 +59,18 @@ pub(crate) struct Row {
 
 /// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs) -> anyhow::Result<Ended> {
-    let job = jobs::get(cluster, &args.job).await?;
-    let mut nodes = BTreeSet::new();
-    let mut pages = std::pin::pin!(jobs::reports(cluster, &job));
-    while let Some(page) = pages.try_next().await? {
-        nodes.extend(page.into_iter().flat_map(|report| report.body.node_status).map(|node| node.node_name));
-    }
-    let since = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    let mut rows = of_job(cluster, &job).await?;
-    if !nodes.is_empty() {
-        let of_nodes = read(cluster, "involvedObject.kind=Node").await?;
-        let of_job =
-            |event: &&Event| event.involved_object.name.as_ref().is_some_and(|name| nodes.contains(name));
-        rows.extend(of_nodes.iter().filter(of_job).map(Row::of).filter(|row| row.time >= since));
-    }
-    rows.sort();
+    let (name, rows) = match &args.job {
+        JobName::Own(name) => (name.clone(), of_job_and_nodes(cluster, name).await?),
+        JobName::Kruise(name) => {
+            let seen = kruise::look(cluster, name).await?;
+            (seen.name().to_string(), kruise::events(cluster, &seen).await?)
+        }
+    };
     let output = session.global.output;
     match output.and_then(Output::format) {
         Some(format) => print_object(&rows, format)?,
         None if rows.is_empty() => {
-            problem::note(&format!("there are no events of job {} (any more)", args.job));
+            problem::note(&format!("there are no events of job {name} (any more)"));
         }
         None if output == Some(Output::Name) => {
             let objects: BTreeSet<_> = rows.iter().map(|row| format!("{}\n", row.object)).collect();
@@ -87,14 +81,38 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs)
     Ok(Ended::Done)
 }
 
+async fn of_job_and_nodes(cluster: &Cluster, name: &str) -> anyhow::Result<Vec<Row>> {
+    let job = jobs::get(cluster, name).await?;
+    let mut nodes = BTreeSet::new();
+    let mut pages = std::pin::pin!(jobs::reports(cluster, &job));
+    while let Some(page) = pages.try_next().await? {
+        nodes.extend(page.into_iter().flat_map(|report| report.body.node_status).map(|node| node.node_name));
+    }
+    let since = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let mut rows = of_job(cluster, &job).await?;
+    if !nodes.is_empty() {
+        let of_nodes = read(cluster, None, "involvedObject.kind=Node").await?;
+        let of_job =
+            |event: &&Event| event.involved_object.name.as_ref().is_some_and(|name| nodes.contains(name));
+        rows.extend(of_nodes.iter().filter(of_job).map(Row::of).filter(|row| row.time >= since));
+    }
+    rows.sort();
+    Ok(rows)
+}
+
 /// The events of the job itself.
 pub(crate) async fn of_job(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Vec<Row>> {
     let uid = job.metadata.uid.as_deref().unwrap_or_default();
-    Ok(read(cluster, &format!("involvedObject.uid={uid}")).await?.iter().map(Row::of).collect())
+    Ok(read(cluster, None, &format!("involvedObject.uid={uid}")).await?.iter().map(Row::of).collect())
 }
 
-async fn read(cluster: &Cluster, fields: &str) -> anyhow::Result<Vec<Event>> {
-    let api = Api::<Event>::namespaced(cluster.client(), NAMESPACE);
+/// The events with these fields, in the namespace of the object; none: it has none.
+pub(crate) async fn read(
+    cluster: &Cluster,
+    namespace: Option<&str>,
+    fields: &str,
+) -> anyhow::Result<Vec<Event>> {
+    let api = Api::<Event>::namespaced(cluster.client(), namespace.unwrap_or(NAMESPACE));
     let mut asked = ListParams::default().fields(fields).limit(PAGE);
     let mut events = Vec::new();
     loop {
@@ -108,7 +126,12 @@ async fn read(cluster: &Cluster, fields: &str) -> anyhow::Result<Vec<Event>> {
 }
 
 impl Row {
-    fn of(event: &Event) -> Self {
+    /// When it was seen last.
+    pub(crate) fn time(&self) -> Option<Timestamp> {
+        self.time
+    }
+
+    pub(crate) fn of(event: &Event) -> Self {
         let text = |text: &Option<String>| text.as_deref().map(tame).unwrap_or_default();
         let time = event.last_timestamp.as_ref().map(|time| time.0);
         let seen = event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1);

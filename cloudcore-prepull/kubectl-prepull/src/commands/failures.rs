@@ -3,7 +3,6 @@
 use clap::Args;
 use futures::TryStreamExt;
 use jiff::Timestamp;
-use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::crd::status::{ImageStatus, NodePhase, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
@@ -11,12 +10,13 @@ use serde::Serialize;
 use crate::amounts::ago;
 use crate::cli::Output;
 use crate::cluster::Cluster;
+use crate::name::JobName;
 use crate::output::{print, print_object};
 use crate::progress::tally::reason_of;
 use crate::run::{Ended, Session};
 use crate::screen::{Screen, tame};
 use crate::table::with_text;
-use crate::{jobs, problem};
+use crate::{jobs, kruise, problem};
 
 /// The arguments of `failures`.
 #[derive(Debug, Args)]
@@ -27,10 +27,11 @@ missing and how often it was tried; -o name prints names as kubectl takes them. 
 Examples:
   kubectl prepull failures spring-release
   kubectl prepull failures spring-release --reason NoSpace -o name | xargs kubectl describe
-  kubectl prepull failures spring-release --reason 'connection refused' -o wide")]
+  kubectl prepull failures spring-release --reason 'connection refused' -o wide
+  kubectl prepull failures imagelistpulljob/spring -n shop -o wide")]
 pub(crate) struct FailuresArgs {
-    /// The job.
-    job: String,
+    /// The job; imagepulljob/NAME or imagelistpulljob/NAME for one of OpenKruise's.
+    job: JobName,
     /// Only nodes with this code, or with this text in their reason.
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
@@ -57,12 +58,22 @@ struct Failure {
 
 /// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FailuresArgs) -> anyhow::Result<Ended> {
-    let job = jobs::get(cluster, &args.job).await?;
-    let mut failures = Vec::new();
-    let mut pages = std::pin::pin!(jobs::reports(cluster, &job));
-    while let Some(page) = pages.try_next().await? {
-        failures.extend(page.iter().flat_map(failures_of));
-    }
+    let (name, mut failures) = match &args.job {
+        JobName::Own(name) => {
+            let job = jobs::get(cluster, name).await?;
+            let mut failures = Vec::new();
+            let mut pages = std::pin::pin!(jobs::reports(cluster, &job));
+            while let Some(page) = pages.try_next().await? {
+                failures.extend(page.iter().flat_map(|report| failures_of(&report.body.node_status)));
+            }
+            (name.clone(), failures)
+        }
+        JobName::Kruise(name) => {
+            let seen = kruise::look(cluster, name).await?;
+            let nodes = seen.jobs.iter().flat_map(|(_, nodes)| failures_of(nodes));
+            (name.to_string(), nodes.collect())
+        }
+    };
     if let Some(reason) = &args.reason {
         failures.retain(|failure| failure.has(reason));
     }
@@ -76,16 +87,16 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FailuresArg
         }
         None if failures.is_empty() => {
             let such = if args.reason.is_some() { " for this reason" } else { "" };
-            problem::note(&format!("no node of job {} has failed{such}", args.job));
+            problem::note(&format!("no node of job {name} has failed{such}"));
         }
         None => print(&render(&failures, session.screen, output == Some(Output::Wide), Timestamp::now()))?,
     }
     Ok(Ended::Done)
 }
 
-fn failures_of(report: &ImagePrePullReport) -> impl Iterator<Item = Failure> {
+fn failures_of(nodes: &[NodeStatus]) -> impl Iterator<Item = Failure> {
     let has_failed = |node: &&NodeStatus| matches!(node.phase, NodePhase::Failure | NodePhase::Unknown);
-    report.body.node_status.iter().filter(has_failed).map(Failure::of)
+    nodes.iter().filter(has_failed).map(Failure::of)
 }
 
 impl Failure {
@@ -138,7 +149,6 @@ fn render(failures: &[Failure], screen: Screen, is_wide: bool, now: Timestamp) -
 mod tests {
     use jiff::SignedDuration;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use prepull_api::crd::report::ReportBody;
     use prepull_api::crd::status::{Action, ActionStatus};
 
     use super::*;
@@ -185,8 +195,7 @@ mod tests {
                 7_300,
             ),
         ];
-        let body = ReportBody { node_status: nodes, ..ReportBody::default() };
-        failures_of(&ImagePrePullReport { body, ..ImagePrePullReport::default() }).collect()
+        failures_of(&nodes).collect()
     }
 
     #[test]

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::cluster::Cluster;
 use crate::jobs;
+use crate::name::parse_own;
 use crate::output::print_changed;
 use crate::run::{Ended, Session};
 
@@ -14,6 +15,7 @@ use crate::run::{Ended, Session};
 #[command(after_help = "Example:\n  kubectl prepull resume spring-release")]
 pub(crate) struct ResumeArgs {
     /// The job.
+    #[arg(value_parser = parse_own)]
     job: String,
 }
 

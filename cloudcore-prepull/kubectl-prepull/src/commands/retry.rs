@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::cancel;
 use crate::cluster::Cluster;
 use crate::jobs;
+use crate::name::parse_own;
 use crate::output::print_changed;
 use crate::run::{Ended, Session};
 
@@ -22,6 +23,7 @@ Example:
   kubectl prepull retry spring-release && kubectl prepull status spring-release --watch")]
 pub(crate) struct RetryArgs {
     /// The job.
+    #[arg(value_parser = parse_own)]
     job: String,
 }
 

@@ -7,8 +7,10 @@ use jiff::Timestamp;
 
 use crate::cli::Output;
 use crate::cluster::Cluster;
-use crate::output::{job_name, print, print_object};
-use crate::progress::follow::follow;
+use crate::kruise;
+use crate::name::JobName;
+use crate::output::{print, print_object};
+use crate::progress::follow::{follow, follow_kruise};
 use crate::progress::look::look;
 use crate::progress::render::render;
 use crate::progress::view::View;
@@ -21,14 +23,15 @@ Examples:
   kubectl prepull status spring-release
   kubectl prepull status spring-release --watch --timeout 2h
   kubectl prepull status spring-release -o json | jq .failures
+  kubectl prepull status imagepulljob/spring -n shop
 
 On a terminal --watch shows bars that move, elsewhere a line for each change, with -o json a document for each change.
 Without it the rate is the average since the start. -o wide adds the nodes at work.
 
 Exit status: 0; with --watch also 1 if the job is a Failure, 3 after --timeout, 130 after Ctrl-C.")]
 pub(crate) struct StatusArgs {
-    /// The job.
-    job: String,
+    /// The job; imagepulljob/NAME or imagelistpulljob/NAME for one of OpenKruise's.
+    job: JobName,
     /// Follow the job until it is over.
     #[arg(short, long)]
     watch: bool,
@@ -39,15 +42,21 @@ pub(crate) struct StatusArgs {
 
 /// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs) -> anyhow::Result<Ended> {
-    if args.watch {
-        return follow(session, cluster, &args.job, args.timeout).await;
-    }
-    let (job, tally) = look(cluster, &args.job).await?;
-    let view = View::new(&job, &tally, None, Timestamp::now());
+    let view = match &args.job {
+        JobName::Own(name) if args.watch => return follow(session, cluster, name, args.timeout).await,
+        JobName::Kruise(name) if args.watch => {
+            return follow_kruise(session, cluster, name, args.timeout).await;
+        }
+        JobName::Own(name) => {
+            let (job, tally) = look(cluster, name).await?;
+            View::new(&job, &tally, None, Timestamp::now())
+        }
+        JobName::Kruise(name) => kruise::look(cluster, name).await?.view(Timestamp::now()),
+    };
     let output = session.global.output;
     match output.and_then(Output::format) {
         Some(format) => print_object(&view, format),
-        None if output == Some(Output::Name) => print(&format!("{}\n", job_name(&view.job))),
+        None if output == Some(Output::Name) => print(&format!("{}\n", view.full_name())),
         None => print(&render(&view, session.screen, output == Some(Output::Wide))),
     }?;
     Ok(Ended::Done)

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::jobs;
+use crate::name::parse_own;
 use crate::output::print_changed;
 use crate::run::{Ended, Session};
 
@@ -15,6 +16,7 @@ use crate::run::{Ended, Session};
 #[command(after_help = "Example:\n  kubectl prepull suspend spring-release")]
 pub(crate) struct SuspendArgs {
     /// The job.
+    #[arg(value_parser = parse_own)]
     job: String,
 }
 

@@ -12,6 +12,7 @@ use crate::checklist::lines;
 use crate::cli::Output;
 use crate::cluster::Cluster;
 use crate::edges::SystemArgs;
+use crate::name::JobName;
 use crate::output::{print, print_object};
 use crate::run::{Ended, Session};
 use crate::screen::{Screen, Tone, wrap};
@@ -26,19 +27,20 @@ way, ! could not be looked at or is for you to judge. The last line is what to d
 Examples:
   kubectl prepull why edge-7
   kubectl prepull why edge-7 spring-release
+  kubectl prepull why edge-7 imagepulljob/spring -n shop
   kubectl prepull why edge-7 -o json | jq -r .next")]
 pub(crate) struct WhyArgs {
     /// The node.
     node: String,
-    /// The job.
-    job: Option<String>,
+    /// The job; imagepulljob/NAME or imagelistpulljob/NAME for one of OpenKruise's.
+    job: Option<JobName>,
     #[command(flatten)]
     system: SystemArgs,
 }
 
 /// Runs the command.
 pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &WhyArgs) -> anyhow::Result<Ended> {
-    let facts = facts::read(cluster, &args.system, &args.node, args.job.as_deref()).await?;
+    let facts = facts::read(cluster, &args.system, &args.node, args.job.as_ref()).await?;
     let why = judge(&facts, Timestamp::now());
     let output = session.global.output;
     match output.and_then(Output::format) {

@@ -22,6 +22,9 @@ use super::view::View;
 use crate::amounts::duration;
 use crate::cluster::Cluster;
 use crate::jobs::{self, REPORTS_OF_A_PAGE};
+use crate::kruise;
+use crate::listing::{Change, Listing};
+use crate::name::KruiseName;
 use crate::problem;
 use crate::run::{Ended, Session};
 
@@ -29,6 +32,9 @@ use crate::run::{Ended, Session};
 const FRAME: Duration = Duration::from_millis(200);
 /// How often what has changed is printed elsewhere: a job that ends a hundred nodes a second has no line for each.
 const LINE: Duration = Duration::from_secs(1);
+
+/// How often a job of OpenKruise is asked for: each look reads all NodeImages, a second's work for ten thousand.
+const POLL: Duration = Duration::from_secs(3);
 
 /// Follows a job until it has ended, or for at most `limit`.
 pub(crate) async fn follow(
@@ -39,29 +45,85 @@ pub(crate) async fn follow(
 ) -> anyhow::Result<Ended> {
     let job = jobs::get(cluster, name).await?;
     let mut show = Show::new(session);
-    let ended = tokio::select! {
-        ended = until_over(cluster, job, &mut show) => ended?,
-        () = passed(limit) => Ended::TimedOut,
+    let ended = bounded(Box::pin(until_over(cluster, job, &mut show)), limit).await?;
+    show.clear();
+    if matches!(ended, Ended::Done | Ended::Failed) {
+        // The watch of the reports may be a moment behind that of the job.
+        let (job, tally) = look(cluster, name).await?;
+        show.last(&View::new(&job, &tally, None, Timestamp::now()))?;
+    }
+    note_that_it_goes_on(ended, name, limit);
+    Ok(ended)
+}
+
+/// Follows a job of OpenKruise in the same way. It is asked for again and again: what it says of its nodes is in an object of
+/// each, and a watch would hear of every other image of them.
+pub(crate) async fn follow_kruise(
+    session: &Session,
+    cluster: &Cluster,
+    name: &KruiseName,
+    limit: Option<Duration>,
+) -> anyhow::Result<Ended> {
+    let mut show = Show::new(session);
+    let mut last = kruise::look(cluster, name).await?.view(Timestamp::now());
+    let ended = bounded(ask_until_over(cluster, name, &mut show, &mut last), limit).await?;
+    show.clear();
+    if matches!(ended, Ended::Done | Ended::Failed) {
+        show.last(&last)?;
+    }
+    note_that_it_goes_on(ended, &last.named(), limit);
+    Ok(ended)
+}
+
+async fn ask_until_over(
+    cluster: &Cluster,
+    name: &KruiseName,
+    show: &mut Show,
+    last: &mut View,
+) -> anyhow::Result<Ended> {
+    loop {
+        show.now(last)?;
+        if last.is_over {
+            return Ok(if last.phase == JobPhase::Completed { Ended::Done } else { Ended::Failed });
+        }
+        tokio::time::sleep(POLL).await;
+        match kruise::look_again(cluster, name).await {
+            Ok(Some(seen)) => {
+                show.connected();
+                *last = seen.view(Timestamp::now());
+            }
+            Ok(None) => bail!("job {name} was deleted while it was followed"),
+            Err(error) if problem::is_lasting(&error) => return Err(error),
+            Err(error) => show.disconnected(&error),
+        }
+    }
+}
+
+/// The end of the work, of the time, or of the person's patience.
+async fn bounded(
+    work: impl Future<Output = anyhow::Result<Ended>>,
+    limit: Option<Duration>,
+) -> anyhow::Result<Ended> {
+    tokio::select! {
+        ended = work => ended,
+        () = passed(limit) => Ok(Ended::TimedOut),
         interrupted = tokio::signal::ctrl_c() => {
             interrupted.context("Ctrl-C cannot be waited for")?;
-            Ended::Interrupted
+            Ok(Ended::Interrupted)
         }
-    };
-    show.clear();
+    }
+}
+
+fn note_that_it_goes_on(ended: Ended, name: &str, limit: Option<Duration>) {
     let goes_on = format!("job {name} goes on: kubectl prepull status {name} --watch follows it again");
     match ended {
-        Ended::Done | Ended::Failed => {
-            // The watch of the reports may be a moment behind that of the job.
-            let (job, tally) = look(cluster, name).await?;
-            show.last(&View::new(&job, &tally, None, Timestamp::now()))?;
-        }
+        Ended::Done | Ended::Failed => {}
         Ended::TimedOut => {
             let limit = limit.unwrap_or_default().as_secs();
             problem::note(&format!("after {} {goes_on}", duration(limit)));
         }
         Ended::Interrupted => problem::note(&goes_on),
     }
-    Ok(ended)
 }
 
 async fn passed(limit: Option<Duration>) {
@@ -126,8 +188,7 @@ fn heard<K>(change: Option<watcher::Result<Event<K>>>, show: &mut Show) -> anyho
 struct Followed {
     job: ImagePrePullJob,
     tallies: BTreeMap<String, Tally>,
-    /// Those of a list that is not complete yet.
-    listed: BTreeMap<String, Tally>,
+    listed: Listing<String>,
     pace: PaceMeter,
     since: Option<Instant>,
 }
@@ -147,18 +208,15 @@ impl Followed {
     }
 
     fn take_report(&mut self, change: Event<ImagePrePullReport>) {
-        match change {
-            Event::Init => self.listed.clear(),
-            Event::InitApply(report) => {
-                self.listed.insert(report.name_any(), Tally::of(&report));
-            }
-            Event::InitDone => self.tallies = std::mem::take(&mut self.listed),
-            Event::Apply(report) => {
+        match self.listed.take(change, ResourceExt::name_any) {
+            Some(Change::Put(report)) => {
                 self.tallies.insert(report.name_any(), Tally::of(&report));
             }
-            Event::Delete(report) => {
+            Some(Change::Remove(report)) => {
                 self.tallies.remove(&report.name_any());
             }
+            Some(Change::Retain(names)) => self.tallies.retain(|name, _| names.contains(name)),
+            None => {}
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use prepull_api::crd::status::JobPhase;
 use prepull_api::failure::FailureCode;
 
+use super::render::name_of;
 use super::view::View;
 use crate::amounts::{bytes, count, duration, listed, part_of};
 
@@ -49,8 +50,11 @@ impl Lines {
             lines.push(summary(view));
             self.state = Some(state);
         }
-        if self.reason != view.reason {
-            self.reason.clone_from(&view.reason);
+        // How many nodes wait changes all the time; what for is news.
+        let counted = view.reason.trim_start_matches(|c: char| c.is_ascii_digit());
+        let reason = counted.strip_prefix(" nodes").or(counted.strip_prefix(" node")).unwrap_or(counted);
+        if self.reason != reason {
+            reason.clone_into(&mut self.reason);
             lines.extend((!view.reason.is_empty()).then(|| said(view, &view.reason)));
         }
         for failures in &view.failures {
@@ -75,13 +79,8 @@ fn said(view: &View, text: &str) -> String {
 }
 
 fn summary(view: &View) -> String {
-    let phase = match view.phase {
-        JobPhase::Init => "Init",
-        JobPhase::InProgress if view.suspended => "Suspended",
-        JobPhase::InProgress => "InProgress",
-        JobPhase::Completed => "Completed",
-        JobPhase::Failure => "Failure",
-    };
+    let is_suspended = view.suspended && view.phase == JobPhase::InProgress;
+    let phase = if is_suspended { "Suspended" } else { name_of(view.phase) };
     let mut state = vec![phase.to_owned()];
     if let Some(wave) = &view.wave {
         let next = wave.paused_seconds.map(|seconds| format!(" over, the next one in {}", duration(seconds)));
@@ -93,7 +92,11 @@ fn summary(view: &View) -> String {
     let nodes = &view.nodes;
     let mut numbers = Vec::new();
     if nodes.desired > 0 {
-        numbers.push(format!("{} of {} successful", nodes.successful, count(nodes.desired.into(), "node")));
+        numbers.push(format!(
+            "{} of {} successful",
+            nodes.successful,
+            count(nodes.desired.into(), view.noun())
+        ));
     }
     for (nodes, what) in
         [(nodes.failure, "failed"), (nodes.unknown, "unknown"), (nodes.in_progress, "at work")]

@@ -32,6 +32,7 @@ pub(crate) fn render(view: &View, screen: Screen, wide: bool) -> String {
     lines.extend(page.images(view));
     lines.extend(page.nodes(view));
     lines.extend(page.download(view));
+    lines.extend(page.parts(view));
     if let Some(wave) = &view.wave {
         let next = wave.paused_seconds.map(|left| format!("; the next one begins in {}", duration(left)));
         let text = format!(
@@ -69,6 +70,9 @@ pub(crate) fn render(view: &View, screen: Screen, wide: bool) -> String {
 
 /// What the person may want to do now.
 fn next_step(view: &View) -> Option<String> {
+    if let Some(namespace) = &view.namespace {
+        return next_step_of_kruise(view, namespace);
+    }
     let job = &view.job;
     let has_started = view.nodes.desired > 0;
     let has_failures = !view.failures.is_empty();
@@ -85,6 +89,23 @@ fn next_step(view: &View) -> Option<String> {
         }
         (false, true) => Some(format!("kubectl prepull failures {job} lists the nodes")),
         (false, false) if view.suspended => Some(format!("kubectl prepull resume {job} lets it go on")),
+        _ => None,
+    }
+}
+
+/// The same for a job of OpenKruise, which kubectl changes.
+fn next_step_of_kruise(view: &View, namespace: &str) -> Option<String> {
+    let job = &view.job;
+    if !view.failures.is_empty() {
+        return Some(format!("kubectl prepull failures {} lists the nodes", view.named()));
+    }
+    match view.phase {
+        JobPhase::Init if !view.reason.is_empty() => {
+            Some(format!("kubectl -n {namespace} edit {job}: it is looked at again after each edit"))
+        }
+        JobPhase::InProgress if view.suspended => {
+            Some(format!("kubectl -n {namespace} edit {job}: parallelism 0 pauses it"))
+        }
         _ => None,
     }
 }
@@ -112,7 +133,11 @@ impl Page {
         let word = if view.is_over { "after" } else { "for" };
         let time = view.seconds.map(|seconds| format!("  {word} {}", duration(seconds))).unwrap_or_default();
         let round = if view.round == 0 { String::new() } else { format!("  retry {}", view.round) };
-        format!("{}  {}{time}{round}", self.paint.with(Tone::Bold, &view.job), self.paint.with(tone, phase))
+        format!(
+            "{}  {}{time}{round}",
+            self.paint.with(Tone::Bold, &view.named()),
+            self.paint.with(tone, phase)
+        )
     }
 
     fn images(&self, view: &View) -> Vec<String> {
@@ -135,7 +160,7 @@ impl Page {
             view.seconds_left.map(|left| format!(", about {} left", duration(left))).unwrap_or_default();
         let text = format!("{} of {}{left}", view.ended(), nodes.desired);
         let tone = if nodes.failure + nodes.unknown > 0 { Tone::Wait } else { Tone::Good };
-        let mut lines = vec![self.bar("nodes", view.done, tone, &text)];
+        let mut lines = vec![self.bar(&format!("{}s", view.noun()), view.done, tone, &text)];
         let counts = [
             (nodes.successful, "successful", Tone::Good),
             (nodes.failure, "failed", Tone::Bad),
@@ -158,6 +183,29 @@ impl Page {
         let rate = view.bytes_per_second.map(|rate| format!(", {}/s", bytes(rate))).unwrap_or_default();
         let text = format!("{}{rate}", part_of(view.bytes.done, view.bytes.total));
         vec![self.bar("download", fraction(view.bytes.done, view.bytes.total), Tone::Good, &text)]
+    }
+
+    /// The images of a list.
+    fn parts(&self, view: &View) -> Vec<String> {
+        if view.parts.is_empty() {
+            return Vec::new();
+        }
+        let mut rows = vec![["PHASE", "NODES", "FAILED", "IMAGE"].map(str::to_owned)];
+        rows.extend(view.parts.iter().map(|part| {
+            let nodes = &part.nodes;
+            let ended = nodes.successful + nodes.failure;
+            let failed = if nodes.failure == 0 { "-".to_owned() } else { nodes.failure.to_string() };
+            [
+                name_of(part.phase).to_owned(),
+                format!("{ended} of {}", nodes.desired),
+                failed,
+                part.image.clone(),
+            ]
+        }));
+        let table = align(&rows, 3);
+        let lines =
+            table.lines().map(|line| if self.is_cut { cut(line, self.width) } else { line.to_owned() });
+        std::iter::once(String::new()).chain(lines).collect()
     }
 
     /// A line with a bar, which takes what the text leaves.
@@ -250,6 +298,16 @@ impl Page {
     /// Columns beside the label of a line.
     fn room(&self) -> usize {
         self.width - LABEL
+    }
+}
+
+/// The word for a phase.
+pub(crate) fn name_of(phase: JobPhase) -> &'static str {
+    match phase {
+        JobPhase::Init => "Init",
+        JobPhase::InProgress => "InProgress",
+        JobPhase::Completed => "Completed",
+        JobPhase::Failure => "Failure",
     }
 }
 

@@ -6,7 +6,7 @@ use super::lines::Lines;
 use super::render::render;
 use super::view::View;
 use crate::cli::Output;
-use crate::output::{Format, job_name, print, print_object};
+use crate::output::{Format, print, print_object};
 use crate::problem;
 use crate::run::Session;
 use crate::screen::Screen;
@@ -99,7 +99,7 @@ impl Show {
                 print(&format!("\n{}", render(view, Screen::of_stdout(self.no_color), self.is_wide)))
             }
             Way::Documents(..) => self.now(view),
-            Way::Name => print(&format!("{}\n", job_name(&view.job))),
+            Way::Name => print(&format!("{}\n", view.full_name())),
         }
     }
 

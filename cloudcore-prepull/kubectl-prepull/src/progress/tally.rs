@@ -90,8 +90,13 @@ pub(crate) struct Tally {
 impl Tally {
     /// The sums of one report.
     pub(crate) fn of(report: &ImagePrePullReport) -> Self {
+        Self::of_nodes(&report.body.node_status)
+    }
+
+    /// The sums of some records.
+    pub(crate) fn of_nodes(nodes: &[NodeStatus]) -> Self {
         let mut tally = Self::default();
-        for node in &report.body.node_status {
+        for node in nodes {
             tally.add(node);
         }
         tally
@@ -158,6 +163,7 @@ pub(crate) fn bytes_of(node: &NodeStatus) -> ImageBytes {
     known.fold(ImageBytes::default(), |sum, bytes| ImageBytes {
         done: sum.done.saturating_add(bytes.done),
         total: sum.total.saturating_add(bytes.total.max(bytes.done)),
+        from_peers: [sum.from_peers, bytes.from_peers].into_iter().flatten().reduce(u64::saturating_add),
     })
 }
 

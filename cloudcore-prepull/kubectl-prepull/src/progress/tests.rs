@@ -52,7 +52,7 @@ fn node(name: &str, phase: NodePhase, done: u64) -> NodeStatus {
     let image = ImageStatus {
         image: "harbor.example/shop/web:v2026.11.22-rc1".to_owned(),
         status: Tristate::Unknown,
-        bytes: Some(ImageBytes { done: done * MIB, total: 180 * MIB }),
+        bytes: Some(ImageBytes { done: done * MIB, total: 180 * MIB, from_peers: None }),
         ..ImageStatus::default()
     };
     NodeStatus {
@@ -185,6 +185,16 @@ fn without_a_terminal_each_change_is_a_line_and_nothing_is_said_twice() {
     view.suspended = true;
     text.extend(lines.about(&view));
     assert_snapshot("progress/tests/lines.txt", &format!("{}\n", text.join("\n")));
+    // How many wait changes from second to second while their secret is looked for.
+    let waits = |view: &mut View, nodes: &str, secret: &str| {
+        view.reason = format!("{nodes} waiting: secret {secret}");
+    };
+    waits(&mut view, "12 nodes", "default/harbor");
+    assert_eq!(lines.about(&view).len(), 1);
+    waits(&mut view, "1 node", "default/harbor");
+    assert_eq!(lines.about(&view), [""; 0]);
+    waits(&mut view, "1 node", "default/other");
+    assert_eq!(lines.about(&view).len(), 1);
 }
 
 #[test]

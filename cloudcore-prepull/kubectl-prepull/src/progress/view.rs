@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::kruise;
 use prepull_api::crd::status::{ImageBytes, JobPhase, Summary};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
@@ -9,17 +10,21 @@ use serde::Serialize;
 use super::tally::{AtWork, Group, Tally};
 use crate::amounts::seconds_between;
 use crate::jobs;
+use crate::output::job_name;
 use crate::screen::tame;
 
 /// A job that nobody has looked at for so long has no cloudcore-prepull, in seconds. One that leads takes a moment.
 const NOBODY_AFTER: u64 = 10;
 
 /// A job as people follow it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct View {
-    /// Name of the job.
+    /// Name of the job; of one of OpenKruise's with its kind.
     pub(crate) job: String,
+    /// Namespace of the job. Those that are ours have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) namespace: Option<String>,
     /// Its phase.
     pub(crate) phase: JobPhase,
     /// Whether it has ended.
@@ -39,8 +44,11 @@ pub(crate) struct View {
     /// Its waves, if it has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wave: Option<Wave>,
-    /// Nodes by phase.
+    /// Nodes by phase; of a list each counts once for each image.
     pub(crate) nodes: Summary,
+    /// The jobs of a list's images.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) parts: Vec<Part>,
     /// Bytes that are on the nodes, and of those whose size is known.
     pub(crate) bytes: ImageBytes,
     /// How fast it goes.
@@ -60,6 +68,20 @@ pub(crate) struct View {
     /// How much is done, from 0 to 1.
     #[serde(skip)]
     pub(crate) done: f64,
+}
+
+/// The job of one image of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Part {
+    /// The image.
+    pub(crate) image: String,
+    /// Name of its job.
+    pub(crate) job: String,
+    /// Phase of that.
+    pub(crate) phase: JobPhase,
+    /// Nodes by phase.
+    pub(crate) nodes: Summary,
 }
 
 /// The current wave.
@@ -145,6 +167,8 @@ impl View {
         });
         Self {
             job: job.metadata.name.clone().unwrap_or_default(),
+            namespace: None,
+            parts: Vec::new(),
             phase: status.phase,
             is_over,
             reason,
@@ -168,6 +192,47 @@ impl View {
             bytes,
             done,
         }
+    }
+
+    /// The view of another kind of job, with what its nodes say and the average pace.
+    pub(crate) fn with(mut self, tally: &Tally) -> Self {
+        self.done = part_done(&self.nodes, 0.0);
+        let pace = self.seconds.and_then(|seconds| average(seconds, 0, self.done));
+        let pace = pace.filter(|pace| !self.is_over && self.nodes.in_progress > 0 && pace.done > 0.0);
+        self.seconds_left = pace.map(|pace| whole((1.0 - self.done) / pace.done));
+        self.failures = failures(tally);
+        self.waiting = groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group)));
+        self.at_work.clone_from(&tally.at_work);
+        self
+    }
+
+    /// The view with this reason, unless it is one of the usual ones.
+    pub(crate) fn because(mut self, reason: &str, usual: &[&str]) -> Self {
+        if !usual.iter().any(|usual| reason.starts_with(usual)) {
+            self.reason = tame(reason);
+        }
+        self
+    }
+
+    /// The job as a command names it: `web`, or `imagepulljob/web -n shop`.
+    pub(crate) fn named(&self) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("{} -n {namespace}", self.job),
+            None => self.job.clone(),
+        }
+    }
+
+    /// The job as kubectl writes and takes it.
+    pub(crate) fn full_name(&self) -> String {
+        match self.job.split_once('/') {
+            Some((kind, name)) => format!("{kind}.{}/{name}", kruise::GROUP),
+            None => job_name(&self.job),
+        }
+    }
+
+    /// What its counts are of.
+    pub(crate) fn noun(&self) -> &'static str {
+        if self.parts.is_empty() { "node" } else { "pull" }
     }
 
     /// Nodes that have ended, well or badly.

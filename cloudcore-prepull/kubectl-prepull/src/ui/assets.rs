@@ -8,6 +8,7 @@ pub(crate) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
         "page.css" => ("text/css; charset=utf-8", include_str!("assets/page.css")),
         "page.js" => (SCRIPT, include_str!("assets/page.js")),
         "chart.js" => (SCRIPT, include_str!("assets/chart.js")),
+        "detail.js" => (SCRIPT, include_str!("assets/detail.js")),
         "dom.js" => (SCRIPT, include_str!("assets/dom.js")),
         "edges.js" => (SCRIPT, include_str!("assets/edges.js")),
         "grid.js" => (SCRIPT, include_str!("assets/grid.js")),
@@ -40,7 +41,8 @@ mod tests {
             waiting.extend(named.filter(|name| !seen.contains(name)));
             seen.push(name);
         }
-        for name in ["chart.js", "dom.js", "edges.js", "grid.js", "job.js", "jobs.js", "live.js"] {
+        for name in ["chart.js", "detail.js", "dom.js", "edges.js", "grid.js", "job.js", "jobs.js", "live.js"]
+        {
             assert!(seen.iter().any(|seen| seen == name), "{name} is not used");
         }
     }

@@ -10,10 +10,13 @@ use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::Event;
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::kruise::ImagePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
 
 use super::rows::{JobRow, NodeRow};
 use crate::jobs;
+use crate::kruise::row_name;
+use crate::listing::{Change, Listing};
 use crate::progress::pace::PaceMeter;
 use crate::progress::tally::Tally;
 use crate::progress::view::View;
@@ -29,12 +32,17 @@ pub(crate) struct Sent {
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     jobs: BTreeMap<String, Tracked>,
-    listed_jobs: Vec<String>,
+    listed_jobs: Listing<String>,
     /// By the UID of their job, and by name.
     reports: HashMap<String, BTreeMap<String, Report>>,
-    listed_reports: Vec<(String, String)>,
+    listed_reports: Listing<(String, String)>,
+    /// Whether all reports are known: what a list brings in is no download.
+    has_reports: bool,
+    /// Those of OpenKruise, by namespace and name, each with its row.
+    pull_jobs: BTreeMap<(String, String), (ImagePullJob, Option<Sent>)>,
+    listed_pull_jobs: Listing<(String, String)>,
     labels: HashMap<String, BTreeMap<String, String>>,
-    listed_nodes: Vec<String>,
+    listed_nodes: Listing<String>,
     changes: u64,
 }
 
@@ -55,22 +63,17 @@ struct Report {
 impl Known {
     /// Takes a change of a job.
     pub(crate) fn take_job(&mut self, event: Event<ImagePrePullJob>) {
-        match event {
-            Event::Init => self.listed_jobs.clear(),
-            Event::InitApply(job) => {
-                self.listed_jobs.push(job.name_any());
-                self.put_job(job);
-            }
-            Event::InitDone => {
-                let listed = std::mem::take(&mut self.listed_jobs);
-                self.jobs.retain(|name, _| listed.contains(name));
-                self.changes += 1;
-            }
-            Event::Apply(job) => self.put_job(job),
-            Event::Delete(job) => {
+        match self.listed_jobs.take(event, ResourceExt::name_any) {
+            Some(Change::Put(job)) => self.put_job(job),
+            Some(Change::Remove(job)) => {
                 self.jobs.remove(&job.name_any());
                 self.changes += 1;
             }
+            Some(Change::Retain(names)) => {
+                self.jobs.retain(|name, _| names.contains(name));
+                self.changes += 1;
+            }
+            None => {}
         }
     }
 
@@ -86,29 +89,25 @@ impl Known {
 
     /// Takes a change of a report.
     pub(crate) fn take_report(&mut self, event: Event<ImagePrePullReport>) {
-        match event {
-            Event::Init => self.listed_reports.clear(),
-            Event::InitApply(report) => {
-                self.listed_reports.push((uid_of_job(&report), report.name_any()));
-                self.put_report(&report);
-            }
-            Event::InitDone => {
-                let listed = std::mem::take(&mut self.listed_reports);
-                let listed: std::collections::HashSet<_> = listed.into_iter().collect();
-                for (uid, reports) in &mut self.reports {
-                    reports.retain(|name, _| listed.contains(&(uid.clone(), name.clone())));
-                }
-                self.reports.retain(|_, reports| !reports.is_empty());
-                self.changes += 1;
-            }
-            Event::Apply(report) => self.put_report(&report),
-            Event::Delete(report) => {
+        let key = |report: &ImagePrePullReport| (uid_of_job(report), report.name_any());
+        match self.listed_reports.take(event, key) {
+            Some(Change::Put(report)) => self.put_report(&report),
+            Some(Change::Remove(report)) => {
                 let uid = uid_of_job(&report);
                 if let Some(reports) = self.reports.get_mut(&uid) {
                     reports.remove(&report.name_any());
                 }
                 self.touch(&uid);
             }
+            Some(Change::Retain(listed)) => {
+                for (uid, reports) in &mut self.reports {
+                    reports.retain(|name, _| listed.contains(&(uid.clone(), name.clone())));
+                }
+                self.reports.retain(|_, reports| !reports.is_empty());
+                self.has_reports = true;
+                self.changes += 1;
+            }
+            None => {}
         }
     }
 
@@ -136,26 +135,39 @@ impl Known {
         }
     }
 
-    /// Takes a change of a node's labels.
-    pub(crate) fn take_node(&mut self, event: Event<PartialObjectMeta<Node>>) {
-        match event {
-            Event::Init => self.listed_nodes.clear(),
-            Event::InitApply(node) => {
-                self.listed_nodes.push(node.name_any());
-                self.labels.insert(node.name_any(), node.labels().clone());
+    /// Takes a change of a job of OpenKruise.
+    pub(crate) fn take_pull_job(&mut self, event: Event<ImagePullJob>) {
+        let key = |job: &ImagePullJob| (job.namespace().unwrap_or_default(), job.name_any());
+        match self.listed_pull_jobs.take(event, key) {
+            Some(Change::Put(job)) => {
+                self.pull_jobs.insert(key(&job), (job, None));
             }
-            Event::InitDone => {
-                let listed: std::collections::HashSet<_> =
-                    std::mem::take(&mut self.listed_nodes).into_iter().collect();
-                self.labels.retain(|name, _| listed.contains(name));
+            Some(Change::Remove(job)) => {
+                self.pull_jobs.remove(&key(&job));
                 self.changes += 1;
             }
-            Event::Apply(node) => {
+            Some(Change::Retain(listed)) => {
+                self.pull_jobs.retain(|key, _| listed.contains(key));
+                self.changes += 1;
+            }
+            None => {}
+        }
+    }
+
+    /// Takes a change of a node's labels.
+    pub(crate) fn take_node(&mut self, event: Event<PartialObjectMeta<Node>>) {
+        match self.listed_nodes.take(event, ResourceExt::name_any) {
+            Some(Change::Put(node)) => {
                 self.labels.insert(node.name_any(), node.labels().clone());
             }
-            Event::Delete(node) => {
+            Some(Change::Remove(node)) => {
                 self.labels.remove(&node.name_any());
             }
+            Some(Change::Retain(names)) => {
+                self.labels.retain(|name, _| names.contains(name));
+                self.changes += 1;
+            }
+            None => {}
         }
     }
 
@@ -175,13 +187,17 @@ impl Known {
             let tally =
                 Tally::sum(reports.into_iter().flat_map(BTreeMap::values).map(|report| &report.tally));
             let mut view = View::new(job, &tally, None, now);
-            if let Some(pace) = pace.observe(passed, view.bytes.done, view.done) {
+            let observed =
+                self.has_reports.then(|| pace.observe(passed, view.bytes.done, view.done)).flatten();
+            if let Some(pace) = observed {
                 view = View::new(job, &tally, Some(pace), now);
             }
-            let json = serde_json::to_string(&JobRow::new(job, view)).unwrap_or_default();
-            if row.as_ref().is_none_or(|row| *row.json != *json) {
-                self.changes += 1;
-                *row = Some(Sent { change: self.changes, json: json.into() });
+            put_row(row, &JobRow::new(job, view), &mut self.changes);
+        }
+        for (job, row) in self.pull_jobs.values_mut() {
+            let is_over = job.status.as_ref().is_some_and(|status| status.completion_time.is_some());
+            if row.is_none() || !is_over {
+                put_row(row, &JobRow::of_kruise(job, now), &mut self.changes);
             }
         }
         self.changes
@@ -190,7 +206,8 @@ impl Known {
     /// The rows of all jobs.
     pub(crate) fn jobs(&self) -> BTreeMap<String, Sent> {
         let rows = self.jobs.iter().filter_map(|(name, job)| Some((name.clone(), job.row.clone()?)));
-        rows.collect()
+        let of_kruise = self.pull_jobs.values().filter_map(|(job, row)| Some((row_name(job), row.clone()?)));
+        rows.chain(of_kruise).collect()
     }
 
     /// The nodes of a job, by name.
@@ -205,6 +222,15 @@ impl Known {
     pub(crate) fn labelled(&self, label: &str) -> BTreeMap<&str, &str> {
         let labelled = self.labels.iter();
         labelled.filter_map(|(node, labels)| Some((node.as_str(), labels.get(label)?.as_str()))).collect()
+    }
+}
+
+/// Puts a row in place of the one before, if it is another one.
+fn put_row(row: &mut Option<Sent>, now: &JobRow, changes: &mut u64) {
+    let json = serde_json::to_string(now).unwrap_or_default();
+    if row.as_ref().is_none_or(|row| *row.json != *json) {
+        *changes += 1;
+        *row = Some(Sent { change: *changes, json: json.into() });
     }
 }
 
@@ -258,6 +284,36 @@ mod tests {
     }
 
     #[test]
+    fn what_a_list_brings_in_is_no_download() {
+        let mut known = Known::default();
+        let part = |name: &str, done: u64| {
+            let image =
+                json!({ "image": "a:1", "status": "Unknown", "bytes": { "done": done, "total": 1_000_000 } });
+            let nodes = json!([{ "nodeName": name, "phase": "InProgress", "imageStatus": [image] }]);
+            let labels = json!({ JOB_UID_LABEL: "1" });
+            let report = json!({ "metadata": { "name": name, "labels": labels }, "nodeStatus": nodes });
+            serde_json::from_value::<ImagePrePullReport>(report).unwrap()
+        };
+        let rate = |known: &mut Known, second: u64| {
+            known.refresh(Timestamp::UNIX_EPOCH, Duration::from_secs(second));
+            let row: serde_json::Value = serde_json::from_str(&known.jobs()["web"].json).unwrap();
+            row["bytesPerSecond"].clone()
+        };
+        let mut running = job("web", "1");
+        let status = json!({ "phase": "InProgress", "summary": { "desired": 2, "inProgress": 2 } });
+        running.status = serde_json::from_value(status).unwrap();
+        known.take_job(Event::Apply(running));
+        known.take_report(Event::Init);
+        known.take_report(Event::InitApply(part("edge-1", 600_000)));
+        assert!(rate(&mut known, 1).is_null());
+        known.take_report(Event::InitApply(part("edge-2", 400_000)));
+        known.take_report(Event::InitDone);
+        assert!(rate(&mut known, 11).is_null(), "it was there before");
+        known.take_report(Event::Apply(part("edge-2", 500_000)));
+        assert_eq!(rate(&mut known, 21), 10_000);
+    }
+
+    #[test]
     fn what_has_not_changed_is_not_sent_again() {
         let mut known = Known::default();
         known.take_job(Event::Apply(job("web", "1")));
@@ -272,6 +328,33 @@ mod tests {
             Arc::ptr_eq(&nodes["edge-1"], &now["edge-1"]) && !Arc::ptr_eq(&nodes["edge-2"], &now["edge-2"])
         );
         assert_ne!(known.jobs()["web"], rows["web"], "its failures are part of the row");
+    }
+
+    #[test]
+    fn a_job_of_kruise_is_a_row_with_its_namespace() {
+        let mut known = Known::default();
+        let of = |namespace: &str, succeeded: i32| -> ImagePullJob {
+            serde_json::from_value(json!({
+                "metadata": { "name": "web", "namespace": namespace },
+                "spec": { "image": "nginx:1.25" },
+                "status": { "desired": 2, "succeeded": succeeded, "startTime": "1970-01-01T00:00:00Z" },
+            }))
+            .unwrap()
+        };
+        known.take_pull_job(Event::Apply(of("shop", 1)));
+        known.take_pull_job(Event::Apply(of("team", 1)));
+        known.take_job(Event::Apply(job("web", "1")));
+        let first = refreshed(&mut known);
+        let names = ["imagepulljob/web -n shop", "imagepulljob/web -n team", "web"];
+        assert_eq!(known.jobs().into_keys().collect::<Vec<_>>(), names);
+        assert_eq!(refreshed(&mut known), first, "nothing has happened");
+        known.take_pull_job(Event::Apply(of("shop", 2)));
+        known.take_pull_job(Event::Delete(of("team", 1)));
+        assert!(refreshed(&mut known) > first);
+        let rows = known.jobs();
+        let row: serde_json::Value = serde_json::from_str(&rows[names[0]].json).unwrap();
+        assert_eq!((&row["job"], &row["nodes"]["successful"]), (&names[0].into(), &2.into()));
+        assert_eq!(rows.len(), 2);
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! What the page shows of nodes and jobs. Pure.
 
+use jiff::Timestamp;
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::kruise::ImagePullJob;
 use prepull_api::crd::status::{NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
 
+use crate::kruise;
 use crate::progress::tally::{bytes_of, reason_of};
 use crate::progress::view::View;
 
@@ -23,7 +26,7 @@ pub(crate) struct NodeRow {
     pub(crate) attempt: u32,
     /// When its last step ended, once it has ended itself.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) ended: Option<jiff::Timestamp>,
+    pub(crate) ended: Option<Timestamp>,
     pub(crate) done: u64,
     pub(crate) total: u64,
 }
@@ -52,14 +55,25 @@ pub(crate) struct JobRow {
     #[serde(flatten)]
     view: View,
     #[serde(skip_serializing_if = "Option::is_none")]
-    created: Option<jiff::Timestamp>,
+    created: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    began: Option<jiff::Timestamp>,
+    began: Option<Timestamp>,
     #[serde(rename = "endedAt", skip_serializing_if = "Option::is_none")]
-    ended: Option<jiff::Timestamp>,
+    ended: Option<Timestamp>,
 }
 
 impl JobRow {
+    /// The row of a job of OpenKruise.
+    pub(crate) fn of_kruise(job: &ImagePullJob, now: Timestamp) -> Self {
+        let status = job.status.as_ref();
+        Self {
+            view: kruise::row(job, now),
+            created: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            began: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+            ended: status.and_then(|status| status.completion_time.as_ref()).map(|time| time.0),
+        }
+    }
+
     pub(crate) fn new(job: &ImagePrePullJob, view: View) -> Self {
         let status = job.status.as_ref();
         Self {

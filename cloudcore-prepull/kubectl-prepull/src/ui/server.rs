@@ -58,6 +58,7 @@ pub(crate) fn router(page: Arc<Page>) -> Router {
         .route("/{token}/events/{job}", get(events_of_job))
         .route("/{token}/groups", get(groups))
         .route("/{token}/edges", get(all_edges))
+        .route("/{token}/leader", get(leader))
         .route("/{token}/may", get(may))
         .route("/{token}/act/{job}/{verb}", post(act))
         .layer(from_fn_with_state(Arc::clone(&page), guarded))
@@ -167,6 +168,12 @@ async fn all_edges(State(page): State<Arc<Page>>) -> Answer {
         Ok(edges)
     });
     answer(&page, listed.await.map(|edges| json!({ "edges": edges })))
+}
+
+/// Since when there is the leader of now; null where the person may not know.
+async fn leader(State(page): State<Arc<Page>>) -> Json<Value> {
+    let since = edges::led_since(&page.cluster, &page.system).await.ok();
+    Json(json!({ "since": since }))
 }
 
 /// What the person may do.

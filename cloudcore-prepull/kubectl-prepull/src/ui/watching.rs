@@ -17,6 +17,7 @@ use tokio::time::MissedTickBehavior;
 use super::known::Known;
 use crate::cluster::Cluster;
 use crate::jobs::{self, REPORTS_OF_A_PAGE};
+use crate::kruise;
 use crate::problem;
 
 /// How often rows are made of what has changed: as fast as a person sees bars move.
@@ -63,12 +64,20 @@ impl Watching {
         let of_reports = watcher(jobs::reports_api(cluster), few).default_backoff();
         let nodes: Api<PartialObjectMeta<Node>> = Api::all(cluster.client());
         let of_nodes = watcher(nodes, watcher::Config::default()).default_backoff();
+        let of_pull_jobs = watcher(kruise::api(cluster, None), watcher::Config::default()).default_backoff();
         tokio::try_join!(
             self.take(of_jobs, "the jobs cannot be watched", Known::take_job),
             self.take(of_reports, "the reports of jobs cannot be watched", Known::take_report),
             async {
                 // Without this right nodes are not grouped by their labels, and everything else works.
                 let _ = self.take(of_nodes, "the nodes cannot be watched", Known::take_node).await;
+                std::future::pending::<anyhow::Result<()>>().await
+            },
+            async {
+                // Few clusters have OpenKruise's API, and not everybody may see its jobs.
+                let _ = self
+                    .take(of_pull_jobs, "OpenKruise's jobs cannot be watched", Known::take_pull_job)
+                    .await;
                 std::future::pending::<anyhow::Result<()>>().await
             },
             self.make_rows(),
@@ -86,6 +95,8 @@ impl Watching {
         let mut is_heard = false;
         while let Some(event) = events.next().await {
             match event.context(what) {
+                // A list is about to be asked for, which nobody has answered yet.
+                Ok(Event::Init) => take(&mut self.known(), Event::Init),
                 Ok(event) => {
                     is_heard = true;
                     self.problem.send_if_modified(|problem| problem.take().is_some());

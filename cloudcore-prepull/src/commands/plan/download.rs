@@ -25,6 +25,11 @@ pub(super) struct DownloadReport {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pin: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
+    share_within_site: Option<bool>,
+    /// Bytes a second over the uplink of each site.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_site_rate: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) verify: Option<VerifyReport>,
 }
 
@@ -47,12 +52,14 @@ pub(super) fn report(
     if *policy == DownloadPolicy::default() {
         return None;
     }
-    let DownloadPolicy { max_rate, windows, jitter, pin, verify } = policy;
+    let DownloadPolicy { max_rate, windows, jitter, pin, verify, share, max_site_rate } = policy;
     Some(DownloadReport {
         max_rate: max_rate.map(std::num::NonZeroU64::get),
         windows: windows.iter().map(write_window).collect(),
         window_jitter: (!jitter.is_zero() && !windows.is_empty()).then(|| write_duration(*jitter)),
         pin: *pin,
+        share_within_site: *share,
+        max_site_rate: max_site_rate.map(std::num::NonZeroU64::get),
         verify: verify.as_ref().map(|verify| verify_report(verify, known, user)),
     })
 }
@@ -79,7 +86,8 @@ fn verify_report(
 
 /// One line for each thing that the job says, for people.
 pub(super) fn lines(report: &DownloadReport) -> Vec<String> {
-    let DownloadReport { max_rate, windows, window_jitter, pin, verify } = report;
+    let DownloadReport { max_rate, windows, window_jitter, pin, verify, share_within_site, max_site_rate } =
+        report;
     let mut lines = Vec::new();
     lines.extend(max_rate.map(|rate| format!("download: at most {rate} bytes a second on each node")));
     if !windows.is_empty() {
@@ -89,6 +97,17 @@ pub(super) fn lines(report: &DownloadReport) -> Vec<String> {
     if *pin {
         lines.push("pin: the images are kept from the kubelet's garbage collection".to_owned());
     }
+    lines.extend(
+        max_site_rate
+            .map(|rate| format!("maxSiteRate: at most {rate} bytes a second over the uplink of each site")),
+    );
+    lines.extend(share_within_site.map(|share| {
+        if share {
+            "shareWithinSite: each layer crosses the uplink of a site once".to_owned()
+        } else {
+            "shareWithinSite: each node downloads for itself".to_owned()
+        }
+    }));
     if let Some(VerifyReport { mode, secrets, error }) = verify {
         let error = error.as_ref().map(|error| format!(": {error}"));
         lines.push(format!("verify: {mode}, keys of {}{}", secrets.join(","), error.unwrap_or_default()));

@@ -1,51 +1,14 @@
 //! The CAs of one moment: the one that signs, the others that are trusted, and what the server sends along.
 
-use std::fmt;
-
 use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use x509_parser::prelude::{FromDer, X509Certificate};
+
+pub(crate) use prepull_admission::ca::Fingerprint;
 
 use super::{Authority, PkiError, sha256};
 use prepull_api::enroll::{MAX_TRUSTED_CAS, certificate_pem, hex};
-
-/// The SHA-256 of a CA's certificate.
-pub(crate) type Fingerprint = [u8; 32];
-
-/// The start of a CA's [`Fingerprint`]: enough to tell the CAs of an installation apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CaId([u8; 8]);
-
-impl From<Fingerprint> for CaId {
-    fn from(fingerprint: Fingerprint) -> Self {
-        let mut start = [0; 8];
-        start.copy_from_slice(&fingerprint[..8]);
-        Self(start)
-    }
-}
-
-/// As `ca show` shows it, but for the rest.
-impl fmt::Display for CaId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex(&self.0))
-    }
-}
-
-impl Serialize for CaId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for CaId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let number = u64::from_str_radix(&text, 16).map_err(serde::de::Error::custom)?;
-        Ok(Self(number.to_be_bytes()))
-    }
-}
 
 /// The CAs of one moment. In a rotation there are two; outside of one, the signer alone.
 #[derive(Debug)]

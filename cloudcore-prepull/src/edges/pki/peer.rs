@@ -8,7 +8,7 @@ use rustls_pki_types::CertificateDer;
 use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::key_hash::KeyHash;
+use super::KeyHash;
 
 /// A node, as its certificate identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,17 +7,14 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::ObjectMeta;
+use prepull_admission::ca::BUNDLE;
+pub(crate) use prepull_admission::ca::CA_CONFIG_MAP;
 use serde::{Deserialize, Serialize};
 
 use super::rotation::Step;
-use super::sha256;
 use crate::edges::tunnel::CaCensus;
 use crate::kube_api::field_manager::post_params;
 
-/// The name of the ConfigMap, in the namespace of cloudcore.
-pub(crate) const CA_CONFIG_MAP: &str = "prepull-ca";
-/// The certificates as PEM, the signer first.
-const BUNDLE: &str = "ca.crt";
 /// A [`Progress`] as JSON.
 const PROGRESS: &str = "rotation.json";
 
@@ -68,12 +65,6 @@ impl Published {
         }
     }
 
-    /// The hash that new join tokens carry: that of the CA that signs.
-    pub(crate) fn fingerprint(&self) -> Option<[u8; 32]> {
-        let cas = super::ca_set::certificates_of_pem(&self.bundle).ok()?;
-        cas.first().map(|signer| sha256(signer))
-    }
-
     fn of(map: &ConfigMap) -> Option<Self> {
         let data = map.data.as_ref()?;
         let progress = data.get(PROGRESS).and_then(|json| serde_json::from_str(json).ok());
@@ -113,6 +104,6 @@ mod tests {
         assert!(!format!("{map:?}").contains("PRIVATE"));
         let read = Published::of(&map).unwrap();
         assert_eq!(read, published);
-        assert_eq!(read.fingerprint(), Some(fingerprint));
+        assert_eq!(prepull_admission::ca::signer_of(&read.bundle), Some(fingerprint));
     }
 }

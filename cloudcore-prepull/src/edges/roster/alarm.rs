@@ -13,9 +13,9 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
-use super::record::Refusal;
 use crate::edges::pki::KeyHash;
 use crate::kube_api::events::Events;
+use prepull_admission::records::record::Refusal;
 
 /// The shortest time between two events of one kind about one node: two machines with one identity alternate every few
 /// seconds.

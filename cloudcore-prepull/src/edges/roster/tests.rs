@@ -2,6 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use prepull_admission::records::record::NodeRecord;
 use prepull_api::enroll::SubjectForm;
 use tokio::time::Instant;
 
@@ -25,12 +26,13 @@ fn beside(roster: &Roster) -> Roster {
 }
 
 async fn stored(roster: &Roster, node: &str) -> NodeRecord {
-    Records(roster.shared.store.clone()).get(&node.into()).await.unwrap()
+    let node = node.into();
+    roster.shared.store.read(ShardId::of(&node)).await.unwrap().record(&node)
 }
 
 async fn revoke(roster: &Roster, node: &str) {
     let change = Change::Revoke { at: "t".to_owned() };
-    Records(roster.shared.store.clone()).change(&node.into(), &change).await.unwrap();
+    roster.shared.store.change(&node.into(), &change).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,10 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use prepull_api::task::NodeName;
 use tokio::sync::Notify;
 
-use super::record::{NodeRecord, Refusal, Standing};
-use super::shard::{SHARDS, Shard, ShardId};
-use crate::edges::directory::Recorded;
 use crate::edges::pki::KeyHash;
+use prepull_admission::records::record::{NodeRecord, Recorded, Refusal, Standing};
+use prepull_admission::records::shard::{SHARDS, Shard, ShardId};
 
 #[derive(Debug)]
 pub(super) struct View {

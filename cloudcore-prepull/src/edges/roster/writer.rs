@@ -10,10 +10,10 @@ use prepull_program::errors::with_causes;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::record::{Change, HeldKey, Refusal};
-use super::shard::ShardId;
-use super::store::{ATTEMPTS, RosterError, Store};
 use super::view::View;
+use prepull_admission::records::record::{Change, HeldKey, Refusal};
+use prepull_admission::records::shard::ShardId;
+use prepull_admission::records::store::{ATTEMPTS, RosterError, Store};
 
 /// The shortest time between two writes of one shard while edges wait for them. The first one goes out at once. A fleet
 /// that joins within minutes causes at most 64 writes a second of some 100 KiB.

@@ -10,10 +10,9 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
+use prepull_admission::tokens::{SecretHash, TOKEN_LABEL, hash_of, id_of};
 use prepull_engine::shared::pacing::TokenBucket;
 
-use super::record::SecretHash;
-use super::store::{TOKEN_LABEL, from_secret, id_of};
 use crate::kube_api::refusal::FailureLog;
 use crate::kube_api::watch::lasting_problem;
 
@@ -93,10 +92,10 @@ impl Known {
 
 /// Notes a token. One whose Secret is malformed is not known: `redeem` refuses it.
 fn insert(known: &mut HashMap<String, SecretHash>, secret: &Secret) {
-    if let (Some(id), Some(record)) = (id_of(secret), from_secret(secret))
+    if let Some((id, hash)) = hash_of(secret)
         && (known.len() < MAX_KNOWN || known.contains_key(id))
     {
-        known.insert(id.to_owned(), record.secret_hash);
+        known.insert(id.to_owned(), hash);
     }
 }
 

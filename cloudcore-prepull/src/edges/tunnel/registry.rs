@@ -16,6 +16,7 @@ use super::trust::{CaCensus, SessionTrust};
 use crate::edges::directory::Directory;
 use crate::edges::log_rate::NodeLogRate;
 use crate::edges::pki::{CaSet, KeyHash};
+use crate::edges::tickets::Tickets;
 
 /// The rate at which a drain lets edges come back. A full TLS handshake takes about a millisecond of a core, so
 /// this leaves half a core to the rest of the successor's work.
@@ -49,6 +50,7 @@ struct Shared {
     last_id: AtomicU64,
     log_rate: NodeLogRate,
     directory: Directory,
+    tickets: Tickets,
 }
 
 impl Sessions {
@@ -90,6 +92,11 @@ impl Sessions {
     /// What the sessions have told of the nodes, for people.
     pub(crate) fn directory(&self) -> &Directory {
         &self.shared.directory
+    }
+
+    /// What lets the nodes of a site read from each other.
+    pub(crate) fn tickets(&self) -> &Tickets {
+        &self.shared.tickets
     }
 
     /// Whether one more line about the node is logged.

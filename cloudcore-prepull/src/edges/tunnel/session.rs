@@ -148,6 +148,7 @@ impl SessionContext<'_> {
             heartbeat: self.settings.heartbeat,
             progress_interval: self.settings.progress_interval,
             state_interval: Some(self.settings.state_interval),
+            tickets: self.sessions.tickets().terms(SystemTime::now()),
         });
         // Before any message that is queued for the node.
         channel.start_send(encode(&welcome)?.into())?;

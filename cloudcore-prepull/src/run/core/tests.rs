@@ -23,6 +23,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         clock: Clock::start(),
         roster: Roster::in_memory(),
         kruise_nodes: None,
+        share_by_default: false,
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone(), true),
         kruise_writer: kruise_writer::Writer::new(client.clone()),

@@ -71,7 +71,8 @@ impl Check {
             EdgeMessage::Hello(_)
             | EdgeMessage::Progress(_)
             | EdgeMessage::Trusts { .. }
-            | EdgeMessage::State(_) => {}
+            | EdgeMessage::State(_)
+            | EdgeMessage::Blobs(_) => {}
             EdgeMessage::Accepted { task } => {
                 assert!(edge.disk.contains_key(task), "{} accepts {task}, not on its disk", edge.node);
             }

@@ -35,7 +35,11 @@ pub(super) fn edit(spec: &mut ImagePrePullJobSpec, edges: usize, rng: &mut Rng) 
         }
         12 => {
             spec.ttl_seconds_after_finished = yes.then(|| rng.pick(&[0, 30]));
-            spec.download = yes.then(|| DownloadSpec { max_rate: Some("2Mi".to_owned()) });
+            spec.download = yes.then(|| DownloadSpec {
+                max_rate: Some("2Mi".to_owned()),
+                share_within_site: Some(true),
+                ..DownloadSpec::default()
+            });
         }
         _ => match &mut spec.rollout {
             Some(rollout) if rng.chance(70) => rollout.pause_seconds = rng.pick(&[0, 5, 40]),

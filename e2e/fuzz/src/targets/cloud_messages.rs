@@ -68,6 +68,7 @@ impl Node {
             CloudMessage::Cancel { task, reason } => self.handle(AgentEvent::Cancel { task, reason }),
             CloudMessage::Welcome(_)
             | CloudMessage::Unpin { .. }
+            | CloudMessage::Sources(_)
             | CloudMessage::Trust(_)
             | CloudMessage::Goaway { .. } => {}
         }

@@ -15,6 +15,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::error::IdentityError;
 use super::files::{Facts, Pki, StateDir};
+use super::peers::{PeerTls, peer_tls};
+use crate::cloud::clock::CloudClock;
 
 /// TLS sessions kept for resumption: the few tickets that the server dialled last hands out.
 const TICKETS: usize = 4;
@@ -26,6 +28,7 @@ pub struct Identity {
     pub(super) current: Arc<watch::Sender<Arc<Current>>>,
     /// When to renew because another CA signs by now, although the certificate has not aged yet.
     pub(super) renew_at: Arc<watch::Sender<Option<SystemTime>>>,
+    pub(super) clock: Arc<CloudClock>,
 }
 
 /// One certificate, ready for use.
@@ -34,6 +37,8 @@ pub(crate) struct Current {
     pub(crate) not_before: SystemTime,
     pub(crate) not_after: SystemTime,
     pub(crate) tls: Arc<ClientConfig>,
+    /// TLS with the neighbours of the site.
+    pub(crate) peers: PeerTls,
     certificate: CertificateDer<'static>,
     /// The CAs as PEM.
     pub(super) bundle: String,
@@ -55,9 +60,15 @@ impl Identity {
     /// Among others [`IdentityError::NotJoined`], with its remedy.
     pub fn load(state_dir: &Path) -> Result<Self, IdentityError> {
         let dir = StateDir::new(state_dir);
-        let current = load_current(&dir)?;
+        let clock = Arc::default();
+        let current = load_current(&dir, &clock)?;
         let current = Arc::new(watch::Sender::new(Arc::new(current)));
-        Ok(Self { dir, current, renew_at: Arc::new(watch::Sender::new(None)) })
+        Ok(Self { dir, current, renew_at: Arc::new(watch::Sender::new(None)), clock })
+    }
+
+    /// The cloud's time, as the sessions tell it.
+    pub(crate) fn clock(&self) -> &Arc<CloudClock> {
+        &self.clock
     }
 
     /// The node that the certificate is for.
@@ -83,7 +94,7 @@ impl Identity {
     /// Takes over the certificate and the CAs on disk. Returns whether the certificate differs from the current one: only
     /// then are sessions to begin anew.
     pub(super) fn reload(&self) -> Result<bool, IdentityError> {
-        let loaded = load_current(&self.dir)?;
+        let loaded = load_current(&self.dir, &self.clock)?;
         Ok(self.current.send_if_modified(|current| {
             let is_new = current.certificate != loaded.certificate;
             *current = Arc::new(loaded);
@@ -92,14 +103,16 @@ impl Identity {
     }
 }
 
-fn load_current(dir: &StateDir) -> Result<Current, IdentityError> {
+fn load_current(dir: &StateDir, clock: &Arc<CloudClock>) -> Result<Current, IdentityError> {
     let Pki { cas, certificate, key, facts } = dir.read_pki()?;
     let is_of_signer = cas.first().is_some_and(|signer| has_signed(signer, &certificate));
     let bundle = cas.iter().map(|ca| certificate_pem(ca)).collect();
-    let tls = client_tls(cas, certificate.clone(), key)
-        .map_err(|error| IdentityError::Unusable { dir: dir.pki(), reason: error.to_string() })?;
+    let unusable =
+        |error: rustls::Error| IdentityError::Unusable { dir: dir.pki(), reason: error.to_string() };
+    let peers = peer_tls(&cas, &certificate, &key, clock).map_err(unusable)?;
+    let tls = client_tls(cas, certificate.clone(), key).map_err(unusable)?;
     let Facts { node, not_before, not_after, public_key: _ } = facts;
-    Ok(Current { node, not_before, not_after, tls: Arc::new(tls), certificate, bundle, is_of_signer })
+    Ok(Current { node, not_before, not_after, tls: Arc::new(tls), peers, certificate, bundle, is_of_signer })
 }
 
 fn has_signed(ca: &CertificateDer<'_>, certificate: &CertificateDer<'_>) -> bool {

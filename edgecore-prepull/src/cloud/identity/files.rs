@@ -127,7 +127,7 @@ pub(super) fn are_cas(certificates: &[CertificateDer<'_>]) -> bool {
     certificates.iter().all(is_ca)
 }
 
-fn parse_facts(der: &CertificateDer<'_>) -> Result<Facts, &'static str> {
+pub(super) fn parse_facts(der: &CertificateDer<'_>) -> Result<Facts, &'static str> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|_| "it is not an X.509 certificate")?;
     let common_name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
     let node = common_name

@@ -3,10 +3,12 @@
 
 mod end;
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use prepull_api::sites::PeerDoor;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TrustedCas, Welcome, decode, encode};
 use prepull_tunnel::{ByteCount, Channel, ChannelEvent, CountingStream, Terms, websocket_config};
 use tokio::net::TcpStream;
@@ -90,22 +92,42 @@ pub async fn run_with(
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let dial =
-        Dial { settings, identity: identity.watch(), trust: identity, events, shutdown, metrics: None };
+    let (metrics, peer_address, local) = (None, PeerAddress::None, None);
+    let identity_now = identity.watch();
+    let dial = Dial {
+        settings,
+        identity: identity_now,
+        trust: identity,
+        events,
+        shutdown,
+        metrics,
+        peer_address,
+        local,
+    };
     dial.keep_session(tunnel_urls.into(), outgoing).await
 }
 
-/// [`run`], with the address of the session in the metrics.
+/// [`run`], with the address of the session in the metrics, and that of this node for its neighbours in `Hello`.
 pub(crate) async fn run_measured(
-    metrics: Arc<Metrics>,
+    (metrics, peer_address): (Arc<Metrics>, PeerAddress),
     identity: Identity,
     tunnel_urls: Urls,
     events: mpsc::Sender<TunnelEvent>,
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let (settings, metrics) = (Settings::default(), Some(metrics));
-    let dial = Dial { settings, identity: identity.watch(), trust: identity, events, shutdown, metrics };
+    let (settings, metrics, local) = (Settings::default(), Some(metrics), None);
+    let identity_now = identity.watch();
+    let dial = Dial {
+        settings,
+        identity: identity_now,
+        trust: identity,
+        events,
+        shutdown,
+        metrics,
+        peer_address,
+        local,
+    };
     dial.keep_session(tunnel_urls, outgoing).await
 }
 
@@ -117,6 +139,36 @@ struct Dial {
     events: mpsc::Sender<TunnelEvent>,
     shutdown: CancellationToken,
     metrics: Option<Arc<Metrics>>,
+    peer_address: PeerAddress,
+    /// The address of this machine that the session is from.
+    local: Option<SocketAddr>,
+}
+
+/// Where the neighbours of the site reach this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PeerAddress {
+    /// Nowhere: it serves none.
+    #[default]
+    None,
+    /// At the address of this machine that the tunnel is from, at this port.
+    Port(u16),
+    /// At these addresses, each as HOST:PORT.
+    Given(Vec<String>),
+}
+
+impl PeerAddress {
+    /// What is said of it in a session from this address of the machine. A neighbour cannot reach the loopback interface.
+    fn door(&self, local: Option<SocketAddr>) -> Option<PeerDoor> {
+        let addresses = match self {
+            Self::None => return None,
+            Self::Given(addresses) => addresses.clone(),
+            Self::Port(port) => {
+                let local = local.filter(|local| !local.ip().is_loopback())?;
+                vec![SocketAddr::new(local.ip(), *port).to_string()]
+            }
+        };
+        Some(PeerDoor { addresses })
+    }
 }
 
 /// The outcome of an attempt.
@@ -229,6 +281,7 @@ impl Dial {
     async fn connect(&mut self, endpoint: &Endpoint) -> Result<Tunnel, End> {
         let unreachable = |error: std::io::Error| End::Unreachable(error.into());
         let stream = endpoint.connect(self.settings.connect_deadline).await.map_err(unreachable)?;
+        self.local = stream.local_addr().ok();
         let tls = self.identity.borrow_and_update().tls.clone();
         let name = endpoint.server_name().map_err(unreachable)?;
         let handshake = async {
@@ -253,7 +306,8 @@ impl Dial {
     async fn greet(&self, channel: &mut Tunnel) -> Result<Welcome, End> {
         let greeting = async {
             let hello = self.request_hello().await.ok_or(End::NoHello)?;
-            let hello = Hello { trusts: Some(self.trust.trusts()), ..hello };
+            let peer = self.peer_address.door(self.local);
+            let hello = Hello { trusts: Some(self.trust.trusts()), peer, ..hello };
             channel.start_send(encode(&EdgeMessage::Hello(Box::new(hello)))?.into())?;
             loop {
                 match channel.next(true).await? {

@@ -22,7 +22,9 @@ use super::labels::{CHILD_LABEL, CONFIG_LABEL, LAYER_LABEL};
 use super::manifest::{Document, Layer, deduplicate};
 use super::namespace::namespaced;
 use super::source::SOURCE_LABEL;
+use super::to_wire_size;
 use super::unpack::UNCOMPRESSED_LABEL;
+use super::writer::PEER_REF;
 
 /// Largest manifest to read: the OCI distribution specification asks registries to accept manifests up to this size.
 const MAX_MANIFEST: usize = 4 * 1024 * 1024;
@@ -200,6 +202,24 @@ impl ContentStore {
         Some(text)
     }
 
+    /// Size of a blob that is in the store as a whole.
+    pub(crate) async fn blob_size(&self, digest: &str) -> Option<u64> {
+        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
+        Some(to_size(self.ok(answer)?.into_inner().info?.size))
+    }
+
+    /// Reads so many bytes of a blob, from an offset on.
+    pub(crate) async fn read_piece(&self, digest: &str, offset: u64, size: u64) -> Option<Vec<u8>> {
+        let (offset, size) = (to_wire_size(offset), to_wire_size(size));
+        let read = ReadContentRequest { digest: digest.to_owned(), offset, size };
+        let mut parts = self.ok(self.content.clone().read(namespaced(read)).await)?.into_inner();
+        let mut piece = Vec::new();
+        while let Some(part) = self.ok(parts.message().await)? {
+            piece.extend(part.data);
+        }
+        Some(piece)
+    }
+
     /// Whether a layer has been unpacked, on whatever layers.
     pub(crate) async fn was_unpacked(&self, digest: &str) -> bool {
         let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
@@ -216,9 +236,9 @@ impl ContentStore {
     }
 }
 
-/// Takes the digest from the ref of an ingest, such as `layer-sha256:…`.
+/// Takes the digest from the ref of an ingest, such as `layer-sha256:…`. What comes from neighbours is no part of it.
 fn digest_of_ref(name: &str) -> Option<String> {
-    let (_kind, digest) = name.split_once('-')?;
+    let (_kind, digest) = name.split_once('-').filter(|(kind, _)| *kind != PEER_REF)?;
     digest.contains(':').then(|| digest.to_owned())
 }
 
@@ -296,5 +316,6 @@ mod tests {
     fn the_ref_of_an_ingest_contains_the_digest() {
         assert_eq!(digest_of_ref("layer-sha256:aa").as_deref(), Some("sha256:aa"));
         assert_eq!(digest_of_ref("upload"), None);
+        assert_eq!(digest_of_ref("peer-sha256:aa"), None);
     }
 }

@@ -49,7 +49,13 @@ pub(crate) enum BlobKind {
     Manifest,
     Config,
     Layer,
+    /// Bytes of a neighbour, under a name that nobody else knows: if they are wrong, no pull by the runtime goes on with
+    /// them.
+    OfPeer,
 }
+
+/// How the names of ingests with bytes of neighbours begin.
+pub(super) const PEER_REF: &str = "peer";
 
 /// A blob that is to be in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +74,7 @@ impl Blob {
             BlobKind::Manifest => "manifest",
             BlobKind::Config => "config",
             BlobKind::Layer => "layer",
+            BlobKind::OfPeer => PEER_REF,
         };
         format!("{kind}-{}", self.digest)
     }

@@ -11,11 +11,13 @@ use tonic::metadata::{Ascii, MetadataValue};
 
 use super::flights::Flight;
 use super::image::Document;
+use super::neighbours::{Senders, Shared};
 use super::runtime::Facts;
 use super::stop::{Stop, of_write};
 use super::{Buckets, Fetcher};
 use crate::images::containerd::{Blob, Labels, PartialBlob, Source, WriteError};
 use crate::images::puller::{ErrorClass, PullError};
+use crate::images::site::{Seeker, Way};
 
 /// Most bytes that are handed to containerd at once. What has arrived is handed on without waiting for more.
 const CHUNK: usize = 128 * 1024;
@@ -51,6 +53,8 @@ pub(super) struct Download<'a> {
     pub(super) streams: Semaphore,
     /// Set while somebody else wants the image now, who would wait for our limit.
     pub(super) letting_go: watch::Sender<bool>,
+    /// The site, where the task shares layers with it.
+    pub(super) shared: Option<Shared<'a>>,
 }
 
 /// How far a blob has come.
@@ -62,7 +66,7 @@ enum Filled {
 }
 
 /// Why bytes stopped arriving.
-enum Broken {
+pub(super) enum Broken {
     LetGo,
     Registry(RegistryError),
     Store(WriteError),
@@ -77,35 +81,71 @@ impl Download<'_> {
         flight: &Flight,
     ) -> Result<(), Stop> {
         let _turn = flight.take_turn(!self.buckets.has_own()).await;
-        // An error would mean that the semaphore is closed; these never are.
-        let _of_image = self.streams.acquire().await;
-        let _of_node = self.fetcher.streams.acquire().await;
+        // Before anything is waited for that others could use.
+        let mut seeker = self.seek(blob, flight).await;
         let mut avoid: Vec<HostId> = Vec::new();
+        let mut senders = Senders::default();
         loop {
+            let way = match &mut seeker {
+                Some(seeker) => seeker.way().await,
+                None => Way::Registry(None),
+            };
+            // An error would mean that the semaphore is closed; these never are.
+            let _of_image = self.streams.acquire().await;
+            let _of_node = self.fetcher.streams.acquire().await;
             // An error would mean that the sender is gone, which is a field of this.
             let _ = self.letting_go.subscribe().wait_for(|letting_go| !letting_go).await;
-            let Some(mut part) = self.open(blob, flight).await? else {
-                flight.set_written(blob.size);
-                return Ok(());
-            };
-            let host = match self.fill(&mut part, descriptor, flight, &avoid).await? {
-                Filled::Whole(host) => host,
-                Filled::LetGo => continue,
-            };
-            match part.commit(&self.source, &Labels::new()).await {
-                Ok(()) => return Ok(()),
-                Err(error @ WriteError::Mismatch { .. }) => {
-                    self.fetcher.writer.abort(blob).await.map_err(|error| self.refused(error))?;
-                    flight.set_written(0);
-                    // What an earlier pull has left may have been wrong, so that nobody is to blame.
-                    let Some(host) = host.filter(|_| avoid.is_empty()) else {
-                        return Err(self.refused(error));
-                    };
-                    tracing::warn!(image = self.reference, blob = blob.digest, %host, %error, "a blob arrived damaged; it is fetched once more, from another host if there is one");
-                    avoid.push(host);
+            let is_there = match (way, &mut seeker) {
+                (Way::Peer(peer), Some(seeker)) => {
+                    self.fetch_from_peer(blob, flight, &peer, seeker, &mut senders).await?
                 }
-                Err(error) => return Err(self.refused(error)),
+                (way, _) => {
+                    if let Way::Registry(Some(why)) = way {
+                        self.note_unshared(&why);
+                    }
+                    self.fetch_from_registry(blob, descriptor, flight, seeker.as_ref(), &mut avoid).await?
+                }
+            };
+            if is_there {
+                if let Some(seeker) = seeker {
+                    seeker.finish();
+                }
+                return Ok(());
             }
+        }
+    }
+
+    /// Fetches a blob from the registry. `false` if somebody else is to have it, or if it is to come from elsewhere.
+    async fn fetch_from_registry(
+        &self,
+        blob: &Blob,
+        descriptor: &Descriptor,
+        flight: &Flight,
+        seeker: Option<&Seeker>,
+        avoid: &mut Vec<HostId>,
+    ) -> Result<bool, Stop> {
+        let Some(mut part) = self.open(blob, flight).await? else {
+            flight.set_written(blob.size);
+            return Ok(true);
+        };
+        let host = match self.fill(&mut part, descriptor, flight, seeker, avoid).await? {
+            Filled::Whole(host) => host,
+            Filled::LetGo => return Ok(false),
+        };
+        match part.commit(&self.source, &Labels::new()).await {
+            Ok(()) => Ok(true),
+            Err(error @ WriteError::Mismatch { .. }) => {
+                self.fetcher.writer.abort(blob).await.map_err(|error| self.refused(error))?;
+                flight.set_written(0);
+                // What an earlier pull has left may have been wrong, so that nobody is to blame.
+                let Some(host) = host.filter(|_| avoid.is_empty()) else {
+                    return Err(self.refused(error));
+                };
+                tracing::warn!(image = self.reference, blob = blob.digest, %host, %error, "a blob arrived damaged; it is fetched once more, from another host if there is one");
+                avoid.push(host);
+                Ok(false)
+            }
+            Err(error) => Err(self.refused(error)),
         }
     }
 
@@ -164,6 +204,7 @@ impl Download<'_> {
         part: &mut PartialBlob,
         descriptor: &Descriptor,
         flight: &Flight,
+        seeker: Option<&Seeker>,
         avoid: &[HostId],
     ) -> Result<Filled, Stop> {
         let mut host = None;
@@ -173,7 +214,7 @@ impl Download<'_> {
             let broken = match self.repository.blob(descriptor, from, avoid).await {
                 Ok(stream) => {
                     host = Some(stream.host().clone());
-                    match self.pour(stream, part, flight).await {
+                    match self.pour(stream, part, flight, seeker, false).await {
                         Ok(()) => break,
                         Err(broken) => broken,
                     }
@@ -196,17 +237,19 @@ impl Download<'_> {
 
     /// Writes what arrives. A registry without ranges begins at the beginning: what is there already is read past, which
     /// takes as much from the link as fetching it anew would, and nothing of the disk.
-    async fn pour(
+    pub(super) async fn pour(
         &self,
         mut stream: BlobStream,
         part: &mut PartialBlob,
         flight: &Flight,
+        seeker: Option<&Seeker>,
+        is_of_peer: bool,
     ) -> Result<(), Broken> {
         let mut skip = part.offset().saturating_sub(stream.offset());
         let most = if self.buckets.limit().is_some() { SMALL_CHUNK } else { CHUNK };
         let mut end = Ok(false);
         while let Ok(false) = end {
-            if *self.letting_go.borrow() {
+            if *self.letting_go.borrow() || seeker.is_some_and(Seeker::is_redirected) {
                 return Err(Broken::LetGo);
             }
             let mut chunk = Vec::new();
@@ -235,14 +278,20 @@ impl Download<'_> {
             if !chunk.is_empty() {
                 part.write(chunk).await.map_err(Broken::Store)?;
                 flight.set_written(part.offset());
+                if let Some(seeker) = seeker {
+                    seeker.set_done(part.offset());
+                }
             }
-            self.fetcher.count(arrived);
+            self.count(arrived, is_of_peer);
             self.buckets.take(arrived, flight.is_hurried()).await;
+            if let Some(seeker) = seeker.filter(|_| !is_of_peer) {
+                seeker.take(arrived).await;
+            }
         }
         end.map(drop).map_err(Broken::Registry)
     }
 
-    fn refused(&self, error: WriteError) -> Stop {
+    pub(super) fn refused(&self, error: WriteError) -> Stop {
         let error = of_write(error, self.reference, &self.fetcher.endpoint);
         if error.class == ErrorClass::NotFound {
             // containerd knows no "not found" of a registry here: the lease is gone, or the ref.

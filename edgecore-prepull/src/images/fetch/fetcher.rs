@@ -20,6 +20,7 @@ use super::blob::Download;
 use super::downloads::Downloads;
 use super::flights::{Flight, Flights};
 use super::image::{ImageParts, blob};
+use super::neighbours::Neighbourhood;
 use super::room::{Awaited, Disk, Room, Todo};
 use super::runtime::{Facts, Runtime};
 use super::stop::Stop;
@@ -70,6 +71,7 @@ pub(super) struct Fetcher {
     /// The client that was needed last.
     client: Mutex<Option<(ClientKey, RegistryClient)>>,
     pub(super) metrics: Option<Arc<Metrics>>,
+    pub(super) neighbourhood: Option<Neighbourhood>,
 }
 
 impl std::fmt::Debug for Fetcher {
@@ -97,6 +99,7 @@ impl Fetcher {
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
             metrics: None,
+            neighbourhood: None,
             settings,
         }
     }
@@ -248,9 +251,9 @@ impl Fetcher {
     }
 
     /// Counts bytes that have arrived.
-    pub(super) fn count(&self, bytes: usize) {
+    pub(super) fn count(&self, bytes: usize, is_of_peer: bool) {
         if let Some(metrics) = &self.metrics {
-            metrics.count_downloaded(bytes as u64);
+            metrics.count_downloaded(bytes as u64, is_of_peer);
         }
     }
 }

@@ -144,6 +144,7 @@ impl Puller for Fake {
             bytes: Some(Bytes { done: 100, total: 100 }),
             by: PulledBy::Runtime,
             why_not_agent: "the fake has no agent".to_owned(),
+            ..Pulled::default()
         })
     }
 

@@ -22,11 +22,16 @@ pub struct NodeClock {
 }
 
 impl NodeClock {
+    /// When the node may download, whatever the task.
+    pub(crate) fn own_openings(&self) -> Openings {
+        Openings::new(&self.windows, Duration::ZERO, self.time_zone.as_deref())
+    }
+
     /// When a task with these terms may download.
     pub(super) fn openings(&self, terms: &DownloadTerms) -> Openings {
         let zone = self.time_zone.as_deref();
         let of_task = Openings::new(&terms.windows, terms.delay, zone);
-        of_task.and(Openings::new(&self.windows, Duration::ZERO, zone))
+        of_task.and(self.own_openings())
     }
 }
 

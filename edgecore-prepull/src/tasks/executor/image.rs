@@ -240,7 +240,12 @@ impl<P: Puller> ImagePulls<P> {
             terms.download.clone()
         };
         let verification = download.verify.as_ref();
-        let terms = PullTerms { bucket: Some(context.bucket), verification };
+        let terms = PullTerms {
+            bucket: Some(context.bucket),
+            verification,
+            shared_for: download.share.then_some(context.task),
+            site_limited: download.site_limited,
+        };
         let board = context.board;
         self.note_leftovers();
         board.begin_attempt(index);
@@ -311,12 +316,14 @@ fn failed(error: &PullError) -> ImageResult {
 }
 
 fn just_pulled(pulled: Pulled) -> ImageResult {
-    let Pulled { digest, id, bytes, warning, by, why_not_agent } = pulled;
+    let Pulled { digest, id, bytes, warning, by, why_not_agent, from_peers, why_not_shared } = pulled;
     let result = on_node(ImageOutcome::Pulled, digest, id, bytes);
     ImageResult {
         reason: warning.unwrap_or_default(),
         pulled_by: Some(by),
         pulled_by_reason: why_not_agent,
+        from_peers,
+        unshared_reason: why_not_shared,
         ..result
     }
 }

@@ -40,6 +40,7 @@ pub(super) async fn describe_node(
         time_zone: clock.time_zone,
         windows: clock.windows,
         pins: pins.ok().flatten(),
+        peer: None, // as above
     }
 }
 

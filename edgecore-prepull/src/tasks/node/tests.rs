@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
+use crate::images::site::Hub;
 use crate::tasks::ledger::Store as _;
 use crate::tasks::ledger::memory::MemoryStore;
 
@@ -28,6 +29,7 @@ impl Harness {
             limits: Limits::default(),
             clock: NodeClock { time_zone: Some("Asia/Tokyo".to_owned()), windows: Vec::new() },
             providers: Arc::default(),
+            hub: Arc::new(Hub::new(Duration::from_secs(60), Arc::default())),
         };
         let records = Recorder::within_the_runtime(store.clone());
         let node = Node::new(fake.clone(), records, config, Arc::default());
@@ -49,8 +51,13 @@ impl Harness {
         self.events.send(TunnelEvent::Connecting(answer)).await.unwrap();
         let hello = hello.await.unwrap();
         let second = Duration::from_secs(1);
-        let welcome =
-            Welcome { session: "s".to_owned(), heartbeat: second, progress_interval: second, state_interval };
+        let welcome = Welcome {
+            session: "s".to_owned(),
+            heartbeat: second,
+            progress_interval: second,
+            state_interval,
+            tickets: None,
+        };
         self.events.send(TunnelEvent::Connected(welcome)).await.unwrap();
         hello
     }

@@ -191,6 +191,11 @@ impl TrackedNode {
     }
 
     /// The node has accepted a task.
+    /// The reference of the image of a task, if the node has the task.
+    pub(super) fn images_of(&self, task: &TaskId) -> Option<Arc<str>> {
+        self.pulls.images_of(task)
+    }
+
     pub(super) fn accept_task(&mut self, task: &TaskId, fx: &mut NodeEffects<'_>) {
         self.pulls.accept(task, fx);
     }

@@ -28,6 +28,7 @@ use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::reasons;
 use crate::shared::session::SessionId;
 use crate::shared::writes::{Deferred, Pace};
+use crate::sites::Shared;
 
 mod course;
 mod edit;
@@ -101,6 +102,11 @@ impl Job {
     /// Whether the edge is to go on with this task.
     pub(super) fn is_in_progress(&self, node: &NodeName, attempt: u32) -> bool {
         self.members.is_in_progress(node, attempt)
+    }
+
+    /// The references of all images of the node's task, if it is in progress and the job shares layers within sites.
+    pub(super) fn images_shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
+        self.members.images_shared_by(node, attempt, by_default)
     }
 
     /// Nodes that took (`true`) or gave back a slot since the last call.

@@ -7,6 +7,7 @@ use super::{Action, Controller, DELETED, OVER, cancel};
 use crate::prepull::download::clock_of;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::{SessionEvent, SessionId};
+use crate::sites::Shared;
 
 impl Controller {
     pub(super) fn apply_session(&mut self, event: SessionEvent) {
@@ -24,6 +25,21 @@ impl Controller {
             }
             SessionEvent::Message { node, session: _, message } => self.apply_message(&node, message),
         }
+    }
+
+    /// The session of a node, if it has one.
+    pub(crate) fn session(&self, node: &NodeName) -> Option<SessionId> {
+        self.sessions.get(node).copied()
+    }
+
+    /// The references of all images of a task, if the node is to carry it out and its job shares layers within sites.
+    pub(crate) fn images_shared_by(
+        &self,
+        node: &NodeName,
+        task: &TaskId,
+        by_default: bool,
+    ) -> Option<Shared> {
+        self.jobs.get(&task.job)?.images_shared_by(node, task.attempt, by_default)
     }
 
     fn start_session(&mut self, node: &NodeName, session: SessionId, hello: &Hello) {
@@ -60,7 +76,11 @@ impl Controller {
     fn apply_message(&mut self, node: &NodeName, message: EdgeMessage) {
         match message {
             // The session layer takes the first Hello and refuses any other.
-            EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } | EdgeMessage::State(_) => {}
+            EdgeMessage::Hello(_)
+            | EdgeMessage::Trusts { .. }
+            | EdgeMessage::State(_)
+            // The tracker of sites has got it.
+            | EdgeMessage::Blobs(_) => {}
             EdgeMessage::Accepted { task } => {
                 let mut wanted = false;
                 let known = self.change_job(&task.job.clone(), |job, _| {

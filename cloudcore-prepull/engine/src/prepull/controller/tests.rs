@@ -143,7 +143,7 @@ impl World {
                         self.dispatched.push(order.node.clone());
                         self.there.push(order.there.clone());
                         self.remaining.push(order.remaining);
-                        self.terms.push(download::terms(&order.job, &order.node, None));
+                        self.terms.push(download::terms(&order.job, &order.node, None, false));
                         self.pulls.extend(order.plan.images.iter().map(|image| {
                             let secrets: Vec<_> = image.secrets.iter().map(ToString::to_string).collect();
                             format!("{} {}", image.pull, secrets.join(","))
@@ -640,6 +640,8 @@ fn a_node_that_needs_its_keys_again_keeps_its_slot_while_the_secret_cannot_be_re
     world.secrets = Some("secret s/t could not be read: 500");
     world.up("a", &[(UID, 1, OpenPhase::NeedsKeys)]);
     assert_eq!((world.dispatched.len(), world.phase_of("a")), (2, NodePhase::InProgress));
+    world.pass(2_000);
+    assert_eq!(world.status().reason, "", "it works, and does not wait to begin");
     world.secrets = None;
     for _ in 0..6 {
         world.pass(1_000);

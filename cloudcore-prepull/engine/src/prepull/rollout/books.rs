@@ -43,7 +43,7 @@ impl Rollout {
         let offline = usize::from(self.members[at].online.is_none());
         for (changed, entered) in [(before, false), (phase, true)] {
             match changed {
-                NodePhase::InProgress if before != phase => {
+                NodePhase::InProgress => {
                     if entered {
                         self.in_progress.insert(at)
                     } else {

@@ -50,7 +50,7 @@ pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress:
     for moment in &progress.images {
         // The index comes from the edge: one that points nowhere is not ours to die of.
         let Some(image) = record.image_status.get_mut(moment.index as usize) else { continue };
-        image.bytes = moment.bytes.map(bytes).or(image.bytes);
+        image.bytes = moment.bytes.map(|amount| bytes(amount, None)).or(image.bytes);
         image.attempts = moment.attempts;
         image.reason = truncate_reason(&moment.reason);
         image.code = moment.code;
@@ -80,6 +80,8 @@ pub(super) fn apply_result(
             pinned,
             pulled_by,
             pulled_by_reason,
+            from_peers,
+            unshared_reason,
             took: _,
             ended: _,
         } = result;
@@ -91,11 +93,12 @@ pub(super) fn apply_result(
         image.code = (!outcome.is_on_node()).then(|| code.unwrap_or(FailureCode::Other));
         image.digest = digest.as_deref().map(truncate_reason);
         image.reason = truncate_reason(reason);
-        image.bytes = amount.map(bytes).or(image.bytes);
+        image.bytes = amount.map(|amount| bytes(amount, *from_peers)).or(image.bytes);
         image.attempts = *attempts;
         image.pinned = *pinned;
         image.pulled_by = *pulled_by;
         image.pulled_by_reason = truncate_note(pulled_by_reason);
+        image.unshared_reason = truncate_note(unshared_reason);
     }
     let check = match &result.check {
         Some(check) if check.passed => action(Action::Check, Tristate::True, "", now),
@@ -137,7 +140,8 @@ fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> Act
 
 /// An API server keeps integers of 64 bits with a sign. It would round a greater one, which only a node that lies sends,
 /// and the whole report could not be read again.
-fn bytes(Bytes { done, total }: Bytes) -> ImageBytes {
+fn bytes(Bytes { done, total }: Bytes, from_peers: Option<u64>) -> ImageBytes {
     const MOST: u64 = i64::MAX.unsigned_abs();
-    ImageBytes { done: done.min(MOST), total: total.min(MOST) }
+    let from_peers = from_peers.map(|bytes| bytes.min(MOST));
+    ImageBytes { done: done.min(MOST), total: total.min(MOST), from_peers }
 }

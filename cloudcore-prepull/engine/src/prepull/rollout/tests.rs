@@ -621,6 +621,16 @@ fn a_failure_of_a_node_whose_record_was_lost_is_no_missing_node() {
 }
 
 #[test]
+fn the_waves_of_a_further_round_begin_with_the_first_one_that_is_not_complete() {
+    let steps = ["1", "50%", "100%"].map(|step| Step::parse(step).unwrap()).to_vec();
+    for (pending, wave) in [(10, 1), (9, 2), (6, 2), (5, 3), (1, 3)] {
+        let counts = Summary { desired: 10, pending, ..Summary::default() };
+        let status = waves::Waves::again(&steps, &counts).status(&steps, 1, Duration::ZERO);
+        assert_eq!(status.map(|status| status.step), Some(wave), "{pending} of 10 nodes are tried again");
+    }
+}
+
+#[test]
 fn the_last_wave_is_that_of_all_nodes_whether_or_not_a_step_says_so() {
     let shown = |steps: &[&str], step: u32| {
         let steps: Vec<_> = steps.iter().map(|step| Step::parse(step).unwrap()).collect();

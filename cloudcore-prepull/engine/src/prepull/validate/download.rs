@@ -30,6 +30,10 @@ pub struct DownloadPolicy {
     pub pin: bool,
     /// The signatures that the images must have.
     pub verify: Option<VerifyPolicy>,
+    /// Whether the nodes of a site share layers. `None`: as cloudcore-prepull is told.
+    pub share: Option<bool>,
+    /// Bytes a second over the uplink of each site, over all its nodes.
+    pub max_site_rate: Option<NonZeroU64>,
 }
 
 /// The signatures that the images of a job must have.
@@ -42,7 +46,8 @@ pub struct VerifyPolicy {
 }
 
 pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPolicy, Refusal> {
-    let DownloadSpec { max_rate } = spec.download.clone().unwrap_or_default();
+    let DownloadSpec { max_rate, share_within_site: share, max_site_rate } =
+        spec.download.clone().unwrap_or_default();
     if spec.windows.len() > MAX_WINDOWS {
         let message = format!("{} windows; at most {MAX_WINDOWS} are allowed", spec.windows.len());
         return Err(Refusal::new("spec.windows", message));
@@ -52,21 +57,29 @@ pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPoli
         Some(text) => jitter(text, &windows)?,
         None => Duration::ZERO,
     };
+    let rate_of = |text: Option<&String>, field: &str| filled(text).map(|text| rate(text, field)).transpose();
+    let max_site_rate = rate_of(max_site_rate.as_ref(), "spec.download.maxSiteRate")?;
+    if max_site_rate.is_some() && share == Some(false) {
+        let message = "needs shareWithinSite: nodes that download each for itself have only maxRate";
+        return Err(Refusal::new("spec.download.maxSiteRate", message));
+    }
     Ok(DownloadPolicy {
-        max_rate: filled(max_rate.as_ref()).map(rate).transpose()?,
+        max_rate: rate_of(max_rate.as_ref(), "spec.download.maxRate")?,
         windows,
         jitter,
         pin: spec.pin,
         verify: spec.verify.as_ref().map(verify).transpose()?,
+        share,
+        max_site_rate,
     })
 }
 
 /// A quantity of Kubernetes in whole bytes.
-fn rate(text: &str) -> Result<NonZeroU64, Refusal> {
+fn rate(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
     let refuse = || {
         let least = LEAST_RATE >> 10;
         Refusal::new(
-            "spec.download.maxRate",
+            field,
             format!("{text:?} is not a rate: write bytes a second as 500k, 2M or 2Mi, at least {least}Ki"),
         )
     };
@@ -176,7 +189,7 @@ mod tests {
     fn a_job_says_how_it_is_downloaded() {
         assert_eq!(policy(json!({})).unwrap(), DownloadPolicy::default());
         let policy = policy(json!({
-            "download": { "maxRate": "2Mi" },
+            "download": { "maxRate": "2Mi", "shareWithinSite": true, "maxSiteRate": "4Mi" },
             "windows": [
                 { "days": ["Mon", "Fri"], "start": "01:00", "duration": "4h", "timeZone": "Europe/Berlin" },
                 { "start": "22:30", "duration": "1h30m", "timeZone": "Node" },
@@ -187,6 +200,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(policy.max_rate.unwrap().get(), 2 << 20);
+        assert_eq!((policy.share, policy.max_site_rate), (Some(true), NonZeroU64::new(4 << 20)));
         assert_eq!(policy.windows[0].days, [Weekday::Mon, Weekday::Fri]);
         assert_eq!(policy.windows[1].time_zone, Zone::Node);
         assert_eq!(policy.windows[1].duration, Duration::from_secs(5400));
@@ -227,6 +241,12 @@ mod tests {
             (many, "spec.windows: ", "at most 16"),
             (jittered, "spec.windowJitter: ", "not shorter than the shortest window, 1h"),
             (json!({ "windowJitter": "soon" }), "spec.windowJitter: ", "such as 4h"),
+            (json!({ "download": { "maxSiteRate": "1" } }), "spec.download.maxSiteRate: ", "at least 1Ki"),
+            (
+                json!({ "download": { "maxSiteRate": "1Mi", "shareWithinSite": false } }),
+                "spec.download.maxSiteRate: ",
+                "needs shareWithinSite",
+            ),
             (json!({ "verify": { "keys": [] } }), "spec.verify.keys: ", "name 1 to 8"),
             (json!({ "verify": { "keys": keys(9) } }), "spec.verify.keys: ", "name 1 to 8"),
             (

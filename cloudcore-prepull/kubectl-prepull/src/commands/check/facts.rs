@@ -1,6 +1,6 @@
 //! What is read of the cluster. What may not be read is kept with its reason.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context;
 use futures::TryStreamExt;
@@ -8,7 +8,8 @@ use http::Request;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::discovery::v1::Endpoint;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ListParams};
 use kube::client::Body;
@@ -16,6 +17,7 @@ use prepull_api::crd::GROUP;
 use prepull_api::crd::kruise::CONTROLLER_LEASE;
 use prepull_api::edges::{EdgeList, EdgeQuery};
 use prepull_api::kubeedge;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::cluster::Cluster;
@@ -50,7 +52,8 @@ pub(super) struct Facts {
     pub(super) missing: Read<Vec<&'static Right>>,
     pub(super) lease: Read<Option<Lease>>,
     pub(super) pods: Read<Vec<Pod>>,
-    pub(super) endpoints: Read<Option<Endpoints>>,
+    /// The pods, or addresses where they have none, that the Service leads to.
+    pub(super) door: Read<Option<BTreeSet<String>>>,
     /// The CA's certificates as PEM.
     pub(super) ca: Read<Option<String>>,
     pub(super) cloudcore: Read<Option<ConfigMap>>,
@@ -98,7 +101,7 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
     let namespace = Some(system.system_namespace.as_str());
     let job = format!("imageprepulljobs.{GROUP}");
     let report = format!("imageprepullreports.{GROUP}");
-    let (clock, served, jobs, reports, missing, lease, pods, endpoints) = futures::join!(
+    let (clock, served, jobs, reports, missing, lease, pods, service, led_to) = futures::join!(
         clock(cluster),
         served(cluster),
         place.get(None, &job),
@@ -106,7 +109,8 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         missing(cluster, system),
         place.get::<Lease>(namespace, DOOR),
         pods(cluster, system),
-        place.get::<Endpoints>(namespace, DOOR),
+        place.get::<Service>(namespace, DOOR),
+        led_to(cluster, system),
     );
     let (kubeedge, kruise) = (Some(kubeedge::NAMESPACE), Some(CONTROLLER_LEASE.0));
     let (ca, cloudcore, manager, kruise, kruise_lease, edges) = futures::join!(
@@ -117,6 +121,11 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         place.get(kruise, CONTROLLER_LEASE.1),
         edges(cluster, system),
     );
+    let door = match service {
+        Ok(Some(_)) => led_to.map(Some).map_err(said),
+        Ok(None) => Ok(None),
+        Err(error) => Err(error),
+    };
     let ca = ca.map(|map| map.and_then(|map| map.data?.remove("ca.crt")));
     Ok(Facts {
         server: cluster.place().server.clone(),
@@ -129,7 +138,7 @@ pub(super) async fn read(cluster: &Cluster, system: &SystemArgs) -> anyhow::Resu
         missing: missing.map_err(said),
         lease,
         pods: pods.map_err(said),
-        endpoints,
+        door,
         ca,
         cloudcore,
         manager,
@@ -171,6 +180,52 @@ impl<S: Fn(anyhow::Error) -> String> Place<'_, S> {
 async fn pods(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(cluster.once(), &system.system_namespace);
     Ok(pods.list(&ListParams::default().labels(PODS).limit(100)).await?.items)
+}
+
+/// The EndpointSlices of a Service, as far as they say where it leads. Not the typed object, which is of one version.
+#[derive(Debug, Deserialize)]
+pub(super) struct Slices {
+    items: Vec<Slice>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Slice {
+    endpoints: Option<Vec<Endpoint>>,
+}
+
+impl Slices {
+    /// Each pod once: with two families of addresses it is in two slices.
+    pub(super) fn ready(self) -> BTreeSet<String> {
+        let endpoints = self.items.into_iter().flat_map(|slice| slice.endpoints.unwrap_or_default());
+        // Where readiness is not known, it is to be taken as given.
+        let ready = endpoints.filter(|endpoint| {
+            endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
+        });
+        ready
+            .filter_map(|mut endpoint| {
+                endpoint.target_ref.and_then(|pod| pod.name).or_else(|| endpoint.addresses.pop())
+            })
+            .collect()
+    }
+}
+
+/// What the Service leads to. Kubernetes 1.20 has the EndpointSlices under their version of before alone; Endpoints, which all
+/// have, are deprecated from 1.33 on, and the API server warns of each look at them.
+async fn led_to(cluster: &Cluster, system: &SystemArgs) -> anyhow::Result<BTreeSet<String>> {
+    let namespace = &system.system_namespace;
+    let slices = async |version: &str| {
+        let of_service = format!("endpointslices?labelSelector=kubernetes.io/service-name%3D{DOOR}");
+        let path = format!("/apis/discovery.k8s.io/{version}/namespaces/{namespace}/{of_service}");
+        let request = Request::get(path).body(Vec::new())?;
+        anyhow::Ok(cluster.once().request::<Slices>(request).await?)
+    };
+    let listed = match slices("v1").await {
+        Err(error) if problem::answer(&error).is_some_and(|answer| answer.code == 404) => {
+            slices("v1beta1").await
+        }
+        listed => listed,
+    };
+    Ok(listed?.ready())
 }
 
 /// Whether the API server serves jobs. Everybody may ask that.

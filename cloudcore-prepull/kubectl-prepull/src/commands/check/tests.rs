@@ -1,4 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::large_stack_arrays)] // facts are large, and tests have room
+use std::collections::BTreeSet;
+
 use jiff::SignedDuration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
@@ -8,7 +10,7 @@ use prepull_api::edges::{Edge, EdgeList};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::facts::{Edges, Facts};
+use super::facts::{Edges, Facts, Slices};
 use super::judge::{Checked, judge};
 use super::*;
 use crate::snapshot::assert_snapshot;
@@ -30,9 +32,8 @@ fn pod(name: &str, ready: &str) -> Value {
     json!({"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": ready}]}})
 }
 
-fn endpoints(addresses: &[&str]) -> Value {
-    let addresses: Vec<_> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
-    json!({"subsets": [{"addresses": addresses}]})
+fn door(pods: &[&str]) -> BTreeSet<String> {
+    pods.iter().map(|pod| (*pod).to_owned()).collect()
 }
 
 fn edge(name: &str, version: Option<&str>, days: i64) -> Edge {
@@ -68,7 +69,7 @@ fn well() -> Facts {
             object(pod("cloudcore-prepull-7d9f", "True")),
             object(pod("cloudcore-prepull-8c2k", "True")),
         ]),
-        endpoints: Ok(Some(object(endpoints(&["10.0.0.7"])))),
+        door: Ok(Some(door(&["a"]))),
         ca: Ok(Some(CA.to_owned())),
         cloudcore: Ok(None),
         manager: Ok(None),
@@ -101,7 +102,7 @@ fn ill() -> Facts {
             object(pod("cloudcore-prepull-7d9f", "False")),
             object(pod("cloudcore-prepull-8c2k", "True")),
         ]),
-        endpoints: Ok(Some(object(endpoints(&[])))),
+        door: Ok(Some(door(&[]))),
         ca: forbidden(),
         cloudcore: Ok(Some(object(
             json!({"data": {"cloudcore.yaml": "modules: {taskManager: {enable: true}}"}}),
@@ -145,7 +146,7 @@ fn what_may_not_be_read_is_open_and_not_wrong() {
         missing: refused(),
         lease: refused(),
         pods: refused(),
-        endpoints: refused(),
+        door: refused(),
         ca: refused(),
         cloudcore: refused(),
         manager: refused(),
@@ -164,7 +165,7 @@ fn each_thing_that_is_wrong_is_found_by_itself() {
         (Facts { served: Ok(false), ..well() }, "the definitions are not installed"),
         (Facts { lease: Ok(Some(lease("", -5))), ..well() }, "the last leader gave its Lease back 6s ago"),
         (Facts { lease: Ok(Some(lease("a", -60))), ..well() }, "a has not renewed its Lease for 1m"),
-        (Facts { endpoints: Ok(Some(object(endpoints(&["a", "b"])))), ..well() }, "leads to 2 pods"),
+        (Facts { door: Ok(Some(door(&["a", "b"]))), ..well() }, "leads to 2 pods"),
         (Facts { ca: Ok(Some("no PEM".to_owned())), ..well() }, "is no certificate"),
         (
             Facts { edges: Err("no cloudcore-prepull leads".to_owned()), ..well() },
@@ -181,4 +182,19 @@ fn each_thing_that_is_wrong_is_found_by_itself() {
         let text = render(&judge(&Facts { clock: None, ..well() }, later), Screen::plain(160));
         assert!(text.contains(words), "{text}");
     }
+}
+
+#[test]
+fn a_pod_counts_once_by_whichever_of_its_addresses_and_only_if_it_is_ready() {
+    let endpoint = |address: &str, pod: &str, ready: Value| json!({"addresses": [address], "conditions": {"ready": ready}, "targetRef": {"kind": "Pod", "name": pod}});
+    let led_to =
+        |items: Value| object::<Slices>(json!({ "items": items })).ready().into_iter().collect::<Vec<_>>();
+    assert_eq!(led_to(json!([{"endpoints": null}, {}])), Vec::<String>::new());
+    // Of two families of addresses; a replica that is not ready; one of which nothing is known.
+    let (four, six) = (endpoint("10.0.0.7", "a", true.into()), endpoint("fd00::7", "a", true.into()));
+    assert_eq!(
+        led_to(json!([{"endpoints": [four, endpoint("10.0.0.8", "b", false.into())]}, {"endpoints": [six]}])),
+        ["a"]
+    );
+    assert_eq!(led_to(json!([{"endpoints": [{"addresses": ["10.0.0.9"], "conditions": {}}]}])), ["10.0.0.9"]);
 }

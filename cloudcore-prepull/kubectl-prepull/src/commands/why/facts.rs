@@ -11,7 +11,9 @@ use prepull_api::edges::Edge;
 
 use crate::cluster::Cluster;
 use crate::edges::{SystemArgs, one};
-use crate::{jobs, problem};
+use crate::kruise::OfNode;
+use crate::name::JobName;
+use crate::{jobs, kruise, problem};
 
 /// Jobs of one page: each has at most 320 KiB in its status.
 const JOBS_OF_A_PAGE: u32 = 20;
@@ -33,6 +35,8 @@ pub(super) struct Facts {
     pub(super) known_since: Option<Timestamp>,
     /// The job that was named, or the jobs that run and the last one that is over.
     pub(super) jobs: Read<Vec<OfJob>>,
+    /// The job of OpenKruise that was named, or the jobs of the list.
+    pub(super) pull_jobs: Vec<OfNode>,
     /// Whether a job was named.
     pub(super) is_job_named: bool,
 }
@@ -50,7 +54,7 @@ pub(super) async fn read(
     cluster: &Cluster,
     system: &SystemArgs,
     name: &str,
-    job: Option<&str>,
+    job: Option<&JobName>,
 ) -> anyhow::Result<Facts> {
     let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
     let node = async { Api::<Node>::all(cluster.client()).get_opt(name).await };
@@ -62,12 +66,17 @@ pub(super) async fn read(
     };
     let known_since = edge.as_ref().ok().map(|(_, since)| *since);
     let edge = edge.map(|(edge, _)| edge).map_err(said);
+    let mut pull_jobs = Vec::new();
     let jobs = match job {
-        Some(job) => Ok(vec![of_job(cluster, jobs::get(cluster, job).await?, name).await?]),
+        Some(JobName::Own(job)) => Ok(vec![of_job(cluster, jobs::get(cluster, job).await?, name).await?]),
+        Some(JobName::Kruise(job)) => {
+            pull_jobs = kruise::look_at(cluster, job, name).await?;
+            Ok(Vec::new())
+        }
         None => of_jobs(cluster, name).await.map_err(said),
     };
     let (name, is_job_named) = (name.to_owned(), job.is_some());
-    Ok(Facts { name, node, edge, known_since, jobs, is_job_named })
+    Ok(Facts { name, node, edge, known_since, jobs, pull_jobs, is_job_named })
 }
 
 /// The jobs that run, and the last one of the others that has a record of the node.

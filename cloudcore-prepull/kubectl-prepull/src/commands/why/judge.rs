@@ -1,6 +1,7 @@
 //! What follows from what is known of a node: points, and the next step. Pure.
 
 mod job;
+mod pull_job;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -35,6 +36,7 @@ pub(super) fn judge(facts: &Facts, now: Timestamp) -> Why {
         Ok(jobs) => {
             let mut of_jobs: Vec<_> =
                 jobs.iter().filter_map(|of| job::point(of, name, node, facts.is_job_named, now)).collect();
+            of_jobs.extend(facts.pull_jobs.iter().map(|of| pull_job::point(of, name, now)));
             if of_jobs.is_empty() {
                 of_jobs.push(Point::good("no job runs that has selected it"));
             }

@@ -13,6 +13,8 @@ use super::facts::{Facts, OfJob};
 use super::judge::judge;
 use super::*;
 use crate::checklist::Mark;
+use crate::kruise::OfNode;
+use crate::progress::view::View;
 use crate::snapshot::assert_snapshot;
 
 const NOW: Timestamp = Timestamp::constant(1_795_000_000, 0);
@@ -52,6 +54,7 @@ fn well() -> Facts {
         edge: Ok(Some(edge())),
         known_since: Some(at(-90_000).0),
         jobs: Ok(Vec::new()),
+        pull_jobs: Vec::new(),
         is_job_named: false,
     }
 }
@@ -163,4 +166,33 @@ fn a_job_that_leaves_the_node_out_says_why() {
     // Nobody has asked for this job.
     let other = Facts { is_job_named: false, ..with(running(by_label("b"), json!([])), None) };
     assert_eq!(last(&other).text, "no job runs that has selected it");
+}
+
+#[test]
+fn what_a_job_of_kruise_says_of_a_node_is_a_point_with_its_next_step() {
+    let of = |record: Option<NodeStatus>, has_node_image, is_over| {
+        let view = View { job: "imagepulljob/web -n shop".to_owned(), is_over, ..View::default() };
+        let pull_jobs = vec![OfNode { job: view, record, has_node_image }];
+        let why = judge(&Facts { pull_jobs, is_job_named: true, ..well() }, at(0).0);
+        (why.points.last().unwrap().text.clone(), why.next)
+    };
+    let record =
+        |phase, reason: &str| NodeStatus { phase, reason: reason.to_owned(), ..NodeStatus::default() };
+    for (record, has_node_image, is_over, text, next) in [
+        (Some(record(NodePhase::Successful, "")), true, true, "has succeeded on it", "nothing is in its way"),
+        (
+            Some(record(NodePhase::Failure, "401")),
+            true,
+            true,
+            "has failed on it: 401",
+            "mend that; then delete",
+        ),
+        (Some(record(NodePhase::InProgress, "40 %")), true, false, "is at work on it: 40 %", "--watch"),
+        (None, true, false, "waits for its turn", "status imagepulljob/web -n shop --watch"),
+        (None, false, false, "there is no NodeImage edge-7", "--kruise-node-selector"),
+    ] {
+        let (said, then) = of(record, has_node_image, is_over);
+        assert!(said.starts_with("imagepulljob/web -n shop") && said.contains(text), "{said}");
+        assert!(then.contains(next), "{said}: {then}");
+    }
 }

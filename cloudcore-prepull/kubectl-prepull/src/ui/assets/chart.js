@@ -1,8 +1,20 @@
 // Completion over time, as a line, with what happened meanwhile.
 
+import { number, seconds } from "./dom.js";
+
 const NS = "http://www.w3.org/2000/svg";
 const WIDTH = 320;
 const HEIGHT = 120;
+/** Above the line, for how many nodes there are; below it, for the time. */
+const ABOVE = 14;
+const BELOW = 14;
+const MARKS = ["Suspended", "Resumed", "WaveStarted", "WaveEnded", "Retrying"];
+
+/** What is marked: events of the job, and the failover, of which the last one is known. Pure. */
+export function marksOf(events, ledSince) {
+  const marks = events.filter(({ reason }) => MARKS.includes(reason)).map(({ time, reason, message }) => ({ at: time, what: `${reason}: ${message}` }));
+  return ledSince ? [...marks, { at: ledSince, what: "Failover: another cloudcore-prepull leads from here on" }] : marks;
+}
 
 /** Points of the line: at which second how many nodes had ended. Pure. */
 export function completion(nodes, began) {
@@ -18,7 +30,8 @@ export function draw(svg, nodes, total, began, marks, until) {
   const points = completion(nodes, began);
   const last = Math.max(1, (Date.parse(until) - Date.parse(began)) / 1000, points.at(-1)?.[0] ?? 0);
   const x = (second) => (WIDTH * second) / last;
-  const y = (count) => HEIGHT - ((HEIGHT - 4) * count) / total;
+  const bottom = HEIGHT - BELOW;
+  const y = (count) => bottom - ((bottom - ABOVE) * count) / total;
   const part = (name, attributes) => {
     const element = document.createElementNS(NS, name);
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -26,10 +39,15 @@ export function draw(svg, nodes, total, began, marks, until) {
     return element;
   };
   svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+  const text = (x, y, anchor, content) => (part("text", { x, y, "text-anchor": anchor }).textContent = content);
+  for (const at of [0, total]) part("line", { x1: 0, x2: WIDTH, y1: y(at), y2: y(at), stroke: "var(--line)" });
+  text(0, ABOVE - 4, "start", `${number(total)} nodes`);
+  text(0, HEIGHT - 3, "start", "0 s");
+  text(WIDTH, HEIGHT - 3, "end", seconds(last));
   for (const { at, what } of marks) {
     const second = (Date.parse(at) - Date.parse(began)) / 1000;
     if (second < 0 || second > last) continue;
-    const line = part("line", { x1: x(second), x2: x(second), y1: 0, y2: HEIGHT, stroke: "currentColor", "stroke-dasharray": "2 3", opacity: 0.6 });
+    const line = part("line", { x1: x(second), x2: x(second), y1: ABOVE, y2: bottom, stroke: "currentColor", "stroke-dasharray": "2 3", opacity: 0.6 });
     const title = document.createElementNS(NS, "title");
     title.textContent = what;
     line.append(title);
@@ -37,7 +55,7 @@ export function draw(svg, nodes, total, began, marks, until) {
   // Of ten thousand points no more than a screen can show.
   const step = Math.max(1, Math.floor(points.length / 600));
   const shown = points.filter((_, at) => at % step === 0 || at === points.length - 1);
-  let path = `M0 ${HEIGHT}`;
+  let path = `M0 ${bottom}`;
   for (const [second, count] of shown) path += ` L${x(second).toFixed(1)} ${y(count).toFixed(1)}`;
   if (shown.length) path += ` L${WIDTH} ${y(points.length).toFixed(1)}`;
   part("path", { d: path, fill: "none", stroke: "var(--successful)", "stroke-width": 2 });

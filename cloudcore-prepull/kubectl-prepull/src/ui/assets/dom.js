@@ -17,6 +17,49 @@ export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** A table with these heads around a body that is filled later; a head in an array is of a column of numbers. */
+export function table(caption, heads, body) {
+  const cell = (head) => (Array.isArray(head) ? make("th", { scope: "col", class: "number" }, head) : make("th", { scope: "col" }, head));
+  const head = make("tr", {}, heads.map(cell));
+  return make("table", {}, caption, make("thead", {}, head), body);
+}
+
+/** Rows of a table that are shown at a time. */
+const PAGE = 100;
+
+/** Shows a long table a page at a time: `show` is called when the page changes, and the caption says which part it is. */
+export class Pager {
+  constructor(show) {
+    this.page = 0;
+    this.caption = make("caption");
+    const turn = (by) => {
+      this.page += by;
+      show();
+    };
+    this.before = make("button", { type: "button", onclick: () => turn(-1) }, "Previous");
+    this.after = make("button", { type: "button", onclick: () => turn(1) }, "Next");
+    this.element = make("div", { class: "tools" }, this.before, this.after);
+  }
+
+  /** Back to the beginning: something else is listed. */
+  restart() {
+    this.page = 0;
+  }
+
+  /** What of all is on the page. `noun`: what they are, one of them. */
+  part(all, noun) {
+    const pages = Math.max(1, Math.ceil(all.length / PAGE));
+    this.page = Math.min(this.page, pages - 1);
+    const first = this.page * PAGE;
+    const part = all.slice(first, first + PAGE);
+    write(this.caption, all.length ? `${noun}s ${number(first + 1)} to ${number(first + part.length)} of ${number(all.length)}` : `No ${noun.toLowerCase()} fits`);
+    this.element.hidden = pages === 1;
+    this.before.disabled = this.page === 0;
+    this.after.disabled = this.page >= pages - 1;
+    return part;
+  }
+}
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(count) {

@@ -1,10 +1,9 @@
 // The edges: who is there, with which version, and whose certificate or disk needs somebody.
 
-import { ago, bytes, make, number, seconds, write } from "./dom.js";
+import { Pager, ago, bytes, make, number, seconds, table } from "./dom.js";
 import { ask } from "./live.js";
 
 const INTERVAL = 5000;
-const PAGE = 100;
 /** A certificate that ends within so many days is named: it should have been renewed at two thirds of its life. */
 const SOON_DAYS = 7;
 /** Part of a disk beyond which it is nearly full: the kubelet begins to remove images there. */
@@ -15,25 +14,21 @@ export class Edges {
     this.complain = complain;
     this.text = "";
     this.only = null;
-    this.page = 0;
+    this.pager = new Pager(() => this.show());
     this.figures = make("div", { class: "figures" });
     this.versions = make("tbody");
     this.sites = make("tbody");
     this.rows = make("tbody");
-    this.caption = make("caption");
     this.search = make("input", {
       type: "search",
       placeholder: "edge, site or version",
       "aria-label": "Filter edges",
       oninput: () => {
         this.text = this.search.value.trim().toLowerCase();
-        this.page = 0;
+        this.pager.restart();
         this.show();
       },
     });
-    const table = (heads, body, caption) => make("table", {}, caption, make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))), body);
-    this.before = make("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
-    this.after = make("button", { type: "button", onclick: () => this.turn(1) }, "Next");
     this.element = make(
       "div",
       {},
@@ -45,14 +40,14 @@ export class Edges {
           "section",
           { "aria-label": "All edges" },
           make("div", { class: "tools" }, this.search),
-          table(["Edge", "Site", "Connected", "Version", "Runtime", "Disk", "Certificate"], this.rows, this.caption),
-          make("div", { class: "tools" }, this.before, this.after),
+          table(this.pager.caption, ["Edge", "Site", "Connected", "Version", "Runtime", ["Disk"], "Certificate"], this.rows),
+          this.pager.element,
         ),
         make(
           "div",
           { class: "side" },
-          make("section", {}, table(["Version", "Edges"], this.versions, make("caption", {}, "By version"))),
-          make("section", {}, table(["Site", "Connected"], this.sites, make("caption", {}, "By site"))),
+          make("section", {}, table(make("caption", {}, "By version"), ["Version", ["Edges"]], this.versions)),
+          make("section", {}, table(make("caption", {}, "By site"), ["Site", ["Connected"]], this.sites)),
         ),
       ),
     );
@@ -73,11 +68,6 @@ export class Edges {
   leave() {
     this.left = true;
     clearTimeout(this.timer);
-  }
-
-  turn(by) {
-    this.page += by;
-    this.show();
   }
 
   show() {
@@ -101,7 +91,7 @@ export class Edges {
               "aria-pressed": String(this.only === key),
               onclick: () => {
                 this.only = this.only === key ? null : key;
-                this.page = 0;
+                this.pager.restart();
                 this.show();
               },
             },
@@ -114,14 +104,7 @@ export class Edges {
     this.tally(this.sites, (edge) => edge.site ?? "without", true);
     const fits = (edge) =>
       (!this.only || groups[this.only][1](edge)) && (!this.text || [edge.name, edge.site, edge.version, edge.runtime].some((value) => (value ?? "").toLowerCase().includes(this.text)));
-    const shown = edges.filter(fits);
-    const pages = Math.max(1, Math.ceil(shown.length / PAGE));
-    this.page = Math.min(this.page, pages - 1);
-    const first = this.page * PAGE;
-    const part = shown.slice(first, first + PAGE);
-    write(this.caption, shown.length ? `Edges ${number(first + 1)} to ${number(first + part.length)} of ${number(shown.length)}` : "No edge fits");
-    this.before.disabled = this.page === 0;
-    this.after.disabled = this.page >= pages - 1;
+    const part = this.pager.part(edges.filter(fits), "Edge");
     this.rows.replaceChildren(
       ...part.map((edge) =>
         make(

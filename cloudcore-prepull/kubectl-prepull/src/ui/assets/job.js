@@ -1,13 +1,12 @@
 // One job: its nodes as a grid and as a table, why some failed, and what may be done.
 
-import { draw as drawChart } from "./chart.js";
-import { Bar, PHASES, PHASE_NAMES, bytes, describe, make, number, seconds, time, write } from "./dom.js";
+import { draw as drawChart, marksOf } from "./chart.js";
+import { detailOf } from "./detail.js";
+import { Bar, PHASES, PHASE_NAMES, Pager, bytes, describe, make, number, seconds, table, time, write } from "./dom.js";
 import { Grid } from "./grid.js";
 import { phaseOf } from "./jobs.js";
 import { act, ask, follow, path } from "./live.js";
 
-/** Rows of the table that are shown at a time. */
-const PAGE = 100;
 /** Time between two looks at the events of the job. */
 const INTERVAL = 5000;
 /** What is changed together is drawn together. */
@@ -32,7 +31,7 @@ export class Job {
     this.nodes = new Map();
     this.events = [];
     this.filter = { text: "", phase: null, code: null };
-    this.page = 0;
+    this.pager = new Pager(() => this.show());
     this.grouped = "site";
     this.groups = new Map();
     this.build();
@@ -62,6 +61,7 @@ export class Job {
     this.said = make("p", { class: "dim" });
     this.facts = make("dl");
     this.svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    this.svg.setAttribute("class", "chart");
     this.svg.setAttribute("role", "img");
     this.svg.setAttribute("aria-label", "Nodes that have ended, over time");
     this.reasons = make("ul", { class: "reasons" });
@@ -97,11 +97,7 @@ export class Job {
       make("button", { type: "button", "aria-pressed": "false", onclick: () => this.setFilter({ phase: this.filter.phase === phase ? null : phase }) }, PHASE_NAMES[phase]),
     );
     this.rows = make("tbody");
-    this.caption = make("caption");
-    const heads = ["Node", "State", "Bytes", "Attempt", "Ended", "Reason"];
-    this.table = make("table", {}, this.caption, make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))), this.rows);
-    this.before = make("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
-    this.after = make("button", { type: "button", onclick: () => this.turn(1) }, "Next");
+    this.table = table(this.pager.caption, ["Node", "State", ["Bytes"], ["Attempt"], "Ended", "Reason"], this.rows);
     this.element = make(
       "div",
       {},
@@ -131,7 +127,7 @@ export class Job {
             { "aria-label": "Nodes as a table" },
             make("div", { class: "tools" }, this.search, this.phases),
             this.table,
-            make("div", { class: "tools" }, this.before, this.after),
+            this.pager.element,
           ),
         ),
         make("div", { class: "side" }, this.detail, this.reasonsCard, make("section", { "aria-label": "Completion" }, make("h3", {}, "Nodes that have ended"), this.svg)),
@@ -141,6 +137,7 @@ export class Job {
 
   async readEvents() {
     try {
+      this.ledSince = (await ask("leader")).since;
       this.events = await ask(`events/${path(this.name)}`);
       this.later();
     } catch (error) {
@@ -197,7 +194,7 @@ export class Job {
 
   setFilter(change) {
     Object.assign(this.filter, change);
-    this.page = 0;
+    this.pager.restart();
     this.arrange();
     this.show();
   }
@@ -232,11 +229,6 @@ export class Job {
     this.grid.set(this.nodes, sorted, label);
   }
 
-  turn(by) {
-    this.page += by;
-    this.show();
-  }
-
   show() {
     const job = this.jobs.get(this.name);
     if (job) this.showJob(job);
@@ -263,10 +255,7 @@ export class Job {
     VERBS.forEach((verb, at) => {
       this.buttons[at].hidden = !(this.mayChange && verb.fits(job));
     });
-    const marks = this.events
-      .filter((event) => ["Suspended", "Resumed", "WaveStarted", "WaveEnded", "LeaderChanged"].includes(event.reason))
-      .map((event) => ({ at: event.time, what: `${event.reason}: ${event.message}` }));
-    drawChart(this.svg, this.nodes.values(), job.nodes.desired ?? 0, job.began, marks, job.endedAt ?? new Date().toISOString());
+    drawChart(this.svg, this.nodes.values(), job.nodes.desired ?? 0, job.began, marksOf(this.events, this.ledSince), job.endedAt ?? new Date().toISOString());
   }
 
   showReasons() {
@@ -301,13 +290,7 @@ export class Job {
 
   showTable() {
     this.shown ??= [];
-    const pages = Math.max(1, Math.ceil(this.shown.length / PAGE));
-    this.page = Math.min(this.page, pages - 1);
-    const first = this.page * PAGE;
-    const rows = this.shown.slice(first, first + PAGE).map((node) => this.nodes.get(node.name) ?? node);
-    write(this.caption, this.shown.length ? `Nodes ${number(first + 1)} to ${number(first + rows.length)} of ${number(this.shown.length)}` : "No node fits");
-    this.before.disabled = this.page === 0;
-    this.after.disabled = this.page >= pages - 1;
+    const rows = this.pager.part(this.shown, "Node").map((node) => this.nodes.get(node.name) ?? node);
     this.phases.forEach((button, at) => button.setAttribute("aria-pressed", String(this.filter.phase === PHASES[at])));
     // A row that has the focus keeps it.
     const focused = this.rows.contains(document.activeElement) ? document.activeElement.textContent : null;
@@ -320,7 +303,7 @@ export class Job {
           make("td", { class: "phase" }, make("span", { class: `key ${node.phase}` }), PHASE_NAMES[node.phase]),
           make("td", { class: "number" }, node.total ? `${bytes(node.done)} of ${bytes(node.total)}` : "–"),
           make("td", { class: "number" }, String(node.attempt ?? 0)),
-          make("td", {}, node.ended ? new Date(node.ended).toLocaleTimeString() : "–"),
+          make("td", { class: "time" }, node.ended ? new Date(node.ended).toLocaleTimeString() : "–"),
           make("td", {}, node.reason ?? ""),
         ),
       ),
@@ -342,31 +325,9 @@ export class Job {
   }
 
   showDetail(name, record) {
-    const events = this.events.filter((event) => event.message?.split(/[\s,:;]+/).includes(name));
-    const images = (record.imageStatus ?? []).map((image) => {
-      const facts = [
-        ["State", { True: "there", False: "failed", Unknown: "not there yet" }[image.status] ?? image.status],
-        ["Bytes", image.bytes ? `${bytes(image.bytes.done)} of ${bytes(image.bytes.total)}` : null],
-        ["Tries", image.attempts ? String(image.attempts) : null],
-        ["Pulled as", image.pulledImage && image.pulledImage !== image.image ? image.pulledImage : null],
-        ["Digest", image.digest],
-        ["By", image.pulledBy],
-        ["Cause", image.code],
-        ["Reason", image.reason],
-      ].filter(([, value]) => value);
-      return [make("p", { class: "mono" }, image.image), make("dl", {}, facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))];
-    });
-    const steps = (record.actionFlow ?? []).map((step) => make("li", {}, `${new Date(step.time).toLocaleTimeString()} ${step.action}: ${step.status}${step.reason ? `, ${step.reason}` : ""}`));
     this.marks = make("p");
-    this.detail.replaceChildren(
-      make("div", { class: "top" }, make("h3", {}, name), make("div", { class: "buttons" }, make("button", { type: "button", onclick: () => this.unchoose() }, "Close"))),
-      this.marks,
-      make("p", { class: "dim" }, `Attempt ${record.attempt ?? 0}${record.startTime ? `, began ${time(record.startTime)}` : ""}`),
-      ...images.flat(),
-      ...(steps.length ? [make("h3", {}, "Steps"), make("ul", {}, steps)] : []),
-      ...(events.length ? [make("h3", {}, "Events"), make("ul", {}, events.map((event) => make("li", {}, `${new Date(event.time).toLocaleTimeString()} ${event.reason}: ${event.message}`)))] : []),
-      make("p", { class: "dim" }, "More: ", make("code", {}, `kubectl prepull why ${name} ${this.name}`)),
-    );
+    const close = make("button", { type: "button", onclick: () => this.unchoose() }, "Close");
+    this.detail.replaceChildren(...detailOf({ job: this.name, name, record, events: this.events }, this.marks, close));
     this.showMarks();
   }
 

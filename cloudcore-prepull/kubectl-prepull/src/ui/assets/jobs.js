@@ -1,19 +1,13 @@
 // All jobs, a row each.
 
-import { Bar, ago, bytes, describe, make, seconds, time, write } from "./dom.js";
+import { Bar, ago, bytes, describe, make, seconds, table, time, write } from "./dom.js";
 
 export class Jobs {
   constructor() {
     this.rows = new Map();
     this.body = make("tbody");
-    const heads = ["Job", "Phase", "Nodes", "Rate", "Time left", "Began"];
-    this.table = make(
-      "table",
-      {},
-      make("caption", {}, "Jobs that pull images ahead, the newest first"),
-      make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
-      this.body,
-    );
+    const caption = make("caption", {}, "Jobs that pull images ahead, the newest first");
+    this.table = table(caption, ["Job", "Phase", "Nodes", ["Rate"], ["Time left"], "Began"], this.body);
     this.empty = make("p", { class: "empty" }, "There is no job. Make one with ", make("code", {}, "kubectl prepull run IMAGE"), ".");
     this.element = make("section", { "aria-label": "Jobs" }, this.table, this.empty);
   }
@@ -46,7 +40,10 @@ class Row {
     this.rate = make("td", { class: "number" });
     this.left = make("td", { class: "number" });
     this.began = make("td");
-    const link = make("a", { href: `#/job/${encodeURIComponent(job.job)}` }, job.job);
+    // Of OpenKruise's jobs the page knows no nodes: those are for the command line.
+    const link = job.namespace
+      ? make("span", { title: `kubectl prepull failures ${job.job}` }, job.job)
+      : make("a", { href: `#/job/${encodeURIComponent(job.job)}` }, job.job);
     this.element = make(
       "tr",
       {},

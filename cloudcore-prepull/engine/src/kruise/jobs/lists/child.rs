@@ -108,3 +108,33 @@ impl Children {
         self.0.values()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_child_counts_once_it_has_ended_whatever_its_numbers_say_before() {
+        let start = "2026-11-22T10:00:00Z";
+        for (start, end, type_, counts) in [
+            (Some(start), None, "Always", false),
+            (None, None, "Always", false),
+            (Some(start), Some(start), "Always", true),
+            (Some(start), None, "Never", true),
+            (None, None, "Never", false),
+        ] {
+            let job: ImagePullJob = serde_json::from_value(json!({
+                "metadata": { "name": "child", "uid": "child" },
+                "spec": { "image": "nginx:1.25", "completionPolicy": { "type": type_ } },
+                "status": { "desired": 2, "succeeded": 2, "startTime": start, "completionTime": end },
+            }))
+            .unwrap();
+            let child = Child::of(&job);
+            let seen = (child.is_completed, child.is_succeeded, child.has_finished);
+            assert_eq!(seen, (counts, counts, end.is_some()), "{start:?} {end:?} {type_}");
+        }
+    }
+}

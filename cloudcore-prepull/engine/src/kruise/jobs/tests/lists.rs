@@ -340,6 +340,40 @@ fn a_name_that_was_taken_is_used_as_soon_as_it_is_free() {
 }
 
 #[test]
+fn a_finished_job_that_is_deleted_frees_its_own_name_and_no_other() {
+    let mut d = Driver::with(THREE);
+    for name in [nginx().as_str(), "other"] {
+        d.job(name, json!({"image": "foreign:1", "parallelism": 3}));
+        d.succeeds(name, THREE);
+        d.pass(2);
+        assert!(d.has_finished(name));
+    }
+    d.child_outcomes = vec![WriteOutcome::Gone];
+    d.list("list", spec(&json!({})));
+    d.log.clear();
+    d.delete("other");
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
+    d.delete(&nginx());
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
+}
+
+#[test]
+fn a_child_that_is_taken_from_its_list_is_made_again() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({})));
+    d.pass(2);
+    d.log.clear();
+    let mut child = d.api[&nginx()].clone();
+    child.metadata.owner_references = None;
+    d.child_outcomes = vec![WriteOutcome::Gone];
+    d.input(Input::PullJob(Ok(Box::new(child))));
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
+}
+
+#[test]
 fn a_list_of_lists_says_which_are_gone() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"parallelism": 2})));

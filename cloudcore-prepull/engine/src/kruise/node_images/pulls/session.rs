@@ -1,5 +1,7 @@
 //! What the node's session says about its tasks.
 
+use std::sync::Arc;
+
 use prepull_api::task::{TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, OpenTask, Progress, truncate_reason};
 
@@ -11,6 +13,12 @@ use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::SessionId;
 
 impl Pulls {
+    /// The reference of the image of a task, if the node has the task.
+    pub(in super::super) fn images_of(&self, task: &TaskId) -> Option<Arc<str>> {
+        let pull = self.pulls.values().find(|pull| pull.sent == *task)?;
+        matches!(pull.state(), State::OnNode).then(|| pull.tag.reference.to_string().into())
+    }
+
     /// The node has connected, and its ledger has these tasks.
     pub(in super::super) fn reconnect(&mut self, open: &[OpenTask], fx: &mut NodeEffects<'_>) {
         let open: Vec<_> = open.iter().filter(|open| is_of_node_image(&open.task)).collect();

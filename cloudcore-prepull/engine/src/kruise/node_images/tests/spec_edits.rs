@@ -169,3 +169,18 @@ fn a_request_that_does_not_fit_fails() {
     let told = world.take_tag_states();
     assert!(matches!(told.as_slice(), [(_, TagState::Failed(_))]), "{told:?}");
 }
+
+#[test]
+fn what_a_job_changes_of_its_sandbox_is_written_and_what_it_repeats_is_not() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    world.writes.clear();
+    world.request(&Arc::new(request("job")), false);
+    assert_eq!(world.writes, []);
+    let labels = [("team".to_owned(), "shop".to_owned())].into();
+    let sandbox = Some(prepull_api::crd::kruise::SandboxConfig { labels: Some(labels), annotations: None });
+    world.request(&Arc::new(TagRequest { sandbox: sandbox.clone(), ..request("job") }), false);
+    assert!(matches!(world.writes[..], [Write::Spec { .. }]), "{:?}", world.writes);
+    assert_eq!(world.object.unwrap().spec.images["nginx"].sandbox_config, sandbox);
+}

@@ -15,6 +15,7 @@ use crate::prepull::plan::{self, NodePlan};
 use crate::prepull::rollout::{self, Rollout, Settings};
 use crate::prepull::validate::{DownloadPolicy, ValidatedJob};
 use crate::shared::node_view::NodeView;
+use crate::sites::Shared;
 
 const NOTHING_TO_SEND: &str =
     "there is nothing to send: the Node is gone, or its overriders have become impossible";
@@ -114,6 +115,20 @@ impl Members {
     pub(super) fn is_in_progress(&self, node: &NodeName, attempt: u32) -> bool {
         let record = self.rollout.record(node);
         record.is_some_and(|record| record.phase == NodePhase::InProgress && record.attempt == attempt)
+    }
+
+    /// The references of all images of the node's task, in order, if it is in progress and the job shares layers within
+    /// sites.
+    pub(super) fn images_shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
+        let job = self.job.as_ref()?;
+        if !self.is_in_progress(node, attempt) || !job.download.share.unwrap_or(by_default) {
+            return None;
+        }
+        let mut images: Vec<String> =
+            self.plans.get(node)?.images.iter().map(|image| image.pull.to_string()).collect();
+        images.sort_unstable();
+        images.dedup();
+        Some(Shared { images: images.join("\n").into(), max_rate: job.download.max_site_rate })
     }
 
     /// Changes what is carried out, and plans anew.

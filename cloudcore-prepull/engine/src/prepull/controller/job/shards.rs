@@ -240,6 +240,15 @@ mod tests {
     }
 
     #[test]
+    fn the_more_reports_a_job_has_the_less_often_each_is_written() {
+        for (nodes, gaps) in [(1, (100, 250)), (40, (4_000, 10_000))] {
+            let mut shards = Shards::stored(&[], 1);
+            shards.grow(nodes);
+            assert_eq!(shards.gaps(), (Duration::from_millis(gaps.0), Duration::from_millis(gaps.1)));
+        }
+    }
+
+    #[test]
     fn a_result_waits_for_others_unless_it_is_the_last() {
         let mut shards = Shards::stored(&[], 250);
         shards.grow(2);

@@ -562,3 +562,27 @@ fn a_job_that_is_over_and_was_edited_between_the_lists_is_read_again_before_it_i
     assert_eq!((world.taken(), world.status().summary.desired), (nodes, 2));
     assert_eq!(world.record("n0").attempt, 2);
 }
+
+#[test]
+fn what_a_job_waits_for_and_why_nodes_did_not_start_is_said_as_it_is() {
+    let names = ["n0".to_owned(), "n1".to_owned()];
+    let one_by_one = json!({"nodeNames": names, "concurrency": 1, "failureTolerate": "0"});
+    let mut world = World::new(&["n0", "n1"]);
+    world.give(with_spec(one_by_one.clone(), json!({"activeDeadlineSeconds": 60}), 1, None));
+    world.pass(5_000);
+    assert_eq!(world.status().reason, "waiting for 2 offline nodes");
+    world.up("n0", &[]);
+    world.pass(5_000);
+    assert_eq!(world.status().reason, "", "one works, and another will when it is back");
+    world.pass(60_000);
+    world.pass(1_000);
+    assert_eq!(world.record("n1").reason, "not started: the time of the job was over");
+    assert!(world.record("n0").reason.contains("activeDeadlineSeconds (60)"), "{:?}", world.record("n0"));
+    assert!(world.status().reason.starts_with("activeDeadlineSeconds (60) is over; 1 node"));
+
+    let (mut world, _) = fleet(2);
+    world.give(with_spec(one_by_one, json!({}), 1, None));
+    world.ends("n0", TaskOutcome::Failed);
+    world.pass(1_000);
+    assert_eq!(world.record("n1").reason, "not started: more nodes failed than failureTolerate allows");
+}

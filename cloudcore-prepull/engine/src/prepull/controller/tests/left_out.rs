@@ -64,6 +64,17 @@ fn a_missing_node_takes_no_part_in_the_waves_and_no_round_is_made_for_it() {
 }
 
 #[test]
+fn missing_nodes_beyond_the_tolerance_use_up_no_round() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(with_spec(names(&["a", "ghost"]), json!({"retry": 3}), 1, None));
+    world.pass(1000);
+    let status = world.status();
+    assert_eq!((status.phase, status.retry, world.dispatched.len()), (JobPhase::Failure, 0, 0));
+    assert!(!world.events.contains(&"Retrying"));
+}
+
+#[test]
 fn a_missing_node_is_remembered_over_a_restart_and_tried_in_a_round_once_it_exists() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);

@@ -125,3 +125,12 @@ fn the_pins_of_a_job_that_cannot_be_read_stay() {
         }
     }
 }
+
+#[test]
+fn the_result_of_a_task_that_has_pinned_nothing_is_no_reason_to_unpin() {
+    let mut world = World::new(&["a"]);
+    world.up_with_pins("a", &[]);
+    world.give(job_with(json!({}), 1, None));
+    world.complete();
+    assert!(world.unpinned().is_empty());
+}

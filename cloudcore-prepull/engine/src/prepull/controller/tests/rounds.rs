@@ -270,3 +270,28 @@ fn what_an_edge_says_starts_no_node_that_may_not_start() {
     world.pass(6_000);
     assert_eq!((world.taken(), world.record("n0").attempt), (vec!["n0".to_owned()], 1));
 }
+
+#[test]
+fn a_round_that_the_reports_alone_tell_of_goes_on_although_nobody_asks_for_it_any_more() {
+    let (mut world, nodes) = fleet(1);
+    let template = json!({"nodeNames": nodes, "failureTolerate": "0"});
+    let spec = |retry| json!({"retry": retry});
+    world.give(with_spec(template.clone(), spec(0), 1, None));
+    world.all_end(&nodes, TaskOutcome::Failed);
+    let ended = world.status().clone();
+    assert_eq!((ended.phase, world.taken().len()), (JobPhase::Failure, 1));
+    world.give(with_spec(template.clone(), spec(1), 2, None));
+    world.pass(1_000);
+    assert_eq!((world.taken().len(), world.record("n0").attempt), (1, 2));
+    // The leader dies before it has written so in the status, and the retry is taken back.
+    world.restart(&nodes);
+    world.give(with_spec(template, spec(0), 3, Some(&ended)));
+    world.up("n0", &[(UID, 2, OpenPhase::Running)]);
+    world.pass(2_000);
+    assert_eq!((world.status().phase, world.cancels().len()), (JobPhase::InProgress, 0));
+    let mut result = result(TaskOutcome::Succeeded);
+    result.task.attempt = 2;
+    world.says("n0", EdgeMessage::Result(result));
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.status().summary.successful), (JobPhase::Completed, 1));
+}

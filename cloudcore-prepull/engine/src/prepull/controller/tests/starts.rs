@@ -106,3 +106,32 @@ fn a_start_that_is_put_back_and_taken_up_again_before_it_is_recorded_happens_onc
     world.pass(5_000);
     assert_eq!(world.taken(), ["n0"]);
 }
+
+#[test]
+fn a_start_that_is_taken_up_again_waits_for_its_own_record_and_not_for_that_of_the_one_before() {
+    // A start that is put back keeps its slot and its place in the wave until that is recorded: those of n1 are free.
+    let (mut world, nodes) = fleet(2);
+    world.give(Input::Session(SessionEvent::Down { node: "n1".into(), session: SessionId(2) }));
+    let spec = |suspend, generation| {
+        let template = json!({"nodeNames": nodes, "concurrency": 2});
+        with_spec(template, json!({"suspend": suspend}), generation, None)
+    };
+    world.give(spec(true, 1));
+    world.pass(1_000);
+    // The start cannot be written before it is put back; then it is taken up again while that is being written.
+    world.api_up = false;
+    world.give(spec(false, 2));
+    world.give(spec(true, 3));
+    (world.api_up, world.answers) = (true, false);
+    world.pass(10_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::Pending);
+    world.give(spec(false, 4));
+    for written in std::mem::take(&mut world.unanswered) {
+        world.give(written);
+    }
+    assert_eq!((world.taken().len(), world.phase_of("n0")), (0, NodePhase::Pending));
+    world.pass(10_000);
+    assert_eq!(world.taken().len(), 0, "the API server has not answered");
+    world.answer();
+    assert_eq!((world.taken(), world.phase_of("n0")), (vec!["n0".to_owned()], NodePhase::InProgress));
+}

@@ -85,29 +85,25 @@ fn is_ready(pod: &Pod) -> bool {
 
 fn door(facts: &Facts) -> Point {
     let namespace = &facts.namespace;
-    match &facts.endpoints {
+    match &facts.door {
         Err(error) => Point::open(format!("whether the Service leads to it is not known: {error}")),
         Ok(None) => Point::open(format!(
-            "namespace {namespace} has no Service cloudcore-prepull with endpoints: edges dial something else"
+            "namespace {namespace} has no Service cloudcore-prepull: edges dial something else"
         )),
-        Ok(Some(endpoints)) => {
-            let addresses =
-                endpoints.subsets.iter().flatten().flat_map(|subset| subset.addresses.iter().flatten());
-            match addresses.count() {
-                0 => Point::bad(
-                    "the Service cloudcore-prepull leads to no pod: no edge can connect",
-                    format!(
-                        "kubectl -n {namespace} get pods -L prepull.kubeedge.io/leader: the leader's is to have the label, and to be \
+        Ok(Some(pods)) => match pods.len() {
+            0 => Point::bad(
+                "the Service cloudcore-prepull leads to no pod: no edge can connect",
+                format!(
+                    "kubectl -n {namespace} get pods -L prepull.kubeedge.io/leader: the leader's is to have the label, and to be \
                          ready"
-                    ),
                 ),
-                1 => Point::good("the Service cloudcore-prepull leads to one pod"),
-                more => Point::bad(
-                    format!("the Service cloudcore-prepull leads to {more} pods, of which one leads"),
-                    "its selector is to have prepull.kubeedge.io/leader: \"true\" (manifests/cloudcore-prepull/service.yaml)",
-                ),
-            }
-        }
+            ),
+            1 => Point::good("the Service cloudcore-prepull leads to one pod"),
+            more => Point::bad(
+                format!("the Service cloudcore-prepull leads to {more} pods, of which one leads"),
+                "its selector is to have prepull.kubeedge.io/leader: \"true\" (manifests/cloudcore-prepull/service.yaml)",
+            ),
+        },
     }
 }
 

@@ -11,17 +11,18 @@ use prepull_api::task::NodeName;
 
 use super::record::{Change, NodeRecord, Refusal};
 use super::shard::{Shard, ShardId};
-use crate::kube_api::field_manager::post_params;
+use crate::post_params;
 
 /// The label of the ConfigMaps, by which they are watched.
-pub(super) const LABEL: &str = "prepull.kubeedge.io/node-records";
+pub const LABEL: &str = "prepull.kubeedge.io/node-records";
 /// The most attempts of a change. One fails only where a shard was changed at the same moment, by a person or by a
 /// leader that is being deposed.
-pub(super) const ATTEMPTS: usize = 10;
+pub const ATTEMPTS: usize = 10;
 
 /// Why a change was not made.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RosterError {
+#[expect(missing_docs, reason = "the text of each says what it is")]
+pub enum RosterError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("{operation} ConfigMap {name}")]
@@ -41,17 +42,26 @@ type Memory = BTreeMap<ShardId, (u64, BTreeMap<String, String>)>;
 
 /// Storage of the shards.
 #[derive(Clone, Debug)]
-pub(super) enum Store {
+pub enum Store {
+    /// In the cluster.
     ConfigMaps(Box<Api<ConfigMap>>),
+    /// In this process.
     Memory(Arc<Mutex<Memory>>),
 }
 
 impl Store {
-    pub(super) fn in_cluster(client: kube::Client, namespace: &str) -> Self {
+    /// Storage in the ConfigMaps of `namespace`.
+    pub fn in_cluster(client: kube::Client, namespace: &str) -> Self {
         Self::ConfigMaps(Box::new(Api::namespaced(client, namespace)))
     }
 
-    pub(super) async fn read(&self, id: ShardId) -> Result<Shard, RosterError> {
+    /// Storage in this process, for tests.
+    pub fn in_memory() -> Self {
+        Self::Memory(Arc::default())
+    }
+
+    /// Reads a shard; an empty one if there is none.
+    pub async fn read(&self, id: ShardId) -> Result<Shard, RosterError> {
         match self {
             Self::ConfigMaps(maps) => {
                 let map = maps.get_opt(&id.name()).await.map_err(request_error("reading", id))?;
@@ -65,7 +75,8 @@ impl Store {
         }
     }
 
-    pub(super) async fn read_all(&self) -> Result<Vec<(ShardId, Shard)>, kube::Error> {
+    /// Reads all shards that there are.
+    pub async fn read_all(&self) -> Result<Vec<(ShardId, Shard)>, kube::Error> {
         match self {
             Self::ConfigMaps(maps) => {
                 // By name, and not by the label: somebody who has taken that off must let nobody in.
@@ -86,7 +97,7 @@ impl Store {
 
     /// Writes the shard in place of the version that it was read from. Returns the new version, or none if the stored
     /// one is another.
-    pub(super) async fn write(&self, id: ShardId, shard: &Shard) -> Result<Option<String>, RosterError> {
+    pub async fn write(&self, id: ShardId, shard: &Shard) -> Result<Option<String>, RosterError> {
         let data = shard.encode().ok_or_else(|| RosterError::Full(id.name()))?;
         match self {
             Self::ConfigMaps(maps) => {
@@ -126,7 +137,7 @@ impl Store {
     }
 
     /// Makes one change. Returns the record before and after it.
-    pub(super) async fn change(
+    pub async fn change(
         &self,
         node: &NodeName,
         change: &Change,
@@ -145,7 +156,7 @@ impl Store {
 }
 
 /// Reads a ConfigMap; no id if it is none of ours.
-pub(super) fn decode(map: ConfigMap) -> (Option<ShardId>, Shard) {
+pub fn decode(map: ConfigMap) -> (Option<ShardId>, Shard) {
     let id = map.metadata.name.as_deref().and_then(ShardId::of_name);
     (id, Shard::decode(map.data.unwrap_or_default(), map.metadata.resource_version))
 }

@@ -119,17 +119,18 @@ impl Record {
 
 /// The SHA-256 of a token's secret. A slower hash would add nothing: 32 random bytes cannot be guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SecretHash(pub(super) [u8; 32]);
+pub struct SecretHash(pub(super) [u8; 32]);
 
 impl SecretHash {
-    pub(super) fn of(secret: &str) -> Self {
+    /// The hash of a secret.
+    pub fn of(secret: &str) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
         Self(hash)
     }
 
     /// Whether it is the hash of this secret, in constant time.
-    pub(super) fn is_of(&self, secret: &str) -> bool {
+    pub fn is_of(&self, secret: &str) -> bool {
         equal(&Self::of(secret).0, &self.0)
     }
 }

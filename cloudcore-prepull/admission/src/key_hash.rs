@@ -13,13 +13,14 @@ const SHORT: usize = 16;
 pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
-    pub(crate) const fn new(sha256: [u8; 32]) -> Self {
+    /// The hash itself.
+    pub const fn new(sha256: [u8; 32]) -> Self {
         Self(sha256)
     }
 
     /// The hash of a SubjectPublicKeyInfo in DER.
-    pub(crate) fn of_der(public_key: &[u8]) -> Self {
-        Self(super::sha256(public_key))
+    pub fn of_der(public_key: &[u8]) -> Self {
+        Self(crate::sha256(public_key))
     }
 }
 

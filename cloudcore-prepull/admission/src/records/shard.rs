@@ -9,48 +9,54 @@ use super::record::{NodeRecord, Revocation};
 
 /// The ConfigMaps. Ten thousand nodes make about 100 KiB each, of the 1 MiB that an object may have; and there are few
 /// enough to be named in a Role.
-pub(super) const SHARDS: usize = 16;
+pub const SHARDS: usize = 16;
 /// The most bytes of a shard: 1 MiB is what the API server takes, and the metadata need some of it.
 const MAX_BYTES: usize = 1_000_000;
 
 /// Number of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct ShardId(usize);
+pub struct ShardId(usize);
 
 /// The records of a shard, and the version of the ConfigMap that they were read from or written to; no version where
 /// there is no ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shard {
-    pub(super) records: HashMap<NodeName, NodeRecord>,
-    pub(super) version: Option<String>,
+pub struct Shard {
+    /// By the names of the nodes.
+    pub records: HashMap<NodeName, NodeRecord>,
+    /// The version.
+    pub version: Option<String>,
 }
 
 impl ShardId {
-    pub(super) fn of(node: &NodeName) -> Self {
+    /// The shard of a node.
+    pub fn of(node: &NodeName) -> Self {
         Self(usize::from(digest(&SHA256, node.as_str().as_bytes()).as_ref()[0]) % SHARDS)
     }
 
-    pub(super) fn all() -> impl Iterator<Item = Self> {
+    /// All shards.
+    pub fn all() -> impl Iterator<Item = Self> {
         (0..SHARDS).map(Self)
     }
 
-    pub(super) fn index(self) -> usize {
+    /// Its number.
+    pub fn index(self) -> usize {
         self.0
     }
 
     /// The name of the ConfigMap.
-    pub(super) fn name(self) -> String {
+    pub fn name(self) -> String {
         format!("prepull-nodes-{:x}", self.0)
     }
 
-    pub(super) fn of_name(name: &str) -> Option<Self> {
+    /// The shard of a ConfigMap, if it is one of ours.
+    pub fn of_name(name: &str) -> Option<Self> {
         Self::all().find(|shard| shard.name() == name)
     }
 }
 
 impl Shard {
     /// Reads the content of a ConfigMap. Whose record cannot be read counts as revoked: it may have been.
-    pub(super) fn decode(data: BTreeMap<String, String>, version: Option<String>) -> Self {
+    pub fn decode(data: BTreeMap<String, String>, version: Option<String>) -> Self {
         let read = |(node, text): (String, String)| {
             let record = serde_json::from_str(&text).unwrap_or_else(|error| {
                 tracing::error!(node, %error, "the record of this node cannot be read, so it counts as revoked; `cloudcore-prepull node allow` ends that");
@@ -63,7 +69,7 @@ impl Shard {
     }
 
     /// The content of the ConfigMap; nothing if it would be too large.
-    pub(super) fn encode(&self) -> Option<BTreeMap<String, String>> {
+    pub fn encode(&self) -> Option<BTreeMap<String, String>> {
         let written = |(node, record): (&NodeName, &NodeRecord)| {
             // A record is strings, flags and times, which always serialize.
             (node.to_string(), serde_json::to_string(record).unwrap_or_default())
@@ -75,7 +81,7 @@ impl Shard {
     }
 
     /// Replaces a record; an empty one is removed. Returns whether anything has changed.
-    pub(super) fn put(&mut self, node: &NodeName, record: NodeRecord) -> bool {
+    pub fn put(&mut self, node: &NodeName, record: NodeRecord) -> bool {
         let before = self.records.get(node);
         if before.is_none_or(|before| *before != record) && !(before.is_none() && record.is_empty()) {
             if record.is_empty() {
@@ -89,7 +95,7 @@ impl Shard {
     }
 
     /// The node's record, empty if there is none.
-    pub(super) fn record(&self, node: &NodeName) -> NodeRecord {
+    pub fn record(&self, node: &NodeName) -> NodeRecord {
         self.records.get(node).cloned().unwrap_or_default()
     }
 }
@@ -100,8 +106,8 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
-    use crate::edges::pki::KeyHash;
-    use crate::edges::roster::record::HeldKey;
+    use crate::key_hash::KeyHash;
+    use crate::records::record::HeldKey;
 
     fn record(revoked: Option<Revocation>) -> NodeRecord {
         let held = |byte| HeldKey {

@@ -6,52 +6,54 @@ use prepull_api::enroll::SubjectForm;
 use prepull_api::task::NodeName;
 use serde::{Deserialize, Serialize};
 
-use crate::edges::directory::Recorded;
-use crate::edges::pki::KeyHash;
-use crate::edges::pki::ca_set::CaId;
+use crate::ca::CaId;
+use crate::key_hash::KeyHash;
 
 /// What is recorded of a node. Without a record, it is as if the record were empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NodeRecord {
+pub struct NodeRecord {
     /// The newest key that a token has let in, or that was seen in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) key: Option<HeldKey>,
+    pub key: Option<HeldKey>,
     /// The key that was last renewed to, until it is seen in use: the answer with its certificate may have been lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) next: Option<HeldKey>,
+    pub next: Option<HeldKey>,
     /// Set by `node revoke`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) revoked: Option<Revocation>,
+    pub revoked: Option<Revocation>,
 }
 
 /// A key of a node, and the end of its certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct HeldKey {
-    pub(crate) sha256: KeyHash,
+pub struct HeldKey {
+    /// The key.
+    pub sha256: KeyHash,
+    /// The end of its certificate.
     #[serde(with = "rfc3339")]
-    pub(crate) not_after: SystemTime,
+    pub not_after: SystemTime,
     /// Whether a certificate of this key was seen in use.
     #[serde(default)]
-    pub(crate) seen: bool,
+    pub seen: bool,
     /// The CA that has signed the certificate, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) ca: Option<CaId>,
+    pub ca: Option<CaId>,
     /// Whether the certificate has the subject of release 0.1.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) old_subject: bool,
+    pub old_subject: bool,
 }
 
 impl HeldKey {
     /// A key that was not seen yet. Times have whole seconds, as in certificates.
-    pub(crate) fn new(sha256: KeyHash, not_after: SystemTime) -> Self {
+    pub fn new(sha256: KeyHash, not_after: SystemTime) -> Self {
         let seconds = not_after.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let not_after = UNIX_EPOCH + Duration::from_secs(seconds);
         Self { sha256, not_after, seen: false, ca: None, old_subject: false }
     }
 
     /// The same, with what is told to people of its certificate.
-    pub(crate) fn certified(self, ca: Option<CaId>, form: SubjectForm) -> Self {
+    #[must_use]
+    pub fn certified(self, ca: Option<CaId>, form: SubjectForm) -> Self {
         Self { ca, old_subject: form == SubjectForm::Kubelet, ..self }
     }
 }
@@ -60,42 +62,62 @@ impl HeldKey {
 /// keys out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Revocation {
+pub struct Revocation {
     /// When it was made, by the clock of whoever made it. It is shown to people and names the revocation; it is never
     /// compared with another time, so that no clock decides what is revoked.
-    pub(crate) at: String,
+    pub at: String,
     /// Whether the node has joined since, with a token that was made after the revocation. Then its two keys are good.
     #[serde(default)]
-    pub(crate) rejoined: bool,
+    pub rejoined: bool,
 }
 
 /// What the token of a joining node says about its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub enum Admission {
     /// A token for the whole fleet.
     Fleet,
     /// A token for this node. It names the revocation that stood when it was made.
-    Node { after_revocation: Option<String> },
+    Node {
+        /// That revocation.
+        after_revocation: Option<String>,
+    },
 }
 
 /// What happened to a node, or is to happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub enum Change {
     /// A certificate of this key was seen in use.
     Seen(HeldKey),
     /// The holder of `by` asks for a certificate of `requested`, both of which it has proved to hold.
-    Renewed { by: HeldKey, requested: HeldKey },
+    Renewed {
+        /// The key of before.
+        by: HeldKey,
+        /// The key of the new certificate.
+        requested: HeldKey,
+    },
     /// The holder of a token asks for a certificate of `requested`.
-    Joined { by: Admission, requested: HeldKey },
+    Joined {
+        /// What the token says.
+        by: Admission,
+        /// The key of the certificate.
+        requested: HeldKey,
+    },
     /// `node revoke`
-    Revoke { at: String },
+    Revoke {
+        /// When it was made: see [`Revocation`].
+        at: String,
+    },
     /// `node allow`; `old_keys`: also after the node has joined again.
-    Allow { old_keys: bool },
+    Allow {
+        /// Whether the keys of before are let in as well.
+        old_keys: bool,
+    },
 }
 
 /// Why a node is refused although its certificate, or its token, is valid. The text is for the operator of the edge.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+#[expect(missing_docs, reason = "the text of each says what it is")]
+pub enum Refusal {
     #[error(
         "node {node} is revoked ({at}): a join with a new token of its own lets it in again (`cloudcore-prepull token \
          create --node {node}`), and `cloudcore-prepull node allow {node}` takes the revocation back"
@@ -137,22 +159,35 @@ pub(crate) enum Refusal {
 
 /// How a key that is let in stands to its node's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub enum Standing {
     /// The record says all of it.
     Known,
     /// The record does not say yet that this key is in use.
     ToBeRecorded,
     /// A newer key of the node is in use: one of the two holders has a copy.
-    Superseded { newest: KeyHash },
+    Superseded {
+        /// That key.
+        newest: KeyHash,
+    },
+}
+
+/// What people are shown of a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// The end of its certificate.
+    pub certificate_until: Option<SystemTime>,
+    /// Whether it is kept out.
+    pub is_revoked: bool,
 }
 
 impl NodeRecord {
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether nothing is recorded.
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// What people are shown of it. A renewal that was not seen in use yet may have reached the edge.
-    pub(crate) fn shown(&self) -> Recorded {
+    pub fn shown(&self) -> Recorded {
         let until = [self.key, self.next].into_iter().flatten().map(|held| held.not_after).max();
         let is_revoked = self.revoked.as_ref().is_some_and(|revocation| !revocation.rejoined);
         Recorded { certificate_until: until, is_revoked }
@@ -166,7 +201,7 @@ impl NodeRecord {
     ///
     /// A superseded key is: it ends with its certificate, since it is not renewed. Nobody knows whether its holder is the
     /// thief or the one who was robbed, and a box that was restored from a snapshot must not lose its work at once.
-    pub(crate) fn stand(&self, node: &NodeName, key: KeyHash) -> Result<Standing, Refusal> {
+    pub fn stand(&self, node: &NodeName, key: KeyHash) -> Result<Standing, Refusal> {
         if let Some(Revocation { at, rejoined }) = &self.revoked
             && !(*rejoined && self.holds(key))
         {
@@ -183,7 +218,7 @@ impl NodeRecord {
     }
 
     /// The record after the change.
-    pub(crate) fn after(&self, node: &NodeName, change: &Change) -> Result<Self, Refusal> {
+    pub fn after(&self, node: &NodeName, change: &Change) -> Result<Self, Refusal> {
         let mut record = self.clone();
         match change {
             Change::Seen(used) => record.note_use(node, *used),

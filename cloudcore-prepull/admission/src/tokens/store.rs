@@ -11,10 +11,10 @@ use prepull_api::enroll::{hex, unhex};
 use prepull_api::task::NodeName;
 
 use super::record::{Record, Scope, SecretHash};
-use crate::kube_api::field_manager::post_params;
+use crate::post_params;
 
 /// The label of every token's Secret. Its value is the token's id.
-pub(super) const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
+pub const TOKEN_LABEL: &str = "prepull.kubeedge.io/join-token";
 
 /// The prefix of the Secrets' names. The token's id follows.
 const NAME_PREFIX: &str = "prepull-token-";
@@ -203,12 +203,17 @@ fn to_secret(id: &str, record: &Record, version: Option<String>) -> Secret {
 }
 
 /// The token's id, from the name of its Secret.
-pub(super) fn id_of(secret: &Secret) -> Option<&str> {
+pub fn id_of(secret: &Secret) -> Option<&str> {
     secret.metadata.name.as_deref()?.strip_prefix(NAME_PREFIX)
 }
 
+/// The id of a token and the hash of its secret part; `None` if somebody has spoilt it.
+pub fn hash_of(secret: &Secret) -> Option<(&str, SecretHash)> {
+    Some((id_of(secret)?, from_secret(secret)?.secret_hash))
+}
+
 /// The token's record; `None` if somebody has spoilt it.
-pub(super) fn from_secret(secret: &Secret) -> Option<Record> {
+fn from_secret(secret: &Secret) -> Option<Record> {
     let data = secret.data.as_ref()?;
     let text = |key: &str| data.get(key).map(|bytes| std::str::from_utf8(&bytes.0).ok());
     Some(Record {

@@ -1,0 +1,157 @@
+//! Nodes and their keys: list, revoke and allow.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::SystemTime;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::ListParams;
+use prepull_api::task::NodeName;
+use prepull_program::table::align;
+
+use super::token::Installation;
+use crate::records::Records;
+use crate::records::record::{Change, NodeRecord};
+
+/// The arguments of `revoke`.
+#[derive(Debug, Args)]
+pub struct RevokeArgs {
+    /// The name of the Node.
+    #[arg(value_name = "NAME", value_parser = parse_node)]
+    pub node: NodeName,
+    /// Revoke a node even if it is in no record and the cluster has no Node of this name: one that has not connected
+    /// since the record is kept.
+    #[arg(long)]
+    pub unknown: bool,
+}
+
+/// The arguments of `allow`.
+#[derive(Debug, Args)]
+pub struct AllowArgs {
+    /// The name of the Node.
+    #[arg(value_name = "NAME", value_parser = parse_node)]
+    pub node: NodeName,
+    /// Also after the node has joined again: its keys of before are let in again, too.
+    #[arg(long)]
+    pub old_keys: bool,
+}
+
+/// Takes the name of a node.
+pub(super) fn parse_node(text: &str) -> Result<NodeName, String> {
+    let node = Some(NodeName::from(text)).filter(NodeName::is_valid);
+    node.ok_or_else(|| "lower-case letters, digits, '-' and '.', as in `kubectl get nodes`".to_owned())
+}
+
+/// The records of all nodes, as a table.
+pub async fn list(at: &Installation) -> anyhow::Result<String> {
+    let listed = records(at).list().await.context("list the records of nodes, ConfigMaps prepull-nodes-*")?;
+    Ok(render_table(&listed))
+}
+
+/// Keeps a node out, and says so.
+pub async fn revoke(args: RevokeArgs, at: &Installation, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+    let (RevokeArgs { node, unknown }, records) = (args, records(at));
+    ensure!(
+        unknown || !records.get(&node).await?.is_empty() || exists(at.client.clone(), &node).await?,
+        "no edge of the name {node} is in the record, and the cluster has no Node of this name: see \
+         `cloudcore-prepull node list`. With --unknown it is revoked all the same"
+    );
+    let now = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
+    let (before, _) = records.change(&node, &Change::Revoke { at: now }).await?;
+    match before.revoked {
+        Some(old) if !old.rejoined => writeln!(out, "node {node} has been revoked before ({})", old.at)?,
+        _ => writeln!(
+            out,
+            "node {node} revoked: its session ends within seconds, and its certificates are refused"
+        )?,
+    }
+    Ok(())
+}
+
+/// Takes a revocation back, and says so.
+pub async fn allow(args: AllowArgs, at: &Installation, out: &mut (dyn Write + Send)) -> anyhow::Result<()> {
+    let AllowArgs { node, old_keys } = args;
+    let (before, _) = records(at).change(&node, &Change::Allow { old_keys }).await?;
+    let Some(revoked) = before.revoked else { bail!("node {node} is not revoked") };
+    writeln!(out, "node {node} allowed: the revocation of {} is taken back", revoked.at)?;
+    Ok(())
+}
+
+fn records(at: &Installation) -> Records {
+    Records::in_cluster(at.client.clone(), &at.namespace)
+}
+
+async fn exists(client: kube::Client, node: &NodeName) -> anyhow::Result<bool> {
+    let named = ListParams::default().fields(&format!("metadata.name={node}")).limit(1);
+    let nodes = Api::<Node>::all(client).list_metadata(&named).await.context("look for the Node")?;
+    Ok(!nodes.items.is_empty())
+}
+
+fn render_table(records: &BTreeMap<NodeName, NodeRecord>) -> String {
+    let head = ["NODE", "CERTIFICATE UNTIL", "KEY", "CA", "SUBJECT", "REVOKED"];
+    let mut rows = vec![head.map(str::to_owned)];
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    rows.extend(records.iter().map(|(node, record)| {
+        let (until, NodeRecord { key, revoked, .. }) = (record.shown().certificate_until, record);
+        [
+            node.to_string(),
+            known(until.map(|end| humantime::format_rfc3339_seconds(end).to_string())),
+            known(key.map(|held| held.sha256.to_string())),
+            known(key.and_then(|held| held.ca).map(|ca| ca.to_string())),
+            known(key.map(|held| if held.old_subject { "old" } else { "own" }.to_owned())),
+            match revoked {
+                None => "-".to_owned(),
+                Some(revoked) if revoked.rejoined => format!("{}, joined again", revoked.at),
+                Some(revoked) => revoked.at.clone(),
+            },
+        ]
+    }));
+    align(&rows, 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use prepull_api::enroll::SubjectForm;
+
+    use super::*;
+    use crate::KeyHash;
+    use crate::records::record::{HeldKey, Revocation};
+
+    #[test]
+    fn the_table_shows_certificate_key_and_revocation_of_each_node() {
+        let end = |days: u64| UNIX_EPOCH + Duration::from_secs(1_800_000_000 + days * 86_400);
+        let certified = |byte, days, form| {
+            HeldKey::new(KeyHash::new([byte; 32]), end(days)).certified(Some([byte; 32].into()), form)
+        };
+        let held = |byte, days| certified(byte, days, SubjectForm::Own);
+        let at = "2026-11-22T04:00:00.000001Z".to_owned();
+        let revoked = |key, rejoined| NodeRecord {
+            key,
+            next: None,
+            revoked: Some(Revocation { at: at.clone(), rejoined }),
+        };
+        let records = [
+            ("edge-1", NodeRecord { key: Some(held(0xab, 0)), next: Some(held(2, 1)), revoked: None }),
+            ("edge-10", revoked(Some(held(0xcd, 0)), true)),
+            ("edge-2", revoked(None, false)),
+            (
+                "edge-3",
+                NodeRecord { key: Some(certified(0x12, 0, SubjectForm::Kubelet)), next: None, revoked: None },
+            ),
+        ];
+        let records = records.into_iter().map(|(node, record)| (node.into(), record)).collect();
+        let expected = "\
+NODE     CERTIFICATE UNTIL     KEY               CA                SUBJECT  REVOKED
+edge-1   2027-01-16T08:00:00Z  abababababababab  abababababababab  own      -
+edge-10  2027-01-15T08:00:00Z  cdcdcdcdcdcdcdcd  cdcdcdcdcdcdcdcd  own      2026-11-22T04:00:00.000001Z, joined again
+edge-2   -                     -                 -                 -        2026-11-22T04:00:00.000001Z
+edge-3   2027-01-15T08:00:00Z  1212121212121212  1212121212121212  old      -
+";
+        assert_eq!(render_table(&records), expected);
+    }
+}

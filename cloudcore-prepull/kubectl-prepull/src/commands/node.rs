@@ -1,0 +1,61 @@
+//! `kubectl prepull node revoke` and `allow`.
+
+use clap::{Args, Subcommand};
+use prepull_admission::commands::node::{AllowArgs, RevokeArgs, allow, revoke};
+
+use super::tokens::{explain, installation};
+use crate::cluster::Cluster;
+use crate::edges::SystemArgs;
+use crate::run::Ended;
+
+/// The role that grants what these commands need.
+const ROLE: &str = "manifests/cloudcore-prepull/optional/node-admin.yaml has the role";
+
+/// The arguments of `node`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+`kubectl prepull nodes` lists the edges, and which of them are revoked.
+
+Examples:
+  kubectl prepull node revoke edge-7
+  kubectl prepull node revoke edge-7 && kubectl prepull tokens create --node edge-7    # a new machine in its place")]
+pub(crate) struct NodeArgs {
+    #[command(subcommand)]
+    command: NodeCommand,
+}
+
+/// The commands about the keys of nodes.
+#[derive(Debug, Subcommand)]
+enum NodeCommand {
+    /// Keep a node out: end its session within seconds, and refuse every certificate that it has, for ever.
+    ///
+    /// The same machine, or a new one in its place, is let in again by a join with a token that is made afterwards
+    /// (`tokens create --node NAME`). The certificates of before stay refused.
+    #[command(after_help = "Example:\n  kubectl prepull node revoke edge-7")]
+    Revoke {
+        #[command(flatten)]
+        args: RevokeArgs,
+        #[command(flatten)]
+        system: SystemArgs,
+    },
+    /// Take a revocation back, after a false alarm: every certificate that has not expired is good again.
+    ///
+    /// It is refused after the node has joined again: then the revocation keeps out nothing but the keys of before.
+    #[command(after_help = "Example:\n  kubectl prepull node allow edge-7")]
+    Allow {
+        #[command(flatten)]
+        args: AllowArgs,
+        #[command(flatten)]
+        system: SystemArgs,
+    },
+}
+
+/// Runs the command.
+pub(crate) async fn run(cluster: &Cluster, args: NodeArgs) -> anyhow::Result<Ended> {
+    let mut out = std::io::stdout();
+    let done = match args.command {
+        NodeCommand::Revoke { args, system } => revoke(args, &installation(cluster, &system), &mut out).await,
+        NodeCommand::Allow { args, system } => allow(args, &installation(cluster, &system), &mut out).await,
+    };
+    done.map_err(|error| explain(error, ROLE)).map(|()| Ended::Done)
+}

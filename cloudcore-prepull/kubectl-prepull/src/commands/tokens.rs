@@ -1,0 +1,173 @@
+//! `kubectl prepull tokens create`, `list` and `revoke`.
+
+use anyhow::{anyhow, bail};
+use clap::{Args, Subcommand};
+use prepull_admission::commands::token::{
+    self, CreateArgs, Installation, RevokeArgs, create, render_table, revoke,
+};
+use prepull_admission::tokens::{ListedToken, Scope};
+use serde::Serialize;
+
+use crate::cli::Output;
+use crate::cluster::Cluster;
+use crate::edges::SystemArgs;
+use crate::output::{print, print_object};
+use crate::problem::{self, MissingRight};
+use crate::run::{Ended, Session};
+
+/// The arguments of `tokens`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Tokens are Secrets in the namespace of cloudcore-prepull. To create one needs no right to read Secrets
+(manifests/cloudcore-prepull/optional/token-admin.yaml); `list` and `revoke` do, and whoever may read these Secrets has the key
+of the CA as well.
+
+Examples:
+  kubectl prepull tokens create --node edge-7 --install-line --server cloud.example
+  kubectl prepull tokens list")]
+pub(crate) struct TokensArgs {
+    #[command(subcommand)]
+    command: TokensCommand,
+}
+
+/// The commands about join tokens.
+#[derive(Debug, Subcommand)]
+enum TokensCommand {
+    /// Create a join token and print it.
+    ///
+    /// With --node it admits that node, once, also one that has joined before or is revoked. Without, it admits each edge node
+    /// of the cluster that has never joined, until it expires. It cannot be shown again: the cluster keeps only a hash. Only the
+    /// token goes to stdout, or with --install-line the whole command for the node; how to use it, and until when, goes to
+    /// stderr.
+    #[command(after_help = "\
+Examples:
+  kubectl prepull tokens create --node edge-7
+  kubectl prepull tokens create --node edge-7 --install-line --server cloud.example
+  kubectl prepull tokens create --ttl 8h    # for a whole fleet")]
+    Create {
+        #[command(flatten)]
+        args: CreateArgs,
+        #[command(flatten)]
+        system: SystemArgs,
+    },
+    /// List the valid tokens, without their secrets.
+    #[command(after_help = "Example:\n  kubectl prepull tokens list -o json")]
+    List {
+        #[command(flatten)]
+        system: SystemArgs,
+    },
+    /// Revoke a token. Nodes that have joined with it stay joined.
+    #[command(after_help = "Example:\n  kubectl prepull tokens revoke 0123456789ab")]
+    Revoke {
+        #[command(flatten)]
+        args: RevokeArgs,
+        #[command(flatten)]
+        system: SystemArgs,
+    },
+}
+
+/// A token as programs get it.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Listed {
+    id: String,
+    /// The only node that may join with it; none: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
+    expires: String,
+    used: bool,
+}
+
+impl From<ListedToken> for Listed {
+    fn from(token: ListedToken) -> Self {
+        let node = match token.scope {
+            Scope::Node(node) => Some(node.to_string()),
+            Scope::Fleet => None,
+        };
+        let expires = humantime::format_rfc3339_seconds(token.expires).to_string();
+        Self { id: token.id, node, expires, used: token.used }
+    }
+}
+
+/// The installation that a command is about.
+pub(super) fn installation(cluster: &Cluster, system: &SystemArgs) -> Installation {
+    let namespace = system.system_namespace.clone();
+    Installation { client: cluster.client(), namespace, tokens: "kubectl prepull tokens" }
+}
+
+/// What went wrong, with the role that grants a right that is missing.
+pub(super) fn explain(error: anyhow::Error, role: &str) -> anyhow::Error {
+    match problem::answer(&error).and_then(MissingRight::of) {
+        Some(right) => {
+            anyhow!("{right}. Whoever administers the cluster can grant it: {role}")
+        }
+        None => error,
+    }
+}
+
+/// Runs the command.
+pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) -> anyhow::Result<Ended> {
+    let (mut out, mut hints) = (std::io::stdout(), std::io::stderr());
+    let output = session.global.output;
+    match args.command {
+        TokensCommand::Create { args, system } => {
+            let at = installation(cluster, &system);
+            let first_ca = async || bail!("it makes it with its own rights");
+            let created = create(args, &at, first_ca, &mut out, &mut hints).await;
+            created.map_err(|error| {
+                explain(error, "manifests/cloudcore-prepull/optional/token-admin.yaml has the role")
+            })?;
+        }
+        TokensCommand::List { system } => {
+            let listed = token::list(&installation(cluster, &system)).await.map_err(readers)?;
+            match output.and_then(Output::format) {
+                Some(format) => {
+                    let listed: Vec<_> = listed.into_iter().map(Listed::from).collect();
+                    print_object(&listed, format)?;
+                }
+                None if output == Some(Output::Name) => {
+                    let ids: Vec<_> = listed.iter().map(|token| format!("{}\n", token.id)).collect();
+                    print(&ids.concat())?;
+                }
+                None => print(&render_table(&listed))?,
+            }
+        }
+        TokensCommand::Revoke { args, system } => {
+            revoke(args, &installation(cluster, &system), &mut out).await.map_err(readers)?;
+        }
+    }
+    Ok(Ended::Done)
+}
+
+fn readers(error: anyhow::Error) -> anyhow::Error {
+    explain(
+        error,
+        "but it gives the key of the CA as well; cloudcore-prepull has it: kubectl -n prepull-system exec \
+         deploy/cloudcore-prepull -- cloudcore-prepull token list",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_token_is_listed_for_programs_without_a_secret() {
+        let token = |scope| ListedToken {
+            id: "0123456789ab".to_owned(),
+            scope,
+            expires: UNIX_EPOCH + Duration::from_secs(1_800_000_000),
+            used: false,
+        };
+        let listed = [Scope::Node("edge-1".into()), Scope::Fleet].map(|scope| Listed::from(token(scope)));
+        let expected = json!([
+            { "id": "0123456789ab", "node": "edge-1", "expires": "2027-01-15T08:00:00Z", "used": false },
+            { "id": "0123456789ab", "expires": "2027-01-15T08:00:00Z", "used": false },
+        ]);
+        assert_eq!(json!(listed), expected);
+    }
+}

@@ -1,0 +1,188 @@
+//! Jobs of OpenKruise's API, where a cluster has it: what they and their NodeImages say, as records like those of our own
+//! jobs, which are summed, listed and shown in the same way.
+
+mod events;
+mod records;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::fmt::Debug;
+
+use anyhow::{Context, anyhow};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::{Api, ListParams};
+use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, NodeImage};
+use prepull_api::crd::status::NodeStatus;
+use serde::de::DeserializeOwned;
+
+use crate::cluster::Cluster;
+use crate::name::{KruiseKind, KruiseName};
+use crate::problem;
+use crate::progress::tally::Tally;
+use crate::progress::view::View;
+
+pub(crate) use events::events;
+pub(crate) use view::{row, row_name};
+
+/// Jobs of one page: a job has the names of its failed nodes in its status.
+const JOBS_OF_A_PAGE: u32 = 100;
+/// NodeImages of one page: one of a few images has a few kilobytes.
+const NODES_OF_A_PAGE: u32 = 250;
+
+/// A job, with the jobs of its images if it is a list.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    name: KruiseName,
+    namespace: String,
+    list: Option<ImageListPullJob>,
+    /// Each with the records of its nodes.
+    pub(crate) jobs: Vec<(ImagePullJob, Vec<NodeStatus>)>,
+}
+
+/// What a job says of one node.
+#[derive(Debug)]
+pub(crate) struct OfNode {
+    /// The job, without what its nodes say.
+    pub(crate) job: View,
+    /// The record of the node, if the job has asked for its image there.
+    pub(crate) record: Option<NodeStatus>,
+    /// Whether the node can be asked for anything.
+    pub(crate) has_node_image: bool,
+}
+
+/// The jobs of a namespace, or of all.
+pub(crate) fn api(cluster: &Cluster, namespace: Option<&str>) -> Api<ImagePullJob> {
+    match namespace {
+        Some(namespace) => Api::namespaced(cluster.client(), namespace),
+        None => Api::all(cluster.client()),
+    }
+}
+
+/// Reads a job and what its nodes say.
+pub(crate) async fn look(cluster: &Cluster, name: &KruiseName) -> anyhow::Result<Seen> {
+    look_again(cluster, name).await?.ok_or_else(|| missing(cluster, name))
+}
+
+/// The same of a job that may have been deleted.
+pub(crate) async fn look_again(cluster: &Cluster, name: &KruiseName) -> anyhow::Result<Option<Seen>> {
+    let Some((list, jobs)) = read_jobs(cluster, name).await? else { return Ok(None) };
+    let mut jobs: Vec<_> = jobs.into_iter().map(|job| (job, Vec::new())).collect();
+    read_records(cluster, &mut jobs).await?;
+    for (job, records) in &mut jobs {
+        records::complete(job, records);
+    }
+    Ok(Some(Seen { name: name.clone(), namespace: cluster.namespace().to_owned(), list, jobs }))
+}
+
+/// Reads what a job, or each job of a list, says of one node.
+pub(crate) async fn look_at(cluster: &Cluster, name: &KruiseName, node: &str) -> anyhow::Result<Vec<OfNode>> {
+    let (_, jobs) = read_jobs(cluster, name).await?.ok_or_else(|| missing(cluster, name))?;
+    let image = Api::<NodeImage>::all(cluster.client()).get_opt(node).await;
+    let image = image.with_context(|| format!("NodeImage {node} cannot be read"))?;
+    let of = |job: ImagePullJob| {
+        let mut records: Vec<_> = image.iter().filter_map(|image| records::of(&job, image)).collect();
+        records::complete(&job, &mut records);
+        OfNode {
+            job: view::row(&job, Timestamp::now()),
+            record: records.into_iter().find(|record| record.node_name == node),
+            has_node_image: image.is_some(),
+        }
+    };
+    Ok(jobs.into_iter().map(of).collect())
+}
+
+fn missing(cluster: &Cluster, name: &KruiseName) -> anyhow::Error {
+    let (namespace, kind) = (cluster.namespace(), name.kind.singular());
+    anyhow!("there is no {name} in namespace {namespace}: `kubectl get {kind} -A` lists those that there are")
+}
+
+/// Reads a job, or a list and the jobs of its images.
+async fn read_jobs(
+    cluster: &Cluster,
+    name: &KruiseName,
+) -> anyhow::Result<Option<(Option<ImageListPullJob>, Vec<ImagePullJob>)>> {
+    let api = api(cluster, Some(cluster.namespace()));
+    let failed = || format!("{name} cannot be read");
+    Ok(match name.kind {
+        KruiseKind::Pull => {
+            let job = get_opt(&api, &name.name).await.with_context(failed)?;
+            job.map(|job| (None, vec![job]))
+        }
+        KruiseKind::List => {
+            let lists = Api::<ImageListPullJob>::namespaced(cluster.client(), cluster.namespace());
+            let Some(list) = get_opt(&lists, &name.name).await.with_context(failed)? else { return Ok(None) };
+            let jobs =
+                of_list(&api, &list).await.with_context(|| format!("the jobs of {name} cannot be read"))?;
+            Some((Some(list), jobs))
+        }
+    })
+}
+
+/// Reads an object that may not be there, of a kind that may not be there.
+async fn get_opt<K: Clone + DeserializeOwned + Debug>(api: &Api<K>, name: &str) -> anyhow::Result<Option<K>> {
+    let read = api.get(name).await.map(Some).map_err(anyhow::Error::from);
+    match read.as_ref().err().and_then(problem::answer) {
+        Some(answer) if problem::is_unserved(answer) => {
+            Err(anyhow!("the cluster does not know OpenKruise's kinds: their definitions are not installed"))
+        }
+        Some(answer) if answer.code == 404 => Ok(None),
+        _ => read,
+    }
+}
+
+/// The jobs of a list, in the order of its images.
+async fn of_list(api: &Api<ImagePullJob>, list: &ImageListPullJob) -> kube::Result<Vec<ImagePullJob>> {
+    let (uid, mut found) = (list.uid().unwrap_or_default(), Vec::new());
+    let mut asked = ListParams::default().limit(JOBS_OF_A_PAGE);
+    loop {
+        let page = api.list(&asked).await?;
+        let is_of_list = |job: &ImagePullJob| job.owner_references().iter().any(|owner| owner.uid == uid);
+        found.extend(page.items.into_iter().filter(is_of_list));
+        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if asked.continue_token.is_none() {
+            break;
+        }
+    }
+    let place = |job: &ImagePullJob| list.spec.images.iter().position(|image| *image == job.spec.image);
+    found.sort_by_key(|job| (place(job).unwrap_or(usize::MAX), job.name_any()));
+    Ok(found)
+}
+
+/// Reads what the NodeImages say of the jobs, page by page: never are all of them in memory.
+async fn read_records(cluster: &Cluster, jobs: &mut [(ImagePullJob, Vec<NodeStatus>)]) -> anyhow::Result<()> {
+    let api = Api::<NodeImage>::all(cluster.client());
+    let mut asked = ListParams::default().limit(NODES_OF_A_PAGE);
+    loop {
+        let page = api.list(&asked).await.context("the NodeImages cannot be read")?;
+        for (job, records) in jobs.iter_mut() {
+            records.extend(page.items.iter().filter_map(|node| records::of(job, node)));
+        }
+        asked.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if asked.continue_token.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+impl Seen {
+    /// The job as people follow it.
+    pub(crate) fn view(&self, now: Timestamp) -> View {
+        let tally = |records: &[NodeStatus]| Tally::of_nodes(records);
+        match (&self.list, &self.jobs[..]) {
+            (None, [(job, records)]) => view::of_job(job, &self.namespace, &tally(records), now),
+            (list, jobs) => {
+                let tallies: Vec<_> = jobs.iter().map(|(_, records)| tally(records)).collect();
+                let jobs: Vec<_> = jobs.iter().map(|(job, _)| job).collect();
+                let list = list.clone().unwrap_or_default();
+                view::of_list(&list, &jobs, &self.namespace, &Tally::sum(&tallies), now)
+            }
+        }
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &KruiseName {
+        &self.name
+    }
+}

@@ -1,0 +1,140 @@
+//! A job of OpenKruise as people follow it. Pure.
+
+use jiff::Timestamp;
+use kube::ResourceExt;
+use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, PullJobTemplate};
+use prepull_api::crd::status::{JobPhase, Summary};
+
+use crate::amounts::seconds_between;
+use crate::name::{KruiseKind, KruiseName};
+use crate::progress::tally::Tally;
+use crate::progress::view::{Part, View};
+use crate::screen::tame;
+
+/// What a status says of a job that goes on, or has ended as it should: the counts say the same.
+const USUAL: [&str; 2] = ["job is running", "job has completed"];
+
+pub(super) fn of_job(job: &ImagePullJob, namespace: &str, tally: &Tally, now: Timestamp) -> View {
+    let status = job.status.clone().unwrap_or_default();
+    let started = status.start_time.as_ref().map(|time| time.0);
+    let ended = status.completion_time.as_ref().map(|time| time.0);
+    let nodes = nodes_of(job);
+    let phase = phase(started, ended, nodes.failure > 0);
+    let view = View {
+        images: vec![tame(&job.spec.image)],
+        suspended: is_paused(&job.spec.template),
+        nodes,
+        ..common(KruiseKind::Pull, &job.name_any(), namespace, phase, (started, ended), now)
+    };
+    view.with(tally).because(&status.message, &USUAL)
+}
+
+pub(super) fn of_list(
+    list: &ImageListPullJob,
+    jobs: &[&ImagePullJob],
+    namespace: &str,
+    tally: &Tally,
+    now: Timestamp,
+) -> View {
+    let status = list.status.clone().unwrap_or_default();
+    let started = status.start_time.as_ref().map(|time| time.0);
+    let ended = status.completion_time.as_ref().map(|time| time.0);
+    let phase = phase(started, ended, status.succeeded < status.desired);
+    let part = |job: &&ImagePullJob| {
+        let status = job.status.as_ref();
+        let nodes = nodes_of(job);
+        let [started, ended] = [
+            status.and_then(|status| status.start_time.as_ref()),
+            status.and_then(|status| status.completion_time.as_ref()),
+        ]
+        .map(|time| time.map(|time| time.0));
+        let phase = self::phase(started, ended, nodes.failure > 0);
+        Part { image: tame(&job.spec.image), job: job.name_any(), phase, nodes }
+    };
+    let parts: Vec<_> = jobs.iter().map(part).collect();
+    let view = View {
+        images: list.spec.images.iter().map(|image| tame(image)).collect(),
+        suspended: is_paused(&list.spec.template),
+        nodes: sum(&parts),
+        parts,
+        ..common(KruiseKind::List, &list.name_any(), namespace, phase, (started, ended), now)
+    };
+    view.with(tally).because(&status.message, &USUAL)
+}
+
+/// The row of a job on the page, where the rows of all namespaces are.
+pub(crate) fn row(job: &ImagePullJob, now: Timestamp) -> View {
+    let view = of_job(job, &job.namespace().unwrap_or_default(), &Tally::default(), now);
+    View { job: row_name(job), ..view }
+}
+
+/// The name of that row.
+pub(crate) fn row_name(job: &ImagePullJob) -> String {
+    let name = KruiseName { kind: KruiseKind::Pull, name: job.name_any() };
+    format!("{name} -n {}", job.namespace().unwrap_or_default())
+}
+
+fn common(
+    kind: KruiseKind,
+    name: &str,
+    namespace: &str,
+    phase: JobPhase,
+    (started, ended): (Option<Timestamp>, Option<Timestamp>),
+    now: Timestamp,
+) -> View {
+    View {
+        job: KruiseName { kind, name: name.to_owned() }.to_string(),
+        namespace: Some(namespace.to_owned()),
+        phase,
+        is_over: ended.is_some(),
+        seconds: started.map(|started| seconds_between(started, ended.unwrap_or(now))),
+        ..View::default()
+    }
+}
+
+fn phase(started: Option<Timestamp>, ended: Option<Timestamp>, has_failures: bool) -> JobPhase {
+    match (started, ended) {
+        (_, Some(_)) if has_failures => JobPhase::Failure,
+        (_, Some(_)) => JobPhase::Completed,
+        (Some(_), None) => JobPhase::InProgress,
+        (None, None) => JobPhase::Init,
+    }
+}
+
+/// Parallelism 0 pauses a job.
+fn is_paused(template: &PullJobTemplate) -> bool {
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+    match &template.parallelism {
+        Some(IntOrString::Int(nodes)) => *nodes == 0,
+        Some(IntOrString::String(nodes)) => nodes == "0",
+        None => false,
+    }
+}
+
+/// A list counts each node once for each image.
+fn sum(parts: &[Part]) -> Summary {
+    parts.iter().fold(Summary::default(), |sum, Part { nodes, .. }| Summary {
+        desired: sum.desired + nodes.desired,
+        pending: sum.pending + nodes.pending,
+        in_progress: sum.in_progress + nodes.in_progress,
+        successful: sum.successful + nodes.successful,
+        failure: sum.failure + nodes.failure,
+        ..sum
+    })
+}
+
+fn nodes_of(job: &ImagePullJob) -> Summary {
+    let status = job.status.as_ref();
+    let count = |count: i32| u32::try_from(count).unwrap_or(0);
+    let [desired, active, succeeded, failed] = status
+        .map_or([0; 4], |status| [status.desired, status.active, status.succeeded, status.failed])
+        .map(count);
+    Summary {
+        desired,
+        pending: desired.saturating_sub(active + succeeded + failed),
+        in_progress: active,
+        successful: succeeded,
+        failure: failed,
+        ..Summary::default()
+    }
+}

@@ -1,0 +1,103 @@
+//! How a job is named on the command line: one of ours by its name, one of OpenKruise's with its kind in front of it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use prepull_api::crd::kruise;
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum JobName {
+    /// An ImagePrePullJob.
+    Own(String),
+    /// A job of OpenKruise's API, in the namespace of the command.
+    Kruise(KruiseName),
+}
+
+/// A job of OpenKruise's API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KruiseName {
+    /// Its kind.
+    pub(crate) kind: KruiseKind,
+    /// Its name.
+    pub(crate) name: String,
+}
+
+/// The kinds of jobs of OpenKruise's API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KruiseKind {
+    /// One image.
+    Pull,
+    /// Several images, by a job of the other kind for each.
+    List,
+}
+
+impl KruiseKind {
+    /// The kind as it is written in front of a name.
+    pub(crate) fn singular(self) -> &'static str {
+        match self {
+            Self::Pull => "imagepulljob",
+            Self::List => "imagelistpulljob",
+        }
+    }
+}
+
+impl fmt::Display for KruiseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.kind.singular(), self.name)
+    }
+}
+
+impl FromStr for JobName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((kind, name)) = text.split_once('/') else { return Ok(Self::Own(text.to_owned())) };
+        let (kind, group) = kind.split_once('.').map_or((kind, None), |(kind, group)| (kind, Some(group)));
+        let kind = match (kind.to_ascii_lowercase().as_str(), group) {
+            ("imageprepulljob" | "imageprepulljobs" | "ippj", _) => return Ok(Self::Own(name.to_owned())),
+            ("imagepulljob" | "imagepulljobs", None | Some(kruise::GROUP)) => KruiseKind::Pull,
+            ("imagelistpulljob" | "imagelistpulljobs", None | Some(kruise::GROUP)) => KruiseKind::List,
+            _ => {
+                return Err("a job is NAME, imagepulljob/NAME or imagelistpulljob/NAME".to_owned());
+            }
+        };
+        Ok(Self::Kruise(KruiseName { kind, name: name.to_owned() }))
+    }
+}
+
+/// Takes the name of an ImagePrePullJob, for the commands that change one.
+pub(crate) fn parse_own(text: &str) -> Result<String, String> {
+    match text.parse()? {
+        JobName::Own(name) => Ok(name),
+        JobName::Kruise(name) => Err(format!(
+            "this command changes ImagePrePullJobs only; OpenKruise's jobs are changed by kubectl: kubectl edit {name}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_job_is_named_as_kubectl_names_it_and_ours_by_the_name_alone() {
+        for own in ["web", "ippj/web", "imageprepulljob.operations.kubeedge.io/web"] {
+            assert_eq!(own.parse(), Ok(JobName::Own("web".to_owned())), "{own}");
+            assert_eq!(parse_own(own).unwrap(), "web");
+        }
+        for (text, shown) in [
+            ("imagepulljob/web", "imagepulljob/web"),
+            ("ImagePullJobs/web", "imagepulljob/web"),
+            ("imagelistpulljob.apps.kruise.io/web", "imagelistpulljob/web"),
+        ] {
+            let JobName::Kruise(name) = text.parse().unwrap() else { panic!("{text}") };
+            assert_eq!(name.to_string(), shown);
+            assert!(parse_own(text).unwrap_err().contains("kubectl edit image"), "{text}");
+        }
+        for wrong in ["job/web", "imagepulljob.example.org/web"] {
+            assert!(wrong.parse::<JobName>().unwrap_err().contains("imagepulljob/NAME"), "{wrong}");
+        }
+    }
+}

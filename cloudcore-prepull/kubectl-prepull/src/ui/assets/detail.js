@@ -1,0 +1,31 @@
+// One node of a job: its images, tries, steps and events.
+
+import { bytes, make, time } from "./dom.js";
+
+/** The children of its section. `marks` is what the caller writes its state into. */
+export function detailOf({ job, name, record, events: all }, marks, close) {
+  const events = all.filter((event) => event.message?.split(/[\s,:;]+/).includes(name));
+  const images = (record.imageStatus ?? []).map((image) => {
+    const facts = [
+      ["State", { True: "there", False: "failed", Unknown: "not there yet" }[image.status] ?? image.status],
+      ["Bytes", image.bytes ? `${bytes(image.bytes.done)} of ${bytes(image.bytes.total)}` : null],
+      ["Tries", image.attempts ? String(image.attempts) : null],
+      ["Pulled as", image.pulledImage && image.pulledImage !== image.image ? image.pulledImage : null],
+      ["Digest", image.digest],
+      ["By", image.pulledBy],
+      ["Cause", image.code],
+      ["Reason", image.reason],
+    ].filter(([, value]) => value);
+    return [make("p", { class: "mono" }, image.image), make("dl", {}, facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))];
+  });
+  const steps = (record.actionFlow ?? []).map((step) => make("li", {}, `${new Date(step.time).toLocaleTimeString()} ${step.action}: ${step.status}${step.reason?.trim() ? `, ${step.reason}` : ""}`));
+  return [
+    make("div", { class: "top" }, make("h3", {}, name), make("div", { class: "buttons" }, close)),
+    marks,
+    make("p", { class: "dim" }, `Attempt ${record.attempt ?? 0}${record.startTime ? `, began ${time(record.startTime)}` : ""}`),
+    ...images.flat(),
+    ...(steps.length ? [make("h3", {}, "Steps"), make("ul", {}, steps)] : []),
+    ...(events.length ? [make("h3", {}, "Events"), make("ul", {}, events.map((event) => make("li", {}, `${new Date(event.time).toLocaleTimeString()} ${event.reason}: ${event.message}`)))] : []),
+    make("p", { class: "dim" }, "More: ", make("code", {}, `kubectl prepull why ${name} ${job}`)),
+  ];
+}

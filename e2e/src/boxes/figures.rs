@@ -1,0 +1,59 @@
+//! What was measured.
+
+use serde::Serialize;
+
+use super::Options;
+
+/// Everything that a run measures.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Figures {
+    /// What was ordered.
+    pub options: Options,
+    /// Cores and memory of this machine.
+    pub machine: String,
+    /// Bytes of the image.
+    pub image_bytes: u64,
+    /// One row for each job.
+    pub rows: Vec<Row>,
+    /// What the reader has to know.
+    pub notes: Vec<String>,
+}
+
+/// What one job cost.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    /// How the boxes got the image.
+    pub what: String,
+    /// Boxes of the job.
+    pub boxes: usize,
+    /// From the creation of the job to its end.
+    pub seconds: f64,
+    /// Bytes that the uplink carried to the site.
+    pub down: u64,
+    /// Bytes that the uplink carried from the site.
+    pub up: u64,
+    /// Boxes that have the image.
+    pub have: usize,
+    /// Bytes from the registry, or a cache of it, as the agents count them. Those of an agent that was killed are missing.
+    pub from_registry: u64,
+    /// Bytes from other boxes, as the agents count them.
+    pub from_peers: u64,
+    /// Bytes that the busiest box has served.
+    pub most_served: u64,
+    /// The agent of each box.
+    pub agents: Vec<OfProcess>,
+    /// The containerd of each box.
+    pub containerds: Vec<OfProcess>,
+}
+
+/// What one process used during a job.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OfProcess {
+    /// CPU time.
+    pub cpu_seconds: f64,
+    /// Largest resident memory in bytes.
+    pub peak: u64,
+}

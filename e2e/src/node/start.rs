@@ -1,0 +1,223 @@
+//! How an edge node is started.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::eavesdropper::Eavesdropper;
+use super::{Containerd, EdgeNode};
+use crate::cloud::Cloud;
+use crate::network::{Cable, Outlet, Passage, Space};
+use crate::parts;
+use crate::place::Place;
+use crate::ports::Port;
+use crate::proxy::Proxy;
+
+/// An edge node that has not been started; `.await` starts it.
+pub struct Start<'a> {
+    cloud: &'a Cloud,
+    name: String,
+    tunnel: SocketAddr,
+    arguments: Vec<OsString>,
+    space: Option<Space>,
+    /// Whether containerd runs in the namespace as well.
+    whole: bool,
+    environment: Vec<(&'static str, OsString)>,
+    disk: Option<u64>,
+    eavesdropped: bool,
+    agent: bool,
+    identity: Origin,
+}
+
+/// Where the identity of a node comes from.
+enum Origin {
+    /// A new token.
+    Token,
+    /// This token.
+    Given(String),
+    /// A state directory of another time, which is copied.
+    StateDir(PathBuf),
+}
+
+impl<'a> Start<'a> {
+    pub(super) fn new(cloud: &'a Cloud, name: &str) -> Self {
+        Self {
+            cloud,
+            name: name.to_owned(),
+            tunnel: cloud.tunnel_addr(),
+            arguments: Vec::new(),
+            space: None,
+            whole: false,
+            environment: Vec::new(),
+            disk: None,
+            eavesdropped: false,
+            agent: true,
+            identity: Origin::Token,
+        }
+    }
+
+    /// Connects the tunnel through a proxy in front of [`Cloud::tunnel_addr`].
+    #[must_use]
+    pub fn tunnel_through(mut self, proxy: &Proxy) -> Self {
+        self.tunnel = proxy.addr();
+        self
+    }
+
+    /// Runs the agent at the end of a cable of the network that the cloud is in. Containerd and the registries stay outside,
+    /// so that the runtime pulls: no registry can be reached over the cable.
+    #[must_use]
+    pub fn on(mut self, cable: &Cable) -> Self {
+        self.space = Some(cable.edge().clone());
+        let port = self.cloud.tunnel_addr().port();
+        self.tunnel_at((cable.cloud_address(), port).into()).args(&["--fetch", "runtime"])
+    }
+
+    /// Runs agent and containerd in a box of a site, which reaches the tunnel at this address.
+    #[must_use]
+    pub fn in_box(mut self, outlet: &Outlet, tunnel: SocketAddr) -> Self {
+        self.space = Some(outlet.space().clone());
+        self.whole = true;
+        self.tunnel_at(tunnel)
+    }
+
+    /// Connects the tunnel to this address.
+    #[must_use]
+    pub fn tunnel_at(mut self, addr: SocketAddr) -> Self {
+        self.tunnel = addr;
+        self
+    }
+
+    /// Adds flags of `edgecore-prepull run`.
+    #[must_use]
+    pub fn args(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(Into::into));
+        self
+    }
+
+    /// Puts the runtime's data on a disk of so many bytes.
+    #[must_use]
+    pub fn disk(mut self, size: u64) -> Self {
+        self.disk = Some(size);
+        self
+    }
+
+    /// Records what the agent sends to its runtime.
+    #[must_use]
+    pub fn eavesdropped(mut self) -> Self {
+        self.eavesdropped = true;
+        self
+    }
+
+    /// Sets the agent's wall clock so many seconds ahead, or behind; its monotonic clock is not changed.
+    pub fn clock_off_by(mut self, seconds: i64) -> Result<Self> {
+        self.environment = clock_off_by(seconds)?;
+        Ok(self)
+    }
+
+    /// Joins without starting the agent, which [`EdgeNode::restart_agent`] then does.
+    #[must_use]
+    pub fn without_agent(mut self) -> Self {
+        self.agent = false;
+        self
+    }
+
+    /// Joins with this token instead of a new one.
+    #[must_use]
+    pub fn with_token(mut self, token: &str) -> Self {
+        self.identity = Origin::Given(token.to_owned());
+        self
+    }
+
+    /// Takes a copy of this state directory instead of joining. Where the cloud is, [`Self::args`] has to say.
+    #[must_use]
+    pub fn joined_before(mut self, state: &Path) -> Self {
+        self.identity = Origin::StateDir(state.to_owned());
+        self
+    }
+
+    async fn start(self) -> Result<EdgeNode> {
+        let Self {
+            cloud,
+            name,
+            tunnel,
+            arguments,
+            space,
+            whole,
+            environment,
+            disk,
+            eavesdropped,
+            agent,
+            identity,
+        } = self;
+        let token = async {
+            Ok(match &identity {
+                Origin::Token => Some(cloud.token(&name).await?),
+                Origin::Given(token) => Some(token.clone()),
+                Origin::StateDir(_) => None,
+            })
+        };
+        let of_runtime = space.clone().filter(|_| whole);
+        let (containerd, token) = tokio::try_join!(Containerd::start_in(&name, disk, of_runtime), token)?;
+        let place = Place::here()?;
+        let state = containerd.dir().join("agent");
+        if let Some(token) = token {
+            let mut command = cloud.join_command(&token, &name, &state, tunnel)?;
+            command.envs(environment.iter().cloned());
+            parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
+        } else if let Origin::StateDir(from) = &identity {
+            let mut copy = Command::new("cp");
+            copy.arg("-r").arg(from).arg(&state);
+            parts::output(copy).await?;
+        }
+        let metrics = Port::reserve()?;
+        let space = match space {
+            Some(space) => {
+                let passage = Passage::through(None, Some(&space), metrics.addr())?;
+                Some((space, passage))
+            }
+            None => None,
+        };
+        let eavesdropper = eavesdropped.then(|| Eavesdropper::before(&containerd)).transpose()?;
+        let mut node = EdgeNode {
+            place,
+            name,
+            containerd,
+            state,
+            metrics,
+            arguments,
+            space,
+            environment,
+            eavesdropper,
+            agent: None,
+            programs: cloud.programs().clone(),
+        };
+        if agent {
+            node.restart_agent()?;
+        }
+        Ok(node)
+    }
+}
+
+/// The environment in which a program's wall clock is off.
+pub(super) fn clock_off_by(seconds: i64) -> Result<Vec<(&'static str, OsString)>> {
+    Ok(vec![
+        ("LD_PRELOAD", parts::libfaketime()?.into()),
+        ("FAKETIME", format!("{seconds:+}s").into()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+        ("NO_FAKE_STAT", "1".into()),
+    ])
+}
+
+impl<'a> IntoFuture for Start<'a> {
+    type Output = Result<EdgeNode>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.start().boxed()
+    }
+}

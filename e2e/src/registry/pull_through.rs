@@ -1,0 +1,63 @@
+//! A docker-registry that fetches what it is asked for from another one, and keeps it: a pull-through cache.
+
+use std::net::SocketAddr;
+use std::process::Command;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::START_LIMIT;
+use crate::cleanup::{Child, eventually};
+use crate::network::Outlet;
+use crate::place::Place;
+use crate::usage::Usage;
+
+/// Port in the box, which has a namespace of its own.
+const PORT: u16 = 5000;
+
+/// A pull-through cache on a box of a site. It is empty at first.
+pub struct PullThrough {
+    addr: SocketAddr,
+    process: Child,
+}
+
+impl PullThrough {
+    /// Starts a cache in a box. `upstream` is where the box reaches the registry.
+    pub async fn start(outlet: &Outlet, upstream: SocketAddr) -> Result<Self> {
+        let place = Place::here()?;
+        let dir = place.new_dir("cache")?;
+        let addr = SocketAddr::from((outlet.address(), PORT));
+        let config = json!({
+            "version": "0.1",
+            "log": {"level": "info", "formatter": "json"},
+            "storage": {
+                "filesystem": {"rootdirectory": dir.join("storage")},
+                "cache": {"blobdescriptor": "inmemory"},
+            },
+            "http": {"addr": addr.to_string(), "secret": "of one process, so of no use to anybody"},
+            "proxy": {"remoteurl": format!("http://{upstream}")},
+        });
+        // The registry reads YAML, which includes JSON.
+        let file = dir.join("config.json");
+        std::fs::write(&file, config.to_string())?;
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(file);
+        let mut process = Child::spawn(&place, "pull-through", outlet.space().command(&command))?;
+        let listens = async || outlet.connect(addr);
+        if let Err(error) = eventually("the pull-through cache listens", START_LIMIT, listens).await {
+            process.check_running()?;
+            return Err(error);
+        }
+        Ok(Self { addr, process })
+    }
+
+    /// Address in the site.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// CPU time and memory of the cache.
+    pub fn usage(&self) -> Result<Usage> {
+        Usage::of(self.process.pid())
+    }
+}

@@ -1,0 +1,101 @@
+//! Boxes of a site that share what they download.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use prepull_api::crd::download::DownloadSpec;
+use prepull_e2e::prelude::*;
+
+/// Limit for a job over a few boxes.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Bits a second of an uplink that makes nobody wait for long.
+const FAST: u64 = 100_000_000;
+
+/// A site of so many boxes that share, and an image of a few MiB.
+fn sharing(boxes: u8, rate: u64) -> Plan {
+    Plan {
+        boxes,
+        uplink: Uplink::of(rate),
+        layers: vec![6 * MIB, 4 * MIB, 2 * MIB],
+        agent: vec!["--peer-listen=0.0.0.0:10006".to_owned()],
+        cloud: vec!["--share-within-site".to_owned()],
+    }
+}
+
+#[tokio::test]
+async fn the_uplink_carries_each_layer_once_for_all_boxes_of_a_site() -> Result<()> {
+    let boxes = Boxes::start(&sharing(3, FAST)).await?;
+    let run = Run::begin(&boxes, "shared", &boxes.names(3), LIMIT).await?;
+    let (row, _) = run.finish(&boxes, "shared", None).await?;
+    let image = boxes.image_bytes()?;
+    ensure!(
+        row.down < image + image / 2,
+        "the uplink has carried {} bytes for an image of {image}",
+        row.down
+    );
+    let reports = boxes.cluster.existing_job("shared").reports().await?;
+    let nodes = reports.iter().flat_map(|report| &report.body.node_status);
+    let images: Vec<_> = nodes.flat_map(|node| &node.image_status).collect();
+    let from_peers: u64 = images.iter().filter_map(|image| image.bytes?.from_peers).sum();
+    // Each layer was carried by one of three.
+    ensure!((24 * MIB..25 * MIB).contains(&from_peers), "{from_peers} bytes are from neighbours: {images:?}");
+    ensure!(images.iter().all(|image| image.unshared_reason.is_empty()), "{images:?}");
+    for node in boxes.all.iter().map(|found| &found.node) {
+        ensure!(node.has_image(&boxes.reference).await?, "{} has no image", node.name());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_limit_of_a_site_holds_on_its_uplink_however_many_boxes_download() -> Result<()> {
+    const RATE: u64 = 2 * MIB;
+    let boxes = Boxes::start(&sharing(3, FAST)).await?;
+    let begun = Instant::now();
+    let job = boxes.cluster.job("limited").images([&boxes.reference]).on(boxes.names(3)).spec(|spec| {
+        spec.download =
+            Some(DownloadSpec { max_site_rate: Some("2Mi".to_owned()), ..DownloadSpec::default() });
+    });
+    job.apply().await?.within(LIMIT).completes().await?;
+    let least = Duration::from_millis(1000 * boxes.image_bytes()? / RATE);
+    // What connections receive ahead crosses the uplink before the limit has let it.
+    ensure!(begun.elapsed() > least.mul_f64(0.8), "{:?} for what takes {least:?}", begun.elapsed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_nodes_of_an_image_pull_job_share_as_well_and_only_by_tickets() -> Result<()> {
+    let mut plan = sharing(2, FAST);
+    plan.cloud.push("--enable-kruise-api".to_owned());
+    let boxes = Boxes::start(&plan).await?;
+    let (image, before) = (boxes.image_bytes()?, boxes.lan.carried_down().await?);
+    boxes.cluster.pull_job("kruise", &boxes.reference).on(boxes.names(2)).completes().await?;
+    let carried = boxes.lan.carried_down().await? - before;
+    ensure!(carried < image + image / 2, "the uplink has carried {carried} bytes for an image of {image}");
+
+    let (server, reader) = (boxes.get("edge-1")?, boxes.get("edge-2")?);
+    let layer = boxes
+        .image
+        .blobs()
+        .iter()
+        .max_by_key(|blob| std::fs::metadata(boxes.image.blob_file(blob)).map_or(0, |file| file.len()));
+    let url = format!("https://{}:10006/blobs/{}", server.outlet.address(), layer.context("no layers")?);
+    let pki = reader.node.state_dir().join("pki");
+    let ask = |certificate: bool, ticket: Option<&str>| {
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--insecure", "--max-time", "20", "--output", "/dev/null"]);
+        command.args(["--write-out", "%{http_code}"]).arg(&url);
+        if certificate {
+            command.arg("--cert").arg(pki.join("client.crt")).arg("--key").arg(pki.join("client.key"));
+        }
+        if let Some(ticket) = ticket {
+            command.arg("--header").arg(format!("Authorization: Ticket {ticket}"));
+        }
+        let output = reader.outlet.space().command(&command).output()?;
+        Ok::<_, anyhow::Error>(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let forged = format!("99999999999.{}", "0b".repeat(64));
+    assert_eq!(ask(true, None)?, "403", "the certificate of a node alone opens nothing");
+    assert_eq!(ask(true, Some(&forged))?, "403");
+    assert_eq!(ask(false, Some(&forged))?, "000", "no certificate, no session");
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! TLS between the nodes of a site: both show the certificate that they have for the cloud.
+
+use std::sync::Arc;
+
+use prepull_api::task::NodeName;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+
+use super::files::parse_facts;
+use crate::cloud::clock::CloudClock;
+
+/// What a node needs to read from its neighbours, and to serve them.
+pub(crate) struct PeerTls {
+    pub(crate) client: Arc<ClientConfig>,
+    pub(crate) server: Arc<ServerConfig>,
+}
+
+/// TLS with these CAs and this certificate. Its time is the cloud's.
+pub(super) fn peer_tls(
+    cas: &[CertificateDer<'static>],
+    certificate: &CertificateDer<'static>,
+    key: &PrivateKeyDer<'static>,
+    clock: &Arc<CloudClock>,
+) -> Result<PeerTls, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    for ca in cas {
+        roots.add(ca.clone())?;
+    }
+    let nodes = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+        .build()
+        .map_err(|error| Error::General(error.to_string()))?;
+    let mut server = ServerConfig::builder_with_details(Arc::clone(&provider), clock.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::clone(&nodes))
+        .with_single_cert(vec![certificate.clone()], key.clone_key())?;
+    // Each connection reads one blob; nobody comes back soon enough.
+    server.send_tls13_tickets = 0;
+    let mut client = ClientConfig::builder_with_details(provider, clock.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(NodeVerifier(nodes)))
+        .with_client_auth_cert(vec![certificate.clone()], key.clone_key())?;
+    // Whoever listens in the LAN need not see the names of nodes.
+    client.enable_sni = false;
+    Ok(PeerTls { client: Arc::new(client), server: Arc::new(server) })
+}
+
+/// Accepts the certificate of the node that is expected, and no other: nodes have certificates of clients, which say who
+/// they are and not where.
+#[derive(Debug)]
+struct NodeVerifier(Arc<dyn ClientCertVerifier>);
+
+impl ServerCertVerifier for NodeVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.0.verify_client_cert(end_entity, intermediates, now)?;
+        match node_of(end_entity) {
+            Some(node) if node.as_str() == server_name.to_str() => Ok(ServerCertVerified::assertion()),
+            _ => Err(CertificateError::NotValidForName.into()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+/// The node that a certificate is for, which TLS has verified.
+pub(crate) fn node_of(certificate: &CertificateDer<'_>) -> Option<NodeName> {
+    Some(parse_facts(certificate).ok()?.node)
+}

@@ -1,0 +1,19 @@
+//! Sharing of layers with the neighbours of the site.
+//!
+//! ```text
+//!  fetch ─▶ Seeker ─▶ Hub ═Blobs═▶ cloud          neighbour ─▶ server ─ticket?─▶ content store
+//!             ▲        │ ▲                                      ▲
+//!             └─ Way ──┘ └═Sources═ cloud        fetch ─▶ client┘
+//! ```
+//!
+//! The cloud knows who has what and says who gets it where; see `prepull_engine::sites`. What a neighbour sends counts only
+//! once its digest is the one that the registry has named, and no credential ever goes to a neighbour.
+
+pub(crate) mod client;
+mod hub;
+mod seeker;
+pub(crate) mod server;
+mod tickets;
+
+pub(crate) use hub::Hub;
+pub(crate) use seeker::{Seeker, Way};

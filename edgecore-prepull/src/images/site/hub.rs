@@ -1,0 +1,269 @@
+//! What this node wants and has, as it tells the cloud; and what the cloud says of it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prepull_api::sites::{BlobNews, BlobState, Blobs, From, LEAST_SHARED, MAX_BLOBS, PeerFailure, Sources};
+use prepull_api::task::TaskId;
+use prepull_api::wire::{EdgeMessage, Welcome};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep};
+
+use super::seeker::{Order, Seeker};
+use super::tickets::TicketKeys;
+use crate::cloud::clock::CloudClock;
+use crate::cloud::tunnel::Link;
+
+/// Interval of telling how far what is under way has come. The cloud's leases are some times as long.
+const PROGRESS: Duration = Duration::from_secs(5);
+/// Shortest time between two messages, so that what happens at once is told at once.
+const GATHER: Duration = Duration::from_millis(50);
+/// Most blobs that are remembered to be here, for a cloud that has begun anew. The oldest are forgotten.
+const REMEMBERED: usize = 1024;
+/// Most messages about blobs that nobody seeks any more, and about failures, that wait for the link.
+const WAITING: usize = 1024;
+
+/// The patience of a pull that must not help itself: longer than any task.
+const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A blob of a task.
+pub(super) type Key = (TaskId, String);
+
+/// What the pulls of this node share with each other about the site.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    state: Mutex<State>,
+    news: Notify,
+    /// How long a pull waits without a word from the cloud until it downloads for itself.
+    patience: Duration,
+    pub(super) keys: TicketKeys,
+    pub(super) clock: Arc<CloudClock>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether there is a session with a cloud that knows of sites.
+    is_heard: bool,
+    wants: BTreeMap<Key, Want>,
+    here: VecDeque<(Key, u64)>,
+    /// Of which of these the cloud is to be told.
+    changed: BTreeSet<Key>,
+    dropped: VecDeque<(Key, u64)>,
+    failures: VecDeque<(TaskId, PeerFailure)>,
+}
+
+/// A blob that a pull seeks.
+#[derive(Debug)]
+pub(super) struct Want {
+    pub(super) size: u64,
+    pub(super) done: u64,
+    /// What was told last, to see whether there is anything new.
+    told: u64,
+    pub(super) state: BlobState,
+    pub(super) order: watch::Sender<Order>,
+}
+
+impl Hub {
+    pub(crate) fn new(patience: Duration, clock: Arc<CloudClock>) -> Self {
+        Self { state: Mutex::default(), news: Notify::new(), patience, keys: TicketKeys::default(), clock }
+    }
+
+    /// Asks the cloud where to get a blob of a task, until the seeker is dropped. `None`: it is not worth it.
+    pub(crate) fn seek(
+        self: &Arc<Self>,
+        task: &TaskId,
+        digest: &str,
+        size: u64,
+        done: u64,
+        site_limited: bool,
+    ) -> Option<Seeker> {
+        if size < LEAST_SHARED {
+            return None;
+        }
+        let key = (task.clone(), digest.to_owned());
+        let order = watch::Sender::new(Order { from: None, heard: Instant::now() });
+        let receiver = order.subscribe();
+        let want = Want { size, done, told: done, state: BlobState::Wanted, order };
+        let mut state = self.lock();
+        state.wants.insert(key.clone(), want);
+        state.changed.insert(key.clone());
+        drop(state);
+        self.news.notify_one();
+        let patience = if site_limited { UNLIMITED } else { self.patience };
+        Some(Seeker::new(Arc::clone(self), key, receiver, patience))
+    }
+
+    /// Tells the cloud that a blob is here, so that neighbours may have it.
+    pub(crate) fn announce(&self, task: &TaskId, digest: &str, size: u64) {
+        if size < LEAST_SHARED {
+            return;
+        }
+        let key = (task.clone(), digest.to_owned());
+        self.change(|state| state.note_here(key, size));
+    }
+
+    pub(super) fn change_want(&self, key: &Key, change: impl FnOnce(&mut Want) -> bool) {
+        self.change(|state| {
+            if let Some(want) = state.wants.get_mut(key)
+                && change(want)
+            {
+                state.changed.insert(key.clone());
+            }
+        });
+    }
+
+    pub(super) fn note_failure(&self, task: &TaskId, failure: PeerFailure) {
+        self.change(|state| push(&mut state.failures, (task.clone(), failure), WAITING));
+    }
+
+    /// Nobody seeks the blob any more. `is_here`: because it has arrived.
+    pub(super) fn end(&self, key: &Key, is_here: bool) {
+        self.change(|state| {
+            let Some(want) = state.wants.remove(key) else { return };
+            state.changed.remove(key);
+            if is_here {
+                state.note_here(key.clone(), want.size);
+            } else {
+                push(&mut state.dropped, (key.clone(), want.size), WAITING);
+            }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        let has_news = state.has_news();
+        drop(state);
+        if has_news {
+            self.news.notify_one();
+        }
+    }
+
+    /// A session has begun: the cloud is told everything, for it may be another one.
+    pub(crate) fn connect(&self, welcome: &Welcome) {
+        if let Some(terms) = &welcome.tickets {
+            self.keys.accept(&terms.key);
+            self.clock.set(terms.now);
+        }
+        self.change(|state| {
+            state.is_heard = welcome.tickets.is_some();
+            let wanted = state.wants.keys().cloned();
+            let here = state.here.iter().map(|(key, _)| key.clone());
+            state.changed = wanted.chain(here).collect();
+            state.dropped.clear();
+        });
+    }
+
+    /// The session has ended.
+    pub(crate) fn disconnect(&self) {
+        self.lock().is_heard = false;
+    }
+
+    /// The cloud says where to get blobs from.
+    pub(crate) fn direct(&self, Sources { task, blobs }: Sources) {
+        let now = Instant::now();
+        self.change(|state| {
+            for blob in blobs.into_iter().take(MAX_BLOBS) {
+                let key = (task.clone(), blob.digest);
+                match state.wants.get(&key) {
+                    Some(want) => _ = want.order.send_if_modified(|order| order.replace(blob.from, now)),
+                    // It has ended meanwhile, or the agent has been restarted.
+                    None if state.here.iter().any(|(here, _)| *here == key) => _ = state.changed.insert(key),
+                    None if blob.from != From::Wait => push(&mut state.dropped, (key, 0), WAITING),
+                    None => {}
+                }
+            }
+            // A word about one of them is one about all: the others are waited for.
+            for (_, want) in state.wants.iter().filter(|((of, _), _)| *of == task) {
+                want.order.send_if_modified(|order| {
+                    order.heard = now;
+                    false
+                });
+            }
+        });
+    }
+
+    /// Tells the cloud what is new, for as long as the session lasts.
+    pub(crate) async fn keep_telling(self: Arc<Self>, link: Link) {
+        loop {
+            for message in self.take_news() {
+                link.send(message).await;
+            }
+            sleep(GATHER).await;
+            tokio::select! {
+                () = self.news.notified() => {}
+                () = sleep(PROGRESS) => self.lock().note_progress(),
+            }
+        }
+    }
+
+    fn take_news(&self) -> Vec<EdgeMessage> {
+        let mut state = self.lock();
+        if state.is_heard { state.take_news() } else { Vec::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn has_news(&self) -> bool {
+        self.is_heard && !(self.changed.is_empty() && self.dropped.is_empty() && self.failures.is_empty())
+    }
+
+    fn note_here(&mut self, key: Key, size: u64) {
+        if !self.here.iter().any(|(here, _)| *here == key) {
+            push(&mut self.here, (key.clone(), size), REMEMBERED);
+        }
+        self.changed.insert(key);
+    }
+
+    /// What has come further is told.
+    fn note_progress(&mut self) {
+        let moved = self.wants.iter().filter(|(_, want)| want.done != want.told).map(|(key, _)| key.clone());
+        self.changed.extend(moved);
+    }
+
+    fn take_news(&mut self) -> Vec<EdgeMessage> {
+        let mut by_task: BTreeMap<TaskId, (Vec<BlobNews>, Vec<PeerFailure>)> = BTreeMap::new();
+        for (task, failure) in std::mem::take(&mut self.failures) {
+            by_task.entry(task).or_default().1.push(failure);
+        }
+        for ((task, digest), size) in std::mem::take(&mut self.dropped) {
+            let news = BlobNews { digest, size, state: BlobState::Dropped, done: 0 };
+            by_task.entry(task).or_default().0.push(news);
+        }
+        for key in std::mem::take(&mut self.changed) {
+            let news = if let Some(want) = self.wants.get_mut(&key) {
+                want.told = want.done;
+                BlobNews { digest: key.1, size: want.size, state: want.state, done: want.done }
+            } else if let Some((_, size)) = self.here.iter().find(|(here, _)| *here == key) {
+                BlobNews { digest: key.1, size: *size, state: BlobState::Here, done: 0 }
+            } else {
+                continue;
+            };
+            by_task.entry(key.0).or_default().0.push(news);
+        }
+        let mut messages = Vec::new();
+        for (task, (mut blobs, mut failures)) in by_task {
+            while !blobs.is_empty() || !failures.is_empty() {
+                let blobs = blobs.drain(..blobs.len().min(MAX_BLOBS)).collect();
+                let failures = failures.drain(..failures.len().min(MAX_BLOBS)).collect();
+                messages.push(EdgeMessage::Blobs(Blobs { task: task.clone(), blobs, failures }));
+            }
+        }
+        messages
+    }
+}
+
+fn push<T>(queue: &mut VecDeque<T>, item: T, most: usize) {
+    if queue.len() >= most {
+        queue.pop_front();
+    }
+    queue.push_back(item);
+}
+
+#[cfg(test)]
+mod tests;

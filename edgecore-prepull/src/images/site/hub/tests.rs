@@ -1,0 +1,155 @@
+#![allow(clippy::unwrap_used)]
+
+use futures::FutureExt;
+use prepull_api::sites::{BlobSource, Peer, PeerFault, TicketTerms};
+use prepull_api::task::JobUid;
+
+use super::super::Way;
+use super::*;
+
+const SIZE: u64 = 10 << 20;
+
+fn hub() -> Arc<Hub> {
+    Arc::new(Hub::new(Duration::from_secs(60), Arc::default()))
+}
+
+fn task() -> TaskId {
+    TaskId { job: JobUid("uid".to_owned()), attempt: 1 }
+}
+
+fn welcome(tickets: bool) -> Welcome {
+    let second = Duration::from_secs(1);
+    let terms = TicketTerms { key: "00".repeat(32), now: second };
+    let (session, state_interval, tickets) = ("s".to_owned(), None, tickets.then_some(terms));
+    Welcome { session, heartbeat: second, progress_interval: second, state_interval, tickets }
+}
+
+/// What the cloud hears now: the state of each blob, and who did not deliver.
+fn heard(hub: &Hub) -> Vec<(String, BlobState, u64)> {
+    let messages = hub.take_news().into_iter().map(|message| match message {
+        EdgeMessage::Blobs(blobs) => blobs,
+        other => panic!("{other:?}"),
+    });
+    messages.flat_map(|blobs| blobs.blobs).map(|blob| (blob.digest, blob.state, blob.done)).collect()
+}
+
+fn peer(node: &str) -> Peer {
+    Peer { node: node.into(), addresses: vec!["10.0.0.1:1".to_owned()], ticket: "1.ab".to_owned() }
+}
+
+fn tell(hub: &Hub, digest: &str, from: From) {
+    let blobs = vec![BlobSource { digest: digest.to_owned(), from }];
+    hub.direct(Sources { task: task(), blobs });
+}
+
+fn carry() -> From {
+    From::Registry { alone: String::new(), max_rate: None }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_does_as_the_cloud_says_and_tells_what_becomes_of_it() {
+    let hub = hub();
+    hub.connect(&welcome(true));
+    let mut seeker = hub.seek(&task(), "a", SIZE, 7, false).unwrap();
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 7)]);
+    assert!(seeker.way().now_or_never().is_none());
+    tell(&hub, "a", carry());
+    assert_eq!(seeker.way().await, Way::Registry(None));
+    seeker.set_done(9);
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Carrying, 9)]);
+    tell(&hub, "a", carry());
+    assert!(!seeker.is_redirected(), "a repetition breaks nothing off");
+    tell(&hub, "a", From::Peers { peers: vec![peer("b"), peer("c")] });
+    assert!(seeker.is_redirected());
+    assert_eq!(seeker.way().await, Way::Peer(peer("b")));
+    seeker.fail(&peer("b"), PeerFault::Unreachable);
+    assert_eq!(seeker.way().await, Way::Peer(peer("c")), "the next one, without a question");
+    seeker.fail(&peer("c"), PeerFault::Busy);
+    assert!(seeker.way().now_or_never().is_none());
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 9)]);
+    seeker.finish();
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Here, 0)]);
+    drop(hub.seek(&task(), "b", SIZE, 0, false).unwrap());
+    assert_eq!(heard(&hub), [("b".to_owned(), BlobState::Dropped, 0)]);
+    assert!(hub.seek(&task(), "small", LEAST_SHARED - 1, 0, false).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_word_from_the_cloud_a_pull_helps_itself() {
+    let hub = hub();
+    let mut seeker = hub.seek(&task(), "a", SIZE, 0, false).unwrap();
+    let (begun, way) = (Instant::now(), seeker.way().await);
+    assert!(matches!(way, Way::Registry(Some(why)) if why.contains("60 s")));
+    assert_eq!(begun.elapsed().as_secs(), 60);
+    drop(seeker);
+    // Any word about the task is a sign that the others are waited for.
+    let mut seeker = hub.seek(&task(), "a", SIZE, 0, false).unwrap();
+    let begun = Instant::now();
+    let reminding = async {
+        for _ in 0..9 {
+            sleep(Duration::from_secs(20)).await;
+            tell(&hub, "other", From::Wait);
+        }
+    };
+    tokio::join!(reminding, async { seeker.way().await });
+    assert_eq!(begun.elapsed().as_secs(), 9 * 20 + 60);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_site_has_a_limit_a_pull_waits_for_the_cloud_and_keeps_to_its_part() {
+    let hub = hub();
+    let mut seeker = hub.seek(&task(), "a", SIZE, 0, true).unwrap();
+    let day = Duration::from_secs(24 * 3600);
+    assert!(tokio::time::timeout(day, seeker.way()).await.is_err());
+    let part = |rate| From::Registry { alone: String::new(), max_rate: std::num::NonZeroU64::new(rate) };
+    tell(&hub, "a", part(1000));
+    assert_eq!(seeker.way().await, Way::Registry(None));
+    let begun = Instant::now();
+    seeker.take(10_000).await;
+    assert!((9..=10).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    tell(&hub, "a", part(10_000));
+    assert!(!seeker.is_redirected(), "another part breaks nothing off");
+    let begun = Instant::now();
+    seeker.take(10_000).await;
+    assert!(begun.elapsed().as_secs() <= 1, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_new_session_hears_everything_and_an_older_cloud_nothing() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let _guard = runtime.enter();
+    let hub = hub();
+    let seeker = hub.seek(&task(), "a", SIZE, 0, false).unwrap();
+    hub.announce(&task(), "b", SIZE);
+    assert_eq!(heard(&hub), []);
+    hub.connect(&welcome(false));
+    assert_eq!(heard(&hub), [], "it would end the session");
+    let all = [("a".to_owned(), BlobState::Wanted, 0), ("b".to_owned(), BlobState::Here, 0)];
+    for _ in 0..2 {
+        hub.connect(&welcome(true));
+        assert_eq!(heard(&hub), all);
+        assert_eq!(heard(&hub), []);
+        hub.disconnect();
+    }
+    drop(seeker);
+    hub.connect(&welcome(true));
+    heard(&hub);
+    // What the cloud believes of a node that was restarted is put right.
+    tell(&hub, "a", carry());
+    tell(&hub, "b", carry());
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Dropped, 0), ("b".to_owned(), BlobState::Here, 0)]);
+}
+
+#[tokio::test]
+async fn what_has_come_further_is_told_now_and_then() {
+    let hub = hub();
+    hub.connect(&welcome(true));
+    let seeker = hub.seek(&task(), "a", SIZE, 0, false).unwrap();
+    heard(&hub);
+    seeker.set_done(5);
+    assert_eq!(heard(&hub), []);
+    hub.lock().note_progress();
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 5)]);
+    hub.lock().note_progress();
+    assert_eq!(heard(&hub), [], "nothing has come");
+}
