@@ -6,8 +6,11 @@
 #   <program>-image.tar              an OCI layout with the image for both
 #   edgecore-prepull_<version>_<arch>.deb, edgecore-prepull-<version>-1.<arch>.rpm
 #   ca-certificates.crt              Debian's CA roots, for the Dockerfiles, whose context this directory is
+#   kubectl-prepull-linux-<arch>.tar.gz, kubectl-prepull.krew.yaml
+#                                    what krew installs the plugin from
 #   SHA256SUMS
 #
+# DIST_URL: where these files will be published, for krew's manifest.
 # DIST_PROFILE: cargo's profile, `release` by default; `dev` makes them in a quarter of the time, to try this out.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -37,6 +40,7 @@ cp --dereference /etc/ssl/certs/ca-certificates.crt "$dist/"
 
 "$here/images.sh" "$dist" "$dist"
 "$here/packages.sh" "$dist" "$dist"
+"$here/plugin.sh" "$dist" "$dist"
 for arch in "${!target_of[@]}"; do e2e/setup/sbom.sh "${target_of[$arch]}" "$dist" "-linux-$arch"; done
 sums=$(cd "$dist" && find . -type f -printf '%P\n' | LC_ALL=C sort | xargs sha256sum)
 printf '%s\n' "$sums" >"$dist/SHA256SUMS"

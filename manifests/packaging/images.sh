@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the image of each program, for all machines in one index, as a tar of an OCI layout. Buildah carries out the
+# Makes the image of each program that runs in a pod, for all machines in one index, as a tar of an OCI layout. Buildah carries out the
 # Dockerfiles, without a daemon and, as they run nothing, without a container. Usage: images.sh FROM TO, both directories;
 # FROM has the programs and the CA roots.
 set -euo pipefail
@@ -14,7 +14,7 @@ trap 'exit 130' INT TERM HUP
 # A store of its own: what images the user has is not our business.
 buildah() { command buildah --root "$scratch/store" --runroot "$scratch/run" --storage-driver vfs "$@"; }
 
-for program in "${programs[@]}"; do
+for program in "${images[@]}"; do
   say "image of $program"
   list=localhost/$program:$version
   # One after the other: built side by side, they would come into the index in either order.

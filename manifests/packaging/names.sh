@@ -5,7 +5,9 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 say() { printf '==> %s\n' "$*"; }
 
-programs=(cloudcore-prepull edgecore-prepull)
+programs=(cloudcore-prepull edgecore-prepull kubectl-prepull)
+# Those that run in a pod.
+images=(cloudcore-prepull edgecore-prepull)
 # By the names that images and Debian have for machines.
 declare -A target_of=([amd64]=x86_64-unknown-linux-musl [arm64]=aarch64-unknown-linux-musl)
 targets=("${target_of[amd64]}" "${target_of[arm64]}")
@@ -14,6 +16,8 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Carg
 profile=${DIST_PROFILE:-release}
 target_dir=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 dist=$target_dir/dist
+# In krew's manifest; a place that does not exist unless somebody names one.
+plugin_url=${DIST_URL:-https://downloads.invalid/image-prepull/v$version}
 # Where cargo leaves a program.
 built() { # PROGRAM ARCH
   local folder=$profile
@@ -27,4 +31,4 @@ export SOURCE_DATE_EPOCH
 
 # COMMAND:PACKAGE, for e2e/setup/packages.sh: what making and testing take beyond what the tests need.
 dist_packages=(python3:python3 pip3:python3-pip buildah:buildah dpkg-deb:dpkg rpmbuild:rpm /etc/ssl/certs/ca-certificates.crt:ca-certificates)
-test_packages=(qemu-aarch64-static:qemu-user-static debootstrap:debootstrap rpm:rpm runc:runc readelf:binutils cpio:cpio)
+test_packages=(qemu-aarch64-static:qemu-user-static debootstrap:debootstrap rpm:rpm runc:runc readelf:binutils cpio:cpio /usr/lib/python3/dist-packages/yaml:python3-yaml)

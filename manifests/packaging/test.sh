@@ -55,10 +55,12 @@ say "checksums: of every file, and right"
 diff <(cd "$dist" && find . -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort) \
   <(sed 's/^[^ ]*  //' "$dist/SHA256SUMS") || die "SHA256SUMS is not a list of what is there"
 
-say "images and packages: made again, they are the same"
+say "images, packages and archives: made again, they are the same"
 mkdir "$scratch/again"
 "$here/images.sh" "$dist" "$scratch/again" >/dev/null
 "$here/packages.sh" "$dist" "$scratch/again" >/dev/null
+# The manifest of krew names where its archives will be, which is known to whoever made it.
+DIST_URL=$(sed -n 's|^ *uri: \(.*\)/[^/]*$|\1|p' "$dist/kubectl-prepull.krew.yaml" | head -n 1) "$here/plugin.sh" "$dist" "$scratch/again" >/dev/null
 for file in "$scratch/again"/*; do
   cmp "$file" "$dist/${file##*/}" || die "${file##*/} is another one each time"
 done
@@ -80,6 +82,26 @@ for arch in "$own" "$other"; do
       die "$file.cdx.json is not about $program"
   done
 done
+
+say "kubectl-prepull.krew.yaml: what it names is here, whole, and the program that was started"
+krew=$dist/kubectl-prepull.krew.yaml
+! grep '@' "$krew" | grep -v '^#' || die "something in $krew was not filled in"
+python3 -c 'import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)' <"$krew" >"$scratch/krew.json"
+jq --exit-status --arg version "v$version" '.kind == "Plugin" and .metadata.name == "prepull" and .spec.version == $version and
+  ([.spec.platforms[].selector.matchLabels | .os + "/" + .arch] | sort) == ["linux/amd64", "linux/arm64"]' "$scratch/krew.json" >/dev/null ||
+  die "$krew is not about both architectures of prepull $version"
+while read -r arch uri sum bin; do
+  archive=${uri##*/}
+  [[ $sum == "$(sha256sum "$dist/$archive" | cut -d ' ' -f 1)" ]] || die "$krew has another checksum than $archive"
+  mkdir "$scratch/krew-$arch"
+  tar --extract --gzip --file "$dist/$archive" --directory "$scratch/krew-$arch"
+  diff <(cd "$scratch/krew-$arch" && find . -type f -printf '%m %P\n' | LC_ALL=C sort) - <<END || die "$archive has something else in it"
+644 LICENSE
+755 $bin
+END
+  cmp "$scratch/krew-$arch/$bin" "$dist/kubectl-prepull-linux-$arch"
+  row "$archive" "-"
+done < <(jq --raw-output '.spec.platforms[] | [.selector.matchLabels.arch, .uri, .sha256, .bin] | join(" ")' "$scratch/krew.json")
 
 # As a pod of our manifests has it: read-only, without capabilities, and without a network of its own.
 bundle() { # PROGRAM ARCH: makes $scratch/PROGRAM-ARCH
@@ -144,7 +166,7 @@ users: [{name: none, user: {token: none}}]
 contexts: [{name: none, context: {cluster: none, user: none}}]
 current-context: none
 END
-for program in "${programs[@]}"; do
+for program in "${images[@]}"; do
   for arch in "$own" "$other"; do
     say "$program-image.tar: starts as $arch"
     bundle "$program" "$arch"
