@@ -14,11 +14,16 @@ const SIZE: u64 = 24 * MIB;
 const RATE: u64 = 2 * MIB;
 const OPEN: u64 = 8;
 
-/// A window that opens so many minutes after the present one, by UTC.
-fn window(minutes: i64, duration: String) -> Result<WindowSpec> {
-    let opens = Timestamp::now().checked_add(minutes.minutes())?;
+/// Windows open at whole minutes: the next one that is half a minute away at least, so that there is time to apply a job
+/// and to see it wait, also on a busy machine.
+fn next_opening() -> Result<Timestamp> {
+    Ok(Timestamp::now().checked_add(90.seconds())?)
+}
+
+/// A window that opens in the minute of this time, by UTC.
+fn window(opens: Timestamp, duration: String) -> WindowSpec {
     let (start, time_zone) = (opens.strftime("%H:%M").to_string(), "UTC".to_owned());
-    Ok(WindowSpec { days: Vec::new(), start, duration, time_zone })
+    WindowSpec { days: Vec::new(), start, duration, time_zone }
 }
 
 #[tokio::test]
@@ -28,7 +33,10 @@ async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -
     let (image, reference) = site.image("windowed", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
     site.link.throttle(Some(RATE));
-    let windows: Vec<_> = (1..8).map(|minute| window(minute, format!("{OPEN}s"))).collect::<Result<_>>()?;
+    let opening = next_opening()?;
+    let windows: Vec<_> = (0..7)
+        .map(|later| Ok(window(opening.checked_add(later.minutes())?, format!("{OPEN}s"))))
+        .collect::<Result<_>>()?;
     let first = windows[0].start.clone();
     // Less than a window: with the time in between it would be over long before the pull is.
     let job = site.job("windowed").images([&reference]).on(["edge-1"]).timeout_seconds(40);
@@ -65,9 +73,7 @@ async fn a_pull_waits_for_its_window_stops_with_it_and_goes_on_with_the_next() -
 #[tokio::test]
 async fn an_image_pull_job_waits_for_the_window_of_the_node_and_its_node_image_says_so() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    // Half a minute ahead at least, so that there is time to look.
-    let minutes = if Timestamp::now().as_second() % 60 < 30 { 1 } else { 2 };
-    let WindowSpec { start, duration, time_zone, .. } = window(minutes, "1h".to_owned())?;
+    let WindowSpec { start, duration, time_zone, .. } = window(next_opening()?, "1h".to_owned());
     let window = format!("{start}+{duration} {time_zone}");
     let node = site.node("edge-1").await?.args(&["--download-window", &window]).await?;
     let (image, reference) = site.image("pull-job-windowed", &[MIB])?;
@@ -100,7 +106,7 @@ async fn windows_that_come_and_go_stop_a_pull_and_let_it_go_on_at_once() -> Resu
     site.link_carries(MIB).await?;
     node.accepts_a_task().await?;
 
-    let far = window(12 * 60, "1h".to_owned())?;
+    let far = window(Timestamp::now().checked_add(12.hours())?, "1h".to_owned());
     let start = far.start.clone();
     job.patch_spec(json!({"windows": [far], "download": {"maxRate": "1Mi"}})).await?;
     job.until("the node waits", |status| {
