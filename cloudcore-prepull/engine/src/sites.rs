@@ -19,7 +19,7 @@ mod member;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +30,7 @@ use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::Hello;
 use serde::{Deserialize, Serialize};
 
+use crate::shared::node_view::NodeView;
 use book::{Book, BookId, Seeker, Way};
 use faults::Faults;
 use member::Member;
@@ -155,6 +156,18 @@ impl Sites {
     /// How nodes are grouped.
     pub fn settings(&self) -> &SiteSettings {
         &self.settings
+    }
+
+    /// These are all Nodes that there are.
+    pub(crate) fn set_nodes(&mut self, nodes: &[NodeView], now: Timestamp) {
+        let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.name).collect();
+        let gone: Vec<_> = self.members.keys().filter(|name| !listed.contains(name)).cloned().collect();
+        for node in gone {
+            self.set_labels(&node, None, now);
+        }
+        for node in nodes {
+            self.set_labels(&node.name, Some(&node.labels), now);
+        }
     }
 
     /// A Node is new or has changed; `None`: it is gone.

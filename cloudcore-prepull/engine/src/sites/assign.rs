@@ -37,6 +37,9 @@ pub(super) fn assign(
     faults: &Faults,
     now: Timestamp,
 ) -> Option<Timestamp> {
+    for book in books.values_mut() {
+        stop_needless_carrier(book, members, faults, now);
+    }
     let mut load = Load::default();
     for (node, seeker) in books.values().flat_map(|book| &book.seekers) {
         // By the names that live longer than the books.
@@ -62,6 +65,29 @@ pub(super) fn assign(
     order.sort_by_key(|book| std::cmp::Reverse(book.size));
     let waits = order.into_iter().map(|book| assign_book(book, members, faults, &mut load, now));
     waits.fold(None, |first, wait| [first, wait].into_iter().flatten().min())
+}
+
+/// Stops a carrier that has hardly begun where a neighbour has the blob already. After a failover, whoever comes back first
+/// wants it before the others have said what they have.
+fn stop_needless_carrier(
+    book: &mut Book,
+    members: &BTreeMap<NodeName, Member>,
+    faults: &Faults,
+    now: Timestamp,
+) {
+    let Some(carrier) = book.carrier() else { return };
+    let is_of_use = |holder: &NodeName| {
+        members.get(holder).is_some_and(Member::serves)
+            && !faults.avoids(carrier, holder)
+            && !faults.is_busy(carrier, holder, now)
+    };
+    let half = book.size / 2;
+    if !faults.is_loner(carrier)
+        && book.holders.iter().any(is_of_use)
+        && let Some(seeker) = book.seekers.get_mut(&carrier.clone()).filter(|seeker| seeker.done < half)
+    {
+        seeker.send(Way::Wait);
+    }
 }
 
 fn assign_book<'a>(

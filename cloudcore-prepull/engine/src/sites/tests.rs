@@ -263,6 +263,46 @@ fn after_a_failover_who_has_most_of_a_blob_goes_on_with_it() {
 }
 
 #[test]
+fn a_carrier_that_has_hardly_begun_stops_where_somebody_has_it_already() {
+    for (done, expected) in [(MIB, &["a 1: b"][..]), (6 * MIB, &[])] {
+        let mut story = Story::of(&["a", "b"]);
+        story.want("a", "1");
+        assert_eq!(story.hear(), ["a 1: carry"], "nobody else has come back yet");
+        story.say("a", &[("1", 10 * MIB, BlobState::Carrying, done)]);
+        story.have("b", "1");
+        assert_eq!(story.hear(), expected, "with {done} bytes");
+    }
+    let mut story = Story::of(&["a", "b?"]);
+    story.want("a", "1");
+    story.hear();
+    story.have("b?", "1");
+    assert_eq!(story.hear(), [""; 0], "nobody is sent to one that serves nobody");
+}
+
+#[test]
+fn a_node_that_loses_its_session_while_it_fetches_blames_nobody() {
+    let mut story = Story::of(&["a", "b"]);
+    story.have("a", "1");
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: a"]);
+    story.sites.disconnect(&"b".into(), story.now);
+    story.hear_in(90);
+    story.connect("b");
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: a"]);
+}
+
+#[test]
+fn a_node_that_is_not_listed_any_more_is_at_no_site() {
+    let mut story = Story::of(&["a", "b"]);
+    story.have("a", "1");
+    let labels = [(SITE_LABEL.to_owned(), "factory".to_owned())].into();
+    story.sites.set_nodes(&[NodeView { name: "b".into(), labels, ready: true }], story.now);
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: carry"]);
+}
+
+#[test]
 fn who_reaches_no_neighbour_downloads_for_itself_and_says_why() {
     let mut story = Story::of(&["a", "b", "c"]);
     story.want("a", "1");

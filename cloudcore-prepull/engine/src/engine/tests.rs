@@ -1,0 +1,200 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prepull_api::crd::EDGE_LABEL;
+use prepull_api::crd::kruise::{NodeImage, NodeImageSpec};
+use prepull_api::task::{JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
+use prepull_api::wire::{OpenPhase, OpenTask, Progress};
+use serde_json::json;
+
+use super::*;
+use crate::kruise::jobs;
+use crate::shared::outcomes::WriteOutcome;
+use crate::shared::session::SessionId;
+
+#[test]
+fn each_api_says_when_its_first_lists_have_arrived() {
+    use controller::Input as Prepull;
+    let now = Timestamp::UNIX_EPOCH;
+    let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
+    let mut without = Engine::default();
+    let mut listed = |input: fn() -> Input| {
+        engine.handle(input(), now);
+        without.handle(input(), now);
+        assert_eq!(without.listed(), Listed { kruise: false, ..engine.listed() });
+        engine.listed()
+    };
+    let nodes = Listed { nodes: true, ..Listed::default() };
+    let jobs = Listed { jobs: true, ..nodes };
+    assert_eq!(listed(|| Input::TICK), Listed::default());
+    assert_eq!(listed(|| Prepull::Nodes(Vec::new()).into()), nodes);
+    assert_eq!(listed(|| Prepull::Jobs(Vec::new()).into()), jobs);
+    for input in [
+        || kruise::Input::Node(node_images::Input::NodeImages(Vec::new())).into(),
+        || kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
+        || kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
+    ] {
+        assert_eq!(listed(input), jobs);
+    }
+    let last = || kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into();
+    assert_eq!(listed(last), Listed { kruise: true, ..jobs });
+}
+
+#[test]
+fn a_node_image_comes_and_goes_with_its_node() {
+    use controller::Input as Prepull;
+    use node_images::{Write, Written};
+    let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
+    let mut now = Timestamp::UNIX_EPOCH;
+    // What is written when the engine has taken these in.
+    let mut give = |inputs: Vec<Input>| {
+        for input in inputs {
+            engine.handle(input, now);
+        }
+        let mut actions = engine.flush(now);
+        while actions.is_empty()
+            && let Some(at) = engine.next_wakeup()
+        {
+            now = now.max(at);
+            actions = engine.flush(now);
+        }
+        assert!(actions.iter().all(|action| action.kind() == "writeNodeImage"), "{actions:?}");
+        let write = |action| match action {
+            Action::Kruise(kruise::Action::NodeImage(_, write)) => Some(write),
+            _ => None,
+        };
+        actions.into_iter().filter_map(write).collect::<Vec<_>>()
+    };
+    let node = || NodeView {
+        name: NodeName::from("edge-1"),
+        labels: [("edge".to_owned(), String::new())].into(),
+        ready: true,
+    };
+    let of_node = |input| kruise::Input::Node(input).into();
+    let written = |written| of_node(node_images::Input::Written(node().name, written));
+    let lists = vec![
+        kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
+        kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
+        kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),
+    ];
+    assert_eq!(give(lists), []);
+    assert_eq!(give(vec![Prepull::Nodes(vec![node()]).into()]), [], "not before all is listed");
+    let listed = of_node(node_images::Input::NodeImages(Vec::new()));
+    assert!(matches!(give(vec![listed])[..], [Write::Create(_)]));
+    let mut object = NodeImage::new("edge-1", NodeImageSpec::default());
+    object.metadata.uid = Some("uid".to_owned());
+    object.metadata.resource_version = Some("1".to_owned());
+    object.metadata.labels = Some(node().labels);
+    let done = written(Written::Done(Some(Box::new(object))));
+    assert!(matches!(give(vec![done])[..], [Write::Status { .. }]));
+    let gone = || Prepull::NodeGone(node().name).into();
+    let back = Prepull::Node(node()).into();
+    assert!(matches!(give(vec![written(Written::Failed), gone(), back])[..], [Write::Status { .. }]));
+    assert!(matches!(give(vec![written(Written::Failed), gone()])[..], [Write::Delete { .. }]));
+}
+
+#[test]
+fn a_node_that_pulls_for_one_api_is_busy_for_the_other_until_it_has_ended() {
+    use controller::Input as Prepull;
+    let mut now = Timestamp::UNIX_EPOCH;
+    let (node, session) = (NodeName::from("edge-1"), SessionId(1));
+    let mut engine = Engine::with_kruise(Selector::parse(EDGE_LABEL).unwrap());
+    let labels = BTreeMap::from([(EDGE_LABEL.to_owned(), String::new())]);
+    let tag = json!({ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 300 } });
+    let image = serde_json::from_value(json!({
+        "metadata": { "name": "edge-1", "uid": "0f7c3a51-8a5c-4a3e-9d0b-111111111111",
+            "resourceVersion": "1", "labels": labels },
+        "spec": { "images": { "a": { "tags": [tag] } } },
+    }));
+    let job = serde_json::from_value(json!({
+        "metadata": { "name": "job", "uid": "job", "generation": 1 },
+        "spec": { "imagePrePullTemplate": { "images": ["b:1"], "labelSelector": { "matchLabels": labels } } },
+    }));
+    let of_node = |input| kruise::Input::Node(input).into();
+    for input in [
+        Prepull::Nodes(vec![NodeView { name: node.clone(), labels, ready: true }]).into(),
+        Prepull::Reports(Vec::new()).into(),
+        Prepull::Jobs(Vec::new()).into(),
+        of_node(node_images::Input::NodeImages(vec![Ok(Box::new(image.unwrap()))])),
+        kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
+        kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
+        kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),
+        Prepull::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }).into(),
+    ] {
+        engine.handle(input, now);
+    }
+    // What is sent to the node within ten seconds, when each write is made at once.
+    let mut sent = |input: Input| {
+        engine.handle(input, now);
+        let mut sent = Vec::new();
+        for _ in 0..10 {
+            for action in engine.flush(now) {
+                match action {
+                    Action::Prepull(controller::Action::Write { job, version, content, .. }) => {
+                        let (object, outcome) = (content.object(), WriteOutcome::Done);
+                        engine.handle(Prepull::Written { job, object, version, outcome }.into(), now);
+                    }
+                    Action::Prepull(controller::Action::Dispatch(order)) => {
+                        sent.push(TaskId { job: order.job.uid.clone(), attempt: order.attempt });
+                    }
+                    Action::Kruise(kruise::Action::Dispatch(order)) => sent.push(order.task.id.clone()),
+                    _ => {}
+                }
+            }
+            now += Duration::from_secs(1);
+        }
+        sent
+    };
+    let of_node_image = sent(Input::TICK);
+    assert!(matches!(&of_node_image[..], [task] if is_of_node_image(task)), "{of_node_image:?}");
+    assert_eq!(sent(Prepull::Job(Ok(Box::new(job.unwrap()))).into()), []);
+    let result = TaskResult {
+        task: of_node_image[0].clone(),
+        outcome: TaskOutcome::Succeeded,
+        reason: String::new(),
+        check: None,
+        images: Vec::new(),
+        took: Duration::ZERO,
+    };
+    let message = EdgeMessage::Result(result);
+    let of_job = sent(Prepull::Session(SessionEvent::Message { node, session, message }).into());
+    assert_eq!(of_job, [TaskId { job: JobUid("job".to_owned()), attempt: 1 }]);
+}
+
+#[test]
+fn what_a_session_says_goes_to_the_engine_that_has_its_task() {
+    let task = |job: &str| TaskId { job: JobUid(job.to_owned()), attempt: 1 };
+    let of_job = task("0f7c3a51-8a5c-4a3e-9d0b-111111111111");
+    let of_node_image = task("0f7c3a51-8a5c-4a3e-9d0b-111111111111.0011223344556677");
+    let (node, session) = (NodeName::from("edge-1"), SessionId(1));
+    let result = |task: &TaskId| TaskResult {
+        task: task.clone(),
+        outcome: TaskOutcome::Succeeded,
+        reason: String::new(),
+        check: None,
+        images: Vec::new(),
+        took: Duration::ZERO,
+    };
+    for (task, is_of_node_image) in [(&of_job, false), (&of_node_image, true)] {
+        for message in [
+            EdgeMessage::Accepted { task: task.clone() },
+            EdgeMessage::Progress(Progress { task: task.clone(), images: Vec::new(), waits: String::new() }),
+            EdgeMessage::Result(result(task)),
+        ] {
+            let (of_node_images, of_jobs) =
+                split(SessionEvent::Message { node: node.clone(), session, message });
+            assert_eq!((of_node_images.is_some(), of_jobs.is_some()), (is_of_node_image, !is_of_node_image));
+        }
+    }
+    let open = |task: &TaskId| OpenTask { task: task.clone(), phase: OpenPhase::Running, limited: false };
+    let hello = Hello { open: vec![open(&of_job), open(&of_node_image)], ..Hello::default() };
+    let hello = Box::new(hello);
+    let (first, second) = split(SessionEvent::Up { node: node.clone(), session, hello });
+    let tasks = |event: Option<SessionEvent>| match event {
+        Some(SessionEvent::Up { hello, .. }) => hello.open.into_iter().map(|open| open.task).collect(),
+        _ => Vec::new(),
+    };
+    assert_eq!((tasks(first), tasks(second)), (vec![of_node_image], vec![of_job]));
+    let (first, second) = split(SessionEvent::Down { node, session });
+    assert!(first.is_some() && second.is_some());
+}
