@@ -52,5 +52,5 @@ mod kube_api {
 
 pub mod run;
 
-pub use commands::args::{Cli, ConsentArgs};
+pub use commands::args::{Cli, ConsentArgs, SiteArgs};
 pub use commands::plan::{Output, PlanArgs, SizeArgs, run as print_plan};

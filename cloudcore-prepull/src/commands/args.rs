@@ -97,13 +97,19 @@ pub(crate) struct ClusterArgs {
 
 /// The flags of sites.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct SiteArgs {
-    /// Label of the Nodes whose value is their site: the nodes of a site may share what they download.
+pub struct SiteArgs {
+    /// Label of the Nodes whose value is their site: the nodes of a site may share what they download
     #[arg(long, value_name = "LABEL", default_value = SITE_LABEL, env = "PREPULL_SITE_LABEL")]
     site_label: String,
-    /// Let the nodes of a site download each layer once and share it, also for jobs that do not say so, and for Kruise's.
+    /// Let the nodes of a site download each layer once and share it, also for jobs that do not say so, and for Kruise's
     #[arg(long, env = "PREPULL_SHARE_WITHIN_SITE")]
     share_within_site: bool,
+}
+
+impl Default for SiteArgs {
+    fn default() -> Self {
+        Self { site_label: SITE_LABEL.to_owned(), share_within_site: false }
+    }
 }
 
 impl SiteArgs {

@@ -24,18 +24,20 @@ use prepull_engine::shared::node_view::NodeView;
 use prepull_registry::manifest::Platform;
 use serde::Serialize;
 
-use crate::commands::args::ConsentArgs;
+use crate::commands::args::{ConsentArgs, SiteArgs};
 
 mod cluster;
 mod definition;
 mod download;
 mod manifests;
+mod sites;
 mod sizes;
 mod table;
 #[cfg(test)]
 mod tests;
 
 use download::DownloadReport;
+use sites::SiteReport;
 pub use sizes::SizeArgs;
 use sizes::{ImageSize, NodeSize, Sizes, platform_of};
 
@@ -46,7 +48,7 @@ Examples:
   cloudcore-prepull plan --job job.yaml --nodes nodes.yaml
   kubectl get nodes -o yaml > nodes.yaml && cloudcore-prepull plan --job job.yaml --nodes nodes.yaml -o json
   cloudcore-prepull plan --job job.yaml                     # with the cluster's nodes and secrets
-  cloudcore-prepull plan --job job.yaml --sizes             # and what each node would download
+  cloudcore-prepull plan --job job.yaml --sizes             # and what each node and each site would download
 
 --sizes asks the registries that the job names, with the credentials that the nodes would get, from this machine.
 
@@ -70,6 +72,9 @@ pub struct PlanArgs {
     /// The flags of the sizes.
     #[command(flatten)]
     pub sizes: SizeArgs,
+    /// The flags of sites, as cloudcore-prepull has them.
+    #[command(flatten)]
+    pub sites: SiteArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
@@ -95,6 +100,9 @@ pub enum Output {
 #[serde(rename_all = "camelCase")]
 struct Report {
     nodes: Vec<NodeReport>,
+    /// Empty where no node says which site it is at.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sites: Vec<SiteReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     download: Option<DownloadReport>,
     skipped: Vec<SkippedReport>,
@@ -167,7 +175,8 @@ impl<'a> KeyedPlans<'a> {
 
 /// Runs the command. A refused job is an error; so is, after the plan, an image without usable credentials.
 pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::Result<()> {
-    let PlanArgs { job, nodes, secrets, consent, sizes, output, kubeconfig } = args;
+    let PlanArgs { job, nodes, secrets, consent, sizes, sites, output, kubeconfig } = args;
+    let sites = sites.settings();
     let job = manifests::read_job(job)?;
     let job = validate(&job).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
 
@@ -191,7 +200,8 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
         (None, None) => None,
     };
     let user = consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
-    let warnings = find_warnings(&job, &nodes, &plan);
+    let mut warnings = find_warnings(&job, &nodes, &plan);
+    warnings.extend(sites::warning(&job.download, &sites, &plan, &nodes));
     let keyed = KeyedPlans::new(&plan, secrets.as_ref(), user);
     let platforms = sizes.sizes.then(|| platforms(&plan, &nodes));
     let sizes = match &platforms {
@@ -207,13 +217,15 @@ pub async fn run(args: &PlanArgs, stdout: &mut (impl Write + Send)) -> anyhow::R
         }
         None => None,
     };
-    let nodes = build_nodes(&plan, &keyed, sizes.as_ref().zip(platforms.as_deref()));
+    let sizes = sizes.as_ref().zip(platforms.as_deref());
+    let sites = sites::report(&job.download, &sites, &plan, &nodes, &keyed, sizes);
+    let nodes = build_nodes(&plan, &keyed, sizes);
     let download = download::report(&job.download, secrets.as_ref(), user);
     let skipped = plan.skipped.iter();
     let skipped = skipped
         .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })
         .collect();
-    let report = Report { nodes, download, skipped, warnings };
+    let report = Report { nodes, sites, download, skipped, warnings };
     print(&report, *output, stdout).context("writing the plan to stdout")?;
     let without: BTreeSet<&str> = report
         .nodes

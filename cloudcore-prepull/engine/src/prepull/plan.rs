@@ -3,7 +3,7 @@
 //! Nodes for which the same overriders match share one [`NodePlan`], so that ten
 //! thousand nodes cost ten thousand selector matches and a handful of plans.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use prepull_api::crd::EDGE_LABEL;
@@ -84,6 +84,13 @@ pub struct PlannedImage {
 }
 
 impl NodePlan {
+    /// The references that are pulled, in order and each once, in lines. The nodes of a site share layers where these are
+    /// the same: who may have these images may have their layers.
+    pub fn references(&self) -> Arc<str> {
+        let references: BTreeSet<String> = self.images.iter().map(|image| image.pull.to_string()).collect();
+        Vec::from_iter(references).join("\n").into()
+    }
+
     /// Whether these records of images are of this plan, or of none: a node that was never sent anything has none.
     pub fn is_of(&self, images: &[ImageStatus]) -> bool {
         images.is_empty()

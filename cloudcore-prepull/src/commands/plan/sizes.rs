@@ -19,6 +19,7 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::NormalizedReference;
 use prepull_api::task::PullPolicy;
 use prepull_api::wire::Key;
+use prepull_engine::prepull::plan::NodePlan;
 use prepull_registry::manifest::Platform;
 use serde::Serialize;
 
@@ -77,6 +78,19 @@ pub(super) struct NodeSize {
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(count: &usize) -> bool {
     *count == 0
+}
+
+/// What the uplink of a site carries. Each layer counts once for those that share it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SiteSize {
+    /// Compressed bytes of the layers where the nodes share them.
+    pub(super) shared_bytes: u64,
+    /// The same where each node downloads for itself.
+    pub(super) unshared_bytes: u64,
+    /// Images that are not counted, because their size is not known; on each node that pulls them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(super) unknown_images: usize,
 }
 
 /// What a registry is asked: about an image, with the credentials to try, in this order. Anonymously without any.
@@ -144,6 +158,35 @@ impl Sizes {
             }
         }
         size
+    }
+
+    /// What the uplink of a site carries, with the images and platforms of its nodes. Nodes share among those that pull
+    /// the same images.
+    pub(super) fn of_site<'b>(
+        &self,
+        nodes: impl Iterator<Item = (&'b NodePlan, &'b [Keyed<'b>], &'b Platform)>,
+    ) -> SiteSize {
+        let (mut site, mut seen) = (SiteSize::default(), HashSet::new());
+        // Many nodes share plan and platform.
+        let mut sizes: HashMap<(*const NodePlan, &Platform), NodeSize> = HashMap::new();
+        for (plan, images, platform) in nodes {
+            let size = sizes.entry((plan, platform)).or_insert_with(|| {
+                let entitled = plan.references();
+                for layer in images
+                    .iter()
+                    .filter_map(|image| self.layers(image, platform).ok())
+                    .flat_map(|l| l.to_vec())
+                {
+                    if seen.insert((entitled.clone(), layer.digest)) {
+                        site.shared_bytes = site.shared_bytes.saturating_add(layer.download);
+                    }
+                }
+                self.of_node(images, platform)
+            });
+            site.unshared_bytes = site.unshared_bytes.saturating_add(size.download_bytes);
+            site.unknown_images += size.unknown_images;
+        }
+        site
     }
 
     fn layers(&self, image: &Keyed<'_>, platform: &Platform) -> Answer {

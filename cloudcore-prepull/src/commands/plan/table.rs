@@ -1,15 +1,18 @@
 //! The plan as a table for people.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use super::download::lines;
+use super::sites::SiteReport;
 use super::sizes::NodeSize;
 use super::{ImageReport, NodeReport, Report, SkippedReport};
+use humantime::format_duration;
 use prepull_program::table::align;
 
 /// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
 pub(super) fn render(report: &Report) -> String {
-    let Report { nodes, download, skipped, warnings } = report;
+    let Report { nodes, sites, download, skipped, warnings } = report;
     let images = || nodes.iter().flat_map(|node| &node.images);
     let has_errors = images().any(|image| image.error.is_some() || image.size_error.is_some());
     let has_sizes = nodes.iter().any(|node| node.size.is_some());
@@ -44,6 +47,10 @@ pub(super) fn render(report: &Report) -> String {
         text.push('\n');
         text.push_str(&align(&node_rows(nodes), 3));
     }
+    if !sites.is_empty() {
+        text.push('\n');
+        text.push_str(&align(&site_rows(sites), 3));
+    }
     if !skipped.is_empty() {
         let mut rows = vec![vec!["SKIPPED NODES".to_owned(), "REASON".to_owned()]];
         let groups = grouped(skipped.iter().map(|SkippedReport { name, reason }| (name.as_str(), reason)));
@@ -75,11 +82,7 @@ fn node_rows(nodes: &[NodeReport]) -> Vec<Vec<String>> {
     let sized =
         || nodes.iter().filter_map(|NodeReport { name, size, .. }| Some((name.as_str(), size.as_ref()?)));
     let row = |names: String, size: &NodeSize, disk: Option<u64>| {
-        let shown = |bytes| match (size.unknown_images, bytes) {
-            (0, _) => human(bytes),
-            (_, 0) => "unknown".to_owned(),
-            _ => format!("at least {}", human(bytes)),
-        };
+        let shown = |bytes| human_of(bytes, size.unknown_images);
         vec![names, shown(size.download_bytes), disk.map(shown).unwrap_or_default()]
     };
     let groups = grouped(sized());
@@ -93,6 +96,43 @@ fn node_rows(nodes: &[NodeReport]) -> Vec<Vec<String>> {
         rows.push(row(format!("all {} together", nodes.len()), &all, None));
     }
     rows
+}
+
+/// What the uplink of each site carries, beside what it would carry otherwise.
+fn site_rows(sites: &[SiteReport]) -> Vec<Vec<String>> {
+    let has_sizes = sites.iter().any(|site| site.size.is_some());
+    let has_times = sites.iter().any(|site| site.least_seconds.is_some());
+    let shared = sites.iter().any(|site| site.shared);
+    let mut header = vec!["SITE", "NODES"];
+    if has_sizes {
+        header.extend(["UPLINK", if shared { "EACH NODE FOR ITSELF" } else { "IF SHARED" }]);
+    }
+    if has_times {
+        header.push("AT LEAST");
+    }
+    let row = |SiteReport { site, nodes, shared, size, least_seconds }: &SiteReport| {
+        let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
+        let mut row = vec![site.clone(), listed(&names)];
+        if let Some(size) = size {
+            let bytes =
+                [size.shared_bytes, size.unshared_bytes].map(|bytes| human_of(bytes, size.unknown_images));
+            let [with, without] = bytes;
+            row.extend(if *shared { [with, without] } else { [without, with] });
+        }
+        row.extend(least_seconds.map(|seconds| format_duration(Duration::from_secs(seconds)).to_string()));
+        row
+    };
+    let header = header.into_iter().map(str::to_owned).collect();
+    [header].into_iter().chain(sites.iter().map(row)).collect()
+}
+
+/// Bytes of images, of which so many are not counted.
+fn human_of(bytes: u64, unknown_images: usize) -> String {
+    match (unknown_images, bytes) {
+        (0, _) => human(bytes),
+        (_, 0) => "unknown".to_owned(),
+        _ => format!("at least {}", human(bytes)),
+    }
 }
 
 /// Bytes, as people compare them.

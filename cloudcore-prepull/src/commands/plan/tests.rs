@@ -114,6 +114,7 @@ async fn run_with(
         secrets: secrets.map(|secrets| file("secrets.yaml", secrets)),
         consent: ConsentArgs { require_secret_consent },
         sizes,
+        sites: SiteArgs::default(),
         output,
         kubeconfig: None,
     };
@@ -496,6 +497,7 @@ async fn an_error_names_the_file_that_caused_it() {
         secrets: None,
         consent: ConsentArgs { require_secret_consent: true },
         sizes: SizeArgs::default(),
+        sites: SiteArgs::default(),
         output: Output::Json,
         kubeconfig: None,
     };
@@ -645,4 +647,24 @@ async fn a_registry_that_is_silent_or_not_there_leaves_sizes_unknown_and_fails_n
     let line = table.lines().find(|line| line.contains("slow:v1")).unwrap();
     assert!(line.ends_with("unknown    unknown    no answer within 500ms"), "{table}");
     assert!(table.contains("\nall 2 together   unknown\n"), "{table}");
+}
+
+#[tokio::test]
+async fn sites_are_listed_and_a_node_without_one_is_a_warning_where_nodes_share() {
+    let label = prepull_engine::sites::SITE_LABEL;
+    let nodes = NODES.replace("region: hangzhou}", &format!("region: hangzhou, {label}: ship-7}}"));
+    let json = plan_of(JOB, &nodes, None, Output::Json).await.unwrap();
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["sites"], json!([{"site": "ship-7", "nodes": ["edge-1"], "shared": false}]));
+    assert_eq!(report["warnings"], json!([]));
+
+    let job = format!("{}\n  download: {{shareWithinSite: true}}\n", JOB.trim_end());
+    let table = plan_of(&job, &nodes, None, Output::Table).await.unwrap();
+    assert!(table.contains("\nSITE     NODES\nship-7   edge-1\n"), "{table}");
+    let warning = format!(
+        "1 of 2 nodes, such as edge-2, would each download for itself: their Nodes have no label {label}"
+    );
+    assert!(table.ends_with(&format!("\nwarning: {warning}\n")), "{table}");
+    let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    assert!(!json.contains("\"sites\""), "{json}");
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::io::Write as _;
 
-use cloudcore_prepull::{ConsentArgs, Output, PlanArgs, SizeArgs, print_plan};
+use cloudcore_prepull::{ConsentArgs, Output, PlanArgs, SiteArgs, SizeArgs, print_plan};
 use futures::FutureExt;
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -19,8 +19,8 @@ pub(crate) fn run(input: &[u8]) {
             let (job, nodes, secrets) = (path.clone(), Some(path.clone()), Some(path.clone()));
             // Either way, and the same for each output of one input.
             let consent = ConsentArgs { require_secret_consent: input.len().is_multiple_of(2) };
-            let sizes = SizeArgs::default();
-            let args = PlanArgs { job, nodes, secrets, consent, sizes, output, kubeconfig: None };
+            let (sizes, sites) = (SizeArgs::default(), SiteArgs::default());
+            let args = PlanArgs { job, nodes, secrets, consent, sizes, sites, output, kubeconfig: None };
             let mut printed = Vec::new();
             // Without a cluster there is nothing to wait for.
             let outcome = print_plan(&args, &mut printed).now_or_never().expect("the command waits");

@@ -153,6 +153,40 @@ async fn each_question_is_asked_once_and_each_layer_counts_once_on_a_node() {
 }
 
 #[test]
+fn the_uplink_of_a_site_carries_each_layer_once_for_those_that_pull_the_same_images() {
+    let (amd64, arm64) = (platform("amd64"), platform("arm64"));
+    let plan = |images: &[&str]| NodePlan {
+        images: images.iter().map(|image| planned(image, PullPolicy::IfNotPresent)).collect(),
+    };
+    let (both, one, unknown) = (plan(&["r.io/a:1", "r.io/b:1"]), plan(&["r.io/b:1"]), plan(&["r.io/c:1"]));
+    let layer = |digest: &str, download| Layer { digest: digest.to_owned(), download, unpacked: 0 };
+    let mut sizes = Sizes::default();
+    for (image, platform, layers) in [
+        (&both.images[0], &amd64, vec![layer("base", 1000), layer("a-amd64", 100)]),
+        (&both.images[1], &amd64, vec![layer("base", 1000), layer("b-amd64", 20)]),
+        (&both.images[0], &arm64, vec![layer("base", 1000), layer("a-arm64", 300)]),
+        (&both.images[1], &arm64, vec![layer("base", 1000), layer("b-arm64", 40)]),
+    ] {
+        let question = Question { image: image.pull.clone(), credentials: Vec::new() };
+        sizes.answers.insert((question, platform.clone()), Ok(layers.into()));
+    }
+    let of = |nodes: &[(&NodePlan, &Platform)]| {
+        let keys: Vec<Vec<Keyed<'_>>> =
+            nodes.iter().map(|(plan, _)| plan.images.iter().map(keyed).collect()).collect();
+        let nodes =
+            nodes.iter().zip(&keys).map(|((plan, platform), keys)| (*plan, keys.as_slice(), *platform));
+        let SiteSize { shared_bytes, unshared_bytes, unknown_images } = sizes.of_site(nodes);
+        (shared_bytes, unshared_bytes, unknown_images)
+    };
+    assert_eq!(of(&[]), (0, 0, 0));
+    assert_eq!(of(&[(&both, &amd64); 3]), (1120, 3 * 1120, 0));
+    assert_eq!(of(&[(&both, &amd64), (&both, &arm64)]), (1120 + 340, 1120 + 1340, 0), "the base is the same");
+    // Who pulls other images does not get theirs.
+    assert_eq!(of(&[(&both, &amd64), (&one, &amd64)]), (1120 + 1020, 1120 + 1020, 0));
+    assert_eq!(of(&[(&one, &amd64), (&unknown, &amd64)]), (1020, 1020, 1));
+}
+
+#[test]
 fn the_platform_of_a_node_is_by_its_labels() {
     for (labels, os, architecture) in [
         (&[("kubernetes.io/arch", "arm64"), ("kubernetes.io/os", "linux")][..], "linux", "arm64"),

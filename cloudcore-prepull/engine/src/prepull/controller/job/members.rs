@@ -124,11 +124,7 @@ impl Members {
         if !self.is_in_progress(node, attempt) || !job.download.share.unwrap_or(by_default) {
             return None;
         }
-        let mut images: Vec<String> =
-            self.plans.get(node)?.images.iter().map(|image| image.pull.to_string()).collect();
-        images.sort_unstable();
-        images.dedup();
-        Some(Shared { images: images.join("\n").into(), max_rate: job.download.max_site_rate })
+        Some(Shared { images: self.plans.get(node)?.references(), max_rate: job.download.max_site_rate })
     }
 
     /// Changes what is carried out, and plans anew.
