@@ -7,7 +7,8 @@
 
 use std::time::Duration;
 
-use prepull_e2e::fleet::{Connect, Figures, Idle, JobFigures, Kill, Options, Teller, print};
+use prepull_e2e::fleet::{Connect, Figures, Idle, JobFigures, Kill, Options, print};
+use prepull_e2e::measured::Teller;
 use prepull_e2e::prelude::*;
 use prepull_e2e::sim::PullTime;
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use prepull_api::crd::status::JobPhase;
 
-use crate::interrupt::unless_interrupted;
+use crate::interrupt::{INTERRUPTED, unless_interrupted};
 use crate::jobs::Job;
 use crate::{keep, parts, reaper};
 use scenario::OFFLINE_NODE;
@@ -28,8 +28,6 @@ use verdict::Verdict;
 const JOB_LIMIT: Duration = Duration::from_secs(120);
 /// Interval between two looks at the ledgers.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Exit status after Ctrl-C.
-const INTERRUPTED: u8 = 130;
 
 /// Runs the demo. The exit status is 0 only if every expected state was reached.
 pub async fn run() -> ExitCode {

@@ -17,15 +17,13 @@ mod rotation;
 mod scene;
 mod sizes;
 mod table;
-mod teller;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 
-use crate::interrupt::unless_interrupted;
-use crate::place::Place;
+use crate::measured::{Teller, measured};
 
 pub use figures::{Connect, Figures, Idle, JobFigures, Kill, Reports};
 pub use kruise::KruiseFigures;
@@ -36,22 +34,10 @@ pub use people::{Cost, PeopleFigures, Scrapes};
 pub use rotation::RotationFigures;
 pub use scene::Scene;
 pub use table::print;
-pub use teller::Teller;
-
-/// Exit status after Ctrl-C.
-const INTERRUPTED: u8 = 130;
 
 /// Runs the program. The exit status is 0 if every node ended and nothing was pulled twice.
 pub async fn run(options: Options) -> ExitCode {
     let teller = Teller::new();
-    // Held to the end, so that all parts use the same place.
-    let place = match Place::here() {
-        Ok(place) => place,
-        Err(error) => {
-            teller.step(&format!("error: {error:#}"));
-            return ExitCode::FAILURE;
-        }
-    };
     let measure = async {
         if options.rotate {
             let figures = RotationFigures::measure(&options, &teller).await?;
@@ -69,23 +55,7 @@ pub async fn run(options: Options) -> ExitCode {
             Ok(figures.job.is_whole())
         }
     };
-    let measured: Option<Result<bool>> = Box::pin(unless_interrupted(measure)).await;
-    let Some(measured) = measured else {
-        teller.step("Interrupted; everything is stopped.");
-        return ExitCode::from(INTERRUPTED);
-    };
-    teller.step(&format!("Everything is stopped; the logs are in {}", place.logs().display()));
-    match measured {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => {
-            teller.step("The job did not end as it should have: see the table.");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            teller.step(&format!("error: {error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    measured(&teller, measure).await
 }
 
 impl Figures {
@@ -110,11 +80,9 @@ impl Figures {
 /// Writes the figures as one line of JSON.
 #[allow(clippy::print_stdout)]
 fn write_json(options: &Options, figures: &impl Serialize) -> Result<()> {
-    let json = serde_json::to_string(figures)?;
     match &options.json {
-        Some(file) => std::fs::write(file, json + "\n")
-            .with_context(|| format!("cannot write --json {}", file.display()))?,
-        None => println!("\n{json}"),
+        Some(file) => crate::measured::write_json(file, figures)?,
+        None => println!("\n{}", serde_json::to_string(figures)?),
     }
     Ok(())
 }

@@ -6,6 +6,8 @@ use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
+/// Exit status after Ctrl-C.
+pub(crate) const INTERRUPTED: u8 = 130;
 /// How long after a failure a Ctrl-C may arrive that caused it. The signal goes to the whole group, and a program that we
 /// wait for may have died of it before we hear of it.
 const GRACE: Duration = Duration::from_millis(300);

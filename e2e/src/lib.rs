@@ -52,6 +52,7 @@ pub mod jobs;
 pub mod keep;
 pub mod kruise;
 pub mod machine;
+pub mod measured;
 pub mod network;
 pub mod node;
 pub mod parts;

@@ -11,7 +11,7 @@ use super::figures::Row;
 use super::liar::Liar;
 use super::run::{Order, Run};
 use super::scene::Boxes;
-use crate::fleet::Teller;
+use crate::measured::Teller;
 use crate::network::Outlet;
 use crate::network::lan::Vlan;
 use crate::node::Start;

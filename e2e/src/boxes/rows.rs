@@ -9,8 +9,8 @@ use super::faults::{Fault, Strike, Struck, strike};
 use super::figures::{Figures, Row};
 use super::run::{Order, Run};
 use super::scene::Boxes;
-use crate::fleet::Teller;
 use crate::images::MIB;
+use crate::measured::Teller;
 use crate::registry::PullThrough;
 
 /// How long what breaks in the middle stays broken.

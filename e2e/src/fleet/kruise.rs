@@ -9,12 +9,13 @@ use kube::api::{Api, ListParams};
 use prepull_api::crd::kruise::{ImagePullJob, NodeImage};
 use serde::Serialize;
 
+use super::Options;
 use super::figures::Connect;
 use super::requests::Requests;
 use super::scene::{Scene, usage};
-use super::{Options, Teller};
 use crate::cleanup::eventually;
 use crate::kruise::{ListJob, Object, PullJobKind};
+use crate::measured::Teller;
 
 /// Writes of the harness itself, which are not counted.
 const OWN: [&str; 3] = ["imagepulljobs POST", "imagelistpulljobs POST", "others POST"];

@@ -9,8 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::scene::Scene;
-use super::teller::Teller;
 use crate::cleanup::eventually;
+use crate::measured::Teller;
 use crate::plugin::{PageServer, Person};
 use crate::prometheus::{Prometheus, dashboard};
 use crate::site::SOON;

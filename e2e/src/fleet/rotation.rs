@@ -19,10 +19,11 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Options, Teller};
+use super::Options;
 use crate::cleanup::eventually;
 use crate::cloud::Cloud;
 use crate::cluster::{Cluster, NAMESPACE};
+use crate::measured::Teller;
 use crate::sim::certificates::Authority;
 use crate::usage::Usage;
 

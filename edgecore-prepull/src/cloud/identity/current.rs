@@ -124,6 +124,15 @@ fn has_signed(ca: &CertificateDer<'_>, certificate: &CertificateDer<'_>) -> bool
     certificate.verify_signature(Some(ca.public_key())).is_ok()
 }
 
+/// These CAs and no others.
+pub(super) fn trusted(cas: Vec<CertificateDer<'static>>) -> Result<rustls::RootCertStore, rustls::Error> {
+    let mut roots = rustls::RootCertStore::empty();
+    for ca in cas {
+        roots.add(ca)?;
+    }
+    Ok(roots)
+}
+
 /// TLS that trusts our CAs alone. Each certificate has a session store of its own, because a ticket stands for the
 /// certificate that it was issued to.
 fn client_tls(
@@ -131,13 +140,9 @@ fn client_tls(
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
 ) -> Result<ClientConfig, rustls::Error> {
-    let mut roots = rustls::RootCertStore::empty();
-    for ca in cas {
-        roots.add(ca)?;
-    }
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-        .with_root_certificates(roots)
+        .with_root_certificates(trusted(cas)?)
         .with_client_auth_cert(vec![certificate], key)?;
     config.resumption = Resumption::in_memory_sessions(TICKETS);
     Ok(config)

@@ -6,12 +6,10 @@ use prepull_api::task::NodeName;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig,
-    SignatureScheme,
-};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
+use super::current::trusted;
 use super::files::parse_facts;
 use crate::cloud::clock::CloudClock;
 
@@ -29,11 +27,8 @@ pub(super) fn peer_tls(
     clock: &Arc<CloudClock>,
 ) -> Result<PeerTls, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut roots = RootCertStore::empty();
-    for ca in cas {
-        roots.add(ca.clone())?;
-    }
-    let nodes = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+    let roots = Arc::new(trusted(cas.to_vec())?);
+    let nodes = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
         .build()
         .map_err(|error| Error::General(error.to_string()))?;
     let mut server = ServerConfig::builder_with_details(Arc::clone(&provider), clock.clone())

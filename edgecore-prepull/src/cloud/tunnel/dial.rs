@@ -92,19 +92,7 @@ pub async fn run_with(
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let (metrics, peer_address, local) = (None, PeerAddress::None, None);
-    let identity_now = identity.watch();
-    let dial = Dial {
-        settings,
-        identity: identity_now,
-        trust: identity,
-        events,
-        shutdown,
-        metrics,
-        peer_address,
-        local,
-    };
-    dial.keep_session(tunnel_urls.into(), outgoing).await
+    Dial::new(settings, identity, events, shutdown).keep_session(tunnel_urls.into(), outgoing).await
 }
 
 /// [`run`], with the address of the session in the metrics, and that of this node for its neighbours in `Hello`.
@@ -116,18 +104,8 @@ pub(crate) async fn run_measured(
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    let (settings, metrics, local) = (Settings::default(), Some(metrics), None);
-    let identity_now = identity.watch();
-    let dial = Dial {
-        settings,
-        identity: identity_now,
-        trust: identity,
-        events,
-        shutdown,
-        metrics,
-        peer_address,
-        local,
-    };
+    let dial = Dial::new(Settings::default(), identity, events, shutdown);
+    let dial = Dial { metrics: Some(metrics), peer_address, ..dial };
     dial.keep_session(tunnel_urls, outgoing).await
 }
 
@@ -181,6 +159,17 @@ struct Attempt {
 type Tunnel = Channel<TlsStream<TcpStream>>;
 
 impl Dial {
+    fn new(
+        settings: Settings,
+        identity: Identity,
+        events: mpsc::Sender<TunnelEvent>,
+        shutdown: CancellationToken,
+    ) -> Self {
+        let (metrics, peer_address, local) = (None, PeerAddress::None, None);
+        let (trust, identity) = (identity.clone(), identity.watch());
+        Self { settings, identity, trust, events, shutdown, metrics, peer_address, local }
+    }
+
     /// Makes one attempt after the other until `shutdown`.
     async fn keep_session(
         mut self,

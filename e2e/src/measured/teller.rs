@@ -15,7 +15,7 @@ pub struct Teller {
 }
 
 /// Progress of several steps that each count up to the number of nodes.
-pub(super) struct Counter {
+pub(crate) struct Counter {
     begun: Instant,
     total: usize,
     bar: Option<ProgressBar>,
@@ -40,7 +40,7 @@ impl Teller {
         say(self.begun, text);
     }
 
-    pub(super) fn counter(&self, total: usize) -> Counter {
+    pub(crate) fn counter(&self, total: usize) -> Counter {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
             // The template is a constant; a wrong one would be seen as the default style.
@@ -52,7 +52,7 @@ impl Teller {
 }
 
 impl Counter {
-    pub(super) fn show(&self, what: &'static str, done: usize) {
+    pub(crate) fn show(&self, what: &'static str, done: usize) {
         if let Some(bar) = &self.bar {
             bar.set_message(what);
             return bar.set_position(done as u64);
