@@ -42,6 +42,8 @@ pub struct Row {
     pub from_peers: u64,
     /// Bytes that the busiest box has served.
     pub most_served: u64,
+    /// cloudcore.
+    pub cloud: OfProcess,
     /// The agent of each box.
     pub agents: Vec<OfProcess>,
     /// The containerd of each box.

@@ -56,6 +56,7 @@ pub struct Run {
     begun: Instant,
     down: u64,
     up: u64,
+    cloud: Process,
     /// Each box of the job, with the processes that it had at the beginning: agent and containerd.
     boxes: Vec<(String, [Process; 2], Came)>,
 }
@@ -141,6 +142,7 @@ impl Run {
             begun.push((name.clone(), [Process::now(agent)?, Process::now(containerd)?], came));
         }
         let (down, up) = (boxes.lan.carried_down().await?, boxes.lan.carried_up().await?);
+        let cloud = Process::now(boxes.cloud.process()?.pid())?;
         let job =
             boxes.cluster.job(&order.name).images([&boxes.reference]).on(&order.on).retries(order.retries);
         let job = job.timeout_seconds(NODE_SECONDS).concurrency(i64::try_from(order.on.len())?);
@@ -151,7 +153,7 @@ impl Run {
         }
         let begin = Instant::now();
         let job = boxes.cluster.apply_job(&job.to_string()).await?.within(order.limit);
-        Ok(Self { job, may_fail: order.may_fail, begun: begin, down, up, boxes: begun })
+        Ok(Self { job, may_fail: order.may_fail, begun: begin, down, up, cloud, boxes: begun })
     }
 
     /// The job.
@@ -230,6 +232,7 @@ impl Run {
             from_registry: 0,
             from_peers: 0,
             most_served: 0,
+            cloud: self.cloud.since(boxes.cloud.process()?.pid())?,
             agents: Vec::new(),
             containerds: Vec::new(),
         };

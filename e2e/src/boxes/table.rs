@@ -17,12 +17,12 @@ pub(super) fn print(figures: &Figures) {
     );
     println!("All parts on this machine: {machine}\n");
     println!(
-        "{:46} {:^17} {:>6} {:^15}  {:^20}  {:^20}",
-        "", "uplink, down", "up", "time", "agent", "containerd"
+        "{:46} {:^17} {:>6} {:^15}  {:^20}  {:^20}  {:^13}",
+        "", "uplink, down", "up", "time", "agent", "containerd", "cloudcore"
     );
     println!(
-        "{:46} {:>8} {:>8} {:>6} {:>7} {:>7}  {:>13} {:>6}  {:>13} {:>6}",
-        "", "MiB", "× image", "MiB", "s", "× alone", "CPU s", "MiB", "CPU s", "MiB"
+        "{:46} {:>8} {:>8} {:>6} {:>7} {:>7}  {:>13} {:>6}  {:>13} {:>6}  {:>6} {:>6}",
+        "", "MiB", "× image", "MiB", "s", "× alone", "CPU s", "MiB", "CPU s", "MiB", "CPU s", "MiB"
     );
     let alone = rows.first().map_or(1.0, |row| row.seconds);
     for row in rows {
@@ -36,7 +36,7 @@ pub(super) fn print(figures: &Figures) {
 
 fn line(row: &Row, image: u64, alone: f64) -> String {
     format!(
-        "{:46} {:>8} {:>8.2} {:>6} {:>7.1} {:>7.2}  {}  {}",
+        "{:46} {:>8} {:>8.2} {:>6} {:>7.1} {:>7.2}  {}  {}  {:>6.2} {:>6}",
         row.what,
         mib(row.down),
         thousandths(row.down, image),
@@ -44,7 +44,9 @@ fn line(row: &Row, image: u64, alone: f64) -> String {
         row.seconds,
         row.seconds / alone,
         processes(&row.agents),
-        processes(&row.containerds)
+        processes(&row.containerds),
+        row.cloud.cpu_seconds,
+        mib(row.cloud.peak)
     )
 }
 
@@ -84,6 +86,7 @@ mod tests {
             from_registry: 0,
             from_peers: 0,
             most_served: 0,
+            cloud: process(0.25, 3 << 20),
             agents: vec![process(1.0, 1 << 20), process(3.0, 2 << 20)],
             containerds: vec![process(0.5, 1 << 20)],
         };
@@ -91,7 +94,10 @@ mod tests {
         let words: Vec<_> = words.split_whitespace().skip(2).collect();
         assert_eq!(
             words,
-            ["3.0", "1.50", "0.5", "30.0", "1.50", "2.00", "3.00", "2.0", "0.50", "0.50", "1.0"]
+            [
+                "3.0", "1.50", "0.5", "30.0", "1.50", "2.00", "3.00", "2.0", "0.50", "0.50", "1.0", "0.25",
+                "3.0"
+            ]
         );
     }
 }
