@@ -12,15 +12,25 @@ die() {
   exit 1
 }
 
-# Puts one path of a package into the cache: unpack_package NAME RELEASE VERSION SUM PATH TARGET. SUM is the SHA-256 that
-# Debian's signed index has for the package.
+# Calls `take`, which prints what is in the cache if it runs. Where it fails, puts one path of a package there first:
+# provide NAME RELEASE VERSION SUM PATH TARGET. SUM is the SHA-256 that Debian's signed index has for the package.
+provide() {
+  take && return
+  mkdir -p "$cache"
+  # Tests that begin at the same time ask for the same: one fetches it, and takes nothing away from under the others.
+  exec 8>"$cache/$1-$3.lock"
+  flock 8
+  take && return
+  unpack_package "$@"
+  take || die "$6 does not run: ldd says what it needs"
+}
+
 unpack_package() {
   local name=$1 release=$2 version=$3 sum=$4 path=$5 target=$6
   local found file mirror mirrors
   command -v dpkg-deb >/dev/null || die "$name $release comes from Debian's package, and there is no dpkg-deb to unpack it"
   found=$("$(dirname "${BASH_SOURCE[0]}")/debian-mirrors.sh")
   mapfile -t mirrors <<<"$found"
-  mkdir -p "$cache"
   # Not local: the trap outlives this function.
   scratch=$(mktemp -d "$cache/$name.XXXXXX")
   trap 'rm -rf "$scratch"' EXIT

@@ -16,7 +16,5 @@ folder=$cache/prometheus-$version
 
 # Runs both, too: a cache that came from another machine may not.
 take() { "$folder/promtool" --version >/dev/null 2>&1 && "$folder/prometheus" --version >/dev/null 2>&1 && printf '%s\n' "$folder"; }
-take && exit
 
-unpack_package prometheus 2.42 "$version" "$sum" usr/bin "$folder"
-take || die "$folder/prometheus does not run: ldd says what it needs"
+provide prometheus 2.42 "$version" "$sum" usr/bin "$folder"
