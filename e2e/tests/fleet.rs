@@ -35,6 +35,9 @@ async fn a_fleet_connects_works_and_comes_back() -> Result<()> {
     Ok(())
 }
 
+/// Limit for a job whose links break all the time. An idle machine takes up to 45 s.
+const ENDS: Duration = Duration::from_secs(180);
+
 /// Runs a job of three images over a fleet with this behaviour, and checks that nothing was lost or repeated.
 async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Cluster, u32)> {
     let cluster = Cluster::start().await?;
@@ -47,7 +50,8 @@ async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Clus
         .concurrency(EDGES.try_into()?)
         .tolerate("1")
         .apply()
-        .await?;
+        .await?
+        .within(ENDS);
     if kill_cloud {
         let limit = Duration::from_secs(60);
         fleet.until("half of the images are there", limit, |tally| tally.whole >= 300).await?;
