@@ -122,15 +122,15 @@ impl Download<'_> {
         if offset < blob.size {
             senders.note(&peer.node, offset);
             let tls = neighbourhood.identity.watch().borrow().peers.client.clone();
-            let stream = match client::open(&tls, peer, &blob.digest, (offset, blob.size)).await {
-                Ok(PeerBlob { stream, connection }) => (stream, connection),
+            let opened = client::open(&tls, peer, &blob.digest, (offset, blob.size)).await;
+            let PeerBlob { stream, connection: _connection } = match opened {
+                Ok(blob) => blob,
                 Err((fault, why)) => {
                     tracing::info!(image = self.reference, blob = blob.digest, peer = %peer.node, ?fault, why, "a neighbour does not deliver");
                     seeker.fail(peer, fault);
                     return Ok(false);
                 }
             };
-            let (stream, _connection) = stream;
             match self.pour(stream, &mut part, flight, Some(seeker), true).await {
                 Ok(()) => {}
                 Err(Broken::LetGo) => return Ok(false),
