@@ -32,6 +32,9 @@ pub(super) struct SiteReport {
     pub(super) least_seconds: Option<u64>,
 }
 
+/// A node of the plan, with its place in it.
+type Placed<'a> = (usize, &'a (NodeName, Arc<NodePlan>));
+
 /// The sites by their names. `sizes`: with the platform of each node.
 pub(super) fn report(
     policy: &DownloadPolicy,
@@ -41,14 +44,14 @@ pub(super) fn report(
     keyed: &KeyedPlans<'_>,
     sizes: Option<(&Sizes, &[Platform])>,
 ) -> Vec<SiteReport> {
-    let mut by_site: BTreeMap<&str, Vec<(usize, &(NodeName, Arc<NodePlan>))>> = BTreeMap::new();
+    let mut by_site: BTreeMap<&str, Vec<Placed<'_>>> = BTreeMap::new();
     for (index, node) in plan.nodes.iter().enumerate() {
         if let Some(site) = site_of(&node.0, settings, nodes) {
             by_site.entry(site).or_default().push((index, node));
         }
     }
     let shared = policy.share.unwrap_or(settings.share_by_default);
-    let report = |(site, nodes): (&str, Vec<(usize, &(NodeName, Arc<NodePlan>))>)| {
+    let report = |(site, nodes): (&str, Vec<Placed<'_>>)| {
         let size = sizes.map(|(sizes, platforms)| {
             sizes.of_site(nodes.iter().filter_map(|(index, (_, node))| {
                 Some((node.as_ref(), keyed.of(node), platforms.get(*index)?))

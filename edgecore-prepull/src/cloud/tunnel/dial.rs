@@ -161,12 +161,12 @@ type Tunnel = Channel<TlsStream<TcpStream>>;
 impl Dial {
     fn new(
         settings: Settings,
-        identity: Identity,
+        trust: Identity,
         events: mpsc::Sender<TunnelEvent>,
         shutdown: CancellationToken,
     ) -> Self {
         let (metrics, peer_address, local) = (None, PeerAddress::None, None);
-        let (trust, identity) = (identity.clone(), identity.watch());
+        let identity = trust.watch();
         Self { settings, identity, trust, events, shutdown, metrics, peer_address, local }
     }
 
