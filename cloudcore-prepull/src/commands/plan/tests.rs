@@ -668,3 +668,32 @@ async fn sites_are_listed_and_a_node_without_one_is_a_warning_where_nodes_share(
     let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
     assert!(!json.contains("\"sites\""), "{json}");
 }
+
+/// Whoever copies an example must not have to mend it first.
+#[test]
+fn every_sample_and_every_example_of_the_documentation_is_a_valid_job() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let files = |folder: &str| {
+        let files = std::fs::read_dir(root.join(folder)).unwrap().flatten().map(|file| file.path());
+        files.filter(|path| path.is_file()).map(|path| (path.clone(), std::fs::read_to_string(path).unwrap()))
+    };
+    let readme = root.join("README.md");
+    let pages = files("docs").chain([(readme.clone(), std::fs::read_to_string(readme).unwrap())]);
+    let blocks = pages.flat_map(|(path, page)| {
+        let blocks = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        blocks.map(|block| (path.clone(), block.to_owned())).collect::<Vec<_>>()
+    });
+    let examples: Vec<_> = files("manifests/samples")
+        .chain(blocks)
+        .filter(|(_, text)| text.lines().any(|line| line == "kind: ImagePrePullJob"))
+        .collect();
+    assert!(examples.len() >= 10, "{} examples", examples.len());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for (path, text) in examples {
+        let path = path.display();
+        std::fs::write(file.path(), &text).unwrap();
+        let job =
+            manifests::read_job(file.path()).unwrap_or_else(|error| panic!("{path}: {error:#}\n{text}"));
+        validate(&job).unwrap_or_else(|refusal| panic!("{path}: {refusal}\n{text}"));
+    }
+}
