@@ -23,7 +23,7 @@ use crate::cluster::{Cluster, documents};
 use crate::place::Place;
 
 /// Default limit for a state that a test expects, long enough for a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 /// Limit for an event. Events are published one after another, independently of the status.
 const EVENT_LIMIT: Duration = Duration::from_secs(10);
 /// Programs whose logs are shown if a job does not reach the expected state.
@@ -87,7 +87,7 @@ impl Job {
         &self.name
     }
 
-    /// Sets the limit of later waits, instead of a minute.
+    /// Sets the limit of later waits, instead of two minutes.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;

@@ -155,7 +155,7 @@ async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_sma
 
     let began = Instant::now();
     let none = stage.cluster.job("none").images([&reference]).on(&names).apply().await?;
-    let status = none.within(Duration::from_secs(10)).fails().await?;
+    let status = none.within(Duration::from_secs(30)).fails().await?;
     ensure!(
         status.reason.contains("node-00000 is not found") && status.reason.contains("9997 more"),
         "{}",
@@ -166,9 +166,9 @@ async fn ten_thousand_names_are_answered_within_seconds_and_the_object_stays_sma
 
     let (first, last) = names.split_at(5_000);
     let one = stage.cluster.job("one").images([&reference]).on(first).on(["edge-1"]).on(last);
-    let one = one.spec(|spec| spec.allow_missing_nodes = true).apply().await?.within(Duration::from_secs(10));
+    let one = one.spec(|spec| spec.allow_missing_nodes = true).apply().await?.within(Duration::from_secs(30));
     let status = one.completes().await?;
-    ensure!(began.elapsed() < Duration::from_secs(10), "both took {:?}", began.elapsed());
+    ensure!(began.elapsed() < Duration::from_secs(30), "both took {:?}", began.elapsed());
     assert_eq!((status.summary.desired, status.summary.skipped), (1, 10_000));
     for job in ["none", "one"] {
         let mut object = stage.cluster.existing_job(job).get().await?;

@@ -19,7 +19,7 @@ use crate::cluster::Cluster;
 use crate::place::Place;
 
 /// Default limit for a state that a test expects, long enough for a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 /// Limit for an event. Events are published one after another, independently of the status.
 const EVENT_LIMIT: Duration = Duration::from_secs(10);
 /// Programs whose logs are shown if an object does not reach the expected state.
@@ -55,7 +55,7 @@ impl<K: Kind> Object<K> {
         &self.name
     }
 
-    /// Sets the limit of later waits, instead of a minute.
+    /// Sets the limit of later waits, instead of two minutes.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
