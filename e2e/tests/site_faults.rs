@@ -47,7 +47,7 @@ async fn half_of_a_site_that_is_cut_off_gets_the_image_all_the_same() -> Result<
 
 #[tokio::test]
 async fn a_box_that_is_killed_while_it_carries_goes_on_where_it_was() -> Result<()> {
-    struck(&mut site().await?, Fault::Killed, 175).await?;
+    struck(&mut site().await?, Fault::Killed, 250).await?;
     Ok(())
 }
 
