@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use prepull_api::crd::download::DownloadSpec;
+use prepull_e2e::boxes::SERVING;
 use prepull_e2e::prelude::*;
 
 /// Limit for a job over a few boxes.
@@ -17,7 +18,7 @@ fn sharing(boxes: u8, rate: u64) -> Plan {
         boxes,
         uplink: Uplink::of(rate),
         layers: vec![6 * MIB, 4 * MIB, 2 * MIB],
-        agent: vec!["--peer-listen=0.0.0.0:10006".to_owned()],
+        agent: vec![SERVING.to_owned()],
         cloud: vec!["--share-within-site".to_owned()],
     }
 }

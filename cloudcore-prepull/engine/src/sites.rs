@@ -69,6 +69,13 @@ pub struct SiteSettings {
     pub share_by_default: bool,
 }
 
+impl SiteSettings {
+    /// The site of a Node with these labels. `None`: it is at none.
+    pub fn site_of<'a>(&self, labels: &'a BTreeMap<String, String>) -> Option<&'a str> {
+        labels.get(&self.label).map(String::as_str).filter(|site| !site.is_empty())
+    }
+}
+
 impl Default for SiteSettings {
     fn default() -> Self {
         Self { label: SITE_LABEL.to_owned(), share_by_default: false }
@@ -177,10 +184,10 @@ impl Sites {
         labels: Option<&BTreeMap<String, String>>,
         now: Timestamp,
     ) {
-        let site = labels.and_then(|labels| labels.get(&self.settings.label)).filter(|site| !site.is_empty());
+        let site = labels.and_then(|labels| self.settings.site_of(labels));
         let member = self.members.entry(node.clone()).or_default();
-        if member.site.as_deref() != site.map(String::as_str) {
-            let new: Option<Arc<str>> = site.map(|site| Arc::from(site.as_str()));
+        if member.site.as_deref() != site {
+            let new: Option<Arc<str>> = site.map(Arc::from);
             if let Some(old) = std::mem::replace(&mut member.site, new) {
                 self.leave(node, &old, now);
             }

@@ -3,9 +3,9 @@
 mod known;
 
 use std::future::Future;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
-pub use prepull_admission::tokens::{ListedToken, Scope};
+pub use prepull_admission::tokens::Scope;
 pub(crate) use prepull_admission::tokens::{RedeemError, TokenError};
 use prepull_api::enroll::JoinToken;
 use prepull_api::task::NodeName;
@@ -35,20 +35,9 @@ impl Tokens {
         Self { stored: prepull_admission::tokens::Tokens::in_memory(), known: None }
     }
 
-    /// Creates a token for the server whose CA has the fingerprint `ca`. The full token is only in the return value.
-    pub async fn create(
-        &self,
-        ca: [u8; 32],
-        scope: Scope,
-        ttl: Duration,
-        now: SystemTime,
-    ) -> Result<JoinToken, TokenError> {
-        self.stored.create(ca, scope, ttl, now).await
-    }
-
-    /// Lists the valid tokens by expiry, and deletes the expired ones.
-    pub async fn list(&self, now: SystemTime) -> Result<Vec<ListedToken>, TokenError> {
-        self.stored.list(now).await
+    /// The tokens themselves, without the watch.
+    pub fn stored(&self) -> &prepull_admission::tokens::Tokens {
+        &self.stored
     }
 
     /// Refuses a token that is certainly wrong, without a request to the API server; others are for [`Self::redeem`].

@@ -116,7 +116,11 @@ impl Cloud {
     }
 
     pub(crate) async fn token(&self, scope: Scope) -> JoinToken {
-        self.tokens.create(self.cas().signer().fingerprint(), scope, HOUR, SystemTime::now()).await.unwrap()
+        self.tokens
+            .stored()
+            .create(self.cas().signer().fingerprint(), scope, HOUR, SystemTime::now())
+            .await
+            .unwrap()
     }
 
     /// Signs a certificate as enrolment would, for any validity.

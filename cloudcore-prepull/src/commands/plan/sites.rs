@@ -93,5 +93,5 @@ fn site_of<'a>(
     settings: &SiteSettings,
     nodes: &'a BTreeMap<NodeName, NodeView>,
 ) -> Option<&'a str> {
-    nodes.get(node)?.labels.get(&settings.label).map(String::as_str).filter(|site| !site.is_empty())
+    settings.site_of(&nodes.get(node)?.labels)
 }

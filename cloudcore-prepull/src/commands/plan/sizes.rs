@@ -172,13 +172,11 @@ impl Sizes {
         for (plan, images, platform) in nodes {
             let size = sizes.entry((plan, platform)).or_insert_with(|| {
                 let entitled = plan.references();
-                for layer in images
-                    .iter()
-                    .filter_map(|image| self.layers(image, platform).ok())
-                    .flat_map(|l| l.to_vec())
-                {
-                    if seen.insert((entitled.clone(), layer.digest)) {
-                        site.shared_bytes = site.shared_bytes.saturating_add(layer.download);
+                for layers in images.iter().filter_map(|image| self.layers(image, platform).ok()) {
+                    for Layer { digest, download, .. } in layers.iter() {
+                        if seen.insert((entitled.clone(), digest.clone())) {
+                            site.shared_bytes = site.shared_bytes.saturating_add(*download);
+                        }
                     }
                 }
                 self.of_node(images, platform)

@@ -59,7 +59,7 @@ fn issued_to(body: &str) -> String {
 async fn a_token_yields_a_certificate_for_its_node() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
     let scope = Scope::Node("edge-1".into());
-    let token = routes.tokens.create([0; 32], scope, HOUR, SystemTime::now()).await.unwrap();
+    let token = routes.tokens.stored().create([0; 32], scope, HOUR, SystemTime::now()).await.unwrap();
     for _ in 0..2 {
         let (status, body) = enroll(&routes, "edge-1", &token, &key).await;
         assert_eq!((status, issued_to(&body).as_str()), (200, "edge-1"));
@@ -72,10 +72,11 @@ async fn a_token_yields_a_certificate_for_its_node() {
 #[tokio::test]
 async fn every_refusal_gives_a_reason_and_never_quotes_the_token() {
     let (routes, key, now) = (routes(), KeyPair::generate().unwrap(), SystemTime::now());
-    let fleet = routes.tokens.create([0; 32], Scope::Fleet, HOUR, now).await.unwrap();
-    let past = routes.tokens.create([0; 32], Scope::Fleet, HOUR, now - 2 * HOUR).await;
+    let fleet = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, now).await.unwrap();
+    let past = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, now - 2 * HOUR).await;
     assert!(past.is_ok(), "expired, so that the next creation deletes it and it is unknown");
-    let edge_1 = routes.tokens.create([0; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
+    let edge_1 =
+        routes.tokens.stored().create([0; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
     let wrong = JoinToken { secret: Sensitive::new("0".repeat(64)), ..fleet.clone() };
     for (node, token, status, reason) in [
         ("edge-2", &edge_1, 403, "the token is for node edge-1"),
@@ -102,7 +103,7 @@ async fn every_refusal_gives_a_reason_and_never_quotes_the_token() {
 #[tokio::test]
 async fn a_valid_token_is_good_however_many_wrong_ones_came_before() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
-    let token = routes.tokens.create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
+    let token = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
     let wrong = JoinToken { secret: Sensitive::new("0".repeat(64)), ..token.clone() };
     for _ in 0..300 {
         assert_eq!(enroll(&routes, "edge-1", &wrong, &key).await.0, 401);
@@ -147,7 +148,7 @@ async fn a_renewal_may_be_repeated_until_its_key_is_seen_and_then_only_that_key_
 #[tokio::test]
 async fn a_fleets_token_admits_a_node_once_and_a_nodes_token_again() {
     let routes = routes();
-    let token = |scope| routes.tokens.create([0; 32], scope, HOUR, SystemTime::now());
+    let token = |scope| routes.tokens.stored().create([0; 32], scope, HOUR, SystemTime::now());
     let fleet = token(Scope::Fleet).await.unwrap();
     let (first, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
     for _ in 0..2 {
@@ -163,7 +164,7 @@ async fn a_fleets_token_admits_a_node_once_and_a_nodes_token_again() {
 #[tokio::test(start_paused = true)]
 async fn a_fleets_token_admits_edge_nodes_of_the_cluster_only_and_no_node_renews_without_its_node() {
     let (routes, key) = (routes(), KeyPair::generate().unwrap());
-    let fleet = routes.tokens.create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
+    let fleet = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, SystemTime::now()).await.unwrap();
     routes.roster.set_nodes([("edge-1".into(), true), ("master".into(), false)].into_iter());
     for (node, status, reason) in [
         ("edge-1", 200, "BEGIN CERTIFICATE"),
