@@ -93,6 +93,16 @@ impl Lan {
     /// Creates a site without boxes behind an uplink.
     pub async fn new(uplink: Uplink) -> Result<Self> {
         let (outside, router) = (Space::new().await?, Space::new().await?);
+        for space in [&outside, &router] {
+            // What a device says by itself when it comes up would count as carried. The files are missing where the kernel
+            // has no IPv6.
+            space.run(|| {
+                for of in ["all", "default"] {
+                    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{of}/disable_ipv6"), "1");
+                }
+                Ok(())
+            })?;
+        }
         let (there, here) = (outside.name(), router.name());
         space::ip(&[
             "link", "add", DEVICE, "netns", there, "type", "veth", "peer", "name", DEVICE, "netns", here,
