@@ -67,13 +67,17 @@ async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Clus
     Ok((fleet, cluster, summary.failure))
 }
 
+/// Faults of one edge: as many as an idle machine has until the job ends.
+const FAULTS: Option<u32> = Some(5);
+
 /// Duration of a pull, long enough for each edge to lose its connection about twice.
 const SLOW: PullTime = PullTime::Between(Duration::from_millis(200), Duration::from_secs(2));
 
 #[tokio::test]
 async fn links_that_break_all_the_time_lose_and_repeat_nothing() -> Result<()> {
     let disconnect_every = Some(Duration::from_secs(2));
-    let behaviour = Behaviour { pull: SLOW, disconnect_every, seed: 1, ..Behaviour::default() };
+    let behaviour =
+        Behaviour { pull: SLOW, disconnect_every, most_faults: FAULTS, seed: 1, ..Behaviour::default() };
     let (fleet, _cluster, failed) = survives(behaviour, false).await?;
     let tally = fleet.tally();
     // Pulls continue without a connection.
@@ -85,7 +89,8 @@ async fn links_that_break_all_the_time_lose_and_repeat_nothing() -> Result<()> {
 #[tokio::test]
 async fn edges_that_restart_all_the_time_pull_again_only_what_was_under_way() -> Result<()> {
     let restart_every = Some(Duration::from_secs(4));
-    let behaviour = Behaviour { pull: SLOW, restart_every, seed: 2, ..Behaviour::default() };
+    let behaviour =
+        Behaviour { pull: SLOW, restart_every, most_faults: FAULTS, seed: 2, ..Behaviour::default() };
     let (fleet, _cluster, failed) = survives(behaviour, false).await?;
     let tally = fleet.tally();
     assert_eq!((failed, tally.whole), (0, 600));
@@ -102,6 +107,7 @@ async fn all_faults_together_and_a_killed_cloud_lose_and_repeat_nothing() -> Res
         image_bytes: 100 * MIB,
         disconnect_every: Some(Duration::from_secs(4)),
         restart_every: Some(Duration::from_secs(6)),
+        most_faults: FAULTS,
         seed: 3,
         ..Behaviour::default()
     };

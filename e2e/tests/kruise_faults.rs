@@ -217,6 +217,7 @@ async fn links_that_break_all_the_time_and_a_cloud_that_is_killed_lose_and_repea
     let behaviour = Behaviour {
         pull: PullTime::Between(Duration::from_millis(200), Duration::from_secs(2)),
         disconnect_every: Some(Duration::from_secs(2)),
+        most_faults: Some(5),
         seed: 4,
         ..Behaviour::default()
     };

@@ -55,11 +55,11 @@ pub struct Options {
     /// Fraction of the images that fail, from 0 to 1
     #[arg(long, default_value_t = 0.0, value_name = "PART", value_parser = part)]
     pub fail_rate: f64,
-    /// Average time between two losses of an edge's connection
+    /// Average time that an edge's connection lasts
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
     pub disconnect_every: Option<Duration>,
-    /// Average time between two restarts of an edge
+    /// Average time between an edge's first connection after a restart and its next restart
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     #[serde(serialize_with = "as_time")]
     pub restart_every: Option<Duration>,
@@ -121,6 +121,7 @@ impl Options {
             image_bytes: self.image_size,
             disconnect_every: self.disconnect_every,
             restart_every: self.restart_every,
+            most_faults: None,
             redial_within: None,
             seed: self.seed,
         }

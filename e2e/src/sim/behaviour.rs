@@ -15,11 +15,14 @@ pub struct Behaviour {
     pub fail_rate: f64,
     /// Size of an image in bytes, for progress. With 0 no progress is reported.
     pub image_bytes: u64,
-    /// Average time between two losses of an edge's connection, after which it dials again.
+    /// Average time that an edge's connection lasts before it is lost; then the edge dials again.
     pub disconnect_every: Option<Duration>,
-    /// Average time between two restarts of an edge. It pulls again what was under way, and keeps its images and its
-    /// ledger.
+    /// Average time between the first connection after a restart and the next restart of an edge. It pulls again what
+    /// was under way, and keeps its images and its ledger.
     pub restart_every: Option<Duration>,
+    /// Most losses and restarts of one edge; None for no bound. With a bound a job ends also on a machine that is too
+    /// slow to do anything but connect edges again.
+    pub most_faults: Option<u32>,
     /// Longest wait between two dials. By default that of real edges: up to a minute after some sessions that did not
     /// last.
     pub redial_within: Option<Duration>,

@@ -60,7 +60,10 @@ struct Tunnel {
 }
 
 /// Times of the next faults.
+#[derive(Default)]
 struct Faults {
+    /// Losses and restarts so far.
+    count: u32,
     disconnect: Option<Instant>,
     restart: Option<Instant>,
     /// When to dial again after a cut or a restart.
@@ -87,7 +90,7 @@ impl Edge {
             machine,
             ledger: BTreeMap::new(),
             tunnel: None,
-            faults: Faults { disconnect: None, restart: None, redial: None },
+            faults: Faults::default(),
             connected: false,
             called: 0,
             tasks: 0,
@@ -97,7 +100,6 @@ impl Edge {
 
     /// Runs until the fleet is stopped.
     pub(super) async fn run(mut self) {
-        self.plan_faults(Instant::now());
         self.dial();
         loop {
             let mut events = VecDeque::new();
@@ -112,7 +114,7 @@ impl Edge {
     }
 
     async fn wait(&mut self) -> Woken {
-        let Faults { disconnect, restart, redial } = self.faults;
+        let Faults { disconnect, restart, redial, .. } = self.faults;
         let due = [self.agent.next_tick(), self.machine.next_due(), disconnect, restart, redial];
         let due = due.into_iter().flatten().min();
         let tunnel = async {
@@ -133,15 +135,16 @@ impl Edge {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(self.faults.restart) {
             self.shared.counts.restarts.fetch_add(1, Ordering::SeqCst);
+            self.faults.count += 1;
             self.cut(now, &mut VecDeque::new());
             self.machine.restart();
             self.agent = Agent::new(self.agent.max_tasks());
             events.push_back(AgentEvent::Loaded(self.ledger.values().cloned().collect()));
-            self.plan_faults(now);
+            self.faults.restart = None;
         } else if is_due(self.faults.disconnect) {
             self.shared.counts.cuts.fetch_add(1, Ordering::SeqCst);
+            self.faults.count += 1;
             self.cut(now, events);
-            self.plan_faults(now);
         }
         if is_due(self.faults.redial) {
             self.faults.redial = None;
@@ -153,10 +156,17 @@ impl Edge {
         self.machine.advance(now, events);
     }
 
+    /// Plans the next faults of an edge that has just connected. Counted from another time, such as the last fault, they
+    /// would come faster than a slow machine connects edges, and then nothing ever gets through.
     fn plan_faults(&mut self, now: Instant) {
-        let Behaviour { disconnect_every, restart_every, .. } = *self.shared.behaviour;
+        let Behaviour { disconnect_every, restart_every, most_faults, .. } = *self.shared.behaviour;
+        if most_faults.is_some_and(|most| self.faults.count >= most) {
+            return;
+        }
         self.faults.disconnect = disconnect_every.map(|mean| now + self.chance.wait(mean));
-        self.faults.restart = restart_every.map(|mean| now + self.chance.wait(mean));
+        if self.faults.restart.is_none() {
+            self.faults.restart = restart_every.map(|mean| now + self.chance.wait(mean));
+        }
     }
 
     fn dial(&mut self) {
@@ -286,6 +296,10 @@ impl Edge {
                     *count += 1;
                 }
             });
+            self.plan_faults(Instant::now());
+        }
+        if !connected {
+            self.faults.disconnect = None;
         }
     }
 }

@@ -140,6 +140,7 @@ impl Scene {
             image_bytes: 10 << 20,
             disconnect_every: Some(Duration::from_secs(120)),
             restart_every: Some(Duration::from_secs(180)),
+            most_faults: None,
             redial_within: Some(Duration::from_secs(5)),
             seed,
         };
