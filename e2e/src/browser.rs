@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use base64::Engine;
@@ -16,12 +15,10 @@ use tokio::sync::Mutex;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::parts;
 use crate::place::Place;
 
-/// Longest wait for the browser to start, and for one answer: it takes a second or two on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Largest message: a screenshot of a long page.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
@@ -60,7 +57,7 @@ impl Browser {
             ])
             .args(["--disable-background-networking", "--disable-component-update", "about:blank"]);
         let process = Child::spawn(&place, "chromium", command)?;
-        let (port, path) = eventually("the browser is there", PATIENCE, async || {
+        let (port, path) = eventually("the browser is there", SOON, async || {
             let told = std::fs::read_to_string(dir.join("DevToolsActivePort"))?;
             let (port, path) = told.trim().split_once('\n').context("no port yet")?;
             anyhow::Ok((port.parse::<u16>()?, path.to_owned()))
@@ -96,7 +93,7 @@ impl Browser {
     pub async fn open(&self, url: &str) -> Result<()> {
         let opened = self.ask("Page.navigate", json!({ "url": url })).await?;
         ensure!(opened["errorText"].is_null(), "{url}: {}", opened["errorText"]);
-        eventually("the page is loaded", PATIENCE, async || {
+        eventually("the page is loaded", SOON, async || {
             let state: String = self.run("document.readyState").await?;
             ensure!(state == "complete", "{state}");
             Ok(())
@@ -122,7 +119,7 @@ impl Browser {
 
     /// Waits until the page says this.
     pub async fn says(&self, text: &str) -> Result<()> {
-        eventually(&format!("the page says {text:?}"), PATIENCE, async || {
+        eventually(&format!("the page says {text:?}"), SOON, async || {
             let said = self.text().await?;
             ensure!(said.contains(text), "it says: {said}");
             Ok(())
@@ -138,7 +135,7 @@ impl Browser {
              found.scrollIntoView({{block: 'center'}}); const at = found.getBoundingClientRect(); \
              return [at.x + at.width / 2, at.y + at.height / 2]; }})()",
         );
-        let at = eventually(&format!("there is {text:?} to click on"), PATIENCE, async || {
+        let at = eventually(&format!("there is {text:?} to click on"), SOON, async || {
             self.run::<Option<[f64; 2]>>(&place).await?.context("it is not there")
         })
         .await?;
@@ -248,6 +245,6 @@ impl Socket {
             }
             Err(anyhow!("the browser has closed the connection"))
         };
-        tokio::time::timeout(PATIENCE, answer).await.with_context(|| format!("no answer to {method}"))?
+        tokio::time::timeout(SOON, answer).await.with_context(|| format!("no answer to {method}"))?
     }
 }

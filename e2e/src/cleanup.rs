@@ -23,6 +23,10 @@ use crate::usage::Usage;
 /// Interval between two attempts at something that can only be polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Limit for what must happen and whose duration is no promise of the project: a process starts, an event is written, an
+/// edge connects. On an idle machine it takes two seconds at most; a busy one has been seen to take 60.
+pub const SOON: Duration = Duration::from_secs(120);
+
 /// Limit for a process to stop: each thread stops when it next leaves the kernel.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 

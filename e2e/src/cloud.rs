@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use kube::config::Kubeconfig;
 use prepull_api::wire::TUNNEL_PATH;
 
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::cluster::{Cluster, Hold, NAMESPACE};
 use crate::front::{Backend, Front};
 use crate::keep::keeping;
@@ -24,8 +24,6 @@ use crate::plain_http;
 use crate::ports::Port;
 pub use start::Start;
 
-/// Limit for the start, which takes less than a second on an idle machine.
-const START_LIMIT: Duration = Duration::from_secs(30);
 /// Limit for the end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const PROGRAM: &str = "cloudcore-prepull";
@@ -269,7 +267,7 @@ impl Cloud {
                 Ok(Ok(()))
             }
         };
-        eventually("cloudcore-prepull listens", START_LIMIT, up).await??;
+        eventually("cloudcore-prepull listens", SOON, up).await??;
         self.process = Some(process);
         Ok(())
     }

@@ -12,7 +12,6 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Namespace;
@@ -27,7 +26,7 @@ pub use server::Servers;
 pub(crate) use apply::documents;
 pub use objects::NodeBuilder;
 
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::keep::keeping;
 use crate::parts;
 use crate::place::Place;
@@ -42,8 +41,6 @@ const RIGHTS: [&str; 2] =
 /// The names of the definitions of Kruise's image API.
 pub const KRUISE_DEFINITIONS: [&str; 3] =
     ["imagepulljobs.apps.kruise.io", "imagelistpulljobs.apps.kruise.io", "nodeimages.apps.kruise.io"];
-/// Limit for what takes a moment, such as the start of the API server or a new definition.
-const SETTLE: Duration = Duration::from_secs(60);
 
 /// An etcd and a kube-apiserver with RBAC, our CRDs and cloudcore's rights. Its start takes 3 s and 310 MB, so that tests
 /// share clusters, one after the other, if they can: see [`Self::start`] and [`Self::own`].
@@ -265,7 +262,7 @@ impl Cluster {
     }
 
     async fn is_ready(&self) -> Result<()> {
-        eventually("kube-apiserver is ready", SETTLE, async || {
+        eventually("kube-apiserver is ready", SOON, async || {
             let request = http::Request::get("/readyz").body(Vec::new())?;
             let answer = self.client.request_text(request).await;
             // A process that has ended does not become ready.
@@ -290,7 +287,7 @@ impl Cluster {
         for definition in api.list(&kube::api::ListParams::default()).await? {
             let name = definition.metadata.name.unwrap_or_default();
             let established = await_condition(api.clone(), &name, conditions::is_crd_established());
-            tokio::time::timeout(SETTLE, established)
+            tokio::time::timeout(SOON, established)
                 .await
                 .with_context(|| format!("{name} is not established"))??;
         }
@@ -359,7 +356,7 @@ async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// Repeats an attempt until it succeeds, within [`SETTLE`].
+/// Repeats an attempt until it succeeds, within [`SOON`].
 async fn settled<T, F: Future<Output = Result<T>>>(what: &str, attempt: impl FnMut() -> F) -> Result<T> {
-    eventually(what, SETTLE, attempt).await
+    eventually(what, SOON, attempt).await
 }

@@ -19,12 +19,10 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
+use crate::cleanup::SOON;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::sim::certificates::Authority;
-
-/// Limit for one step of the handshake, while the cloud is under attack.
-const SOON: Duration = Duration::from_secs(20);
 
 /// Checks that an attempt was refused with such words.
 pub fn refusal<T>(outcome: Result<T>, expected: &str) -> Result<()> {

@@ -78,7 +78,7 @@ pub mod prelude {
     pub use crate::boxes::{Boxes, Plan, Run};
     pub use crate::certs::Authority;
     pub use crate::chance::Chance;
-    pub use crate::cleanup::eventually;
+    pub use crate::cleanup::{SOON, eventually};
     pub use crate::cloud::Cloud;
     pub use crate::cluster::Cluster;
     pub use crate::front::Front;
@@ -93,7 +93,7 @@ pub mod prelude {
     pub use crate::proxy::Proxy;
     pub use crate::registry::{Registry, TokenServer};
     pub use crate::sim::{Behaviour, Fleet, PullTime};
-    pub use crate::site::{SOON, Site};
+    pub use crate::site::Site;
     pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};
     pub use prepull_api::crd::kruise::PullPhase;

@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::node::Containerd;
 use crate::parts;
 use crate::place::Place;
-
-/// Limit for the boot, which takes a second on an idle machine.
-const BOOT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Limit for the end of all its processes, which takes some milliseconds.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -30,7 +27,7 @@ impl Machine {
         command.arg(parts::setup_dir().join("machine.sh")).arg(name).arg(place.new_dir("machine")?);
         command.arg(parts::program("edgecore-prepull")?).arg(runtime.dir());
         let mut machine = Self { process: Child::spawn(&place, &format!("machine-{name}"), command)? };
-        let booted = eventually("systemd runs", BOOT_LIMIT, async || {
+        let booted = eventually("systemd runs", SOON, async || {
             let state = machine.run(&["systemctl", "is-system-running"]).await?;
             ensure!(state.trim() == "running", "{state}");
             Ok(())

@@ -19,7 +19,7 @@ pub use containerd::Containerd;
 pub use ledger::LedgerTask;
 pub use start::Start;
 
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::cloud::{Cloud, Metrics};
 use crate::cluster::Cluster;
 use crate::network::{Passage, Space};
@@ -31,8 +31,6 @@ use eavesdropper::Eavesdropper;
 
 /// Limit for the end of the agent after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-/// Limit for the connection of the tunnel; it takes a fraction of a second on an idle machine.
-const START_LIMIT: Duration = Duration::from_secs(30);
 const PROGRAM: &str = "edgecore-prepull";
 
 /// An edge node that has joined with a token. The test creates its Node object.
@@ -195,7 +193,7 @@ impl EdgeNode {
 
     /// Waits until the agent reports that its tunnel is connected.
     pub async fn is_connected(&self) -> Result<()> {
-        eventually(&format!("the agent of {} is connected", self.name), START_LIMIT, async || {
+        eventually(&format!("the agent of {} is connected", self.name), SOON, async || {
             let connected = self.metrics().await?.sum("edgecore_prepull_connected", &[]);
             ensure!(connected > 0.0, "edgecore_prepull_connected is {connected}");
             Ok(())

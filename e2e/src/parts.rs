@@ -51,6 +51,12 @@ pub fn kube_apiserver() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Whether this kube-apiserver, the one that e2e/setup builds, serves APIs in beta unless told otherwise. Releases from
+/// 1.24 on serve no new ones.
+pub fn has_betas_by_default(kube_apiserver: &Path) -> bool {
+    kube_apiserver.parent().is_some_and(|dir| dir.ends_with(APISERVER_CACHE))
+}
+
 /// Path of etcd: beside kube-apiserver, as in envtest, or in PATH.
 pub fn etcd() -> Result<PathBuf> {
     let beside = kube_apiserver()?.with_file_name("etcd");

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::parts;
 use crate::place::Place;
-use crate::site::SOON;
 use crate::usage::Usage;
 
 /// Interval between two looks at the memory of a command: short, since some last for a tenth of a second.

@@ -7,12 +7,11 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::cluster::Cluster;
 use crate::parts::{self, workspace};
 use crate::plain_http;
 use crate::ports::Port;
-use crate::site::SOON;
 
 /// Where the alerts and the dashboard are.
 pub const MONITORING: &str = "manifests/monitoring";

@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
@@ -23,15 +22,12 @@ pub use pull_through::PullThrough;
 pub use token_server::{Grant, TokenServer};
 
 use crate::certs::Authority;
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::images::Image;
 use crate::parts;
 use crate::place::Place;
 use crate::ports::Port;
 use crate::proxy::Proxy;
-
-/// Limit for the start, which takes a fraction of a second on an idle machine.
-const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// A registry, with its storage, its users and the log of its requests.
 pub struct Registry {
@@ -172,8 +168,7 @@ impl Registry {
         let mut process = Child::spawn(&self.place, &log_name(&self.host), command)?;
         let addr = self.addr();
         let listens = async || Ok(tokio::net::TcpStream::connect(addr).await.map(drop)?);
-        if let Err(error) = eventually(&format!("registry {} listens", self.host), START_LIMIT, listens).await
-        {
+        if let Err(error) = eventually(&format!("registry {} listens", self.host), SOON, listens).await {
             process.check_running()?;
             return Err(error);
         }

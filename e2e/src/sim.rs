@@ -25,7 +25,7 @@ pub use behaviour::{Behaviour, PullTime};
 pub use counts::Tally;
 pub use start::{Start, Step};
 
-use crate::cleanup::eventually;
+use crate::cleanup::{SOON, eventually};
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use counts::Counts;
@@ -34,8 +34,6 @@ use counts::Counts;
 const CONNECT_LIMIT: Duration = Duration::from_secs(180);
 /// What it is longer for each edge that dials at the start: a handshake of unoptimised edges takes 30 ms on two busy cores.
 const CONNECT_LIMIT_OF_ONE: Duration = Duration::from_millis(60);
-/// Limit for the acknowledgements of results that the API server has.
-const ACK_LIMIT: Duration = Duration::from_secs(20);
 /// Interval between two looks at a counter: a hundredth of the times that are measured with it.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -157,7 +155,7 @@ impl Fleet {
 
     /// Waits until the cloud has acknowledged every result, which it does when the API server has it.
     pub async fn all_acknowledged(&self) -> Result<()> {
-        eventually("every result is acknowledged", ACK_LIMIT, async || match self.open_tasks() {
+        eventually("every result is acknowledged", SOON, async || match self.open_tasks() {
             0 => Ok(()),
             open => bail!("{open} tasks are open"),
         })

@@ -2,13 +2,12 @@
 //! cut.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use prepull_api::crd::kruise::ImagePullJob;
 
 use crate::api_proxy::ApiProxy;
-use crate::cleanup::eventually;
+use crate::cleanup::{SOON, eventually};
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
 use crate::images::Image;
@@ -20,8 +19,6 @@ use crate::place::password;
 use crate::proxy::Proxy;
 use crate::registry::{Registry, Request};
 
-/// Limit for what takes less than a second on an idle machine.
-pub const SOON: Duration = Duration::from_secs(30);
 /// User that may pull from the registry.
 const USER: &str = "alice";
 /// Namespace and name of the Secret with the password of [`USER`].

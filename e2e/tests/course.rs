@@ -108,8 +108,7 @@ async fn a_wave_with_too_many_failures_is_the_last() -> Result<()> {
         .await?;
         cloud.restart().await
     };
-    let (watched, restarted) =
-        tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(watched, restarted) }).await?;
+    let (watched, restarted) = tokio::time::timeout(SOON, async { tokio::join!(watched, restarted) }).await?;
     watched?;
     restarted?;
     assert_eq!(seen.into_iter().filter(|wave| *wave > 0).collect::<Vec<_>>(), [1, 2, 3]);

@@ -43,7 +43,7 @@ async fn a_disk_that_a_pull_has_filled_is_named_and_gets_its_room_back() -> Resu
     node.forgets_all_tasks().await?;
 
     // Nobody but us holds what the pull had fetched: half of it would already fill the rest of the disk.
-    eventually("the room is there again", Duration::from_secs(60), async || {
+    eventually("the room is there again", SOON, async || {
         let free = node.containerd().free_space()?;
         ensure!(free > 24 * MIB, "{free} bytes are free");
         Ok(())
@@ -74,7 +74,7 @@ async fn what_a_missed_deadline_left_is_removed_when_the_disk_needs_the_room() -
 
     let filler = usize::try_from(node.containerd().free_space()?.saturating_sub(LEAST))?;
     std::fs::write(node.containerd().root().join("filler"), vec![0; filler])?;
-    eventually("what the pull had fetched is gone", Duration::from_secs(60), async || {
+    eventually("what the pull had fetched is gone", SOON, async || {
         let (now, free) = (left().await?, node.containerd().free_space()?);
         ensure!(now == 0 && free >= LEAST + before, "{now} bytes are left, and {free} are free");
         Ok(())

@@ -22,11 +22,11 @@ async fn a_fleet_connects_works_and_comes_back() -> Result<()> {
     assert_eq!((fleet.pulls(), fleet.pulled_twice()), (400, 0));
 
     cloud.kill9()?;
-    fleet.reaches_sessions(0, Duration::from_secs(10)).await?;
+    fleet.reaches_sessions(0, SOON).await?;
     let began = Instant::now();
     cloud.restart().await?;
     fleet.all_connected().await?;
-    ensure!(began.elapsed() < Duration::from_secs(60), "back after {:?}", began.elapsed());
+    ensure!(began.elapsed() < SOON, "back after {:?}", began.elapsed());
     let status = job("after").on(fleet.names()).completes().await?;
     assert_eq!(status.summary.successful, 200);
     assert_eq!((fleet.pulls(), fleet.pulled_twice()), (800, 0));
@@ -53,8 +53,7 @@ async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Clus
         .await?
         .within(ENDS);
     if kill_cloud {
-        let limit = Duration::from_secs(60);
-        fleet.until("half of the images are there", limit, |tally| tally.whole >= 300).await?;
+        fleet.until("half of the images are there", SOON, |tally| tally.whole >= 300).await?;
         cloud.restart().await?;
     }
     let summary = job.completes().await?.summary;

@@ -263,7 +263,7 @@ async fn sigkill_leaves_nothing_behind() -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["harness::victim", "--exact", "--ignored", "--nocapture"]);
     let mut victim = Child::spawn(&*Place::here()?, "victim", command)?;
-    let said = prepull_e2e::cleanup::eventually("the victim is ready", Duration::from_secs(30), async || {
+    let said = prepull_e2e::cleanup::eventually("the victim is ready", SOON, async || {
         let log = victim.log();
         let line = log.lines().find_map(|line| line.split_once("READY ")).context("not ready")?;
         Ok(line.1.to_owned())
@@ -276,7 +276,7 @@ async fn sigkill_leaves_nothing_behind() -> Result<()> {
     ensure!(in_group.len() >= 3, "the shell and its children run: {in_group:?}");
 
     victim.kill9()?;
-    prepull_e2e::cleanup::eventually("the reaper is done", Duration::from_secs(30), async || {
+    prepull_e2e::cleanup::eventually("the reaper is done", SOON, async || {
         ensure!(!std::path::Path::new("/proc").join(reaper).exists(), "it still works");
         Ok(())
     })

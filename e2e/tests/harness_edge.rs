@@ -1,7 +1,5 @@
 //! Tests of the harness: each part of an edge node can be stopped, cut off and restarted on its own.
 
-use std::time::Duration;
-
 use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 
@@ -28,7 +26,7 @@ async fn every_part_of_an_edge_node_can_be_stopped_and_restarted() -> Result<()>
     // The cloud notices a cut, and the agent reconnects by itself.
     tunnel.refuse();
     let sessions = async |expected: f64| {
-        eventually("the cloud sees it", Duration::from_secs(20), async || {
+        eventually("the cloud sees it", SOON, async || {
             let found = cloud.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]);
             ensure!((found - expected).abs() < 0.5, "{found} sessions, not {expected}");
             Ok(())

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::job::ImageSource;
@@ -190,7 +189,7 @@ async fn kubectl_explains_every_field_and_accepts_every_sample() -> Result<()> {
     let jobs = cluster.kubectl(&["get", "ippj", "-o", "name"]).await?;
     assert_eq!(jobs.lines().count(), count, "a job in each file: {jobs}");
     // The API server publishes the schema of a new definition some seconds later.
-    let explained = eventually("the schema is published", Duration::from_secs(30), async || {
+    let explained = eventually("the schema is published", SOON, async || {
         cluster.kubectl(&["explain", "imageprepulljob.spec.imagePrePullTemplate"]).await
     })
     .await?;
@@ -296,12 +295,11 @@ async fn a_pull_by_hand_tells_what_was_there_and_ends_with_130_after_ctrl_c() ->
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let reference = format!("{}/team/app:v1", silent.local_addr()?);
     let pulling = pull(&reference)?.spawn()?;
-    let _asked =
-        tokio::time::timeout(Duration::from_secs(30), silent.accept()).await.context("not asked")??;
+    let _asked = tokio::time::timeout(SOON, silent.accept()).await.context("not asked")??;
     let pid =
         pulling.id().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).context("ended")?;
     rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
-    let output = tokio::time::timeout(Duration::from_secs(30), pulling.wait_with_output()).await??;
+    let output = tokio::time::timeout(SOON, pulling.wait_with_output()).await??;
     let said = String::from_utf8(output.stdout)?;
     assert_eq!(output.status.code(), Some(130), "{said}");
     ensure!(said.contains("✗ 1 image: 1 not on this machine"), "{said}");

@@ -73,10 +73,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) async fn is(&mut self, connected: bool) -> Result<()> {
         let wait = self.connected.wait_for(|now| *now == connected);
-        let limit = Duration::from_secs(30);
-        tokio::time::timeout(limit, wait)
-            .await
-            .with_context(|| format!("connected is not {connected}"))??;
+        tokio::time::timeout(SOON, wait).await.with_context(|| format!("connected is not {connected}"))??;
         Ok(())
     }
 }

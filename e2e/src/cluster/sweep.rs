@@ -4,7 +4,6 @@
 //! kept as well, since there is no controller that could delete one.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use http::header::{ACCEPT, CONTENT_TYPE};
@@ -14,10 +13,8 @@ use kube::Client;
 use kube::api::{Api, DeleteParams};
 use serde_json::{Value, json};
 
-use crate::cleanup::eventually;
+use crate::cleanup::{SOON, eventually};
 
-/// Limit for one kind. If it takes longer, something prevents the deletion of an object.
-const LIMIT: Duration = Duration::from_secs(10);
 /// Namespace of Kubernetes itself, which is spared.
 const SYSTEM: &str = "kube-system";
 /// Media type of lists that have only metadata.
@@ -70,7 +67,7 @@ pub(super) async fn everything(client: &Client) -> Result<()> {
             client.request_text(request).await.with_context(|| format!("DELETE {path}"))?;
         }
         let cached = format!("{group}/{plural}?resourceVersion=0");
-        eventually(&format!("the {plural} are gone"), LIMIT, async || {
+        eventually(&format!("the {plural} are gone"), SOON, async || {
             let left = namespaces(client, &cached).await?;
             ensure!(left.is_empty(), "some are left in the namespaces {left:?}");
             Ok(())

@@ -9,11 +9,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::scene::Scene;
-use crate::cleanup::eventually;
+use crate::cleanup::{SOON, eventually};
 use crate::measured::Teller;
 use crate::plugin::{PageServer, Person};
 use crate::prometheus::{Prometheus, dashboard};
-use crate::site::SOON;
 use crate::usage::Usage;
 
 /// Limit for one answer of the page.

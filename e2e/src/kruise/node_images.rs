@@ -231,7 +231,7 @@ impl AtWork {
     pub async fn reaches(&self, nodes: usize) -> Result<()> {
         let mut counts = self.counts.clone();
         let reached = counts.wait_for(|counts| counts.now == nodes);
-        match tokio::time::timeout(crate::site::SOON, reached).await {
+        match tokio::time::timeout(crate::cleanup::SOON, reached).await {
             Ok(reached) => Ok(reached.map(drop)?),
             Err(_) => bail!("{} nodes have open tags, not {nodes}", self.now()),
         }

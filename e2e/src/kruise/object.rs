@@ -14,14 +14,12 @@ use kube::runtime::watcher::watch_object;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cleanup::eventually;
+use crate::cleanup::{SOON, eventually};
 use crate::cluster::Cluster;
 use crate::place::Place;
 
 /// Default limit for a state that a test expects, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Limit for an event. Events are published one after another, independently of the status.
-const EVENT_LIMIT: Duration = Duration::from_secs(10);
 /// Programs whose logs are shown if an object does not reach the expected state.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
@@ -154,7 +152,7 @@ impl<K: Kind> Object<K> {
 
     /// Waits for an event with this reason, and returns its type and message. Events may come after the status.
     pub async fn event(&self, reason: &str) -> Result<(String, String)> {
-        eventually(&format!("event {reason} on {}", self.title()), EVENT_LIMIT, async || {
+        eventually(&format!("event {reason} on {}", self.title()), SOON, async || {
             let events = self.events().await?;
             let found = events.iter().find(|(_, found, _)| found == reason);
             let (kind, _, message) = found.with_context(|| format!("there are {events:?}"))?;

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use containerd_client::services::v1::content_client::ContentClient;
@@ -26,13 +25,11 @@ use k8s_cri::v1::{
 use tonic::Request;
 use tonic::transport::Channel;
 
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::network::Space;
 use crate::parts;
 use crate::place::{HOSTS, Place};
 
-/// Limit for the start of containerd, which takes half a second on an idle machine.
-const START_LIMIT: Duration = Duration::from_secs(30);
 /// containerd namespace in which the CRI plugin keeps images.
 const NAMESPACE: &str = "k8s.io";
 /// A containerd with root, state and socket in the test's place. It pulls only from the registries of the test, runs no
@@ -161,9 +158,7 @@ impl Containerd {
         let mut process = Child::spawn(&self.place, &format!("containerd-{}", self.name), command)?;
         let answers =
             async || self.cri().await?.image_fs_info(ImageFsInfoRequest {}).await.map(drop).context("CRI");
-        if let Err(error) =
-            eventually(&format!("containerd of {} answers", self.name), START_LIMIT, answers).await
-        {
+        if let Err(error) = eventually(&format!("containerd of {} answers", self.name), SOON, answers).await {
             process.check_running()?;
             return Err(error);
         }

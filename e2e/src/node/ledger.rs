@@ -4,8 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::EdgeNode;
-use crate::cleanup::eventually;
-use crate::site::SOON;
+use crate::cleanup::{SOON, eventually};
 
 /// A task in the ledger of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]

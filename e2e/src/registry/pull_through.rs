@@ -6,8 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 use serde_json::json;
 
-use super::START_LIMIT;
-use crate::cleanup::{Child, eventually};
+use crate::cleanup::{Child, SOON, eventually};
 use crate::network::Outlet;
 use crate::place::Place;
 use crate::usage::Usage;
@@ -44,7 +43,7 @@ impl PullThrough {
         command.arg("serve").arg(file);
         let mut process = Child::spawn(&place, "pull-through", outlet.space().command(&command))?;
         let listens = async || outlet.connect(addr);
-        if let Err(error) = eventually("the pull-through cache listens", START_LIMIT, listens).await {
+        if let Err(error) = eventually("the pull-through cache listens", SOON, listens).await {
             process.check_running()?;
             return Err(error);
         }
