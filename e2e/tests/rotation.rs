@@ -301,10 +301,12 @@ async fn the_plugin_makes_tokens_and_keeps_nodes_out(
     let me = Person::new(cluster.kubeconfig());
     let ann = Person::new(&cluster.kubeconfig_as("ann")?);
     cluster.edge_nodes(&["edge-2"]).await?;
-    let token =
-        maker.runs("tokens create --node edge-2").await?.is(0, &["--node-name edge-2", "Valid until"])?;
-    let token = token.out.trim();
-    let id = token.split('.').nth(1).context("a token has three parts")?;
+    let created = maker.runs("tokens create --node edge-2 -o json").await?;
+    let created = created.is(0, &["--node-name edge-2", "Valid until"])?;
+    let created: serde_json::Value = serde_json::from_str(&created.out)?;
+    assert_eq!(created["node"], "edge-2");
+    let (token, id) = (created["token"].as_str(), created["id"].as_str());
+    let (token, id) = (token.context("no token")?, id.context("no ID")?);
     let node = EdgeNode::start(cluster, cloud, "edge-2").with_token(token).await?;
     node.is_connected().await?;
     maker.runs("tokens list").await?.is(

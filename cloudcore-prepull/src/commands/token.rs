@@ -49,7 +49,8 @@ pub(crate) async fn run(
                 let stored = CaStore::new(at.client.clone(), namespace).load_or_create().await?;
                 Ok(stored.rotation.set.signer().fingerprint())
             };
-            create(args, &at, first_ca, out, hints).await
+            create(args, &at, first_ca, out, hints).await?;
+            Ok(())
         }
         TokenCommand::List => {
             write!(out, "{}", render_table(&list(&at).await?))?;

@@ -71,15 +71,15 @@ fn parse_ttl(text: &str) -> Result<Duration, String> {
     Ok(ttl)
 }
 
-/// Creates a token and writes it to `out`, and nothing else. What a person should know besides goes to `hints`. `first_ca`:
-/// the hash of the CA where none is published, since cloudcore-prepull has never led.
+/// Creates a token and writes it to `out`, and nothing else; returns what [`list`] shows of it. What a person should know
+/// besides goes to `hints`. `first_ca`: the hash of the CA where none is published, since cloudcore-prepull has never led.
 pub async fn create(
     args: CreateArgs,
     at: &Installation,
     first_ca: impl AsyncFnOnce() -> anyhow::Result<Fingerprint>,
     out: &mut (dyn Write + Send),
     hints: &mut (dyn Write + Send),
-) -> anyhow::Result<()> {
+) -> anyhow::Result<ListedToken> {
     let (CreateArgs { node, ttl, ca_cert, server, install_line }, Installation { client, namespace, .. }) =
         (args, at);
     let ca = match ca_cert {
@@ -107,13 +107,13 @@ pub async fn create(
     };
     let scope = node.map_or(Scope::Fleet, Scope::Node);
     let now = SystemTime::now();
-    let token = tokens(at).create_after(revocation, ca, scope.clone(), ttl, now).await?;
-    let token = token.expose();
+    let created = tokens(at).create_after(revocation, ca, scope.clone(), ttl, now).await?;
+    let token = created.expose();
     writeln!(out, "{}", if install_line { render_line(&token, &scope, &server) } else { token })?;
     // The token exists: a closed stderr is no failure.
     let line = if install_line { None } else { Some(render_line("TOKEN", &scope, &server)) };
     let _ = write!(hints, "{}", render_hints(&scope, now + ttl, line.as_deref(), is_missing));
-    Ok(())
+    Ok(ListedToken { id: created.id, scope, expires: now + ttl, used: false })
 }
 
 /// The valid tokens, by their ends.

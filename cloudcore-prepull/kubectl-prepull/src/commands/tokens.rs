@@ -1,5 +1,7 @@
 //! `kubectl prepull tokens create`, `list` and `revoke`.
 
+use std::io::Write;
+
 use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use prepull_admission::commands::token::{
@@ -38,12 +40,13 @@ enum TokensCommand {
     /// With --node it admits that node, once, also one that has joined before or is revoked. Without, it admits each edge node
     /// of the cluster that has never joined, until it expires. It cannot be shown again: the cluster keeps only a hash. Only the
     /// token goes to stdout, or with --install-line the whole command for the node; how to use it, and until when, goes to
-    /// stderr.
+    /// stderr. With -o json or yaml, stdout has an object of it, with its ID and its end.
     #[command(after_help = "\
 Examples:
   kubectl prepull tokens create --node edge-7
   kubectl prepull tokens create --node edge-7 --install-line --server cloud.example
-  kubectl prepull tokens create --ttl 8h    # for a whole fleet")]
+  kubectl prepull tokens create --ttl 8h    # for a whole fleet
+  kubectl prepull tokens create --node edge-7 -o json | jq -r .token")]
     Create {
         #[command(flatten)]
         args: CreateArgs,
@@ -89,6 +92,28 @@ impl From<ListedToken> for Listed {
     }
 }
 
+/// A token that has just been created, as programs get it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Created {
+    #[serde(flatten)]
+    listed: Listed,
+    /// The token, unless the line was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    install_line: Option<String>,
+}
+
+impl Created {
+    /// `said` is what a person gets: the token, or the line with the token.
+    fn new(token: ListedToken, said: &[u8], is_line: bool) -> Self {
+        let said = String::from_utf8_lossy(said).trim_end().to_owned();
+        let (token_text, install_line) = if is_line { (None, Some(said)) } else { (Some(said), None) };
+        Self { listed: token.into(), token: token_text, install_line }
+    }
+}
+
 /// The installation that a command is about.
 pub(super) fn installation(cluster: &Cluster, system: &SystemArgs) -> Installation {
     let namespace = system.system_namespace.clone();
@@ -113,10 +138,17 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) 
         TokensCommand::Create { args, system } => {
             let at = installation(cluster, &system);
             let first_ca = async || bail!("it makes it with its own rights");
-            let created = create(args, &at, first_ca, &mut out, &mut hints).await;
-            created.map_err(|error| {
+            let format = output.and_then(Output::format);
+            let is_line = args.install_line;
+            let mut said = Vec::new();
+            let out: &mut (dyn Write + Send) = if format.is_some() { &mut said } else { &mut out };
+            let created = create(args, &at, first_ca, out, &mut hints).await;
+            let created = created.map_err(|error| {
                 explain(error, "manifests/cloudcore-prepull/optional/token-admin.yaml has the role")
             })?;
+            if let Some(format) = format {
+                print_object(&Created::new(created, &said, is_line), format)?;
+            }
         }
         TokensCommand::List { system } => {
             let listed = token::list(&installation(cluster, &system)).await.map_err(readers)?;
@@ -169,5 +201,13 @@ mod tests {
             { "id": "0123456789ab", "expires": "2027-01-15T08:00:00Z", "used": false },
         ]);
         assert_eq!(json!(listed), expected);
+        let created = |said: &[u8], is_line| Created::new(token(Scope::Fleet), said, is_line);
+        let end = "2027-01-15T08:00:00Z";
+        let expected =
+            json!({ "id": "0123456789ab", "expires": end, "used": false, "token": "ca.0123456789ab.secret" });
+        assert_eq!(json!(created(b"ca.0123456789ab.secret\n", false)), expected);
+        let expected =
+            json!({ "id": "0123456789ab", "expires": end, "used": false, "installLine": "run this" });
+        assert_eq!(json!(created(b"run this\n", true)), expected);
     }
 }
