@@ -273,7 +273,7 @@ async fn work(
         sessions: Sessions::default(),
         roster: Roster::in_cluster(writes.clone(), &args.cluster.namespace, events.clone(), metrics.roster()),
         kruise_nodes: kruise.clone(),
-        share_by_default: sites.share_by_default,
+        sites,
         secrets: Secrets::new(client.clone(), args.consent.require_secret_consent),
         kruise_writer: kruise_writer::Writer::new(writes.clone()),
         writer: Writer::new(writes.clone(), events.clone()),

@@ -42,7 +42,7 @@ pub struct EdgeQuery {
     pub names: Vec<NodeName>,
     /// Only edges that are connected, or that are not.
     pub connected: Option<bool>,
-    /// The label whose value is the site; [`SITE_LABEL`] if not set.
+    /// The label whose value is the site; the one by which the leader groups nodes if not set.
     pub site_label: Option<String>,
 }
 
@@ -132,11 +132,6 @@ impl EdgeQuery {
     pub fn limit(&self) -> usize {
         self.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT)
     }
-
-    /// The label whose value is the site.
-    pub fn site_label(&self) -> &str {
-        self.site_label.as_deref().unwrap_or(SITE_LABEL)
-    }
 }
 
 /// Edges in the order of their names, and how many there are.
@@ -155,6 +150,9 @@ pub struct EdgeList {
     /// Since when connections are known: the beginning of the leader's term. What was connected only before it is shown as
     /// not connected, and with no [`Edge::last_seen`].
     pub known_since: Time,
+    /// The label whose value is [`Edge::site`]; absent where the leader is too old to tell: [`SITE_LABEL`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site_label: Option<String>,
 }
 
 /// A node that may have an edge: an edge node of the cluster, with whatever is known of its agent. What only the agent
@@ -274,15 +272,18 @@ mod tests {
             connected: 1,
             next: Some("edge-2".into()),
             known_since: time(0),
+            site_label: Some("line".to_owned()),
         };
         let text = concat!(
             r#"{"items":[{"name":"edge-1","connected":true,"connectedSince":"1970-01-01T00:00:01Z","ready":true,"#,
             r#""site":"north","version":"0.1.0","os":"linux","arch":"arm64","runtime":"containerd 1.7.24","#,
             r#""disk":{"mountpoint":"/var","available":1,"capacity":2},"certificateUntil":"1970-01-01T00:00:02Z","#,
             r#""revoked":true,"tasks":0,"maxTasks":1},{"name":"edge-2","connected":false,"ready":false}],"#,
-            r#""total":3,"connected":1,"next":"edge-2","knownSince":"1970-01-01T00:00:00Z"}"#,
+            r#""total":3,"connected":1,"next":"edge-2","knownSince":"1970-01-01T00:00:00Z","siteLabel":"line"}"#,
         );
         assert_eq!(serde_json::to_string(&list).unwrap(), text);
         assert_eq!(serde_json::from_str::<EdgeList>(text).unwrap(), list);
+        let of_before = text.replace(r#","siteLabel":"line""#, "");
+        assert_eq!(serde_json::from_str::<EdgeList>(&of_before).unwrap().site_label, None);
     }
 }

@@ -59,6 +59,13 @@ pub(crate) async fn led_since(cluster: &Cluster, system: &SystemArgs) -> anyhow:
     Ok(page(cluster, system, &query).await?.known_since.0)
 }
 
+/// Reads by which label of their Nodes the leader groups edges into sites. None if it cannot be read, or the leader is too
+/// old to tell.
+pub(crate) async fn site_label(cluster: &Cluster, system: &SystemArgs) -> Option<String> {
+    let query = EdgeQuery { limit: Some(1), ..EdgeQuery::default() };
+    page(cluster, system, &query).await.ok()?.site_label
+}
+
 async fn page(cluster: &Cluster, system: &SystemArgs, query: &EdgeQuery) -> anyhow::Result<EdgeList> {
     let namespace = &system.system_namespace;
     let path = format!("/api/v1/namespaces/{namespace}/services/{SERVICE}/proxy{}", query.to_path());

@@ -128,7 +128,7 @@ impl Directory {
     }
 
     /// The edges that are asked for, of these Nodes, which come in the order of their names: those that are edge nodes, and
-    /// those that were connected.
+    /// those that were connected. `site_label` is the label of their sites, unless the query names another one.
     pub(crate) fn list<'a>(
         &self,
         nodes: impl Iterator<Item = &'a NodeView>,
@@ -136,13 +136,16 @@ impl Directory {
         recorded: impl Fn(&NodeName) -> Recorded,
         query: &EdgeQuery,
         known_since: Timestamp,
+        site_label: &str,
     ) -> EdgeList {
+        let site_label = query.site_label.as_deref().unwrap_or(site_label);
         let mut list = EdgeList {
             items: Vec::new(),
             total: 0,
             connected: 0,
             next: None,
             known_since: Time(known_since),
+            site_label: Some(site_label.to_owned()),
         };
         let all = self.lock();
         for node in nodes {
@@ -163,7 +166,7 @@ impl Directory {
                 list.next = list.items.last().map(|last: &Edge| last.name.clone());
                 continue;
             }
-            list.items.push(describe(node, known, recorded(&node.name), query.site_label()));
+            list.items.push(describe(node, known, recorded(&node.name), site_label));
         }
         list
     }

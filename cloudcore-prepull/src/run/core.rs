@@ -17,6 +17,7 @@ use prepull_engine::prepull::controller;
 use prepull_engine::shared::node_view::NodeView;
 use prepull_engine::shared::outcomes::WriteOutcome;
 use prepull_engine::shared::session::SessionEvent;
+use prepull_engine::sites::SiteSettings;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -68,8 +69,8 @@ pub(super) struct Core {
     pub(super) roster: Roster,
     /// The nodes that get NodeImages, with Kruise's API.
     pub(super) kruise_nodes: Option<Selector>,
-    /// Whether nodes share layers with their site for jobs that do not say so, and for NodeImages.
-    pub(super) share_by_default: bool,
+    /// Which nodes are neighbours, and whether they share layers for jobs that do not say so, and for NodeImages.
+    pub(super) sites: SiteSettings,
     pub(super) secrets: Secrets,
     pub(super) events: Events,
     pub(super) metrics: Arc<Metrics>,
@@ -180,8 +181,15 @@ impl Core {
     fn answer(&self, Ask { query, answer }: Ask) {
         let recorded = |node: &NodeName| self.roster.recorded(node);
         let (nodes, is_edge) = (self.engine.nodes(), |node: &NodeView| self.is_edge(node));
-        let _ =
-            answer.send(self.sessions.directory().list(nodes, is_edge, recorded, &query, self.known_since));
+        let listed = self.sessions.directory().list(
+            nodes,
+            is_edge,
+            recorded,
+            &query,
+            self.known_since,
+            &self.sites.label,
+        );
+        let _ = answer.send(listed);
     }
 
     /// Whether a Node may get tasks, and so may join with a token for the fleet.
@@ -239,7 +247,7 @@ impl Core {
             }
             Action::Dispatch(order) => {
                 let (secrets, sessions) = (self.secrets.clone(), self.sessions.clone());
-                let (inputs, share) = (self.inputs.clone(), self.share_by_default);
+                let (inputs, share) = (self.inputs.clone(), self.sites.share_by_default);
                 let span = info_span!("dispatch", job = order.job.name, node = %order.node);
                 let work = async move {
                     let outcome = dispatch::dispatch_job_task(&order, &secrets, &sessions, share).await;

@@ -121,7 +121,7 @@ impl Core {
             Action::Event(event) => self.events.send(event),
             Action::Dispatch(dispatch) => {
                 let (secrets, sessions, share) =
-                    (self.secrets.clone(), self.sessions.clone(), self.share_by_default);
+                    (self.secrets.clone(), self.sessions.clone(), self.sites.share_by_default);
                 let span = info_span!("dispatch", task = dispatch.task.title, node = %dispatch.node);
                 let work = async move {
                     let (node, task) = (dispatch.node.clone(), dispatch.task.id.clone());

@@ -45,7 +45,7 @@ pub(crate) struct NodesArgs {
     /// Only edges that are not connected.
     #[arg(long)]
     away: bool,
-    /// The label of a Node whose value is its site [default: topology.kubernetes.io/zone].
+    /// The label of a Node whose value is its site [default: that of cloudcore-prepull run --site-label].
     #[arg(long, value_name = "KEY")]
     site_label: Option<String>,
     #[command(flatten)]

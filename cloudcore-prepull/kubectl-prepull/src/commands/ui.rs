@@ -2,14 +2,17 @@
 
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use prepull_api::edges::SITE_LABEL;
 use tokio::net::TcpListener;
 use tokio::process::Command;
+use tokio::time::timeout;
 
 use crate::cluster::Cluster;
-use crate::edges::SystemArgs;
+use crate::edges::{self, SystemArgs};
 use crate::output::print;
 use crate::problem;
 use crate::run::{Ended, Session};
@@ -19,6 +22,9 @@ use crate::ui::watching::Watching;
 
 /// Programs that open an address in the browser: of Linux desktops, of macOS.
 const OPENERS: [&str; 2] = ["xdg-open", "open"];
+
+/// Longest wait for the leader to tell by which label it groups nodes: the address is printed after it.
+const SITE_LABEL_WITHIN: Duration = Duration::from_secs(3);
 
 /// The arguments of `ui`.
 #[derive(Debug, Args)]
@@ -37,6 +43,9 @@ pub(crate) struct UiArgs {
     /// Only print the address.
     #[arg(long)]
     no_open: bool,
+    /// The label of a Node whose value is its site [default: that of cloudcore-prepull run --site-label].
+    #[arg(long, value_name = "KEY")]
+    site_label: Option<String>,
     #[command(flatten)]
     system: SystemArgs,
 }
@@ -48,8 +57,20 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
     })?;
     let guard = Guard::new(listener.local_addr()?)?;
     let (url, place, watching) = (guard.url(), cluster.place().clone(), Watching::new());
-    let page =
-        Arc::new(Page { guard, cluster, system: args.system.clone(), watching: Arc::clone(&watching) });
+    let site_label = match &args.site_label {
+        Some(label) => Some(label.clone()),
+        // Without an answer there is a page all the same.
+        None => {
+            timeout(SITE_LABEL_WITHIN, edges::site_label(&cluster, &args.system)).await.unwrap_or_default()
+        }
+    };
+    let page = Arc::new(Page {
+        guard,
+        cluster,
+        system: args.system.clone(),
+        watching: Arc::clone(&watching),
+        site_label: site_label.as_deref().unwrap_or(SITE_LABEL).into(),
+    });
     print(&format!("{url}\n"))?;
     if !args.no_open && session.screen.is_terminal {
         open(&url).await;

@@ -8,7 +8,6 @@ use std::time::Duration;
 use axum::response::sse::Event;
 use futures::Stream;
 use futures::stream::unfold;
-use prepull_api::edges::SITE_LABEL;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -60,12 +59,12 @@ pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item
     stream(watching, next)
 }
 
-/// The nodes of a job: `nodes`, and then `changed` and `gone`.
-pub(crate) fn nodes(watching: Arc<Watching>, job: String) -> impl Stream<Item = Part> {
+/// The nodes of a job, each with the value of this label: `nodes`, and then `changed` and `gone`.
+pub(crate) fn nodes(watching: Arc<Watching>, job: String, site_label: Arc<str>) -> impl Stream<Item = Part> {
     let mut seen: Option<BTreeMap<String, Arc<NodeRow>>> = None;
     let next = move |watching: &Watching| {
         let known = watching.known();
-        let (now, sites) = (known.nodes(&job), known.labelled(SITE_LABEL));
+        let (now, sites) = (known.nodes(&job), known.labelled(&site_label));
         let shown = |row| Shown { row, site: sites.get(row.name.as_str()).copied() };
         let mut events = Vec::new();
         match &seen {

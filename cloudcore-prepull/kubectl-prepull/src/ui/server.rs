@@ -45,6 +45,8 @@ pub(crate) struct Page {
     pub(crate) cluster: Cluster,
     pub(crate) system: SystemArgs,
     pub(crate) watching: Arc<Watching>,
+    /// The label of a Node whose value is its site.
+    pub(crate) site_label: Arc<str>,
 }
 
 /// The routes of the page.
@@ -120,7 +122,8 @@ async fn live_of_job(
     State(page): State<Arc<Page>>,
     Path((_, job)): Path<(String, String)>,
 ) -> impl IntoResponse {
-    Sse::new(feed::nodes(Arc::clone(&page.watching), job)).keep_alive(KeepAlive::default())
+    Sse::new(feed::nodes(Arc::clone(&page.watching), job, Arc::clone(&page.site_label)))
+        .keep_alive(KeepAlive::default())
 }
 
 /// All that is known of a node of a job.
@@ -162,7 +165,8 @@ async fn groups(State(page): State<Arc<Page>>, Query(Grouping { label }): Query<
 
 /// All edges, as the leader tells them.
 async fn all_edges(State(page): State<Arc<Page>>) -> Answer {
-    let pages = edges::pages(&page.cluster, &page.system, EdgeQuery::default());
+    let query = EdgeQuery { site_label: Some(page.site_label.to_string()), ..EdgeQuery::default() };
+    let pages = edges::pages(&page.cluster, &page.system, query);
     let listed = pages.try_fold(Vec::new(), async |mut edges, page| {
         edges.extend(page.items);
         Ok(edges)

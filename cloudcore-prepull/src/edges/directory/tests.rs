@@ -51,12 +51,16 @@ fn hello() -> Hello {
 }
 
 fn list(directory: &Directory, nodes: &[NodeView], query: &str) -> EdgeList {
+    list_by(directory, nodes, query, "topology.kubernetes.io/zone")
+}
+
+fn list_by(directory: &Directory, nodes: &[NodeView], query: &str, site_label: &str) -> EdgeList {
     let recorded = |node: &NodeName| Recorded {
         certificate_until: (node.as_str() != "new").then_some(UNIX_EPOCH + Duration::from_secs(1000)),
         is_revoked: node.as_str() == "stolen",
     };
     let query = EdgeQuery::parse(query).unwrap();
-    directory.list(nodes.iter(), NodeView::is_edge, recorded, &query, at(0))
+    directory.list(nodes.iter(), NodeView::is_edge, recorded, &query, at(0), site_label)
 }
 
 fn names(list: &EdgeList) -> Vec<&str> {
@@ -164,6 +168,19 @@ fn pages_follow_each_other_and_count_what_was_asked_for_as_a_whole() {
     // A node without the label has an edge all the same, if one has connected.
     directory.connect(&"cloud".into(), SESSION, &hello(), UNIX_EPOCH, at(1));
     assert_eq!(list(&directory, &nodes, "").total, 6);
+}
+
+#[test]
+fn the_site_of_an_edge_is_the_value_of_the_leaders_label_or_of_the_one_that_is_asked_for() {
+    let (directory, nodes) = (Directory::default(), [node("a", "north")]);
+    for (query, label, site) in [
+        ("", "line", "l1"),
+        ("siteLabel=topology.kubernetes.io/zone", "topology.kubernetes.io/zone", "north"),
+    ] {
+        let list = list_by(&directory, &nodes, query, "line");
+        assert_eq!(list.site_label.as_deref(), Some(label));
+        assert_eq!(only(list).site.as_deref(), Some(site));
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use kube::client::Body;
 use prepull_api::task::JobUid;
 use prepull_engine::prepull::controller::{Content, Object};
 use prepull_engine::shared::outcomes::WriteOutcome;
+use prepull_engine::sites::SiteSettings;
 
 use super::*;
 
@@ -23,7 +24,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         clock: Clock::start(),
         roster: Roster::in_memory(),
         kruise_nodes: None,
-        share_by_default: false,
+        sites: SiteSettings::default(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone(), true),
         kruise_writer: kruise_writer::Writer::new(client.clone()),

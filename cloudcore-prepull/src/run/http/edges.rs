@@ -152,8 +152,14 @@ mod tests {
         tokio::spawn(async move {
             while let Some(Ask { query, answer }) = asked.recv().await {
                 let known_since = Time(jiff::Timestamp::UNIX_EPOCH);
-                let list =
-                    EdgeList { items: Vec::new(), total: 3, connected: 2, next: query.after, known_since };
+                let list = EdgeList {
+                    items: Vec::new(),
+                    total: 3,
+                    connected: 2,
+                    next: query.after,
+                    known_since,
+                    site_label: None,
+                };
                 answer.send(list).unwrap();
             }
         });

@@ -49,7 +49,10 @@ fn edge(name: &str, version: Option<&str>, days: i64) -> Edge {
 fn edges(items: Vec<Edge>, total: usize) -> Edges {
     let connected = items.iter().filter(|edge| edge.connected).count();
     let mut edges = Edges::default();
-    edges.add(&EdgeList { items, total, connected, next: None, known_since: Time(NOW) }, NOW);
+    edges.add(
+        &EdgeList { items, total, connected, next: None, known_since: Time(NOW), site_label: None },
+        NOW,
+    );
     edges
 }
 

@@ -44,8 +44,14 @@ fn table() -> Table {
         Edge { connected: false, connected_since: None, last_seen: at(-60), revoked: true, ..edge("edge-3") };
     let unknown = Edge { name: "edge-of-the-southern-branch".into(), ready: true, ..Edge::default() };
     let mut table = Table::new(NOW);
-    let page =
-        |items| EdgeList { items, total: 4, connected: 1, next: None, known_since: at(-400_000).unwrap() };
+    let page = |items| EdgeList {
+        items,
+        total: 4,
+        connected: 1,
+        next: None,
+        known_since: at(-400_000).unwrap(),
+        site_label: None,
+    };
     table.add(&page(vec![edge("edge-1"), away]));
     table.add(&page(vec![revoked, unknown]));
     table
@@ -67,6 +73,7 @@ fn where_there_is_no_edge_it_is_said_what_an_edge_is() {
         connected: 0,
         next: None,
         known_since: at(0).unwrap(),
+        site_label: None,
     });
     let text = table.render(Screen::plain(80), false);
     assert!(text.starts_with("No edge fits") && text.contains("node-role.kubernetes.io/edge"), "{text}");
