@@ -55,11 +55,13 @@ pub mod metrics;
 mod preflight;
 mod recorder;
 mod rotation;
+pub(crate) mod traces;
 mod vital;
 
 use self::core::{Clock, Core};
 use self::kruise::KruiseGate;
 use recorder::{RecordFile, Recorder};
+use traces::Traces;
 use vital::Vital;
 
 /// Inputs that wait for the engine. It takes a batch in well below a millisecond; where it cannot keep up
@@ -242,6 +244,12 @@ fn begin_recording(
     file.map(|file| Recorder::begin(file, kruise.map(ToString::to_string), sites.clone())).transpose()
 }
 
+/// Begins to send traces, with `--otlp-endpoint`.
+fn start_traces(args: &RunArgs, metrics: &Arc<Metrics>) -> anyhow::Result<Option<Traces>> {
+    let endpoint = args.otlp_endpoint.as_ref();
+    endpoint.map(|endpoint| Traces::start(endpoint, Arc::clone(metrics))).transpose()
+}
+
 /// What the leader does, until the shutdown. Nothing of it writes any more when this returns.
 async fn work(
     args: &RunArgs,
@@ -280,6 +288,7 @@ async fn work(
         events,
         leadership,
         metrics: metrics.clone(),
+        traces: start_traces(args, metrics)?,
         inputs: inputs.clone(),
         asked,
         known_since: Timestamp::now(),

@@ -53,6 +53,7 @@ mod signatures;
 mod site_faults;
 mod sites;
 mod stalls;
+mod traces;
 mod tries;
 mod unpacking;
 mod upgrades;

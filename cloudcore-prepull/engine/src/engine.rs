@@ -8,13 +8,14 @@ use jiff::Timestamp;
 use prepull_api::crd::status::{JobPhase, Summary};
 use prepull_api::selector::Selector;
 use prepull_api::sites::Blobs;
-use prepull_api::task::NodeName;
+use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::{EdgeMessage, Hello};
 use serde::{Deserialize, Serialize};
 
 use crate::kruise::node_images::{self, is_of_node_image};
 use crate::kruise::{self, Kruise};
 use crate::prepull::controller::{self, Controller};
+use crate::shared::in_hand::TaskInHand;
 use crate::shared::node_view::NodeView;
 use crate::shared::session::SessionEvent;
 use crate::sites::{Directions, NOT_SHARED, Shared, SiteSettings, Sites};
@@ -184,6 +185,16 @@ impl Engine {
     /// The phases of all ImagePrePullJobs, for the metrics.
     pub fn phases(&self) -> impl Iterator<Item = JobPhase> {
         self.prepull.phases()
+    }
+
+    /// What is known of a task that a node has not ended, for traces: asked before the result is handled, so that one which is
+    /// told again counts once.
+    pub fn task_in_hand(&self, node: &NodeName, task: &TaskId) -> Option<TaskInHand> {
+        if !is_of_node_image(task) {
+            return self.prepull.in_hand(node, task);
+        }
+        let image = self.kruise.as_ref()?.images_of(node, task)?;
+        Some(TaskInHand { job: None, images: vec![image.to_string()], started: None })
     }
 
     /// Tells the tracker of sites what concerns it.

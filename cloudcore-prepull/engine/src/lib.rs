@@ -31,6 +31,7 @@ pub mod shared {
     pub(crate) mod delay_queue;
     pub(crate) mod effects;
     pub mod events;
+    pub mod in_hand;
     pub mod node_view;
     pub mod objects;
     pub mod outcomes;

@@ -17,6 +17,7 @@ use crate::commands::node::NodeCommand;
 use crate::commands::plan::PlanArgs;
 use crate::commands::token::TokenCommand;
 use crate::kube_api::leader::{Timing, TimingError};
+use crate::run::traces::OtlpEndpoint;
 
 /// Plans image pre-pull jobs and dispatches them to edge nodes.
 #[derive(Debug, Parser)]
@@ -208,6 +209,10 @@ pub(crate) struct RunArgs {
     /// The flags of the leader election.
     #[command(flatten)]
     pub(crate) election: ElectionArgs,
+    /// Send a trace of each task that has ended to this OpenTelemetry collector (OTLP over HTTP)
+    /// [default: traces are not sent].
+    #[arg(long, value_name = "URL", env = "PREPULL_OTLP_ENDPOINT")]
+    pub(crate) otlp_endpoint: Option<OtlpEndpoint>,
     /// Append the engine's inputs to this file, at most 1 GiB, to replay a problem in a test (docs/testing.md). It
     /// contains names, labels and reasons, but no credentials.
     #[arg(long, value_name = "FILE", env = "PREPULL_RECORD")]

@@ -34,6 +34,7 @@ use crate::kube_api::status_writer::Writer;
 use crate::run::http::edges::Ask;
 use crate::run::metrics::Metrics;
 use crate::run::recorder::Recorder;
+use crate::run::traces::{EndedTask, Traces};
 use crate::run::vital::Vital;
 
 /// Inputs of one batch: the writes and decisions that follow are made once for all of them.
@@ -74,6 +75,8 @@ pub(super) struct Core {
     pub(super) secrets: Secrets,
     pub(super) events: Events,
     pub(super) metrics: Arc<Metrics>,
+    /// With `--otlp-endpoint`.
+    pub(super) traces: Option<Traces>,
     pub(super) inputs: mpsc::Sender<Input>,
     /// What people ask of the edges.
     pub(super) asked: mpsc::Receiver<Ask>,
@@ -164,6 +167,7 @@ impl Core {
                         ..
                     }) => {
                         log_result(&self.sessions, node, result);
+                        self.trace(node, result, now);
                     }
                     Prepull::Jobs(jobs) => jobs.iter().for_each(|job| self.writer.note_job(job)),
                     _ => {}
@@ -175,6 +179,14 @@ impl Core {
             recorder.input(&input, now);
         }
         self.engine.handle(input, now);
+    }
+
+    /// Passes on a task that has ended, for its trace. One whose result is told again has ended already.
+    fn trace(&self, node: &NodeName, result: &TaskResult, arrived: Timestamp) {
+        let Some(traces) = &self.traces else { return };
+        if let Some(known) = self.engine.task_in_hand(node, &result.task) {
+            traces.take(EndedTask { node: node.clone(), known, result: result.clone(), arrived });
+        }
     }
 
     /// Answers what somebody asks of the edges; who has gone meanwhile does not hear it.

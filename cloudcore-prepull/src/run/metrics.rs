@@ -96,6 +96,8 @@ prepull_program::metrics! {
         status_writes: Family<OutcomeLabel, Counter>,
         /// Writes of NodeImages, ImagePullJobs and ImageListPullJobs, by outcome
         kruise_writes: Family<OutcomeLabel, Counter>,
+        /// Traces of tasks for the collector of --otlp-endpoint, by outcome
+        traces: Family<OutcomeLabel, Counter>,
         /// What the controller took in
         controller_inputs: Counter<u64, AtomicU64>,
         /// Whether this replica leads
@@ -206,6 +208,11 @@ impl Metrics {
                 self.counted.image_duration_seconds.get_or_create(&outcome).observe(took.as_secs_f64());
             }
         }
+    }
+
+    /// Counts traces, `sent` or `lost`.
+    pub(super) fn count_traces(&self, outcome: &'static str, traces: u64) {
+        self.counted.traces.get_or_create(&OutcomeLabel { outcome }).inc_by(traces);
     }
 
     /// Measures a write of a status or of a report.

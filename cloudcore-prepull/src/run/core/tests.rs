@@ -32,6 +32,7 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         events,
         leadership: Leadership::undisputed(),
         metrics: Arc::default(),
+        traces: None,
         inputs,
         asked: mpsc::channel(1).1,
         known_since: Timestamp::UNIX_EPOCH,

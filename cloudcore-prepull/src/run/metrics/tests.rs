@@ -121,6 +121,9 @@ fn the_whole_exposition_stays_as_it_is() {
     let census = CaCensus { connected: 9, informed: 7, renewed: 5, unable: 1, old_subject: 3 };
     metrics.edges().set_outdated(&census);
 
+    metrics.count_traces("sent", 2);
+    metrics.count_traces("lost", 1);
+
     assert_eq!(sorted(&metrics.render()), include_str!("tests/exposition.txt"));
 }
 

@@ -190,12 +190,12 @@ impl TrackedNode {
         self.pulls.end_dispatch(task, outcome, self.session, self.object.present(), fx);
     }
 
-    /// The node has accepted a task.
     /// The reference of the image of a task, if the node has the task.
     pub(super) fn images_of(&self, task: &TaskId) -> Option<Arc<str>> {
         self.pulls.images_of(task)
     }
 
+    /// The node has accepted a task.
     pub(super) fn accept_task(&mut self, task: &TaskId, fx: &mut NodeEffects<'_>) {
         self.pulls.accept(task, fx);
     }

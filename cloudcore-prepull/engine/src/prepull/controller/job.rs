@@ -23,6 +23,7 @@ use super::{Action, Content, Effects, JobObject, Object, cancel, rest_of};
 use crate::prepull::aggregate::{self, Parts};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
+use crate::shared::in_hand::TaskInHand;
 use crate::shared::node_view::NodeView;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::reasons;
@@ -107,6 +108,12 @@ impl Job {
     /// The references of all images of the node's task, if it is in progress and the job shares layers within sites.
     pub(super) fn images_shared_by(&self, node: &NodeName, attempt: u32, by_default: bool) -> Option<Shared> {
         self.members.images_shared_by(node, attempt, by_default)
+    }
+
+    /// A task of this job that the node has not ended.
+    pub(super) fn in_hand(&self, node: &NodeName, attempt: u32) -> Option<TaskInHand> {
+        let (images, started) = self.members.in_hand(node, attempt)?;
+        Some(TaskInHand { job: Some(self.events.name().to_owned()), images, started })
     }
 
     /// Nodes that took (`true`) or gave back a slot since the last call.

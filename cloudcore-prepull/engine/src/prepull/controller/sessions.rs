@@ -5,6 +5,7 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
 
 use super::{Action, Controller, DELETED, OVER, cancel};
 use crate::prepull::download::clock_of;
+use crate::shared::in_hand::TaskInHand;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::session::{SessionEvent, SessionId};
 use crate::sites::Shared;
@@ -40,6 +41,11 @@ impl Controller {
         by_default: bool,
     ) -> Option<Shared> {
         self.jobs.get(&task.job)?.images_shared_by(node, task.attempt, by_default)
+    }
+
+    /// A task that the node has not ended.
+    pub(crate) fn in_hand(&self, node: &NodeName, task: &TaskId) -> Option<TaskInHand> {
+        self.jobs.get(&task.job)?.in_hand(node, task.attempt)
     }
 
     fn start_session(&mut self, node: &NodeName, session: SessionId, hello: &Hello) {

@@ -127,6 +127,17 @@ impl Members {
         Some(Shared { images: self.plans.get(node)?.references(), max_rate: job.download.max_site_rate })
     }
 
+    /// The references of a task that the node has not ended, and when the node started.
+    pub(super) fn in_hand(&self, node: &NodeName, attempt: u32) -> Option<(Vec<String>, Option<Timestamp>)> {
+        let record = self.rollout.record(node)?;
+        let has_ended = matches!(record.phase, NodePhase::Successful | NodePhase::Failure);
+        if has_ended || record.attempt.max(1) != attempt {
+            return None;
+        }
+        let images = self.plans.get(node)?.images.iter().map(|image| image.pull.to_string());
+        Some((images.collect(), record.start_time.as_ref().map(|time| time.0)))
+    }
+
     /// Changes what is carried out, and plans anew.
     pub(super) fn replan(&mut self, job: Arc<ValidatedJob>, nodes: &Nodes) {
         self.plans = plans(&job, self.rollout.records(), nodes);
