@@ -151,7 +151,13 @@ impl<P: Puller> Node<P> {
                         self.on_update(task, update, &link);
                     }
                 }
-                Some(ended) = self.executions.join_next_with_id() => self.on_execution_ended(ended),
+                Some(ended) = self.executions.join_next_with_id() => {
+                    // What it has said of its images comes first: the end does not say how long each of them took.
+                    while let Ok((task, update)) = self.updates.1.try_recv() {
+                        self.on_update(task, update, &link);
+                    }
+                    self.on_execution_ended(ended);
+                }
                 () = sleep_until_tick(tick) => self.handle(AgentEvent::Tick),
                 () = send(&link, front) => {
                     self.outbox.pop_front();
