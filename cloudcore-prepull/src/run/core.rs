@@ -185,7 +185,7 @@ impl Core {
     fn trace(&self, node: &NodeName, result: &TaskResult, arrived: Timestamp) {
         let Some(traces) = &self.traces else { return };
         if let Some(known) = self.engine.task_in_hand(node, &result.task) {
-            traces.take(EndedTask { node: node.clone(), known, result: result.clone(), arrived });
+            traces.take(&EndedTask { node, known, result, arrived });
         }
     }
 

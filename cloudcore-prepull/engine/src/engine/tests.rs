@@ -148,17 +148,33 @@ fn a_node_that_pulls_for_one_api_is_busy_for_the_other_until_it_has_ended() {
     let of_node_image = sent(Input::TICK);
     assert!(matches!(&of_node_image[..], [task] if is_of_node_image(task)), "{of_node_image:?}");
     assert_eq!(sent(Prepull::Job(Ok(Box::new(job.unwrap()))).into()), []);
-    let result = TaskResult {
-        task: of_node_image[0].clone(),
+    let message = EdgeMessage::Result(succeeded(&of_node_image[0]));
+    let told = |message| Prepull::Session(SessionEvent::Message { node: node.clone(), session, message });
+    let of_job = sent(told(message).into());
+    assert_eq!(of_job, [TaskId { job: JobUid("job".to_owned()), attempt: 1 }]);
+
+    // Until its result has been taken in, it is known what the task is about.
+    let known = engine.task_in_hand(&node, &of_job[0]).unwrap();
+    let expected = (Some("job".to_owned()), vec!["docker.io/library/b:1".to_owned()]);
+    assert_eq!((known.job, known.images), expected);
+    assert!(known.started.is_some_and(|started| started <= now));
+    let of_before = TaskId { attempt: 2, ..of_job[0].clone() };
+    let elsewhere = NodeName::from("edge-2");
+    assert_eq!(engine.task_in_hand(&node, &of_before), None);
+    assert_eq!(engine.task_in_hand(&elsewhere, &of_job[0]), None);
+    engine.handle(told(EdgeMessage::Result(succeeded(&of_job[0]))).into(), now);
+    assert_eq!(engine.task_in_hand(&node, &of_job[0]), None);
+}
+
+fn succeeded(task: &TaskId) -> TaskResult {
+    TaskResult {
+        task: task.clone(),
         outcome: TaskOutcome::Succeeded,
         reason: String::new(),
         check: None,
         images: Vec::new(),
         took: Duration::ZERO,
-    };
-    let message = EdgeMessage::Result(result);
-    let of_job = sent(Prepull::Session(SessionEvent::Message { node, session, message }).into());
-    assert_eq!(of_job, [TaskId { job: JobUid("job".to_owned()), attempt: 1 }]);
+    }
 }
 
 #[test]
@@ -167,19 +183,11 @@ fn what_a_session_says_goes_to_the_engine_that_has_its_task() {
     let of_job = task("0f7c3a51-8a5c-4a3e-9d0b-111111111111");
     let of_node_image = task("0f7c3a51-8a5c-4a3e-9d0b-111111111111.0011223344556677");
     let (node, session) = (NodeName::from("edge-1"), SessionId(1));
-    let result = |task: &TaskId| TaskResult {
-        task: task.clone(),
-        outcome: TaskOutcome::Succeeded,
-        reason: String::new(),
-        check: None,
-        images: Vec::new(),
-        took: Duration::ZERO,
-    };
     for (task, is_of_node_image) in [(&of_job, false), (&of_node_image, true)] {
         for message in [
             EdgeMessage::Accepted { task: task.clone() },
             EdgeMessage::Progress(Progress { task: task.clone(), images: Vec::new(), waits: String::new() }),
-            EdgeMessage::Result(result(task)),
+            EdgeMessage::Result(succeeded(task)),
         ] {
             let (of_node_images, of_jobs) =
                 split(SessionEvent::Message { node: node.clone(), session, message });

@@ -22,7 +22,7 @@ use ring::digest::{SHA256, digest};
 use super::EndedTask;
 
 /// The spans of a task: of the node, of its edge, and of each image that was tried.
-pub(super) fn of(ended: &EndedTask) -> Vec<SpanData> {
+pub(super) fn of(ended: &EndedTask<'_>) -> Vec<SpanData> {
     let EndedTask { node, known, result, arrived } = ended;
     let task = &result.task;
     let key = format!("{}/{}/{node}", task.job, task.attempt);
@@ -71,14 +71,14 @@ pub(super) fn of(ended: &EndedTask) -> Vec<SpanData> {
         span(root, SpanId::INVALID, "pre-pull", (start, end), of_node, status),
         span(edge, root, "on the edge", (accepted, end), Vec::new(), Status::Unset),
     ];
-    for (index, image) in result.images.iter().enumerate() {
+    // An edge may tell of any number of images.
+    for (index, (image, reference)) in result.images.iter().zip(&known.images).enumerate() {
         // An image that was there already was not tried.
         let (Some(took), Some(ended)) = (image.took, image.ended) else { continue };
-        let reference = known.images.get(index).cloned().unwrap_or_default();
         let until = accepted.checked_add(ended).map_or(end, |until| until.min(end));
         let times = (before(until, took).max(accepted), until);
         let id = id(&format!("image/{index}"));
-        spans.push(span(id, edge, "pull image", times, of_image(reference, image), status_of(image)));
+        spans.push(span(id, edge, "pull image", times, of_image(reference.clone(), image), status_of(image)));
     }
     spans
 }
@@ -101,7 +101,9 @@ fn of_image(reference: String, image: &ImageResult) -> Vec<KeyValue> {
         KeyValue::new("prepull.image.outcome", outcome),
         KeyValue::new("prepull.image.tries", i64::from(image.attempts)),
     ];
-    attributes.extend(image.digest.clone().map(|digest| KeyValue::new("oci.manifest.digest", digest)));
+    attributes.extend(
+        image.digest.as_deref().map(|digest| KeyValue::new("oci.manifest.digest", truncate_reason(digest))),
+    );
     attributes.extend(image.bytes.map(|bytes| KeyValue::new("prepull.image.bytes", integer(bytes.done))));
     let from_peers =
         image.from_peers.map(|bytes| KeyValue::new("prepull.image.bytes_from_peers", integer(bytes)));
