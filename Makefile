@@ -21,27 +21,27 @@ BUILD_TESTS := cargo build --workspace --bins --tests --examples
 CLIPPY := cargo clippy --workspace --all-targets -- -D warnings
 # Of `make check`: a job with everything in it, from its application to the images on three nodes.
 SMOKE := pulls::three_nodes_pull_four_images_from_two_registries_with_a_secret_each
-TEST := cargo test --workspace
-CHECK := cargo test --workspace --exclude prepull-e2e && cargo test --workspace --test e2e $(SMOKE)
-# nextest runs no documentation tests.
-ifneq ($(shell command -v cargo-nextest),)
-TEST := cargo nextest run --workspace && cargo test --workspace --doc
-CHECK := cargo nextest run --workspace -E "not binary(=e2e) or test(=$(SMOKE))"
-endif
+# Tests run in processes of their own, in groups and with a second try (.config/nextest.toml); built once where it's
+# missing. It runs no documentation tests.
+NEXTEST := $(SETUP)/nextest.sh
+TEST := $(NEXTEST) run --workspace && cargo test --workspace --doc
+CHECK := $(NEXTEST) run --workspace -E "not binary(=e2e) or test(=$(SMOKE))"
+# Without what needs a kubelet, of which there is none that old.
+OLDEST := $(NEXTEST) run --workspace -E "binary(=e2e) and not test(/^(installed|offline)::/)"
 # What cloudcore-prepull took in in every end-to-end test, played on the engine again: the same actions come out.
 REPLAY := PREPULL_REPLAY="$$PREPULL_E2E_LOGS" cargo test --workspace --test replay -- --nocapture the_recordings
 
 # Says what it does, does it, says how long it took.
 run = @printf '==> %s\n' '$(1)'; $(1); printf '==> done after %s s\n' "$$SECONDS"
 
-.PHONY: help setup build demo fleet site storm check test test-runtimes test-upgrade bench fuzz mutants lint dist test-dist release sbom crds clean
+.PHONY: help setup build demo fleet site storm check test test-oldest test-runtimes test-upgrade bench fuzz mutants lint dist test-dist release sbom crds clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Get the real parts: packages, and a kube-apiserver (built once, about 4 minutes)
+setup: ## Get the real parts: packages, and Kubernetes (built once, about 6 minutes)
 	@$(SETUP)/packages.sh
-	@$(SETUP)/kube-apiserver.sh >/dev/null
+	@$(SETUP)/kubernetes.sh >/dev/null
 
 build: ## Release build of cloudcore-prepull, edgecore-prepull and kubectl-prepull
 	$(call run,$(BUILD))
@@ -63,12 +63,17 @@ storm: ## Faults by chance and all at once for MINUTES=10, then every job must b
 	@PREPULL_E2E_RECORD=1 PREPULL_E2E_LOGS=$(or $(PREPULL_E2E_LOGS),$(TARGET)/storm-logs) $(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug $(TARGET)/debug/storm --minutes $(or $(MINUTES),10) $(ARGS)
 
 check: ## While one works: format, clippy, unit tests, one test on real parts
-	@$(SETUP)/prepare.sh 'cargo fmt --all --check' '$(CLIPPY)' '$(BUILD_TESTS)'
+	@$(SETUP)/prepare.sh 'cargo fmt --all --check' '$(NEXTEST) --version' '$(CLIPPY)' '$(BUILD_TESTS)'
 	@PREPULL_E2E_LOGS=$(TARGET)/check-logs $(SETUP)/with-parts.sh $(TARGET)/debug bash -ec '$(CHECK)'
 
 test: ## Every test, on real parts; afterwards no log may hold a credential
-	@NEEDS='chromium-headless-shell:chromium-headless-shell' $(SETUP)/prepare.sh '$(BUILD_TESTS)'
+	@NEEDS='chromium-headless-shell:chromium-headless-shell' $(SETUP)/prepare.sh '$(NEXTEST) --version' '$(BUILD_TESTS)'
 	@$(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug env PREPULL_E2E_RECORD=1 bash -ec '$(TEST) && $(REPLAY)'
+
+test-oldest: ## The end-to-end tests with the oldest API server that we promise, 1.20 (built once, about 4 minutes)
+	@$(SETUP)/packages.sh
+	@KUBEBUILDER_ASSETS=$$($(SETUP)/oldest-apiserver.sh) && export KUBEBUILDER_ASSETS && $(SETUP)/prepare.sh '$(NEXTEST) --version' '$(BUILD_TESTS)' && \
+	  PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/oldest-logs} $(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug bash -ec '$(OLDEST)'
 
 test-runtimes: ## The tests that touch the runtime, with each containerd that we know (RUNTIMES='2.1', ARGS=links::)
 	@$(SETUP)/prepare.sh '$(BUILD_TESTS)'
@@ -119,5 +124,5 @@ crds: ## Write manifests/crds and manifests/kruise/crds.yaml from the Rust types
 	$(call run,cargo run --quiet -p cloudcore-prepull -- crds --out manifests/crds)
 	$(call run,cargo run --quiet -p cloudcore-prepull -- crds --kruise --out manifests/kruise)
 
-clean: ## Remove what was built here (a kube-apiserver stays in ~/.cache/prepull-e2e)
+clean: ## Remove what was built here (Kubernetes stays in ~/.cache/prepull-e2e)
 	$(call run,cargo clean)

@@ -6,16 +6,11 @@
 set -euo pipefail
 
 if [[ ${1-} != --inside ]]; then
-  # A group of control groups for its services, below which it sees nothing else.
-  for tree in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
-    [[ -e $tree/cgroup.procs ]] || continue
-    # Those of tests that were killed.
-    for left in "$tree"/prepull-*; do
-      [[ ! -d $left || -d /proc/${left##*-} ]] || find "$left" -depth -type d -exec rmdir {} + 2>/dev/null || true
-    done
-    mkdir "$tree/prepull-$$"
-    echo $$ >"$tree/prepull-$$/cgroup.procs"
-  done
+  # Groups for its services, below which it sees nothing else.
+  # shellcheck source=e2e/setup/control-groups.sh
+  source "$(dirname "${BASH_SOURCE[0]}")/control-groups.sh"
+  make_groups systemd unified >/dev/null
+  enter_groups systemd unified
   exec unshare --mount --pid --fork --kill-child --cgroup --uts --ipc bash "${BASH_SOURCE[0]}" --inside "$@"
 fi
 shift

@@ -16,6 +16,8 @@ required=(
   /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
   etcd:etcd-server
   containerd:containerd
+  runc:runc
+  /usr/lib/cni/bridge:containernetworking-plugins
   docker-registry:docker-registry
   htpasswd:apache2-utils
   skopeo:skopeo

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a run on real parts needs, in the shortest time: the packages, then kube-apiserver and the
+# What a run on real parts needs, in the shortest time: the packages, then Kubernetes and the
 # Rust programs side by side. Usage: prepare.sh CARGO-COMMAND..., each one an argument, in order.
 # NEEDS has further COMMAND:PACKAGEs, for packages.sh.
 set -euo pipefail
@@ -34,7 +34,7 @@ stop() {
 }
 trap 'say "interrupted"; stop; exit 130' INT TERM HUP
 
-apiserver() { "$setup/kube-apiserver.sh" >/dev/null; }
+kubernetes() { "$setup/kubernetes.sh" >/dev/null; }
 
 cargo_commands() {
   local command
@@ -46,9 +46,9 @@ cargo_commands() {
 
 # A cluster of the user's own makes one of ours needless.
 if [[ -n ${PREPULL_E2E_KUBECONFIG-} ]]; then
-  say "kube-apiserver: the cluster of PREPULL_E2E_KUBECONFIG ($PREPULL_E2E_KUBECONFIG)"
+  say "Kubernetes: the cluster of PREPULL_E2E_KUBECONFIG ($PREPULL_E2E_KUBECONFIG)"
 else
-  begin apiserver apiserver
+  begin kubernetes kubernetes
 fi
 begin cargo cargo_commands "$@"
 

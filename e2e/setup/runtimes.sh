@@ -43,20 +43,14 @@ for release in "${releases[@]}"; do
   name=$("$program" --version | awk '{ sub(/^v/, "", $3); sub(/[~+].*/, "", $3); print $3 }')
   names+=("$name")
   say "containerd $name: ${topics[*]}"
-  if command -v cargo-nextest >/dev/null; then
-    pattern=$(IFS='|' && printf '%s' "${topics[*]}")
-    run=(cargo nextest run --workspace -E "binary(=e2e) and test(/^($pattern)/)")
-  else
-    run=(cargo test --workspace --test e2e -- "${topics[@]}")
-  fi
+  pattern=$(IFS='|' && printf '%s' "${topics[*]}")
+  run=("$setup/nextest.sh" run --workspace -E "binary(=e2e) and test(/^($pattern)/)")
   began=$SECONDS
   output=$logs.$name.txt
   PREPULL_E2E_LOGS=$logs-$name "$setup/with-parts.sh" "$target/debug" "${run[@]}" 2>&1 | tee "$output" || failed+=("$name")
-  # `PASS [   1.234s] prepull-e2e::e2e links::a_busy…`, or cargo's `test links::a_busy… ... ok`. Of a test that nextest
-  # lists again at the end, the first line counts.
+  # `PASS [   1.234s] prepull-e2e::e2e links::a_busy…`. Of a test that is listed again at the end, the first line counts.
   sed -E 's/\x1b\[[0-9;]*m//g' "$output" | awk -v name="$name" -v took=$((SECONDS - began)) '
     $1 ~ /^(PASS|FAIL|TIMEOUT|SIGNAL|SIGKILL|SIGTERM|ABORT)$/ && /prepull-e2e::e2e/ { test = $NF; result = $1 == "PASS" }
-    $1 == "test" && $3 == "..." && $4 != "ignored" { test = $2; result = $4 == "ok" }
     test != "" && !(test in seen) { seen[test] = 1; sub(/::.*/, "", test); print name, test, result }
     { test = "" }
     END { print name, "seconds", took }' >>"$results"

@@ -29,9 +29,5 @@ if [[ ! -d $before ]]; then
 fi
 before=$(realpath "$before")
 export PREPULL_E2E_BEFORE=$before PREPULL_E2E_LOGS=${PREPULL_E2E_LOGS:-$target/upgrade-logs}
-if command -v cargo-nextest >/dev/null; then
-  run=(cargo nextest run --workspace --run-ignored only -E 'binary(=e2e) and test(/^release_before::/)')
-else
-  run=(cargo test --workspace --test e2e -- --ignored release_before::)
-fi
-"$setup/with-parts.sh" "$target/debug" "${run[@]}"
+"$setup/with-parts.sh" "$target/debug" "$setup/nextest.sh" run --workspace --run-ignored only \
+  -E 'binary(=e2e) and test(/^release_before::/)'

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs a command that uses the real parts, and tells it where they are:
 #
-#   PREPULL_APISERVER_DIR  the directory of kube-apiserver (unset where PREPULL_E2E_KUBECONFIG is set)
+#   PREPULL_APISERVER_DIR  the directory of kube-apiserver, kubelet and the others (unset where PREPULL_E2E_KUBECONFIG is
+#                          set)
 #   PREPULL_BIN_DIR        the directory of our programs: BIN-DIR
 #   PREPULL_E2E_LOGS       where each test writes its logs, emptied first; default: target/e2e-logs. While a demo that was
 #                          kept (KEEP=1) has this one, it is the first that is free of …-2, …-3
@@ -34,7 +35,7 @@ for ((number = 2; number < 100; number++)); do
 done
 export PREPULL_BIN_DIR PREPULL_E2E_LOGS
 if [[ -z ${PREPULL_E2E_KUBECONFIG-} ]]; then
-  PREPULL_APISERVER_DIR=$("$setup/kube-apiserver.sh")
+  PREPULL_APISERVER_DIR=$("$setup/kubernetes.sh")
   export PREPULL_APISERVER_DIR
 fi
 

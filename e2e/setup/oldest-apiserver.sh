@@ -1,92 +1,37 @@
 #!/usr/bin/env bash
-# Finds a kube-apiserver, or builds one, and prints the directory it is in; all else is on stderr.
-# etcd and kubectl may be in the same directory, or in PATH.
-#
-# No package brings a kube-apiserver, but Debian 12 has its source: built once (about 4 minutes on
-# 2 cores), then taken from the cache.
+# Prints the directory of the oldest kube-apiserver that we promise to work with, for `make test-oldest`; all else is on
+# stderr. No package brings one, but Debian 12 has its source: built once (about 4 minutes on 2 cores), then taken from
+# the cache.
 # shellcheck disable=SC2317 # the steps of the build are called by name, through `phase`
 set -euo pipefail
 
 version=v1.20.2
+part="kube-apiserver $version"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/prepull-e2e
-# The second number counts how this script builds it: raised with each change of that, so that nobody goes on
-# with a binary of before.
+# The second number counts how this script builds it: raised with each change of that, so that a binary built the old
+# way isn't taken.
 built=$cache/kube-apiserver-$version-2
 log=$cache/kube-apiserver-build.log
-
-say() { printf '==> %s\n' "$*" >&2; }
-
-die() {
-  say "$*"
-  exit 1
-}
+# shellcheck source=e2e/setup/build-once.sh
+source "$(dirname "${BASH_SOURCE[0]}")/build-once.sh"
 
 # Runs it, too: one for another machine type is no kube-apiserver here.
-take() { # DIR WHERE
+take() {
   local found
-  [[ -x $1/kube-apiserver ]] && found=$("$1/kube-apiserver" --version 2>/dev/null) || return 1
-  say "kube-apiserver: ${found#Kubernetes } from $2"
-  (cd "$1" && pwd -P)
+  [[ -x $built/kube-apiserver ]] && found=$("$built/kube-apiserver" --version 2>/dev/null) || return 1
+  say "kube-apiserver: ${found#Kubernetes } from the cache ($built)"
+  printf '%s\n' "$built"
 }
 
-if [[ -n ${KUBEBUILDER_ASSETS-} ]]; then
-  take "$KUBEBUILDER_ASSETS" "KUBEBUILDER_ASSETS ($KUBEBUILDER_ASSETS)" && exit
-  # Asked for and not there: another one, taken silently, would be a surprise.
-  die "KUBEBUILDER_ASSETS=$KUBEBUILDER_ASSETS has no kube-apiserver that runs: correct or unset it"
-fi
-in_path=$(command -v kube-apiserver) && take "${in_path%/*}" "PATH ($in_path)" && exit
-take "$built" "the cache ($built)" && exit
+take && exit
 
 # shellcheck source=/dev/null
 system=$(. /etc/os-release 2>/dev/null && printf '%s' "${ID-}-${VERSION_ID-}") || system=unknown
-[[ $system == debian-12 ]] || die "no kube-apiserver, and only on Debian 12 can it be built from a package (this is $system).
-    Either set PREPULL_E2E_KUBECONFIG to the kubeconfig of a cluster which the tests may use,
-    or set KUBEBUILDER_ASSETS to a directory with kube-apiserver (envtest's, which setup-envtest downloads)."
+[[ $system == debian-12 ]] || die "$part is built from Debian 12's source, and this is $system: set KUBEBUILDER_ASSETS to a
+    directory with a kube-apiserver of that age, and run \`make test\`"
 
-mkdir -p "$cache"
-exec 9>"$cache/lock"
-flock --nonblock 9 || { say "another run is building kube-apiserver, waiting for it" && flock 9; }
-take "$built" "the cache ($built), just built by another run" && exit
-
-# A build that was killed leaves its scratch; who holds the lock may take it away.
-rm -rf "$cache"/build.* || true # an orphan may still write there
-scratch=$(mktemp -d "$cache/build.XXXXXX")
-job=
-cleanup() {
-  # The job is a process group of its own, so that none of make's descendants stays.
-  if [[ -n $job ]]; then
-    kill -TERM -- "-$job" 2>/dev/null || true
-    wait "$job" 2>/dev/null || true
-  fi
-  rm -rf "$scratch"
-}
-trap cleanup EXIT
-trap 'say "interrupted"; exit 130' INT TERM HUP
-: >"$log"
-say "kube-apiserver: none found, building $version once from Debian's source; log: $log"
-
-# Runs a step with its output in the log, says how long it took, and shows a sign of life meanwhile.
-phase() { # NAME COMMAND...
-  local name=$1 began=$SECONDS status=0
-  shift
-  say "  $name"
-  printf '\n### %s: %s\n' "$name" "$*" >>"$log"
-  set -m
-  "$@" >>"$log" 2>&1 </dev/null 9>&- &
-  job=$!
-  set +m
-  while kill -0 "$job" 2>/dev/null; do
-    sleep 1
-    (((SECONDS - began) % 30)) || say "    $((SECONDS - began)) s"
-  done
-  wait "$job" || status=$?
-  job=
-  ((status == 0)) || {
-    tail -n 30 "$log" >&2
-    die "$name: failed with status $status after $((SECONDS - began)) s, the end of $log is above"
-  }
-  say "    done in $((SECONDS - began)) s"
-}
+begin_build
+say "$part: building it once from Debian's source; log: $log"
 
 install_build_packages() {
   local package missing=()
@@ -177,5 +122,5 @@ phase "unpack" unpack
 phase "compile (the long one)" compile
 phase "into the cache" keep
 say "kube-apiserver: built in $SECONDS s"
-take "$built" "the cache ($built)" && exit
+take && exit
 die "$built has no kube-apiserver that runs, see $log"
