@@ -20,7 +20,12 @@ impl Cluster {
             "spec": {
                 "nodeName": node,
                 "automountServiceAccountToken": false,
-                "containers": [{"name": "app", "image": "registry.example/app:v1"}],
+                // As the namespace of cloudcore-prepull asks for.
+                "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+                "containers": [{
+                    "name": "app", "image": "registry.example/app:v1",
+                    "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+                }],
             },
         }))?;
         let created = self.pods(namespace).create(&PostParams::default(), &pod).await;
