@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
 
 use crate::place::Place;
 
@@ -47,6 +50,18 @@ impl Authority {
     /// File with the certificate as PEM.
     pub fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// A certificate and a key, as PEM, by which Kubernetes knows a client as this user of this group.
+    pub(crate) fn client(&self, user: &str, group: Option<&str>) -> Result<(String, String)> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, user);
+        if let Some(group) = group {
+            params.distinguished_name.push(DnType::OrganizationName, group);
+        }
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate()?;
+        Ok((params.signed_by(&key, &self.issuer)?.pem(), key.serialize_pem()))
     }
 
     /// Writes `server.crt` and `server.key` for a server on loopback, valid for the given names as well.

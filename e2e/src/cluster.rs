@@ -28,6 +28,7 @@ pub use objects::NodeBuilder;
 
 use crate::cleanup::{Child, SOON, eventually};
 use crate::keep::keeping;
+use crate::kubernetes::ground::Ground;
 use crate::parts;
 use crate::place::Place;
 
@@ -97,6 +98,36 @@ impl Cluster {
             Box::new(move |name: &str, command| Child::spawn(&place, name, command))
         };
         Self::serve(Server::new(place.new_dir("cluster")?, ACCOUNT, spawn).await?).await
+    }
+
+    /// Starts the API server of a [whole cluster](crate::kubernetes), without definitions and rights.
+    pub(crate) async fn start_on(ground: Ground) -> Result<Self> {
+        let place = Place::here()?;
+        let spawn = {
+            let place = Arc::clone(&place);
+            Box::new(move |name: &str, command| Child::spawn(&place, name, command))
+        };
+        Self::serve(Server::on(Some(ground), place.new_dir("cluster")?, ACCOUNT, spawn).await?).await
+    }
+
+    /// Starts a program of the control plane beside the API server of a whole cluster.
+    pub(crate) fn start_beside(&self, program: &str, arguments: &[&str]) -> Result<Child> {
+        self.server()?.start_beside(program, arguments)
+    }
+
+    /// Text of a kubeconfig with a certificate of this user, to reach the API server of a whole cluster at this address.
+    pub(crate) fn kubeconfig_for(&self, user: &str, group: Option<&str>, host: &str) -> Result<String> {
+        self.server()?.kubeconfig_for(user, group, host)
+    }
+
+    /// What was asked of the API server of a whole cluster, a line of JSON each.
+    pub fn audit_log(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(self.server()?.audit_log())?)
+    }
+
+    /// Directory of the files of a cluster that only this test uses.
+    pub(crate) fn server_dir(&self) -> Result<PathBuf> {
+        Ok(self.server()?.dir().to_owned())
     }
 
     /// Starts kube-apiserver, and waits until it is ready.
@@ -208,9 +239,9 @@ impl Cluster {
     /// Runs kubectl with all rights, and returns its output.
     pub async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(parts::kubectl());
-        command.arg("--kubeconfig").arg(&self.kubeconfig).args(arguments);
+        command.arg("--kubeconfig").arg(&self.kubeconfig);
         // A cache of its own: that of the user may be of another cluster.
-        command.arg("--cache-dir").arg(self.place.dir().join("kubectl-cache"));
+        command.arg("--cache-dir").arg(self.place.dir().join("kubectl-cache")).args(arguments);
         parts::output(command).await.with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 

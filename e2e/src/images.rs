@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use layout::{Layout, Platform};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::parts;
+use crate::place::Place;
 
 /// Bytes of a mebibyte.
 pub const MIB: u64 = 1024 * 1024;
@@ -41,6 +43,28 @@ impl Image {
             let layers = [layout.busybox_layer()?];
             layout.image(&Platform::here(), &layers)
         })
+    }
+
+    /// An image for the containers that hold the namespaces of a pod: it sleeps.
+    pub(crate) fn sandbox() -> Result<Self> {
+        cached("sandbox", |layout| {
+            let layers = [layout.busybox_layer()?];
+            let start = json!({"Env": ["PATH=/bin"], "Entrypoint": ["/bin/sleep", "1000000000"]});
+            layout.image_with(&Platform::here(), &layers, &start)
+        })
+    }
+
+    /// An image of one of our programs as `make dist` lays it out, with the program that the tests use. It's made for each
+    /// test, since the program changes.
+    pub(crate) fn of_program(name: &str) -> Result<Self> {
+        let dir = Place::here()?.new_dir("image")?;
+        let layout = Layout::new(&dir)?;
+        let layers = [layout.program_layer(&parts::program(name)?, &format!("usr/local/bin/{name}"))?];
+        let start = json!({"Env": ["PATH=/usr/local/bin"], "Entrypoint": [name]});
+        let top = layout.image_with(&Platform::here(), &layers, &start)?;
+        layout.finish(&top)?;
+        let layout::Manifest { digest, manifests, blobs, size, .. } = top;
+        Ok(Self { digest, manifests, blobs, size, dir })
     }
 
     /// An image with busybox and one small layer: images of different names share only the busybox layer.

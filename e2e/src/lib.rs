@@ -5,6 +5,7 @@
 //!  Place (temporary directory, logs, canary)      Reaper (outlives a killed test and cleans up after it)
 //!    ├─ Cluster   etcd, kube-apiserver (RBAC on), CRDs, nodes, secrets ── Job, JobStatus
 //!    │    └─ kruise: PullJob, ListJob, NodeImages, pods, the commands of the manual
+//!    ├─ Kubernetes  a whole cluster: control plane, and machines with a kubelet and a containerd that run pods
 //!    ├─ ApiProxy  between the cloud and kube-apiserver: refuses, delays, cuts, loses responses, ends watches
 //!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (generated once, cached)
 //!    ├─ Signer    cosign: key pairs, signatures of images in a Registry
@@ -51,6 +52,7 @@ pub mod intruder;
 pub mod jobs;
 pub mod keep;
 pub mod kruise;
+pub mod kubernetes;
 pub mod machine;
 pub mod measured;
 pub mod network;
@@ -86,6 +88,7 @@ pub mod prelude {
     pub use crate::intruder::{Intruder, Wire, refusal};
     pub use crate::jobs::{Job, StatusExt, refused};
     pub use crate::kruise::{ListJob, NodeImages, PullJob, name_and_tag};
+    pub use crate::kubernetes::{Kubernetes, Worker};
     pub use crate::network::{Cable, Lan, Network, Outlet, Uplink};
     pub use crate::node::{Containerd, EdgeNode};
     pub use crate::place::{CANARY, Place, password};

@@ -67,20 +67,28 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let pid = self.process.pid();
-        let _ = self.process.kill9();
-        // All processes end with process 1, and their control groups can be removed once they have.
-        let began = Instant::now();
-        while !remove_groups(pid) && began.elapsed() < END_LIMIT {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        end(&mut self.process);
+    }
+}
+
+/// Ends a machine: all of its processes end with its first one, and its control groups can be removed once they have.
+pub(crate) fn end(machine: &mut Child) {
+    let pid = machine.pid();
+    let _ = machine.kill9();
+    let began = Instant::now();
+    while !remove_groups(pid) && began.elapsed() < END_LIMIT {
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 /// Removes the control groups of a machine that has ended. Returns whether none is left.
 fn remove_groups(pid: u32) -> bool {
-    let roots = ["", "systemd/", "unified/"].map(|tree| format!("/sys/fs/cgroup/{tree}prepull-{pid}"));
-    let mut groups: Vec<_> = roots.iter().map(PathBuf::from).filter(|group| group.exists()).collect();
+    let root = PathBuf::from("/sys/fs/cgroup");
+    // That of cgroup v2, and one for each controller of v1.
+    let controllers = std::fs::read_dir(&root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let trees = std::iter::once(root).chain(controllers);
+    let mut groups: Vec<_> =
+        trees.map(|tree| tree.join(format!("prepull-{pid}"))).filter(|group| group.exists()).collect();
     let mut next = 0;
     while let Some(group) = groups.get(next).cloned() {
         let inner = std::fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());

@@ -16,7 +16,7 @@
 
 pub mod lan;
 mod passage;
-mod space;
+pub(crate) mod space;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};

@@ -5,8 +5,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Directory of the kube-apiserver that e2e/setup builds. The tests work with other releases as well.
-const APISERVER_CACHE: &str = "kube-apiserver-v1.20.2-2";
+/// Directory in the cache of the programs that e2e/setup/kubernetes.sh builds. The tests work with other releases as well.
+const KUBERNETES_CACHE: &str = "kubernetes-v1.36.3-1";
+/// Beginning of the name of the directory that e2e/setup/oldest-apiserver.sh builds.
+const OLDEST_CACHE: &str = "kube-apiserver-v1.20.";
 
 /// Root directory of the workspace.
 pub fn workspace() -> &'static Path {
@@ -42,19 +44,29 @@ pub fn cache_dir() -> PathBuf {
 
 /// Path of kube-apiserver: in `PREPULL_APISERVER_DIR`, or in the cache that `make setup` fills.
 pub fn kube_apiserver() -> Result<PathBuf> {
+    kubernetes("kube-apiserver")
+}
+
+/// Path of a program of Kubernetes, such as `kubelet`: in `PREPULL_APISERVER_DIR`, or in the cache that `make setup` fills.
+pub fn kubernetes(program: &str) -> Result<PathBuf> {
     let dir = std::env::var_os("PREPULL_APISERVER_DIR")
-        .map_or_else(|| cache_dir().join(APISERVER_CACHE), PathBuf::from);
-    let path = dir.join("kube-apiserver");
+        .map_or_else(|| cache_dir().join(KUBERNETES_CACHE), PathBuf::from);
+    let path = dir.join(program);
     if !path.exists() {
-        bail!("no kube-apiserver at {}: run `make setup`, or set PREPULL_APISERVER_DIR", path.display());
+        bail!(
+            "no {program} at {}: run `make setup`, or set PREPULL_APISERVER_DIR; where KUBEBUILDER_ASSETS is set, its \
+             directory lacks it",
+            path.display()
+        );
     }
     Ok(path)
 }
 
-/// Whether this kube-apiserver, the one that e2e/setup builds, serves APIs in beta unless told otherwise. Releases from
-/// 1.24 on serve no new ones.
+/// Whether this kube-apiserver, the oldest one that e2e/setup builds, serves APIs in beta by default. Releases from 1.24 on
+/// serve no new ones.
 pub fn has_betas_by_default(kube_apiserver: &Path) -> bool {
-    kube_apiserver.parent().is_some_and(|dir| dir.ends_with(APISERVER_CACHE))
+    let dir = kube_apiserver.parent().and_then(Path::file_name).unwrap_or_default();
+    dir.to_string_lossy().starts_with(OLDEST_CACHE)
 }
 
 /// Path of etcd: beside kube-apiserver, as in envtest, or in PATH.
@@ -80,8 +92,12 @@ pub fn chromium() -> Result<PathBuf> {
 
 /// Path of containerd: in `PREPULL_CONTAINERD_DIR`, or in PATH.
 pub fn containerd() -> PathBuf {
-    let dir = std::env::var_os("PREPULL_CONTAINERD_DIR").map(PathBuf::from).unwrap_or_default();
-    dir.join("containerd")
+    containerd_dir().unwrap_or_default().join("containerd")
+}
+
+/// Directory of another containerd than that of PATH.
+pub fn containerd_dir() -> Option<PathBuf> {
+    std::env::var_os("PREPULL_CONTAINERD_DIR").map(PathBuf::from)
 }
 
 /// Path of cloudcore-prepull or edgecore-prepull: in `PREPULL_BIN_DIR`, or in target/debug.

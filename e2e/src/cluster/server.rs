@@ -3,12 +3,17 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rcgen::KeyPair;
 
 use crate::certs::Authority;
 use crate::cleanup::{Child, SOON, eventually};
+use crate::kubernetes::ground::{self, Ground};
+use crate::network::{Passage, Space};
 use crate::parts;
 use crate::place::CANARY;
 use crate::plain_http;
@@ -24,6 +29,10 @@ const WITHOUT_BETAS: [&str; 2] = [
     "--enable-priority-and-fairness=false",
 ];
 
+/// Every answer is recorded once, without bodies: enough to see who was refused what.
+const AUDIT_POLICY: &str = r#"{"apiVersion": "audit.k8s.io/v1", "kind": "Policy",
+"omitStages": ["RequestReceived", "ResponseStarted"], "rules": [{"level": "Metadata"}]}"#;
+
 /// A function that starts a program under a name. It decides where the log is, and how long the program may live.
 pub(super) type Spawn = Box<dyn Fn(&str, Command) -> Result<Child> + Send>;
 
@@ -36,6 +45,9 @@ pub(super) struct Server {
     etcd_port: Port,
     port: Port,
     tls: (PathBuf, PathBuf),
+    authority: Authority,
+    /// Where the servers run, if it's a whole cluster, and the passages to them.
+    ground: Option<(Ground, Vec<Passage>)>,
     /// Access with all rights.
     pub(super) admin: Access,
     /// Access with the rights of cloudcore-prepull's ServiceAccount.
@@ -63,11 +75,31 @@ pub(super) struct Access {
 impl Server {
     /// Starts an empty etcd, and writes the files of kube-apiserver into `dir`. `account` is `namespace:name`.
     pub(super) async fn new(dir: PathBuf, account: &str, spawn: Spawn) -> Result<Self> {
+        Self::on(None, dir, account, spawn).await
+    }
+
+    /// Starts like [`Self::new`], for a cluster with machines, in its control room.
+    pub(super) async fn on(
+        ground: Option<Ground>,
+        dir: PathBuf,
+        account: &str,
+        spawn: Spawn,
+    ) -> Result<Self> {
         let (etcd_port, port) = (Port::reserve()?, Port::reserve()?);
-        let etcd = start_etcd(&spawn, &dir, etcd_port.number()).await?;
+        let ground = ground.map(|ground| {
+            let room = Some(ground.control());
+            let etcd = Passage::through(None, room, etcd_port.addr())?;
+            let apiserver = ([127, 0, 0, 1], ground::API_PORT).into();
+            let apiserver = Passage::open((None, port.addr()), (room, apiserver), Duration::ZERO)?;
+            anyhow::Ok((ground, vec![etcd, apiserver]))
+        });
+        let ground = ground.transpose()?;
+        let room = ground.as_ref().map(|(ground, _)| ground.control());
+        let etcd = start_etcd(&spawn, &dir, etcd_port.number(), room).await?;
 
         let authority = Authority::within(&dir, "kubernetes")?;
-        let tls = authority.server(&dir, &[])?;
+        let names = if ground.is_some() { &ground::API_NAMES[..] } else { &[] };
+        let tls = authority.server(&dir, names)?;
         let accounts_key = KeyPair::generate()?;
         std::fs::write(dir.join("accounts.key"), accounts_key.serialize_pem())?;
         std::fs::write(dir.join("accounts.pub"), accounts_key.public_key_pem())?;
@@ -81,7 +113,19 @@ impl Server {
             account.split(':').next().unwrap_or_default(),
         );
         std::fs::write(dir.join("tokens.csv"), tokens)?;
-        Ok(Self { spawn, etcd, apiserver: None, dir, etcd_port, port, tls, admin, cloudcore })
+        Ok(Self {
+            spawn,
+            etcd,
+            apiserver: None,
+            dir,
+            etcd_port,
+            port,
+            tls,
+            authority,
+            ground,
+            admin,
+            cloudcore,
+        })
     }
 
     /// Starts kube-apiserver, on the same port and with the same data every time.
@@ -92,9 +136,10 @@ impl Server {
         let file = |name: &str| self.dir.join(name).display().to_string();
         let program = parts::kube_apiserver()?;
         let mut command = Command::new(&program);
-        command.current_dir(&self.dir).args([
+        let port = if self.ground.is_some() { ground::API_PORT } else { self.port.number() };
+        command.args([
             &format!("--etcd-servers=http://{}", self.etcd_port.addr()),
-            &format!("--secure-port={}", self.port.number()),
+            &format!("--secure-port={port}"),
             &format!("--cert-dir={}", file("certs")),
             &format!("--tls-cert-file={}", self.tls.0.display()),
             &format!("--tls-private-key-file={}", self.tls.1.display()),
@@ -103,10 +148,6 @@ impl Server {
             &format!("--service-account-signing-key-file={}", file("accounts.key")),
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.0.0.0/24",
-            "--bind-address=127.0.0.1",
-            "--authorization-mode=RBAC",
-            // There is no controller-manager that would create the accounts that this plugin requires.
-            "--disable-admission-plugins=ServiceAccount",
             "--allow-privileged=true",
             // A single worker would take seconds to delete what a fleet leaves.
             "--delete-collection-workers=16",
@@ -114,8 +155,75 @@ impl Server {
         if parts::has_betas_by_default(&program) {
             command.args(WITHOUT_BETAS);
         }
+        if let Some((ground, _)) = &self.ground {
+            std::fs::write(file("audit.json"), AUDIT_POLICY)?;
+            command.args([
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
+                "--kubelet-preferred-address-types=InternalIP",
+                &format!("--advertise-address={}", ground::CONTROL),
+                &format!("--client-ca-file={}", self.authority.file().display()),
+                &format!("--audit-policy-file={}", file("audit.json")),
+                &format!("--audit-log-path={}", self.audit_log().display()),
+            ]);
+            command = ground.control().command(&command);
+        } else {
+            command.args([
+                "--bind-address=127.0.0.1",
+                "--authorization-mode=RBAC",
+                // There is no controller-manager that would create the accounts that this plugin requires.
+                "--disable-admission-plugins=ServiceAccount",
+            ]);
+        }
+        command.current_dir(&self.dir);
         self.apiserver = Some((self.spawn)("kube-apiserver", command)?);
         Ok(())
+    }
+
+    /// Text of a kubeconfig with a certificate of this user, to reach the API server at this address.
+    pub(super) fn kubeconfig_for(&self, user: &str, group: Option<&str>, host: &str) -> Result<String> {
+        let (certificate, key) = self.authority.client(user, group)?;
+        let encoded = |pem: &str| STANDARD.encode(pem);
+        let config = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "e2e",
+            "clusters": [{"name": "e2e", "cluster": {
+                "server": format!("https://{host}:{}", ground::API_PORT),
+                "certificate-authority-data": encoded(&self.authority.pem()),
+            }}],
+            "users": [{"name": user, "user": {
+                "client-certificate-data": encoded(&certificate), "client-key-data": encoded(&key),
+            }}],
+            "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": user}}],
+        });
+        Ok(config.to_string())
+    }
+
+    /// Starts a program of the control plane beside kube-apiserver.
+    pub(super) fn start_beside(&self, program: &str, arguments: &[&str]) -> Result<Child> {
+        let (ground, _) = self.ground.as_ref().context("this cluster has no control room")?;
+        let kubeconfig = self.dir.join(format!("{program}.kubeconfig"));
+        std::fs::write(&kubeconfig, self.kubeconfig_for(&format!("system:{program}"), None, "127.0.0.1")?)?;
+        let mut command = Command::new(parts::kubernetes(program)?);
+        command.arg("--kubeconfig").arg(kubeconfig);
+        command.args(["--leader-elect=false", "--bind-address=127.0.0.1"]).args(arguments);
+        let mut command = ground.control().command(&command);
+        command.current_dir(&self.dir);
+        (self.spawn)(program, command)
+    }
+
+    /// Directory of its files.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where the servers run, if it's a whole cluster.
+    fn ground(&self) -> Option<&Ground> {
+        self.ground.as_ref().map(|(ground, _)| ground)
+    }
+
+    /// File of what was asked of a whole cluster's API server, a line of JSON each.
+    pub(super) fn audit_log(&self) -> PathBuf {
+        self.dir.join("audit.log")
     }
 
     /// Kills etcd. What it has acknowledged is on disk.
@@ -125,7 +233,8 @@ impl Server {
 
     /// Starts etcd, on the same port and with the same data.
     pub(super) fn start_etcd(&mut self) -> Result<()> {
-        self.etcd = spawn_etcd(&self.spawn, &self.dir, self.etcd_port.number())?;
+        let room = self.ground().map(Ground::control);
+        self.etcd = spawn_etcd(&self.spawn, &self.dir, self.etcd_port.number(), room)?;
         Ok(())
     }
 
@@ -158,8 +267,8 @@ impl Server {
     }
 }
 
-async fn start_etcd(spawn: &Spawn, dir: &Path, port: u16) -> Result<Child> {
-    let mut etcd = spawn_etcd(spawn, dir, port)?;
+async fn start_etcd(spawn: &Spawn, dir: &Path, port: u16, room: Option<&Space>) -> Result<Child> {
+    let mut etcd = spawn_etcd(spawn, dir, port, room)?;
     let addr = ([127, 0, 0, 1], port).into();
     eventually("etcd is healthy", SOON, async || {
         let (status, body) = plain_http::get(addr, "/health").await?;
@@ -170,7 +279,7 @@ async fn start_etcd(spawn: &Spawn, dir: &Path, port: u16) -> Result<Child> {
     Ok(etcd)
 }
 
-fn spawn_etcd(spawn: &Spawn, dir: &Path, port: u16) -> Result<Child> {
+fn spawn_etcd(spawn: &Spawn, dir: &Path, port: u16, room: Option<&Space>) -> Result<Child> {
     let url = format!("http://127.0.0.1:{port}");
     let mut command = Command::new(parts::etcd()?);
     command.arg("--data-dir").arg(dir.join("etcd")).args(["--listen-client-urls", &url]).args([
@@ -182,6 +291,9 @@ fn spawn_etcd(spawn: &Spawn, dir: &Path, port: u16) -> Result<Child> {
         "--log-level",
         "warn",
     ]);
+    if let Some(room) = room {
+        command = room.command(&command);
+    }
     spawn("etcd", command)
 }
 

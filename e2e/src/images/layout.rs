@@ -117,13 +117,38 @@ impl<'a> Layout<'a> {
         Ok(Layer { digest, size, diff_id })
     }
 
-    /// Writes configuration and manifest of an image.
+    /// Writes a layer with a program of this machine, without what only a debugger needs, and the libraries that it loads.
+    pub(super) fn program_layer(&self, program: &Path, to: &str) -> Result<Layer> {
+        self.layer(|root| {
+            let target = root.join(to);
+            std::fs::create_dir_all(target.parent().unwrap_or(root))?;
+            run(Command::new("strip").arg("-o").arg(&target).arg(program))?;
+            for library in libraries(program)? {
+                let copy = root.join(library.strip_prefix("/").unwrap_or(&library));
+                std::fs::create_dir_all(copy.parent().unwrap_or(root))?;
+                std::fs::copy(&library, copy).with_context(|| library.display().to_string())?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes configuration and manifest of an image whose containers run a shell.
     pub(super) fn image(&self, platform: &Platform, layers: &[Layer]) -> Result<Manifest> {
+        self.image_with(platform, layers, &json!({"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]}))
+    }
+
+    /// Writes configuration and manifest of an image whose containers start like this.
+    pub(super) fn image_with(
+        &self,
+        platform: &Platform,
+        layers: &[Layer],
+        start: &Value,
+    ) -> Result<Manifest> {
         let config = json!({
             "architecture": platform.architecture,
             "os": "linux",
             "created": "1970-01-01T00:00:00Z",
-            "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]},
+            "config": start,
             "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|layer| &layer.diff_id).collect::<Vec<_>>()},
         });
         let (config_digest, config_length) = self.write(&config)?;
@@ -204,6 +229,15 @@ fn sha256_file(path: &Path) -> Result<String> {
 
 fn named(hash: &[u8]) -> String {
     hash.iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+/// Files that the loader loads for a program, and the loader itself; none for a static program.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    // `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)`, and `/lib64/ld-linux-x86-64.so.2 (0x…)`.
+    let paths = said.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    Ok(paths.map(PathBuf::from).collect())
 }
 
 fn run(command: &mut Command) -> Result<()> {

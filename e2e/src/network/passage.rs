@@ -33,15 +33,27 @@ impl Passage {
     }
 
     /// Opens a passage that delays every piece, without holding up those behind it.
-    pub(super) fn open(from: End<'_>, to: End<'_>, delay: Duration) -> Result<Self> {
+    pub(crate) fn open(from: End<'_>, to: End<'_>, delay: Duration) -> Result<Self> {
+        Self::lead(from, to.0, move || Some(to.1), delay)
+    }
+
+    /// Opens a passage to the address that `target` names when a connection comes. Without one the connection is closed,
+    /// as by a Service without endpoints.
+    pub(crate) fn lead(
+        from: End<'_>,
+        to: Option<&Space>,
+        target: impl Fn() -> Option<SocketAddr> + Send + 'static,
+        delay: Duration,
+    ) -> Result<Self> {
         let listener = within(from.0, move || StdListener::bind(from.1))?;
         listener.set_nonblocking(true)?;
         let stop = CancellationToken::new();
-        let (stopped, space, addr) = (stop.clone(), to.0.cloned(), to.1);
+        let (stopped, space) = (stop.clone(), to.cloned());
         let runtime = background::runtime()?;
         runtime.spawn(async move {
             let Ok(listener) = TcpListener::from_std(listener) else { return };
             while let Some(Ok((stream, _))) = stopped.run_until_cancelled(listener.accept()).await {
+                let Some(addr) = target() else { continue };
                 let (space, stopped) = (space.clone(), stopped.clone());
                 tokio::spawn(async move {
                     // If one side breaks, both connections are dropped.

@@ -24,7 +24,7 @@ struct Named(String);
 
 impl Space {
     /// Creates a namespace.
-    pub(super) async fn new() -> Result<Self> {
+    pub(crate) async fn new() -> Result<Self> {
         let name = format!("prepull-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
         // The reaper is told first, so that nothing is left behind whenever this process dies.
         reaper::watch_netns(&name)?;
@@ -56,7 +56,7 @@ impl Space {
     }
 
     /// Runs `ip` in the namespace.
-    pub(super) async fn ip(&self, arguments: &[&str]) -> Result<()> {
+    pub(crate) async fn ip(&self, arguments: &[&str]) -> Result<()> {
         ip(&[&["-n", self.name()], arguments].concat()).await
     }
 
@@ -77,7 +77,7 @@ impl Space {
 
     /// Does some work in the namespace, on a thread of its own. A socket belongs to the namespace that it was created
     /// in.
-    pub(super) fn run<T: Send + 'static>(
+    pub(crate) fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -99,7 +99,7 @@ impl Drop for Named {
     }
 }
 
-pub(super) async fn ip(arguments: &[&str]) -> Result<()> {
+pub(crate) async fn ip(arguments: &[&str]) -> Result<()> {
     let mut command = Command::new("ip");
     command.args(arguments);
     parts::output(command).await.with_context(|| format!("ip {}", arguments.join(" ")))?;

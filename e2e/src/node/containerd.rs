@@ -38,9 +38,41 @@ pub struct Containerd {
     place: Arc<Place>,
     name: String,
     dir: PathBuf,
-    /// Namespace of the process, if not that of the test.
-    space: Option<Space>,
+    /// Its configuration, as the process sees it.
+    config: PathBuf,
+    enter: Enter,
     process: Option<Child>,
+}
+
+/// Where the process runs.
+#[derive(Clone, Debug)]
+enum Enter {
+    /// Where the test runs.
+    Here,
+    /// In a network namespace.
+    Space(Space),
+    /// In the namespaces of the process with this id.
+    Machine(u32),
+}
+
+impl Enter {
+    fn command(&self, command: Command) -> Command {
+        match self {
+            Self::Here => command,
+            Self::Space(space) => space.command(&command),
+            Self::Machine(init) => inside(*init, &command),
+        }
+    }
+}
+
+/// Wraps a command so that it runs in the namespaces of a process, with its root.
+pub(crate) fn inside(init: u32, command: &Command) -> Command {
+    let mut entered = Command::new("nsenter");
+    let namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--root", "--wd", "--"];
+    entered.args(["--target", &init.to_string()]).args(namespaces);
+    entered.arg(command.get_program()).args(command.get_args());
+    entered.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    entered
 }
 
 impl Containerd {
@@ -73,7 +105,9 @@ impl Containerd {
     ) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
-        let mut containerd = Self { place, name: name.to_owned(), dir, space, process: None };
+        let config = dir.join("config.toml");
+        let enter = space.map_or(Enter::Here, Enter::Space);
+        let mut containerd = Self { place, name: name.to_owned(), dir, config, enter, process: None };
         if let Some(size) = disk {
             std::fs::create_dir_all(containerd.root())?;
             containerd.mount(&format!("size={size}")).await?;
@@ -81,7 +115,25 @@ impl Containerd {
         std::fs::create_dir_all(containerd.registry_hosts())?;
         containerd.place.share_registry_hosts()?;
         let config = config::config(&containerd.dir, &containerd.registry_hosts(), discards_layers)?;
-        std::fs::write(containerd.dir.join("config.toml"), config)?;
+        std::fs::write(&containerd.config, config)?;
+        containerd.restart().await?;
+        Ok(containerd)
+    }
+
+    /// Starts a containerd in the machine whose first process has this id, with everything in its usual place there. `dir` is
+    /// the machine's `/run/containerd` and `etc` its `/etc/containerd`, as the test sees them. `sandbox` is the image of
+    /// the containers that hold a pod's namespaces.
+    pub(crate) async fn start_in_machine(
+        name: &str,
+        init: u32,
+        dir: PathBuf,
+        etc: &Path,
+        sandbox: &str,
+    ) -> Result<Self> {
+        std::fs::write(etc.join("config.toml"), config::of_machine(sandbox)?)?;
+        let config = PathBuf::from("/etc/containerd/config.toml");
+        let (place, enter) = (Place::here()?, Enter::Machine(init));
+        let mut containerd = Self { place, name: name.to_owned(), dir, config, enter, process: None };
         containerd.restart().await?;
         Ok(containerd)
     }
@@ -148,13 +200,15 @@ impl Containerd {
     pub async fn restart(&mut self) -> Result<()> {
         self.kill9()?;
         let mut command = Command::new(parts::containerd());
-        command.arg("--config").arg(self.dir.join("config.toml")).current_dir(&self.dir);
-        if let Some(space) = &self.space {
-            let dir = command.get_current_dir().map(Path::to_owned);
-            command = space.command(&command);
-            dir.map(|dir| command.current_dir(dir));
+        command.arg("--config").arg(&self.config);
+        if let Some(dir) = parts::containerd_dir() {
+            // Its shim is beside it.
+            let path = std::env::var("PATH").unwrap_or_default();
+            command.env("PATH", format!("{}:{path}", dir.display()));
         }
+        let mut command = self.enter.command(command);
         // containerd looks for its unpack tools in the working directory; it must not find another one's files there.
+        command.current_dir(&self.dir);
         let mut process = Child::spawn(&self.place, &format!("containerd-{}", self.name), command)?;
         let answers =
             async || self.cri().await?.image_fs_info(ImageFsInfoRequest {}).await.map(drop).context("CRI");

@@ -75,6 +75,33 @@ config_path = "{hosts}"
     )
 }
 
+/// The configuration for a containerd that runs pods, with its files in their usual places.
+pub(super) fn of_machine(sandbox: &str) -> Result<String> {
+    let (version, runtime, images, more) = match installed_major()? {
+        ..2 => (2, "grpc.v1.cri", "grpc.v1.cri", format!("sandbox_image = \"{sandbox}\"\n")),
+        2.. => (
+            3,
+            "cri.v1.runtime",
+            "cri.v1.images",
+            format!("[plugins.\"io.containerd.cri.v1.images\".pinned_images]\nsandbox = \"{sandbox}\"\n"),
+        ),
+    };
+    let bin_dirs = if version == 2 { "bin_dir = \"/opt/cni/bin\"" } else { "bin_dirs = [\"/opt/cni/bin\"]" };
+    // A process in a namespace that isn't the machine's first may not make itself less likely to be killed.
+    Ok(format!(
+        r#"version = {version}
+disabled_plugins = {DISABLED_PLUGINS:?}
+[plugins."io.containerd.{runtime}"]
+restrict_oom_score_adj = true
+{more}[plugins."io.containerd.{runtime}".cni]
+conf_dir = "/etc/cni/net.d"
+{bin_dirs}
+[plugins."io.containerd.{images}".registry]
+config_path = "/etc/containerd/certs.d"
+"#
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,119 @@
+//! A whole cluster: a control plane with its controllers, and machines that run pods.
+//!
+//! ```text
+//!   control room (a network namespace)                          worker: namespaces of its own
+//!   etcd, kube-apiserver, -controller-manager, -scheduler        /run /etc /var, this system's /usr
+//!     10.79.0.1:443, 10.0.0.1:443 ═════ switch ═════ 10.79.0.11  containerd, kubelet
+//!     10.79.0.200:10000, :10002                          │
+//!        └─ Balancer: to the pod behind the Service      └── pods 10.80.11.0/24 (CNI's bridge)
+//! ```
+//!
+//! A worker reaches the test's registries on its own loopback, under the addresses that they have. Each kubelet has a
+//! certificate of its Node, so that the API server lets it do what kubelets may do and no more (`NodeRestriction`); every
+//! request is in the audit log.
+
+mod balancer;
+pub(crate) mod ground;
+mod installation;
+mod refusals;
+mod worker;
+
+use anyhow::{Context, Result};
+
+pub use installation::{EDGE_NAMESPACE, Installation};
+pub use refusals::Refusal;
+pub use worker::Worker;
+
+use crate::cleanup::Child;
+use crate::cluster::Cluster;
+use crate::images::Image;
+use crate::registry::Registry;
+use balancer::Balancer;
+use ground::Ground;
+
+/// Controllers that a Deployment, a DaemonSet, a drained node and a namespace need. The others would only cost time.
+const CONTROLLERS: &str = "--controllers=daemonset-controller,deployment-controller,disruption-controller,\
+    endpointslice-controller,garbage-collector-controller,namespace-controller,node-lifecycle-controller,\
+    pod-garbage-collector-controller,replicaset-controller,root-ca-certificate-publisher-controller,\
+    serviceaccount-controller,taint-eviction-controller";
+
+/// A whole cluster, with the registry from which its workers pull.
+pub struct Kubernetes {
+    cluster: Cluster,
+    ground: Ground,
+    registry: Registry,
+    sandbox: String,
+    #[expect(dead_code, reason = "held until the end")]
+    balancer: Balancer,
+    #[expect(dead_code, reason = "held until the end")]
+    controllers: Vec<Child>,
+}
+
+impl Kubernetes {
+    /// Starts the control plane of an empty cluster, and a registry without users.
+    pub async fn start() -> Result<Self> {
+        let ground = Ground::new().await?;
+        let registry = Registry::start();
+        let (cluster, registry) =
+            tokio::try_join!(Cluster::start_on(ground.clone()), async { registry.await })?;
+        let dir = cluster.server_dir()?;
+        let file = |name: &str| dir.join(name).display().to_string();
+        let manager = cluster.start_beside(
+            "kube-controller-manager",
+            &[
+                CONTROLLERS,
+                "--use-service-account-credentials",
+                &format!("--service-account-private-key-file={}", file("accounts.key")),
+                &format!("--root-ca-file={}", file("ca.crt")),
+            ],
+        )?;
+        let scheduler = cluster.start_beside("kube-scheduler", &[])?;
+        let sandbox = registry.seed(&Image::sandbox()?, "pause:1")?;
+        let balancer = Balancer::start(&cluster, &ground)?;
+        Ok(Self { cluster, ground, registry, sandbox, balancer, controllers: vec![manager, scheduler] })
+    }
+
+    /// The API, as for clusters without machines.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The registry of the cluster's own images.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Address at which edges reach the Service `cloudcore-prepull`, as a load balancer's.
+    pub fn balancer(&self) -> String {
+        ground::BALANCER.to_string()
+    }
+
+    /// Adds a worker, whose Node is Ready.
+    pub async fn worker(&self, name: &str) -> Result<Worker> {
+        self.worker_with(name, &serde_json::json!({})).await
+    }
+
+    /// Adds a worker like [`Self::worker`], whose kubelet has these settings of a `KubeletConfiguration` as well.
+    pub async fn worker_with(&self, name: &str, settings: &serde_json::Value) -> Result<Worker> {
+        let registries = [&self.registry];
+        let worker = Worker::start(&self.cluster, &self.ground, name, &self.sandbox, &registries, settings);
+        worker.await.with_context(|| format!("no worker {name}"))
+    }
+
+    /// Requests that the API server has refused so far.
+    pub fn refusals(&self) -> Result<Vec<Refusal>> {
+        refusals::parse(&self.cluster.audit_log()?)
+    }
+
+    /// Builds an image of one of our programs, with what it needs of this system, and stores it in the registry under the
+    /// tag that the manifests have. Returns its name without the tag.
+    pub fn publish(&self, program: &str) -> Result<String> {
+        self.registry.seed(&Image::of_program(program)?, &format!("{program}:0.1.0"))?;
+        Ok(self.registry.image(program))
+    }
+
+    /// Stores the image of one of our programs under another tag as well.
+    pub fn publish_as(&self, program: &str, tag: &str) -> Result<()> {
+        self.registry.retag(program, "0.1.0", tag)
+    }
+}

@@ -1,0 +1,36 @@
+//! What an API server has refused, by its audit log.
+
+use std::fmt;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// A request that was refused for want of rights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Name of the user.
+    pub user: String,
+    /// Verb and path.
+    pub request: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.user, self.request)
+    }
+}
+
+/// The refusals in an audit log, a line of JSON each.
+pub(super) fn parse(log: &str) -> Result<Vec<Refusal>> {
+    // The last line may be half written.
+    let lines = log.lines().filter(|line| line.ends_with('}'));
+    let events: Vec<Value> =
+        lines.map(serde_json::from_str).collect::<Result<_, _>>().context("audit log")?;
+    let refused = events.into_iter().filter(|event| event["responseStatus"]["code"] == 403);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let refusal = |event: Value| Refusal {
+        user: text(&event["user"]["username"]),
+        request: format!("{} {}", text(&event["verb"]), text(&event["requestURI"])),
+    };
+    Ok(refused.map(refusal).collect())
+}
