@@ -214,7 +214,8 @@ async fn the_commands_of_the_readme_lead_from_nothing_to_a_completed_job() -> Re
     let mut clock = Clock::start();
     cluster.kubectl(&["apply", "--validate=false", "-k", &at("cluster")]).await?;
     clock.lap("kubectl apply -k manifests/cluster");
-    let cloud = Cloud::start(&cluster).requires_consent().await?;
+    // With an election, as in the Deployment: its right is one of those that were applied.
+    let cloud = Cloud::start(&cluster).requires_consent().replica().await?;
     clock.lap("in place of kubectl rollout status: cloudcore-prepull runs and is ready");
     let line = cloud.command(&["token", "create", "--node", "edge-1", "--install-line"]).await?;
     let token = line.split_whitespace().find_map(|word| word.strip_prefix("PREPULL_TOKEN="));

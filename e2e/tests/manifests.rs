@@ -1,7 +1,7 @@
 //! The folders that an operator applies: each is rendered by kubectl, and a real API server accepts every object of it
 //! under the strict rules of a server-side apply.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
@@ -24,19 +24,76 @@ fn folders(dir: &str) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// A folder of the test that is like one of the repository's, with these components in addition.
-fn overlay(cluster: &Cluster, folder: &str, components: &[PathBuf]) -> Result<PathBuf> {
+/// A folder of the test that is like one of the repository's, with these components and files in addition.
+fn overlay(cluster: &Cluster, folder: &str, more: &[PathBuf]) -> Result<PathBuf> {
     let dir = cluster.place().new_dir("overlay")?.canonicalize()?;
     // Kustomize takes no absolute paths.
     let up = "../".repeat(dir.components().count() - 1);
     let relative = |path: &Path| format!("{up}{}", path.display().to_string().trim_start_matches('/'));
-    let components: Vec<_> = components.iter().map(|path| relative(path)).collect();
+    let (components, files): (Vec<_>, Vec<_>) = more.iter().partition(|path| path.is_dir());
+    let components: Vec<_> = components.into_iter().map(|path| relative(path)).collect();
+    let mut resources = vec![relative(&workspace().join(folder).canonicalize()?)];
+    for file in files {
+        // Nor files of other folders.
+        let name = file.file_name().and_then(|name| name.to_str()).context("not UTF-8")?;
+        std::fs::copy(file, dir.join(name))?;
+        resources.push(name.to_owned());
+    }
     let text = serde_json::json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
-        "resources": [relative(&workspace().join(folder).canonicalize()?)], "components": components,
+        "resources": resources, "components": components,
     });
     std::fs::write(dir.join("kustomization.yaml"), text.to_string())?;
     Ok(dir)
+}
+
+/// What the files of a folder hold, before kustomize changes anything.
+#[derive(Default)]
+struct Written {
+    objects: Vec<Value>,
+    /// Names of the ConfigMaps and Secrets that kustomize generates.
+    generated: BTreeSet<String>,
+}
+
+impl Written {
+    fn of(folder: &Path) -> Result<Self> {
+        let mut written = Self::default();
+        written.read(folder)?;
+        Ok(written)
+    }
+
+    fn read(&mut self, folder: &Path) -> Result<()> {
+        let file = ["kustomization.yaml", "Kustomization"].map(|name| folder.join(name));
+        let file = file.iter().find(|file| file.exists()).with_context(|| format!("{folder:?}"))?;
+        let listed: Value = serde_saphyr::from_str(&std::fs::read_to_string(file)?)?;
+        let entries = |key: &str| listed[key].as_array().cloned().unwrap_or_default();
+        for entry in [entries("resources"), entries("components")].concat() {
+            let path = folder.join(entry.as_str().context("not a path")?);
+            if path.is_dir() {
+                self.read(&path)?;
+            } else {
+                let objects: Vec<Value> = serde_saphyr::from_multiple(&std::fs::read_to_string(path)?)?;
+                self.objects.extend(objects);
+            }
+        }
+        for generator in [entries("configMapGenerator"), entries("secretGenerator")].concat() {
+            self.generated.insert(generator["name"].as_str().context("no name")?.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// All that objects of RBAC say, by kind, namespace and name.
+fn rights(objects: &[Value]) -> BTreeMap<String, [&Value; 3]> {
+    let rbac = |object: &&Value| {
+        object["apiVersion"].as_str().is_some_and(|version| version.starts_with("rbac.authorization.k8s.io/"))
+    };
+    let id = |object: &Value| {
+        let metadata = &object["metadata"];
+        format!("{} {} {}", object["kind"], metadata["namespace"], metadata["name"])
+    };
+    let rights = objects.iter().filter(rbac);
+    rights.map(|object| (id(object), ["rules", "roleRef", "subjects"].map(|field| &object[field]))).collect()
 }
 
 /// What kubectl renders of a folder.
@@ -197,6 +254,37 @@ async fn the_cloud_side_is_one_folder_with_each_choice_and_with_all_of_them() ->
     let endpoint = &all.all("ServiceMonitor")[0]["spec"]["endpoints"][0];
     assert_eq!((&endpoint["scheme"], &endpoint["port"]), (&"https".into(), &"metrics".into()));
     all.is_accepted(&cluster).await
+}
+
+#[tokio::test]
+async fn rendering_changes_no_right() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let sorted = |more: &[PathBuf]| {
+        // The folder chooses the first one itself; the one that secures comes last.
+        let mut more: Vec<_> =
+            more.iter().filter(|path| !path.ends_with("disruption-budget")).cloned().collect();
+        more.sort_by_key(|path| path.ends_with("metrics-secure"));
+        more
+    };
+    let components = folders("manifests/components")?;
+    let optional = std::fs::read_dir(workspace().join("manifests/cloudcore-prepull/optional"))?;
+    let all: Vec<_> = components.iter().cloned().chain(optional.flatten().map(|file| file.path())).collect();
+    let alone = components.iter().map(std::slice::from_ref);
+    let choices = [&[][..], &all].into_iter().chain(alone).map(|more| (CLOUD, sorted(more)));
+    let edge = [vec![], vec![workspace().join(EDGE).join("monitoring")]].map(|more| (EDGE, more));
+    for (folder, more) in choices.chain(edge) {
+        let folder = overlay(&cluster, folder, &more)?;
+        let (written, rendered) = (Written::of(&folder)?, Rendered::of(&cluster, &folder).await?);
+        let written_rights = rights(&written.objects);
+        assert_eq!(rights(&rendered.objects), written_rights, "{more:?}");
+        // Kustomize gives a generated name a hash, and from 5.5 on also where a rule names an object of any kind so. The
+        // kubectl here may be older.
+        let rules = written_rights.values().flat_map(|[rules, ..]| rules.as_array().into_iter().flatten());
+        for name in rules.flat_map(|rule| rule["resourceNames"].as_array().into_iter().flatten()) {
+            ensure!(!name.as_str().is_some_and(|name| written.generated.contains(name)), "{more:?}: {name}");
+        }
+    }
+    Ok(())
 }
 
 #[tokio::test]
