@@ -16,6 +16,7 @@ use crate::cloud::endpoint::{BadUrl, Urls, parse_enroll_url, parse_tunnel_url, p
 use crate::cloud::identity::DEFAULT_STATE_DIR;
 use crate::cloud::tunnel::dial::PeerAddress;
 use crate::images::fetch::{FetchMode, FetchSettings, RoomRules};
+use crate::images::kubelet::DEFAULT_KUBELET_DIR;
 use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
 pub use values::{Amount, Percent};
@@ -118,6 +119,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) image_gc_high_threshold: Option<Percent>,
+    /// Root directory of the kubelet, whose records of pulls show when it will ask the registry for an image that is on the
+    /// node; they are only read [default: /var/lib/kubelet]
+    #[arg(long, value_name = "DIR", env = "PREPULL_KUBELET_DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kubelet_dir: Option<PathBuf>,
     /// The kubelet's CredentialProviderConfig; needs --image-credential-provider-bin-dir too [default: none]
     #[arg(long, value_name = "FILE", env = "PREPULL_IMAGE_CREDENTIAL_PROVIDER_CONFIG")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -157,6 +163,8 @@ pub(crate) struct Effective {
     pub(crate) fetch: FetchSettings,
     /// How layers are shared with the neighbours of the site.
     pub(crate) peers: PeerSettings,
+    /// The root directory of the kubelet.
+    pub(crate) kubelet_dir: PathBuf,
     /// The node's credential providers.
     pub(crate) providers: ProviderSettings,
 }
@@ -281,6 +289,7 @@ impl Settings {
             peer_patience,
             peer_max_upload_rate,
             image_gc_high_threshold,
+            kubelet_dir,
             image_credential_provider_config,
             image_credential_provider_bin_dir,
             image_credential_provider_timeout,
@@ -317,6 +326,7 @@ impl Settings {
                 patience: peer_patience.or(file.peer_patience).unwrap_or_default(),
                 max_upload_rate: peer_max_upload_rate.or(file.peer_max_upload_rate),
             },
+            kubelet_dir: kubelet_dir.or(file.kubelet_dir).unwrap_or_else(|| DEFAULT_KUBELET_DIR.into()),
             providers: ProviderSettings {
                 config: image_credential_provider_config.or(file.image_credential_provider_config),
                 bin_dir: image_credential_provider_bin_dir.or(file.image_credential_provider_bin_dir),

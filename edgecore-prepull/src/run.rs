@@ -119,6 +119,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         limits,
         fetch,
         peers,
+        kubelet_dir,
         providers,
     } = settings;
     let metrics = Arc::new(Metrics::default());
@@ -166,7 +167,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<ExitCode> {
         tasks.spawn(server.serve(listener, shutdown.clone()));
     }
     let peer_address = peers.address(peer_port);
-    let config = NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub };
+    let config = NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir };
     tasks.spawn(measure_certificate(identity.clone(), metrics.clone(), shutdown.clone()));
     let records = Recorder::start(ledger).await?;
     let node = Node::new(puller.clone(), records, config, metrics.clone());

@@ -281,6 +281,13 @@ pub struct ImageResult {
     /// Why the site shares nothing with this node, although the job asks for it. At most [`crate::wire::MAX_NOTE`] bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unshared_reason: String,
+    /// Why the kubelet will ask the registry before pods may use the image, although it's on the node. Absent where we found
+    /// no reason, and from edges that don't look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubelet_record: Option<KubeletRecord>,
+    /// The same as one sentence. At most [`crate::wire::MAX_NOTE`] bytes; never contains a credential.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kubelet_record_reason: String,
     /// Time from the first try to the end of the image. Absent if none was made, and from edges that do not tell.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_millis")]
     pub took: Option<Duration>,
@@ -304,6 +311,26 @@ pub enum PulledBy {
     Other,
 }
 
+/// Why the kubelet will ask the registry before pods may use an image that is on the node, by its own records of pulls. By
+/// its default policy (NeverVerifyPreloadedImages), it trusts an image only as long as it has no record of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+pub enum KubeletRecord {
+    /// It has pulled the same image from other repositories only.
+    OtherRepository,
+    /// Its record has no credentials at all: it was stopped while it pulled the image.
+    NoCredentials,
+    /// It has pulled the image from this repository, and lets only pods with the recorded secrets or ServiceAccounts use it.
+    SomeCredentials,
+    /// It has begun to pull the image, and hasn't ended.
+    Pulling,
+    /// It can't read its record.
+    Unreadable,
+    /// A reason that only a newer version knows.
+    #[serde(other)]
+    Other,
+}
+
 impl ImageResult {
     /// An image that ended like this, of which nothing else is known.
     pub fn new(outcome: ImageOutcome) -> Self {
@@ -320,6 +347,8 @@ impl ImageResult {
             pulled_by_reason: String::new(),
             from_peers: None,
             unshared_reason: String::new(),
+            kubelet_record: None,
+            kubelet_record_reason: String::new(),
             took: None,
             ended: None,
         }

@@ -86,6 +86,17 @@ fn credential_providers_are_set_by_flag_or_file() {
 }
 
 #[test]
+fn the_kubelet_directory_is_set_by_flag_or_file() {
+    let of = |flag: Option<&str>, file: &str| {
+        let flags = Settings { kubelet_dir: flag.map(Into::into), ..Settings::default() };
+        flags.or_file(Settings::from_text(file).unwrap()).kubelet_dir
+    };
+    assert_eq!(of(None, ""), PathBuf::from("/var/lib/kubelet"));
+    assert_eq!(of(None, "kubeletDir: /file"), PathBuf::from("/file"));
+    assert_eq!(of(Some("/flag"), "kubeletDir: /file"), PathBuf::from("/flag"));
+}
+
+#[test]
 fn the_shipped_file_is_valid_with_and_without_its_commented_settings() {
     let text = include_str!("../../../manifests/edgecore-prepull/config.yaml");
     let shipped: Settings = serde_saphyr::from_str(text).unwrap();

@@ -27,7 +27,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{
-    CheckItem, CheckOutcome, ImageOutcome, ImageResult, ImageTask, Task, TaskId, TaskOutcome,
+    CheckItem, CheckOutcome, ImageOutcome, ImageResult, ImageTask, KubeletRecord, Task, TaskId, TaskOutcome,
 };
 use prepull_api::wire::truncate_reason;
 use tokio::sync::{mpsc, watch};
@@ -41,6 +41,7 @@ use self::leftovers::keep_tidy;
 use self::progress::{ProgressPace, send_progress};
 use self::window::{announce_waits, follow_rate, wait_until};
 use crate::config::Limits;
+use crate::images::kubelet::{AskReason, KubeletRecords};
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, PullError, Puller};
 use crate::images::rate::Bucket;
@@ -60,18 +61,32 @@ pub struct Executor<P> {
     images: ImagePulls<P>,
     limits: Limits,
     pace: ProgressPace,
+    /// Where we look for reasons why the kubelet will ask the registry; absent in pulls by hand.
+    kubelet: Option<KubeletRecords>,
 }
 
 impl<P: Puller> Executor<P> {
     /// An executor that pulls `parallel` images at a time, over all tasks, and checks the node against `limits`.
     pub fn new(puller: Arc<P>, parallel: NonZeroUsize, limits: Limits) -> Self {
-        Self { images: ImagePulls::new(puller, parallel), limits, pace: ProgressPace::default() }
+        Self {
+            images: ImagePulls::new(puller, parallel),
+            limits,
+            pace: ProgressPace::default(),
+            kubelet: None,
+        }
     }
 
     /// Adds credential providers, which are asked if the credentials of a task are missing or refused.
     #[must_use]
     pub(crate) fn with_credential_providers(mut self, providers: Arc<Providers>) -> Self {
         self.images.providers = providers;
+        self
+    }
+
+    /// Looks at the kubelet's records of each image that is on the node.
+    #[must_use]
+    pub(crate) fn with_kubelet_records(mut self, records: KubeletRecords) -> Self {
+        self.kubelet = Some(records);
         self
     }
 
@@ -180,12 +195,22 @@ impl<P: Puller> Executor<P> {
             .filter(|(index, _)| execution.done.get(*index).is_none_or(Option::is_none));
         let pulls = open.map(|(index, image)| async move {
             let mut result = self.images.pull(context, index, image).await;
+            // The board has the result already, so a deadline that comes during this look doesn't cost us the image.
+            if let Some(AskReason { record, text }) = self.find_ask_reason(image, &result).await {
+                (result.kubelet_record, result.kubelet_record_reason) = (Some(record), text);
+                result = context.board.end(index, result);
+            }
             result.took = context.board.time_since_first_attempt(index);
             log_end(image, &result);
             // The receiver is gone when the agent stops.
             let _ = updates.send(TaskUpdate::ImageEnded { index, result }).await;
         });
         join_all(pulls).await;
+    }
+
+    async fn find_ask_reason(&self, image: &ImageTask, result: &ImageResult) -> Option<AskReason> {
+        let id = result.id.as_ref().filter(|_| result.outcome.is_on_node())?;
+        self.kubelet.as_ref()?.find_reason(id, &image.reference).await
     }
 
     /// Runs the checks. While the runtime does not answer, the disk cannot be checked: this waits for the runtime, and
@@ -234,6 +259,8 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
         pulled_by_reason: left_because,
         from_peers,
         unshared_reason: not_shared_because,
+        kubelet_record,
+        kubelet_record_reason,
         took,
         ended: _,
     } = result;
@@ -245,6 +272,14 @@ fn log_end(image: &ImageTask, result: &ImageResult) {
     if outcome.is_on_node() {
         if !reason.is_empty() {
             tracing::warn!(image, reason, "on the node, but not as the job wants it");
+        }
+        // That some pods have to ask is how it should be for a private image.
+        if kubelet_record.is_some_and(|record| record != KubeletRecord::SomeCredentials) {
+            tracing::warn!(
+                image,
+                reason = kubelet_record_reason,
+                "on the node, but pods may not start offline"
+            );
         }
         tracing::info!(
             image,

@@ -10,6 +10,7 @@ mod state;
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
@@ -30,6 +31,7 @@ use self::recorder::WriteOutcome;
 use self::state::keep_told;
 use crate::cloud::tunnel::{Link, TunnelEvent};
 use crate::config::Limits;
+use crate::images::kubelet::KubeletRecords;
 use crate::images::providers::Providers;
 use crate::images::puller::{Puller, Unpinned};
 use crate::images::site::Hub;
@@ -61,6 +63,8 @@ pub(crate) struct NodeConfig {
     pub(crate) providers: Arc<Providers>,
     /// What the node shares with its site.
     pub(crate) hub: Arc<Hub>,
+    /// Root directory of the kubelet, which has records of its pulls.
+    pub(crate) kubelet_dir: PathBuf,
 }
 
 /// A node with its agent, its executors and its ledger.
@@ -96,9 +100,10 @@ impl<P: Puller> Node<P> {
         config: NodeConfig,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub } = config;
+        let NodeConfig { max_tasks, parallel_pulls, limits, clock, providers, hub, kubelet_dir } = config;
         let executor = Executor::new(puller.clone(), parallel_pulls, limits)
             .with_credential_providers(providers)
+            .with_kubelet_records(KubeletRecords::below(&kubelet_dir))
             .counted_in(metrics.clone());
         let mut node = Self {
             agent: Agent::new(max_tasks).with_clock(clock),

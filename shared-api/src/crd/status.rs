@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::FailureCode;
-use crate::task::PulledBy;
+use crate::task::{KubeletRecord, PulledBy};
 
 /// Most nodes in `nodeStatus`, and in `skippedNodes`. Of more nodes, those that need attention are listed.
 pub const MAX_NODES_IN_STATUS: usize = 200;
@@ -276,6 +276,14 @@ pub struct ImageStatus {
     /// Why the node got nothing from the neighbours of its site, although the job shares layers within sites.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unshared_reason: String,
+    /// Why the kubelet will ask the registry before pods may use the image, although it is on the node: OtherRepository,
+    /// NoCredentials, SomeCredentials, Pulling or Unreadable, by the kubelet's records at the time of the pull. Absent if no
+    /// reason was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubelet_record: Option<KubeletRecord>,
+    /// The same as one sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kubelet_record_reason: String,
 }
 
 /// Progress of an image in compressed bytes.

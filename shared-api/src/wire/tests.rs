@@ -12,8 +12,8 @@ use crate::download::{Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::sites::{BlobNews, BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
 use crate::task::{
-    Bytes, CheckItem, CheckOutcome, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid, PullPolicy,
-    PulledBy, SandboxMetadata, TaskOutcome,
+    Bytes, CheckItem, CheckOutcome, ImageOutcome, ImagePhase, ImageResult, ImageTask, JobUid, KubeletRecord,
+    PullPolicy, PulledBy, SandboxMetadata, TaskOutcome,
 };
 
 fn window() -> Window {
@@ -51,6 +51,8 @@ fn a_result_fits_into_a_message_whatever_the_reasons() {
             pinned: Some(false),
             pulled_by: Some(PulledBy::Runtime),
             pulled_by_reason: truncate_note(&reason),
+            kubelet_record: Some(KubeletRecord::OtherRepository),
+            kubelet_record_reason: truncate_note(&reason),
             took: Some(Duration::MAX),
             ended: Some(Duration::MAX),
             ..ImageResult::new(ImageOutcome::Failed)
@@ -229,6 +231,23 @@ fn the_times_of_an_image_are_told_in_milliseconds_and_may_be_missing() {
     assert_eq!(serde_json::from_str::<ImageResult>(text).unwrap(), image);
     let older = serde_json::from_str::<ImageResult>(r#"{"outcome":"pulled","attempts":0}"#).unwrap();
     assert_eq!((older.took, older.ended), (None, None));
+}
+
+#[test]
+fn the_kubelets_record_may_be_missing_or_new() {
+    let image = ImageResult {
+        kubelet_record: Some(KubeletRecord::OtherRepository),
+        kubelet_record_reason: "it has a record".to_owned(),
+        ..ImageResult::new(ImageOutcome::Present)
+    };
+    let text = r#"{"outcome":"present","attempts":0,"kubeletRecord":"OtherRepository","kubeletRecordReason":"it has a record"}"#;
+    assert_eq!(serde_json::to_string(&image).unwrap(), text);
+    assert_eq!(serde_json::from_str::<ImageResult>(text).unwrap(), image);
+    let newer = text.replace("OtherRepository", "Borrowed");
+    let newer = serde_json::from_str::<ImageResult>(&newer).unwrap();
+    assert_eq!(newer.kubelet_record, Some(KubeletRecord::Other));
+    let older = serde_json::from_str::<ImageResult>(r#"{"outcome":"present","attempts":0}"#).unwrap();
+    assert_eq!((older.kubelet_record, older.kubelet_record_reason.as_str()), (None, ""));
 }
 
 #[test]

@@ -304,6 +304,7 @@ fn shortened(node: &NodeStatus) -> NodeStatus {
         image.reason = short(&image.reason);
         image.pulled_by_reason = short(&image.pulled_by_reason);
         image.unshared_reason = short(&image.unshared_reason);
+        image.kubelet_record_reason = short(&image.kubelet_record_reason);
     }
     node
 }
@@ -426,6 +427,7 @@ mod tests {
         let mut whole = node("n", NodePhase::Failure, 1);
         whole.reason = "é".repeat(1024);
         whole.image_status[0].reason.clone_from(&whole.reason);
+        whole.image_status[0].kubelet_record_reason.clone_from(&whole.reason);
         whole.action_flow.push(ActionStatus {
             action: Action::Pull,
             status: Tristate::False,
@@ -434,10 +436,14 @@ mod tests {
         });
         let cut = "é".repeat(SHORT_REASON);
         let shortened = within(&[&whole], 0, shortened).remove(0);
-        assert_eq!(
-            [&shortened.reason, &shortened.image_status[0].reason, &shortened.action_flow[0].reason],
-            [&cut; 3]
-        );
+        let image = &shortened.image_status[0];
+        let reasons = [
+            &shortened.reason,
+            &image.reason,
+            &image.kubelet_record_reason,
+            &shortened.action_flow[0].reason,
+        ];
+        assert_eq!(reasons, [&cut; 4]);
         let bare = within(&[&whole], 0, bare).remove(0);
         assert_eq!((&bare.reason, bare.phase, bare.image_status.len()), (&cut, NodePhase::Failure, 0));
     }

@@ -733,3 +733,33 @@ async fn a_result_says_who_has_downloaded_the_image_unless_it_was_there() {
     assert_eq!(pulled.pulled_by_reason, "the fake has no agent");
     assert_eq!((there.pulled_by, there.pulled_by_reason.as_str()), (None, ""));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_result_has_the_kubelets_reason_to_ask() {
+    let root = tempfile::tempdir().unwrap();
+    let pulled = root.path().join("image_manager/pulled");
+    std::fs::create_dir_all(&pulled).unwrap();
+    // The fake has the id "sha256:i" for each image.
+    let name = prepull_registry::digest::sha256(b"sha256:i").replace(':', "-");
+    let record =
+        r#"{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1beta1","imageRef":"sha256:i"}"#;
+    std::fs::write(pulled.join(name), record).unwrap();
+    let fake = Fake::new();
+    fake.state.lock().unwrap().present = vec!["there".to_owned()];
+    fake.script("broken", [Act::Fail(ErrorClass::NotFound, "not found")]);
+    let executor = Executor::new(fake, NonZeroUsize::new(2).unwrap(), Limits::default())
+        .with_kubelet_records(KubeletRecords::below(root.path()));
+    let images = vec![always("pulled"), image("there", PullPolicy::IfNotPresent, 0), always("broken")];
+    let mut run = start(&Arc::new(executor), execution(images));
+    let end = (&mut run.end).await.unwrap();
+    let records: Vec<_> = end.images.iter().map(|image| image.kubelet_record).collect();
+    let asks = Some(KubeletRecord::NoCredentials);
+    assert_eq!(records, [asks, asks, None]);
+    assert!(end.images[0].kubelet_record_reason.contains("asks the registry"), "{end:?}");
+    // What the ledger gets is the same.
+    while let Ok(update) = run.updates.try_recv() {
+        if let TaskUpdate::ImageEnded { index, result } = update {
+            assert_eq!(result.kubelet_record, records[index]);
+        }
+    }
+}

@@ -30,6 +30,7 @@ impl Harness {
             clock: NodeClock { time_zone: Some("Asia/Tokyo".to_owned()), windows: Vec::new() },
             providers: Arc::default(),
             hub: Arc::new(Hub::new(Duration::from_secs(60), Arc::default())),
+            kubelet_dir: "/nonexistent".into(),
         };
         let records = Recorder::within_the_runtime(store.clone());
         let node = Node::new(fake.clone(), records, config, Arc::default());

@@ -82,6 +82,8 @@ pub(super) fn apply_result(
             pulled_by_reason,
             from_peers,
             unshared_reason,
+            kubelet_record,
+            kubelet_record_reason,
             took: _,
             ended: _,
         } = result;
@@ -99,6 +101,8 @@ pub(super) fn apply_result(
         image.pulled_by = *pulled_by;
         image.pulled_by_reason = truncate_note(pulled_by_reason);
         image.unshared_reason = truncate_note(unshared_reason);
+        image.kubelet_record = *kubelet_record;
+        image.kubelet_record_reason = truncate_note(kubelet_record_reason);
     }
     let check = match &result.check {
         Some(check) if check.passed => action(Action::Check, Tristate::True, "", now),

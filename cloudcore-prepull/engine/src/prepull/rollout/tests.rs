@@ -5,8 +5,8 @@ use prepull_api::crd::status::ImageStatus;
 use prepull_api::crd::status::Tristate;
 use prepull_api::image::Reference;
 use prepull_api::task::{
-    CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, PulledBy, TaskId,
-    TaskOutcome, TaskResult,
+    CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, KubeletRecord, PullPolicy,
+    PulledBy, TaskId, TaskOutcome, TaskResult,
 };
 use prepull_api::wire::{MAX_NOTE, OpenPhase, Progress};
 
@@ -366,6 +366,20 @@ fn the_record_says_who_has_downloaded_each_image_and_why() {
     assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
     let image = &rollout.record(&node(0)).unwrap().image_status[0];
     assert_eq!((image.pulled_by, image.pulled_by_reason.len()), (Some(PulledBy::Runtime), MAX_NOTE));
+}
+
+#[test]
+fn the_record_has_the_kubelets_reason_to_ask() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    rollout.advance(at(0));
+    let mut result = result(TaskOutcome::Succeeded);
+    result.images[0].kubelet_record = Some(KubeletRecord::OtherRepository);
+    result.images[0].kubelet_record_reason = "x".repeat(5000);
+    assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
+    let image = &rollout.record(&node(0)).unwrap().image_status[0];
+    let expected = (Some(KubeletRecord::OtherRepository), MAX_NOTE);
+    assert_eq!((image.kubelet_record, image.kubelet_record_reason.len()), expected);
 }
 
 #[test]
