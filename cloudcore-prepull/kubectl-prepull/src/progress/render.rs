@@ -53,8 +53,12 @@ pub(crate) fn render(view: &View, screen: Screen, wide: bool) -> String {
         lines.extend(page.failures(&view.failures));
     }
     let waiting = if view.is_over { "not started" } else { "waiting" };
-    for (what, tone, groups) in [(waiting, Tone::Wait, &view.waiting), ("skipped", Tone::Dim, &view.skipped)]
-    {
+    let asking = "on which pods may not start offline";
+    for (what, tone, groups) in [
+        (waiting, Tone::Wait, &view.waiting),
+        (asking, Tone::Wait, &view.asking),
+        ("skipped", Tone::Dim, &view.skipped),
+    ] {
         if !groups.is_empty() {
             lines.push(String::new());
             lines.extend(page.groups(what, tone, groups));

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use prepull_api::crd::report::ImagePrePullReport;
-use prepull_api::crd::status::{ImageBytes, NodePhase, NodeStatus};
+use prepull_api::crd::status::{ImageBytes, NodePhase, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
+use prepull_api::task::KubeletRecord;
 use serde::Serialize;
 
 use crate::screen::tame;
@@ -85,6 +86,8 @@ pub(crate) struct Tally {
     pub(crate) waiting: BTreeMap<String, Group>,
     /// Some of the nodes at work.
     pub(crate) at_work: Vec<AtWork>,
+    /// Nodes with an image that the kubelet will ask the registry for, although it's there, by the first such reason.
+    pub(crate) asking: BTreeMap<String, Group>,
 }
 
 impl Tally {
@@ -105,7 +108,7 @@ impl Tally {
     /// The sums of several tallies.
     pub(crate) fn sum<'a>(tallies: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all = Self::default();
-        for Self { bytes, done_at_work, failures, waiting, at_work } in tallies {
+        for Self { bytes, done_at_work, failures, waiting, at_work, asking } in tallies {
             all.bytes.done += bytes.done;
             all.bytes.total += bytes.total;
             all.done_at_work += done_at_work;
@@ -114,6 +117,9 @@ impl Tally {
             }
             for (reason, group) in waiting {
                 all.waiting.entry(reason.clone()).or_default().merge(group);
+            }
+            for (reason, group) in asking {
+                all.asking.entry(reason.clone()).or_default().merge(group);
             }
             let room = AT_WORK.saturating_sub(all.at_work.len());
             all.at_work.extend(at_work.iter().take(room).cloned());
@@ -125,6 +131,12 @@ impl Tally {
         let bytes = bytes_of(node);
         self.bytes.done += bytes.done;
         self.bytes.total += bytes.total;
+        if let Some(reason) = ask_reason_of(node).filter(|reason| {
+            // Reasons hold the names of files and repositories, so there may be as many as nodes.
+            self.asking.len() < REASONS || self.asking.contains_key(reason)
+        }) {
+            self.asking.entry(reason).or_default().add(&node.node_name);
+        }
         match node.phase {
             NodePhase::Failure | NodePhase::Unknown => {
                 let group = self.failures.entry(node.code.unwrap_or(FailureCode::Other)).or_default();
@@ -146,6 +158,15 @@ impl Tally {
             NodePhase::Pending | NodePhase::Successful => {}
         }
     }
+}
+
+/// Why the kubelet will ask the registry for an image of the node. That pods without the recorded secrets have to ask is how
+/// it should be for a private image, and doesn't count.
+fn ask_reason_of(node: &NodeStatus) -> Option<String> {
+    let is_there = node.image_status.iter().filter(|image| image.status == Tristate::True);
+    let mut asking = is_there
+        .filter(|image| image.kubelet_record.is_some_and(|record| record != KubeletRecord::SomeCredentials));
+    Some(tame(&asking.next()?.kubelet_record_reason))
 }
 
 /// A part of a whole, from 0 to 1.

@@ -9,6 +9,7 @@ use prepull_api::crd::status::{
     SkippedNode, Summary, Tristate,
 };
 use prepull_api::failure::FailureCode;
+use prepull_api::task::KubeletRecord;
 
 use super::lines::Lines;
 use super::render::render;
@@ -134,6 +135,23 @@ fn a_job_that_has_ended_says_what_to_do_next() {
             &render(&view, Screen::plain(width), false),
         );
     }
+}
+
+#[test]
+fn nodes_whose_kubelet_asks_are_counted() {
+    let of = |name: &str, record| {
+        let mut node = node(name, NodePhase::Successful, 180);
+        node.image_status[0].status = Tristate::True;
+        node.image_status[0].kubelet_record = Some(record);
+        node.image_status[0].kubelet_record_reason = "the kubelet asks".to_owned();
+        node
+    };
+    let other = KubeletRecord::OtherRepository;
+    let nodes = tally(vec![of("a", other), of("b", KubeletRecord::SomeCredentials), of("c", other)]);
+    let ended = job(JobPhase::Completed, Summary { desired: 3, successful: 3, ..Summary::default() });
+    let text = render(&View::new(&ended, &nodes, None, after(9)), Screen::plain(80), false);
+    let line = "2 nodes on which pods may not start offline: a, c\n  the kubelet asks\n";
+    assert!(text.contains(line), "{text}");
 }
 
 #[test]

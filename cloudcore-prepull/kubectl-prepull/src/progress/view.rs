@@ -63,6 +63,9 @@ pub(crate) struct View {
     pub(crate) waiting: Vec<Alike>,
     /// Skipped nodes by reason, the most frequent first.
     pub(crate) skipped: Vec<Alike>,
+    /// Nodes with an image that the kubelet will ask the registry for, although it's there, by reason.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) asking: Vec<Alike>,
     /// Some of the nodes at work.
     pub(crate) at_work: Vec<AtWork>,
     /// How much is done, from 0 to 1.
@@ -187,6 +190,7 @@ impl View {
             failures: failures(tally),
             waiting: groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group))),
             skipped: skipped(&status.skipped_nodes),
+            asking: groups(tally.asking.iter().map(|(reason, group)| (reason.as_str(), group))),
             at_work: tally.at_work.clone(),
             nodes,
             bytes,

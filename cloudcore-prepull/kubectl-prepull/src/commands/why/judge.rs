@@ -2,6 +2,7 @@
 
 mod job;
 mod pull_job;
+mod records;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -36,6 +37,7 @@ pub(super) fn judge(facts: &Facts, now: Timestamp) -> Why {
         Ok(jobs) => {
             let mut of_jobs: Vec<_> =
                 jobs.iter().filter_map(|of| job::point(of, name, node, facts.is_job_named, now)).collect();
+            of_jobs.extend(jobs.iter().flat_map(|of| records::points(of, name)));
             of_jobs.extend(facts.pull_jobs.iter().map(|of| pull_job::point(of, name, now)));
             if of_jobs.is_empty() {
                 of_jobs.push(Point::good("no job runs that has selected it"));

@@ -3,9 +3,10 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_api::crd::status::{NodePhase, NodeStatus};
+use prepull_api::crd::status::{ImageStatus, NodePhase, NodeStatus, Tristate};
 use prepull_api::edges::Edge;
 use prepull_api::failure::FailureCode;
+use prepull_api::task::KubeletRecord;
 use prepull_api::wire::Filesystem;
 use serde_json::json;
 
@@ -195,4 +196,34 @@ fn what_a_job_of_kruise_says_of_a_node_is_a_point_with_its_next_step() {
         assert!(said.starts_with("imagepulljob/web -n shop") && said.contains(text), "{said}");
         assert!(then.contains(next), "{said}: {then}");
     }
+}
+
+#[test]
+fn the_kubelets_records_are_for_you_to_judge() {
+    let image = |name: &str, kubelet_record| ImageStatus {
+        image: name.to_owned(),
+        status: Tristate::True,
+        kubelet_record,
+        kubelet_record_reason: format!("why {name}"),
+        ..ImageStatus::default()
+    };
+    let of = |images: Vec<ImageStatus>| {
+        let record =
+            NodeStatus { phase: NodePhase::Successful, image_status: images, ..NodeStatus::default() };
+        let over =
+            job(json!({"nodeNames": ["edge-7"]}), json!({"phase": "Completed", "startTime": at(-600)}));
+        judge(&with(over, Some(record)), NOW)
+    };
+    let other = Some(KubeletRecord::OtherRepository);
+    let why = of(vec![image("a", None), image("b", other), image("c", other), image("d", other)]);
+    let last = why.points.last().unwrap();
+    assert_eq!(last.mark, Mark::Open);
+    assert_eq!(last.text, "job web has brought b and 2 more images: why b");
+    assert!(why.next.contains("use it once") && why.next.contains("Allowlist"), "{}", why.next);
+    // Where only pods with other secrets have to ask, nothing is in the way.
+    let why = of(vec![image("a", Some(KubeletRecord::SomeCredentials))]);
+    assert_eq!(why.points.last().unwrap().mark, Mark::Open);
+    assert!(why.next.starts_with("nothing is in its way"), "{}", why.next);
+    let missing = ImageStatus { status: Tristate::False, ..image("a", other) };
+    assert_eq!(of(vec![missing]).points.last().unwrap().mark, Mark::Good);
 }

@@ -15,6 +15,7 @@ export function detailOf({ job, name, record, events: all }, marks, close) {
       ["By", image.pulledBy],
       ["Cause", image.code],
       ["Reason", image.reason],
+      ["Kubelet", image.kubeletRecordReason],
     ].filter(([, value]) => value);
     return [make("p", { class: "mono" }, image.image), make("dl", {}, facts.flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, value)]))];
   });
