@@ -317,6 +317,11 @@ async fn the_agents_are_one_folder_for_every_runtime() -> Result<()> {
             "{endpoint}: {mounts:?}"
         );
         endpoints.insert(endpoint.to_owned());
+        // The kubelet's records are where the agent looks for them, and it can't write them.
+        let dir = agent.args.iter().flatten().find_map(|arg| arg.strip_prefix("--kubelet-dir="));
+        let records = format!("{}/image_manager", dir.unwrap_or("/var/lib/kubelet"));
+        let mount = agent.volume_mounts.iter().flatten().find(|mount| mount.mount_path == records);
+        assert_eq!(mount.and_then(|mount| mount.read_only), Some(true), "{runtime:?}: {records}");
     }
     // k3s and RKE2 have the same.
     assert_eq!(endpoints.len(), 5, "{endpoints:?}");
