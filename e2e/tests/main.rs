@@ -27,6 +27,7 @@ mod kruise_node_images;
 mod kruise_rules;
 mod kruise_seeds;
 mod kubeedge;
+mod kubelet_records;
 mod leader_label;
 mod links;
 mod manifests;
