@@ -275,6 +275,18 @@ async fn a_workload_is_pulled_ahead_and_then_rolled_out() -> Result<()> {
     let login = serde_json::json!([{"registry": "harbor.example", "imageSecret": "shop/harbor"}]);
     assert_eq!(template["registrySecrets"], login);
 
+    // What pods pull at each start, the job pulls too.
+    let moving = dir.join("moving.yaml");
+    let always = "'harbor.example/shop/web:stable', imagePullPolicy: Always";
+    std::fs::write(&moving, APP.replace("'harbor.example/shop/web:v2'", always))?;
+    let note = "ask the registry at each start for harbor.example/shop/web:stable";
+    let said = me.runs(&format!("from -f {} --dry-run -o json", moving.display())).await?.is(0, &[note])?;
+    let job: serde_json::Value = serde_json::from_str(&said.out)?;
+    let template = &job["spec"]["imagePrePullTemplate"];
+    assert_eq!(template["images"], serde_json::json!(["harbor.example/shop/init:v1"]));
+    let source = &template["imageSources"][0];
+    assert_eq!((&source["tag"], &source["imagePullPolicy"]), (&"stable".into(), &"Always".into()));
+
     // What has not arrived is not rolled out.
     let bad = format!("{from} --name bad --node sim-0 --node nowhere --apply-then --wait=1m");
     me.runs(&bad).await?.is(1, &["NodeNotFound", "app.yaml is not applied"])?;

@@ -7,11 +7,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::download::DownloadSpec;
 use prepull_api::crd::job::{
-    ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullOverrider, OverrideRule, OverriderEntry, Overriders,
-    RegistrySecret, RolloutStrategy,
+    ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullOverrider, ImagePrePullTemplate, ImageSource,
+    OverrideRule, OverriderEntry, Overriders, RegistrySecret, RolloutStrategy,
 };
 use prepull_api::image::Reference;
 use prepull_api::selector::Selector;
+use prepull_api::task::PullPolicy;
 
 use crate::commands::run::CourseArgs;
 
@@ -27,6 +28,8 @@ pub(crate) struct Order {
     pub(crate) name: String,
     /// Its images.
     pub(crate) images: Vec<String>,
+    /// Those of them that are pulled also where they are present already; absent: those that a job pulls so by default.
+    pub(crate) always: Option<Vec<String>>,
     /// The nodes by name; empty: those of the selector.
     pub(crate) nodes: Vec<String>,
     /// The nodes by label.
@@ -76,6 +79,29 @@ impl Order {
         self
     }
 
+    /// Adds the images, with a pull policy only where that of the job would be another one.
+    fn add_images(&self, template: &mut ImagePrePullTemplate) {
+        let by_default = |image: &str| Reference::parse(image).ok().map(|image| image.default_pull_policy());
+        let wanted = |image: &String| match &self.always {
+            None => by_default(image),
+            Some(always) if always.contains(image) => Some(PullPolicy::Always),
+            // Also for Never: such a pod needs an image that it doesn't have to pull.
+            Some(_) => Some(PullPolicy::IfNotPresent),
+        };
+        let differs = |image: &&String| wanted(image) != by_default(image);
+        let first = self.images.first().and_then(wanted);
+        if self.images.iter().all(|image| wanted(image) == first) {
+            let differs = self.images.iter().any(|image| differs(&image));
+            template.image_pull_policy = first.filter(|_| differs).map(|policy| policy.to_string());
+            template.images.clone_from(&self.images);
+            return;
+        }
+        let (by_parts, whole): (Vec<_>, Vec<_>) = self.images.iter().partition(differs);
+        template.images = whole.into_iter().cloned().collect();
+        template.image_sources =
+            by_parts.into_iter().filter_map(|image| source_of(image, wanted(image)?)).collect();
+    }
+
     /// Whether [`Self::job`] needs to know how many nodes there are.
     pub(crate) fn needs_count(&self) -> bool {
         matches!(self.concurrency, Concurrency::Percent(_))
@@ -95,7 +121,7 @@ impl Order {
     pub(crate) fn job(&self, nodes: usize) -> ImagePrePullJob {
         let mut spec = ImagePrePullJobSpec::default();
         let template = &mut spec.image_pre_pull_template;
-        template.images.clone_from(&self.images);
+        self.add_images(template);
         if self.nodes.is_empty() {
             template.label_selector = Some(self.selector.clone());
         } else {
@@ -137,6 +163,19 @@ impl Order {
             self.rate.clone().map(|rate| DownloadSpec { max_rate: Some(rate), ..DownloadSpec::default() });
         ImagePrePullJob::new(&self.name, spec)
     }
+}
+
+/// The image by its parts, which may have a policy of its own.
+fn source_of(image: &str, policy: PullPolicy) -> Option<ImageSource> {
+    let image = Reference::parse(image).ok()?;
+    Some(ImageSource {
+        registry: image.registry().map(str::to_owned),
+        repository: image.repository().to_owned(),
+        tag: image.tag().map(str::to_owned),
+        digest: image.digest().map(str::to_owned),
+        image_pull_policy: Some(policy.to_string()),
+        ..ImageSource::default()
+    })
 }
 
 /// All edge nodes.
@@ -273,6 +312,59 @@ mod tests {
         assert_eq!(job_name(Some("frontend"), "r.io/web:v2"), "frontend-v2");
         let long = job_name(None, &format!("r.io/{}:v1", "a".repeat(100)));
         assert_eq!(long.len(), LONGEST_NAME);
+    }
+
+    #[test]
+    fn a_job_has_policies_where_needed() {
+        let template = |images: &[&str], always: Option<&[&str]>| {
+            let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let order = Order { images: texts(images), always: always.map(texts), ..Order::default() };
+            order.job(1).spec.image_pre_pull_template
+        };
+        for (images, always, policy) in [
+            (&["a:1", "b"][..], None, None),
+            (&["a:1"], Some(&[][..]), None),
+            (&["a:1", "b"], Some(&["b"]), None),
+            (&["a:1"], Some(&["a:1"]), Some("Always")),
+            (&["a:1", "b"], Some(&["a:1", "b"]), Some("Always")),
+            (&["b:latest"], Some(&[]), Some("IfNotPresent")),
+        ] {
+            let template = template(images, always);
+            assert_eq!(
+                (template.images.as_slice(), template.image_sources.len()),
+                (&images.iter().map(ToString::to_string).collect::<Vec<_>>()[..], 0)
+            );
+            assert_eq!(template.image_pull_policy.as_deref(), policy, "{images:?} {always:?}");
+        }
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let pinned = format!("localhost:5000/team/c:1@{digest}");
+        let mixed =
+            template(&["a:stable", "b:latest", "d:1", "e", &pinned], Some(&["a:stable", "e", &pinned]));
+        assert_eq!((mixed.images, mixed.image_pull_policy), (vec!["d:1".to_owned(), "e".to_owned()], None));
+        let sources = mixed.image_sources.iter().map(|source| {
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            let policy = text(&source.image_pull_policy);
+            (
+                text(&source.registry),
+                source.repository.clone(),
+                text(&source.tag),
+                text(&source.digest),
+                policy,
+            )
+        });
+        let source = |registry: &str, repository: &str, tag: &str, digest: &str, policy: &str| {
+            let [registry, repository, tag, digest, policy] =
+                [registry, repository, tag, digest, policy].map(str::to_owned);
+            (registry, repository, tag, digest, policy)
+        };
+        assert_eq!(
+            sources.collect::<Vec<_>>(),
+            [
+                source("", "a", "stable", "", "Always"),
+                source("", "b", "latest", "", "IfNotPresent"),
+                source("localhost:5000", "team/c", "1", &digest, "Always"),
+            ]
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod tests;
 use anyhow::{Context, anyhow, ensure};
 use k8s_openapi::api::core::v1::PodSpec;
 use prepull_api::image::Reference;
+use prepull_api::task::PullPolicy;
 use serde_json::Value;
 
 use choice::Choice;
@@ -22,6 +23,8 @@ pub(crate) struct Workload {
     pub(crate) namespace: Option<String>,
     /// Its images, each once: of init containers, containers, ephemeral containers, and volumes.
     pub(crate) images: Vec<String>,
+    /// Those of them that a pod asks the registry for at each start, by `imagePullPolicy` or its default.
+    pub(crate) always: Vec<String>,
     /// The pull secrets of its pods. Where there are none, those of the ServiceAccount count.
     pub(crate) pull_secrets: Vec<String>,
     /// The ServiceAccount of its pods.
@@ -90,7 +93,11 @@ impl Workload {
         let title = format!("{kind} {name}");
         let pod: PodSpec = serde_json::from_value(pod.clone())
             .with_context(|| format!("{title}: the spec of its pods cannot be read"))?;
-        let images = images(&pod);
+        let uses = uses(&pod);
+        let images = each_once(uses.iter().map(|(image, _)| *image));
+        let always = each_once(
+            uses.iter().filter(|(image, policy)| is_always(image, *policy)).map(|(image, _)| *image),
+        );
         for image in &images {
             Reference::parse(image).with_context(|| format!("{title}: image {image:?}"))?;
         }
@@ -102,25 +109,44 @@ impl Workload {
             service_account: pod.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
             choice: Choice::of(&pod),
             images,
+            always,
             name,
             title,
         }))
     }
 }
 
-fn images(pod: &PodSpec) -> Vec<String> {
-    let init = pod.init_containers.iter().flatten().map(|container| &container.image);
-    let main = pod.containers.iter().map(|container| &container.image);
-    let ephemeral = pod.ephemeral_containers.iter().flatten().map(|container| &container.image);
-    let volumes = pod.volumes.iter().flatten().filter_map(|volume| Some(&volume.image.as_ref()?.reference));
-    let mut images: Vec<String> = Vec::new();
-    for image in init.chain(main).chain(ephemeral).chain(volumes).flatten().filter(|image| !image.is_empty())
-    {
-        if !images.contains(image) {
-            images.push(image.clone());
+/// An image, and the pull policy where one is written.
+type Use<'a> = (&'a str, Option<&'a str>);
+
+fn uses(pod: &PodSpec) -> Vec<Use<'_>> {
+    let init = pod.init_containers.iter().flatten().map(|of| (&of.image, &of.image_pull_policy));
+    let main = pod.containers.iter().map(|of| (&of.image, &of.image_pull_policy));
+    let ephemeral = pod.ephemeral_containers.iter().flatten().map(|of| (&of.image, &of.image_pull_policy));
+    let volumes = pod.volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
+    let volumes = volumes.map(|of| (&of.reference, &of.pull_policy));
+    let all = init.chain(main).chain(ephemeral).chain(volumes);
+    let with_image = all.filter_map(|(image, policy)| Some((image.as_deref()?, policy.as_deref())));
+    with_image.filter(|(image, _)| !image.is_empty()).collect()
+}
+
+/// Whether a pod asks the registry at each start. Without a policy it goes by the tag, as in a job.
+fn is_always(image: &str, policy: Option<&str>) -> bool {
+    match policy.filter(|policy| !policy.is_empty()) {
+        Some(policy) => policy == "Always",
+        None => Reference::parse(image).is_ok_and(|image| image.default_pull_policy() == PullPolicy::Always),
+    }
+}
+
+/// The images, in the order in which they first occur.
+pub(crate) fn each_once<'a>(images: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut once: Vec<String> = Vec::new();
+    for image in images {
+        if !once.iter().any(|other| other == image) {
+            once.push(image.to_owned());
         }
     }
-    images
+    once
 }
 
 /// How the pull secrets of workloads are said in a job.

@@ -22,18 +22,18 @@ use crate::problem::{self, WrongUsage};
 use crate::run::{Ended, Session};
 use crate::start::{Wait, WaitArgs, start};
 use crate::workload::choice::{Choice, described};
-use crate::workload::{self, Workload, documents, workloads};
+use crate::workload::{self, Workload, documents, each_once, workloads};
 
 /// Nodes of one page, each of which may have 20 KiB.
 const NODES_OF_A_PAGE: u32 = 250;
-/// Nodes that are named where some are left out.
+/// Nodes or images that are named where there may be many.
 const EXAMPLES: usize = 3;
 
 /// The arguments of `from`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The images of all containers, of image volumes too, become a job for the edge nodes on which the pods may run: by nodeName,
-nodeSelector, required node affinity and tolerations. The pull secrets of the pods, or else of their ServiceAccount, serve
+nodeSelector, required node affinity and tolerations. What a container pulls Always, the job pulls Always too. The pull secrets of the pods, or else of their ServiceAccount, serve
 the registries of the images; their owner has to allow it. Which registry a secret is for stands in it, and it is not read:
 beside other registries, docker.io gets none. --secret and --registry-secret say otherwise.
 
@@ -89,17 +89,18 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
     };
     let workloads = workloads(&objects).with_context(|| source.clone())?;
     let Some(first) = workloads.first() else { bail!("{source}: there is nothing with pods in it") };
-    let mut images: Vec<String> = Vec::new();
-    for image in workloads.iter().flat_map(|workload| &workload.images) {
-        if !images.contains(image) {
-            images.push(image.clone());
-        }
+    let of_all =
+        |of: fn(&Workload) -> &Vec<String>| each_once(workloads.iter().flat_map(of).map(String::as_str));
+    let (images, always) = (of_all(|workload| &workload.images), of_all(|workload| &workload.always));
+    if !always.is_empty() {
+        problem::note(&note_on(&always));
     }
     // A workload has an image.
     let first_image = images.first().map(String::as_str).unwrap_or_default();
     let mut order = Order {
         name: args.name.clone().unwrap_or_else(|| job_name(Some(&first.name), first_image)),
         images,
+        always: Some(always),
         selector: edge_selector(),
         ..Order::default()
     };
@@ -125,6 +126,15 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
         }
         _ => Ok(ended),
     }
+}
+
+/// What pulling ahead doesn't change for images that pods pull Always.
+fn note_on(always: &[String]) -> String {
+    let images = listed(&always[..always.len().min(EXAMPLES)], always.len() as u64);
+    format!(
+        "pods ask the registry at each start for {images} (imagePullPolicy Always), and don't start while it is away: set \
+         IfNotPresent and a tag that doesn't move, or a digest, where they must start offline"
+    )
 }
 
 fn read(file: &str) -> anyhow::Result<String> {
@@ -348,6 +358,12 @@ async fn apply(global: &GlobalArgs, text: &str) -> anyhow::Result<ExitStatus> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_note_names_what_is_pulled_always() {
+        let note = note_on(&["a", "b", "c", "d", "e"].map(str::to_owned));
+        assert!(note.contains("at each start for a, b, c and 2 more (imagePullPolicy Always)"), "{note}");
+    }
 
     #[test]
     fn a_workload_is_named_by_type_and_name_as_in_kubectl() {

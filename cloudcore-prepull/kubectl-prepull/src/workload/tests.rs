@@ -36,6 +36,35 @@ spec:
 }
 
 #[test]
+fn what_pods_pull_always_is_known() {
+    let web = only(
+        "
+kind: Deployment
+metadata: {name: web}
+spec:
+  template:
+    spec:
+      initContainers:
+        - {name: a, image: 'r.io/init'}
+        - {name: b, image: 'r.io/seed:latest', imagePullPolicy: IfNotPresent}
+      containers:
+        - {name: c, image: 'r.io/web:stable', imagePullPolicy: Always}
+        - {name: d, image: 'r.io/side:1'}
+        - {name: e, image: 'r.io/local:latest', imagePullPolicy: Never}
+        - {name: f, image: 'r.io/both:1', imagePullPolicy: IfNotPresent}
+        - {name: g, image: 'r.io/both:1', imagePullPolicy: Always}
+      ephemeralContainers: [{name: h, image: 'r.io/debug:1', imagePullPolicy: Always}]
+      volumes:
+        - {name: i, image: {reference: 'r.io/model:latest'}}
+        - {name: j, image: {reference: 'r.io/data:1', pullPolicy: Always}}
+",
+    );
+    let always = ["init", "web:stable", "both:1", "debug:1", "model:latest", "data:1"];
+    assert_eq!(web.always, always.map(|image| format!("r.io/{image}")));
+    assert_eq!(web.images.len(), 9);
+}
+
+#[test]
 fn every_kind_that_has_pods_is_a_workload_and_what_has_none_is_not() {
     let pod = json!({"containers": [{"name": "a", "image": "a:1"}]});
     let in_template = json!({"template": {"spec": pod}});
